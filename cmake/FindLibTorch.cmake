@@ -1,0 +1,38 @@
+# Finds LibTorch without its CUDA-probing package file. Defines the target emend::torch, which links only
+# libtorch_cpu and libc10; libtorch_cuda.so is opened at run time when a CUDA device is asked for.
+#
+#   LIBTORCH_ROOT   cache or environment variable: a LibTorch folder (with include/ and lib/).
+#                   Default: the torch wheel in the project's .venv.
+if(NOT LIBTORCH_ROOT AND DEFINED ENV{LIBTORCH_ROOT})
+  set(LIBTORCH_ROOT "$ENV{LIBTORCH_ROOT}")
+endif()
+file(GLOB _libtorch_wheels "${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
+find_path(LIBTORCH_INCLUDE_DIR ATen/ATen.h HINTS "${LIBTORCH_ROOT}/include" ${_libtorch_wheels} PATH_SUFFIXES include NO_DEFAULT_PATH)
+get_filename_component(_libtorch_root "${LIBTORCH_INCLUDE_DIR}" DIRECTORY)
+find_library(LIBTORCH_CPU_LIBRARY torch_cpu HINTS "${_libtorch_root}/lib" NO_DEFAULT_PATH)
+find_library(LIBTORCH_C10_LIBRARY c10 HINTS "${_libtorch_root}/lib" NO_DEFAULT_PATH)
+
+set(LIBTORCH_VERSION "")
+set(_version_header "${LIBTORCH_INCLUDE_DIR}/torch/headeronly/version.h")
+if(NOT EXISTS "${_version_header}")
+  set(_version_header "${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include/torch/version.h")
+endif()
+if(EXISTS "${_version_header}")
+  file(STRINGS "${_version_header}" _version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+  string(REGEX REPLACE "[^0-9;]" "" _version_numbers "${_version_lines}")
+  list(JOIN _version_numbers "." LIBTORCH_VERSION)
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY LIBTORCH_INCLUDE_DIR
+  VERSION_VAR LIBTORCH_VERSION
+  REASON_FAILURE_MESSAGE "set LIBTORCH_ROOT to a LibTorch 2.11 folder, or run ./quickstart --build-only, which installs one into .venv")
+
+if(LibTorch_FOUND AND NOT TARGET emend::torch)
+  add_library(emend::torch INTERFACE IMPORTED)
+  target_include_directories(emend::torch SYSTEM INTERFACE
+    "${LIBTORCH_INCLUDE_DIR}" "${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include")
+  target_link_libraries(emend::torch INTERFACE "${LIBTORCH_CPU_LIBRARY}" "${LIBTORCH_C10_LIBRARY}" ${CMAKE_DL_LIBS})
+endif()
+mark_as_advanced(LIBTORCH_INCLUDE_DIR LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY)

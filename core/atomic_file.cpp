@@ -1,0 +1,122 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+namespace emend {
+namespace {
+
+[[noreturn]] void throw_io(const std::filesystem::path& path, const std::string& action, int error) {
+  const bool full = error == ENOSPC || error == EDQUOT;
+  throw Error(ErrorClass::kIo, {path.string(), "cannot " + action + " (" + std::strerror(error) + ")", "",
+                                full ? "free some space or choose another folder; nothing was left under the final name"
+                                     : "check the path and its permissions"});
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;  // the rename has happened; some file systems cannot sync folders
+  ::fsync(fd);
+  ::close(fd);
+}
+
+int open_for_reading(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    if (errno == ENOENT)
+      throw Error(ErrorClass::kNotFound, {path.string(), "no such file", "a readable file", "check the path"});
+    throw_io(path, "open", errno);
+  }
+  struct stat info {};
+  if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
+    ::close(fd);
+    throw Error(ErrorClass::kInvalidArgument, {path.string(), "is a folder", "a file", "name a file in it"});
+  }
+  return fd;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  static std::atomic<int> counter{0};  // process-wide uniqueness of names, no model state
+  temporary_ = path_;
+  temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd_ < 0) throw_io(path_, "create", errno);
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) {
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+  }
+}
+
+void AtomicFile::write(const void* data, size_t size) {
+  const char* p = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t n = ::write(fd_, p, std::min<size_t>(size, size_t{1} << 30));
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      throw_io(path_, "write", errno);
+    }
+    p += n;
+    size -= static_cast<size_t>(n);
+    size_ += static_cast<size_t>(n);
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_) != 0) throw_io(path_, "sync", errno);
+  const int fd = fd_;
+  fd_ = -1;
+  if (::close(fd) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary_.c_str());
+    throw_io(path_, "rename into place", error);
+  }
+  sync_folder(path_.parent_path());
+}
+
+void write_file(const std::filesystem::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.data()), file.size()};
+}
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  const int fd = open_for_reading(path);
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) {
+    const int error = errno;
+    ::close(fd);
+    throw_io(path, "examine", error);
+  }
+  size_ = static_cast<size_t>(info.st_size);
+  if (size_ > 0) {
+    void* p = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    const int error = errno;
+    ::close(fd);
+    if (p == MAP_FAILED) throw_io(path, "map", error);
+    data_ = static_cast<std::byte*>(p);
+  } else {
+    ::close(fd);
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(data_, size_);
+}
+
+}  // namespace emend

@@ -1,0 +1,58 @@
+// Files that appear complete or not at all: written to a temporary beside the target, synced, renamed.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace emend {
+
+/// An output file that takes its final name only on commit(). The destructor removes an uncommitted temporary.
+/// Every write error throws Error(kIo) naming the path and the system's reason (full disk, no permission).
+class AtomicFile {
+ public:
+  /// Opens "<path>.tmp-<pid>-<n>" in the same folder, which must exist.
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t size);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  [[nodiscard]] size_t size() const noexcept { return size_; }
+
+  /// fsync, rename over the target, fsync the folder.
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  int fd_ = -1;
+  size_t size_ = 0;
+};
+
+/// Writes `text` as the whole of `path`, atomically. Throws Error(kIo).
+void write_file(const std::filesystem::path& path, std::string_view text);
+/// Reads a whole file. Throws Error(kNotFound) or Error(kIo).
+[[nodiscard]] std::string read_file(const std::filesystem::path& path);
+
+/// A read-only view of a whole file in memory, private to this process; pages are read as they are touched.
+class MappedFile {
+ public:
+  /// Throws Error(kNotFound), Error(kIo); an empty file gives size() == 0.
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  [[nodiscard]] const std::byte* data() const noexcept { return data_; }
+  /// Copy-on-write: a write through this pointer never reaches the file.
+  [[nodiscard]] std::byte* mutable_data() const noexcept { return data_; }
+  [[nodiscard]] size_t size() const noexcept { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace emend

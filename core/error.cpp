@@ -1,0 +1,68 @@
+#include <emend/core/error.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace emend {
+
+std::string_view to_string(ErrorClass error_class) noexcept {
+  switch (error_class) {
+    case ErrorClass::kInvalidArgument: return "invalid argument";
+    case ErrorClass::kNotFound: return "not found";
+    case ErrorClass::kCorruption: return "corruption";
+    case ErrorClass::kUnsupported: return "unsupported";
+    case ErrorClass::kIo: return "input/output";
+    case ErrorClass::kDevice: return "device";
+    case ErrorClass::kNumeric: return "numeric";
+    case ErrorClass::kCancelled: return "cancelled";
+  }
+  return "unknown";
+}
+
+static std::string join_parts(const ErrorParts& parts) {
+  std::string text = parts.where.empty() ? parts.got : parts.where + ": " + parts.got;
+  if (!parts.expected.empty()) text += "; expected " + parts.expected;
+  if (!parts.advice.empty()) text += "; " + parts.advice;
+  return text;
+}
+
+Error::Error(ErrorClass error_class, const ErrorParts& parts)
+    : std::runtime_error(join_parts(parts)), class_(error_class) {}
+
+int exit_code(ErrorClass error_class) noexcept {
+  switch (error_class) {
+    case ErrorClass::kInvalidArgument: return 2;
+    case ErrorClass::kNotFound:
+    case ErrorClass::kCorruption:
+    case ErrorClass::kUnsupported:
+    case ErrorClass::kIo: return 3;
+    case ErrorClass::kNumeric: return 4;
+    case ErrorClass::kDevice: return 5;
+    case ErrorClass::kCancelled: return 130;
+  }
+  return 1;
+}
+
+int edit_distance(std::string_view a, std::string_view b) {
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int substitute = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+    }
+  }
+  return row[b.size()];
+}
+
+namespace detail {
+void check_failed(const char* file, int line, const char* condition, const std::string& message) {
+  throw std::logic_error(std::string("internal error at ") + file + ":" + std::to_string(line) + ": " + condition +
+                         ": " + message);
+}
+}  // namespace detail
+
+}  // namespace emend

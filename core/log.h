@@ -1,0 +1,72 @@
+// The log and progress handles. The library writes through them and never to standard output.
+//
+// The sinks (terminal on standard error, JSON lines file) are chosen by the program; the default handle drops
+// everything below warnings. Events carry fields so that a machine-readable twin of each line exists.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace emend {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+/// One event: a short dotted name ("statistics.layer"), a sentence for people, and fields for machines.
+struct LogEvent {
+  LogLevel level = LogLevel::kInfo;
+  std::string name;
+  std::string text;
+  nlohmann::json fields;  ///< an object, or null
+};
+
+/// Receives events. Implementations must be thread-safe.
+class LogSink {
+ public:
+  virtual ~LogSink() = default;
+  virtual void write(const LogEvent& event) = 0;
+};
+
+/// A cheap, copyable handle to a set of sinks.
+class Log {
+ public:
+  /// Drops everything.
+  Log();
+  explicit Log(std::vector<std::shared_ptr<LogSink>> sinks);
+
+  void debug(std::string_view name, const std::string& text) const;
+  void info(std::string_view name, const std::string& text) const;
+  void warning(std::string_view name, const std::string& text) const;
+  void error(std::string_view name, const std::string& text) const;
+  /// With fields for the machine-readable twin (a JSON object).
+  void event(LogLevel level, std::string_view name, const std::string& text, const nlohmann::json& fields) const;
+
+ private:
+  std::shared_ptr<const std::vector<std::shared_ptr<LogSink>>> sinks_;
+};
+
+/// Sink for a terminal or a pipe: "12:03:04 text", warnings and errors marked. Colours only when `colour`.
+[[nodiscard]] std::shared_ptr<LogSink> make_terminal_sink(int fd, LogLevel lowest, bool colour);
+/// Sink that appends one JSON object a line: ts, level, event, text, fields. Throws Error(kIo) if it cannot open.
+[[nodiscard]] std::shared_ptr<LogSink> make_json_lines_sink(const std::string& path);
+
+/// How far a long job is. Called from the thread that does the work.
+struct ProgressUpdate {
+  std::string phase;   ///< "statistics", "targets", …
+  double done = 0;     ///< in units of `total`
+  double total = 0;    ///< 0 when unknown
+  std::string detail;  ///< "12/32 facts, loss 0.41"
+};
+using ProgressFn = std::function<void(const ProgressUpdate&)>;
+
+/// Progress on a file descriptor: one redrawn bar on a terminal, else one line every `seconds`.
+/// Honours NO_COLOR and TERM=dumb. Safe to copy; finishing (done == total) ends the line.
+[[nodiscard]] ProgressFn make_progress(int fd, double seconds = 5.0);
+
+/// True if `fd` is a terminal on which colours are wanted (NO_COLOR, CLICOLOR_FORCE, TERM=dumb honoured).
+[[nodiscard]] bool wants_colour(int fd);
+
+}  // namespace emend

@@ -1,0 +1,182 @@
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace emend {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kDtypes = {{
+    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"I64", at::kLong},
+    {"I32", at::kInt}, {"I16", at::kShort}, {"I8", at::kChar}, {"U8", at::kByte}, {"BOOL", at::kBool},
+}};
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+
+[[noreturn]] void corrupt(const std::filesystem::path& path, const std::string& got, const std::string& expected) {
+  throw Error(ErrorClass::kCorruption,
+              {path.string(), got, expected, "the file is truncated or damaged: fetch or write it again"});
+}
+
+// Parses the header, refusing a name that appears twice (JSON parsers keep the last one silently).
+Json parse_header(const std::filesystem::path& path, std::string_view text) {
+  std::set<std::string> names;
+  std::string duplicate;
+  const auto callback = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (event == Json::parse_event_t::key && depth == 1 && !names.insert(value.get<std::string>()).second)
+      duplicate = value.get<std::string>();
+    return depth <= 4;
+  };
+  Json header = Json::parse(text, callback, /*allow_exceptions=*/false);
+  if (!duplicate.empty()) corrupt(path, "tensor \"" + duplicate + "\" is declared twice", "unique names");
+  if (!header.is_object()) corrupt(path, "the header is not a JSON object", "a safetensors header");
+  return header;
+}
+
+uint64_t unsigned_value(const std::filesystem::path& path, const std::string& name, const Json& value) {
+  if (!value.is_number_unsigned())
+    corrupt(path, "tensor \"" + name + "\": " + value.dump() + " where a size or offset should be",
+            "a non-negative integer");
+  return value.get<uint64_t>();
+}
+
+TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& name, const Json& entry,
+                        uint64_t data_begin, uint64_t data_bytes) {
+  const auto dtype = entry.find("dtype"), shape = entry.find("shape"), offsets = entry.find("data_offsets");
+  if (!entry.is_object() || dtype == entry.end() || shape == entry.end() || offsets == entry.end() ||
+      !dtype->is_string() || !shape->is_array() || !offsets->is_array() || offsets->size() != 2)
+    corrupt(path, "tensor \"" + name + "\" is declared as " + entry.dump().substr(0, 120),
+            "dtype, shape and two data_offsets");
+  TensorInfo info;
+  info.name = name;
+  const auto known = std::find_if(kDtypes.begin(), kDtypes.end(),
+                                  [&](const auto& d) { return d.first == dtype->get_ref<const std::string&>(); });
+  if (known == kDtypes.end())
+    throw Error(ErrorClass::kUnsupported, {path.string(), "tensor \"" + name + "\" has dtype " + dtype->dump(),
+                                           "F64, F32, F16, BF16 or an integer type",
+                                           "convert the checkpoint to one of these"});
+  info.dtype = known->second;
+  uint64_t bytes = c10::elementSize(info.dtype);
+  if (shape->size() > 16) corrupt(path, "tensor \"" + name + "\" has " + std::to_string(shape->size()) + " dimensions", "at most 16");
+  for (const auto& size : *shape) {
+    const uint64_t n = unsigned_value(path, name, size);
+    if (n > (uint64_t{1} << 62) || (n != 0 && bytes > (uint64_t{1} << 62) / n))
+      corrupt(path, "tensor \"" + name + "\" has shape " + shape->dump() + ", which overflows", "a size that fits");
+    bytes *= n;
+    info.shape.push_back(static_cast<int64_t>(n));
+  }
+  const uint64_t begin = unsigned_value(path, name, (*offsets)[0]), end = unsigned_value(path, name, (*offsets)[1]);
+  if (begin > end || end > data_bytes)
+    corrupt(path, "tensor \"" + name + "\" occupies bytes " + offsets->dump() + " of a data section of " +
+                      std::to_string(data_bytes) + " bytes", "offsets inside the file");
+  if (end - begin != bytes)
+    corrupt(path, "tensor \"" + name + "\" has " + std::to_string(end - begin) + " bytes",
+            std::to_string(bytes) + " for " + dtype->get<std::string>() + " " + shape->dump());
+  info.offset = data_begin + begin;
+  info.bytes = bytes;
+  return info;
+}
+
+void refuse_overlap(const std::filesystem::path& path, const std::map<std::string, TensorInfo>& tensors) {
+  std::vector<const TensorInfo*> order;
+  for (const auto& [name, info] : tensors)
+    if (info.bytes > 0) order.push_back(&info);
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
+  for (size_t i = 1; i < order.size(); ++i)
+    if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
+      corrupt(path, "tensors \"" + order[i - 1]->name + "\" and \"" + order[i]->name + "\" overlap",
+              "tensors that do not share bytes");
+}
+
+}  // namespace
+
+std::string safetensors_dtype_name(at::ScalarType dtype) {
+  for (const auto& [name, type] : kDtypes)
+    if (type == dtype) return std::string(name);
+  throw Error(ErrorClass::kInvalidArgument, {"safetensors", std::string("dtype ") + c10::toString(dtype),
+                                             "a floating-point or integer dtype", "convert the tensor first"});
+}
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : path_(path), file_(std::make_shared<MappedFile>(path)) {
+  if (file_->size() < 8) corrupt(path, "the file has " + std::to_string(file_->size()) + " bytes", "at least 8");
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file_->data(), 8);  // little-endian, as is every platform LibTorch runs on
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file_->size() - 8)
+    corrupt(path, "the header claims " + std::to_string(header_bytes) + " bytes of a file of " +
+                      std::to_string(file_->size()), "a header inside the file, at most 100 MB");
+  const std::string_view text(reinterpret_cast<const char*>(file_->data()) + 8, header_bytes);
+  const Json header = parse_header(path, text);
+  const uint64_t data_begin = 8 + header_bytes, data_bytes = file_->size() - data_begin;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) corrupt(path, "__metadata__ is not an object", "an object of strings");
+      for (const auto& [key, value] : entry.items()) {
+        if (!value.is_string()) corrupt(path, "metadata \"" + key + "\" is not a string", "an object of strings");
+        metadata_[key] = value.get<std::string>();
+      }
+    } else {
+      tensors_.emplace(name, parse_tensor(path, name, entry, data_begin, data_bytes));
+    }
+  }
+  refuse_overlap(path, tensors_);
+}
+
+at::Tensor SafetensorsFile::tensor(const std::string& name) const {
+  const auto it = tensors_.find(name);
+  if (it == tensors_.end()) {
+    std::vector<std::string> names;
+    for (const auto& [key, info] : tensors_) names.push_back(key);
+    const std::string close = closest_name(name, names);
+    throw Error(ErrorClass::kNotFound, {path_.string(), "no tensor \"" + name + "\"", "",
+                                        close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  }
+  const TensorInfo& info = it->second;
+  const auto options = at::TensorOptions().dtype(info.dtype);
+  if (info.bytes == 0) return at::empty(info.shape, options);
+  void* data = file_->mutable_data() + info.offset;
+  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(info.dtype) != 0) {
+    at::Tensor copy = at::empty(info.shape, options);  // an unaligned view would be undefined behaviour
+    std::memcpy(copy.mutable_data_ptr(), data, info.bytes);
+    return copy;
+  }
+  return at::from_blob(data, info.shape, [keep = file_](void*) {}, options);
+}
+
+void write_safetensors(const std::filesystem::path& path,
+                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (header.contains(name))
+      throw Error(ErrorClass::kInvalidArgument, {path.string(), "tensor \"" + name + "\" given twice", "unique names", ""});
+    const uint64_t bytes = tensor.numel() * tensor.element_size();
+    header[name] = {{"dtype", safetensors_dtype_name(tensor.scalar_type())},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // keeps the data aligned
+  const uint64_t size = text.size();
+  AtomicFile file(path);
+  file.write(&size, 8);
+  file.write(text);
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+    file.write(host.const_data_ptr(), host.numel() * host.element_size());
+  }
+  file.commit();
+}
+
+}  // namespace emend
