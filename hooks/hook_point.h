@@ -1,0 +1,77 @@
+// A place in the forward path where functions may look at or replace a tensor.
+//
+// LibTorch's C++ modules have no forward hooks, so the executor calls a HookPoint at each site. An idle point costs
+// one branch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/hooks/site.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace emend::hooks {
+
+/// Returns an undefined tensor to observe only, or a replacement of the same shape, dtype and device.
+using HookFn = std::function<at::Tensor(const at::Tensor&)>;
+
+/// Detaches its function when destroyed; safe if the point is gone first.
+class HookHandle {
+ public:
+  HookHandle() = default;
+  HookHandle(HookHandle&& other) noexcept;
+  HookHandle& operator=(HookHandle&& other) noexcept;
+  ~HookHandle() { remove(); }
+  void remove() noexcept;
+
+ private:
+  friend class HookPoint;
+  HookHandle(std::weak_ptr<void> state, int id) : state_(std::move(state)), id_(id) {}
+  std::weak_ptr<void> state_;
+  int id_ = -1;
+};
+
+class HookPoint {
+ public:
+  explicit HookPoint(SiteRef ref) : ref_(ref) {}
+
+  /// Runs the attached functions in the order they were attached and returns the (possibly replaced) tensor.
+  /// Throws Error(kInvalidArgument) naming the site if a replacement changes shape, dtype or device.
+  [[nodiscard]] at::Tensor operator()(at::Tensor x) const {
+    if (!state_ || idle()) [[likely]]
+      return x;
+    return run(std::move(x));
+  }
+  [[nodiscard]] HookHandle add(HookFn fn);
+  [[nodiscard]] bool idle() const noexcept;
+  [[nodiscard]] const SiteRef& ref() const noexcept { return ref_; }
+
+ private:
+  struct State;
+  [[nodiscard]] at::Tensor run(at::Tensor x) const;
+  SiteRef ref_;
+  std::shared_ptr<State> state_;
+};
+
+/// All points of one model.
+class HookTable {
+ public:
+  explicit HookTable(int n_layers);
+  /// Throws Error(kInvalidArgument) when the layer is out of range.
+  [[nodiscard]] HookPoint& at(const SiteRef& ref);
+  [[nodiscard]] const HookPoint& at(const SiteRef& ref) const;
+  /// For the executor: no range check.
+  [[nodiscard]] const HookPoint& point(Site site, int layer) const noexcept;
+  [[nodiscard]] int n_layers() const noexcept { return n_layers_; }
+
+ private:
+  int n_layers_;
+  std::vector<HookPoint> points_;
+};
+
+/// Thrown by a stopping hook and caught by the model's forward pass; not an error.
+struct StopForward {};
+
+}  // namespace emend::hooks

@@ -1,0 +1,53 @@
+// A scoped set of captures, edits and stops on one model.
+#pragma once
+
+#include <emend/hooks/hook_point.h>
+
+#include <map>
+#include <optional>
+
+namespace emend::hooks {
+
+struct CaptureOptions {
+  bool reference = false;  ///< keep the tensor itself (with its autograd history) rather than a detached copy
+  /// Keep only these packed tokens (rows of the tensor); all when absent.
+  std::optional<std::vector<int64_t>> tokens;
+};
+
+/// Usage:
+///   HookSession session(model.hooks());
+///   session.capture({Site::kMlpDownIn, 5}).stop_after({Site::kMlpDownIn, 5}).attach();
+///   model.forward(batch);
+///   at::Tensor keys = session.captured({Site::kMlpDownIn, 5});
+///   session.finish();
+///
+/// attach() resolves every site before it attaches any and detaches in reverse order however the scope ends.
+/// Captures hold the latest pass; a capture never moves to another device.
+class HookSession {
+ public:
+  explicit HookSession(HookTable& table) : table_(&table) {}
+  ~HookSession();
+  HookSession(const HookSession&) = delete;
+  HookSession& operator=(const HookSession&) = delete;
+
+  HookSession& capture(SiteRef ref, CaptureOptions options = {});
+  HookSession& edit(SiteRef ref, HookFn fn);
+  /// Ends the forward pass after this site.
+  HookSession& stop_after(SiteRef ref);
+
+  void attach();
+  void detach() noexcept;
+
+  /// Throws Error(kInvalidArgument) if the site was not captured, or did not fire.
+  [[nodiscard]] at::Tensor captured(const SiteRef& ref) const;
+  /// Throws Error(kInvalidArgument) naming every hook that has not fired since attach(); then detaches.
+  void finish();
+
+ private:
+  struct Entry;
+  HookTable* table_;
+  std::vector<std::shared_ptr<Entry>> entries_;
+  std::vector<HookHandle> handles_;
+};
+
+}  // namespace emend::hooks

@@ -1,0 +1,57 @@
+// Rows of tokens, packed.
+//
+// The executor computes on [N, width] tensors that hold the real tokens of all rows one after the other: padding does
+// not exist, so it costs nothing. Only attention unpacks, per layer, into [rows, heads, longest, head size].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace emend::models {
+
+class TokenBatch {
+ public:
+  TokenBatch() = default;
+
+  /// One row per vector; positions 0,1,2,… Rows may have different lengths but not length 0.
+  [[nodiscard]] static TokenBatch from_rows(const std::vector<std::vector<int64_t>>& rows);
+
+  /// Rows that continue a cache: row r's first token has position and column `begins[r]`.
+  [[nodiscard]] static TokenBatch continuing(const std::vector<std::vector<int64_t>>& rows,
+                                             const std::vector<int64_t>& begins);
+
+  /// From [B,T] ids and mask (CPU, int64 or bool) as Hugging Face models take them. Without position ids, positions are
+  /// columns (families that derive them from the mask do so). `keep_padding` computes padded positions too, as the
+  /// published implementations do: they are packed like other tokens and never attended to.
+  [[nodiscard]] static TokenBatch from_padded(const at::Tensor& input_ids, const at::Tensor& attention_mask,
+                                              const at::Tensor& position_ids = {}, bool keep_padding = false);
+
+  [[nodiscard]] int64_t rows() const noexcept { return static_cast<int64_t>(row_begin_.size()) - 1; }
+  [[nodiscard]] int64_t tokens() const noexcept { return static_cast<int64_t>(ids_.size()); }
+  [[nodiscard]] int64_t length(int64_t row) const { return row_begin_[row + 1] - row_begin_[row]; }
+  [[nodiscard]] int64_t longest() const;
+  /// Packed index of the k-th token of a row; negative k counts from the row's end.
+  [[nodiscard]] int64_t token(int64_t row, int64_t k) const;
+
+  [[nodiscard]] const std::vector<int64_t>& ids() const noexcept { return ids_; }
+  [[nodiscard]] const std::vector<int64_t>& positions() const noexcept { return positions_; }
+  [[nodiscard]] const std::vector<int64_t>& columns() const noexcept { return columns_; }
+  [[nodiscard]] const std::vector<int64_t>& row_begin() const noexcept { return row_begin_; }
+  /// True for tokens that exist only as padding (keep_padding).
+  [[nodiscard]] const std::vector<bool>& is_padding() const noexcept { return is_padding_; }
+  /// True if positions were given explicitly (position ids or a continuation), false if they are the default.
+  [[nodiscard]] bool explicit_positions() const noexcept { return explicit_positions_; }
+
+  /// [N, …] packed → [B, T, …] with zeros at padding; T is the width the batch was padded to.
+  [[nodiscard]] at::Tensor unpack(const at::Tensor& packed) const;
+
+ private:
+  std::vector<int64_t> ids_, positions_, columns_, row_begin_{0};
+  std::vector<bool> is_padding_;
+  int64_t width_ = 0;
+  bool explicit_positions_ = false;
+};
+
+}  // namespace emend::models

@@ -1,0 +1,70 @@
+// Where a model's configuration, weights and vocabulary come from: a Hugging Face folder or a GGUF file.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/core/safetensors.h>
+#include <emend/devices/placement.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend {
+class Log;
+}
+
+namespace emend::models {
+
+class Model;
+class Tokenizer;
+struct ModelConfig;
+
+/// An opened checkpoint; no weight has been read yet. Implementations: HfCheckpoint, GgufCheckpoint.
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+  [[nodiscard]] virtual const std::filesystem::path& path() const = 0;
+  [[nodiscard]] virtual std::string format() const = 0;  ///< "huggingface" or "gguf"
+  /// config.json; a GGUF file's metadata appear under the names that config.json has.
+  [[nodiscard]] virtual const nlohmann::json& config() const = 0;
+  /// Names (Hugging Face names also for GGUF), dtypes as `read` gives them, and shapes.
+  [[nodiscard]] virtual const std::vector<TensorInfo>& tensors() const = 0;
+  /// One tensor on the CPU: a view of the mapped file where possible, else dequantised. Throws Error(kNotFound).
+  [[nodiscard]] virtual at::Tensor read(const std::string& name) const = 0;
+  /// The vocabulary, or null if the checkpoint has none.
+  [[nodiscard]] virtual std::unique_ptr<Tokenizer> load_tokenizer() const = 0;
+  /// sha256 of names, shapes and stored bytes (not of the path).
+  [[nodiscard]] virtual std::string fingerprint() const = 0;
+};
+
+/// Opens a folder, a .gguf file, or ORG/NAME in the Hugging Face cache (HF_HUB_CACHE > HF_HOME/hub > ~/.cache/huggingface/hub).
+/// Throws Error(kNotFound) saying what was looked for and where; Error(kUnsupported) for .bin/.pt (pickle) checkpoints with
+/// the conversion to use; Error(kCorruption) for damaged files.
+[[nodiscard]] std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name);
+
+struct LoadOptions {
+  /// float32 (default), bfloat16, or float64 for tests.
+  at::ScalarType dtype = at::kFloat;
+  /// Chooses the placement once the configuration is known; default: everything on the CPU.
+  std::function<devices::PlacementPlan(const ModelConfig&, const Checkpoint&)> place;
+  bool tokenizer = true;  ///< load it if the checkpoint has one
+  const Log* log = nullptr;
+};
+
+/// Loads the weights, each straight to its device. Throws Error with file, tensor or key, what was got and expected:
+/// unknown model_type, missing or malformed configuration keys, missing, extra, misshaped or non-finite (sampled) tensors.
+[[nodiscard]] Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options = {});
+[[nodiscard]] Model load_model(const std::string& path_or_name, const LoadOptions& options = {});
+
+/// Writes a Hugging Face folder (config.json, model*.safetensors with index when sharded, tokenizer files) that
+/// transformers loads, atomically file by file, config last. Weights keep the dtype of the checkpoint's file where that is
+/// float32, float16 or bfloat16 (GGUF: `dtype`, default float32); files without a changed tensor are hard-linked or copied.
+/// Returns the names of the tensors whose bytes differ from the checkpoint's.
+std::vector<std::string> save_model(const Model& model, const std::filesystem::path& folder,
+                                    std::optional<at::ScalarType> dtype = std::nullopt);
+
+}  // namespace emend::models

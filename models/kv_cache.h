@@ -1,0 +1,44 @@
+// Keys and values of earlier tokens: one pair of tensors a layer, on that layer's device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace emend::models {
+
+/// Row r of layer l holds `length(r)` tokens in slots 0 … length(r)-1 of keys(l)[r], whatever the padding of the batch was.
+/// Created empty; each layer allocates from its own first keys, so nothing is ever on a wrong device.
+class KvCache {
+ public:
+  /// `capacity` tokens a row are reserved at the first append (it grows by doubling when exceeded).
+  explicit KvCache(int n_layers, int64_t capacity = 0);
+
+  [[nodiscard]] int64_t length(int64_t row) const { return lengths_.at(row); }
+  [[nodiscard]] const std::vector<int64_t>& lengths() const noexcept { return lengths_; }
+  [[nodiscard]] bool empty() const noexcept { return lengths_.empty(); }
+  /// [B, kv heads, slots, head size]; undefined for a layer that has not run.
+  [[nodiscard]] const at::Tensor& keys(int layer) const { return keys_.at(layer); }
+  [[nodiscard]] const at::Tensor& values(int layer) const { return values_.at(layer); }
+  /// Positions of the cached tokens, for windows, ALiBi and dynamic scaling; host integers [B][length].
+  [[nodiscard]] const std::vector<std::vector<int64_t>>& positions() const noexcept { return positions_; }
+
+  /// Keeps these rows, in this order (rows may repeat).
+  [[nodiscard]] KvCache select_rows(const std::vector<int64_t>& rows) const;
+  /// Forgets the tokens after the first `lengths[r]` of each row.
+  void truncate(const std::vector<int64_t>& lengths);
+  /// Drops the layers below `first` (they will not be read again).
+  void drop_layers_below(int first);
+  [[nodiscard]] int64_t bytes() const;
+
+ private:
+  friend class DecoderPass;
+  std::vector<at::Tensor> keys_, values_;
+  std::vector<int64_t> lengths_;
+  std::vector<std::vector<int64_t>> positions_;
+  int64_t capacity_;
+  int n_layers_;
+};
+
+}  // namespace emend::models

@@ -1,0 +1,118 @@
+// A decoder-only language model spread over devices: weights, forward pass, hook points, edit sites.
+//
+// Goals: one executor for all families, driven by data (family.h); every piece of the forward pass can be run alone
+// (restart above a layer, stop below one, project chosen tokens) because editing needs pieces.
+// Non-goals: training whole models, encoder-decoder models.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/devices/placement.h>
+#include <emend/hooks/hook_point.h>
+#include <emend/models/batch.h>
+#include <emend/models/kv_cache.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::models {
+
+struct ModelConfig;
+struct FamilySpec;
+class Tokenizer;
+class Checkpoint;
+
+/// How a stored matrix acts: kOutIn computes x·Wᵀ (nn.Linear), kInOut computes x·W (GPT-2's Conv1D).
+enum class Orientation { kOutIn, kInOut };
+
+/// The matrix that locate-then-edit methods rewrite in one layer.
+struct EditSite {
+  int layer = 0;
+  std::string weight_name;  ///< as in the checkpoint, e.g. "model.layers.4.mlp.down_proj.weight"
+  std::string bias_name;    ///< empty if there is no bias
+  Orientation orientation = Orientation::kOutIn;
+  int64_t in_features = 0;   ///< F
+  int64_t out_features = 0;  ///< D
+};
+
+struct ForwardOptions {
+  int first_layer = 0;  ///< layers before it are skipped; needs `hidden`
+  at::Tensor hidden;    ///< [N,D] input of `first_layer`, any device (routed); undefined: embed the ids
+  int end_layer = -1;   ///< one past the last layer to run; -1: all
+  /// Keys and values of earlier tokens. Attention reads them; `append` also stores this batch's (in place, no gradient).
+  /// Without `append` the cache is only read and gradients flow through this batch's own keys and values.
+  KvCache* cache = nullptr;
+  bool append = true;
+  /// Packed tokens to project to logits: absent = all, empty = none. Ignored (none) when end_layer stops early.
+  std::optional<std::vector<int64_t>> logit_tokens;
+};
+
+struct ForwardResult {
+  at::Tensor hidden;  ///< [N,D] output of the last layer that ran (before the final norm), on that layer's device
+  at::Tensor logits;  ///< [M,V] on the head's device, in the model's compute dtype; undefined if none were asked for
+  bool stopped = false;  ///< a hook ended the pass
+};
+
+class Model {
+ public:
+  ~Model();
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+
+  [[nodiscard]] const ModelConfig& config() const noexcept;
+  [[nodiscard]] const FamilySpec& family() const noexcept;
+  [[nodiscard]] const devices::PlacementPlan& placement() const noexcept;
+  [[nodiscard]] int n_layers() const noexcept;
+  [[nodiscard]] int64_t hidden_size() const noexcept;
+  [[nodiscard]] int64_t vocab_size() const noexcept;
+  /// dtype of the weights and activations (float32 or bfloat16; float64 for tests).
+  [[nodiscard]] at::ScalarType dtype() const noexcept;
+  [[nodiscard]] int64_t parameter_count() const noexcept;
+
+  /// The tokenizer that came with the checkpoint. Throws Error(kNotFound) if there was none.
+  [[nodiscard]] const Tokenizer& tokenizer() const;
+  [[nodiscard]] bool has_tokenizer() const noexcept;
+
+  /// Runs the batch. Gradients follow the caller's grad mode; weights never require gradients unless the caller set them so.
+  /// Throws Error(kInvalidArgument) for token ids outside the vocabulary (naming row, token and id) or positions past a
+  /// learned position table; Error(kDevice) when a device runs out of memory.
+  ForwardResult forward(const TokenBatch& batch, const ForwardOptions& options = {}) const;
+
+  /// Final norm and head on [M,D] rows of the residual stream (any device: routed to the head's, the smaller operand moves).
+  /// `raw_head` leaves out logit soft-caps, as the published editors compute the loss at `v_loss_layer`.
+  [[nodiscard]] at::Tensor project(const at::Tensor& hidden, bool raw_head = false) const;
+
+  [[nodiscard]] hooks::HookTable& hooks() const noexcept;
+
+  /// Throws Error(kUnsupported) with the reason where no single matrix is rewritten (Mixtral, …),
+  /// Error(kInvalidArgument) for a layer out of range.
+  [[nodiscard]] EditSite edit_site(int layer) const;
+
+  /// Weights under the checkpoint's own names and layout. The returned tensor shares storage with the model; only
+  /// editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the closest name.
+  [[nodiscard]] at::Tensor weight(const std::string& name) const;
+  [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
+  /// Replaces a weight by another tensor of the same shape, on the same device (any float dtype: cast).
+  void set_weight(const std::string& name, const at::Tensor& value);
+
+  /// sha256 over names, dtypes, shapes and bytes of the weights as loaded from the file, and of what decides the
+  /// arithmetic in the configuration. Computed on first use from the checkpoint, not from the (possibly edited) weights.
+  [[nodiscard]] const std::string& fingerprint() const;
+  /// The same over the weights as they are now.
+  [[nodiscard]] std::string current_fingerprint() const;
+  /// Where the model came from; used to save it with untouched files carried over.
+  [[nodiscard]] const Checkpoint& checkpoint() const noexcept;
+
+  /// Largest number of tokens in a row (position table or max_position_embeddings).
+  [[nodiscard]] int64_t max_positions() const noexcept;
+
+  struct State;
+  explicit Model(std::unique_ptr<State> state);
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace emend::models
