@@ -1,0 +1,133 @@
+// Facts: what to change in a model, and the questions that show whether it changed.
+//
+// One struct holds what every published format carries; readers fill it (datasets/readers.def lists them), writers write
+// it. Everything here is plain data with value semantics.
+//
+// Goals: one in-memory form for all editors and metrics; nothing in a file is lost (unknown keys are kept in `extra`);
+// every message about a fact can name its file and line.
+// Non-goals: tokens, models, devices. A fact does not know which model it will be written into.
+#pragma once
+
+#include <emend/core/log.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::datasets {
+
+/// A prompt with its right answers. The first answer is the canonical one, the rest are aliases.
+struct Probe {
+  std::string prompt;
+  std::vector<std::string> answers;
+};
+
+/// One requested change: after `prompt` with the subject filled in, the model shall say `target_new`.
+struct Fact {
+  int64_t case_id = 0;               ///< from the file, else the number of the fact in the file; unique in a FactSet
+  std::string prompt;                ///< template with exactly one "{}", the place of the subject
+  std::string subject;               ///< never empty
+  std::string target_new;            ///< never empty; no leading space (editors and metrics add one)
+  std::optional<std::string> target_true;  ///< the old answer, where the file has one
+  std::vector<std::string> target_true_aliases;  ///< further right spellings of the old answer
+  std::string relation_id;           ///< "P740", or empty
+
+  std::vector<std::string> paraphrase_prompts;    ///< same question in other words; the answer becomes target_new
+  std::vector<std::string> neighborhood_prompts;  ///< other subjects whose answer is and stays target_true
+  std::vector<std::string> attribute_prompts;     ///< other subjects whose answer is and stays target_new
+  std::vector<std::string> generation_prompts;    ///< starts of free text about the subject
+  std::vector<std::string> distracting_prompts;   ///< neighbourhood prompts with the new fact stated in front
+
+  /// Questions whose answer must stay ("Relation_Specificity", "Forgetfulness", "neighborhood", "loc", …) and
+  /// questions whose answer follows from the change ("Reasoning", "Subject_Aliasing", "one_hop", …). Probes have an answer.
+  std::map<std::string, std::vector<Probe>> locality;
+  std::map<std::string, std::vector<Probe>> portability;
+
+  nlohmann::json extra = nlohmann::json::object();  ///< keys of the row that have no member here, as they were
+  std::string source;                               ///< file name
+  int64_t line = 0;                                 ///< 1-based line on which the row starts; 0 if not from a file
+
+  /// The prompt with the subject in its place: "The Eiffel Tower is in the city of".
+  [[nodiscard]] std::string full_prompt() const;
+  /// "facts.json:12" for messages; "fact 7" if not from a file.
+  [[nodiscard]] std::string where() const;
+};
+
+/// One step of a multi-hop question.
+struct Hop {
+  std::string question, cloze;
+  std::vector<std::string> answers;
+};
+
+/// Facts that belong together: a MQuAKE instance, a ConflictEdit pair, a RoundEdit.
+struct FactGroup {
+  int64_t case_id = 0;
+  std::string kind;                  ///< "mquake", "conflict-reverse", "conflict-composite", "conflict-coverage", "round"
+  std::vector<size_t> facts;         ///< indices into FactSet::facts, in the order in which they are to be edited
+  bool sequential = false;           ///< true where the order matters because the edits conflict by design
+  std::vector<std::string> questions;    ///< MQuAKE: the same multi-hop question in several wordings
+  std::vector<std::string> answers;      ///< before the edits, canonical first; RoundEdit: all true objects
+  std::vector<std::string> new_answers;  ///< after the edits, canonical first
+  std::vector<Hop> single_hops, new_single_hops;
+  nlohmann::json extra = nlohmann::json::object();
+  int64_t line = 0;
+};
+
+/// Facts of one file.
+struct FactSet {
+  std::vector<Fact> facts;
+  std::vector<FactGroup> groups;     ///< empty for ungrouped formats
+  std::string format;                ///< reader that was used: "counterfact", "zsre", …
+  std::string path;                  ///< as given
+  std::string fingerprint;           ///< SHA-256 of the facts that were read, in a canonical form; not of the file's bytes
+  int64_t rows = 0;                  ///< rows in the file
+  int64_t skipped = 0;               ///< rows left out because they carry no usable target (counted before offset and limit)
+  nlohmann::json choices = nlohmann::json::object();  ///< choices that change meaning, for reports: {"zsre_target": "answers"}
+};
+
+/// What to do with a row that cannot be used as it is (subject not in the prompt, wrong type, …).
+enum class BadRows { kError, kSkip };
+
+struct ReadOptions {
+  std::string format = "auto";         ///< a name of readers.def, or "auto": told by the keys of the first row
+  int64_t offset = 0;                  ///< usable rows (instances in grouped formats) to leave out at the start
+  int64_t limit = -1;                  ///< usable rows to read after `offset`; -1: all
+  std::string zsre_target = "answers"; ///< "answers": the true answer, as MEMIT does; "alt": the counterfactual, as EasyEdit does
+  std::string sentiment = "pos";       ///< ConvSent: which side becomes the target, "pos" or "neg"
+  BadRows bad_rows = BadRows::kError;  ///< kSkip: warn, count and go on
+  int64_t max_bytes = int64_t{4} << 30;  ///< larger files are refused
+};
+
+/// Reads a facts file: a JSON array of rows, JSON lines, or one single row.
+/// Throws Error(kNotFound, kIo) for the file, Error(kCorruption) for bytes that are not UTF-8 JSON, Error(kInvalidArgument) for
+/// a row that is not a fact or for bad options; the text names file, line and field. Rows without a usable target are skipped, counted
+/// and reported in one warning.
+[[nodiscard]] FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options = {}, const Log& log = {});
+
+/// The same from text; `name` stands for the file in messages.
+[[nodiscard]] FactSet parse_facts(std::string_view text, const std::string& name, const ReadOptions& options = {},
+                                  const Log& log = {});
+
+/// Names that ReadOptions::format accepts besides "auto", in the order of readers.def, with a line about each.
+struct FormatInfo {
+  std::string name;
+  std::string summary;
+  bool writable = false;
+};
+[[nodiscard]] const std::vector<FormatInfo>& fact_formats();
+
+/// Canonical JSON of a fact, without source and line: what the fingerprint hashes and what reports embed.
+[[nodiscard]] nlohmann::json to_json(const Fact& fact);
+/// SHA-256 over to_json of all facts, in order.
+[[nodiscard]] std::string fingerprint(const std::vector<Fact>& facts);
+
+/// Throws Error(kInvalidArgument) naming `where` and the field if the fact breaks a promise of the struct (exactly one "{}" in the
+/// prompt, subject and targets not blank). For facts that were built in code instead of read.
+void validate(const Fact& fact, const std::string& where = "");
+
+}  // namespace emend::datasets

@@ -1,0 +1,200 @@
+// The one declaration of an editor's hyper-parameters.
+//
+//   struct MemitHparams : LocateHparams { double mom2_update_weight = 15000; };
+//   const Schema<MemitHparams>& memit_schema() {
+//     static const auto schema = Schema<MemitHparams>("memit")
+//         .include(locate_schema())
+//         .field("mom2_update_weight", &MemitHparams::mom2_update_weight,
+//                {.meaning = "weight of the old keys", .formula = "λ in λC + KKᵀ", .min = 0});
+//     return schema;
+//   }
+//   MemitHparams h = memit_schema().parse(load_hparams(path), log);
+//
+// Parsing, defaults, range checks, help, the dump in reports and the table in the docs derive from it. Defaults are the member
+// initialisers of the struct. Unknown, missing, ill-typed and out-of-range keys are errors with file:line.
+//
+// Field types: bool, int64_t, double, std::string, std::vector of int64_t, double or std::string,
+// std::vector<std::vector<int64_t>>, and std::optional of the four scalars (null, none and false mean "absent").
+#pragma once
+
+#include <emend/core/log.h>
+#include <emend/hparams/raw.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::hparams {
+
+/// Everything about a field but its name, type and default.
+struct FieldOptions {
+  std::string meaning;               ///< for people, one line, no full stop
+  std::string formula = {};          ///< the paper's formula or section
+  bool required = false;
+  std::optional<double> min = {};    ///< inclusive; holds for every item of a list
+  std::optional<double> max = {};    ///< inclusive
+  std::optional<double> above = {};  ///< exclusive lower bound: {.above = 0} means positive
+  std::vector<std::string> one_of = {};   ///< the strings that are allowed
+  int64_t min_items = 0;             ///< for lists
+  std::vector<std::string> aliases = {};  ///< other names that files use
+};
+
+/// What help, docs and tests see of a field.
+struct FieldInfo {
+  std::string name;
+  std::string type;          ///< "number", "integer", "list of integers", "number or none", …
+  std::string default_text;  ///< as it would stand in a YAML file
+  FieldOptions options;
+};
+
+namespace detail {
+
+/// Each returns what was expected if `raw` does not fit, else an empty text. Overload set of all field types.
+std::string read_value(const RawValue& raw, const FieldOptions& options, bool& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, int64_t& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, double& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::string& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<int64_t>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<double>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<std::string>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<std::vector<int64_t>>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<bool>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<int64_t>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<double>& out);
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<std::string>& out);
+
+/// The inverse of read_value, for dump().
+template <class V>
+nlohmann::json write_value(const V& value) { return value; }
+template <class V>
+nlohmann::json write_value(const std::optional<V>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
+
+std::string type_name(const bool*);
+std::string type_name(const int64_t*);
+std::string type_name(const double*);
+std::string type_name(const std::string*);
+std::string type_name(const std::vector<int64_t>*);
+std::string type_name(const std::vector<double>*);
+std::string type_name(const std::vector<std::string>*);
+std::string type_name(const std::vector<std::vector<int64_t>>*);
+template <class V>
+std::string type_name(const std::optional<V>*) { return type_name(static_cast<const V*>(nullptr)) + " or none"; }
+
+/// A field with its struct's type erased; `object` points to the struct of the schema that holds it.
+struct ErasedField {
+  FieldInfo info;
+  std::function<std::string(void* object, const FieldOptions& options, const RawValue& raw)> read;
+  std::function<nlohmann::json(const void* object)> write;
+};
+struct ErasedCheck {
+  std::string field;
+  std::function<std::string(const void* object)> test;
+};
+
+/// The part of a schema that does not depend on the struct.
+struct ErasedSchema {
+  std::string editor;
+  std::vector<ErasedField> fields;
+  std::vector<ErasedCheck> checks;
+  std::vector<std::pair<std::string, std::string>> unused;  ///< known keys without effect, and why
+
+  void add(ErasedField field);
+  [[nodiscard]] ErasedField& at(const std::string& name);
+  void parse(void* object, const RawHparams& raw, const Log& log) const;
+  [[nodiscard]] nlohmann::json dump(const void* object) const;
+  [[nodiscard]] std::string help() const;
+  [[nodiscard]] std::string markdown() const;
+  /// `convert` turns a pointer to the including struct into one to the included struct.
+  void include(const ErasedSchema& other, const std::function<void*(void*)>& convert, const void* defaults_of_other);
+};
+
+}  // namespace detail
+
+/// The fields of T. Build once, keep as a function-local static (it is immutable and holds no model state).
+template <class T>
+class Schema {
+ public:
+  /// `editor` names the schema in messages; fields of bases come in through include().
+  explicit Schema(std::string editor) { erased_.editor = std::move(editor); }
+
+  template <class V, class C>
+    requires std::derived_from<T, C>
+  Schema& field(const std::string& name, V C::*member, FieldOptions options) {
+    const T defaults{};
+    detail::ErasedField field;
+    field.info = {name, detail::type_name(static_cast<const V*>(nullptr)), detail::write_value(defaults.*member).dump(),
+                  std::move(options)};
+    field.read = [member](void* object, const FieldOptions& rules, const RawValue& raw) {
+      return detail::read_value(raw, rules, static_cast<T*>(object)->*member);
+    };
+    field.write = [member](const void* object) { return detail::write_value(static_cast<const T*>(object)->*member); };
+    erased_.add(std::move(field));
+    return *this;
+  }
+
+  /// Takes over the fields and checks of a base's schema. The defaults shown are those of T.
+  template <class B>
+    requires std::derived_from<T, B>
+  Schema& include(const Schema<B>& base) {
+    const T defaults{};
+    erased_.include(base.erased(), [](void* object) -> void* { return static_cast<B*>(static_cast<T*>(object)); },
+                    static_cast<const B*>(&defaults));
+    return *this;
+  }
+  /// Takes over the fields and checks of a member's schema; its keys stay flat in the file.
+  template <class M, class C>
+    requires std::derived_from<T, C>
+  Schema& include(const Schema<M>& part, M C::*member) {
+    const T defaults{};
+    erased_.include(part.erased(), [member](void* object) -> void* { return &(static_cast<T*>(object)->*member); },
+                    &(defaults.*member));
+    return *this;
+  }
+
+  /// Changes the options of a field taken over by include(), e.g. its range or meaning.
+  Schema& refine(const std::string& name, const std::function<void(FieldOptions&)>& change) {
+    change(erased_.at(name).info.options);
+    return *this;
+  }
+  /// A key that published files carry and this editor reads without effect; named in the one warning.
+  Schema& unused(std::string name, std::string why) {
+    erased_.unused.emplace_back(std::move(name), std::move(why));
+    return *this;
+  }
+  /// A rule over several fields: returns what is expected if it does not hold, else an empty text. `field` gives the line.
+  Schema& check(std::string field, std::function<std::string(const T&)> test) {
+    erased_.checks.push_back(
+        {std::move(field), [test = std::move(test)](const void* object) { return test(*static_cast<const T*>(object)); }});
+    return *this;
+  }
+
+  /// Typed values, defaults where the file is silent. Throws Error(kInvalidArgument) with file:line, the value, what was expected
+  /// and "did you mean". Machine settings (hparams/machine.h) are left out with one warning.
+  [[nodiscard]] T parse(const RawHparams& raw, const Log& log = {}) const {
+    T result{};
+    erased_.parse(&result, raw, log);
+    return result;
+  }
+  /// All fields with their effective values, as reports store them; parse(parse_hparams(dump().dump(), …)) gives them back.
+  [[nodiscard]] nlohmann::json dump(const T& value) const { return erased_.dump(&value); }
+  /// One paragraph a field: name, type, default, meaning, formula, range.
+  [[nodiscard]] std::string help() const { return erased_.help(); }
+  /// The same as a Markdown table, for docs/hparams.md.
+  [[nodiscard]] std::string markdown() const { return erased_.markdown(); }
+  [[nodiscard]] std::vector<FieldInfo> fields() const {
+    std::vector<FieldInfo> infos;
+    for (const auto& field : erased_.fields) infos.push_back(field.info);
+    return infos;
+  }
+  [[nodiscard]] const std::string& editor() const noexcept { return erased_.editor; }
+  [[nodiscard]] const detail::ErasedSchema& erased() const noexcept { return erased_; }
+
+ private:
+  detail::ErasedSchema erased_;
+};
+
+}  // namespace emend::hparams
