@@ -1,0 +1,89 @@
+#include <emend/core/error.h>
+#include <emend/devices/placement.h>
+#include <gtest/gtest.h>
+
+namespace emend::devices {
+namespace {
+
+const c10::Device kCpu(c10::kCPU);
+c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
+c10::Device sim(int index) { return {kSimulated, static_cast<c10::DeviceIndex>(index)}; }
+
+TEST(DeviceName, ParsesAndPrintsBack) {
+  for (const auto& [text, device] : std::vector<std::pair<std::string, c10::Device>>{
+           {"cpu", kCpu}, {"cuda:0", cuda(0)}, {"cuda:11", cuda(11)}, {"sim:3", sim(3)}}) {
+    EXPECT_EQ(parse_device_name(text), device);
+    EXPECT_EQ(to_string(device), text);
+  }
+  EXPECT_EQ(parse_device_name("cuda"), cuda(0));
+  EXPECT_EQ(parse_device_name("2"), cuda(2));
+}
+
+TEST(DeviceName, RefusesWithAReason) {
+  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:1x", "cuda:999999999999", "sim:",
+                           "cuda:64", "meta", "mps", "cpu:0", " cpu"}) {
+    try {
+      (void)parse_device_name(text);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << text;
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
+  try {
+    (void)parse_device_name("disk");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
+  }
+}
+
+TEST(DeviceName, InvisibleDeviceErrorSaysWhatIsVisible) {
+  try {
+    (void)parse_device("cuda:63");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
+    EXPECT_NE(std::string(error.what()).find("one of cpu"), std::string::npos) << error.what();
+  }
+}
+
+TEST(PlacementPlan, SingleIsOneDevice) {
+  const auto plan = PlacementPlan::single(kCpu, 3);
+  EXPECT_TRUE(plan.is_single());
+  EXPECT_TRUE(plan.is_monotone());
+  EXPECT_TRUE(plan.crossings().empty());
+  EXPECT_EQ(plan.layers.size(), 3U);
+  EXPECT_EQ(plan.devices(), std::vector<c10::Device>{kCpu});
+}
+
+TEST(PlacementPlan, KnowsItsDevicesAndCrossings) {
+  auto plan = PlacementPlan::single(sim(0), 4);
+  plan.layers[2] = plan.layers[3] = plan.final_norm = plan.head = sim(1);
+  EXPECT_FALSE(plan.is_single());
+  EXPECT_TRUE(plan.is_monotone());
+  ASSERT_EQ(plan.crossings().size(), 1U);
+  EXPECT_EQ(plan.crossings()[0], std::make_pair(sim(0), sim(1)));
+  plan.head = sim(0);  // tied, with the embedding
+  EXPECT_TRUE(plan.is_monotone());
+  EXPECT_EQ(plan.crossings().size(), 2U);
+  plan.layers[3] = sim(0);
+  EXPECT_FALSE(plan.is_monotone());
+}
+
+TEST(PlacementPlan, DumpsModuleNamesInOrder) {
+  auto plan = PlacementPlan::single(cuda(0), 2);
+  plan.layers[1] = plan.final_norm = plan.head = cuda(1);
+  ModuleNames names;
+  names.embedding = {"transformer.wte"};
+  names.position = {"transformer.wpe"};
+  names.layer = [](int64_t l) { return "transformer.h." + std::to_string(l); };
+  names.final_norm = {"transformer.ln_f"};
+  names.head = {"lm_head"};
+  EXPECT_EQ(plan.to_json(names).dump(),
+            R"({"transformer.wte":"cuda:0","transformer.wpe":"cuda:0","transformer.h.0":"cuda:0",)"
+            R"("transformer.h.1":"cuda:1","transformer.ln_f":"cuda:1","lm_head":"cuda:1"})");
+}
+
+}  // namespace
+}  // namespace emend::devices
