@@ -1,9 +1,51 @@
 # Installation: libraries, headers, programs, and a package file for find_package(emend).
 include(CMakePackageConfigHelpers)
+set(_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/emend")
 get_property(_libraries GLOBAL PROPERTY EMEND_LIBRARIES)
+get_property(_programs GLOBAL PROPERTY EMEND_PROGRAMS)
+
+# Installed programs look for shared libraries beside themselves (a bundle) and where the build found them.
+if(_programs)
+  set_target_properties(${_programs} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}"
+                                                INSTALL_RPATH_USE_LINK_PATH ON)
+  if(EMEND_BUNDLE)
+    # The older kind of search path also serves the libraries of a library (spdlog's fmt).
+    foreach(program IN LISTS _programs)
+      target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
+    endforeach()
+    install(TARGETS ${_programs} RUNTIME_DEPENDENCY_SET emend_runtime RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    # All but LibTorch (1 GB; LD_LIBRARY_PATH names it on the other machine) and what every Linux system has.
+    install(RUNTIME_DEPENDENCY_SET emend_runtime
+            PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+|gomp|torch.*|c10.*|cud.*|cu.*|nv.*|nccl)\\.so"
+            POST_EXCLUDE_REGEXES "/torch/lib/" "/nvidia/"
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  else()
+    install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endif()
+
 install(TARGETS ${_libraries} emend_emend emend_build_flags EXPORT emendTargets
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/emend)
+install(EXPORT emendTargets NAMESPACE emend:: DESTINATION ${_package_dir})
+
+# Public headers; those in detail/ stay private.
 foreach(folder core devices hparams datasets hooks models editors evaluation)
-  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/emend/${folder}
-          FILES_MATCHING PATTERN "*.h" PATTERN "*.def" PATTERN "detail" EXCLUDE)
+  file(GLOB_RECURSE _headers RELATIVE "${CMAKE_SOURCE_DIR}" CONFIGURE_DEPENDS "${folder}/*.h" "${folder}/*.def")
+  list(FILTER _headers EXCLUDE REGEX "/detail/")
+  foreach(header IN LISTS _headers)
+    get_filename_component(_folder "${header}" DIRECTORY)
+    install(FILES "${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/emend/${_folder}")
+  endforeach()
 endforeach()
+
+get_filename_component(EMEND_LIBTORCH_HINT "${LIBTORCH_INCLUDE_DIR}" DIRECTORY)
+get_filename_component(EMEND_GGML_HINT "${GGML_INCLUDE_DIR}" DIRECTORY)
+configure_package_config_file(cmake/emendConfig.cmake.in "${CMAKE_BINARY_DIR}/emendConfig.cmake"
+                              INSTALL_DESTINATION ${_package_dir})
+# Before 1.0 a minor version may change the interface.
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/emendConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/emendConfig.cmake" "${CMAKE_BINARY_DIR}/emendConfigVersion.cmake"
+              cmake/EmendDependencies.cmake cmake/FindLibTorch.cmake cmake/FindGgml.cmake
+        DESTINATION ${_package_dir})

@@ -8,7 +8,8 @@ add_library(emend_build_flags INTERFACE)
 target_include_directories(emend_build_flags INTERFACE "$<BUILD_INTERFACE:${CMAKE_BINARY_DIR}/include>"
                                                        "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 target_compile_features(emend_build_flags INTERFACE cxx_std_20)
-target_link_libraries(emend_build_flags INTERFACE emend::torch Threads::Threads)
+target_link_libraries(emend_build_flags INTERFACE emend::torch nlohmann_json::nlohmann_json Threads::Threads)
+set_target_properties(emend_build_flags PROPERTIES EXPORT_NAME build_flags)
 
 set(EMEND_WARNINGS -Wall -Wextra -Wno-unused-parameter)
 if(EMEND_WERROR)
@@ -17,13 +18,13 @@ endif()
 
 # The precompiled header: ATen takes 7 s to parse, 1.3 s when precompiled.
 add_library(emend_pch OBJECT "${CMAKE_SOURCE_DIR}/cmake/pch.cpp")
-target_link_libraries(emend_pch PRIVATE emend_build_flags spdlog::spdlog nlohmann_json::nlohmann_json)
+target_link_libraries(emend_pch PRIVATE emend_build_flags spdlog::spdlog)
 target_precompile_headers(emend_pch PRIVATE "${CMAKE_SOURCE_DIR}/cmake/pch.h")
 target_compile_options(emend_pch PRIVATE ${EMEND_WARNINGS})
 
 function(_emend_common target)
   target_compile_options(${target} PRIVATE ${EMEND_WARNINGS})
-  target_link_libraries(${target} PRIVATE spdlog::spdlog nlohmann_json::nlohmann_json)
+  target_link_libraries(${target} PRIVATE spdlog::spdlog)
   target_precompile_headers(${target} REUSE_FROM emend_pch)
 endfunction()
 
@@ -55,7 +56,14 @@ function(emend_add_program name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE emend_emend ${ARG_PRIVATE})
   _emend_common(${name})
-  install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  set_property(GLOBAL APPEND PROPERTY EMEND_PROGRAMS ${name})
+endfunction()
+
+# "programs": what ./quickstart builds, that is all but the tests.
+function(emend_add_programs_target)
+  get_property(libraries GLOBAL PROPERTY EMEND_LIBRARIES)
+  get_property(programs GLOBAL PROPERTY EMEND_PROGRAMS)
+  add_custom_target(programs DEPENDS ${libraries} ${programs})
 endfunction()
 
 # emend_add_test(error_test LABEL unit SOURCES error_test.cpp DEPENDS core [TIMEOUT 60])

@@ -1,11 +1,12 @@
 # Finds ggml (GGUF files and quantised types). Defines the target emend::ggml.
 #
-#   GGML_ROOT   cache or environment variable: a folder with include/ggml.h. Default: the ggml wheel in .venv.
+#   GGML_ROOT   cache or environment variable: a folder with include/ggml.h. Default: the ggml wheel in .venv; then
+#               GGML_HINT, which an installed emend sets to the folder that it was built with.
 if(NOT GGML_ROOT AND DEFINED ENV{GGML_ROOT})
   set(GGML_ROOT "$ENV{GGML_ROOT}")
 endif()
 file(GLOB _ggml_wheels "${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/libggml")
-find_path(GGML_INCLUDE_DIR gguf.h HINTS "${GGML_ROOT}" ${_ggml_wheels} PATH_SUFFIXES include)
+find_path(GGML_INCLUDE_DIR gguf.h HINTS "${GGML_ROOT}" ${_ggml_wheels} "${GGML_HINT}" PATH_SUFFIXES include)
 get_filename_component(_ggml_root "${GGML_INCLUDE_DIR}" DIRECTORY)
 find_library(GGML_BASE_LIBRARY ggml-base HINTS "${_ggml_root}" PATH_SUFFIXES lib lib64)
 include(FindPackageHandleStandardArgs)

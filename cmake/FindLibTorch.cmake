@@ -2,12 +2,21 @@
 # libtorch_cpu and libc10; libtorch_cuda.so is opened at run time when a CUDA device is asked for.
 #
 #   LIBTORCH_ROOT   cache or environment variable: a LibTorch folder (with include/ and lib/).
-#                   Default: the torch wheel in the project's .venv.
+#                   Default: the torch wheel in the project's .venv; then LIBTORCH_HINT, which an installed emend
+#                   sets to the folder that it was built with.
 if(NOT LIBTORCH_ROOT AND DEFINED ENV{LIBTORCH_ROOT})
   set(LIBTORCH_ROOT "$ENV{LIBTORCH_ROOT}")
 endif()
+# Another folder than last time: look again.
+if(DEFINED CACHE{_LIBTORCH_ROOT_SEEN} AND NOT "${_LIBTORCH_ROOT_SEEN}" STREQUAL "${LIBTORCH_ROOT}")
+  unset(LIBTORCH_INCLUDE_DIR CACHE)
+  unset(LIBTORCH_CPU_LIBRARY CACHE)
+  unset(LIBTORCH_C10_LIBRARY CACHE)
+endif()
+set(_LIBTORCH_ROOT_SEEN "${LIBTORCH_ROOT}" CACHE INTERNAL "")
 file(GLOB _libtorch_wheels "${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
-find_path(LIBTORCH_INCLUDE_DIR ATen/ATen.h HINTS "${LIBTORCH_ROOT}/include" ${_libtorch_wheels} PATH_SUFFIXES include NO_DEFAULT_PATH)
+find_path(LIBTORCH_INCLUDE_DIR ATen/ATen.h HINTS "${LIBTORCH_ROOT}/include" ${_libtorch_wheels} "${LIBTORCH_HINT}"
+          PATH_SUFFIXES include NO_DEFAULT_PATH)
 get_filename_component(_libtorch_root "${LIBTORCH_INCLUDE_DIR}" DIRECTORY)
 find_library(LIBTORCH_CPU_LIBRARY torch_cpu HINTS "${_libtorch_root}/lib" NO_DEFAULT_PATH)
 find_library(LIBTORCH_C10_LIBRARY c10 HINTS "${_libtorch_root}/lib" NO_DEFAULT_PATH)
