@@ -96,6 +96,8 @@ void refuse_overlap(const std::filesystem::path& path, const std::map<std::strin
               "tensors that do not share bytes");
 }
 
+at::Tensor host_copy(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
+
 }  // namespace
 
 std::string safetensors_dtype_name(at::ScalarType dtype) {
@@ -173,9 +175,34 @@ void write_safetensors(const std::filesystem::path& path,
   file.write(&size, 8);
   file.write(text);
   for (const auto& [name, tensor] : tensors) {
-    const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+    const at::Tensor host = host_copy(tensor);
     file.write(host.const_data_ptr(), host.numel() * host.element_size());
   }
+  file.commit();
+}
+
+void patch_safetensors(const std::filesystem::path& source, const std::filesystem::path& target,
+                       const std::map<std::string, at::Tensor>& replacements) {
+  const SafetensorsFile layout(source);  // validates before anything is written
+  const MappedFile bytes(source);
+  std::map<uint64_t, std::pair<const TensorInfo*, at::Tensor>> by_offset;
+  for (const auto& [name, value] : replacements) {
+    const at::Tensor old = layout.tensor(name);  // throws if absent
+    if (old.scalar_type() != value.scalar_type() || old.sizes() != value.sizes())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {source.string(), "new value of \"" + name + "\" is " + value.toString() + " of another shape or dtype",
+                   safetensors_dtype_name(old.scalar_type()) + " of the stored shape", ""});
+    const TensorInfo& info = layout.tensors().at(name);
+    if (info.bytes > 0) by_offset[info.offset] = {&info, host_copy(value)};
+  }
+  AtomicFile file(target);
+  uint64_t position = 0;
+  for (const auto& [offset, entry] : by_offset) {
+    file.write(bytes.data() + position, offset - position);
+    file.write(entry.second.const_data_ptr(), entry.first->bytes);
+    position = offset + entry.first->bytes;
+  }
+  file.write(bytes.data() + position, bytes.size() - position);
   file.commit();
 }
 

@@ -58,6 +58,12 @@ void write_safetensors(const std::filesystem::path& path,
                        const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
+/// Writes `target` as a copy of `source` in which the named tensors have new values; header and every other byte stay
+/// as they are, so that writing the old values back restores the file bit for bit. Atomic; `source` may be `target`.
+/// Throws Error(kNotFound) for a name that the file lacks, Error(kInvalidArgument) if shape or dtype differ.
+void patch_safetensors(const std::filesystem::path& source, const std::filesystem::path& target,
+                       const std::map<std::string, at::Tensor>& replacements);
+
 /// The format's name of a dtype ("F32", "BF16", …). Throws Error(kInvalidArgument) for one it lacks.
 [[nodiscard]] std::string safetensors_dtype_name(at::ScalarType dtype);
 

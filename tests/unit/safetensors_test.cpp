@@ -83,6 +83,19 @@ TEST_F(SafetensorsTest, RefusesHostileHeaders) {
   EXPECT_EQ(error_of_opening(), ErrorClass::kUnsupported);
 }
 
+TEST_F(SafetensorsTest, PatchingBackRestoresEveryByte) {
+  write_safetensors(path_, {{"a", at::rand({3, 4})}, {"b", at::rand({5}).to(at::kHalf)}, {"c", at::rand({2})}});
+  const std::string before = read_file(path_);
+  const at::Tensor old = SafetensorsFile(path_).tensor("b").clone();
+  patch_safetensors(path_, path_, {{"b", old + 1}});
+  EXPECT_NE(read_file(path_), before);
+  EXPECT_TRUE(at::equal(SafetensorsFile(path_).tensor("b"), old + 1));
+  patch_safetensors(path_, path_, {{"b", old}});
+  EXPECT_EQ(read_file(path_), before);
+  EXPECT_THROW(patch_safetensors(path_, path_, {{"b", at::rand({5})}}), Error);
+  EXPECT_THROW(patch_safetensors(path_, path_, {{"x", old}}), Error);
+}
+
 TEST_F(SafetensorsTest, RefusesDuplicateNamesWhenWriting) {
   EXPECT_THROW(write_safetensors(path_, {{"w", at::zeros({1})}, {"w", at::zeros({1})}}), Error);
   EXPECT_FALSE(std::filesystem::exists(path_));
