@@ -1,0 +1,149 @@
+// Judging a model by a set of facts: one call for any number of metric families.
+//
+// A family is one file in metrics/ and one line in metrics.def. It first says which continuations it needs scored, then
+// turns the scores into numbers; requests of all families and all facts go through the model together (scoring.h).
+//
+// Goals: both published dialects (CounterFact's success rates, EasyEdit's token accuracies) from one pass, each number with
+// its definition; a number that the facts do not support is null, never 0.
+// Non-goals: deciding when to evaluate, editing.
+#pragma once
+
+#include <emend/core/cancel.h>
+#include <emend/core/log.h>
+#include <emend/datasets/fact.h>
+#include <emend/evaluation/scoring.h>
+#include <emend/models/model.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::evaluation {
+
+/// One number of a metric family.
+struct MetricField {
+  std::string key;         ///< as in results.json: "efficacy_success"
+  std::string paper_name;  ///< "ES"
+  std::string definition;  ///< one or two sentences
+  std::string unit;        ///< "%", "bit × 100", "nat"
+  bool higher_is_better = true;
+};
+
+struct MetricInfo {
+  std::string name;        ///< as on the command line and in metrics.def
+  std::string summary;     ///< one line for --help
+  std::string protocol;    ///< where the definition comes from
+  int version = 1;         ///< goes up when numbers change; part of cache keys
+  std::vector<MetricField> fields;
+};
+
+/// The families of metrics.def, in its order.
+[[nodiscard]] const std::vector<MetricInfo>& metric_families();
+/// Throws Error(kInvalidArgument) with the closest name.
+[[nodiscard]] const MetricInfo& metric_info(const std::string& name);
+
+/// Resolves names as given to --eval: "auto" becomes the families that suit the facts (by what the facts carry, so a
+/// CounterFact file gives counterfact and easyedit), "none" becomes nothing; duplicates go. Throws Error(kInvalidArgument)
+/// for an unknown name with the closest one.
+[[nodiscard]] std::vector<std::string> resolve_metrics(const std::vector<std::string>& names, const datasets::FactSet& facts);
+
+/// The outcome for one model state. `summary` has a member for each family: {"counterfact": {"score": 85.8, …, "n": 32}};
+/// percentages are 0…100. `cases` has an object for each fact with the family's raw values: {"counterfact": {…}}; families
+/// that judge groups of facts (mquake) add `groups`.
+struct Evaluation {
+  nlohmann::json summary = nlohmann::json::object();
+  std::vector<nlohmann::json> cases;
+  std::vector<nlohmann::json> groups;
+  double seconds = 0;
+  ScoreCounts counts;
+};
+
+struct EvaluateOptions {
+  int64_t batch_tokens = 2048;
+  /// The evaluation of the unedited model on the same facts with the same families; locality in EasyEdit's sense and the
+  /// divergence in `health` compare with it. Absent: the model is taken to be unedited.
+  const Evaluation* before = nullptr;
+  bool reference = false;  ///< the published padded loop instead of the packed engine (same numbers, slow)
+
+  // Generation (slow): fluency, consistency, essence; family "generation" or `fluency` in easyedit.
+  bool generation = false;
+  int64_t generation_length = 100;         ///< tokens, prompt included, as published
+  std::filesystem::path snippets;          ///< attribute_snippets.json; empty: no reference score
+  std::filesystem::path idf_corpus;        ///< texts for inverse document frequencies; empty: the snippets themselves
+  uint64_t seed = 0;
+
+  /// Folder with health_*.json, lambada*.jsonl, *.txt for the family "health".
+  std::filesystem::path health_data;
+  int64_t health_limit = 100;  ///< items of each health task; -1: all
+
+  int bootstrap = 1000;  ///< resamples for the score's interval; 0: none
+  ProgressFn progress;   ///< phase "evaluate"
+  CancelToken cancel;
+  Log log;
+};
+
+/// Evaluates `model` on `facts`. Names as resolve_metrics takes them. The model is not changed.
+/// Throws Error(kInvalidArgument) for names, Error(kNotFound) for data that a family needs, Error(kNumeric) if the model
+/// gives values that are not finite, Error(kCancelled).
+[[nodiscard]] Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts,
+                                  const std::vector<std::string>& names, const EvaluateOptions& options = {});
+
+/// The same for a model that has not been edited, remembered in `cache_folder` (created if missing; empty: not remembered).
+/// The key holds the model's fingerprint and dtype, the facts' fingerprint, the families with their versions and every
+/// option that changes a number. A damaged file is reported through the log and replaced.
+[[nodiscard]] Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
+                                         const std::vector<std::string>& names, const EvaluateOptions& options,
+                                         const std::filesystem::path& cache_folder, bool* from_cache = nullptr);
+
+/// What the model says to one fact's own prompt.
+struct Efficacy {
+  double nll_new = 0;              ///< mean per-token negative log-likelihood of target_new
+  std::optional<double> nll_true;  ///< of target_true, where the fact has one
+  bool accurate = false;           ///< every token of target_new is the argmax
+  double probability = 0;          ///< exp(-nll_new)
+  /// nll_true > nll_new, or `accurate` where there is no target_true.
+  [[nodiscard]] bool success() const { return nll_true ? *nll_true > nll_new : accurate; }
+};
+
+/// The cheap path for retention and stop rules: the facts' own prompts only.
+[[nodiscard]] std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::vector<datasets::Fact>& facts,
+                                                      const ScoreOptions& options = {});
+
+/// Greedy continuations and target probabilities of the facts' own prompts, for people to read.
+struct Continuation {
+  std::string prompt, text;
+  double probability = 0;                                ///< of the whole target, exp(mean log p)
+  std::vector<std::pair<std::string, double>> top;       ///< most probable next tokens
+};
+[[nodiscard]] std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
+                                                       int64_t new_tokens = 12, int top = 5, const CancelToken& cancel = {});
+
+/// Efficacy of every fact after every step of a sequence of edits.
+class RetentionMatrix {
+ public:
+  /// Records the state after `edits_applied` edits; `values` covers the facts in their order (those not yet edited too).
+  void add(int64_t edits_applied, const std::vector<Efficacy>& values);
+  [[nodiscard]] bool empty() const noexcept { return steps_.empty(); }
+  /// {"edits_applied": [...], "success": [[0/1 …] …], "accuracy": [[…] …], "probability": [[…] …],
+  ///  "edited_success": [% of the facts edited so far …]} — one row a step.
+  [[nodiscard]] nlohmann::json to_json() const;
+  [[nodiscard]] static RetentionMatrix from_json(const nlohmann::json& json);
+  /// edits_applied,fact,success,accuracy,probability
+  [[nodiscard]] std::string to_csv() const;
+
+ private:
+  struct Step {
+    int64_t edits_applied;
+    std::vector<Efficacy> values;
+  };
+  std::vector<Step> steps_;
+};
+
+/// Evaluations as JSON, for caches and files.
+[[nodiscard]] nlohmann::json to_json(const Evaluation& evaluation);
+[[nodiscard]] Evaluation evaluation_from_json(const nlohmann::json& json);
+
+}  // namespace emend::evaluation
