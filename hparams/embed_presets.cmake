@@ -1,0 +1,17 @@
+# Writes OUTPUT, a C++ source that holds the text of every YAML file of FOLDER/<editor>/<model>.yaml.
+#   cmake -DFOLDER=… -DOUTPUT=… -P embed_presets.cmake
+file(GLOB files RELATIVE "${FOLDER}" "${FOLDER}/*/*.yaml")
+list(SORT files)
+set(source "// Made by embed_presets.cmake from hparams/*/*.yaml; do not edit.\n#include <emend/hparams/detail/preset_files.h>\n\n")
+string(APPEND source "namespace emend::hparams::detail {\n\nconst std::vector<PresetFile>& preset_files() {\n")
+string(APPEND source "  static const std::vector<PresetFile> files = {\n")
+foreach(file IN LISTS files)
+  file(READ "${FOLDER}/${file}" text)
+  string(FIND "${text}" ")yaml\"" clash)
+  if(NOT clash EQUAL -1)
+    message(FATAL_ERROR "${file} contains the end mark of a raw string")
+  endif()
+  string(APPEND source "      {\"${file}\", R\"yaml(${text})yaml\"},\n")
+endforeach()
+string(APPEND source "  };\n  return files;\n}\n\n}  // namespace emend::hparams::detail\n")
+file(WRITE "${OUTPUT}" "${source}")

@@ -1,0 +1,101 @@
+#include <emend/hparams/machine.h>
+#include <emend/hparams/schema.h>
+
+#include <algorithm>
+#include <array>
+
+namespace emend::hparams {
+
+namespace {
+
+/// Where a machine setting goes instead.
+struct MachineKey {
+  std::string_view name;
+  std::string_view instead;
+};
+
+constexpr std::array kMachineKeys{
+    MachineKey{"alg_name", ""},
+    MachineKey{"model_name", "give --model"},
+    MachineKey{"model_class", "the model's config.json says what it is"},
+    MachineKey{"tokenizer_class", "the model's own tokenizer is used"},
+    MachineKey{"tokenizer_name", "the model's own tokenizer is used"},
+    MachineKey{"cache_dir", "give --model"},
+    MachineKey{"device", "use --device-map"},
+    MachineKey{"model_parallel", "use --device-map"},
+    MachineKey{"fp16", "use --dtype"},
+    MachineKey{"bf16", "use --dtype"},
+    MachineKey{"half", "use --dtype"},
+    MachineKey{"stats_dir", "use --stats-cache"},
+    MachineKey{"P_loc", "the projector is kept in the statistics cache"},
+    MachineKey{"batch_size", "use --batch-size"},
+    MachineKey{"max_length", "prompts are never cut"},
+    MachineKey{"results_dir", "use --out"},
+    MachineKey{"silent", "use --quiet"},
+    MachineKey{"archive", "edits are kept as packs"},
+    MachineKey{"sequential_edit", "use --batch-size"},
+    MachineKey{"keep_original_weight", "edits stay; revert them with emend revert"},
+    MachineKey{"use_chat_template", "prompts are used as they are"},
+    MachineKey{"evaluation_type", "use --eval"},
+    MachineKey{"api_key", ""},
+};
+
+const MachineKey* find_key(std::string_view key) {
+  const auto* found = std::find_if(kMachineKeys.begin(), kMachineKeys.end(), [&](const MachineKey& k) { return k.name == key; });
+  return found == kMachineKeys.end() ? nullptr : found;
+}
+
+/// Reads an entry with the rules of a typed field.
+template <class V>
+std::optional<V> read(const RawEntry& entry) {
+  V value{};
+  if (!detail::read_value(entry.value, {}, value).empty()) return std::nullopt;
+  return value;
+}
+
+/// What the key suggests, entered into `settings`; empty if it is simply ignored.
+std::string map_key(const RawEntry& entry, MachineSettings& settings) {
+  const std::string& key = entry.key;
+  if (key == "model_parallel") {
+    if (!read<bool>(entry).value_or(false)) return "";
+    settings.device_map = "auto";
+    return "taken as --device-map auto";
+  }
+  if (key == "fp16" || key == "bf16" || key == "half") {
+    if (!read<bool>(entry).value_or(false)) return "";
+    settings.dtype = "bfloat16";
+    return "taken as a suggestion of --dtype bfloat16";
+  }
+  if (key == "batch_size") {
+    const auto size = read<int64_t>(entry);
+    if (!size || *size < 1) return "";
+    settings.batch_size = size;
+    return "taken as a suggestion of --batch-size " + std::to_string(*size);
+  }
+  if (key == "model_name") settings.model = read<std::string>(entry);
+  if (key == "alg_name") {
+    settings.alg_name = read<std::string>(entry);
+    return "the editor is chosen with --editor";
+  }
+  return "";
+}
+
+}  // namespace
+
+bool is_machine_key(std::string_view key) { return find_key(key) != nullptr; }
+
+MachineSettings machine_settings(const RawHparams& raw) {
+  MachineSettings settings;
+  for (const RawEntry& entry : raw.entries()) {
+    const MachineKey* key = find_key(entry.key);
+    if (!key) continue;
+    const std::string mapped = map_key(entry, settings);
+    const std::string shown = entry.key == "api_key" ? "(not shown)" : entry.value.show();
+    std::string note = entry.key + ": " + shown + " " + (mapped.empty() ? "ignored" : mapped);
+    if (mapped.empty() && !key->instead.empty()) note += " (" + std::string(key->instead) + ")";
+    settings.notes.push_back(std::move(note));
+  }
+  return settings;
+}
+
+}  // namespace emend::hparams

@@ -1,0 +1,173 @@
+#include <emend/core/error.h>
+#include <emend/hparams/machine.h>
+#include <emend/hparams/schema.h>
+
+#include <algorithm>
+
+namespace emend::hparams::detail {
+
+std::string limits_text(const FieldOptions& options);  // fields.cpp
+
+namespace {
+
+const ErasedField* find_field(const std::vector<ErasedField>& fields, std::string_view key) {
+  for (const ErasedField& field : fields) {
+    const auto& aliases = field.info.options.aliases;
+    if (field.info.name == key || std::find(aliases.begin(), aliases.end(), key) != aliases.end()) return &field;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse_unknown(const ErasedSchema& schema, const RawEntry& entry) {
+  std::vector<std::string> names;
+  for (const ErasedField& field : schema.fields) {
+    names.push_back(field.info.name);
+    names.insert(names.end(), field.info.options.aliases.begin(), field.info.options.aliases.end());
+  }
+  const std::string closest = closest_name(entry.key, names);
+  std::string list;
+  for (const ErasedField& field : schema.fields) list += (list.empty() ? "" : ", ") + field.info.name;
+  throw Error(ErrorClass::kInvalidArgument,
+              {entry.where, "unknown field \"" + entry.key + "\"",
+               closest.empty() ? "a hyper-parameter of " + schema.editor + " (" + list + ")" : "a hyper-parameter of " + schema.editor,
+               closest.empty() ? "remove it, or check that the file is for this editor" : "did you mean \"" + closest + "\"?"});
+}
+
+[[noreturn]] void refuse_value(const ErasedField& field, const RawEntry& entry, const std::string& expected) {
+  std::string advice;
+  const auto& one_of = field.info.options.one_of;
+  if (!one_of.empty() && entry.value.kind == RawValue::Kind::kScalar) {
+    const std::string closest = closest_name(entry.value.text, one_of);
+    if (!closest.empty()) advice = "did you mean \"" + closest + "\"?";
+  }
+  if (advice.empty() && !field.info.options.meaning.empty()) advice = field.info.name + " is the " + field.info.options.meaning;
+  throw Error(ErrorClass::kInvalidArgument, {entry.where, entry.key + " is " + entry.value.show(), expected, advice});
+}
+
+/// The one warning about keys that have no effect on the edit.
+void warn_ignored(const ErasedSchema& schema, const RawHparams& raw, const std::vector<std::string>& unused, const Log& log) {
+  const MachineSettings machine = machine_settings(raw);
+  nlohmann::json fields = {{"source", raw.source()}, {"notes", nlohmann::json::array()}};
+  std::string text;
+  const auto note = [&](const std::string& line) {
+    text += (text.empty() ? "" : "; ") + line;
+    fields["notes"].push_back(line);
+  };
+  for (const std::string& line : machine.notes) {
+    const std::string key = line.substr(0, line.find(':'));
+    if (!find_field(schema.fields, key)) note(line);
+  }
+  for (const std::string& line : unused) note(line);
+  if (text.empty()) return;
+  const std::string source = raw.source().empty() ? std::string("hyper-parameters") : raw.source();
+  log.event(LogLevel::kWarning, "hparams.ignored", source + ": keys that do not describe the edit: " + text, fields);
+}
+
+std::string pad(std::string text, size_t width) {
+  if (text.size() < width) text.append(width - text.size(), ' ');
+  return text;
+}
+
+std::string cell(std::string text) {
+  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.replace(at, 1, "\\|");
+  return text;
+}
+
+}  // namespace
+
+void ErasedSchema::add(ErasedField field) {
+  EMEND_CHECK(find_field(fields, field.info.name) == nullptr, "hyper-parameter declared twice: " + field.info.name);
+  fields.push_back(std::move(field));
+}
+
+ErasedField& ErasedSchema::at(const std::string& name) {
+  for (ErasedField& field : fields)
+    if (field.info.name == name) return field;
+  EMEND_CHECK(false, "no hyper-parameter " + name + " in the schema of " + editor);
+  return fields.front();
+}
+
+void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(void*)>& convert, const void* defaults_of_other) {
+  for (const ErasedField& theirs : other.fields) {
+    ErasedField field = theirs;
+    field.info.default_text = theirs.write(defaults_of_other).dump();
+    field.read = [read = theirs.read, convert](void* object, const FieldOptions& options, const RawValue& raw) {
+      return read(convert(object), options, raw);
+    };
+    // `convert` only moves the pointer; the object stays untouched.
+    field.write = [write = theirs.write, convert](const void* object) { return write(convert(const_cast<void*>(object))); };
+    add(std::move(field));
+  }
+  for (const ErasedCheck& theirs : other.checks)
+    checks.push_back({theirs.field, [test = theirs.test, convert](const void* object) { return test(convert(const_cast<void*>(object))); }});
+  unused.insert(unused.end(), other.unused.begin(), other.unused.end());
+}
+
+void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) const {
+  std::vector<const ErasedField*> given;
+  std::vector<std::string> ignored;
+  for (const RawEntry& entry : raw.entries()) {
+    if (const ErasedField* field = find_field(fields, entry.key)) {
+      if (std::find(given.begin(), given.end(), field) != given.end())
+        throw Error(ErrorClass::kInvalidArgument, {entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
+                                                   "one of them", "remove one"});
+      given.push_back(field);
+      if (const std::string expected = field->read(object, field->info.options, entry.value); !expected.empty())
+        refuse_value(*field, entry, expected);
+      continue;
+    }
+    const auto known = std::find_if(unused.begin(), unused.end(), [&](const auto& pair) { return pair.first == entry.key; });
+    if (known != unused.end()) {
+      ignored.push_back(entry.key + ": " + known->second);
+    } else if (entry.key != "preset" && !is_machine_key(entry.key)) {
+      refuse_unknown(*this, entry);
+    }
+  }
+  for (const ErasedField& field : fields)
+    if (field.info.options.required && std::find(given.begin(), given.end(), &field) == given.end())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.source().empty() ? "hyper-parameters" : raw.source(), field.info.name + " is missing",
+                   field.info.type + ": " + field.info.options.meaning, "add it to the file or give --set " + field.info.name + "=…"});
+  for (const ErasedCheck& check : checks)
+    if (const std::string expected = check.test(object); !expected.empty()) {
+      const RawEntry* entry = raw.find(check.field);
+      throw Error(ErrorClass::kInvalidArgument, {raw.where(check.field), check.field + (entry ? " is " + entry->value.show() : " is left at its default"),
+                                                 expected, ""});
+    }
+  warn_ignored(*this, raw, ignored, log);
+}
+
+nlohmann::json ErasedSchema::dump(const void* object) const {
+  nlohmann::json result = nlohmann::json::object();
+  for (const ErasedField& field : fields) result[field.info.name] = field.write(object);
+  return result;
+}
+
+std::string ErasedSchema::help() const {
+  size_t width = 0;
+  for (const ErasedField& field : fields) width = std::max(width, field.info.name.size());
+  std::string text;
+  for (const ErasedField& field : fields) {
+    const FieldOptions& options = field.info.options;
+    text += "  " + pad(field.info.name, width) + "  " + options.meaning;
+    if (!options.formula.empty()) text += " (" + options.formula + ")";
+    const std::string limits = limits_text(options);
+    text += "\n  " + pad("", width) + "  " + field.info.type + (limits.empty() ? "" : ", " + limits) + "; " +
+            (options.required ? "required" : "default " + field.info.default_text) + "\n";
+  }
+  return text;
+}
+
+std::string ErasedSchema::markdown() const {
+  std::string text = "| name | type | default | meaning |\n|---|---|---|---|\n";
+  for (const ErasedField& field : fields) {
+    const FieldOptions& options = field.info.options;
+    const std::string limits = limits_text(options);
+    text += "| `" + field.info.name + "` | " + cell(field.info.type + (limits.empty() ? "" : ", " + limits)) + " | " +
+            (options.required ? "required" : "`" + cell(field.info.default_text) + "`") + " | " +
+            cell(options.meaning + (options.formula.empty() ? "" : " (" + options.formula + ")")) + " |\n";
+  }
+  return text;
+}
+
+}  // namespace emend::hparams::detail
