@@ -1,0 +1,25 @@
+// The only writer of weights.
+#pragma once
+
+#include <emend/editors/delta.h>
+#include <emend/editors/transaction.h>
+
+namespace emend::editors {
+
+struct ApplyReport {
+  double weight_norm = 0;   ///< ‖W‖ before
+  double delta_norm = 0;    ///< ‖ΔW‖
+  double survived = 1;      ///< ⟨W_after − W_before, ΔW⟩ / ‖ΔW‖²; 1 for an exact write, 0 if rounding swallowed all
+  double rounding = 0;      ///< ‖(W_after − W_before) − ΔW‖ / ‖ΔW‖
+};
+
+/// Adds the delta to its weight, in place, on the weight's device and in its stored orientation: computed in float64 and cast once to
+/// the weight's dtype. The original is kept in `transaction` first.
+/// Throws Error(kInvalidArgument) if the shape does not fit the weight, Error(kNumeric) if the delta or the sum is not finite (nothing is
+/// written then), Error(kNotFound) for an unknown weight.
+ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction);
+
+/// As apply_delta, for a whole new value (training editors, masks): `value` in the stored orientation and shape.
+void write_weight(const std::string& weight, const at::Tensor& value, EditTransaction& transaction);
+
+}  // namespace emend::editors

@@ -1,0 +1,148 @@
+// What every editor is given, does and hands back.
+//
+//   auto editor = editors::make_editor("memit", raw_hparams, model);
+//   editors::EditContext context;
+//   context.statistics = &statistics;
+//   editors::EditResult result = editor->edit(model, facts, context);
+//
+// Goals: one interface for editors that solve for a weight change and editors that train one; a failed edit leaves no trace.
+// Non-goals: choosing hyper-parameters (hparams/), judging the outcome (evaluation/), files (pack.h).
+#pragma once
+
+#include <emend/core/cancel.h>
+#include <emend/core/log.h>
+#include <emend/datasets/fact.h>
+#include <emend/editors/contexts.h>
+#include <emend/editors/delta.h>
+#include <emend/models/model.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace emend::editors {
+
+class EditTransaction;
+class StatisticsProvider;
+struct TargetTrace;
+
+/// kFast batches facts, reuses everything that cannot change between steps and computes only what the loss reads.
+/// kReference works as the published code does (one fact at a time, whole padded sentences, the whole model each step): the
+/// oracle of the tests and the baseline of the benchmark. Both give the same numbers up to rounding.
+enum class Engine { kFast, kReference };
+[[nodiscard]] std::string_view to_string(Engine engine) noexcept;
+/// Throws Error(kInvalidArgument).
+[[nodiscard]] Engine parse_engine(std::string_view text);
+
+/// Inputs of an edit besides model, facts and hyper-parameters. Nothing else decides the result.
+struct EditContext {
+  uint64_t seed = 0;              ///< of sampled context templates (and of anything else an editor samples)
+  Engine engine = Engine::kFast;
+  /// Sentences put in front of the prompts. Absent: sampled from the model with `seed` at the first edit, then kept here, so
+  /// that later batches use the same ones. The result records them.
+  std::optional<ContextTemplates> contexts;
+  /// Second moments of the keys. Null is an Error(kInvalidArgument) for editors that need them.
+  StatisticsProvider* statistics = nullptr;
+  /// If set, original weights are also kept there before they are first written, so that the caller can undo several edits.
+  EditTransaction* transaction = nullptr;
+  at::ScalarType solve_dtype = at::kDouble;  ///< float64 (default) or float32
+  int64_t max_facts_per_batch = 0;  ///< facts whose targets are optimised at once; 0: planned from memory
+  CancelToken cancel;
+  ProgressFn progress;
+  Log log;
+  /// If set, filled with every step of every target optimisation, by fact (tests, fixtures; slow and large).
+  std::vector<TargetTrace>* traces = nullptr;
+};
+
+enum class FactStatus {
+  kConverged,  ///< the stop rule was met
+  kClamped,    ///< all steps used, the delta lies on the norm limit
+  kMaxSteps,   ///< all steps used
+  kFailed,     ///< not edited; `reason` says why
+};
+[[nodiscard]] std::string_view to_string(FactStatus status) noexcept;
+
+/// One iteration of an optimisation, in the terms that published implementations print.
+struct LossTerms {
+  double loss = 0, nll = 0, kl = 0, weight_decay = 0;
+  double probability = 0;  ///< mean over the rewriting rows of exp(-nll of the row)
+};
+
+/// What happened to one fact.
+struct FactOutcome {
+  int64_t case_id = 0;
+  FactStatus status = FactStatus::kMaxSteps;
+  std::string reason;          ///< for people; empty unless there is something to say
+  int64_t steps = 0;           ///< updates made
+  LossTerms last;              ///< of the last iteration
+  std::vector<LossTerms> curve;  ///< of every iteration; one more entry than `steps` for target optimisation
+  double delta_norm = 0, initial_norm = 0;  ///< ‖δ‖ and ‖t0‖ (of the first site)
+  /// Tokens of the plain prompt followed by the target, as text; token ranges are half open.
+  std::vector<std::string> tokens;
+  std::vector<int64_t> token_ids;
+  std::pair<int64_t, int64_t> subject_span{0, 0}, target_span{0, 0};
+  int64_t lookup = -1;         ///< token where the fact is looked up
+};
+
+/// What happened to one rewritten weight.
+struct LayerFigures {
+  int layer = 0;
+  std::string weight;
+  double update_norm = 0;           ///< ‖ΔW‖
+  double relative_update_norm = 0;  ///< ‖ΔW‖/‖W‖
+  double survived = 1;              ///< share of ΔW that the cast to the weight's dtype kept: ⟨written, ΔW⟩/‖ΔW‖²
+  double residual_norm = 0;         ///< mean column norm of (Z − current value) before this layer was written
+  double key_norm = 0;              ///< mean column norm of the keys
+  double condition = 0;             ///< estimate for the solved system; 0 where nothing was solved
+  std::string solver;               ///< "push-through", "dense", …; empty where nothing was solved
+  double jitter = 0;                ///< added to the diagonal to make the system positive definite; usually 0
+};
+
+struct EditResult {
+  std::string editor;
+  nlohmann::json hparams;              ///< effective values
+  std::vector<WeightDelta> deltas;     ///< in the order of writing; a weight may occur more than once
+  std::vector<FactOutcome> outcomes;   ///< one a fact, in the order given
+  std::vector<LayerFigures> layers;
+  std::map<std::string, double> seconds;  ///< "contexts", "statistics", "targets", "insert"
+  std::optional<ContextTemplates> contexts;
+  Engine engine = Engine::kFast;
+  uint64_t seed = 0;
+
+  [[nodiscard]] int64_t failed() const;
+  /// Everything but the deltas' tensors.
+  [[nodiscard]] nlohmann::json to_json() const;
+};
+[[nodiscard]] nlohmann::json to_json(const FactOutcome& outcome, bool with_curve = true);
+[[nodiscard]] nlohmann::json to_json(const LayerFigures& figures);
+
+/// One editor with its hyper-parameters. An instance belongs to one sequence of edits of one model: editors that remember earlier
+/// batches (AlphaEdit, sequential MEMIT) keep that memory here; make a new instance, or reset(), for a fresh start.
+class Editor {
+ public:
+  virtual ~Editor() = default;
+  [[nodiscard]] virtual const std::string& name() const = 0;
+  /// Effective hyper-parameters, as hparams::Schema::dump gives them.
+  [[nodiscard]] virtual nlohmann::json hparams() const = 0;
+  /// Layers whose second moments edit() will ask for; empty if it needs none.
+  [[nodiscard]] virtual std::vector<int> statistics_layers() const { return {}; }
+  /// True if several facts are solved for together; false if edit() goes through them one after the other.
+  [[nodiscard]] virtual bool is_batch_editor() const { return true; }
+
+  /// Writes the facts into the model and leaves it edited. If it throws (also Error(kCancelled), Error(kNumeric) for non-finite
+  /// values), every weight has the bytes it had before the call, and the instance's memory of earlier batches is unchanged.
+  /// Facts that cannot be edited alone come back with status kFailed and a reason; the others are edited.
+  /// Throws Error(kInvalidArgument) for an empty list.
+  [[nodiscard]] virtual EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) = 0;
+
+  /// Forgets earlier batches.
+  virtual void reset() {}
+  /// The memory of earlier batches, for resuming; empty for editors without one.
+  [[nodiscard]] virtual std::map<std::string, at::Tensor> state() const { return {}; }
+  virtual void load_state(const std::map<std::string, at::Tensor>& state) { (void)state; }
+};
+
+}  // namespace emend::editors

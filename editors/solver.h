@@ -1,0 +1,66 @@
+// Linear algebra of the closed-form updates, in float64 unless asked otherwise. Never an explicit inverse.
+//   F key width · E edits · D value width · P earlier keys
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/editors/statistics.h>
+
+#include <optional>
+#include <string>
+
+namespace emend::editors {
+
+/// Cholesky factor of a symmetric positive definite matrix.
+class SpdFactor {
+ public:
+  /// If plain Cholesky fails, tries again with 1e-14 … 1e-9 of the mean diagonal added to the diagonal, and reports that.
+  /// Throws Error(kNumeric) with advice (more tokens, a larger weight) if that does not help either.
+  [[nodiscard]] static SpdFactor of(const at::Tensor& matrix_FF, at::ScalarType dtype = at::kDouble,
+                                    const std::string& what = "matrix");
+  /// X with (matrix)·X = rhs [F,E].
+  [[nodiscard]] at::Tensor solve(const at::Tensor& rhs_FE) const;
+  [[nodiscard]] const at::Tensor& lower_FF() const noexcept { return lower_FF_; }
+  [[nodiscard]] double jitter() const noexcept { return jitter_; }
+  /// (largest/smallest diagonal entry of the factor)²: a lower bound of the condition number.
+  [[nodiscard]] double condition() const;
+
+ private:
+  at::Tensor lower_FF_;
+  double jitter_ = 0;
+};
+
+/// λ·C + ridge·I + extra + P·Pᵀ: everything in the system except the new keys.
+struct Preserved {
+  SecondMoment moment;        ///< C; may be absent
+  double lambda = 1;          ///< `mom2_update_weight`
+  double ridge = 0;           ///< `update_norm_lambda`, L2
+  at::Tensor extra_FF;        ///< a dense cache ΣKKᵀ, or undefined
+  at::Tensor previous_FP;     ///< earlier keys, or undefined
+
+  /// The dense matrix, in `dtype`.
+  [[nodiscard]] at::Tensor matrix(at::ScalarType dtype, const at::Tensor& like) const;
+};
+
+enum class SolveMethod { kAuto, kDense, kPushThrough };
+
+struct SolveOptions {
+  at::ScalarType dtype = at::kDouble;
+  SolveMethod method = SolveMethod::kAuto;  ///< kAuto: by operation count, counting factors that exist already
+};
+
+struct SolveReport {
+  std::string method;
+  double jitter = 0, condition = 0;
+};
+
+/// A = (preserved + K·Kᵀ)⁻¹ K, [F,E] in options.dtype on the device of `keys_FE`. Inputs are not modified.
+/// Push-through: Y = preserved⁻¹K, A = Y(I + KᵀY)⁻¹; with only λC preserved it uses the kept factor of C.
+/// Throws Error(kInvalidArgument) on shape mismatch, Error(kNumeric) if not positive definite or not finite.
+[[nodiscard]] at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved, const SolveOptions& options = {},
+                                    SolveReport* report = nullptr);
+
+/// preserved⁻¹·rhs, [F,E] (ROME's u, EMMET).
+[[nodiscard]] at::Tensor solve_preserved(const at::Tensor& rhs_FE, const Preserved& preserved, const SolveOptions& options = {},
+                                         SolveReport* report = nullptr);
+
+}  // namespace emend::editors

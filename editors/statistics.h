@@ -1,0 +1,127 @@
+// Second moments of the keys, C_l = E[k kᵀ], over a corpus: what an edit should leave alone.
+//
+// Goals: one pass for all layers; sums in float64; a cache that can never be stale (its key holds everything the numbers depend on).
+// Non-goal: the published 44 million tokens by default; about ten tokens a key dimension suffice.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/core/cancel.h>
+#include <emend/core/log.h>
+#include <emend/models/model.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::datasets {
+class Corpus;
+}
+
+namespace emend::editors {
+
+class SpdFactor;
+
+/// C of one layer with what it was made from. Cheap to copy (shared).
+class SecondMoment {
+ public:
+  SecondMoment() = default;
+  /// cov_FF symmetric, float32 or float64. Throws Error(kInvalidArgument) unless square and finite.
+  explicit SecondMoment(at::Tensor cov_FF, int64_t count = 0, nlohmann::json origin = {});
+
+  [[nodiscard]] const at::Tensor& cov_FF() const;
+  [[nodiscard]] int64_t width() const;
+  [[nodiscard]] int64_t count() const;               ///< tokens; 0 if unknown
+  [[nodiscard]] const nlohmann::json& origin() const;  ///< corpus, tokens, BOS rule, …
+  /// Cholesky factor of C in `dtype`, computed at the first call and kept. Throws Error(kNumeric) as SpdFactor::of does.
+  [[nodiscard]] const SpdFactor& factor(at::ScalarType dtype = at::kDouble) const;
+  [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+/// Gives second moments to editors. What is given refers to the model as it was at the first prepare(): sequential edits keep using it,
+/// as published implementations do.
+class StatisticsProvider {
+ public:
+  virtual ~StatisticsProvider() = default;
+  /// Makes the moments of these layers available, together, in one pass. Layers that are there already cost nothing.
+  virtual void prepare(const models::Model& model, const std::vector<int>& layers) = 0;
+  /// Throws Error(kInvalidArgument) if the layer was not prepared.
+  [[nodiscard]] virtual const SecondMoment& get(int layer) const = 0;
+  /// For reports: corpus, tokens, settings, cache hits.
+  [[nodiscard]] virtual nlohmann::json describe() const = 0;
+};
+
+/// Moments that were made elsewhere (fixtures, published files).
+class FixedStatistics final : public StatisticsProvider {
+ public:
+  explicit FixedStatistics(std::map<int, SecondMoment> moments) : moments_(std::move(moments)) {}
+  void prepare(const models::Model& model, const std::vector<int>& layers) override;  ///< checks presence and widths
+  [[nodiscard]] const SecondMoment& get(int layer) const override;
+  [[nodiscard]] nlohmann::json describe() const override;
+
+ private:
+  std::map<int, SecondMoment> moments_;
+};
+
+enum class FirstToken {
+  kCount,  ///< as the published code: the first token (BOS where the tokenizer adds it) counts like any other
+  kSkip,   ///< leave each document's first token out: many models have huge activations there
+};
+
+struct StatisticsOptions {
+  int64_t tokens = 0;             ///< tokens to count; 0: ten a key dimension
+  int64_t max_length = 512;       ///< a document is cut here (and at the model's own limit)
+  FirstToken first_token = FirstToken::kCount;
+  at::ScalarType dtype = at::kDouble;  ///< of the stored moments; sums are float64 always
+  int64_t batch_tokens = 4096;    ///< tokens a forward pass
+  uint64_t seed = 0;              ///< order of the documents; sampled text where there is no corpus
+  std::filesystem::path cache;    ///< folder; empty: no cache
+  CancelToken cancel;
+  ProgressFn progress;
+  Log log;
+};
+
+/// Documents to take statistics from.
+struct StatisticsText {
+  std::string fingerprint;  ///< sha256 of the text; part of the cache key
+  std::string name;         ///< for reports
+  /// Calls `sink` for each document until it returns false.
+  std::function<void(const std::function<bool(const std::string& document)>& sink)> each;
+};
+
+/// Statistics over a corpus; without one, over text that the model itself samples (with the seed).
+class CorpusStatistics final : public StatisticsProvider {
+ public:
+  CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options);
+  ~CorpusStatistics() override;
+  /// Throws Error(kInvalidArgument) for a corpus without tokens; Error(kCancelled). A damaged cache file is reported and recomputed.
+  void prepare(const models::Model& model, const std::vector<int>& layers) override;
+  [[nodiscard]] const SecondMoment& get(int layer) const override;
+  [[nodiscard]] nlohmann::json describe() const override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// One pass over rows of token ids, stopping after the last layer needed: Σ k kᵀ / count for each layer.
+/// `skip_first` leaves the first token of each row out of sum and count.
+[[nodiscard]] std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
+                                                                 const std::vector<std::vector<int64_t>>& rows,
+                                                                 const std::vector<int>& layers, const StatisticsOptions& options);
+
+/// Cache files: safetensors with version, key and checksum. load returns nothing if there is no file; throws Error(kCorruption) if there is a
+/// damaged one.
+void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key);
+[[nodiscard]] std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key);
+
+}  // namespace emend::editors
