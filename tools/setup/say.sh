@@ -43,7 +43,8 @@ last_log_line() { tail -n 1 "$log" | tr -dc '[:print:]' | cut -c 1-60; }
 heartbeat() {
   local every=10 start=$SECONDS
   [ ! -t 1 ] || every=1
-  while sleep "$every" && kill -0 $$ 2>/dev/null; do
+  # The sleeper outlives a stopped heartbeat: it must hold neither the terminal nor the lock.
+  while sleep "$every" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
     if [ -t 1 ]; then
       printf '\r      %s: %d s, %s\033[K' "$1" $((SECONDS - start)) "$($2)"
     else
@@ -58,7 +59,7 @@ run_logged() {
   shift 2
   printf '\n== %s\n' "$*" >>"$log"
   from=$(wc -c <"$log")
-  heartbeat "$what" "$progress" &
+  heartbeat "$what" "$progress" 9>&- &
   heartbeat_pid=$!
   "$@" >>"$log" 2>&1 </dev/null || status=$?
   stop_heartbeat

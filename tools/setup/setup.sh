@@ -29,8 +29,8 @@ end_setup() { exec 9>&-; }
 # need_disk GB PURPOSE
 need_disk() {
   local free
-  free=$(df -Pk . | awk 'NR == 2 {print int($4 / 1000000)}')
-  [ "$free" -ge "$1" ] || die "not enough room on the disk for $2" "$free GB free in $PWD, about $1 GB needed" \
+  free=$(df -Pk . | awk 'NR == 2 {print int($4 / 1000)}')
+  [ "$free" -ge "${1}000" ] || die "not enough room on the disk for $2" "$free MB free in $PWD, about $1 GB needed" \
     "make room or clone to another disk, then run the same command again"
 }
 
