@@ -54,7 +54,8 @@ std::string one_of_text(const FieldOptions& options) {
 /// Reads every item with `read_item`; the first refusal wins.
 template <class V>
 std::string read_list(const RawValue& raw, const FieldOptions& options, std::vector<V>& out, const char* name) {
-  const std::string expected = std::string("a list of ") + name + range_text(options);
+  std::string expected = "a list of ";
+  expected.append(name).append(range_text(options));
   if (raw.kind != RawValue::Kind::kSequence) return expected + ", such as [4, 5]";
   if (static_cast<int64_t>(raw.items.size()) < options.min_items)
     return expected + " with at least " + std::to_string(options.min_items) + (options.min_items == 1 ? " item" : " items");

@@ -27,6 +27,17 @@ std::vector<std::string> pieces(std::string_view text) {
   return result;
 }
 
+/// memit-seq, memit_seq and MEMIT_seq are one editor.
+bool same_editor(std::string_view a, std::string_view b) {
+  const auto plain = [](std::string_view name) {
+    std::string text;
+    for (const char c : name)
+      if (c != '-' && c != '_') text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+  };
+  return plain(a) == plain(b);
+}
+
 bool contains_pieces(const std::vector<std::string>& whole, const std::vector<std::string>& part) {
   return !part.empty() && std::search(whole.begin(), whole.end(), part.begin(), part.end()) != whole.end();
 }
@@ -39,6 +50,7 @@ int score(const PresetModel& preset, const ModelHints& model) {
   if (family_known && preset.family != model.family) return 0;
   if (layers_known && preset.layers != model.n_layers) return 0;
   if (hidden_known && preset.hidden != model.hidden) return 0;
+  if (preset.mlp > 0 && model.mlp > 0 && preset.mlp != model.mlp) return 0;
   size_t best = 0;
   for (const std::string& name : preset.names) {
     const auto wanted = pieces(name);
@@ -76,6 +88,7 @@ Preset read_preset(const detail::PresetFile& file) {
       model.family = text_of(item.find("family"));
       model.layers = integer_of(item.find("layers"));
       model.hidden = integer_of(item.find("hidden"));
+      model.mlp = integer_of(item.find("mlp"));
       preset.models.push_back(std::move(model));
     }
   return preset;
@@ -96,7 +109,7 @@ const Preset* find_preset(std::string_view editor, const ModelHints& model) {
   const Preset* best = nullptr;
   int best_score = 0;
   for (const Preset& preset : all_presets()) {
-    if (preset.editor != editor) continue;
+    if (!same_editor(preset.editor, editor)) continue;
     for (const PresetModel& candidate : preset.models)
       if (const int value = score(candidate, model); value > best_score) {
         best = &preset;
@@ -112,7 +125,7 @@ const Preset* find_preset_by_name(std::string_view editor, std::string_view name
     name.remove_prefix(slash + 1);
   }
   for (const Preset& preset : all_presets())
-    if (preset.editor == editor && preset.name == name) return &preset;
+    if (same_editor(preset.editor, editor) && preset.name == name) return &preset;
   return nullptr;
 }
 
@@ -125,7 +138,7 @@ RawHparams load_file_or_preset(std::string_view editor, const std::string& file_
   std::vector<std::string> names;
   std::string list;
   for (const Preset& preset : all_presets())
-    if (preset.editor == editor) {
+    if (same_editor(preset.editor, editor)) {
       names.push_back(preset.name);
       list += (list.empty() ? "" : ", ") + preset.name;
     }

@@ -4,8 +4,8 @@
 // A preset states algorithm facts only (no devices, batch sizes or dtypes) and carries a `preset:` section:
 //   preset:
 //     source: where the figures come from
-//     models:                      # any of these; see find_preset
-//       - {names: [gpt2-xl], family: gpt2, layers: 48, hidden: 1600}
+//     models:                      # any of these; see find_preset. Variants have "variant_of: gpt2-xl" instead
+//       - {names: [gpt2-xl], family: gpt2, layers: 48, hidden: 1600, mlp: 6400}
 #pragma once
 
 #include <emend/hparams/raw.h>
@@ -21,7 +21,7 @@ namespace emend::hparams {
 struct PresetModel {
   std::vector<std::string> names;  ///< "gpt2-xl", compared piece by piece with the model's names
   std::string family;
-  int64_t layers = 0, hidden = 0;  ///< 0: not said
+  int64_t layers = 0, hidden = 0, mlp = 0;  ///< blocks, model width, MLP width; 0: not said
 };
 
 struct Preset {
@@ -37,7 +37,7 @@ struct Preset {
 struct ModelHints {
   std::vector<std::string> names;  ///< path, folder name, ORG/NAME, _name_or_path of config.json
   std::string family;              ///< "gpt2", "llama", …
-  int64_t n_layers = 0, hidden = 0;
+  int64_t n_layers = 0, hidden = 0, mlp = 0;
 };
 
 /// All presets, ordered by editor and name. Editors that this build does not have are listed too.
@@ -45,7 +45,8 @@ struct ModelHints {
 
 /// The preset that fits best, or nullptr. A preset fits if one of its `models` agrees with every structural hint that both state and
 /// either a name matches or family, layers and hidden size are all known and equal. A name matches if it occurs in a hint as whole pieces
-/// ("gpt2-xl" in "models/gpt2-xl", not in "gpt2-xl2"); case and "-_. /" do not matter. Longer names win, then names over structure.
+/// ("gpt2-xl" in "models/gpt2-xl", not in "gpt2-xl2"); case and "-_ /" do not matter. Names win over structure, longer names over
+/// shorter ones. `editor` is compared without regard to case, "-" and "_".
 [[nodiscard]] const Preset* find_preset(std::string_view editor, const ModelHints& model);
 
 /// By editor and name ("memit", "gpt2-xl-easyedit"); "memit/gpt2-xl" as name overrides `editor`. nullptr if there is none.
