@@ -1,7 +1,7 @@
 // Where each part of a model lives: names of devices, and the plan that maps parts to them.
 //
-// A plan is computed and validated before anything is loaded (devices/device_map.h, devices/planner.h). One device
-// is just the trivial plan. Non-goal: parts of a block on two devices; a block is the smallest unit.
+// A plan is computed and validated before anything is loaded (devices/device_map.h, devices/planner.h). One
+// device is just the trivial plan. Non-goal: parts of a block on two devices; a block is the smallest unit.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -21,16 +21,18 @@ inline constexpr c10::DeviceType kSimulated = c10::DeviceType::PrivateUse1;
 /// A device by its name: "cpu", "cuda:1", "cuda" (= cuda:0), "sim:3", or a bare number (a CUDA device).
 /// Throws Error(kInvalidArgument) for anything else. Does not ask whether the device exists.
 [[nodiscard]] c10::Device parse_device_name(std::string_view text);
-/// As parse_device_name; throws Error(kDevice), with a list of what is visible, if this process cannot use it.
+/// As parse_device_name; throws Error(kDevice), with a list of what is visible, if this process cannot use
+/// it.
 [[nodiscard]] c10::Device parse_device(std::string_view text);
 /// "cpu", "cuda:1", "sim:3".
 [[nodiscard]] std::string to_string(c10::Device device);
 
-/// Throws Error(kDevice) naming `where`, the device and what is visible, unless this process can use the device.
+/// Throws Error(kDevice) naming `where`, the device and what is visible, unless this process can use the
+/// device.
 void require_visible(c10::Device device, const std::string& where);
 
-/// Hugging Face module names of a model's parts, as they appear in device maps. Each list's first name is the one
-/// written; the others are accepted and must follow it (an embedding's layer norm, OPT's project_in).
+/// Hugging Face module names of a model's parts, as they appear in device maps. Each list's first name is the
+/// one written; the others are accepted and must follow it (an embedding's layer norm, OPT's project_in).
 struct ModuleNames {
   std::vector<std::string> embedding{"embedding"};
   std::vector<std::string> position;  ///< empty where the model has no learned positions
@@ -46,8 +48,8 @@ struct PlacementPlan {
   std::vector<c10::Device> layers;
   c10::Device final_norm{c10::kCPU};
   c10::Device head{c10::kCPU};
-  /// The head is tied to the embedding but lives elsewhere: the loader makes a copy, and an edit of one must be
-  /// written to both. Never set unless the two devices differ.
+  /// The head is tied to the embedding but lives elsewhere: the loader makes a copy, and an edit of one must
+  /// be written to both. Never set unless the two devices differ.
   bool tied_copy = false;
 
   /// Everything on one device.
@@ -58,10 +60,11 @@ struct PlacementPlan {
   /// True if no device is left and entered again between embedding and head (a tied head that sits with the
   /// embedding does not count).
   [[nodiscard]] bool is_monotone() const;
-  /// Ordered pairs of different devices between which hidden states travel in a forward pass, without repeats.
+  /// Ordered pairs of different devices between which hidden states travel in a forward pass, without
+  /// repeats.
   [[nodiscard]] std::vector<std::pair<c10::Device, c10::Device>> crossings() const;
-  /// {"model.embed_tokens": "cuda:0", "model.layers.0": "cuda:0", …, "lm_head": "cuda:1"}: what Hugging Face calls
-  /// hf_device_map. Accepted back by parse_device_map.
+  /// {"model.embed_tokens": "cuda:0", "model.layers.0": "cuda:0", …, "lm_head": "cuda:1"}: what Hugging Face
+  /// calls hf_device_map. Accepted back by parse_device_map.
   [[nodiscard]] nlohmann::ordered_json to_json(const ModuleNames& names = {}) const;
 
   friend bool operator==(const PlacementPlan& a, const PlacementPlan& b) = default;

@@ -14,10 +14,12 @@ namespace emend::devices {
 namespace {
 
 constexpr std::array<std::string_view, 16> kPurposeNames = {
-    "input",    "hidden", "table", "labels",   "loss",  "delta",  "keys",      "statistics",
-    "solve",    "weight", "snapshot", "cache", "logits", "optimiser", "host", "other"};
+    "input", "hidden", "table",    "labels", "loss",   "delta",     "keys", "statistics",
+    "solve", "weight", "snapshot", "cache",  "logits", "optimiser", "host", "other"};
 
-auto order(c10::Device device) { return std::make_pair(static_cast<int>(device.type()), device.index()); }
+auto order(c10::Device device) {
+  return std::make_pair(static_cast<int>(device.type()), device.index());
+}
 
 /// The scopes that are alive. Only real transfers look here, so one mutex is cheap enough.
 struct Registry {
@@ -64,7 +66,9 @@ void count(c10::Device from, c10::Device to, Purpose purpose, int64_t bytes) {
 
 }  // namespace
 
-std::string_view to_string(Purpose purpose) noexcept { return kPurposeNames[static_cast<size_t>(purpose)]; }
+std::string_view to_string(Purpose purpose) noexcept {
+  return kPurposeNames[static_cast<size_t>(purpose)];
+}
 
 bool operator<(const TransferKey& a, const TransferKey& b) noexcept {
   return std::make_tuple(order(a.from), order(a.to), a.purpose) <
@@ -86,18 +90,20 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
     count(from, to, purpose, bytes);
     return value;
   } catch (const c10::OutOfMemoryError& error) {
-    throw Error(ErrorClass::kDevice,
-                {"moving " + std::string(to_string(purpose)) + " from " + to_string(from) + " to " + to_string(to),
-                 error.what_without_backtrace(),
-                 std::to_string(src.numel() * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes free on " +
-                     to_string(to),
-                 "take a smaller batch, or give that device fewer layers with --max-memory"});
+    throw Error(
+        ErrorClass::kDevice,
+        {"moving " + std::string(to_string(purpose)) + " from " + to_string(from) + " to " + to_string(to),
+         error.what_without_backtrace(),
+         std::to_string(src.numel() * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes free on " +
+             to_string(to),
+         "take a smaller batch, or give that device fewer layers with --max-memory"});
   }
 }
 
 void undefined_destination(Purpose purpose) {
-  emend::detail::check_failed(__FILE__, __LINE__, "dst.defined()",
-                              "route_like (" + std::string(to_string(purpose)) + ") needs a defined destination");
+  emend::detail::check_failed(
+      __FILE__, __LINE__, "dst.defined()",
+      "route_like (" + std::string(to_string(purpose)) + ") needs a defined destination");
 }
 
 }  // namespace detail

@@ -1,8 +1,8 @@
 // Moving tensors between devices: the one place where it happens, and a count of what it cost.
 //
-// Goals: data moves to the operand that is written or that is larger; the mover is the callee; nothing asks a global
-// for "the" device. Outside devices/ and the checkpoint loader nobody calls .to(device) or .cuda(): a test greps.
-// Non-goal: deciding where things live. That is PlacementPlan's job (devices/placement.h).
+// Goals: data moves to the operand that is written or that is larger; the mover is the callee; nothing asks a
+// global for "the" device. Outside devices/ and the checkpoint loader nobody calls .to(device) or .cuda(): a
+// test greps. Non-goal: deciding where things live. That is PlacementPlan's job (devices/placement.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,10 +49,10 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
 [[noreturn]] void undefined_destination(Purpose purpose);
 }  // namespace detail
 
-/// THE mover: `src` on the device of `dst` and, with Dtype::kMatch, in its dtype. Gradients flow back through it.
-/// Returns `src` itself (no copy, no count) when nothing changes and when `src` is undefined.
-/// The sizes of `dst` do not matter; an undefined `dst` is a mistake of the caller (std::logic_error).
-/// Throws Error(kDevice) when the target is out of memory.
+/// THE mover: `src` on the device of `dst` and, with Dtype::kMatch, in its dtype. Gradients flow back through
+/// it. Returns `src` itself (no copy, no count) when nothing changes and when `src` is undefined. The sizes
+/// of `dst` do not matter; an undefined `dst` is a mistake of the caller (std::logic_error). Throws
+/// Error(kDevice) when the target is out of memory.
 [[nodiscard]] inline at::Tensor route_like(const at::Tensor& src, const at::Tensor& dst, Purpose purpose,
                                            Dtype dtype = Dtype::kKeep) {
   if (!src.defined()) return src;
@@ -74,8 +74,9 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
   return route_to(src, c10::Device(c10::kCPU), purpose);
 }
 
-/// Sends copies from one device to another through host memory from now on (or directly again). For pairs whose
-/// direct copies were found to be wrong (devices/doctor.h). Process-wide, like the hardware it is about.
+/// Sends copies from one device to another through host memory from now on (or directly again). For pairs
+/// whose direct copies were found to be wrong (devices/doctor.h). Process-wide, like the hardware it is
+/// about.
 void stage_through_host(c10::Device from, c10::Device to, bool staged = true);
 [[nodiscard]] bool is_staged(c10::Device from, c10::Device to);
 

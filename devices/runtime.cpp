@@ -140,7 +140,9 @@ const CudaRuntime& load_cuda_runtime() {
   return runtime;
 }
 
-bool cuda_runtime_was_asked() noexcept { return g_cuda_asked; }
+bool cuda_runtime_was_asked() noexcept {
+  return g_cuda_asked;
+}
 
 std::vector<DeviceInfo> visible_devices() {
   std::vector<DeviceInfo> devices{cpu_info()};
@@ -148,17 +150,21 @@ std::vector<DeviceInfo> visible_devices() {
     const auto index = static_cast<c10::DeviceIndex>(k);
     const auto limit = simulated_memory_limit(k);
     const auto total = limit > 0 ? limit : devices.front().total_bytes;
-    const auto free = limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated : devices.front().free_bytes;
+    const auto free =
+        limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated : devices.front().free_bytes;
     devices.push_back({c10::Device(kSimulated, index), "simulated", "", total, std::max<int64_t>(free, 0)});
   }
   if (cuda_runtime_was_asked())
-    for (int k = 0; k < load_cuda_runtime().devices; ++k) devices.push_back(cuda_info(static_cast<c10::DeviceIndex>(k)));
+    for (int k = 0; k < load_cuda_runtime().devices; ++k)
+      devices.push_back(cuda_info(static_cast<c10::DeviceIndex>(k)));
   return devices;
 }
 
 MemoryStats device_memory_stats(c10::Device device) {
-  if (device.is_cpu()) return {proc_bytes("/proc/self/status", "VmRSS"), proc_bytes("/proc/self/status", "VmHWM")};
-  if (device.is_cuda() ? device.index() >= load_cuda_runtime().devices : device.index() >= simulated_device_count())
+  if (device.is_cpu())
+    return {proc_bytes("/proc/self/status", "VmRSS"), proc_bytes("/proc/self/status", "VmHWM")};
+  if (device.is_cuda() ? device.index() >= load_cuda_runtime().devices
+                       : device.index() >= simulated_device_count())
     require_visible(device, "memory statistics");
   auto* allocator = c10::getDeviceAllocator(device.type());
   if (!allocator->initialized()) return {};

@@ -1,7 +1,9 @@
-// What this process can compute on: the CUDA runtime, opened only when it is asked for, and the memory of devices.
+// What this process can compute on: the CUDA runtime, opened only when it is asked for, and the memory of
+// devices.
 //
-// One binary serves machines with and without GPUs: the programs link libtorch_cpu alone, and libtorch_cuda.so is
-// opened before the first CUDA question (it costs 0.15 s, so a run on the CPU never does it).
+// One binary serves machines with and without GPUs: the programs link libtorch_cpu alone, and
+// libtorch_cuda.so is opened before the first CUDA question (it costs 0.15 s, so a run on the CPU never does
+// it).
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,13 +15,13 @@
 namespace emend::devices {
 
 struct CudaRuntime {
-  bool loaded = false;      ///< LibTorch's CUDA half is in this process
-  int devices = 0;          ///< CUDA devices that the driver shows to this process
-  std::string reason;       ///< why `devices` is 0, for people; empty otherwise
+  bool loaded = false;  ///< LibTorch's CUDA half is in this process
+  int devices = 0;      ///< CUDA devices that the driver shows to this process
+  std::string reason;   ///< why `devices` is 0, for people; empty otherwise
 };
 
-/// Opens libtorch_cuda.so, once, and counts the devices. Later calls return the same answer. Thread-safe; never
-/// throws: a machine without GPUs is not an error until a GPU is asked for.
+/// Opens libtorch_cuda.so, once, and counts the devices. Later calls return the same answer. Thread-safe;
+/// never throws: a machine without GPUs is not an error until a GPU is asked for.
 const CudaRuntime& load_cuda_runtime();
 /// True once load_cuda_runtime() was called, whatever came of it.
 [[nodiscard]] bool cuda_runtime_was_asked() noexcept;
@@ -43,7 +45,8 @@ struct MemoryStats {
 /// Of "cpu" (resident and peak resident size), "sim:k" and "cuda:k" (their allocators' counts).
 /// Throws Error(kDevice) if the device is not visible.
 [[nodiscard]] MemoryStats device_memory_stats(c10::Device device);
-/// Starts a new peak. For the CPU this needs Linux's /proc/self/clear_refs; where that is refused the peak goes on.
+/// Starts a new peak. For the CPU this needs Linux's /proc/self/clear_refs; where that is refused the peak
+/// goes on.
 void reset_peak_memory(c10::Device device);
 
 }  // namespace emend::devices

@@ -38,7 +38,9 @@ void free_block(void* context) {
   if (block->memory) c10::free_cpu(block->memory);
 }
 
-void drop_storage(void* context) { delete static_cast<c10::Storage*>(context); }
+void drop_storage(void* context) {
+  delete static_cast<c10::Storage*>(context);
+}
 
 }  // namespace
 
@@ -49,14 +51,18 @@ void account_simulated(c10::DeviceIndex device, int64_t bytes) {
   const int64_t limit = account.limit;
   if (limit > 0 && now > limit) {
     account.bytes -= bytes;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device), ": tried to allocate ",
-                     bytes, " bytes with ", now - bytes, " of ", limit, " in use");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device),
+                     ": tried to allocate ", bytes, " bytes with ", now - bytes, " of ", limit, " in use");
   }
   raise_peak(account, now);
 }
 
-c10::DeviceIndex current_simulated_device() noexcept { return t_current; }
-void set_current_simulated_device(c10::DeviceIndex device) noexcept { t_current = device; }
+c10::DeviceIndex current_simulated_device() noexcept {
+  return t_current;
+}
+void set_current_simulated_device(c10::DeviceIndex device) noexcept {
+  t_current = device;
+}
 
 c10::DataPtr SimulatedAllocator::allocate(size_t bytes) {
   const auto device = t_current;
@@ -72,7 +78,9 @@ c10::DataPtr SimulatedAllocator::allocate(size_t bytes) {
   return {memory, block, &free_block, c10::Device(kSimulated, device)};
 }
 
-void SimulatedAllocator::copy_data(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
+void SimulatedAllocator::copy_data(void* to, const void* from, size_t bytes) const {
+  std::memcpy(to, from, bytes);
+}
 
 c10::CachingDeviceAllocator::DeviceStats SimulatedAllocator::getDeviceStats(c10::DeviceIndex device) {
   c10::CachingDeviceAllocator::DeviceStats stats;
@@ -94,8 +102,10 @@ SimulatedAllocator& simulated_allocator() {
 }
 
 c10::Storage host_alias(const c10::Storage& simulated) {
-  c10::DataPtr pointer(const_cast<void*>(simulated.data()), new c10::Storage(simulated), &drop_storage, c10::kCPU);
-  return {c10::Storage::use_byte_size_t(), simulated.nbytes(), std::move(pointer), c10::GetAllocator(c10::kCPU), true};
+  c10::DataPtr pointer(const_cast<void*>(simulated.data()), new c10::Storage(simulated), &drop_storage,
+                       c10::kCPU);
+  return {c10::Storage::use_byte_size_t(), simulated.nbytes(), std::move(pointer),
+          c10::GetAllocator(c10::kCPU), true};
 }
 
 c10::Storage adopt_host_storage(const c10::Storage& host, c10::DeviceIndex device) {
@@ -110,8 +120,8 @@ c10::Storage adopt_host_storage(const c10::Storage& host, c10::DeviceIndex devic
 
 static detail::Account& account_of(int index) {
   if (index < 0 || index >= kMaxSimulated)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"simulated device", "index " + std::to_string(index), "0 to " + std::to_string(kMaxSimulated - 1), ""});
+    throw Error(ErrorClass::kInvalidArgument, {"simulated device", "index " + std::to_string(index),
+                                               "0 to " + std::to_string(kMaxSimulated - 1), ""});
   return detail::g_accounts[static_cast<size_t>(index)];
 }
 
@@ -122,7 +132,8 @@ void set_simulated_memory_limit(int index, int64_t bytes) {
   account_of(index).limit = bytes;
 }
 
-int64_t simulated_memory_limit(int index) { return account_of(index).limit; }
+int64_t simulated_memory_limit(int index) {
+  return account_of(index).limit;
+}
 
 }  // namespace emend::devices
-namespace emend::devices { int simulated_device_count() noexcept { return 0; } }

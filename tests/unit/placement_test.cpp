@@ -6,8 +6,12 @@ namespace emend::devices {
 namespace {
 
 const c10::Device kCpu(c10::kCPU);
-c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
-c10::Device sim(int index) { return {kSimulated, static_cast<c10::DeviceIndex>(index)}; }
+c10::Device cuda(int index) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+c10::Device sim(int index) {
+  return {kSimulated, static_cast<c10::DeviceIndex>(index)};
+}
 
 TEST(DeviceName, ParsesAndPrintsBack) {
   for (const auto& [text, device] : std::vector<std::pair<std::string, c10::Device>>{
@@ -20,8 +24,8 @@ TEST(DeviceName, ParsesAndPrintsBack) {
 }
 
 TEST(DeviceName, RefusesWithAReason) {
-  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:1x", "cuda:999999999999", "sim:",
-                           "cuda:64", "meta", "mps", "cpu:0", " cpu"}) {
+  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:1x",
+                           "cuda:999999999999", "sim:", "cuda:64", "meta", "mps", "cpu:0", " cpu"}) {
     try {
       (void)parse_device_name(text);
       ADD_FAILURE() << text;

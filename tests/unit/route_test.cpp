@@ -1,4 +1,5 @@
-// Routing between the CPU and the "meta" device, which is always there; sim_route_test does it with real data.
+// Routing between the CPU and the "meta" device, which is always there; sim_route_test does it with real
+// data.
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
 #include <gtest/gtest.h>
@@ -9,7 +10,9 @@
 namespace emend::devices {
 namespace {
 
-at::Tensor on_meta() { return at::empty({1}, at::TensorOptions().device(c10::kMeta)); }
+at::Tensor on_meta() {
+  return at::empty({1}, at::TensorOptions().device(c10::kMeta));
+}
 
 TEST(Route, ReturnsTheSameTensorWhenNothingChanges) {
   TransferScope scope;
@@ -66,7 +69,8 @@ TEST(Route, UndefinedDestinationIsAMistake) {
 
 TEST(Route, EveryPurposeHasADistinctName) {
   std::vector<std::string_view> names;
-  for (int p = 0; p <= static_cast<int>(Purpose::kOther); ++p) names.push_back(to_string(static_cast<Purpose>(p)));
+  for (int p = 0; p <= static_cast<int>(Purpose::kOther); ++p)
+    names.push_back(to_string(static_cast<Purpose>(p)));
   EXPECT_EQ(names.back(), "other");
   std::sort(names.begin(), names.end());
   EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());

@@ -1,0 +1,43 @@
+// Inside the simulated backend: host views of simulated tensors, the boxed fallback, generators.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace emend::devices::detail {
+
+/// A CPU tensor over the same bytes as `simulated`, with the same sizes and strides. Other tensors pass
+/// through.
+[[nodiscard]] at::Tensor host_view(const at::Tensor& simulated);
+
+/// Runs any operator: checks that all operands are on one device, gives the CPU's kernel host views of them,
+/// and turns its results into simulated tensors. A result that shares an operand's storage becomes a view of
+/// that operand.
+void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+/// The generator of a simulated device (of the current one for a negative index).
+[[nodiscard]] const at::Generator& default_simulated_generator(c10::DeviceIndex index);
+[[nodiscard]] at::Generator make_simulated_generator(c10::DeviceIndex index);
+/// The CPU generator inside a simulated one. Throws c10::Error for a generator of another device.
+[[nodiscard]] at::Generator host_generator(const at::Generator& generator);
+
+/// Makes `device` current while alive. Throws c10::Error if it is not switched on; a missing index means the
+/// current.
+class CurrentSimulated {
+ public:
+  explicit CurrentSimulated(std::optional<c10::Device> device);
+  ~CurrentSimulated();
+  CurrentSimulated(const CurrentSimulated&) = delete;
+  CurrentSimulated& operator=(const CurrentSimulated&) = delete;
+
+ private:
+  c10::DeviceIndex before_;
+};
+
+/// Operators that the fallback cannot serve: allocation, copies, resizing, set_. Registers them and the
+/// fallback.
+void register_simulated_operators();
+
+}  // namespace emend::devices::detail
