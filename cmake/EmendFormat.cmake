@@ -9,7 +9,7 @@ foreach(target_and_options "format;-i" "check-format;--dry-run;--Werror")
     add_custom_target(${_target} COMMAND sh -c "${_list_sources} | xargs ${EMEND_CLANG_FORMAT} ${_options}"
                       WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}" VERBATIM)
   else()
-    add_custom_target(${_target} COMMAND sh -c "echo 'clang-format is not installed: apt-get install clang-format'; exit 1"
-                      VERBATIM)
+    add_custom_target(
+      ${_target} COMMAND sh -c "echo 'clang-format is not installed: apt-get install clang-format'; exit 1" VERBATIM)
   endif()
 endforeach()

@@ -15,16 +15,19 @@ if(_programs)
     endforeach()
     install(TARGETS ${_programs} RUNTIME_DEPENDENCY_SET emend_runtime RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
     # All but LibTorch (1 GB; LD_LIBRARY_PATH names it on the other machine) and what every Linux system has.
+    # cmake-format: off
     install(RUNTIME_DEPENDENCY_SET emend_runtime
             PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+|gomp|torch.*|c10.*|cud.*|cu.*|nv.*|nccl)\\.so"
             POST_EXCLUDE_REGEXES "/torch/lib/" "/nvidia/"
             LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    # cmake-format: on
   else()
     install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endif()
 
-install(TARGETS ${_libraries} emend_emend emend_build_flags EXPORT emendTargets
+install(TARGETS ${_libraries} emend_emend emend_build_flags
+        EXPORT emendTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/emend)
@@ -47,5 +50,4 @@ configure_package_config_file(cmake/emendConfig.cmake.in "${CMAKE_BINARY_DIR}/em
 # Before 1.0 a minor version may change the interface.
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/emendConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_BINARY_DIR}/emendConfig.cmake" "${CMAKE_BINARY_DIR}/emendConfigVersion.cmake"
-              cmake/EmendDependencies.cmake cmake/FindLibTorch.cmake cmake/FindGgml.cmake
-        DESTINATION ${_package_dir})
+              cmake/EmendDependencies.cmake cmake/FindLibTorch.cmake cmake/FindGgml.cmake DESTINATION ${_package_dir})

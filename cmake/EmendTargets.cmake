@@ -81,8 +81,9 @@ function(emend_add_test name)
     target_link_libraries(${name} PRIVATE emend_${dependency})
   endforeach()
   target_link_libraries(${name} PRIVATE ${ARG_PRIVATE} GTest::gtest GTest::gtest_main)
-  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests")  # "support/…"
-  target_compile_definitions(${name} PRIVATE EMEND_SOURCE_DIR="${CMAKE_SOURCE_DIR}" EMEND_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests") # "support/…"
+  target_compile_definitions(${name} PRIVATE EMEND_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+                                             EMEND_BINARY_DIR="${CMAKE_BINARY_DIR}")
   target_compile_options(${name} PRIVATE ${EMEND_WARNINGS})
   target_link_libraries(${name} PRIVATE spdlog::spdlog nlohmann_json::nlohmann_json)
   # Definitions differ from the precompiled header's, which GCC accepts as long as no header in it reads them.

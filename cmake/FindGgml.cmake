@@ -10,8 +10,10 @@ find_path(GGML_INCLUDE_DIR gguf.h HINTS "${GGML_ROOT}" ${_ggml_wheels} "${GGML_H
 get_filename_component(_ggml_root "${GGML_INCLUDE_DIR}" DIRECTORY)
 find_library(GGML_BASE_LIBRARY ggml-base HINTS "${_ggml_root}" PATH_SUFFIXES lib lib64)
 include(FindPackageHandleStandardArgs)
+# cmake-format: off
 find_package_handle_standard_args(Ggml REQUIRED_VARS GGML_BASE_LIBRARY GGML_INCLUDE_DIR
   REASON_FAILURE_MESSAGE "set GGML_ROOT to a ggml installation, or run ./quickstart --build-only")
+# cmake-format: on
 if(Ggml_FOUND AND NOT TARGET emend::ggml)
   add_library(emend::ggml INTERFACE IMPORTED)
   target_include_directories(emend::ggml SYSTEM INTERFACE "${GGML_INCLUDE_DIR}")

@@ -33,15 +33,17 @@ if(EXISTS "${_version_header}")
 endif()
 
 include(FindPackageHandleStandardArgs)
+# cmake-format: off
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY LIBTORCH_INCLUDE_DIR
   VERSION_VAR LIBTORCH_VERSION
   REASON_FAILURE_MESSAGE "set LIBTORCH_ROOT to a LibTorch 2.11 folder, or run ./quickstart --build-only, which installs one into .venv")
+# cmake-format: on
 
 if(LibTorch_FOUND AND NOT TARGET emend::torch)
   add_library(emend::torch INTERFACE IMPORTED)
-  target_include_directories(emend::torch SYSTEM INTERFACE
-    "${LIBTORCH_INCLUDE_DIR}" "${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include")
+  target_include_directories(emend::torch SYSTEM INTERFACE "${LIBTORCH_INCLUDE_DIR}"
+                                                           "${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include")
   target_link_libraries(emend::torch INTERFACE "${LIBTORCH_CPU_LIBRARY}" "${LIBTORCH_C10_LIBRARY}" ${CMAKE_DL_LIBS})
 endif()
 mark_as_advanced(LIBTORCH_INCLUDE_DIR LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY)

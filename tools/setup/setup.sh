@@ -134,6 +134,8 @@ setup_cuda_libraries() {
     mapfile -t wheels < <(list_entries "$setup_dir/cuda-libraries.txt" |
       awk 'NR == FNR {want[$1]; next} $1 in want {print $2}' <(printf '%s\n' "$names") - | sort -u)
     [ "${#wheels[@]}" -gt 0 ] || break
+    [ "${#wheels[@]}" -lt 6 ] || need_disk 5 "the CUDA libraries that Python's torch loads"
+    say "      to install: ${wheels[*]}"
     pip_install .venv "libraries that LibTorch loads (round $round)" "${wheels[@]}"
   done
   names=$(missing_libraries "$@")
