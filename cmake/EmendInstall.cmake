@@ -4,15 +4,14 @@ set(_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/emend")
 get_property(_libraries GLOBAL PROPERTY EMEND_LIBRARIES)
 get_property(_programs GLOBAL PROPERTY EMEND_PROGRAMS)
 
-# Installed programs look for shared libraries beside themselves (a bundle) and where the build found them.
+# Installed programs look for shared libraries beside themselves (a bundle) and where the build found them. The latter is
+# said in so many words: CMake leaves folders inside the source tree, such as .venv, out of its own list.
 if(_programs)
-  set_target_properties(${_programs} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}"
-                                                INSTALL_RPATH_USE_LINK_PATH ON)
+  get_filename_component(_libtorch_lib "${LIBTORCH_CPU_LIBRARY}" DIRECTORY)
+  get_filename_component(_ggml_lib "${GGML_BASE_LIBRARY}" DIRECTORY)
+  set_target_properties(${_programs} PROPERTIES INSTALL_RPATH
+                                                "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_libtorch_lib};${_ggml_lib}")
   if(EMEND_BUNDLE)
-    # The older kind of search path also serves the libraries of a library (spdlog's fmt).
-    foreach(program IN LISTS _programs)
-      target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
-    endforeach()
     install(TARGETS ${_programs} RUNTIME_DEPENDENCY_SET emend_runtime RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
     # All but LibTorch (1 GB; LD_LIBRARY_PATH names it on the other machine) and what every Linux system has.
     # cmake-format: off
