@@ -12,6 +12,10 @@ if(_programs)
   set_target_properties(${_programs} PROPERTIES INSTALL_RPATH
                                                 "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_libtorch_lib};${_ggml_lib}")
   if(EMEND_BUNDLE)
+    # The older kind of search path also serves the libraries of a library (spdlog's fmt).
+    foreach(program IN LISTS _programs)
+      target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
+    endforeach()
     install(TARGETS ${_programs} RUNTIME_DEPENDENCY_SET emend_runtime RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
     # All but LibTorch (1 GB; LD_LIBRARY_PATH names it on the other machine) and what every Linux system has.
     # cmake-format: off

@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/core/log.h>
 #include <unistd.h>
 
@@ -6,31 +5,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
-#include <fstream>
-#include <mutex>
 
 namespace emend {
 namespace {
-
-std::string_view level_name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug: return "debug";
-    case LogLevel::kInfo: return "info";
-    case LogLevel::kWarning: return "warning";
-    case LogLevel::kError: return "error";
-  }
-  return "info";
-}
-
-std::string clock_text(const char* format, bool utc) {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  utc ? gmtime_r(&now, &parts) : localtime_r(&now, &parts);
-  char text[40];
-  std::strftime(text, sizeof text, format, &parts);
-  return text;
-}
 
 void write_all(int fd, const std::string& text) {
   size_t done = 0;
@@ -40,51 +17,6 @@ void write_all(int fd, const std::string& text) {
     done += static_cast<size_t>(n);
   }
 }
-
-class TerminalSink final : public LogSink {
- public:
-  TerminalSink(int fd, LogLevel lowest, bool colour) : fd_(fd), lowest_(lowest), colour_(colour) {}
-
-  void write(const LogEvent& event) override {
-    if (event.level < lowest_) return;
-    std::string mark;
-    if (event.level == LogLevel::kWarning) mark = colour_ ? "\x1b[33mwarning:\x1b[0m " : "warning: ";
-    if (event.level == LogLevel::kError) mark = colour_ ? "\x1b[31merror:\x1b[0m " : "error: ";
-    // On a terminal a progress bar may stand on this line: clear it first.
-    const std::string clear = ::isatty(fd_) ? "\r\x1b[K" : "";
-    std::lock_guard lock(mutex_);
-    write_all(fd_, clear + clock_text("%H:%M:%S ", false) + mark + event.text + "\n");
-  }
-
- private:
-  int fd_;
-  LogLevel lowest_;
-  bool colour_;
-  std::mutex mutex_;
-};
-
-class JsonLinesSink final : public LogSink {
- public:
-  explicit JsonLinesSink(const std::string& path) : out_(path, std::ios::app) {
-    if (!out_)
-      throw Error(ErrorClass::kIo, {path, std::string("cannot open for appending (") + std::strerror(errno) + ")",
-                                    "a writable path", "choose another --log-file"});
-  }
-
-  void write(const LogEvent& event) override {
-    nlohmann::json line = {{"ts", clock_text("%Y-%m-%dT%H:%M:%SZ", true)},
-                           {"level", level_name(event.level)},
-                           {"event", event.name},
-                           {"text", event.text}};
-    if (event.fields.is_object()) line["fields"] = event.fields;
-    std::lock_guard lock(mutex_);
-    out_ << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
-  }
-
- private:
-  std::ofstream out_;
-  std::mutex mutex_;
-};
 
 struct ProgressState {
   int fd;
@@ -120,14 +52,6 @@ void Log::warning(std::string_view name, const std::string& text) const {
   event(LogLevel::kWarning, name, text, nullptr);
 }
 void Log::error(std::string_view name, const std::string& text) const { event(LogLevel::kError, name, text, nullptr); }
-
-std::shared_ptr<LogSink> make_terminal_sink(int fd, LogLevel lowest, bool colour) {
-  return std::make_shared<TerminalSink>(fd, lowest, colour);
-}
-
-std::shared_ptr<LogSink> make_json_lines_sink(const std::string& path) {
-  return std::make_shared<JsonLinesSink>(path);
-}
 
 bool wants_colour(int fd) {
   const char* none = std::getenv("NO_COLOR");
