@@ -15,8 +15,9 @@ struct ApplyReport {
 
 /// Adds the delta to its weight, in place, on the weight's device and in its stored orientation: computed in float64 and cast once to
 /// the weight's dtype. The original is kept in `transaction` first.
-/// Throws Error(kInvalidArgument) if the shape does not fit the weight, Error(kNumeric) if the delta or the sum is not finite (nothing is
-/// written then), Error(kNotFound) for an unknown weight.
+/// Throws Error(kInvalidArgument) if the shape does not fit the weight, Error(kNotFound) for an unknown weight, Error(kNumeric) if the delta
+/// is not finite: nothing is written then. If only the sum overflows (float16), part of the weight may be written; the
+/// transaction has the original.
 ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction);
 
 /// As apply_delta, for a whole new value (training editors, masks): `value` in the stored orientation and shape.

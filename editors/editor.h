@@ -27,7 +27,6 @@ namespace emend::editors {
 
 class EditTransaction;
 class StatisticsProvider;
-struct TargetTrace;
 
 /// kFast batches facts, reuses everything that cannot change between steps and computes only what the loss reads.
 /// kReference works as the published code does (one fact at a time, whole padded sentences, the whole model each step): the
@@ -36,6 +35,9 @@ enum class Engine { kFast, kReference };
 [[nodiscard]] std::string_view to_string(Engine engine) noexcept;
 /// Throws Error(kInvalidArgument).
 [[nodiscard]] Engine parse_engine(std::string_view text);
+
+/// Intermediate tensors by name, on the host: "z.7.delta_steps", "layer.4.keys", … (docs/editors.md lists them).
+using Trace = std::map<std::string, at::Tensor>;
 
 /// Inputs of an edit besides model, facts and hyper-parameters. Nothing else decides the result.
 struct EditContext {
@@ -53,8 +55,8 @@ struct EditContext {
   CancelToken cancel;
   ProgressFn progress;
   Log log;
-  /// If set, filled with every step of every target optimisation, by fact (tests, fixtures; slow and large).
-  std::vector<TargetTrace>* traces = nullptr;
+  /// If set, editors record their intermediate tensors there (tests, fixtures; slow and large).
+  Trace* trace = nullptr;
 };
 
 enum class FactStatus {
@@ -137,6 +139,13 @@ class Editor {
   /// Facts that cannot be edited alone come back with status kFailed and a reason; the others are edited.
   /// Throws Error(kInvalidArgument) for an empty list.
   [[nodiscard]] virtual EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) = 0;
+
+  /// To be called once after the last batch, by programs that edit in several: editors that correct the sum of all changes (PRUNE) do
+  /// it here. Same promises as edit(). Returns nothing where there is nothing to do.
+  [[nodiscard]] virtual std::optional<EditResult> finish(models::Model& model, EditContext& context) {
+    (void)model, (void)context;
+    return std::nullopt;
+  }
 
   /// Forgets earlier batches.
   virtual void reset() {}

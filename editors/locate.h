@@ -1,7 +1,7 @@
 // What all locate-then-edit methods do around the one step in which they differ.
 //
-// An editor fills a LocateRecipe, calls run_locate_edit and writes only its layer update. Steps: contexts → prompts → targets →
-// for each layer: keys and current values with the model as it is now → residual → the editor's update → apply_delta.
+// An editor derives from LocateEditor, fills a LocateRecipe and writes update(). Steps of edit(): contexts → prompts → targets →
+// for each layer: keys and current values with the model as it is now → residual → update() → apply_delta.
 #pragma once
 
 #include <emend/editors/apply.h>
@@ -11,7 +11,6 @@
 #include <emend/editors/targets.h>
 #include <emend/hparams/locate.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,16 +23,15 @@ enum class ResidualSpread {
   kNone,   ///< all of it in every layer
 };
 
-/// What an editor's update sees of one layer. Matrices in paper orientation, solve dtype, on the solve device.
+/// What an editor's update sees of one layer. Matrices in paper orientation, in `dtype`, on the solve device.
 struct LayerProblem {
   int layer = 0;
-  size_t index = 0, count = 1;      ///< i-th of L layers
+  size_t index = 0, count = 1;   ///< i-th of L layers
   models::EditSite site;
-  at::Tensor keys_FN;               ///< averaged keys
-  at::Tensor keys_per_context_PF;   ///< [N·C, F], fact-major
-  at::Tensor current_DN;            ///< value now at the target site, plain prompts
-  at::Tensor residual_DN;           ///< share of (targets − current) for this layer
-  SecondMoment moment;              ///< absent if the recipe needs none
+  at::Tensor weight_DF;          ///< the weight as it is now: a view, not to be written; weight's dtype and device
+  at::Tensor keys_FN;            ///< averaged keys
+  at::Tensor residual_DN;        ///< this layer's share of (targets − current values)
+  SecondMoment moment;           ///< absent if the recipe needs none
   at::ScalarType dtype = at::kDouble;
 };
 
@@ -43,45 +41,72 @@ struct LayerUpdate {
   SolveReport solve;
 };
 
-/// A layer before and after its update, for tests and fixtures.
-struct LayerTrace {
-  LayerProblem problem;
-  LayerUpdate update;
-  at::Tensor weight_change_DF;  ///< what the weight really changed by
-};
-
 struct LocateRecipe {
   std::string editor;
-  nlohmann::json hparams;
+  nlohmann::json hparams;                ///< effective values, for the record
   hparams::LocateHparams common;
-  TargetSpec targets;                    ///< see memit_targets
+  TargetSpec targets;                    ///< memit_targets, rome_targets, or built by hand
   ContextGrouping grouping = ContextGrouping::kPlainApart;
   KeyWeighting weighting = KeyWeighting::kByGroup;
   ResidualSpread spread = ResidualSpread::kEqual;
   bool needs_statistics = true;
-  bool merge_equal_keys = false;         ///< facts with the same subject and the same keys share one target
-  std::function<LayerUpdate(const LayerProblem&)> update;
-  /// After all layers are written, before the commit; `keys_FN` of each layer with the edited model are collected if set.
-  std::function<void(const std::vector<at::Tensor>& keys_FN)> after_edit;
-  std::vector<LayerTrace>* layer_traces = nullptr;
+  bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
 };
 
-/// MEMIT's way of optimising: δ at the output of the last of `layers`, loss at v_loss_layer.
+/// Base of the batch editors of this kind. `update` is public so that tests can ask it about recorded problems.
+class LocateEditor : public Editor {
+ public:
+  explicit LocateEditor(LocateRecipe recipe) : recipe_(std::move(recipe)) {}
+
+  [[nodiscard]] const std::string& name() const override { return recipe_.editor; }
+  [[nodiscard]] nlohmann::json hparams() const override { return recipe_.hparams; }
+  [[nodiscard]] std::vector<int> statistics_layers() const override;
+  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) override;
+
+  /// The step in which methods differ: the change of one layer's weight. Must not change the instance.
+  [[nodiscard]] virtual LayerUpdate update(const LayerProblem& problem) const = 0;
+
+ protected:
+  /// True if after_edit is to be called with the keys of every layer, collected again from the edited model.
+  [[nodiscard]] virtual bool wants_keys_after_edit() const { return false; }
+  /// The last step before the commit: remember the batch. keys_FN[i] belongs to the i-th layer; solve dtype, host.
+  virtual void after_edit(const std::vector<at::Tensor>& keys_FN) { (void)keys_FN; }
+  [[nodiscard]] const LocateRecipe& recipe() const noexcept { return recipe_; }
+
+ private:
+  LocateRecipe recipe_;
+};
+
+/// MEMIT's way of optimising: δ at the output of the last of `layers`, loss read at v_loss_layer.
 [[nodiscard]] TargetSpec memit_targets(const hparams::LocateHparams& hparams, const models::Model& model);
 /// ROME's: δ at the MLP output of `layer`, the model's own logits.
-[[nodiscard]] TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer, const models::Model& model);
+[[nodiscard]] TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer);
 
-/// Layers within the model and ascending, v_loss_layer within the model, module names that fit the model, an editable matrix in every layer.
+/// Layers and v_loss_layer within the model, module names that fit it, an editable matrix in every layer.
 /// Throws Error(kInvalidArgument) naming the key's place in the file.
-void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model, const hparams::RawHparams& raw,
-                          const Log& log);
+void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model, const hparams::RawHparams& raw);
 
 /// The contexts of an edit: those of the context, else sampled now (and stored there).
 const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams, ContextGrouping grouping,
                                         EditContext& context);
 
-/// The whole edit of a batch. See Editor::edit for what happens on failure.
-[[nodiscard]] EditResult run_locate_edit(models::Model& model, std::span<const datasets::Fact> facts, const LocateRecipe& recipe,
-                                         EditContext& context);
+/// Prompts of every fact that can be rendered; the others get an outcome with status kFailed and the reason.
+/// `places[i]` is the index in `facts` of rendered[i].
+struct RenderedBatch {
+  std::vector<RenderedFact> rendered;
+  std::vector<size_t> places;
+  std::vector<FactOutcome> outcomes;  ///< one a fact, filled for the failed ones
+};
+[[nodiscard]] RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts,
+                                         const ContextTemplates& contexts, const RenderOptions& options);
+
+/// The moments of these layers from the context's provider, prepared. Throws Error(kInvalidArgument) if there is no provider.
+void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor, EditContext& context);
+
+/// A tensor on the device where the layer's systems are solved: the weight's device, or the host if a width F system does not fit.
+[[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
+
+/// "layer.4.keys" and so on, copied to the host; nothing without a trace.
+void record(EditContext& context, const std::string& name, const at::Tensor& value);
 
 }  // namespace emend::editors

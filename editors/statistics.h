@@ -19,10 +19,6 @@
 #include <string>
 #include <vector>
 
-namespace emend::datasets {
-class Corpus;
-}
-
 namespace emend::editors {
 
 class SpdFactor;
@@ -38,8 +34,10 @@ class SecondMoment {
   [[nodiscard]] int64_t width() const;
   [[nodiscard]] int64_t count() const;               ///< tokens; 0 if unknown
   [[nodiscard]] const nlohmann::json& origin() const;  ///< corpus, tokens, BOS rule, …
-  /// Cholesky factor of C in `dtype`, computed at the first call and kept. Throws Error(kNumeric) as SpdFactor::of does.
-  [[nodiscard]] const SpdFactor& factor(at::ScalarType dtype = at::kDouble) const;
+  /// Cholesky factor of C in `dtype` on the device of `like`, computed at the first call and kept with the moment (all copies share it).
+  /// Throws Error(kNumeric) as SpdFactor::of does.
+  [[nodiscard]] SpdFactor factor(at::ScalarType dtype, const at::Tensor& like) const;
+  [[nodiscard]] bool has_factor(at::ScalarType dtype, const at::Tensor& like) const;
   [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
 
  private:
@@ -96,6 +94,9 @@ struct StatisticsText {
   std::string name;         ///< for reports
   /// Calls `sink` for each document until it returns false.
   std::function<void(const std::function<bool(const std::string& document)>& sink)> each;
+
+  /// A file as datasets::CorpusReader reads it. Throws Error(kNotFound, kIo).
+  [[nodiscard]] static StatisticsText from_file(const std::filesystem::path& path);
 };
 
 /// Statistics over a corpus; without one, over text that the model itself samples (with the seed).
@@ -103,7 +104,8 @@ class CorpusStatistics final : public StatisticsProvider {
  public:
   CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options);
   ~CorpusStatistics() override;
-  /// Throws Error(kInvalidArgument) for a corpus without tokens; Error(kCancelled). A damaged cache file is reported and recomputed.
+  /// Throws Error(kInvalidArgument) for a corpus without tokens, Error(kCorruption) for a damaged one, Error(kCancelled). A damaged cache file
+  /// is reported and recomputed. The documents are shuffled with the seed; at most 64 MiB of text are considered.
   void prepare(const models::Model& model, const std::vector<int>& layers) override;
   [[nodiscard]] const SecondMoment& get(int layer) const override;
   [[nodiscard]] nlohmann::json describe() const override;

@@ -16,6 +16,7 @@
 #include <emend/editors/prompts.h>
 #include <emend/hooks/site.h>
 
+#include <optional>
 #include <vector>
 
 namespace emend::editors {
@@ -69,9 +70,8 @@ struct TargetProblem {
   std::vector<HeldVector> held;
 };
 
-/// Every step of one optimisation.
+/// Every step of one optimisation, on the host.
 struct TargetTrace {
-  int64_t case_id = 0;
   std::vector<at::Tensor> delta_steps;  ///< [steps+1, D] a site, float32
   std::vector<at::Tensor> grad_steps;   ///< [steps, D] a site
   at::Tensor nll_each;                  ///< [iterations, rows]
@@ -86,16 +86,21 @@ struct Target {
   std::string reason;
   int64_t steps = 0;
   std::vector<LossTerms> curve;
+  std::optional<TargetTrace> trace;   ///< if the context asks for traces
 };
 
 /// The problem of one fact: every context row with the target behind it (equal weights), and the KL rows.
 [[nodiscard]] TargetProblem make_target_problem(const RenderedFact& fact);
 
 /// Solves all problems. The model is not changed; its hooks are free afterwards. Uses from the context: engine, batch limit, cancel, progress,
-/// log, traces. A fact whose loss is not finite comes back kFailed; the others go on.
+/// log, trace. A fact whose loss is not finite comes back kFailed; the others go on.
 /// Throws Error(kInvalidArgument) for sites in different layers, empty problems or token indices out of range.
 [[nodiscard]] std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems,
                                                    const TargetSpec& spec, EditContext& context);
+
+/// Records a problem and its target under `prefix`: input_ids, attention_mask, labels, lookup, target_init, delta_steps, grad_steps, nll_each,
+/// target (with two sites: target_init.1 … for the second).
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target);
 
 /// Fills the fields of an outcome that come from a fact's tokens and its target.
 [[nodiscard]] FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact, const Target& target);

@@ -1,0 +1,44 @@
+// The two implementations behind optimise_targets.
+#pragma once
+
+#include <emend/editors/targets.h>
+
+#include <functional>
+
+namespace emend::editors::detail {
+
+/// One problem at a time, as published: whole padded sentences through the whole model at every step.
+[[nodiscard]] Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
+                                        const EditContext& context);
+
+/// Called as problems finish, with how many are done and the loss last seen.
+using FinishedFn = std::function<void(size_t done, double loss)>;
+
+/// All problems, in batches.
+[[nodiscard]] std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
+                                                const TargetSpec& spec, const EditContext& context, const FinishedFn& finished);
+
+/// Whether the stop rule is met, in terms that both engines have.
+struct StopState {
+  double nll_factor_scale = 1;  ///< kArgmax: 0.1 while the target is the argmax everywhere
+  int64_t hits = 0;             ///< kMostProbable
+};
+struct StopInputs {
+  double loss = 0, kl = 0;
+  bool all_argmax = false;      ///< every labelled position of every rewriting row
+  bool sampled_argmax = false;  ///< every labelled position of the sampled-context rows
+};
+[[nodiscard]] bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state);
+
+/// Status of an optimisation that ended without meeting its rule.
+[[nodiscard]] FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor);
+
+/// dtype of δ, Adam and the loss: float32, or float64 for a float64 model.
+[[nodiscard]] inline at::ScalarType work_dtype(const models::Model& model) {
+  return model.dtype() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// β1, β2 and ε of Adam, as the published implementations leave them.
+inline constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;
+
+}  // namespace emend::editors::detail

@@ -1,0 +1,51 @@
+#include <emend/core/error.h>
+#include <emend/editors/registry.h>
+
+#include <algorithm>
+#include <cctype>
+
+namespace emend::editors {
+
+#define EMEND_EDITOR(file, factory) EditorInfo factory();
+#include <emend/editors/methods.def>
+#undef EMEND_EDITOR
+
+namespace {
+
+// "R_ROME" and "r-rome" name the same editor.
+std::string plain(std::string_view name) {
+  std::string text;
+  for (const char c : name) text += c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+}  // namespace
+
+const std::vector<EditorInfo>& all_editors() {
+  static const std::vector<EditorInfo> editors = {
+#define EMEND_EDITOR(file, factory) factory(),
+#include <emend/editors/methods.def>
+#undef EMEND_EDITOR
+  };
+  return editors;
+}
+
+const EditorInfo& find_editor(std::string_view name) {
+  const std::string wanted = plain(name);
+  std::vector<std::string> names;
+  for (const auto& editor : all_editors()) {
+    if (plain(editor.name) == wanted) return editor;
+    names.push_back(editor.name);
+  }
+  std::string list;
+  for (const auto& known : names) list += (list.empty() ? "" : ", ") + known;
+  const std::string close = closest_name(wanted, names);
+  throw Error(ErrorClass::kInvalidArgument, {"editor", "unknown editor \"" + std::string(name) + "\"", "one of " + list,
+                                             close.empty() ? "" : "did you mean \"" + close + "\"?"});
+}
+
+std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model, const Log& log) {
+  return find_editor(name).make(raw, model, log);
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,106 @@
+// Second moments as values and as files.
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/core/sha256.h>
+#include <emend/devices/placement.h>
+#include <emend/devices/route.h>
+#include <emend/editors/solver.h>
+#include <emend/editors/statistics.h>
+
+#include <mutex>
+
+namespace emend::editors {
+namespace {
+
+constexpr const char* kFormat = "emend second moment 1";
+
+std::string factor_key(at::ScalarType dtype, const at::Tensor& like) {
+  return std::string(c10::toString(dtype)) + " " + devices::to_string(like.device());
+}
+
+std::string tensor_hash(const at::Tensor& tensor) {
+  const at::Tensor bytes = tensor.contiguous();
+  Sha256 hash;
+  hash.update(bytes.const_data_ptr(), bytes.nbytes());
+  return hash.hex();
+}
+
+}  // namespace
+
+struct SecondMoment::State {
+  at::Tensor cov_FF;
+  int64_t count = 0;
+  nlohmann::json origin;
+  std::mutex mutex;
+  std::map<std::string, SpdFactor> factors;
+};
+
+SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json origin) : state_(std::make_shared<State>()) {
+  const auto refuse = [](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {"second moment", got, expected, ""});
+  };
+  if (cov_FF.dim() != 2 || cov_FF.size(0) != cov_FF.size(1)) refuse("a tensor that is not square", "[F,F]");
+  if (cov_FF.scalar_type() != at::kFloat && cov_FF.scalar_type() != at::kDouble) refuse(c10::toString(cov_FF.scalar_type()), "float32 or float64");
+  if (!at::isfinite(cov_FF).all().item<bool>()) refuse("NaN or infinite entries", "finite numbers");
+  state_->cov_FF = std::move(cov_FF);
+  state_->count = count;
+  state_->origin = std::move(origin);
+}
+
+const at::Tensor& SecondMoment::cov_FF() const { return state_->cov_FF; }
+int64_t SecondMoment::width() const { return state_->cov_FF.size(0); }
+int64_t SecondMoment::count() const { return state_->count; }
+const nlohmann::json& SecondMoment::origin() const { return state_->origin; }
+
+SpdFactor SecondMoment::factor(at::ScalarType dtype, const at::Tensor& like) const {
+  const std::lock_guard lock(state_->mutex);
+  const std::string key = factor_key(dtype, like);
+  if (const auto found = state_->factors.find(key); found != state_->factors.end()) return found->second;
+  const at::Tensor cov_FF = devices::route_like(state_->cov_FF, like, devices::Purpose::kStatistics);
+  return state_->factors.emplace(key, SpdFactor::of(cov_FF, dtype, "the second moment of the keys")).first->second;
+}
+
+bool SecondMoment::has_factor(at::ScalarType dtype, const at::Tensor& like) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->factors.contains(factor_key(dtype, like));
+}
+
+void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key) {
+  const at::Tensor cov_FF = devices::to_host(moment.cov_FF(), devices::Purpose::kStatistics).contiguous();
+  write_safetensors(path, {{"cov", cov_FF}},
+                    {{"format", kFormat}, {"key", key}, {"count", std::to_string(moment.count())},
+                     {"origin", moment.origin().dump()}, {"sha256", tensor_hash(cov_FF)}});
+}
+
+std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const SafetensorsFile file(path);
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kCorruption, {path.string(), got, expected, "delete the file; it will be computed again"});
+  };
+  const auto text = [&](const char* name) {
+    const auto found = file.metadata().find(name);
+    if (found == file.metadata().end()) refuse(std::string("no \"") + name + "\" in the header", "a statistics file of emend");
+    return found->second;
+  };
+  if (text("format") != kFormat) refuse("format \"" + text("format") + "\"", kFormat);
+  if (text("key") != key) refuse("the key of other settings", "key " + key);
+  if (!file.contains("cov") || file.tensors().size() != 1) refuse("other tensors", "one tensor \"cov\"");
+  const at::Tensor cov_FF = file.tensor("cov");
+  if (text("sha256") != tensor_hash(cov_FF)) refuse("a checksum that does not fit the data", "an unaltered file");
+  int64_t count = 0;
+  nlohmann::json origin;
+  try {
+    count = std::stoll(text("count"));
+    origin = nlohmann::json::parse(text("origin"));
+    return SecondMoment(cov_FF.clone(), count, origin);
+  } catch (const Error& error) {
+    refuse(error.what(), "a second moment");
+  } catch (const std::exception&) {
+    refuse("unreadable metadata", "a statistics file of emend");
+  }
+  return std::nullopt;
+}
+
+}  // namespace emend::editors
