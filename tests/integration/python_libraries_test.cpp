@@ -12,11 +12,11 @@ namespace {
 
 TEST(PythonLibraries, ImportTogetherAndComputeOnTheCpu) {
   EMEND_NEEDS_PYTHON();
-  const std::string command =
-      emend::testing::test_python().string() +
-      " -c 'import torch, transformers, peft, safetensors.torch, tokenizers, accelerate; "
-      "print(torch.__version__.split(\"+\")[0], transformers.__version__, (torch.ones(2, 3) @ torch.ones(3, 2)).sum().item())'"
-      " 2>&1";
+  const std::string command = emend::testing::test_python().string() +
+                              " -c 'import torch, transformers, peft, safetensors.torch, tokenizers, accelerate; "
+                              "print(torch.__version__.split(\"+\")[0], transformers.__version__, (torch.ones(2, 3) @ "
+                              "torch.ones(3, 2)).sum().item())'"
+                              " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   ASSERT_NE(pipe, nullptr);
   std::string output;

@@ -32,7 +32,8 @@ inline std::string read_text(const std::filesystem::path& path) {
 
 /// Files below `folders` whose extension is one of `extensions`, sorted by path.
 inline std::vector<SourceFile> source_files(const std::vector<std::string>& folders,
-                                            const std::vector<std::string>& extensions = {".h", ".cpp", ".cu", ".def"}) {
+                                            const std::vector<std::string>& extensions = {".h", ".cpp", ".cu",
+                                                                                          ".def"}) {
   const std::filesystem::path top = EMEND_SOURCE_DIR;
   std::vector<SourceFile> files;
   for (const auto& folder : folders) {
@@ -71,7 +72,8 @@ inline std::string without_comments(std::string_view text, bool blank_strings) {
       const auto found = text.find(close, open);
       end = found == std::string_view::npos ? text.size() : found + close.size();
       if (blank_strings) blank(open + 1, end - close.size());
-    } else if (text[i] == '"' || (text[i] == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(text[i - 1]))))) {
+    } else if (text[i] == '"' ||
+               (text[i] == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(text[i - 1]))))) {
       while (end < text.size() && text[end] != text[i] && text[end] != '\n') end += text[end] == '\\' ? 2 : 1;
       if (blank_strings) blank(i + 1, end);
       ++end;

@@ -53,7 +53,9 @@ std::vector<Include> own_includes(const SourceFile& file) {
   return includes;
 }
 
-std::string top_folder(const std::string& path) { return path.substr(0, path.find('/')); }
+std::string top_folder(const std::string& path) {
+  return path.substr(0, path.find('/'));
+}
 
 TEST(Layering, FindsTheIncludesOfAKnownFile) {
   const SourceFile file{"models/x.cpp", "models",
@@ -126,10 +128,10 @@ TEST(Layering, ProgramsAreTheTop) {
 
 // The DEPENDS list of a folder's emend_add_library call.
 std::set<std::string> link_dependencies(const std::string& folder) {
-  const auto text =
-      emend::testing::read_text(std::filesystem::path(EMEND_SOURCE_DIR) / folder / "CMakeLists.txt");
+  const auto text = emend::testing::read_text(std::filesystem::path(EMEND_SOURCE_DIR) / folder / "CMakeLists.txt");
   std::smatch match;
-  if (!std::regex_search(text, match, std::regex(R"(emend_add_library\(\s*)" + folder + R"(\b([^)]*)\))"))) return {"?"};
+  if (!std::regex_search(text, match, std::regex(R"(emend_add_library\(\s*)" + folder + R"(\b([^)]*)\))")))
+    return {"?"};
   std::set<std::string> names;
   bool inside = false;
   const std::string arguments = match[1];
