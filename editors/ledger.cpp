@@ -58,8 +58,8 @@ at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const s
   if (change.sizes() != weight.sizes())
     throw Error(ErrorClass::kInvalidArgument, {folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
                                                "the model that the pack was made for", ""});
-  const auto compute = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return (weight.to(at::kDouble) + change).to(compute);
+  const auto compute_dtype = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return (weight.to(at::kDouble) + change).to(compute_dtype);
 }
 
 void copy_one(const std::filesystem::path& from, const std::filesystem::path& to) {
