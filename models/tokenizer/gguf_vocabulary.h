@@ -15,6 +15,7 @@ namespace emend::models {
 /// Keys "tokenizer.ggml.…" of a GGUF file, one field each; the key is named where it differs.
 struct GgufVocabulary {
   std::string source;                   ///< the file's path, for error texts
+  std::string name;                     ///< "general.name"; only tells Phi-3 from others
   std::string model;                    ///< "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE)
   std::string pre;                      ///< pre-tokenizer name for "gpt2"; empty means "default"
   std::vector<std::string> tokens;      ///< pieces, index = id

@@ -78,15 +78,14 @@ class Tokenizer {
   /// The piece as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"), for printing; empty if `id` has no token.
   [[nodiscard]] virtual std::string token_text(int64_t id) const = 0;
   /// The bytes that `id` adds to a text, for streaming: may be part of a character, or empty.
-  [[nodiscard]] virtual std::string token_bytes(int64_t id) const = 0;
+  ///   at_start  nothing of the text has been written yet, so that a leading space may fall away
+  [[nodiscard]] virtual std::string token_bytes(int64_t id, bool at_start = false) const = 0;
   /// The id of a piece as the vocabulary writes it, special tokens included.
   [[nodiscard]] virtual std::optional<int64_t> token_id(std::string_view piece) const = 0;
   /// True for tokens that decode(…, skip_special = true) leaves out.
   [[nodiscard]] virtual bool is_special(int64_t id) const = 0;
   /// Largest id + 1.
   [[nodiscard]] virtual int64_t vocab_size() const = 0;
-  /// True if decoded text loses the space that stands before its first word (SentencePiece's dummy prefix).
-  [[nodiscard]] virtual bool strips_leading_space() const { return false; }
 
   [[nodiscard]] std::optional<int64_t> bos_id() const { return special_.bos; }
   [[nodiscard]] std::optional<int64_t> eos_id() const { return special_.eos; }

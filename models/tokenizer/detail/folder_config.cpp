@@ -1,0 +1,195 @@
+#include <emend/core/atomic_file.h>
+#include <emend/models/tokenizer/detail/folder_config.h>
+#include <emend/models/tokenizer/detail/json_view.h>
+#include <emend/models/tokenizer/detail/pipeline.h>
+#include <emend/models/tokenizer/detail/post_processor.h>
+
+#include <algorithm>
+#include <charconv>
+
+namespace emend::models::detail {
+namespace {
+
+using nlohmann::json;
+constexpr const char* kConfigFile = "tokenizer_config.json";
+
+json read_object(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return json::object();
+  json document = parse_json(read_file(path), path.string());
+  if (!document.is_object()) JsonView(document, path.string()).fail("an object");
+  return document;
+}
+
+// A token is written as its text or as an object with "content".
+std::optional<std::string> token_text(const JsonView& file, const std::string& key) {
+  if (!file.has(key)) return std::nullopt;
+  const JsonView view = file.at(key);
+  if (view.value().is_string()) return view.string();
+  if (view.has("content")) return view.at("content").string();
+  view.fail("a string or an object with \"content\"");
+}
+
+// "eos_token_id": one id or a list.
+std::vector<int64_t> id_list(const JsonView& file, const std::string& key) {
+  if (!file.has(key)) return {};
+  const JsonView view = file.at(key);
+  if (!view.value().is_array()) return {view.integer(-1, kMaxTokenId)};
+  std::vector<int64_t> ids;
+  for (const JsonView& id : view.elements()) ids.push_back(id.integer(0, kMaxTokenId));
+  return ids;
+}
+
+bool adds_bos_by_class(const std::string& name) {
+  return name.rfind("Llama", 0) == 0 || name.rfind("CodeLlama", 0) == 0 || name.rfind("Gemma", 0) == 0;
+}
+
+}  // namespace
+
+FolderConfig::FolderConfig(const std::filesystem::path& folder)
+    : folder_(folder),
+      config_(read_object(folder / kConfigFile)),
+      map_(read_object(folder / "special_tokens_map.json")),
+      generation_(read_object(folder / "generation_config.json")),
+      model_config_(read_object(folder / "config.json")) {
+  class_ = JsonView(config_, (folder / kConfigFile).string()).string_or("tokenizer_class", "");
+  read_added_tokens();
+}
+
+void FolderConfig::read_added_tokens() {
+  const JsonView config(config_, (folder_ / kConfigFile).string());
+  if (config.has("added_tokens_decoder")) {
+    const JsonView decoder = config.at("added_tokens_decoder");
+    if (!decoder.value().is_object()) decoder.fail("an object");
+    for (const auto& [key, ignored] : decoder.value().items()) {
+      AddedToken token = read_added_token(decoder.at(key));
+      const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token.id);
+      if (error != std::errc() || end != key.data() + key.size() || token.id > kMaxTokenId) decoder.at(key).fail("an id as key");
+      added_.push_back(std::move(token));
+    }
+  }
+  const json extra = read_object(folder_ / "added_tokens.json");
+  const JsonView view(extra, (folder_ / "added_tokens.json").string());
+  for (const auto& [content, ignored] : extra.items()) {
+    AddedToken token;
+    token.content = content;
+    token.id = static_cast<uint32_t>(view.at(content).integer(0, kMaxTokenId));
+    token.special = false;
+    if (std::none_of(added_.begin(), added_.end(), [&](const AddedToken& other) { return other.content == token.content; }))
+      added_.push_back(std::move(token));
+  }
+  std::sort(added_.begin(), added_.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+}
+
+std::optional<std::string> FolderConfig::special_text(const std::string& key) const {
+  const auto text = token_text({config_, (folder_ / kConfigFile).string()}, key);
+  return text ? text : token_text({map_, (folder_ / "special_tokens_map.json").string()}, key);
+}
+
+std::optional<bool> FolderConfig::flag(const std::string& key) const {
+  const JsonView config(config_, (folder_ / kConfigFile).string());
+  return config.has(key) ? std::optional<bool>(config.at(key).boolean()) : std::nullopt;
+}
+
+std::optional<int64_t> FolderConfig::id(const std::string& key) const {
+  const JsonView config(config_, (folder_ / kConfigFile).string());
+  return config.has(key) ? std::optional<int64_t>(config.at(key).integer(0, kMaxTokenId)) : std::nullopt;
+}
+
+std::vector<std::pair<std::string, int64_t>> FolderConfig::special_token_ids() const {
+  const JsonView config(config_, (folder_ / kConfigFile).string());
+  std::vector<std::pair<std::string, int64_t>> result;
+  if (!config.has("special_tokens")) return result;
+  const JsonView tokens = config.at("special_tokens");
+  if (!tokens.value().is_object()) tokens.fail("an object of pieces and ids");
+  for (const auto& [piece, ignored] : tokens.value().items()) result.emplace_back(piece, tokens.at(piece).integer(0, kMaxTokenId));
+  return result;
+}
+
+std::string FolderConfig::chat_template() const {
+  for (const char* name : {"chat_template.jinja", "chat_template.json"}) {
+    const auto path = folder_ / name;
+    if (!std::filesystem::exists(path)) continue;
+    if (path.extension() == ".jinja") return read_file(path);
+    const json document = read_object(path);
+    return JsonView(document, path.string()).string_or("chat_template", "");
+  }
+  const JsonView config(config_, (folder_ / kConfigFile).string());
+  if (!config.has("chat_template")) return {};
+  const JsonView view = config.at("chat_template");
+  if (view.value().is_string()) return view.string();
+  std::string first;
+  for (const JsonView& entry : view.elements()) {  // several templates with names
+    if (entry.string_or("name", "") == "default") return entry.at("template").string();
+    if (first.empty()) first = entry.at("template").string();
+  }
+  return first;
+}
+
+void FolderConfig::fill(SpecialTokens& special, const FindId& find) const {
+  const JsonView generation(generation_, (folder_ / "generation_config.json").string());
+  const JsonView model(model_config_, (folder_ / "config.json").string());
+  const auto resolve = [&](const std::string& name) -> std::optional<int64_t> {
+    if (const auto text = special_text(name + "_token"))
+      if (const auto found = find(*text)) return found;
+    for (const JsonView& file : {generation, model}) {
+      const std::vector<int64_t> ids = id_list(file, name + "_token_id");
+      if (!ids.empty() && ids[0] >= 0) return ids[0];
+    }
+    return special_text(name + "_token") ? std::nullopt : id(name + "_id");
+  };
+  special.bos = resolve("bos");
+  special.eos = resolve("eos");
+  special.pad = resolve("pad");
+  if (const auto unk = special_text("unk_token")) special.unk = find(*unk);
+  special.eos_ids = id_list(generation, "eos_token_id");
+  if (special.eos_ids.empty()) special.eos_ids = id_list(model, "eos_token_id");
+  std::erase_if(special.eos_ids, [](int64_t value) { return value < 0; });
+  if (special.eos && std::find(special.eos_ids.begin(), special.eos_ids.end(), *special.eos) == special.eos_ids.end())
+    special.eos_ids.insert(special.eos_ids.begin(), *special.eos);
+  special.chat_template = chat_template();
+}
+
+void FolderConfig::apply(PipelineSpec& spec) const {
+  for (const AddedToken& token : added_)
+    if (std::none_of(spec.added.begin(), spec.added.end(), [&](const AddedToken& other) { return other.content == token.content; }))
+      spec.add_token_with_id(token, (folder_ / kConfigFile).string());
+  for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
+    const auto text = special_text(key);
+    if (!text || spec.find(*text) == kNoToken) continue;
+    if (std::any_of(spec.added.begin(), spec.added.end(), [&](const AddedToken& other) { return other.content == *text; })) continue;
+    AddedToken token;
+    token.content = *text;
+    spec.add_token(std::move(token));
+  }
+  fill(spec.special, [&spec](const std::string& piece) -> std::optional<int64_t> {
+    const uint32_t found = spec.find(piece);
+    return found == kNoToken ? std::nullopt : std::optional<int64_t>(found);
+  });
+
+  // The Llama and Gemma classes of transformers build the post-processor from these flags.
+  if (!adds_bos_by_class(class_) || !flag("add_bos_token")) return;
+  const auto around = [&](const std::optional<int64_t>& id, const char* key, bool wanted) {
+    std::vector<std::pair<std::string, int64_t>> pieces;
+    if (wanted && id) pieces.emplace_back(special_text(key).value_or(""), *id);
+    return pieces;
+  };
+  spec.post_processor = template_processor(around(spec.special.bos, "bos_token", *flag("add_bos_token")),
+                                           around(spec.special.eos, "eos_token", flag("add_eos_token").value_or(false)));
+}
+
+std::vector<std::filesystem::path> FolderConfig::files(const std::vector<std::string>& main) const {
+  std::vector<std::filesystem::path> result;
+  std::vector<std::string> names = main;
+  for (const char* name : {kConfigFile, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"})
+    names.emplace_back(name);
+  // Python classes that transformers loads with the checkpoint.
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("tokenization_", 0) == 0 && entry.path().extension() == ".py") names.push_back(name);
+  }
+  for (const std::string& name : names)
+    if (std::filesystem::is_regular_file(folder_ / name)) result.push_back(std::filesystem::absolute(folder_ / name));
+  return result;
+}
+
+}  // namespace emend::models::detail

@@ -1,0 +1,87 @@
+#include <emend/models/tokenizer/detail/json_view.h>
+
+#include <algorithm>
+
+namespace emend::models::detail {
+
+using nlohmann::json;
+
+void fail_json_depth(const std::string& file) {
+  throw Error(ErrorClass::kCorruption, {file, "the JSON text is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels",
+                                        "a tokenizer file", "get the file again"});
+}
+
+json parse_json(std::string_view text, const std::string& file) {
+  const auto check_depth = [&](int depth, json::parse_event_t, json&) {
+    if (depth > kMaxJsonDepth) fail_json_depth(file);
+    return true;
+  };
+  if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
+  try {
+    return json::parse(text.begin(), text.end(), check_depth);
+  } catch (const json::parse_error& error) {
+    const size_t byte = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
+    const auto line = 1 + std::count(text.begin(), text.begin() + byte, '\n');
+    const size_t line_start = text.substr(0, byte).rfind('\n');
+    const size_t column = byte - (line_start == std::string_view::npos ? 0 : line_start + 1) + 1;
+    throw Error(ErrorClass::kCorruption,
+                {file + ":" + std::to_string(line) + ":" + std::to_string(column),
+                 byte >= text.size() ? "the JSON text ends too early" : "not valid JSON here", "a complete JSON document in UTF-8",
+                 "get the file again"});
+  }
+}
+
+bool JsonView::has(const std::string& key) const {
+  if (!value_->is_object()) return false;
+  const auto found = value_->find(key);
+  return found != value_->end() && !found->is_null();
+}
+
+JsonView JsonView::at(const std::string& key) const {
+  if (!value_->is_object()) fail("an object");
+  const auto found = value_->find(key);
+  const std::string path = path_.empty() ? key : path_ + "." + key;
+  if (found == value_->end())
+    throw Error(ErrorClass::kCorruption, {file_, "the key \"" + path + "\" is missing", "a complete tokenizer file", "get the file again"});
+  return {*found, file_, path};
+}
+
+std::vector<JsonView> JsonView::elements() const {
+  std::vector<JsonView> views;
+  if (value_->is_array()) {
+    for (size_t i = 0; i < value_->size(); ++i) views.emplace_back((*value_)[i], file_, path_ + "[" + std::to_string(i) + "]");
+  } else {
+    fail("an array");
+  }
+  return views;
+}
+
+const std::string& JsonView::string() const {
+  if (!value_->is_string()) fail("a string");
+  return value_->get_ref<const std::string&>();
+}
+
+int64_t JsonView::integer(int64_t lowest, int64_t highest) const {
+  const bool fits = value_->is_number_unsigned() ? value_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX)
+                                                 : value_->is_number_integer();
+  if (!fits || value_->get<int64_t>() < lowest || value_->get<int64_t>() > highest)
+    fail("an integer from " + std::to_string(lowest) + " to " + std::to_string(highest));
+  return value_->get<int64_t>();
+}
+
+bool JsonView::boolean() const {
+  if (!value_->is_boolean()) fail("true or false");
+  return value_->get<bool>();
+}
+
+void JsonView::fail(const std::string& expected) const {
+  std::string got = value_->dump(-1, ' ', false, json::error_handler_t::replace);
+  if (got.size() > 60) got = std::string(value_->type_name()) + " of " + std::to_string(value_->size()) + " elements";
+  throw Error(ErrorClass::kCorruption, {where(), "got " + got, expected, "get the file again"});
+}
+
+void JsonView::unsupported(const std::string& what, const std::string& expected) const {
+  throw Error(ErrorClass::kUnsupported, {where(), what, expected, "use another model, or report this one"});
+}
+
+}  // namespace emend::models::detail

@@ -1,0 +1,56 @@
+// UTF-8 and the few character classes that tokenizers ask about.
+//
+// The reference tokenizers were built with other Unicode versions than PCRE2 and utf8proc; where the class of a
+// character matters for an id, the reference wins. The differences are small tables in unicode_tables.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace emend::models::detail {
+
+inline constexpr size_t kNone = static_cast<size_t>(-1);
+
+/// Offset of the first byte that is not part of valid UTF-8 (overlong forms and surrogates included), or kNone.
+[[nodiscard]] size_t find_invalid_utf8(std::string_view text);
+/// True if every byte is below 0x80.
+[[nodiscard]] bool is_ascii(std::string_view text);
+
+/// Length of the character that starts with `lead`; `lead` must start a character of valid UTF-8.
+[[nodiscard]] inline size_t utf8_length(char lead) {
+  const auto byte = static_cast<unsigned char>(lead);
+  return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+}
+/// The character at `bytes`, which must be valid UTF-8.
+[[nodiscard]] inline char32_t decode_utf8(const char* bytes) {
+  const auto at = [bytes](int i) { return static_cast<char32_t>(static_cast<unsigned char>(bytes[i])); };
+  switch (utf8_length(bytes[0])) {
+    case 1: return at(0);
+    case 2: return (at(0) & 0x1F) << 6 | (at(1) & 0x3F);
+    case 3: return (at(0) & 0x0F) << 12 | (at(1) & 0x3F) << 6 | (at(2) & 0x3F);
+    default: return (at(0) & 0x07) << 18 | (at(1) & 0x3F) << 12 | (at(2) & 0x3F) << 6 | (at(3) & 0x3F);
+  }
+}
+void append_utf8(std::string& text, char32_t character);
+
+/// `bytes` with every maximal broken sequence replaced by U+FFFD.
+[[nodiscard]] std::string repair_utf8(std::string_view bytes);
+/// Length of the incomplete character at the end of `bytes` (0 to 3): a prefix of some valid character.
+[[nodiscard]] size_t incomplete_tail(std::string_view bytes);
+
+[[nodiscard]] bool is_white_space(char32_t character);
+[[nodiscard]] bool is_numeric(char32_t character);      ///< categories Nd, Nl, No
+[[nodiscard]] bool is_punctuation(char32_t character);  ///< ASCII punctuation and category P as of Unicode 8
+[[nodiscard]] bool is_word(char32_t character);         ///< letters, marks, digits, connectors
+
+/// Combining marks that the reference's normaliser does not know yet and treats as ordinary characters.
+[[nodiscard]] bool is_recent_mark(char32_t character);
+
+/// For matching with PCRE2, whose Unicode version is older than the reference's: replaces characters that PCRE2 does
+/// not know by known ones of the same category and length, in `copy`. Returns false and leaves `copy` alone if there
+/// is no such character in `text`.
+[[nodiscard]] bool with_known_characters(std::string_view text, std::string& copy);
+
+}  // namespace emend::models::detail

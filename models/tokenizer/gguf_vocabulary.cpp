@@ -1,0 +1,163 @@
+#include <emend/core/error.h>
+#include <emend/models/tokenizer/detail/gguf_pre.h>
+#include <emend/models/tokenizer/detail/post_processor.h>
+#include <emend/models/tokenizer/detail/sources.h>
+#include <emend/models/tokenizer/gguf_vocabulary.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace emend::models {
+namespace {
+
+using nlohmann::json;
+using detail::kNoToken;
+using detail::PipelineSpec;
+
+constexpr const char* kMetaspace = "\xE2\x96\x81";
+enum TokenType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+
+[[noreturn]] void damaged(const GgufVocabulary& source, const std::string& key, const std::string& got, const std::string& expected) {
+  throw Error(ErrorClass::kCorruption, {source.source + ": key \"tokenizer.ggml." + key + "\"", got, expected, "get the file again"});
+}
+
+int32_t type_of(const GgufVocabulary& source, size_t id) { return source.token_types.empty() ? kNormal : source.token_types[id]; }
+
+void check_sizes(const GgufVocabulary& source) {
+  const size_t count = source.tokens.size();
+  if (count == 0) damaged(source, "tokens", "no tokens", "a vocabulary");
+  if (count > static_cast<size_t>(detail::kMaxTokenId)) damaged(source, "tokens", std::to_string(count) + " tokens", "fewer");
+  const auto same = [&](size_t size, const char* key) {
+    if (size != 0 && size != count) damaged(source, key, std::to_string(size) + " values", std::to_string(count) + ", one for each token");
+  };
+  same(source.scores.size(), "scores");
+  same(source.token_types.size(), "token_type");
+  const auto id = [&](const std::optional<int64_t>& value, const char* key) {
+    if (value && (*value < 0 || *value >= static_cast<int64_t>(count)))
+      damaged(source, key, "id " + std::to_string(*value), "an id below " + std::to_string(count));
+  };
+  id(source.bos, "bos_token_id");
+  id(source.eos, "eos_token_id");
+  id(source.unk, "unknown_token_id");
+  id(source.pad, "padding_token_id");
+  id(source.eot, "eot_token_id");
+}
+
+void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
+  // Phi-3's special tokens take the white space behind them; the file has no place to say so.
+  std::string name = source.name;
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const bool phi3 = name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
+  spec.vocabulary.reserve(source.tokens.size());
+  for (size_t id = 0; id < source.tokens.size(); ++id) spec.vocabulary.add(source.tokens[id], static_cast<uint32_t>(id));
+  for (size_t id = 0; id < source.tokens.size(); ++id) {
+    const int32_t type = type_of(source, id);
+    if (type != kControl && type != kUserDefined && type != kUnknown) continue;
+    if (spec.vocabulary.find(source.tokens[id]) != id) continue;  // a repeated piece
+    detail::AddedToken token;
+    token.content = source.tokens[id];
+    token.special = type != kUserDefined;
+    token.rstrip = phi3 && token.special && token.content != "<unk>" && token.content != "<s>" && token.content != "<|endoftext|>";
+    spec.add_token(std::move(token));
+  }
+}
+
+void read_merges(const GgufVocabulary& source, PipelineSpec& spec) {
+  if (source.merges.empty()) damaged(source, "merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
+  spec.merges.reserve(source.merges.size());
+  for (size_t i = 0; i < source.merges.size(); ++i) {
+    const std::string& text = source.merges[i];
+    const size_t space = text.find(' ', 1);  // a piece may itself be a space
+    const std::string left = text.substr(0, space), right = space == std::string::npos ? "" : text.substr(space + 1);
+    const detail::Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right), spec.vocabulary.find(left + right),
+                              static_cast<uint32_t>(i)};
+    if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
+      damaged(source, "merges[" + std::to_string(i) + "]", "got \"" + text + "\"", "two tokens that make a third");
+    spec.merges.push_back(merge);
+  }
+}
+
+// SentencePiece merges whatever makes the piece with the best score; equal scores go from left to right.
+void rank_by_score(const GgufVocabulary& source, PipelineSpec& spec) {
+  if (source.scores.empty()) damaged(source, "scores", "no scores", "the scores that \"llama\" vocabularies have");
+  std::vector<uint32_t> order;
+  for (uint32_t id = 0; id < source.tokens.size(); ++id) {
+    if (std::isnan(source.scores[id])) damaged(source, "scores[" + std::to_string(id) + "]", "not a number", "a score");
+    if (type_of(source, id) == kNormal) order.push_back(id);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return source.scores[a] > source.scores[b]; });
+  std::vector<uint32_t> ranks(source.tokens.size(), kNoToken);
+  for (uint32_t i = 0; i < order.size(); ++i) {
+    const bool tie = i > 0 && source.scores[order[i]] == source.scores[order[i - 1]];
+    ranks[order[i]] = tie ? ranks[order[i - 1]] : i;
+  }
+  spec.merges = detail::merges_from_ranks(spec.vocabulary, ranks);
+}
+
+void make_sentencepiece(const GgufVocabulary& source, PipelineSpec& spec) {
+  rank_by_score(source, spec);
+  spec.options.byte_fallback = spec.options.fuse_unk = true;
+  if (source.unk) {
+    spec.options.unk = static_cast<uint32_t>(*source.unk);
+  } else {
+    for (size_t id = 0; id < source.tokens.size() && spec.options.unk == kNoToken; ++id)
+      if (type_of(source, id) == kUnknown) spec.options.unk = static_cast<uint32_t>(id);
+  }
+  const bool prefix = source.add_space_prefix.value_or(true);
+  json steps = json::array();
+  if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", kMetaspace}});
+  steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kMetaspace}});
+  spec.normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
+  json decoders = {{{"type", "Replace"}, {"pattern", {{"String", kMetaspace}}}, {"content", " "}},
+                   {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+  if (prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  spec.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
+}
+
+void make_byte_level(const GgufVocabulary& source, PipelineSpec& spec) {
+  const detail::GgufPre pre = detail::gguf_pre(source.pre.empty() ? "default" : source.pre, source.source);
+  read_merges(source, spec);
+  spec.pre_tokenizer = pre.pre_tokenizer;
+  if (pre.nfc) spec.normalizer = {{"type", "NFC"}};
+  spec.options.ignore_merges = pre.ignore_merges;
+  spec.decoder = detail::byte_level_decoder();
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
+  check_sizes(source);
+  PipelineSpec spec;
+  spec.file = source.source;
+  add_tokens(source, spec);
+  bool add_bos = false;
+  if (source.model == "llama") {
+    make_sentencepiece(source, spec);
+    add_bos = true;
+  } else if (source.model == "gpt2") {
+    make_byte_level(source, spec);
+    add_bos = detail::gguf_pre(source.pre.empty() ? "default" : source.pre, source.source).add_bos;
+  } else {
+    throw Error(ErrorClass::kUnsupported, {source.source + ": key \"tokenizer.ggml.model\"", "got \"" + source.model + "\"", "\"gpt2\" or \"llama\"",
+                                           "use a file with such a vocabulary"});
+  }
+  SpecialTokens& special = spec.special;
+  special.bos = source.bos;
+  special.eos = source.eos;
+  special.unk = source.unk;
+  special.pad = source.pad;
+  if (source.eos) special.eos_ids.push_back(*source.eos);
+  if (source.eot && source.eot != source.eos) special.eos_ids.push_back(*source.eot);
+  special.chat_template = source.chat_template;
+  const auto around = [&](bool wanted, const std::optional<int64_t>& id) {
+    std::vector<std::pair<std::string, int64_t>> pieces;
+    if (wanted && id) pieces.emplace_back(source.tokens[static_cast<size_t>(*id)], *id);
+    return pieces;
+  };
+  const auto prefix = around(source.add_bos.value_or(add_bos), source.bos), suffix = around(source.add_eos.value_or(false), source.eos);
+  if (!prefix.empty() || !suffix.empty()) spec.post_processor = detail::template_processor(prefix, suffix);
+  return detail::make_pipeline(std::move(spec));
+}
+
+}  // namespace emend::models
