@@ -57,6 +57,7 @@ struct Evaluation {
   nlohmann::json summary = nlohmann::json::object();
   std::vector<nlohmann::json> cases;
   std::vector<nlohmann::json> groups;
+  at::Tensor probe;  ///< [probes, V] next-token log-probabilities that `health` compares with later; undefined without it
   double seconds = 0;
   ScoreCounts counts;
 };
@@ -142,7 +143,7 @@ class RetentionMatrix {
   std::vector<Step> steps_;
 };
 
-/// Evaluations as JSON, for caches and files.
+/// Evaluations as JSON, for caches and files, without `probe`.
 [[nodiscard]] nlohmann::json to_json(const Evaluation& evaluation);
 [[nodiscard]] Evaluation evaluation_from_json(const nlohmann::json& json);
 

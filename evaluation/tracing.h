@@ -11,9 +11,9 @@
 
 #include <emend/core/cancel.h>
 #include <emend/core/log.h>
+#include <emend/datasets/known.h>
 #include <emend/models/model.h>
 
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,17 +22,7 @@
 
 namespace emend::evaluation {
 
-/// A row of known_1000.json.
-struct KnownFact {
-  int64_t known_id = 0;
-  std::string subject;    ///< occurs in `prompt`
-  std::string prompt;     ///< complete, without the answer
-  std::string attribute;  ///< the answer; the model must predict its first token
-};
-
-/// Reads known_1000.json (or rows with subject, prompt, attribute). Rows whose subject does not occur in the prompt are left
-/// out and counted in one warning. Throws Error(kNotFound, kIo, kCorruption, kInvalidArgument) naming file and row.
-[[nodiscard]] std::vector<KnownFact> load_known_facts(const std::filesystem::path& path, const Log& log = {});
+using datasets::KnownFact;
 
 enum class TraceKind { kState, kMlp, kAttention };
 

@@ -1,0 +1,133 @@
+// The evaluation of the unedited model, remembered; and the facts' own continuations.
+#include <ATen/ATen.h>
+
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/core/sha256.h>
+#include <emend/evaluation/detail/scoring.h>
+#include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/metric.h>
+#include <emend/models/generation.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <cmath>
+
+namespace emend::evaluation {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kFormat = 1;
+
+json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
+               const EvaluateOptions& options) {
+  json metrics = json::array();
+  for (const auto& name : names) {
+    const auto metric = make_metric(name);
+    metrics.push_back({name, metric->info().version, metric->key(options)});
+  }
+  const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
+  return {{"format", kFormat},
+          {"model", model.fingerprint()},
+          {"dtype", c10::toString(model.dtype())},
+          {"tokenizer", model.tokenizer().fingerprint()},
+          {"facts", facts_key},
+          {"metrics", metrics},
+          {"bootstrap", options.bootstrap},
+          {"seed", options.seed},
+          {"reference", options.reference}};
+}
+
+/// The stored evaluation, or nothing with a warning if the file is damaged.
+std::optional<Evaluation> read_stored(const std::filesystem::path& path, const std::string& key, const Log& log) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  try {
+    const SafetensorsFile file(path);
+    const auto& metadata = file.metadata();
+    const auto text = metadata.find("evaluation"), checksum = metadata.find("sha256"), stored_key = metadata.find("key");
+    if (text == metadata.end() || checksum == metadata.end() || stored_key == metadata.end() || stored_key->second != key ||
+        checksum->second != sha256_hex(text->second))
+      throw Error(ErrorClass::kCorruption, {path.string(), "contents that do not match their checksum or key", "an intact file", ""});
+    Evaluation evaluation = evaluation_from_json(json::parse(text->second));
+    if (file.contains("probe")) evaluation.probe = file.tensor("probe").clone();
+    return evaluation;
+  } catch (const std::exception& error) {
+    log.warning("evaluation.cache", std::string("the stored evaluation is damaged and is made again: ") + error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
+                           const EvaluateOptions& options, const std::filesystem::path& cache_folder, bool* from_cache) {
+  if (from_cache) *from_cache = false;
+  const auto resolved = resolve_metrics(names, facts);
+  EvaluateOptions own = options;
+  own.before = nullptr;
+  if (cache_folder.empty()) return evaluate(model, facts, resolved, own);
+  const std::string key = cache_key(model, facts, resolved, own).dump();
+  const auto path = cache_folder / ("before-" + sha256_hex(key).substr(0, 32) + ".safetensors");
+  if (auto stored = read_stored(path, key, options.log)) {
+    if (from_cache) *from_cache = true;
+    return std::move(*stored);
+  }
+  Evaluation evaluation = evaluate(model, facts, resolved, own);
+  const std::string text = to_json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  if (evaluation.probe.defined()) tensors.emplace_back("probe", evaluation.probe);
+  std::error_code ignored;
+  std::filesystem::create_directories(cache_folder, ignored);
+  try {
+    write_safetensors(path, tensors, {{"evaluation", text}, {"key", key}, {"sha256", sha256_hex(text)}});
+  } catch (const Error& error) {
+    options.log.warning("evaluation.cache", std::string("the evaluation could not be stored: ") + error.what());
+  }
+  return evaluation;
+}
+
+std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts, int64_t new_tokens,
+                                         int top, const CancelToken& cancel) {
+  if (facts.empty()) return {};
+  const auto& tokenizer = model.tokenizer();
+  std::vector<std::string> prompts;
+  std::vector<std::vector<int64_t>> ids;
+  for (const auto& fact : facts) {
+    prompts.push_back(fact.full_prompt());
+    ids.push_back(detail::encode_text(tokenizer, prompts.back()));
+  }
+  ScoreOptions score_options;
+  score_options.cancel = cancel;
+  const auto efficacies = evaluate_efficacy(model, facts, score_options);
+  models::GenerateOptions generate;
+  generate.max_new_tokens = new_tokens;
+  generate.stop_ids = tokenizer.eos_ids();
+  generate.cancel = cancel;
+  const auto continued = models::generate(model, ids, generate);
+  std::vector<Continuation> all;
+  for (size_t i = 0; i < facts.size(); ++i) {
+    auto whole = ids[i];
+    whole.insert(whole.end(), continued[i].begin(), continued[i].end());
+    // Decoded as a whole, because some tokenizers drop the space in front of a text's first word.
+    std::string text = tokenizer.decode(whole, /*skip_special=*/true);
+    const std::string prompt = tokenizer.decode(ids[i], /*skip_special=*/true);
+    if (text.starts_with(prompt)) text = text.substr(prompt.size());
+    all.push_back({prompts[i], text, efficacies[i].probability, {}});
+  }
+  constexpr size_t kRows = 64;
+  for (size_t begin = 0; begin < facts.size() && top > 0; begin += kRows) {
+    const size_t end = std::min(begin + kRows, facts.size());
+    const at::Tensor log_probs = next_token_log_probs(model, {prompts.begin() + static_cast<std::ptrdiff_t>(begin), prompts.begin() + static_cast<std::ptrdiff_t>(end)}, score_options);
+    const auto [values, tokens] = log_probs.topk(std::min<int64_t>(top, log_probs.size(1)), 1);
+    for (size_t i = begin; i < end; ++i)
+      for (int64_t k = 0; k < values.size(1); ++k) {
+        const auto row = static_cast<int64_t>(i - begin);
+        const int64_t id = tokens[row][k].item<int64_t>();
+        all[i].top.emplace_back(tokenizer.decode(std::vector<int64_t>{id}), std::exp(values[row][k].item<double>()));
+      }
+  }
+  return all;
+}
+
+}  // namespace emend::evaluation

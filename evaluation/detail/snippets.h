@@ -1,0 +1,41 @@
+// Reference texts: attribute_snippets.json of the ROME release, or a file of the same form.
+#pragma once
+
+#include <emend/datasets/fact.h>
+#include <emend/evaluation/text_metrics.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::evaluation::detail {
+
+class Snippets {
+ public:
+  /// `path`: a list of {"relation_id", "target_id", "samples": [{"name", "text"}]}. Document frequencies come from `idf_corpus`
+  /// (datasets/corpus.h) or, if that is empty, from the snippets.
+  /// Throws Error(kNotFound, kIo), Error(kCorruption) naming file and entry.
+  Snippets(const std::filesystem::path& path, const std::filesystem::path& idf_corpus);
+
+  /// Cosine of the texts and the references for the fact's relation and new target; absent if there are none.
+  [[nodiscard]] std::optional<double> similarity(const datasets::Fact& fact, const std::vector<std::string>& texts) const;
+  /// The references named after the subject (of the old target), joined; empty if there is none.
+  [[nodiscard]] std::string own_text(const datasets::Fact& fact) const;
+
+ private:
+  struct Sample {
+    std::string name, text;
+  };
+  std::map<std::pair<std::string, std::string>, std::vector<Sample>> samples_;  // relation, target
+  std::optional<TfIdf> vectors_;
+};
+
+/// The target's Wikidata id where the facts file has one ("new" or "true"), else empty.
+[[nodiscard]] std::string target_id(const datasets::Fact& fact, const std::string& which);
+/// Hash of a file's bytes for cache keys; null for an empty path.
+[[nodiscard]] nlohmann::json file_key(const std::filesystem::path& path);
+
+}  // namespace emend::evaluation::detail

@@ -1,0 +1,192 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/evaluation/detail/scoring.h>
+#include <emend/evaluation/health.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace emend::evaluation {
+namespace {
+
+using nlohmann::json;
+
+/// Σ -log p of every token of each row but the first, in float64 on the host.
+double total_nll(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int64_t chunk) {
+  std::vector<int64_t> tokens, labels;
+  const auto batch = models::TokenBatch::from_rows(rows);
+  for (size_t r = 0; r < rows.size(); ++r)
+    for (size_t k = 1; k < rows[r].size(); ++k) {
+      tokens.push_back(batch.token(static_cast<int64_t>(r), static_cast<int64_t>(k) - 1));
+      labels.push_back(rows[r][k]);
+    }
+  models::ForwardOptions options;
+  options.logit_tokens.emplace();
+  const at::Tensor hidden_ND = model.forward(batch, options).hidden;
+  double total = 0;
+  for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
+    const size_t n = std::min(tokens.size() - at, static_cast<size_t>(chunk));
+    const auto slice = [&](const std::vector<int64_t>& values, const at::Tensor& like) {
+      return devices::route_like(at::tensor(at::ArrayRef<int64_t>(values.data() + at, n), at::kLong), like, devices::Purpose::kLabels);
+    };
+    const at::Tensor logits_MV = detail::wide_logits(model.project(hidden_ND.index_select(0, slice(tokens, hidden_ND))));
+    const at::Tensor right = logits_MV.gather(1, slice(labels, logits_MV).unsqueeze(1)).squeeze(1);
+    const at::Tensor nll = at::logsumexp(logits_MV, {-1}) - right;
+    total += devices::to_host(nll.to(at::kDouble).sum(), devices::Purpose::kLogits).item<double>();
+  }
+  if (!std::isfinite(total)) detail::not_finite("perplexity");
+  return total;
+}
+
+double f1_of(const std::vector<Choice>& items, const std::vector<int64_t>& chosen, double* matthews) {
+  double tp = 0, fp = 0, fn = 0, tn = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const bool truth = items[i].answer == 1, said = chosen[i] == 1;
+    (truth ? (said ? tp : fn) : (said ? fp : tn)) += 1;
+  }
+  const double scale = std::sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn));
+  *matthews = scale > 0 ? (tp * tn - fp * fn) / scale : 0;
+  return tp > 0 ? 2 * tp / (2 * tp + fp + fn) : 0;
+}
+
+/// Characters of UTF-8 text.
+double characters(const std::string& text) {
+  double n = 0;
+  for (char c : text) n += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
+  return std::max(n, 1.0);
+}
+
+}  // namespace
+
+Perplexity perplexity(const models::Model& model, const std::string& text, int64_t length, int64_t max_tokens,
+                      const ScoreOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto& tokenizer = model.tokenizer();
+  auto ids = tokenizer.encode_ids(text);
+  if (max_tokens >= 0 && static_cast<int64_t>(ids.size()) > max_tokens) ids.resize(static_cast<size_t>(max_tokens));
+  const auto& prefix = tokenizer.prefix_ids();
+  const int64_t room = std::min(length, model.max_positions()) - static_cast<int64_t>(prefix.size());
+  if (room < 2)
+    throw Error(ErrorClass::kInvalidArgument, {"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
+  Perplexity result;
+  std::vector<std::vector<int64_t>> rows;
+  int64_t row_tokens = 0;
+  const auto flush = [&] {
+    if (rows.empty()) return;
+    result.nll += total_nll(model, rows, options.project_rows);
+    rows.clear();
+    row_tokens = 0;
+  };
+  for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(room)) {
+    options.cancel.check("perplexity");
+    auto row = prefix;
+    const size_t end = std::min(ids.size(), at + static_cast<size_t>(room));
+    row.insert(row.end(), ids.begin() + static_cast<std::ptrdiff_t>(at), ids.begin() + static_cast<std::ptrdiff_t>(end));
+    if (row.size() < 2) continue;
+    if (!rows.empty() && row_tokens + static_cast<int64_t>(row.size()) > options.batch_tokens) flush();
+    row_tokens += static_cast<int64_t>(row.size());
+    result.tokens += static_cast<int64_t>(row.size()) - 1;
+    rows.push_back(std::move(row));
+  }
+  flush();
+  if (result.tokens == 0)
+    throw Error(ErrorClass::kInvalidArgument, {"perplexity", "a text of fewer than 2 tokens", "a longer text", "check the file"});
+  result.nll /= static_cast<double>(result.tokens);
+  result.value = std::exp(result.nll);
+  return result;
+}
+
+Lambada lambada(const models::Model& model, const std::vector<std::string>& texts, const ScoreOptions& options) {
+  std::vector<ScoreRequest> requests;
+  for (const auto& text : texts) {
+    const size_t end = text.find_last_not_of(" \n") + 1;
+    const size_t space = end == 0 ? std::string::npos : text.rfind(' ', end - 1);
+    if (space == std::string::npos || space == 0)
+      throw Error(ErrorClass::kInvalidArgument, {"lambada text " + std::to_string(requests.size()), "\"" + text.substr(0, 60) + "\"",
+                                                 "a text of at least two words", "check the file"});
+    requests.push_back({text.substr(0, space), text.substr(space + 1, end - space - 1)});
+  }
+  Lambada result;
+  result.n = static_cast<int64_t>(texts.size());
+  double nll = 0;
+  for (const auto& score : score_requests(model, requests, options)) {
+    result.accuracy += score.all_correct() ? 1 : 0;
+    nll -= score.total_log_prob();
+  }
+  if (result.n == 0) return result;
+  result.accuracy *= 100.0 / static_cast<double>(result.n);
+  result.perplexity = std::exp(nll / static_cast<double>(result.n));
+  return result;
+}
+
+MultipleChoice multiple_choice(const models::Model& model, const std::vector<Choice>& items, const ScoreOptions& options) {
+  std::vector<ScoreRequest> requests;
+  bool two = true;
+  for (const auto& item : items) {
+    for (const auto& option : item.options) requests.push_back({item.prompt, option});
+    two = two && item.options.size() == 2;
+  }
+  const auto scores = score_requests(model, requests, options);
+  MultipleChoice result;
+  result.n = static_cast<int64_t>(items.size());
+  size_t at = 0;
+  for (const auto& item : items) {
+    size_t best = 0, best_normalised = 0;
+    double highest = -INFINITY, highest_normalised = -INFINITY;
+    for (size_t o = 0; o < item.options.size(); ++o, ++at) {
+      const double sum = scores[at].total_log_prob(), normalised = sum / characters(item.options[o]);
+      if (sum > highest) highest = sum, best = o;
+      if (normalised > highest_normalised) highest_normalised = normalised, best_normalised = o;
+    }
+    result.chosen.push_back(static_cast<int64_t>(best));
+    result.accuracy += static_cast<int64_t>(best) == item.answer ? 1 : 0;
+    result.accuracy_normalised += static_cast<int64_t>(best_normalised) == item.answer ? 1 : 0;
+  }
+  if (result.n == 0) return result;
+  result.accuracy *= 100.0 / static_cast<double>(result.n);
+  result.accuracy_normalised *= 100.0 / static_cast<double>(result.n);
+  if (two) {
+    double matthews = 0;
+    result.f1 = 100 * f1_of(items, result.chosen, &matthews);
+    result.matthews = 100 * matthews;
+  }
+  return result;
+}
+
+double mean_divergence(const at::Tensor& before, const at::Tensor& after) {
+  if (!before.defined() || !after.defined() || before.sizes() != after.sizes() || before.dim() != 2)
+    throw Error(ErrorClass::kInvalidArgument, {"divergence", "distributions of different shapes", "two [texts, V] tensors of the same texts",
+                                               "evaluate both states with the same model and texts"});
+  const at::Tensor p = before.to(at::kDouble), q = after.to(at::kDouble);
+  return std::max(0.0, (p.exp() * (p - q)).sum(1).mean().item<double>());
+}
+
+json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks, const HealthOptions& options) {
+  json out = json::object();
+  out["n"] = json::object();
+  for (const auto& task : tasks) {
+    if (task.kind == "perplexity") {
+      const auto result = perplexity(model, task.texts.at(0), options.perplexity_length, options.perplexity_tokens, options.score);
+      out["perplexity"] = result.value;
+      out["n"][task.name] = result.tokens;
+    } else if (task.kind == "lambada") {
+      const auto result = lambada(model, task.texts, options.score);
+      out["lambada_accuracy"] = result.accuracy;
+      out["lambada_perplexity"] = result.perplexity;
+      out["n"][task.name] = result.n;
+    } else {
+      const auto result = multiple_choice(model, task.choices, options.score);
+      out[task.name + "_accuracy"] = result.accuracy;
+      if (task.name == "piqa") out["piqa_accuracy_normalised"] = result.accuracy_normalised;
+      if (task.name == "cola" && result.matthews) out["cola_matthews"] = *result.matthews;
+      out["n"][task.name] = result.n;
+    }
+  }
+  return out;
+}
+
+}  // namespace emend::evaluation

@@ -1,0 +1,70 @@
+// What a metric family is: the interface behind metrics.def.
+//
+// To add one: write metrics/<name>.cpp with a class derived from Metric and a function make_<name>, and add the line
+// EMEND_METRIC(<name>) to metrics.def. Help, resolution of "auto", evaluation, reports and the conformance test follow.
+#pragma once
+
+#include <emend/evaluation/evaluation.h>
+
+#include <memory>
+
+namespace emend::evaluation {
+
+/// The continuations that all families need, gathered first and scored together.
+class ScoreSheet {
+ public:
+  /// Asks for prompt + " " + target on behalf of case `fact`; returns the number under which the score will be found.
+  size_t add(size_t fact, std::string prompt, std::string target);
+  /// Only once the scores are there.
+  [[nodiscard]] const Score& at(size_t number) const { return scores_.at(number); }
+  [[nodiscard]] size_t size() const noexcept { return requests_.size(); }
+
+  [[nodiscard]] const std::vector<ScoreRequest>& requests() const noexcept { return requests_; }
+  [[nodiscard]] const std::vector<size_t>& cases() const noexcept { return cases_; }
+  void fill(std::vector<Score> scores);
+
+ private:
+  std::vector<ScoreRequest> requests_;
+  std::vector<size_t> cases_;
+  std::vector<Score> scores_;
+};
+
+struct MetricContext {
+  const datasets::FactSet& facts;
+  const EvaluateOptions& options;
+  const models::Model* model = nullptr;  ///< null in tests of families that only read scores
+};
+
+struct MetricOutcome {
+  nlohmann::json summary = nlohmann::json::object();
+  std::vector<nlohmann::json> cases;   ///< one a fact, or empty
+  std::vector<nlohmann::json> groups;  ///< one a group, or empty
+  at::Tensor probe;                    ///< [probes, V] next-token log-probabilities, where a family keeps them
+};
+
+/// One evaluation by one family: plan(), then finish() on the same object.
+class Metric {
+ public:
+  virtual ~Metric() = default;
+  [[nodiscard]] virtual const MetricInfo& info() const = 0;
+  /// Whether "auto" chooses it for these facts.
+  [[nodiscard]] virtual bool suits(const datasets::FactSet& facts) const = 0;
+  /// Adds what it needs to the sheet.
+  virtual void plan(const MetricContext& context, ScoreSheet& sheet) = 0;
+  /// Turns scores into numbers; may run the model itself (generation).
+  [[nodiscard]] virtual MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) = 0;
+  /// Options that change its numbers, for cache keys.
+  [[nodiscard]] virtual nlohmann::json key(const EvaluateOptions&) const { return nullptr; }
+};
+
+/// A new object of the family. Throws Error(kInvalidArgument) with the closest name.
+[[nodiscard]] std::unique_ptr<Metric> make_metric(const std::string& name);
+
+/// A number of a summary: percent or null, and its interval, under `key`. The interval goes to summary["ci95"][key], the standard
+/// deviation to summary["std"][key], the number of records to summary["counts"][key]. `scale` multiplies (100 for percent).
+void put_mean(nlohmann::json& summary, const std::string& key, const std::vector<std::optional<double>>& records,
+              double scale = 100);
+/// Mean of a record's values; absent if there are none.
+[[nodiscard]] std::optional<double> record_mean(const std::vector<double>& values);
+
+}  // namespace emend::evaluation

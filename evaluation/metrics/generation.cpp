@@ -1,0 +1,117 @@
+// Generated text (Meng et al. 2022): fluency, consistency with reference texts, and how well the model still knows the
+// subject's own description.
+//
+//   ngram_entropy    one sample for each generation prompt; mean over the texts of mean(2/3·H2, 4/3·H3), × 100
+//   reference_score  cosine between TF-IDF vectors of a record's texts joined by spaces and of the reference texts for
+//                    (relation, new target) joined by spaces, × 100; null without a file of reference texts
+//   essence_score    perplexity of up to 100 tokens of the reference texts named after the subject: exp(-Σ log p / tokens),
+//                    the first token counted in the divisor as published; null where there is none
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/evaluation/detail/generate_texts.h>
+#include <emend/evaluation/detail/snippets.h>
+#include <emend/evaluation/metric.h>
+#include <emend/evaluation/statistics.h>
+#include <emend/evaluation/text_metrics.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <cmath>
+
+namespace emend::evaluation {
+namespace {
+
+using nlohmann::json;
+
+const MetricInfo& generation_info() {
+  static const MetricInfo info = {
+      "generation",
+      "fluency (n-gram entropy) and consistency (TF-IDF with reference texts) of sampled text; slow",
+      "ROME and MEMIT (Meng et al. 2022/23): top-k 5, 100 tokens",
+      1,
+      {
+          {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.", "bit × 100", true},
+          {"reference_score", "RS", "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true},
+          {"essence_score", "Essence", "Perplexity of a reference text about the subject; a rise means the subject's nature was lost.",
+           "perplexity", false},
+      }};
+  return info;
+}
+
+class Generation final : public Metric {
+ public:
+  [[nodiscard]] const MetricInfo& info() const override { return generation_info(); }
+  [[nodiscard]] bool suits(const datasets::FactSet&) const override { return false; }  // slow: only when asked for
+
+  void plan(const MetricContext& context, ScoreSheet& sheet) override {
+    if (context.options.snippets.empty()) return;
+    snippets_ = std::make_unique<detail::Snippets>(context.options.snippets, context.options.idf_corpus);
+    for (size_t i = 0; i < context.facts.facts.size(); ++i) essence_.push_back(plan_essence(context, i, sheet));
+  }
+
+  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) override {
+    EMEND_CHECK(context.model != nullptr, "generation needs a model");
+    std::vector<std::string> prompts;
+    std::vector<size_t> owner;
+    const auto& facts = context.facts.facts;
+    for (size_t i = 0; i < facts.size(); ++i)
+      for (const auto& prompt : facts[i].generation_prompts.empty() ? std::vector<std::string>{facts[i].full_prompt()}
+                                                                     : facts[i].generation_prompts) {
+        prompts.push_back(prompt);
+        owner.push_back(i);
+      }
+    const auto texts = detail::generate_texts(*context.model, prompts, context.options);
+    MetricOutcome outcome;
+    std::vector<std::optional<double>> entropies, references, essences;
+    for (size_t i = 0, at = 0; i < facts.size(); ++i) {
+      std::vector<std::string> own;
+      for (; at < texts.size() && owner[at] == i; ++at) own.push_back(texts[at]);
+      json& row = outcome.cases.emplace_back(json::object());
+      entropies.push_back(mean_ngram_entropy(own));
+      references.push_back(snippets_ ? snippets_->similarity(facts[i], own) : std::nullopt);
+      essences.push_back(i < essence_.size() ? essence_score(sheet, essence_[i]) : std::nullopt);
+      row["ngram_entropy"] = *entropies.back();
+      row["reference_score"] = references.back() ? json(*references.back()) : json();
+      row["essence_score"] = essences.back() ? json(*essences.back()) : json();
+      row["text"] = own;
+    }
+    outcome.summary["n"] = facts.size();
+    put_mean(outcome.summary, "ngram_entropy", entropies);
+    put_mean(outcome.summary, "reference_score", references);
+    put_mean(outcome.summary, "essence_score", essences, 1);
+    return outcome;
+  }
+
+  [[nodiscard]] json key(const EvaluateOptions& options) const override {
+    return {options.generation_length, options.seed, detail::file_key(options.snippets), detail::file_key(options.idf_corpus)};
+  }
+
+ private:
+  /// A text is scored as its first word followed by the rest, so that every token but the first is predicted.
+  std::optional<size_t> plan_essence(const MetricContext& context, size_t i, ScoreSheet& sheet) const {
+    const auto text = snippets_->own_text(context.facts.facts[i]);
+    const size_t space = text.find(' ');
+    if (text.empty() || space == std::string::npos || space + 1 >= text.size()) return std::nullopt;
+    if (!context.model) return std::nullopt;
+    // Cut to 100 tokens at a word, so that the words before the cut keep their tokens.
+    const auto encoded = context.model->tokenizer().encode(text);
+    size_t end = text.size();
+    if (encoded.size() > 100) end = text.rfind(' ', encoded.offsets[100].first);
+    if (end == std::string::npos || end <= space + 1) return std::nullopt;
+    return sheet.add(i, text.substr(0, space), text.substr(space + 1, end - space - 1));
+  }
+
+  static std::optional<double> essence_score(const ScoreSheet& sheet, const std::optional<size_t>& number) {
+    if (!number) return std::nullopt;
+    const Score& score = sheet.at(*number);
+    return std::exp(-score.total_log_prob() / static_cast<double>(score.labels.size() + 1));
+  }
+
+  std::unique_ptr<detail::Snippets> snippets_;
+  std::vector<std::optional<size_t>> essence_;
+};
+
+}  // namespace
+
+std::unique_ptr<Metric> make_generation() { return std::make_unique<Generation>(); }
+
+}  // namespace emend::evaluation

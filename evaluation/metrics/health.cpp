@@ -1,0 +1,80 @@
+// Is the model still a good language model? Perplexity, last-word prediction, multiple choice (health.h), and the divergence
+// of its next-token distributions on sentences that have nothing to do with the facts from those of the unedited model.
+#include <emend/core/error.h>
+#include <emend/evaluation/detail/snippets.h>
+#include <emend/evaluation/health.h>
+#include <emend/evaluation/metric.h>
+
+namespace emend::evaluation {
+namespace {
+
+using nlohmann::json;
+
+const MetricInfo& health_info() {
+  static const MetricInfo info = {
+      "health",
+      "perplexity, LAMBADA, MMLU, PIQA, SST-2, RTE, CoLA from files, and divergence from the unedited model",
+      "zero-shot, wordings of lm-evaluation-harness",
+      1,
+      {
+          {"divergence", "KL", "Mean Kullback-Leibler divergence of next-token distributions, unedited relative to edited, on 32 "
+                               "beginnings of unrelated sentences.", "nat", false},
+          {"perplexity", "PPL", "Perplexity of a text in windows of 512 tokens.", "perplexity", false},
+          {"lambada_accuracy", "LAMBADA", "Texts whose last word is the greedy continuation.", "%", true},
+          {"lambada_perplexity", "LAMBADA PPL", "Perplexity of the last word.", "perplexity", false},
+          {"mmlu_accuracy", "MMLU", "Questions whose right letter is the most probable of the letters.", "%", true},
+          {"piqa_accuracy", "PIQA", "Questions whose right solution is the more probable one.", "%", true},
+          {"piqa_accuracy_normalised", "PIQA norm", "The same with log-probabilities divided by the solutions' characters.", "%", true},
+          {"sst2_accuracy", "SST-2", "Sentences whose sentiment is named rightly.", "%", true},
+          {"rte_accuracy", "RTE", "Pairs whose entailment is named rightly.", "%", true},
+          {"cola_accuracy", "CoLA", "Sentences whose acceptability is named rightly.", "%", true},
+          {"cola_matthews", "CoLA MCC", "Matthews correlation of the same.", "× 100", true},
+      }};
+  return info;
+}
+
+class Health final : public Metric {
+ public:
+  [[nodiscard]] const MetricInfo& info() const override { return health_info(); }
+  [[nodiscard]] bool suits(const datasets::FactSet&) const override { return false; }  // needs files: only when asked for
+
+  void plan(const MetricContext& context, ScoreSheet&) override {
+    if (context.options.health_data.empty())
+      throw Error(ErrorClass::kNotFound, {"metric \"health\"", "no folder with its data", "a folder with health_*.json, lambada*.jsonl, *.txt",
+                                          "name one with --health-data"});
+    tasks_ = load_health_tasks(context.options.health_data, context.options.health_limit);
+  }
+
+  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet&) override {
+    EMEND_CHECK(context.model != nullptr, "health needs a model");
+    HealthOptions options;
+    options.score.batch_tokens = context.options.batch_tokens;
+    options.score.cancel = context.options.cancel;
+    options.score.progress = context.options.progress;
+    options.score.phase = "health";
+    MetricOutcome outcome;
+    outcome.summary = evaluate_health(*context.model, tasks_, options);
+    outcome.summary["counts"] = outcome.summary["n"];
+    outcome.summary["n"] = tasks_.size();
+    outcome.probe = next_token_log_probs(*context.model, probe_prompts(), options.score);
+    outcome.summary["divergence"] = nullptr;
+    if (const Evaluation* before = context.options.before; before && before->probe.defined())
+      outcome.summary["divergence"] = mean_divergence(before->probe, outcome.probe);
+    return outcome;
+  }
+
+  [[nodiscard]] json key(const EvaluateOptions& options) const override {
+    json files = json::array();
+    for (const auto& task : load_health_tasks(options.health_data, options.health_limit)) files.push_back(detail::file_key(task.file));
+    return {files, options.health_limit};
+  }
+
+ private:
+  std::vector<HealthTask> tasks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Metric> make_health() { return std::make_unique<Health>(); }
+
+}  // namespace emend::evaluation

@@ -1,0 +1,174 @@
+// Encoding of requests, and the two simple scorers: the published padded loop and next-token distributions.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/evaluation/detail/scoring.h>
+#include <emend/evaluation/scoring.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace emend::evaluation {
+namespace detail {
+
+std::vector<int64_t> encode_text(const models::Tokenizer& tokenizer, std::string_view text) {
+  // Not add_special: what a tokenizer puts behind a text would stand between prompt and target.
+  auto ids = tokenizer.prefix_ids();
+  const auto plain = tokenizer.encode_ids(text);
+  ids.insert(ids.end(), plain.begin(), plain.end());
+  return ids;
+}
+
+std::string quoted(const ScoreRequest& request) {
+  std::string text = request.prompt + " " + request.target;
+  if (text.size() > 120) text = text.substr(0, 60) + " … " + text.substr(text.size() - 50);
+  return "\"" + text + "\"";
+}
+
+at::Tensor wide_logits(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+}
+
+void not_finite(const std::string& where) {
+  throw Error(ErrorClass::kNumeric, {where, "a logit that is not finite", "finite logits",
+                                     "the model's weights are damaged or an edit broke them: revert the edit"});
+}
+
+}  // namespace detail
+
+namespace {
+
+EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& request, const std::vector<int64_t>& prompt) {
+  EncodedRequest encoded;
+  encoded.ids = detail::encode_text(tokenizer, request.prompt + " " + request.target);
+  const auto [a, b] = std::mismatch(prompt.begin(), prompt.end(), encoded.ids.begin(), encoded.ids.end());
+  encoded.begin = std::max<int64_t>(a - prompt.begin(), 1);  // the very first token cannot be predicted
+  if (encoded.begin >= static_cast<int64_t>(encoded.ids.size()))
+    throw Error(ErrorClass::kInvalidArgument, {"score of " + detail::quoted(request), "no token of the target can be predicted",
+                                               "a target with at least one token behind the prompt's first",
+                                               "check the fact's prompt and target"});
+  return encoded;
+}
+
+/// Right-padded ids and mask of one case.
+struct Padded {
+  at::Tensor ids_BT, mask_BT;
+};
+
+Padded pad(const std::vector<EncodedRequest>& rows) {
+  int64_t width = 0;
+  for (const auto& row : rows) width = std::max(width, static_cast<int64_t>(row.ids.size()));
+  const auto n = static_cast<int64_t>(rows.size());
+  Padded padded{at::zeros({n, width}, at::kLong), at::zeros({n, width}, at::kLong)};
+  for (int64_t r = 0; r < n; ++r) {
+    const auto& ids = rows[static_cast<size_t>(r)].ids;
+    std::copy(ids.begin(), ids.end(), padded.ids_BT.data_ptr<int64_t>() + r * width);
+    padded.mask_BT[r].narrow(0, 0, static_cast<int64_t>(ids.size())).fill_(1);
+  }
+  return padded;
+}
+
+Score read_row(const at::Tensor& logits_TV, const EncodedRequest& row) {
+  Score score;
+  for (auto at = row.begin; at < static_cast<int64_t>(row.ids.size()); ++at) {
+    const int64_t label = row.ids[static_cast<size_t>(at)];
+    const at::Tensor log_probs = at::log_softmax(detail::wide_logits(logits_TV[at - 1]), 0);
+    score.labels.push_back(label);
+    score.log_probs.push_back(log_probs[label].item<double>());
+    score.predicted.push_back(logits_TV[at - 1].argmax().item<int64_t>());
+    if (!std::isfinite(score.log_probs.back())) detail::not_finite("evaluation");
+  }
+  return score;
+}
+
+}  // namespace
+
+EncodedRequest encode_request(const models::Tokenizer& tokenizer, const ScoreRequest& request) {
+  return assemble(tokenizer, request, detail::encode_text(tokenizer, request.prompt));
+}
+
+std::vector<EncodedRequest> detail::encode_requests(const models::Tokenizer& tokenizer, const std::vector<ScoreRequest>& requests) {
+  std::unordered_map<std::string, std::vector<int64_t>> prompts;
+  std::map<ScoreRequest, size_t> seen;
+  std::vector<EncodedRequest> encoded;
+  encoded.reserve(requests.size());
+  for (const auto& request : requests) {
+    if (const auto [at, is_new] = seen.emplace(request, encoded.size()); !is_new) {
+      encoded.push_back(encoded[at->second]);
+      continue;
+    }
+    auto [prompt, is_new] = prompts.try_emplace(request.prompt);
+    if (is_new) prompt->second = encode_text(tokenizer, request.prompt);
+    encoded.push_back(assemble(tokenizer, request, prompt->second));
+  }
+  return encoded;
+}
+
+double Score::total_log_prob() const { return std::accumulate(log_probs.begin(), log_probs.end(), 0.0); }
+
+double Score::mean_nll() const { return -total_log_prob() / static_cast<double>(std::max<size_t>(log_probs.size(), 1)); }
+
+double Score::token_accuracy() const {
+  size_t hits = 0;
+  for (size_t i = 0; i < labels.size(); ++i) hits += labels[i] == predicted[i] ? 1 : 0;
+  return static_cast<double>(hits) / static_cast<double>(std::max<size_t>(labels.size(), 1));
+}
+
+bool Score::all_correct() const { return labels == predicted; }
+
+std::vector<std::vector<Score>> score_cases_reference(const models::Model& model,
+                                                      const std::vector<std::vector<ScoreRequest>>& cases,
+                                                      const ScoreOptions& options) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::vector<Score>> all;
+  for (const auto& requests : cases) {
+    options.cancel.check("evaluation");
+    auto& scores = all.emplace_back();
+    if (!requests.empty()) {
+      const auto rows = detail::encode_requests(model.tokenizer(), requests);
+      const Padded padded = pad(rows);
+      const auto batch = models::TokenBatch::from_padded(padded.ids_BT, padded.mask_BT, {}, /*keep_padding=*/true);
+      const at::Tensor logits_NV = devices::to_host(model.forward(batch).logits, devices::Purpose::kLogits);
+      for (int64_t r = 0; r < batch.rows(); ++r)
+        scores.push_back(read_row(logits_NV.narrow(0, batch.token(r, 0), batch.length(r)), rows[static_cast<size_t>(r)]));
+    }
+    if (options.progress)
+      options.progress({options.phase, static_cast<double>(all.size()), static_cast<double>(cases.size()),
+                        std::to_string(all.size()) + "/" + std::to_string(cases.size()) + " cases"});
+  }
+  return all;
+}
+
+at::Tensor next_token_log_probs(const models::Model& model, const std::vector<std::string>& texts, const ScoreOptions& options) {
+  const at::NoGradGuard no_grad;
+  at::Tensor all_PV = at::empty({static_cast<int64_t>(texts.size()), model.vocab_size()}, at::kFloat);
+  for (size_t begin = 0; begin < texts.size();) {
+    options.cancel.check("evaluation");
+    std::vector<std::vector<int64_t>> rows;
+    int64_t tokens = 0;
+    size_t end = begin;
+    for (; end < texts.size() && static_cast<int64_t>(rows.size()) < options.project_rows; ++end) {
+      auto ids = detail::encode_text(model.tokenizer(), texts[end]);
+      if (ids.empty())
+        throw Error(ErrorClass::kInvalidArgument, {"probe text " + std::to_string(end), "no tokens", "a text", "leave empty texts out"});
+      if (!rows.empty() && tokens + static_cast<int64_t>(ids.size()) > options.batch_tokens) break;
+      tokens += static_cast<int64_t>(ids.size());
+      rows.push_back(std::move(ids));
+    }
+    const auto batch = models::TokenBatch::from_rows(rows);
+    models::ForwardOptions forward;
+    forward.logit_tokens.emplace();
+    for (int64_t r = 0; r < batch.rows(); ++r) forward.logit_tokens->push_back(batch.token(r, -1));
+    const at::Tensor log_probs = at::log_softmax(detail::wide_logits(model.forward(batch, forward).logits), -1);
+    all_PV.narrow(0, static_cast<int64_t>(begin), batch.rows()).copy_(devices::to_host(log_probs, devices::Purpose::kLogits));
+    begin = end;
+  }
+  if (!at::isfinite(all_PV).all().item<bool>()) detail::not_finite("next-token probabilities");
+  return all_PV;
+}
+
+}  // namespace emend::evaluation

@@ -1,0 +1,158 @@
+// Words, and the entropy of their n-grams.
+//
+// The word rules are the Penn Treebank's as NLTK's word_tokenize applies them, in its order. NLTK first cuts the text into
+// sentences with a trained model; here a sentence ends at a full stop, question or exclamation mark that is followed by
+// white space and a capital, a digit or an opening quote, unless the word before the full stop is a known abbreviation or
+// a single letter. The cut only decides whether that full stop is a word of its own.
+#include <emend/evaluation/detail/regex.h>
+#include <emend/evaluation/text_metrics.h>
+
+#include <array>
+#include <cmath>
+#include <set>
+
+namespace emend::evaluation {
+namespace {
+
+using detail::Regex;
+
+struct Rule {
+  Regex pattern;
+  std::string replacement;
+};
+
+const std::vector<Rule>& rules_before_padding() {
+  static const std::vector<Rule> rules = {
+      // opening quotes
+      {Regex("([«“‘„]|[`]+)"), " $1 "},
+      {Regex("^\""), "``"},
+      {Regex("(``)"), " $1 "},
+      {Regex("([ (\\[{<])(\"|'{2})"), "$1 `` "},
+      {Regex("(?i)(?<!\\w)(')(?!(?:re|ve|ll|m|t|s|d|n)\\b)(?=\\w)"), "$1 "},
+      // punctuation
+      {Regex("([^.])(\\.)([\\])}>\"'»”’ ]*+)\\s*$"), "$1 $2 $3 "},
+      {Regex("([:,])([^\\d])"), " $1 $2"},
+      {Regex("([:,])$"), " $1 "},
+      {Regex("\\.{2,}"), " $0 "},
+      {Regex("[;@#$%&]"), " $0 "},
+      {Regex("[\\x{2012}-\\x{2015}]"), " $0 "},
+      {Regex("([^.])(\\.)([\\])}>\"']*)\\s*$"), "$1 $2$3 "},
+      {Regex("[?!]"), " $0 "},
+      {Regex("([^'])' "), "$1 ' "},
+      {Regex("[*]"), " $0 "},
+      {Regex("[\\]\\[(){}<>]"), " $0 "},
+      {Regex("--"), " -- "},
+  };
+  return rules;
+}
+
+const std::vector<Rule>& rules_after_padding() {
+  static const std::vector<Rule> rules = {
+      // closing quotes and clitics
+      {Regex("([»”’])"), " $1 "},
+      {Regex("''"), " '' "},
+      {Regex("\""), " '' "},
+      {Regex("\\s+"), " "},
+      {Regex("([^' ])('[sS]|'[mM]|'[dD]|') "), "$1 $2 "},
+      {Regex("([^' ])('ll|'LL|'re|'RE|'ve|'VE|n't|N'T) "), "$1 $2 "},
+      // contractions
+      {Regex("(?i)\\b(can)(not)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(d)('ye)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(gim)(me)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(gon)(na)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(got)(ta)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(lem)(me)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(more)('n)\\b"), " $1 $2 "},
+      {Regex("(?i)\\b(wan)(na)(?=\\s)"), " $1 $2 "},
+      {Regex("(?i) ('t)(is)\\b"), " $1 $2 "},
+      {Regex("(?i) ('t)(was)\\b"), " $1 $2 "},
+  };
+  return rules;
+}
+
+bool is_abbreviation(std::string_view word) {
+  static const std::set<std::string, std::less<>> known = {
+      "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep",
+      "inc", "ltd", "co", "corp", "vs", "etc", "no", "vol", "ed", "est", "approx", "dept", "fig", "jan", "feb", "mar", "apr",
+      "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "u.s", "u.k", "e.g", "i.e", "a.m", "p.m", "ph.d", "d.c"};
+  if (word.size() <= 1) return true;
+  return known.count(detail::lower_case(word)) > 0;
+}
+
+/// Sentences of a text; together they are the text.
+std::vector<std::string_view> sentences(std::string_view text) {
+  std::vector<std::string_view> out;
+  size_t begin = 0;
+  const auto is_space = [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '.' && text[i] != '?' && text[i] != '!') continue;
+    size_t end = i + 1;
+    while (end < text.size() && std::string_view("\"')]}.?!").find(text[end]) != std::string_view::npos) ++end;
+    if (end >= text.size() || !is_space(text[end])) continue;
+    size_t next = end;
+    while (next < text.size() && is_space(text[next])) ++next;
+    if (next >= text.size()) break;
+    const auto c = static_cast<unsigned char>(text[next]);
+    const bool starts = (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '"' || c == '\'' || c == '(' || c >= 0x80;
+    if (!starts) continue;
+    if (text[i] == '.' && end == i + 1) {
+      size_t word = i;
+      while (word > begin && !is_space(text[word - 1])) --word;
+      if (is_abbreviation(text.substr(word, i - word))) continue;
+    }
+    out.push_back(text.substr(begin, end - begin));
+    begin = end;
+    i = next - 1;
+  }
+  if (begin < text.size()) out.push_back(text.substr(begin));
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> word_tokenize(std::string_view raw) {
+  const std::string text = detail::valid_utf8(raw);
+  std::vector<std::string> words;
+  for (std::string_view sentence : sentences(text)) {
+    const size_t first = sentence.find_first_not_of(" \t\r\n");
+    if (first == std::string_view::npos) continue;
+    std::string line(sentence.substr(first, sentence.find_last_not_of(" \t\r\n") - first + 1));
+    for (const auto& rule : rules_before_padding()) line = rule.pattern.replace_all(line, rule.replacement);
+    line = " " + line + " ";
+    for (const auto& rule : rules_after_padding()) line = rule.pattern.replace_all(line, rule.replacement);
+    static const Regex not_space("\\S+");
+    for (auto& word : not_space.find_all(line)) words.push_back(std::move(word));
+  }
+  return words;
+}
+
+double ngram_entropy(const std::vector<std::string>& words, int n) {
+  if (n <= 0 || words.size() < static_cast<size_t>(n)) return 0;
+  std::map<std::string, int64_t> counts;
+  const size_t total = words.size() - static_cast<size_t>(n) + 1;
+  for (size_t i = 0; i < total; ++i) {
+    std::string gram;
+    for (int k = 0; k < n; ++k) gram += words[i + static_cast<size_t>(k)] + '\x1f';
+    ++counts[gram];
+  }
+  double entropy = 0;
+  for (const auto& [gram, count] : counts) {
+    const double p = static_cast<double>(count) / static_cast<double>(total);
+    entropy -= p * std::log2(p);
+  }
+  return entropy;
+}
+
+double weighted_ngram_entropy(std::string_view text) {
+  const auto words = word_tokenize(text);
+  return (2.0 / 3.0 * ngram_entropy(words, 2) + 4.0 / 3.0 * ngram_entropy(words, 3)) / 2;
+}
+
+double mean_ngram_entropy(const std::vector<std::string>& texts) {
+  if (texts.empty()) return 0;
+  double sum = 0;
+  for (const auto& text : texts) sum += weighted_ngram_entropy(text);
+  return sum / static_cast<double>(texts.size());
+}
+
+}  // namespace emend::evaluation

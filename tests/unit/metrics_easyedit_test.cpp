@@ -1,0 +1,211 @@
+// EasyEdit's and MQuAKE's figures on hand-made scores; names, "auto" and the conformance of all families.
+#include <emend/core/error.h>
+#include <emend/evaluation/metric.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace emend::evaluation {
+namespace {
+
+Score tokens(std::vector<int64_t> predicted) {
+  std::vector<int64_t> labels(predicted.size(), 1);
+  return {labels, predicted, std::vector<double>(predicted.size(), -1.0)};
+}
+
+datasets::Fact fact() {
+  datasets::Fact fact;
+  fact.prompt = "{} is led by";
+  fact.subject = "Nordhaven";
+  fact.target_new = "Iris Vold";
+  return fact;
+}
+
+MetricOutcome judge(const std::string& name, const datasets::FactSet& facts, const std::map<ScoreRequest, Score>& table,
+                    const EvaluateOptions& options = {}) {
+  const MetricContext context{facts, options};
+  auto metric = make_metric(name);
+  ScoreSheet sheet;
+  metric->plan(context, sheet);
+  std::vector<Score> scores;
+  for (const auto& request : sheet.requests()) {
+    EXPECT_TRUE(table.count(request)) << request.prompt << " | " << request.target;
+    scores.push_back(table.count(request) ? table.at(request) : tokens({0}));
+  }
+  sheet.fill(scores);
+  return metric->finish(context, sheet);
+}
+
+TEST(EasyEdit, ComputesEveryFigureAsDefined) {
+  datasets::FactSet facts;
+  facts.facts = {fact()};
+  auto& one = facts.facts[0];
+  one.paraphrase_prompts = {"r1", "r2"};
+  one.portability["Reasoning"] = {{"q1", {"Leo", "alias"}}, {"q2", {"Max"}}};
+  one.portability["Subject_Aliasing"] = {{"q3", {"Iris Vold"}}};
+  one.locality["Relation_Specificity"] = {{"l1", {"31 km2"}}, {"l2", {"x"}}};
+  one.target_true = "Per Aas";
+  one.neighborhood_prompts = {"n1"};
+  std::map<ScoreRequest, Score> table = {
+      {{"Nordhaven is led by", "Iris Vold"}, tokens({1, 1, 0, 1})},  // 3/4
+      {{"r1", "Iris Vold"}, tokens({1, 1, 1, 1})},
+      {{"r2", "Iris Vold"}, tokens({0, 1, 0, 0})},                   // (1 + 1/4) / 2
+      {{"q1", "Leo"}, tokens({1, 0})},                               // the first answer counts
+      {{"q2", "Max"}, tokens({1})},                                  // Reasoning (1/2 + 1) / 2
+      {{"q3", "Iris Vold"}, tokens({0, 0})},
+      {{"l1", "31 km2"}, tokens({7, 8, 9})},
+      {{"l2", "x"}, tokens({4})},
+      {{"n1", "Per Aas"}, tokens({1, 3})},
+  };
+  auto outcome = judge("easyedit", facts, table);
+  EXPECT_DOUBLE_EQ(outcome.summary["rewrite_acc"], 75);
+  EXPECT_DOUBLE_EQ(outcome.summary["rephrase_acc"], 62.5);
+  EXPECT_DOUBLE_EQ(outcome.summary["portability"]["Reasoning_acc"], 75);
+  EXPECT_DOUBLE_EQ(outcome.summary["portability"]["Subject_Aliasing_acc"], 0);
+  EXPECT_DOUBLE_EQ(outcome.summary["portability_acc"], 37.5);
+  // Locality needs the predictions from before the edit.
+  EXPECT_TRUE(outcome.summary["locality_acc"].is_null());
+  EXPECT_TRUE(outcome.summary["locality"].empty());
+  Evaluation before;
+  before.cases = {{{"easyedit", outcome.cases[0]}}};
+  EvaluateOptions options;
+  options.before = &before;
+  table[{"l1", "31 km2"}] = tokens({7, 0, 9});  // 2/3 unchanged
+  table[{"n1", "Per Aas"}] = tokens({0, 0});    // 0 unchanged, whatever the labels are
+  outcome = judge("easyedit", facts, table, options);
+  EXPECT_NEAR(outcome.summary["locality"]["Relation_Specificity_acc"], 100 * (2.0 / 3 + 1) / 2, 1e-9);
+  EXPECT_DOUBLE_EQ(outcome.summary["locality"]["neighborhood_acc"], 0);
+  EXPECT_NEAR(outcome.summary["locality_acc"], 100 * (5.0 / 6 + 0) / 2, 1e-9);
+}
+
+TEST(EasyEdit, AbsentPromptsGiveNull) {
+  datasets::FactSet facts;
+  facts.facts = {fact()};
+  const auto outcome = judge("easyedit", facts, {{{"Nordhaven is led by", "Iris Vold"}, tokens({1})}});
+  EXPECT_DOUBLE_EQ(outcome.summary["rewrite_acc"], 100);
+  EXPECT_TRUE(outcome.summary["rephrase_acc"].is_null());
+  EXPECT_TRUE(outcome.summary["portability_acc"].is_null());
+}
+
+TEST(Mquake, ComputesEveryFigureAsDefined) {
+  datasets::FactSet facts;
+  facts.format = "mquake";
+  facts.facts = {fact(), fact()};
+  facts.facts[1].subject = "Suddale";
+  datasets::FactGroup group;
+  group.kind = "mquake";
+  group.facts = {0, 1};
+  group.questions = {"Q1?", "Q2?"};
+  group.answers = {"Moss"};
+  group.new_answers = {"Alta", "Alta town"};
+  group.new_single_hops = {{"?", "Nordhaven is led by", {"Iris Vold"}}, {"?", "Iris Vold lives in", {"Alta"}}};
+  facts.groups = {group};
+  const EvaluateOptions options;
+  const MetricContext context{facts, options};
+  auto metric = make_metric("mquake");
+  EXPECT_TRUE(metric->suits(facts));
+  // `right` answers by the last line of the prompt and the target.
+  const auto judged = [&](const std::set<std::pair<std::string, std::string>>& right) {
+    auto fresh = make_metric("mquake");
+    ScoreSheet sheet;
+    fresh->plan(context, sheet);
+    std::vector<Score> scores;
+    for (const auto& request : sheet.requests()) {
+      std::string last = request.prompt;
+      if (last.ends_with("\nA:")) last.resize(last.size() - 3);
+      last = last.substr(last.rfind('\n') + 1);
+      scores.push_back(tokens({right.count({last, request.target}) ? 1 : 0}));
+    }
+    sheet.fill(scores);
+    return fresh->finish(context, sheet);
+  };
+  auto outcome = judged({{"Nordhaven is led by", "Iris Vold"}, {"Iris Vold lives in", "Alta\n"}, {"Q: Q2?", "Alta town\n"}});
+  EXPECT_DOUBLE_EQ(outcome.summary["edit_wise"], 50);
+  EXPECT_DOUBLE_EQ(outcome.summary["instance_wise"], 100);
+  EXPECT_DOUBLE_EQ(outcome.summary["multi_hop"], 100);
+  EXPECT_DOUBLE_EQ(outcome.summary["multi_hop_old"], 0);
+  EXPECT_EQ(outcome.summary["instances"], 1);
+  EXPECT_EQ(outcome.groups[0]["questions"], nlohmann::json({false, true}));
+  outcome = judged({{"Suddale is led by", "Iris Vold"}, {"Q: Q1?", "Moss\n"}});
+  EXPECT_DOUBLE_EQ(outcome.summary["edit_wise"], 50);
+  EXPECT_DOUBLE_EQ(outcome.summary["instance_wise"], 0);
+  EXPECT_DOUBLE_EQ(outcome.summary["multi_hop"], 0);
+  EXPECT_DOUBLE_EQ(outcome.summary["multi_hop_old"], 100);
+}
+
+TEST(Families, NamesResolve) {
+  datasets::FactSet facts;
+  facts.facts = {fact()};
+  EXPECT_EQ(resolve_metrics({"zsre", "zsre", "health"}, facts), (std::vector<std::string>{"zsre", "health"}));
+  EXPECT_TRUE(resolve_metrics({"none"}, facts).empty());
+  EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"easyedit"}));
+  facts.facts[0].target_true = "Per";
+  facts.facts[0].neighborhood_prompts = {"n"};
+  EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"counterfact", "easyedit"}));
+  facts.format = "zsre";
+  EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"zsre", "easyedit"}));
+  try {
+    (void)resolve_metrics({"counterfacts"}, facts);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("did you mean \"counterfact\"?"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Families, EveryFamilyIsDescribed) {
+  ASSERT_GE(metric_families().size(), 6U);
+  for (const auto& info : metric_families()) {
+    EXPECT_EQ(make_metric(info.name)->info().name, info.name);
+    EXPECT_FALSE(info.summary.empty()) << info.name;
+    EXPECT_FALSE(info.protocol.empty()) << info.name;
+    EXPECT_FALSE(info.fields.empty()) << info.name;
+    for (const auto& field : info.fields) {
+      EXPECT_FALSE(field.paper_name.empty()) << field.key;
+      EXPECT_FALSE(field.unit.empty()) << field.key;
+      EXPECT_TRUE(field.definition.ends_with('.') && field.definition.size() > 20) << field.key;
+    }
+  }
+}
+
+TEST(Families, EveryScoringFamilyTakesAnEmptySetAndABareFact) {
+  for (const auto& info : metric_families()) {
+    if (info.name == "health" || info.name == "generation") continue;  // these run the model themselves
+    for (size_t n : {0, 1}) {
+      datasets::FactSet facts;
+      facts.facts.assign(n, fact());
+      const EvaluateOptions options;
+      const MetricContext context{facts, options};
+      auto metric = make_metric(info.name);
+      ScoreSheet sheet;
+      metric->plan(context, sheet);
+      sheet.fill(std::vector<Score>(sheet.size(), tokens({1})));
+      const auto outcome = metric->finish(context, sheet);
+      EXPECT_EQ(outcome.summary["n"], n) << info.name;
+      EXPECT_EQ(outcome.cases.size(), n) << info.name;
+      if (n == 0) continue;
+      int numbers = 0;
+      for (const auto& field : info.fields)
+        if (outcome.summary.contains(field.key) && outcome.summary[field.key].is_number()) ++numbers;
+      EXPECT_GT(numbers, 0) << info.name;
+    }
+  }
+}
+
+TEST(Retention, RoundTripsAndCountsEditedFactsOnly) {
+  RetentionMatrix matrix;
+  const Efficacy good{0.1, 2.0, true, 0.9}, bad{3.0, 1.0, false, 0.05};
+  matrix.add(1, {good, bad, bad});
+  matrix.add(3, {bad, good, good});
+  const auto json = matrix.to_json();
+  EXPECT_EQ(json["success"], nlohmann::json({{1, 0, 0}, {0, 1, 1}}));
+  EXPECT_DOUBLE_EQ(json["edited_success"][0], 100);
+  EXPECT_NEAR(json["edited_success"][1], 200.0 / 3, 1e-9);
+  EXPECT_EQ(RetentionMatrix::from_json(json).to_json()["success"], json["success"]);
+  EXPECT_NE(matrix.to_csv().find("3,0,0,0,0.05\n"), std::string::npos) << matrix.to_csv();
+  EXPECT_THROW(matrix.add(4, {good}), Error);
+  EXPECT_THROW((void)RetentionMatrix::from_json({{"edits_applied", {1}}}), Error);
+}
+
+}  // namespace
+}  // namespace emend::evaluation

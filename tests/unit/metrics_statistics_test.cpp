@@ -1,0 +1,96 @@
+// Means, intervals and the harmonic score against hand-computed values; the partition of rows that begin alike.
+#include <emend/evaluation/detail/sharing.h>
+#include <emend/evaluation/statistics.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <set>
+
+namespace emend::evaluation {
+namespace {
+
+TEST(MeanOf, LeavesOutAbsentValues) {
+  const auto mean = mean_of(std::vector<std::optional<double>>{1.0, std::nullopt, 0.0, 1.0, 0.0});
+  ASSERT_TRUE(mean);
+  EXPECT_DOUBLE_EQ(mean->value, 0.5);
+  EXPECT_EQ(mean->n, 4);
+  EXPECT_DOUBLE_EQ(mean->deviation, 0.5);
+  EXPECT_DOUBLE_EQ(mean->ci95, 1.96 * 0.5 / 2);
+  EXPECT_FALSE(mean_of(std::vector<std::optional<double>>{std::nullopt}));
+  EXPECT_FALSE(mean_of(std::vector<double>{}));
+}
+
+TEST(HarmonicMean, MatchesPublishedRows) {
+  // MEMIT paper, table 1: 98.9, 88.6, 73.7 give 85.8.
+  EXPECT_NEAR(*harmonic_mean({98.9, 88.6, 73.7}), 85.8, 0.1);
+  EXPECT_NEAR(*harmonic_mean({15.2, 17.7, 83.5}), 22.4, 0.1);  // from rounded rates
+  EXPECT_EQ(*harmonic_mean({50, 0, 80}), 0);
+  EXPECT_FALSE(harmonic_mean({}));
+}
+
+TEST(Bootstrap, CoversTheEstimateAndIsDeterministic) {
+  std::mt19937 random(3);
+  std::vector<std::vector<std::optional<double>>> columns(2);
+  for (int i = 0; i < 200; ++i) {
+    columns[0].push_back(random() % 10 < 8 ? 1.0 : 0.0);
+    columns[1].push_back(static_cast<double>(random() % 11) / 10);
+  }
+  const double estimate = *harmonic_mean({mean_of(columns[0])->value, mean_of(columns[1])->value});
+  const auto range = bootstrap_harmonic(columns, 500, 7);
+  ASSERT_TRUE(range);
+  EXPECT_LT(range->first, estimate);
+  EXPECT_GT(range->second, estimate);
+  // About 1.96 standard errors to each side: 0.03 for these columns.
+  EXPECT_LT(range->second - range->first, 0.15);
+  EXPECT_GT(range->second - range->first, 0.04);
+  EXPECT_EQ(range, bootstrap_harmonic(columns, 500, 7));
+  EXPECT_FALSE(bootstrap_harmonic(columns, 0, 7));
+  columns[1].assign(200, std::nullopt);
+  EXPECT_FALSE(bootstrap_harmonic(columns, 500, 7));
+}
+
+using Ids = std::vector<int64_t>;
+
+int64_t saved(const std::vector<detail::SharedGroup>& groups) {
+  int64_t total = 0;
+  for (const auto& group : groups) total += group.shared * static_cast<int64_t>(group.rows.size() - 1);
+  return total;
+}
+
+TEST(ShareBeginnings, TakesTheBetterOfLongAndManyRows) {
+  // Ten rows share two tokens (saves 18); two of them share eight (saves 8).
+  std::vector<Ids> rows = {{1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 5, 6, 7, 8}};
+  for (int64_t i = 0; i < 8; ++i) rows.push_back({1, 2, 100 + i});
+  auto groups = detail::share_beginnings(rows, 1);
+  EXPECT_EQ(saved(groups), 18);
+  // With four rows the pair is worth more than the start.
+  rows.resize(4);
+  groups = detail::share_beginnings(rows, 1);
+  EXPECT_EQ(saved(groups), 8);
+  EXPECT_TRUE(detail::share_beginnings({}, 1).empty());
+}
+
+TEST(ShareBeginnings, CoversEveryRowOnceWithACommonStart) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<Ids> rows(1 + random() % 40);
+    for (auto& row : rows) {
+      row.resize(random() % 6);
+      for (auto& id : row) id = static_cast<int64_t>(random() % 3);
+    }
+    std::multiset<size_t> seen;
+    for (const auto& group : detail::share_beginnings(rows, 2)) {
+      for (size_t row : group.rows) {
+        seen.insert(row);
+        ASSERT_LE(group.shared, static_cast<int64_t>(rows[row].size()));
+        EXPECT_TRUE(std::equal(rows[row].begin(), rows[row].begin() + group.shared, rows[group.rows[0]].begin()));
+      }
+    }
+    ASSERT_EQ(seen.size(), rows.size());
+    EXPECT_EQ(std::set<size_t>(seen.begin(), seen.end()).size(), rows.size());
+  }
+}
+
+}  // namespace
+}  // namespace emend::evaluation

@@ -1,0 +1,96 @@
+// Words, n-gram entropy and TF-IDF against NLTK 3.9 (NLTKWordTokenizer), hand-computed values and scikit-learn 1.9.
+#include <emend/core/error.h>
+#include <emend/evaluation/text_metrics.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace emend::evaluation {
+namespace {
+
+using Words = std::vector<std::string>;
+
+TEST(WordTokenize, SplitsAsNltkDoes) {
+  // Recorded with NLTKWordTokenizer().tokenize(sentence).
+  const std::vector<std::pair<std::string, Words>> cases = {
+      {"The cat sat on the mat.",
+       {"The", "cat", "sat", "on", "the", "mat", "."}},
+      {"Good muffins cost $3.88 in New York, don't they?",
+       {"Good", "muffins", "cost", "$", "3.88", "in", "New", "York", ",", "do", "n't", "they", "?"}},
+      {"\"I can't do that,\" she said; 'never' again!",
+       {"``", "I", "ca", "n't", "do", "that", ",", "''", "she", "said", ";", "'", "never", "'", "again", "!"}},
+      {"They'll say it's O'Neil's (not mine) -- isn't it?",
+       {"They", "'ll", "say", "it", "'s", "O'Neil", "'s", "(", "not", "mine", ")", "--", "is", "n't", "it", "?"}},
+      {"He's gonna go... maybe [tomorrow] at 10:30, i.e. later.",
+       {"He", "'s", "gon", "na", "go", "...", "maybe", "[", "tomorrow", "]", "at", "10:30", ",", "i.e.", "later", "."}},
+      {"C'est l'été, n'est-ce pas ?",
+       {"C'est", "l'été", ",", "n'est-ce", "pas", "?"}},
+      {"“Curly quotes” and ‘single’ ones — dashes – too.",
+       {"“", "Curly", "quotes", "”", "and", "‘", "single", "’", "ones", "—", "dashes", "–", "too", "."}},
+      {"Don't cannot 'tis wanna gimme 50% of A&B #1 @home *star*",
+       {"Do", "n't", "can", "not", "'", "tis", "wan", "na", "gim", "me", "50", "%", "of", "A", "&", "B", "#", "1", "@", "home", "*", "star", "*"}},
+      {"Items: apples,oranges; 1,000 units.",
+       {"Items", ":", "apples", ",", "oranges", ";", "1,000", "units", "."}},
+      {"東京は日本の首都です。",
+       {"東京は日本の首都です。"}},
+      {"a <b> {c} d's",
+       {"a", "<", "b", ">", "{", "c", "}", "d", "'s"}},
+      {"'Twas the night's dream' he said.",
+       {"'", "Twas", "the", "night", "'s", "dream", "'", "he", "said", "."}},
+  };
+  for (const auto& [text, words] : cases) EXPECT_EQ(word_tokenize(text), words) << text;
+}
+
+TEST(WordTokenize, EndsSentencesAtFullStopsButNotAtAbbreviations) {
+  EXPECT_EQ(word_tokenize("He left. She stayed."), (Words{"He", "left", ".", "She", "stayed", "."}));
+  EXPECT_EQ(word_tokenize("Dr. Smith met J. Doe. They spoke."),
+            (Words{"Dr.", "Smith", "met", "J.", "Doe", ".", "They", "spoke", "."}));
+  EXPECT_EQ(word_tokenize("It cost 3.50 at noon. 20 people paid!"),
+            (Words{"It", "cost", "3.50", "at", "noon", ".", "20", "people", "paid", "!"}));
+}
+
+TEST(WordTokenize, TakesAnyBytes) {
+  EXPECT_TRUE(word_tokenize("").empty());
+  EXPECT_TRUE(word_tokenize(" \n\t ").empty());
+  EXPECT_EQ(word_tokenize("a\xff b"), (Words{"a\xEF\xBF\xBD", "b"}));
+}
+
+TEST(NgramEntropy, MatchesHandComputation) {
+  const Words words = {"a", "b", "a", "b", "c"};
+  // Bigrams ab ba ab bc: frequencies 2/4, 1/4, 1/4. Trigrams aba bab abc: three of 1/3.
+  EXPECT_NEAR(ngram_entropy(words, 2), 1.5, 1e-12);
+  EXPECT_NEAR(ngram_entropy(words, 3), std::log2(3.0), 1e-12);
+  EXPECT_NEAR(ngram_entropy(words, 1), -(2 * 0.4 * std::log2(0.4) + 0.2 * std::log2(0.2)), 1e-12);
+  EXPECT_EQ(ngram_entropy(words, 6), 0);
+  EXPECT_EQ(ngram_entropy({"a", "a", "a", "a"}, 2), 0);
+  // The words of one n-gram must not run together: (ab, c) is not (a, bc).
+  EXPECT_NEAR(ngram_entropy({"ab", "c", "x", "a", "bc"}, 2), 2.0, 1e-12);
+}
+
+TEST(NgramEntropy, WeighsBigramsAndTrigramsAsPublished) {
+  // a b a b c: mean(2/3 · 1.5, 4/3 · log2 3)
+  EXPECT_NEAR(weighted_ngram_entropy("a b a b c"), (2.0 / 3 * 1.5 + 4.0 / 3 * std::log2(3.0)) / 2, 1e-12);
+  EXPECT_NEAR(mean_ngram_entropy({"a b a b c", "x x x x"}), (2.0 / 3 * 1.5 + 4.0 / 3 * std::log2(3.0)) / 4, 1e-12);
+  EXPECT_EQ(mean_ngram_entropy({}), 0);
+}
+
+TEST(TfIdf, AgreesWithScikitLearn) {
+  // Recorded with TfidfVectorizer().fit(documents).transform([a, b]).
+  const TfIdf tfidf({"The Eiffel Tower stands in Paris, France.", "Paris is the capital of France; the Seine flows through Paris.",
+                     "Rome is the capital of Italy.", "Über-große Städte: Köln, München, 東京 x1_y2 a I"});
+  EXPECT_EQ(tfidf.vocabulary_size(), 22U);
+  EXPECT_NEAR(tfidf.similarity("The tower in Paris", "The capital is Paris"), 0.3922334535681326, 1e-12);
+  EXPECT_NEAR(tfidf.similarity("Rome Rome Rome Italy", "ROME, Italy and the Seine"), 0.6852479926149369, 1e-12);
+  EXPECT_NEAR(tfidf.similarity("köln ÜBER", "Köln große unknownword"), 0.5, 1e-12);
+  EXPECT_NEAR(tfidf.similarity("x1_y2 東京", "東京 tower"), 0.5, 1e-12);
+  EXPECT_EQ(tfidf.similarity("nothing known", "Paris"), 0);
+  const auto weights = tfidf.transform("Paris Paris tower");
+  ASSERT_EQ(weights.size(), 2U);
+  EXPECT_NEAR(weights.at("tower"), 0.5355662725381126, 1e-12);
+  EXPECT_NEAR(weights.at("paris"), 0.8444932017012523, 1e-12);
+}
+
+TEST(TfIdf, RefusesDocumentsWithoutWords) { EXPECT_THROW(TfIdf({"a", "? !"}), Error); }
+
+}  // namespace
+}  // namespace emend::evaluation
