@@ -28,8 +28,10 @@ class HookHandle {
 
  private:
   friend class HookPoint;
-  HookHandle(std::weak_ptr<void> state, int id) : state_(std::move(state)), id_(id) {}
+  using Remove = void (*)(void* state, int id) noexcept;
+  HookHandle(std::weak_ptr<void> state, Remove remove, int id) : state_(std::move(state)), remove_(remove), id_(id) {}
   std::weak_ptr<void> state_;
+  Remove remove_ = nullptr;
   int id_ = -1;
 };
 

@@ -22,6 +22,11 @@ class TokenBatch {
   [[nodiscard]] static TokenBatch continuing(const std::vector<std::vector<int64_t>>& rows,
                                              const std::vector<int64_t>& begins);
 
+  /// Rows with a position and a column for every token; both lists have the shape of `rows`.
+  [[nodiscard]] static TokenBatch with_positions(const std::vector<std::vector<int64_t>>& rows,
+                                                 const std::vector<std::vector<int64_t>>& positions,
+                                                 const std::vector<std::vector<int64_t>>& columns);
+
   /// From [B,T] ids and mask (CPU, int64 or bool) as Hugging Face models take them. Without position ids, positions are
   /// columns (families that derive them from the mask do so). `keep_padding` computes padded positions too, as the
   /// published implementations do: they are packed like other tokens and never attended to.
@@ -43,13 +48,20 @@ class TokenBatch {
   [[nodiscard]] const std::vector<bool>& is_padding() const noexcept { return is_padding_; }
   /// True if positions were given explicitly (position ids or a continuation), false if they are the default.
   [[nodiscard]] bool explicit_positions() const noexcept { return explicit_positions_; }
+  /// Says that row r is a part of a prompt of `lengths[r]` tokens (a chunk of it): rotary forms that depend on the
+  /// prompt's length then see the whole of it. Empty (the default): each row is complete.
+  void set_full_lengths(std::vector<int64_t> lengths);
+  [[nodiscard]] const std::vector<int64_t>& full_lengths() const noexcept { return full_lengths_; }
 
-  /// [N, …] packed → [B, T, …] with zeros at padding; T is the width the batch was padded to.
+  /// [N, …] packed → [B, T, …] with zeros at padding; T is the width the batch was padded to, or the longest row.
   [[nodiscard]] at::Tensor unpack(const at::Tensor& packed) const;
 
  private:
+  void add_row(const std::vector<int64_t>& ids, int64_t begin);
   std::vector<int64_t> ids_, positions_, columns_, row_begin_{0};
   std::vector<bool> is_padding_;
+  std::vector<int64_t> slots_;  // in [B, T] flattened, for unpack
+  std::vector<int64_t> full_lengths_;
   int64_t width_ = 0;
   bool explicit_positions_ = false;
 };

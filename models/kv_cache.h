@@ -21,20 +21,27 @@ class KvCache {
   /// [B, kv heads, slots, head size]; undefined for a layer that has not run.
   [[nodiscard]] const at::Tensor& keys(int layer) const { return keys_.at(layer); }
   [[nodiscard]] const at::Tensor& values(int layer) const { return values_.at(layer); }
-  /// Positions of the cached tokens, for windows, ALiBi and dynamic scaling; host integers [B][length].
+  /// Positions of the cached tokens; host integers [B][length].
   [[nodiscard]] const std::vector<std::vector<int64_t>>& positions() const noexcept { return positions_; }
+  /// True if `layer` ran in every pass that appended, so that its keys cover all cached tokens.
+  [[nodiscard]] bool complete(int layer) const { return !incomplete_.at(layer); }
 
   /// Keeps these rows, in this order (rows may repeat).
   [[nodiscard]] KvCache select_rows(const std::vector<int64_t>& rows) const;
   /// Forgets the tokens after the first `lengths[r]` of each row.
   void truncate(const std::vector<int64_t>& lengths);
-  /// Drops the layers below `first` (they will not be read again).
+  /// Drops the layers below `first` (they will not be read again: a pass that needs them throws).
   void drop_layers_below(int first);
   [[nodiscard]] int64_t bytes() const;
 
  private:
   friend class DecoderPass;
+  void store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& values_BgTd,
+             const std::vector<int64_t>& new_lengths);
+  void reserve(int layer, const at::Tensor& like_BgTd, int64_t slots);
   std::vector<at::Tensor> keys_, values_;
+  std::vector<bool> incomplete_;
+  std::vector<int64_t> prompt_lengths_;  // what length-dependent rotary forms were fixed by, a row
   std::vector<int64_t> lengths_;
   std::vector<std::vector<int64_t>> positions_;
   int64_t capacity_;

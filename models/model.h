@@ -11,7 +11,6 @@
 #include <emend/models/batch.h>
 #include <emend/models/kv_cache.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +18,7 @@
 
 namespace emend::models {
 
+struct LinearAdapter;
 struct ModelConfig;
 struct FamilySpec;
 class Tokenizer;
@@ -90,12 +90,22 @@ class Model {
   /// Error(kInvalidArgument) for a layer out of range.
   [[nodiscard]] EditSite edit_site(int layer) const;
 
-  /// Weights under the checkpoint's own names and layout. The returned tensor shares storage with the model; only
+  /// Weights under the checkpoint's own names and layout; names with the base prefix ("transformer.", "model.") that the
+  /// file leaves out, and the head's name in a tied model, are understood too. The returned tensor shares storage with the model; only
   /// editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the closest name.
   [[nodiscard]] at::Tensor weight(const std::string& name) const;
   [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
+  /// The weight and, where it also lives on a second device, its copy there (PlacementPlan::tied_copy): who writes to one
+  /// in place must write to all. set_weight does.
+  [[nodiscard]] std::vector<at::Tensor> weight_copies(const std::string& name) const;
   /// Replaces a weight by another tensor of the same shape, on the same device (any float dtype: cast).
   void set_weight(const std::string& name, const at::Tensor& value);
+
+  /// Weights of the linear layers inside blocks, which can carry an adapter (no experts).
+  [[nodiscard]] std::vector<std::string> adaptable_weights() const;
+  /// Adds a low-rank addition to a linear layer (replacing an earlier one), or takes it away (null). The weight itself does not change.
+  /// Throws Error(kInvalidArgument) if shapes or device do not fit, Error(kNotFound) if the weight cannot carry one.
+  void set_adapter(const std::string& weight, std::shared_ptr<const LinearAdapter> adapter);
 
   /// sha256 over names, dtypes, shapes and bytes of the weights as loaded from the file, and of what decides the
   /// arithmetic in the configuration. Computed on first use from the checkpoint, not from the (possibly edited) weights.

@@ -1,0 +1,111 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/hooks/hook_point.h>
+
+#include <sstream>
+
+namespace emend::hooks {
+
+namespace detail {
+struct Attached {
+  int id;
+  HookFn fn;
+};
+}  // namespace detail
+
+struct HookPoint::State {
+  std::vector<detail::Attached> attached;
+  int next_id = 0;
+};
+
+HookHandle::HookHandle(HookHandle&& other) noexcept
+    : state_(std::move(other.state_)), remove_(other.remove_), id_(std::exchange(other.id_, -1)) {}
+
+HookHandle& HookHandle::operator=(HookHandle&& other) noexcept {
+  if (this != &other) {
+    remove();
+    state_ = std::move(other.state_);
+    remove_ = other.remove_;
+    id_ = std::exchange(other.id_, -1);
+  }
+  return *this;
+}
+
+void HookHandle::remove() noexcept {
+  if (id_ < 0) return;
+  if (const auto state = state_.lock()) remove_(state.get(), id_);
+  state_.reset();
+  id_ = -1;
+}
+
+HookHandle HookPoint::add(HookFn fn) {
+  if (!state_) state_ = std::make_shared<State>();
+  const int id = state_->next_id++;
+  state_->attached.push_back({id, std::move(fn)});
+  return HookHandle(state_, [](void* state, int which) noexcept {
+    std::erase_if(static_cast<State*>(state)->attached, [which](const auto& a) { return a.id == which; });
+  }, id);
+}
+
+bool HookPoint::idle() const noexcept { return !state_ || state_->attached.empty(); }
+
+static std::string describe(const at::Tensor& x) {
+  std::ostringstream out;
+  out << c10::toString(x.scalar_type()) << " " << x.sizes() << " on " << x.device();
+  return out.str();
+}
+
+at::Tensor HookPoint::run(at::Tensor x) const {
+  // A copy, so that a hook may attach or detach hooks (itself included) while it runs.
+  const auto attached = state_->attached;
+  for (const auto& entry : attached) {
+    at::Tensor y = entry.fn(x);
+    if (!y.defined()) continue;
+    if (y.sizes() != x.sizes() || y.scalar_type() != x.scalar_type() || y.device() != x.device())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"hook at " + to_string(ref_), "the replacement is " + describe(y), describe(x),
+                   "an edit keeps shape, dtype and device; move operands to the activation with route_like"});
+    x = std::move(y);
+  }
+  return x;
+}
+
+// Sites outside layers come first, then the layer sites of layer 0, of layer 1, …
+static constexpr int kGlobalSites = 3;
+static constexpr int kLayerSites = 8;
+
+static int slot(Site site, int layer) noexcept {
+  switch (site) {
+    case Site::kEmbedding: return 0;
+    case Site::kFinalNorm: return 1;
+    case Site::kLogits: return 2;
+    default: return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
+  }
+}
+
+HookTable::HookTable(int n_layers) : n_layers_(n_layers) {
+  points_.assign(static_cast<size_t>(kGlobalSites + n_layers * kLayerSites), HookPoint({Site::kEmbedding, -1}));
+  for (const Site site : all_sites())
+    for (int layer = is_layer_site(site) ? 0 : -1; layer < (is_layer_site(site) ? n_layers : 0); ++layer)
+      points_[static_cast<size_t>(slot(site, layer))] = HookPoint({site, layer});
+}
+
+HookPoint& HookTable::at(const SiteRef& ref) {
+  return const_cast<HookPoint&>(static_cast<const HookTable*>(this)->at(ref));
+}
+
+const HookPoint& HookTable::at(const SiteRef& ref) const {
+  const bool in_layer = is_layer_site(ref.site);
+  if (in_layer ? (ref.layer < 0 || ref.layer >= n_layers_) : ref.layer != -1)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"site " + to_string(ref), "layer " + std::to_string(ref.layer),
+                 in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1) : "layer -1, because it lies outside layers",
+                 "check the layer numbers against the model"});
+  return points_[static_cast<size_t>(slot(ref.site, ref.layer))];
+}
+
+const HookPoint& HookTable::point(Site site, int layer) const noexcept {
+  return points_[static_cast<size_t>(slot(site, layer))];
+}
+
+}  // namespace emend::hooks

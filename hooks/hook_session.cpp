@@ -1,0 +1,111 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/hooks/hook_session.h>
+
+
+namespace emend::hooks {
+
+struct HookSession::Entry {
+  enum class Kind { kCapture, kEdit, kStop };
+  Kind kind;
+  SiteRef ref;
+  CaptureOptions options;
+  HookFn fn;
+  bool fired = false;
+  at::Tensor value;
+};
+
+namespace {
+
+const char* verb(int kind) { return kind == 0 ? "capture" : kind == 1 ? "edit" : "stop"; }
+
+// Rows of a packed tensor, copied unless a reference was asked for.
+at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRef& ref) {
+  at::Tensor kept = options.reference ? x : x.detach();
+  if (!options.tokens) return options.reference ? kept : kept.clone();
+  for (const int64_t token : *options.tokens)
+    if (token < 0 || token >= x.size(0))
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"capture at " + to_string(ref), "token " + std::to_string(token),
+                   "a packed token from 0 to " + std::to_string(x.size(0) - 1), "index tokens with TokenBatch::token"});
+  const at::Tensor rows = devices::route_like(at::tensor(*options.tokens, at::kLong), kept, devices::Purpose::kInput);
+  return kept.index_select(0, rows);
+}
+
+}  // namespace
+
+HookSession::~HookSession() { detach(); }
+
+HookSession& HookSession::capture(SiteRef ref, CaptureOptions options) {
+  entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kCapture, ref, std::move(options), {}, false, {}}));
+  return *this;
+}
+
+HookSession& HookSession::edit(SiteRef ref, HookFn fn) {
+  entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kEdit, ref, {}, std::move(fn), false, {}}));
+  return *this;
+}
+
+HookSession& HookSession::stop_after(SiteRef ref) {
+  entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kStop, ref, {}, {}, false, {}}));
+  return *this;
+}
+
+void HookSession::attach() {
+  if (!handles_.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"hook session", "attach() was called twice", "one call", "detach() first"});
+  std::vector<HookPoint*> points;
+  for (const auto& entry : entries_) points.push_back(&table_->at(entry->ref));
+  // Stops go last at their site, so that captures and edits there have run.
+  for (const bool stops : {false, true}) {
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const auto entry = entries_[i];
+      if ((entry->kind == Entry::Kind::kStop) != stops) continue;
+      entry->fired = false;
+      entry->value = at::Tensor();
+      handles_.push_back(points[i]->add([entry](const at::Tensor& x) -> at::Tensor {
+        entry->fired = true;
+        switch (entry->kind) {
+          case Entry::Kind::kCapture: entry->value = take(x, entry->options, entry->ref); return {};
+          case Entry::Kind::kEdit: return entry->fn(x);
+          case Entry::Kind::kStop: throw StopForward{};
+        }
+        return {};
+      }));
+    }
+  }
+}
+
+void HookSession::detach() noexcept {
+  while (!handles_.empty()) handles_.pop_back();
+}
+
+at::Tensor HookSession::captured(const SiteRef& ref) const {
+  bool declared = false;
+  for (const auto& entry : entries_) {
+    if (entry->kind != Entry::Kind::kCapture || entry->ref != ref) continue;
+    declared = true;
+    if (entry->fired) return entry->value;
+  }
+  throw Error(ErrorClass::kInvalidArgument,
+              {"hook session", "reading " + to_string(ref) + ", which " +
+                                   (declared ? "did not fire in the forward pass" : "this session does not capture"),
+               "a captured site",
+               declared ? "the pass may have stopped or started elsewhere, or the family has no such place"
+                        : "add capture() before attach()"});
+}
+
+void HookSession::finish() {
+  std::string missed;
+  for (const auto& entry : entries_)
+    if (!entry->fired)
+      missed += (missed.empty() ? "" : ", ") + std::string(verb(static_cast<int>(entry->kind))) + " at " + to_string(entry->ref);
+  detach();
+  if (!missed.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {"hook session", "these hooks did not fire: " + missed, "every hook to fire at least once",
+                 "run a forward pass that reaches these sites"});
+}
+
+}  // namespace emend::hooks

@@ -1,0 +1,77 @@
+#include <emend/core/error.h>
+#include <emend/hooks/site.h>
+
+#include <array>
+#include <charconv>
+
+namespace emend::hooks {
+namespace {
+
+struct SiteName {
+  Site site;
+  std::string_view name;
+  bool in_layer;
+};
+
+constexpr std::array<SiteName, 11> kSites = {{
+    {Site::kEmbedding, "embedding", false},
+    {Site::kLayerIn, "layer_in", true},
+    {Site::kAttnIn, "attn_in", true},
+    {Site::kAttnOut, "attn_out", true},
+    {Site::kMlpIn, "mlp_in", true},
+    {Site::kMlpDownIn, "mlp_down_in", true},
+    {Site::kMlpDownOut, "mlp_down_out", true},
+    {Site::kMlpOut, "mlp_out", true},
+    {Site::kLayerOut, "layer_out", true},
+    {Site::kFinalNorm, "final_norm", false},
+    {Site::kLogits, "logits", false},
+}};
+
+constexpr std::string_view kLayerPrefix = "layers.";
+
+[[noreturn]] void bad_site(std::string_view text) {
+  std::vector<std::string> names;
+  for (const auto& s : kSites) names.push_back(s.in_layer ? "layers.0." + std::string(s.name) : std::string(s.name));
+  const std::string close = closest_name(text, names);
+  std::string list;
+  for (const auto& s : kSites)
+    list += (list.empty() ? "" : ", ") + std::string(s.in_layer ? "layers.N." : "") + std::string(s.name);
+  throw Error(ErrorClass::kInvalidArgument, {"site \"" + std::string(text) + "\"", "no such place in a decoder",
+                                             "one of " + list, close.empty() ? "" : "did you mean \"" + close + "\"?"});
+}
+
+}  // namespace
+
+std::string to_string(const SiteRef& ref) {
+  const auto& entry = kSites[static_cast<size_t>(ref.site)];
+  if (!entry.in_layer) return std::string(entry.name);
+  return std::string(kLayerPrefix) + std::to_string(ref.layer) + "." + std::string(entry.name);
+}
+
+SiteRef parse_site(std::string_view text) {
+  std::string_view name = text;
+  int layer = -1;
+  if (text.starts_with(kLayerPrefix)) {
+    const std::string_view rest = text.substr(kLayerPrefix.size());
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), layer);
+    const size_t digits = static_cast<size_t>(end - rest.data());
+    if (error != std::errc() || layer < 0 || digits >= rest.size() || rest[digits] != '.') bad_site(text);
+    name = rest.substr(digits + 1);
+  }
+  for (const auto& s : kSites)
+    if (s.name == name && s.in_layer == (layer >= 0)) return {s.site, layer};
+  bad_site(text);
+}
+
+bool is_layer_site(Site site) noexcept { return kSites[static_cast<size_t>(site)].in_layer; }
+
+const std::vector<Site>& all_sites() {
+  static const std::vector<Site> sites = [] {
+    std::vector<Site> all;
+    for (const auto& s : kSites) all.push_back(s.site);
+    return all;
+  }();
+  return sites;
+}
+
+}  // namespace emend::hooks

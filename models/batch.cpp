@@ -1,0 +1,146 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/models/batch.h>
+
+#include <algorithm>
+
+namespace emend::models {
+namespace {
+
+[[noreturn]] void bad_batch(const std::string& got, const std::string& expected) {
+  throw Error(ErrorClass::kInvalidArgument, {"token batch", got, expected, "check the rows that were tokenised"});
+}
+
+std::string row_name(int64_t row) { return "row " + std::to_string(row); }
+
+// [B,T] on the CPU as int64; `what` for messages.
+at::Tensor host_matrix(const at::Tensor& x, const at::Tensor& like, const char* what) {
+  if (!x.defined() || x.dim() != 2) bad_batch(std::string(what) + " is not a matrix", "[rows, columns]");
+  if (like.defined() && x.sizes() != like.sizes()) {
+    std::ostringstream got, expected;
+    got << what << " has shape " << x.sizes();
+    expected << "the shape of input_ids, " << like.sizes();
+    bad_batch(got.str(), expected.str());
+  }
+  if (!x.device().is_cpu() || !(at::isIntegralType(x.scalar_type(), /*includeBool=*/true)))
+    bad_batch(std::string(what) + " is " + c10::toString(x.scalar_type()) + " on " + x.device().str(),
+              "integers or booleans on the cpu");
+  return x.to(at::kLong).contiguous();
+}
+
+}  // namespace
+
+void TokenBatch::add_row(const std::vector<int64_t>& ids, int64_t begin) {
+  if (ids.empty()) bad_batch(row_name(rows()) + " has no tokens", "at least one token a row");
+  for (size_t k = 0; k < ids.size(); ++k) {
+    ids_.push_back(ids[k]);
+    positions_.push_back(begin + static_cast<int64_t>(k));
+  }
+  row_begin_.push_back(tokens());
+  width_ = std::max(width_, static_cast<int64_t>(ids.size()));
+}
+
+TokenBatch TokenBatch::continuing(const std::vector<std::vector<int64_t>>& rows, const std::vector<int64_t>& begins) {
+  if (begins.size() != rows.size())
+    bad_batch(std::to_string(begins.size()) + " begins for " + std::to_string(rows.size()) + " rows", "one begin a row");
+  TokenBatch batch;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (begins[r] < 0) bad_batch(row_name(batch.rows()) + " begins at " + std::to_string(begins[r]), "0 or more");
+    batch.add_row(rows[r], begins[r]);
+  }
+  batch.columns_ = batch.positions_;
+  batch.is_padding_.assign(batch.ids_.size(), false);
+  for (int64_t r = 0; r < batch.rows(); ++r)
+    for (int64_t k = 0; k < batch.length(r); ++k) batch.slots_.push_back(r * batch.width_ + k);
+  batch.explicit_positions_ = true;
+  return batch;
+}
+
+TokenBatch TokenBatch::from_rows(const std::vector<std::vector<int64_t>>& rows) {
+  TokenBatch batch = continuing(rows, std::vector<int64_t>(rows.size(), 0));
+  batch.explicit_positions_ = false;
+  return batch;
+}
+
+TokenBatch TokenBatch::with_positions(const std::vector<std::vector<int64_t>>& rows,
+                                      const std::vector<std::vector<int64_t>>& positions,
+                                      const std::vector<std::vector<int64_t>>& columns) {
+  TokenBatch batch = continuing(rows, std::vector<int64_t>(rows.size(), 0));
+  if (positions.size() != rows.size() || columns.size() != rows.size())
+    bad_batch("positions or columns for another number of rows", "one list a row");
+  batch.positions_.clear();
+  batch.columns_.clear();
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (positions[r].size() != rows[r].size() || columns[r].size() != rows[r].size())
+      bad_batch(row_name(static_cast<int64_t>(r)) + " has positions or columns for another number of tokens",
+                std::to_string(rows[r].size()) + " of each");
+    batch.positions_.insert(batch.positions_.end(), positions[r].begin(), positions[r].end());
+    batch.columns_.insert(batch.columns_.end(), columns[r].begin(), columns[r].end());
+  }
+  return batch;
+}
+
+TokenBatch TokenBatch::from_padded(const at::Tensor& input_ids, const at::Tensor& attention_mask,
+                                   const at::Tensor& position_ids, bool keep_padding) {
+  const at::Tensor ids = host_matrix(input_ids, {}, "input_ids");
+  const at::Tensor mask = host_matrix(attention_mask, ids, "attention_mask");
+  const at::Tensor positions = position_ids.defined() ? host_matrix(position_ids, ids, "position_ids") : at::Tensor();
+  const int64_t n_rows = ids.size(0), width = ids.size(1);
+  const auto* id = ids.const_data_ptr<int64_t>();
+  const auto* keep = mask.const_data_ptr<int64_t>();
+  const auto* position = positions.defined() ? positions.const_data_ptr<int64_t>() : nullptr;
+  TokenBatch batch;
+  batch.width_ = width;
+  batch.explicit_positions_ = position != nullptr;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    bool any = false;
+    for (int64_t c = 0; c < width; ++c) {
+      const int64_t i = r * width + c;
+      any |= keep[i] != 0;
+      if (keep[i] == 0 && !keep_padding) continue;
+      batch.ids_.push_back(id[i]);
+      batch.positions_.push_back(position ? position[i] : c);
+      batch.columns_.push_back(c);
+      batch.is_padding_.push_back(keep[i] == 0);
+      batch.slots_.push_back(i);
+    }
+    if (!any) bad_batch(row_name(r) + " is all padding", "at least one real token a row");
+    batch.row_begin_.push_back(batch.tokens());
+  }
+  return batch;
+}
+
+int64_t TokenBatch::longest() const {
+  int64_t longest = 0;
+  for (int64_t r = 0; r < rows(); ++r) longest = std::max(longest, length(r));
+  return longest;
+}
+
+int64_t TokenBatch::token(int64_t row, int64_t k) const {
+  if (row < 0 || row >= rows()) bad_batch(row_name(row), "a row from 0 to " + std::to_string(rows() - 1));
+  const int64_t n = length(row), index = k < 0 ? n + k : k;
+  if (index < 0 || index >= n)
+    bad_batch("token " + std::to_string(k) + " of " + row_name(row), "a token of a row of " + std::to_string(n));
+  return row_begin_[row] + index;
+}
+
+void TokenBatch::set_full_lengths(std::vector<int64_t> lengths) {
+  if (!lengths.empty() && static_cast<int64_t>(lengths.size()) != rows())
+    bad_batch(std::to_string(lengths.size()) + " full lengths for " + std::to_string(rows()) + " rows", "one a row");
+  full_lengths_ = std::move(lengths);
+}
+
+at::Tensor TokenBatch::unpack(const at::Tensor& packed) const {
+  if (!packed.defined() || packed.dim() < 1 || packed.size(0) != tokens())
+    bad_batch("a tensor that does not hold " + std::to_string(tokens()) + " packed tokens", "[tokens, …]");
+  auto shape = packed.sizes().vec();
+  shape[0] = rows() * width_;
+  const at::Tensor slots = devices::route_like(at::tensor(slots_, at::kLong), packed, devices::Purpose::kInput);
+  at::Tensor flat = packed.new_zeros(shape).index_copy(0, slots, packed);
+  shape[0] = width_;
+  shape.insert(shape.begin(), rows());
+  return flat.view(shape);
+}
+
+}  // namespace emend::models

@@ -1,0 +1,143 @@
+#include <emend/core/error.h>
+#include <emend/models/config.h>
+#include <emend/models/detail/rotary_config.h>
+#include <emend/models/family.h>
+
+#include <cmath>
+
+namespace emend::models {
+namespace {
+
+using Json = nlohmann::json;
+
+void read_sizes(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig& config) {
+  config.hidden_size = reader.integer(keys.hidden);
+  config.n_layers = reader.integer(keys.layers);
+  if (config.n_layers > 10000) reader.fail(keys.layers.front(), std::to_string(config.n_layers), "at most 10000 layers");
+  config.n_heads = reader.integer(keys.heads);
+  config.n_kv_heads = reader.integer_or(keys.kv_heads, config.n_heads);
+  if (reader.find(keys.head_dim)) {
+    config.head_dim = reader.integer(keys.head_dim);
+  } else {
+    if (config.hidden_size % config.n_heads != 0)
+      reader.fail(keys.heads.front(), std::to_string(config.n_heads),
+                  "a divisor of " + keys.hidden.front() + " " + std::to_string(config.hidden_size));
+    config.head_dim = config.hidden_size / config.n_heads;
+  }
+  config.mlp_width = keys.mlp_width_factor > 0
+                         ? reader.integer_or(keys.mlp_width, keys.mlp_width_factor * config.hidden_size)
+                         : reader.integer(keys.mlp_width);
+  config.vocab_size = reader.integer(keys.vocab);
+  config.max_positions = reader.integer(keys.max_positions);
+  config.embedding_width = config.hidden_size;
+}
+
+Activation read_activation(const ConfigReader& reader, const ConfigKeys& keys) {
+  const std::string name = reader.text_or(keys.activation, keys.default_activation);
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_new" || name == "gelu_fast" || name == "gelu_pytorch_tanh" || name == "gelu_accurate")
+    return Activation::kGeluTanh;
+  if (name == "quick_gelu") return Activation::kQuickGelu;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "silu" || name == "swish") return Activation::kSilu;
+  reader.unsupported(keys.activation.front(), "\"" + name + "\"",
+                     "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, gelu_accurate, quick_gelu, relu, silu or swish",
+                     "this activation is not known");
+}
+
+void read_tokens(const ConfigReader& reader, ModelConfig& config) {
+  const auto id = [&](const char* key) -> std::optional<int64_t> {
+    const Json* value = reader.find({key});
+    if (!value || !value->is_number_integer() || value->get<int64_t>() < 0) return std::nullopt;
+    return value->get<int64_t>();
+  };
+  config.bos_id = id("bos_token_id");
+  config.pad_id = id("pad_token_id");
+  const Json* eos = reader.find({"eos_token_id"});
+  if (!eos) return;
+  for (const Json& value : eos->is_array() ? *eos : Json::array({*eos})) {
+    if (!value.is_number_integer()) reader.fail("eos_token_id", eos->dump(), "an integer or a list of integers");
+    if (value.get<int64_t>() >= 0) config.eos_ids.push_back(value.get<int64_t>());
+  }
+}
+
+void refuse_quantised(const ConfigReader& reader) {
+  const Json* quantised = reader.find({"quantization_config"});
+  const Json* bits = reader.find({"quantization_bit"});
+  if (quantised || (bits && bits->is_number() && bits->get<double>() != 0))
+    reader.unsupported(quantised ? "quantization_config" : "quantization_bit", "the weights are quantised",
+                       "float32, float16 or bfloat16 weights, or a GGUF file",
+                       "use the unquantised checkpoint, or a GGUF conversion of it");
+}
+
+void check(const ConfigReader& reader, const FamilySpec& family, const ModelConfig& config) {
+  const auto number = [](int64_t n) { return std::to_string(n); };
+  if (config.n_heads % config.n_kv_heads != 0)
+    reader.fail(family.keys.kv_heads.front(), number(config.n_kv_heads), "a divisor of the " + number(config.n_heads) + " heads");
+  if (config.positions == Positions::kRotary && config.rotaries.empty())
+    throw Error(ErrorClass::kUnsupported, {reader.where(), "no rotary form", "one", "the family's table is incomplete"});
+  for (const Rotary& rotary : config.rotaries)
+    if (rotary.dims < 2 || rotary.dims % 2 != 0 || rotary.dims > config.head_dim)
+      reader.fail("rotary dimensions", number(rotary.dims) + " of a head of " + number(config.head_dim),
+                  "an even number from 2 to the head size",
+                  "check partial_rotary_factor, rotary_dim or rotary_pct, and the head size");
+  for (const int64_t window : config.windows)
+    if (window < 0) reader.fail("sliding_window", number(window), "a positive number of tokens or null");
+  if (config.residual == Residual::kSequential && !config.mlp_norm)
+    throw Error(ErrorClass::kUnsupported, {reader.where(), "a sequential block without its own MLP norm", "a norm for each", ""});
+}
+
+}  // namespace
+
+ModelConfig parse_config(const Json& json, const std::string& file) {
+  const ConfigReader outer(json, file);
+  if (!outer.has("model_type")) outer.fail("model_type", "missing", "the name of a model family");
+  const std::string model_type = outer.text_or({"model_type"}, "");
+  const FamilySpec& family = find_family(model_type, file + ": model_type");
+  refuse_quantised(outer);
+  // Multimodal checkpoints keep the language model's settings in an object of their own.
+  const ConfigReader reader = outer.has("text_config") ? outer.object({"text_config"}) : outer;
+  const ConfigKeys& keys = family.keys;
+
+  ModelConfig config = family.block;
+  config.model_type = model_type;
+  config.family = family.name;
+  read_sizes(reader, keys, config);
+  config.norm_eps = reader.number_or(keys.norm_eps, keys.default_norm_eps);
+  config.activation = read_activation(reader, keys);
+  config.tied_head = reader.flag_or({"tie_word_embeddings"}, keys.default_tied);
+  read_tokens(outer.find({"eos_token_id"}) ? outer : reader, config);
+  if (config.positions == Positions::kRotary) detail::read_common_rotary(reader, keys, config);
+  if (family.refine) family.refine(reader, config);
+  if (config.attention_scale == 0) config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  if (config.positions != Positions::kRotary) config.rotaries.clear(), config.rotary_of_layer.clear();
+  check(reader, family, config);
+  return config;
+}
+
+static Json to_json(const Rotary& r) {
+  return {{"kind", static_cast<int>(r.kind)}, {"theta", r.theta}, {"dims", r.dims}, {"interleaved", r.interleaved},
+          {"factor", r.factor}, {"low", r.low_freq_factor}, {"high", r.high_freq_factor}, {"original", r.original_max},
+          {"max", r.depends_on_length() ? r.max_positions : 0}, {"beta", {r.beta_fast, r.beta_slow}}, {"truncate", r.truncate},
+          {"attention_factor", r.attention_factor.value_or(0)}, {"mscale", {r.mscale.value_or(0), r.mscale_all_dim.value_or(0)}},
+          {"short", r.short_factor}, {"long", r.long_factor}};
+}
+
+Json arithmetic(const ModelConfig& c) {
+  Json rotaries = Json::array();
+  for (const Rotary& rotary : c.rotaries) rotaries.push_back(to_json(rotary));
+  return {{"family", c.family},
+          {"sizes", {c.hidden_size, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_width, c.vocab_size,
+                     c.embedding_width, c.n_experts, c.experts_per_token}},
+          {"norm", {static_cast<int>(c.norm), c.norm_eps, c.norm_one_plus}},
+          {"block", {static_cast<int>(c.residual), static_cast<int>(c.norm_order), c.mlp_norm, static_cast<int>(c.qkv),
+                     c.qk_norm, static_cast<int>(c.mlp), static_cast<int>(c.activation)}},
+          {"bias", {c.qkv_bias, c.out_bias, c.mlp_bias, c.head_bias}},
+          {"attention", {c.attention_scale, c.scale_by_inverse_layer, c.attention_softcap, c.logn_length}},
+          {"windows", c.windows},
+          {"positions", {static_cast<int>(c.positions), static_cast<int>(c.position_rule), c.position_offset, c.alibi_like_falcon}},
+          {"rotaries", rotaries}, {"rotary_of_layer", c.rotary_of_layer},
+          {"ends", {c.embedding_scale, c.final_norm, c.tied_head, c.normalised_head, c.logit_softcap}}};
+}
+
+}  // namespace emend::models

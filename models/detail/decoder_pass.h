@@ -1,0 +1,59 @@
+// One forward pass: the executor that all families share.
+#pragma once
+
+#include <emend/models/detail/attention.h>
+#include <emend/models/detail/model_state.h>
+#include <emend/models/detail/rotary.h>
+
+#include <map>
+
+namespace emend::models {
+
+class DecoderPass {
+ public:
+  /// Checks the batch and the options against the model. All references must outlive the pass.
+  DecoderPass(const Model::State& model, const TokenBatch& batch, const ForwardOptions& options);
+  ForwardResult run();
+
+ private:
+  /// What the layers of one device share.
+  struct DeviceTables {
+    detail::AttentionTables attention;
+    std::map<int, detail::RotaryTable> rotary;
+    at::Tensor logn;
+  };
+
+  const TokenBatch& checked_batch() const;
+  void check_batch() const;
+  void check_cache() const;
+  void decide_positions();
+  at::Tensor embed() const;
+  at::Tensor run_layer(int layer, at::Tensor x);
+  at::Tensor attention(int layer, const at::Tensor& x);
+  void project_qkv(int layer, const at::Tensor& x, at::Tensor& q, at::Tensor& k, at::Tensor& v) const;
+  void join_cache(int layer, at::Tensor& k, at::Tensor& v);
+  DeviceTables& tables(int layer);
+  const detail::RotaryTable& rotary(int layer, DeviceTables& here);
+  const detail::AttentionTables::Mask& mask(int layer, DeviceTables& here);
+  at::Tensor add_post_norm(const at::Tensor& branch, Part norm, const detail::LayerWeights& weights) const;
+  void remember_in_cache(int first_run, int end_run);
+
+  const Model::State& model_;
+  const ModelConfig& config_;
+  const TokenBatch& batch_;
+  const ForwardOptions& options_;
+  int end_layer_;
+  int next_layer_;  ///< first layer that has not finished
+  std::vector<int64_t> positions_;  ///< after the family's rule
+  std::vector<int64_t> lengths_;    ///< per row, for rotary forms that depend on it
+  detail::AttentionLayout layout_;
+  std::map<c10::Device, DeviceTables, bool (*)(const c10::Device&, const c10::Device&)> devices_;
+};
+
+namespace detail {
+
+/// Final norm, output projection and head of the model on [M,D] rows.
+[[nodiscard]] at::Tensor project_rows(const Model::State& model, const at::Tensor& hidden_MD, bool raw_head, bool fire_hooks);
+
+}  // namespace detail
+}  // namespace emend::models

@@ -1,0 +1,54 @@
+// A Hugging Face folder: config.json and safetensors files.
+//
+// Every tensor that is read gets a mapping of its own, private to the reader: edits of one model never show in another
+// one, nor in what fingerprint() and save_model see. Files stay open, so replacing them on disk changes nothing here.
+#pragma once
+
+#include <emend/models/checkpoint.h>
+
+#include <map>
+#include <memory>
+
+namespace emend::models::detail {
+
+class HfCheckpoint : public Checkpoint {
+ public:
+  /// `config_name` is another file name than config.json only in tests of old spellings.
+  explicit HfCheckpoint(std::filesystem::path folder, const std::string& config_name = "config.json");
+  ~HfCheckpoint() override;
+
+  [[nodiscard]] const std::filesystem::path& path() const override { return folder_; }
+  [[nodiscard]] std::string format() const override { return "huggingface"; }
+  [[nodiscard]] const nlohmann::json& config() const override { return config_; }
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return infos_; }
+  [[nodiscard]] at::Tensor read(const std::string& name) const override;
+  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override;
+  [[nodiscard]] std::string fingerprint() const override;
+
+  /// For save_model: the weight files, in the order of their names, and the index text if there is one.
+  struct Shard {
+    std::filesystem::path path;
+    int fd = -1;
+    std::unique_ptr<SafetensorsFile> file;  ///< read only for names, metadata and original bytes
+  };
+  [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
+  [[nodiscard]] const std::optional<nlohmann::json>& index() const noexcept { return index_; }
+  [[nodiscard]] const std::string& config_text() const noexcept { return config_text_; }
+
+ private:
+  void open_shards(const std::vector<std::string>& files);
+  void read_index(const std::filesystem::path& path);
+
+  std::filesystem::path folder_;
+  std::string config_text_;
+  nlohmann::json config_;
+  std::optional<nlohmann::json> index_;
+  std::vector<Shard> shards_;
+  std::map<std::string, size_t> shard_of_;
+  std::vector<TensorInfo> infos_;
+};
+
+/// A JSON file. Throws Error(kNotFound), or Error(kCorruption) with line and column.
+[[nodiscard]] nlohmann::json read_json(const std::filesystem::path& path);
+
+}  // namespace emend::models::detail

@@ -1,0 +1,20 @@
+// Small pieces of a block: norms, activations, MLPs.
+#pragma once
+
+#include <emend/hooks/hook_point.h>
+#include <emend/models/detail/weights.h>
+
+namespace emend::models::detail {
+
+/// The family's norm over the last dimension. Statistics are float32 at least.
+[[nodiscard]] at::Tensor apply_norm(const at::Tensor& x, const Linear& weights, const ModelConfig& config);
+/// RMS norm of each head of x [N, heads, d].
+[[nodiscard]] at::Tensor apply_head_norm(const at::Tensor& x_Nhd, const at::Tensor& weight, const ModelConfig& config);
+
+[[nodiscard]] at::Tensor activate(const at::Tensor& x, Activation activation);
+
+/// The MLP of a layer on packed rows [N, D]. Runs the hook points of the rewritten matrix's input and output.
+[[nodiscard]] at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const ModelConfig& config, bool conv1d,
+                                   const hooks::HookPoint& down_in, const hooks::HookPoint& down_out);
+
+}  // namespace emend::models::detail

@@ -1,0 +1,44 @@
+// What a Model owns.
+#pragma once
+
+#include <emend/models/checkpoint.h>
+#include <emend/models/detail/weights.h>
+#include <emend/models/model.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace emend::models {
+
+struct Model::State {
+  State(ModelConfig c, const FamilySpec& f, devices::PlacementPlan p)
+      : config(std::move(c)), family(&f), plan(std::move(p)), layers(config.n_layers), hooks(static_cast<int>(config.n_layers)) {}
+
+  struct Weight {
+    at::Tensor tensor;
+    ExpectedTensor expected;
+    at::Tensor copy;  ///< the head's own copy of a tied embedding on another device (PlacementPlan::tied_copy)
+  };
+
+  ModelConfig config;
+  const FamilySpec* family;
+  devices::PlacementPlan plan;
+  at::ScalarType dtype = at::kFloat;
+  detail::PartTable top;
+  std::vector<detail::LayerWeights> layers;
+  /// Under the checkpoint's own names, in the order of the family's table.
+  std::vector<std::string> names;
+  std::unordered_map<std::string, Weight> weights;
+  /// Other spellings: with the base prefix, the tied head, a duplicate of it in the file.
+  std::unordered_map<std::string, std::string> synonyms;
+  mutable hooks::HookTable hooks;
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  mutable std::mutex fingerprint_mutex;
+  mutable std::string fingerprint;
+
+  [[nodiscard]] const Weight& find(const std::string& name) const;
+  [[nodiscard]] bool conv1d() const noexcept { return family->orientation == Orientation::kInOut; }
+};
+
+}  // namespace emend::models

@@ -1,0 +1,139 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/models/detail/rotary.h>
+
+#include <cmath>
+
+namespace emend::models::detail {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+// theta^(-2i/r)
+at::Tensor base_frequencies(double theta, int64_t dims) {
+  const at::Tensor exponent = at::arange(0, dims, 2, at::kLong).to(at::kFloat).div(static_cast<double>(dims));
+  return at::pow(theta, exponent).reciprocal();
+}
+
+at::Tensor llama3_frequencies(const Rotary& r) {
+  const at::Tensor base = base_frequencies(r.theta, r.dims);
+  const double original = static_cast<double>(r.original_max);
+  const double low = original / r.low_freq_factor, high = original / r.high_freq_factor;
+  const at::Tensor wavelength = 2 * kPi / base;
+  const at::Tensor smooth = (original / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor);
+  const at::Tensor between = (1 - smooth) * base / r.factor + smooth * base;
+  at::Tensor scaled = at::where(wavelength > low, base / r.factor, base);
+  return at::where((wavelength >= high).logical_and(wavelength <= low), between, scaled);
+}
+
+double yarn_mscale(double scale, double mscale) { return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0; }
+
+RotaryFrequencies yarn_frequencies(const Rotary& r) {
+  const double dims = static_cast<double>(r.dims), original = static_cast<double>(r.original_max);
+  const auto correction = [&](double beta) {
+    return dims * std::log(original / (beta * 2 * kPi)) / (2 * std::log(r.theta));
+  };
+  double low = correction(r.beta_fast), high = correction(r.beta_slow);
+  if (r.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, dims - 1);
+  if (low == high) high += 0.001;
+  const at::Tensor ramp = at::arange(r.dims / 2, at::kFloat).sub(low).div(high - low).clamp(0, 1);
+  const at::Tensor base = base_frequencies(r.theta, r.dims);
+  RotaryFrequencies result;
+  result.inverse = base / r.factor * ramp + base * (1 - ramp);
+  if (r.attention_factor) {
+    result.attention_factor = *r.attention_factor;
+  } else if (r.mscale && r.mscale_all_dim) {
+    result.attention_factor = yarn_mscale(r.factor, *r.mscale) / yarn_mscale(r.factor, *r.mscale_all_dim);
+  } else {
+    result.attention_factor = yarn_mscale(r.factor, 1);
+  }
+  return result;
+}
+
+RotaryFrequencies longrope_frequencies(const Rotary& r, int64_t length) {
+  const auto& factors = length > r.original_max ? r.long_factor : r.short_factor;
+  const at::Tensor exponent = at::arange(0, r.dims, 2, at::kLong).to(at::kFloat).div(static_cast<double>(r.dims));
+  RotaryFrequencies result;
+  result.inverse = (at::tensor(factors, at::kDouble).to(at::kFloat) * at::pow(r.theta, exponent)).reciprocal();
+  const double factor = static_cast<double>(r.max_positions) / static_cast<double>(r.original_max);
+  result.attention_factor =
+      r.attention_factor ? *r.attention_factor
+      : factor > 1       ? std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(r.original_max)))
+                         : 1.0;
+  return result;
+}
+
+double dynamic_theta(const Rotary& r, int64_t length) {
+  const double dims = static_cast<double>(r.dims), max = static_cast<double>(r.original_max);
+  const double s = std::max(static_cast<double>(length), max);
+  return r.theta * std::pow(r.factor * s / max - (r.factor - 1), dims / (dims - 2));
+}
+
+double qwen_theta(const Rotary& r, int64_t length) {
+  const double context = std::log2(static_cast<double>(length) / static_cast<double>(r.original_max)) + 1;
+  const double alpha = std::max(std::pow(2.0, std::ceil(context)) - 1, 1.0);
+  const double dims = static_cast<double>(r.dims);
+  return alpha == 1 ? r.theta : r.theta * std::pow(alpha, dims / (dims - 2));
+}
+
+}  // namespace
+
+RotaryFrequencies rotary_frequencies(const Rotary& r, int64_t length) {
+  switch (r.kind) {
+    case Rotary::Kind::kDefault: return {base_frequencies(r.theta, r.dims)};
+    case Rotary::Kind::kLinear: return {base_frequencies(r.theta, r.dims) / r.factor};
+    case Rotary::Kind::kDynamic: return {base_frequencies(dynamic_theta(r, length), r.dims)};
+    case Rotary::Kind::kLlama3: return {llama3_frequencies(r)};
+    case Rotary::Kind::kYarn: return yarn_frequencies(r);
+    case Rotary::Kind::kLongrope: return longrope_frequencies(r, length);
+    case Rotary::Kind::kQwenNtk: return {base_frequencies(qwen_theta(r, length), r.dims)};
+  }
+  return {};
+}
+
+RotaryTable rotary_table(const Rotary& rotary, const std::vector<int64_t>& positions, const std::vector<int64_t>& lengths,
+                         const std::vector<int64_t>& row_begin) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor position = at::tensor(positions, at::kLong).to(at::kFloat).unsqueeze(1);
+  at::Tensor angles;
+  double factor = 1;
+  if (!rotary.depends_on_length()) {
+    const RotaryFrequencies frequencies = rotary_frequencies(rotary, 0);
+    angles = position * frequencies.inverse;
+    factor = frequencies.attention_factor;
+  } else {
+    angles = at::empty({position.size(0), rotary.dims / 2}, at::kFloat);
+    for (size_t r = 0; r + 1 < row_begin.size(); ++r) {
+      const RotaryFrequencies frequencies = rotary_frequencies(rotary, lengths[r]);
+      const int64_t begin = row_begin[r], n = row_begin[r + 1] - begin;
+      at::Tensor rows = angles.narrow(0, begin, n);
+      at::mul_out(rows, position.narrow(0, begin, n), frequencies.inverse);
+      factor = frequencies.attention_factor;  // the same for every length
+    }
+  }
+  at::Tensor cos = angles.cos(), sin = angles.sin();
+  if (factor != 1) cos.mul_(factor), sin.mul_(factor);
+  RotaryTable table;
+  table.interleaved = rotary.interleaved;
+  if (rotary.interleaved) {
+    table.cos = at::stack({cos, cos}, -1).flatten(1).unsqueeze(1);
+    table.sin = at::stack({-sin, sin}, -1).flatten(1).unsqueeze(1);
+  } else {
+    table.cos = at::cat({cos, cos}, 1).unsqueeze(1);
+    table.sin = at::cat({-sin, sin}, 1).unsqueeze(1);
+  }
+  return table;
+}
+
+at::Tensor apply_rotary(const at::Tensor& x_Nhd, const RotaryTable& table) {
+  const int64_t r = table.cos.size(-1), d = x_Nhd.size(-1), half = r / 2;
+  const at::Tensor x = r == d ? x_Nhd : x_Nhd.narrow(-1, 0, r);
+  const at::Tensor partner = table.interleaved ? x.unflatten(-1, {half, 2}).flip(-1).flatten(-2)
+                                               : at::cat({x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
+  const at::Tensor rotated = at::addcmul(x * table.cos, partner, table.sin);
+  return r == d ? rotated : at::cat({rotated, x_Nhd.narrow(-1, r, d - r)}, -1);
+}
+
+}  // namespace emend::models::detail

@@ -1,0 +1,154 @@
+#include <emend/core/error.h>
+#include <emend/models/family.h>
+#include <emend/models/model.h>
+
+#include <algorithm>
+
+namespace emend::models {
+
+#define EMEND_FAMILY(name) FamilySpec name##_family();
+#include <emend/models/families.def>
+#undef EMEND_FAMILY
+
+const std::vector<FamilySpec>& all_families() {
+  static const std::vector<FamilySpec> families = {
+#define EMEND_FAMILY(name) name##_family(),
+#include <emend/models/families.def>
+#undef EMEND_FAMILY
+  };
+  return families;
+}
+
+const FamilySpec& find_family(const std::string& model_type, const std::string& where) {
+  std::vector<std::string> known;
+  for (const FamilySpec& family : all_families()) {
+    for (const std::string& type : family.model_types) {
+      if (type == model_type) return family;
+      known.push_back(type);
+    }
+  }
+  const std::string close = closest_name(model_type, known);
+  std::string list;
+  for (const auto& type : known) list += (list.empty() ? "" : ", ") + type;
+  throw Error(ErrorClass::kUnsupported,
+              {where, "\"" + model_type + "\" is not a known family", "one of " + list,
+               close.empty() ? "see docs/adding-a-family.md" : "did you mean \"" + close + "\"?"});
+}
+
+const FamilySpec& family_named(const std::string& name) {
+  std::vector<std::string> names;
+  for (const FamilySpec& family : all_families()) {
+    if (family.name == name) return family;
+    names.push_back(family.name);
+  }
+  const std::string close = closest_name(name, names);
+  throw Error(ErrorClass::kNotFound, {"families", "no family \"" + name + "\"", "a name in families.def",
+                                      close.empty() ? "" : "did you mean \"" + close + "\"?"});
+}
+
+bool is_bias(const TensorSpec& spec) { return spec.name.ends_with(".bias"); }
+
+namespace {
+
+int64_t symbol_size(char symbol, const ModelConfig& c) {
+  switch (symbol) {
+    case 'D': return c.hidden_size;
+    case 'F': return c.mlp_width;
+    case 'V': return c.vocab_size;
+    case 'P': return c.max_positions + c.position_offset;
+    case 'Q': return c.n_heads * c.head_dim;
+    case 'K': return c.n_kv_heads * c.head_dim;
+    case 'd': return c.head_dim;
+    case 'E': return c.embedding_width;
+    case 'X': return c.n_experts;
+    default: EMEND_CHECK(false, std::string("unknown shape symbol ") + symbol); return 0;
+  }
+}
+
+// "D 3D" or "Q+2K D": a space between dimensions, plus signs between terms, a number before a symbol.
+std::vector<int64_t> evaluate_shape(const std::string& text, const ModelConfig& config) {
+  std::vector<int64_t> shape{0};
+  int64_t factor = 0;
+  for (const char c : text) {
+    if (c == ' ') {
+      shape.push_back(0);
+    } else if (c >= '0' && c <= '9') {
+      factor = 10 * factor + (c - '0');
+    } else if (c != '+') {
+      shape.back() += std::max<int64_t>(factor, 1) * symbol_size(c, config);
+      factor = 0;
+    }
+  }
+  return shape;
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  const size_t at = text.find(what);
+  return at == std::string::npos ? text : text.replace(at, what.size(), by);
+}
+
+std::string stripped(const std::string& name, const std::string& prefix) {
+  return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+}  // namespace
+
+std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const ModelConfig& config) {
+  std::vector<ExpectedTensor> expected;
+  for (const TensorSpec& spec : family.tensors) {
+    if (spec.when && !spec.when(config)) continue;
+    if (spec.part == Part::kHead && !is_bias(spec) && config.tied_head) continue;
+    const bool in_layer = spec.name.find("{layer}") != std::string::npos;
+    const bool in_expert = spec.name.find("{expert}") != std::string::npos;
+    const std::vector<int64_t> shape = evaluate_shape(spec.shape, config);
+    for (int layer = in_layer ? 0 : -1; layer < (in_layer ? config.n_layers : 0); ++layer) {
+      for (int expert = in_expert ? 0 : -1; expert < (in_expert ? config.n_experts : 0); ++expert) {
+        const std::string name =
+            replaced(replaced(spec.name, "{layer}", std::to_string(layer)), "{expert}", std::to_string(expert));
+        expected.push_back({name, shape, spec.part, layer, expert, is_bias(spec)});
+      }
+    }
+  }
+  return expected;
+}
+
+devices::ModuleNames device_module_names(const FamilySpec& family, const ModelConfig& config) {
+  const ModuleNames& modules = family.modules;
+  devices::ModuleNames names;
+  names.embedding = {modules.embedding};
+  names.position.clear();
+  if (!modules.position.empty()) names.position = {modules.position};
+  names.layer = [tmp = modules.layer](int64_t l) { return replaced(tmp, "{}", std::to_string(l)); };
+  names.final_norm = {modules.ln_f};
+  names.head = {modules.lm_head};
+  for (const ExpectedTensor& tensor : expected_tensors(family, config)) {
+    const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
+    if (tensor.part == Part::kProjectIn) names.embedding.push_back(module);
+    if (tensor.part == Part::kProjectOut) names.final_norm.push_back(module);
+  }
+  return names;
+}
+
+void check_module_names(const FamilySpec& family, const ModelConfig& config, const NamedModules& names,
+                        const std::string& where) {
+  const auto check = [&](const char* key, const std::string& got, const std::vector<std::string>& accepted) {
+    if (got.empty()) return;
+    for (const std::string& name : accepted)
+      if (!name.empty() && (got == name || stripped(got, family.base_prefix) == stripped(name, family.base_prefix))) return;
+    const std::string& expected = accepted.front();
+    throw Error(ErrorClass::kInvalidArgument,
+                {where + ": " + key, "\"" + got + "\"",
+                 expected.empty() ? "no such module in family " + family.name : "\"" + expected + "\" for family " + family.name,
+                 "use the hyper-parameter file of this model family, or leave the field out"});
+  };
+  const ModuleNames& modules = family.modules;
+  check("layer_module_tmp", names.layer_module_tmp, {modules.layer});
+  check("attn_module_tmp", names.attn_module_tmp, {modules.attn});
+  check("mlp_module_tmp", names.mlp_module_tmp, {modules.mlp, modules.mlp.empty() ? modules.rewrite : ""});
+  check("rewrite_module_tmp", names.rewrite_module_tmp, {modules.rewrite});
+  check("ln_f_module", names.ln_f_module, {modules.ln_f});
+  check("lm_head_module", names.lm_head_module,
+        {modules.lm_head, "lm_head", config.tied_head ? modules.embedding : std::string()});
+}
+
+}  // namespace emend::models

@@ -1,0 +1,192 @@
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/models/detail/hf_checkpoint.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace emend::models::detail {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// [offset, offset + bytes) of an open file as a tensor that owns its private mapping.
+at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
+  const auto options = at::TensorOptions().dtype(info.dtype);
+  if (info.bytes == 0) return at::empty(info.shape, options);
+  static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  const uint64_t begin = info.offset / page * page, shift = info.offset - begin;
+  const size_t size = info.bytes + shift;
+  void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, static_cast<off_t>(begin));
+  if (base == MAP_FAILED)
+    throw Error(ErrorClass::kIo, {path.string(), std::string("cannot map a tensor (") + std::strerror(errno) + ")", "",
+                                  "check the free memory and the limits on address space"});
+  void* data = static_cast<char*>(base) + shift;
+  if (shift % c10::elementSize(info.dtype) == 0)
+    return at::from_blob(data, info.shape, [base, size](void*) { ::munmap(base, size); }, options);
+  at::Tensor aligned = at::empty(info.shape, options);  // a file may put tensors at odd offsets
+  std::memcpy(aligned.mutable_data_ptr(), data, info.bytes);
+  ::munmap(base, size);
+  return aligned;
+}
+
+[[noreturn]] void no_weights(const fs::path& folder) {
+  bool pickle = false, gguf = false;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string extension = entry.path().extension().string();
+    pickle = pickle || extension == ".bin" || extension == ".pt" || extension == ".pth" || extension == ".ckpt";
+    gguf = gguf || extension == ".gguf";
+  }
+  const std::string expected = std::string(kSingle) + " or " + kIndex;
+  if (pickle)
+    throw Error(ErrorClass::kUnsupported,
+                {folder.string(), "only pickle weight files (.bin, .pt), which can run code when opened", expected,
+                 "convert once in Python: AutoModelForCausalLM.from_pretrained(\"" + folder.string() +
+                     "\").save_pretrained(\"OUT\", safe_serialization=True)"});
+  throw Error(ErrorClass::kNotFound, {folder.string(), "no weight files", expected,
+                                      gguf ? "name the .gguf file itself" : "fetch the whole model folder"});
+}
+
+}  // namespace
+
+Json read_json(const fs::path& path) {
+  const std::string text = read_file(path);
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    std::string what = error.what();
+    if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
+    throw Error(ErrorClass::kCorruption, {path.string(), "not valid JSON (" + what + ")", "a JSON object",
+                                          "the file is truncated or damaged: fetch it again"});
+  }
+}
+
+HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
+  const fs::path config_path = folder_ / config_name;
+  if (!fs::exists(config_path))
+    throw Error(ErrorClass::kNotFound, {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
+                                        "name the folder that holds config.json"});
+  config_text_ = read_file(config_path);
+  config_ = read_json(config_path);
+  if (fs::exists(folder_ / kSingle)) {
+    open_shards({kSingle});
+  } else if (fs::exists(folder_ / kIndex)) {
+    read_index(folder_ / kIndex);
+  } else {
+    no_weights(folder_);
+  }
+}
+
+HfCheckpoint::~HfCheckpoint() {
+  for (const Shard& shard : shards_)
+    if (shard.fd >= 0) ::close(shard.fd);
+}
+
+void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
+  for (const std::string& name : files) {
+    Shard shard;
+    shard.path = folder_ / name;
+    shard.file = std::make_unique<SafetensorsFile>(shard.path);
+    shard.fd = ::open(shard.path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (shard.fd < 0)
+      throw Error(ErrorClass::kIo, {shard.path.string(), std::string("cannot open (") + std::strerror(errno) + ")", "",
+                                    "check the path and its permissions"});
+    for (const auto& [tensor, info] : shard.file->tensors()) {
+      const auto [other, fresh] = shard_of_.emplace(tensor, shards_.size());
+      if (!fresh) {
+        ::close(shard.fd);
+        throw Error(ErrorClass::kCorruption, {shard.path.string(), "tensor \"" + tensor + "\" is also in " +
+                                              shards_[other->second].path.filename().string(), "each tensor in one file",
+                                              "the folder mixes two checkpoints: fetch it again"});
+      }
+      infos_.push_back(info);
+    }
+    shards_.push_back(std::move(shard));
+  }
+}
+
+void HfCheckpoint::read_index(const fs::path& path) {
+  index_ = read_json(path);
+  const auto corrupt = [&](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kCorruption, {path.string(), got, expected, "fetch the index and the files it names again"});
+  };
+  if (!index_->is_object() || !index_->contains("weight_map") || !(*index_)["weight_map"].is_object())
+    corrupt("no weight_map", "an object \"weight_map\" from tensor to file");
+  std::map<std::string, std::string> file_of;
+  std::vector<std::string> files;
+  for (const auto& [tensor, file] : (*index_)["weight_map"].items()) {
+    if (!file.is_string()) corrupt("tensor \"" + tensor + "\" maps to " + file.dump(), "a file name");
+    const std::string name = file.get<std::string>();
+    if (name.empty() || name.find('/') != std::string::npos || name.find('\\') != std::string::npos || name[0] == '.' ||
+        !name.ends_with(".safetensors"))
+      corrupt("tensor \"" + tensor + "\" maps to " + file.dump(), "the name of a .safetensors file in the same folder");
+    file_of[tensor] = name;
+    files.push_back(name);
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  if (files.empty()) corrupt("an empty weight_map", "at least one tensor");
+  std::string missing;
+  for (const std::string& file : files)
+    if (!fs::exists(folder_ / file)) missing += (missing.empty() ? "" : ", ") + file;
+  if (!missing.empty())
+    throw Error(ErrorClass::kNotFound, {path.string(), "it names files that are not there: " + missing,
+                                        std::to_string(files.size()) + " weight files beside the index", "fetch the missing files"});
+  open_shards(files);
+  for (const auto& [tensor, file] : file_of) {
+    const auto it = shard_of_.find(tensor);
+    if (it == shard_of_.end() || shards_[it->second].path.filename() != file)
+      corrupt("tensor \"" + tensor + "\" is said to be in " + file + " and is not", "files that match the index");
+  }
+  for (const auto& [tensor, shard] : shard_of_)
+    if (!file_of.count(tensor))
+      corrupt("tensor \"" + tensor + "\" of " + shards_[shard].path.filename().string() + " is not listed", "every tensor in weight_map");
+}
+
+at::Tensor HfCheckpoint::read(const std::string& name) const {
+  const auto it = shard_of_.find(name);
+  if (it == shard_of_.end()) {
+    std::vector<std::string> names;
+    for (const auto& [known, shard] : shard_of_) names.push_back(known);
+    const std::string close = closest_name(name, names);
+    throw Error(ErrorClass::kNotFound, {folder_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors",
+                                        close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  }
+  const Shard& shard = shards_[it->second];
+  return map_tensor(shard.path, shard.fd, shard.file->tensors().at(name));
+}
+
+std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {
+  try {
+    return models::load_tokenizer(folder_);
+  } catch (const Error& error) {
+    if (error.error_class() == ErrorClass::kNotFound) return nullptr;  // a checkpoint without a vocabulary
+    throw;
+  }
+}
+
+std::string HfCheckpoint::fingerprint() const {
+  Sha256 hash;
+  for (const auto& [name, shard] : shard_of_) {
+    const TensorInfo& info = shards_[shard].file->tensors().at(name);
+    const at::Tensor original = shards_[shard].file->tensor(name);
+    std::ostringstream header;
+    header << name << '\n' << c10::toString(info.dtype) << ' ' << at::IntArrayRef(info.shape) << '\n';
+    hash.update(header.str());
+    hash.update(original.const_data_ptr(), info.bytes);
+  }
+  return hash.hex();
+}
+
+}  // namespace emend::models::detail

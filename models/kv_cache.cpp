@@ -1,0 +1,108 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/models/kv_cache.h>
+
+#include <algorithm>
+
+namespace emend::models {
+
+KvCache::KvCache(int n_layers, int64_t capacity)
+    : keys_(n_layers), values_(n_layers), incomplete_(n_layers, false), capacity_(capacity), n_layers_(n_layers) {}
+
+void KvCache::reserve(int layer, const at::Tensor& like_BgTd, int64_t slots) {
+  at::Tensor& keys = keys_[layer];
+  at::Tensor& values = values_[layer];
+  const int64_t have = keys.defined() ? keys.size(2) : 0;
+  if (have >= slots) return;
+  int64_t wanted = std::max(capacity_, slots);
+  if (have > 0) wanted = std::max(wanted, 2 * have);
+  for (at::Tensor* tensor : {&keys, &values}) {
+    // Zeros, because attention multiplies masked slots by 0: they must be finite.
+    at::Tensor grown = at::zeros({like_BgTd.size(0), like_BgTd.size(1), wanted, like_BgTd.size(3)}, like_BgTd.options());
+    if (have > 0) grown.narrow(2, 0, have).copy_(*tensor);
+    *tensor = grown;
+  }
+}
+
+void KvCache::store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& values_BgTd,
+                    const std::vector<int64_t>& new_lengths) {
+  const at::NoGradGuard no_grad;
+  const int64_t n_rows = static_cast<int64_t>(new_lengths.size());
+  int64_t slots = 0;
+  bool uniform = true;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const int64_t begin = lengths_.empty() ? 0 : lengths_[r];
+    slots = std::max(slots, begin + new_lengths[r]);
+    uniform = uniform && begin == (lengths_.empty() ? 0 : lengths_[0]) && new_lengths[r] == new_lengths[0];
+  }
+  reserve(layer, keys_BgTd, slots);
+  if (uniform) {
+    const int64_t begin = lengths_.empty() ? 0 : lengths_[0];
+    keys_[layer].narrow(2, begin, new_lengths[0]).copy_(keys_BgTd);
+    values_[layer].narrow(2, begin, new_lengths[0]).copy_(values_BgTd);
+    return;
+  }
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const int64_t begin = lengths_.empty() ? 0 : lengths_[r], n = new_lengths[r];
+    keys_[layer][r].narrow(1, begin, n).copy_(keys_BgTd[r].narrow(1, 0, n));
+    values_[layer][r].narrow(1, begin, n).copy_(values_BgTd[r].narrow(1, 0, n));
+  }
+}
+
+KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
+  KvCache selected(n_layers_, capacity_);
+  for (const int64_t r : rows) {
+    if (r < 0 || r >= static_cast<int64_t>(lengths_.size()))
+      throw Error(ErrorClass::kInvalidArgument, {"key-value cache", "row " + std::to_string(r),
+                                                 "a row of " + std::to_string(lengths_.size()), "check the row numbers"});
+    selected.lengths_.push_back(lengths_[r]);
+    selected.positions_.push_back(positions_[r]);
+    selected.prompt_lengths_.push_back(prompt_lengths_[r]);
+  }
+  const at::Tensor index = at::tensor(rows, at::kLong);
+  for (int layer = 0; layer < n_layers_; ++layer) {
+    if (!keys_[layer].defined()) continue;
+    const at::Tensor here = devices::route_like(index, keys_[layer], devices::Purpose::kInput);
+    selected.keys_[layer] = keys_[layer].index_select(0, here);
+    selected.values_[layer] = values_[layer].index_select(0, here);
+  }
+  selected.incomplete_ = incomplete_;
+  return selected;
+}
+
+void KvCache::truncate(const std::vector<int64_t>& lengths) {
+  if (lengths.size() != lengths_.size())
+    throw Error(ErrorClass::kInvalidArgument,
+                {"key-value cache", std::to_string(lengths.size()) + " lengths",
+                 "one for each of " + std::to_string(lengths_.size()) + " rows", "give a length a row"});
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    if (lengths[r] < 0 || lengths[r] > lengths_[r])
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"key-value cache", "length " + std::to_string(lengths[r]) + " for row " + std::to_string(r),
+                   "0 to " + std::to_string(lengths_[r]), "a cache can only forget"});
+  }
+  for (size_t r = 0; r < lengths.size(); ++r) {
+    lengths_[r] = lengths[r];
+    positions_[r].resize(static_cast<size_t>(lengths[r]));
+  }
+}
+
+void KvCache::drop_layers_below(int first) {
+  for (int layer = 0; layer < std::min(first, n_layers_); ++layer) {
+    keys_[layer] = at::Tensor();
+    values_[layer] = at::Tensor();
+    incomplete_[layer] = true;
+  }
+}
+
+int64_t KvCache::bytes() const {
+  int64_t total = 0;
+  for (const auto* tensors : {&keys_, &values_})
+    for (const at::Tensor& x : *tensors)
+      if (x.defined()) total += static_cast<int64_t>(x.nbytes());
+  return total;
+}
+
+}  // namespace emend::models

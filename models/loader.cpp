@@ -1,0 +1,237 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/log.h>
+#include <emend/devices/route.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/detail/model_state.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <set>
+
+namespace emend::models {
+namespace {
+
+// True if `name` fits a pattern in which "*" and "{layer}" stand for anything.
+bool fits(std::string_view pattern, std::string_view name) {
+  const size_t star = std::min(pattern.find('*'), pattern.find("{layer}"));
+  if (star == std::string_view::npos) return pattern == name;
+  if (name.substr(0, star) != pattern.substr(0, star)) return false;
+  const std::string_view rest = pattern.substr(star + (pattern[star] == '*' ? 1 : 7));
+  for (size_t skip = star; skip <= name.size(); ++skip)
+    if (fits(rest, name.substr(skip))) return true;
+  return false;
+}
+
+// File names and the names of the family's table.
+struct Resolution {
+  std::map<std::string, std::string> file_name;    // table name -> name in the file
+  std::vector<std::string> head_duplicates;        // names in the file that repeat a tied head
+};
+
+class Resolver {
+ public:
+  Resolver(const Checkpoint& checkpoint, const FamilySpec& family, const ModelConfig& config,
+           const std::vector<ExpectedTensor>& expected)
+      : checkpoint_(checkpoint), family_(family), config_(config), expected_(expected) {
+    for (const ExpectedTensor& tensor : expected) names_.insert(tensor.name);
+    for (const TensorSpec& spec : family.tensors)
+      if (spec.part == Part::kHead && !is_bias(spec)) head_ = spec.name;
+  }
+
+  Resolution resolve() {
+    Resolution resolution;
+    std::vector<std::string> unknown;
+    for (const TensorInfo& info : checkpoint_.tensors()) {
+      const std::string name = table_name(info.name);
+      if (!name.empty()) {
+        const auto [other, fresh] = resolution.file_name.emplace(name, info.name);
+        if (!fresh) damaged("tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"", "each tensor once");
+      } else if (config_.tied_head && is_head(info.name)) {
+        resolution.head_duplicates.push_back(info.name);
+      } else if (!is_ignored(info.name)) {
+        unknown.push_back(info.name);
+      }
+    }
+    check_shapes(resolution);
+    if (!unknown.empty()) refuse_unknown(unknown);
+    return resolution;
+  }
+
+ private:
+  // Names may have or lack the base prefix; multimodal files put one of their own in front.
+  [[nodiscard]] std::vector<std::string> spellings(const std::string& name) const {
+    std::vector<std::string> all{name, family_.base_prefix + name};
+    for (const std::string prefix : {"language_model.", "model.language_model."})
+      if (name.starts_with(prefix)) {
+        const std::string rest = name.substr(prefix.size());
+        all.push_back(rest);
+        all.push_back(family_.base_prefix + rest);
+      }
+    return all;
+  }
+
+  [[nodiscard]] std::string table_name(const std::string& name) const {
+    for (const std::string& spelling : spellings(name))
+      if (names_.count(spelling)) return spelling;
+    return {};
+  }
+
+  [[nodiscard]] bool is_head(const std::string& name) const {
+    for (const std::string& spelling : spellings(name))
+      if (spelling == head_) return true;
+    return false;
+  }
+
+  [[nodiscard]] bool is_ignored(const std::string& name) const {
+    for (const std::string& pattern : family_.ignored)
+      for (const std::string& spelling : spellings(name))
+        if (fits(pattern, spelling)) return true;
+    return false;
+  }
+
+  void check_shapes(const Resolution& resolution) const {
+    std::map<std::string, const TensorInfo*> infos;
+    for (const TensorInfo& info : checkpoint_.tensors()) infos[info.name] = &info;
+    std::vector<std::string> missing;
+    for (const ExpectedTensor& tensor : expected_) {
+      const auto it = resolution.file_name.find(tensor.name);
+      if (it == resolution.file_name.end()) {
+        missing.push_back(tensor.name);
+        continue;
+      }
+      const TensorInfo& info = *infos.at(it->second);
+      if (info.shape != tensor.shape) {
+        std::ostringstream got, wanted;
+        got << "tensor \"" << info.name << "\" has shape " << at::IntArrayRef(info.shape);
+        wanted << at::IntArrayRef(tensor.shape) << " for this config.json";
+        damaged(got.str(), wanted.str());
+      }
+      if (!at::isFloatingType(info.dtype))
+        throw Error(ErrorClass::kUnsupported, {where(), "tensor \"" + info.name + "\" is " + c10::toString(info.dtype),
+                                               "float32, float16 or bfloat16 weights", "quantised checkpoints are not loadable as they are; "
+                                               "use the unquantised one or a GGUF file"});
+    }
+    if (missing.empty()) return;
+    const bool head = missing.size() == 1 && missing.front() == head_;
+    damaged(head ? "no tensor \"" + head_ + "\", and config.json says that the head is not tied to the embedding"
+                 : std::to_string(missing.size()) + " tensors are missing: " + some(missing),
+            head ? "the head's weight, or tie_word_embeddings true" : "all tensors of family " + family_.name);
+  }
+
+  [[noreturn]] void refuse_unknown(const std::vector<std::string>& unknown) const {
+    throw Error(ErrorClass::kUnsupported,
+                {where(), std::to_string(unknown.size()) + " tensors are not known: " + some(unknown),
+                 "only tensors of family " + family_.name,
+                 "config.json does not match the weights, or this is a variant that emend does not know"});
+  }
+
+  [[noreturn]] void damaged(const std::string& got, const std::string& expected) const {
+    throw Error(ErrorClass::kCorruption, {where(), got, expected, "check that config.json and weights belong together; fetch them again"});
+  }
+
+  static std::string some(const std::vector<std::string>& names) {
+    std::string text;
+    for (size_t i = 0; i < names.size() && i < 4; ++i) text += (i ? ", " : "") + names[i];
+    return names.size() > 4 ? text + ", …" : text;
+  }
+  [[nodiscard]] std::string where() const { return checkpoint_.path().string(); }
+
+  const Checkpoint& checkpoint_;
+  const FamilySpec& family_;
+  const ModelConfig& config_;
+  const std::vector<ExpectedTensor>& expected_;
+  std::set<std::string> names_;
+  std::string head_;
+};
+
+c10::Device device_of(const ExpectedTensor& tensor, const devices::PlacementPlan& plan) {
+  if (tensor.layer >= 0) return plan.layers[tensor.layer];
+  switch (tensor.part) {
+    case Part::kEmbedding:
+    case Part::kProjectIn: return plan.embedding;
+    case Part::kPositions: return plan.position;
+    case Part::kHead: return plan.head;
+    default: return plan.final_norm;
+  }
+}
+
+// A sum is not finite if any term is not; one pass over memory that the first forward pass reads anyway.
+void refuse_non_finite(const at::Tensor& tensor, const std::string& name, const Checkpoint& checkpoint) {
+  const at::Tensor sum = tensor.sum();
+  if (at::isfinite(sum).item<bool>() || at::isfinite(tensor).all().item<bool>()) return;
+  throw Error(ErrorClass::kCorruption,
+              {checkpoint.path().string(), "tensor \"" + name + "\" holds values that are not finite", "finite weights",
+               "the checkpoint is damaged, or a float16 conversion overflowed: fetch it again"});
+}
+
+detail::Linear& slot_of(Model::State& state, const ExpectedTensor& tensor) {
+  if (tensor.layer < 0) return state.top[tensor.part];
+  detail::LayerWeights& layer = state.layers[tensor.layer];
+  if (tensor.expert < 0) return layer[tensor.part];
+  if (layer.experts.empty()) layer.experts.resize(state.config.n_experts);
+  detail::ExpertWeights& expert = layer.experts[tensor.expert];
+  return tensor.part == Part::kExpertGate ? expert.gate : tensor.part == Part::kExpertUp ? expert.up : expert.down;
+}
+
+void tie_head(Model::State& state, const Resolution& resolution) {
+  const at::Tensor embedding = state.top[Part::kEmbedding].weight;
+  at::Tensor head = embedding;
+  std::string embedding_name;
+  for (const auto& [name, weight] : state.weights)
+    if (weight.expected.part == Part::kEmbedding) embedding_name = name;
+  if (state.plan.head != state.plan.embedding) {
+    head = devices::route_to(embedding, state.plan.head, devices::Purpose::kWeight);
+    state.weights.at(embedding_name).copy = head;
+  }
+  state.top[Part::kHead].weight = head;
+  for (const TensorSpec& spec : state.family->tensors)
+    if (spec.part == Part::kHead && !is_bias(spec)) state.synonyms.emplace(spec.name, embedding_name);
+  for (const std::string& duplicate : resolution.head_duplicates) state.synonyms.emplace(duplicate, embedding_name);
+}
+
+}  // namespace
+
+Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options) {
+  if (options.dtype != at::kFloat && options.dtype != at::kBFloat16 && options.dtype != at::kDouble)
+    throw Error(ErrorClass::kUnsupported, {"load_model", std::string("dtype ") + c10::toString(options.dtype),
+                                           "float32 or bfloat16", "float16 checkpoints are computed in float32 or bfloat16"});
+  const std::string file = checkpoint->format() == "huggingface" ? (checkpoint->path() / "config.json").string()
+                                                                 : checkpoint->path().string();
+  ModelConfig config = parse_config(checkpoint->config(), file);
+  const FamilySpec& family = family_named(config.family);
+  const auto expected = expected_tensors(family, config);
+  const Resolution resolution = Resolver(*checkpoint, family, config, expected).resolve();
+  devices::PlacementPlan plan = options.place ? options.place(config, *checkpoint)
+                                              : devices::PlacementPlan::single(c10::Device(c10::kCPU), config.n_layers);
+  EMEND_CHECK(static_cast<int64_t>(plan.layers.size()) == config.n_layers, "a placement plan covers every layer");
+
+  auto state = std::make_unique<Model::State>(std::move(config), family, std::move(plan));
+  state->dtype = options.dtype;
+  const at::NoGradGuard no_grad;
+  for (const ExpectedTensor& tensor : expected) {
+    const std::string& name = resolution.file_name.at(tensor.name);
+    const at::Tensor value = checkpoint->read(name).to(options.dtype).contiguous();
+    refuse_non_finite(value, name, *checkpoint);
+    const at::Tensor placed = devices::route_to(value, device_of(tensor, state->plan), devices::Purpose::kWeight);
+    detail::Linear& slot = slot_of(*state, tensor);
+    (tensor.bias ? slot.bias : slot.weight) = placed;
+    state->names.push_back(name);
+    state->weights.emplace(name, Model::State::Weight{placed, tensor, {}});
+    if (name != tensor.name) state->synonyms.emplace(tensor.name, name);
+  }
+  if (state->config.tied_head) tie_head(*state, resolution);
+  if (options.tokenizer) state->tokenizer = checkpoint->load_tokenizer();
+  state->checkpoint = std::move(checkpoint);
+  Model model(std::move(state));
+  if (options.log)
+    options.log->info("model.loaded", "loaded " + model.config().family + " with " + std::to_string(model.parameter_count()) +
+                                          " parameters from " + model.checkpoint().path().string());
+  return model;
+}
+
+Model load_model(const std::string& path_or_name, const LoadOptions& options) {
+  return load_model(open_checkpoint(path_or_name), options);
+}
+
+}  // namespace emend::models

@@ -1,0 +1,55 @@
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/models/detail/hash.h>
+#include <emend/models/family.h>
+#include <emend/models/memory_checkpoint.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+namespace emend::models {
+
+MemoryCheckpoint::MemoryCheckpoint(nlohmann::json config, std::vector<std::pair<std::string, at::Tensor>> tensors,
+                                   std::string name)
+    : name_(std::move(name)), config_(std::move(config)) {
+  for (auto& [tensor_name, tensor] : tensors) {
+    TensorInfo info;
+    info.name = tensor_name;
+    info.dtype = tensor.scalar_type();
+    info.shape = tensor.sizes().vec();
+    info.bytes = tensor.nbytes();
+    infos_.push_back(std::move(info));
+    tensors_.emplace(tensor_name, tensor.detach().contiguous());
+  }
+}
+
+at::Tensor MemoryCheckpoint::read(const std::string& name) const {
+  const auto it = tensors_.find(name);
+  if (it == tensors_.end())
+    throw Error(ErrorClass::kNotFound, {name_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
+  return it->second.clone();
+}
+
+std::unique_ptr<Tokenizer> MemoryCheckpoint::load_tokenizer() const { return nullptr; }
+
+std::string MemoryCheckpoint::fingerprint() const {
+  Sha256 hash;
+  for (const auto& [name, tensor] : tensors_) detail::hash_tensor(hash, name, tensor);
+  return hash.hex();
+}
+
+std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed) {
+  const ModelConfig parsed = parse_config(config, "config");
+  const FamilySpec& family = family_named(parsed.family);
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const ExpectedTensor& expected : expected_tensors(family, parsed)) {
+    const bool norm = expected.shape.size() == 1 && !expected.bias;
+    at::Tensor value = at::normal(0.0, norm ? 0.1 : 0.2, expected.shape, generator, at::TensorOptions(at::kFloat));
+    if (norm && !parsed.norm_one_plus) value.add_(1);
+    tensors.emplace_back(expected.name, value);
+  }
+  return std::make_shared<MemoryCheckpoint>(config, std::move(tensors), "random-" + parsed.family);
+}
+
+}  // namespace emend::models

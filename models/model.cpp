@@ -1,0 +1,135 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/models/detail/decoder_pass.h>
+#include <emend/models/detail/hash.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+namespace emend::models {
+
+Model::Model(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+const ModelConfig& Model::config() const noexcept { return state_->config; }
+const FamilySpec& Model::family() const noexcept { return *state_->family; }
+const devices::PlacementPlan& Model::placement() const noexcept { return state_->plan; }
+int Model::n_layers() const noexcept { return static_cast<int>(state_->config.n_layers); }
+int64_t Model::hidden_size() const noexcept { return state_->config.hidden_size; }
+int64_t Model::vocab_size() const noexcept { return state_->config.vocab_size; }
+at::ScalarType Model::dtype() const noexcept { return state_->dtype; }
+int64_t Model::max_positions() const noexcept { return state_->config.max_positions; }
+hooks::HookTable& Model::hooks() const noexcept { return state_->hooks; }
+bool Model::has_tokenizer() const noexcept { return state_->tokenizer != nullptr; }
+const Checkpoint& Model::checkpoint() const noexcept { return *state_->checkpoint; }
+const std::vector<std::string>& Model::weight_names() const noexcept { return state_->names; }
+
+int64_t Model::parameter_count() const noexcept {
+  int64_t count = 0;
+  for (const auto& [name, weight] : state_->weights) count += weight.tensor.numel();
+  return count;
+}
+
+const Tokenizer& Model::tokenizer() const {
+  if (state_->tokenizer) return *state_->tokenizer;
+  throw Error(ErrorClass::kNotFound, {state_->checkpoint->path().string(), "the checkpoint has no tokenizer",
+                                      "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or *.tiktoken",
+                                      "copy the tokenizer files of the model beside its weights"});
+}
+
+ForwardResult Model::forward(const TokenBatch& batch, const ForwardOptions& options) const {
+  try {
+    return DecoderPass(*state_, batch, options).run();
+  } catch (const c10::OutOfMemoryError& error) {
+    throw Error(ErrorClass::kDevice, {"forward pass", error.what_without_backtrace(),
+                                      "memory for " + std::to_string(batch.tokens()) + " tokens",
+                                      "use smaller batches, or spread the model over more devices"});
+  }
+}
+
+at::Tensor Model::project(const at::Tensor& hidden, bool raw_head) const {
+  return detail::project_rows(*state_, hidden.to(state_->dtype), raw_head, /*fire_hooks=*/false);
+}
+
+EditSite Model::edit_site(int layer) const {
+  const ModelConfig& config = state_->config;
+  if (!config.no_edit_site.empty())
+    throw Error(ErrorClass::kUnsupported, {"edit site of family " + config.family, config.no_edit_site,
+                                           "one matrix that a layer's keys enter", "choose a dense model"});
+  if (layer < 0 || layer >= config.n_layers)
+    throw Error(ErrorClass::kInvalidArgument, {"edit site", "layer " + std::to_string(layer),
+                                               "a layer from 0 to " + std::to_string(config.n_layers - 1),
+                                               "check `layers` in the hyper-parameters against the model"});
+  EditSite site;
+  site.layer = layer;
+  site.orientation = state_->family->orientation;
+  for (const std::string& name : state_->names) {
+    const State::Weight& weight = state_->weights.at(name);
+    if (weight.expected.layer != layer || weight.expected.part != Part::kDown) continue;
+    if (weight.expected.bias) {
+      site.bias_name = name;
+      continue;
+    }
+    site.weight_name = name;
+    const bool conv1d = site.orientation == Orientation::kInOut;
+    site.in_features = weight.tensor.size(conv1d ? 0 : 1);
+    site.out_features = weight.tensor.size(conv1d ? 1 : 0);
+  }
+  return site;
+}
+
+const Model::State::Weight& Model::State::find(const std::string& name) const {
+  auto it = weights.find(name);
+  if (it == weights.end())
+    if (const auto synonym = synonyms.find(name); synonym != synonyms.end()) it = weights.find(synonym->second);
+  if (it != weights.end()) return it->second;
+  const std::string close = closest_name(name, names);
+  throw Error(ErrorClass::kNotFound, {"weights of " + checkpoint->path().string(), "no weight \"" + name + "\"",
+                                      "a tensor of the checkpoint", close.empty() ? "" : "did you mean \"" + close + "\"?"});
+}
+
+at::Tensor Model::weight(const std::string& name) const { return state_->find(name).tensor; }
+
+std::vector<at::Tensor> Model::weight_copies(const std::string& name) const {
+  const State::Weight& weight = state_->find(name);
+  std::vector<at::Tensor> all{weight.tensor};
+  if (weight.copy.defined()) all.push_back(weight.copy);
+  return all;
+}
+
+void Model::set_weight(const std::string& name, const at::Tensor& value) {
+  const State::Weight& weight = state_->find(name);
+  if (value.sizes() != weight.tensor.sizes() || !at::isFloatingType(value.scalar_type()) ||
+      value.device() != weight.tensor.device()) {
+    std::ostringstream got, expected;
+    got << c10::toString(value.scalar_type()) << " " << value.sizes() << " on " << value.device();
+    expected << "a floating type, " << weight.tensor.sizes() << " on " << weight.tensor.device();
+    throw Error(ErrorClass::kInvalidArgument, {"weight \"" + name + "\"", got.str(), expected.str(),
+                                               "move the tensor with route_like first"});
+  }
+  const at::NoGradGuard no_grad;
+  for (at::Tensor target : weight_copies(name))
+    target.copy_(devices::route_like(value, target, devices::Purpose::kWeight));
+}
+
+const std::string& Model::fingerprint() const {
+  const std::lock_guard lock(state_->fingerprint_mutex);
+  if (state_->fingerprint.empty())
+    state_->fingerprint = sha256_hex(state_->checkpoint->fingerprint() + arithmetic(state_->config).dump());
+  return state_->fingerprint;
+}
+
+std::string Model::current_fingerprint() const {
+  Sha256 hash;
+  std::vector<std::string> sorted = state_->names;
+  std::sort(sorted.begin(), sorted.end());
+  for (const std::string& name : sorted)
+    detail::hash_tensor(hash, name, devices::to_host(state_->weights.at(name).tensor.detach()));
+  hash.update(arithmetic(state_->config).dump());
+  return hash.hex();
+}
+
+}  // namespace emend::models

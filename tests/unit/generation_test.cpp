@@ -1,0 +1,150 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/models/detail/sampling.h>
+#include <emend/models/generation.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/debug_models.h"
+
+namespace emend::models {
+namespace {
+
+using Rows = std::vector<std::vector<int64_t>>;
+
+const Rows kPrompts = {{5, 17, 3, 60, 61, 2, 9}, {88}, {4, 4, 4}, {10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 1, 2, 3}};
+
+// Without a cache: the whole text again for every token.
+std::vector<int64_t> greedy_by_hand(const Model& model, std::vector<int64_t> text, int64_t n) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> result;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto logits = model.forward(TokenBatch::from_rows({text})).logits;
+    text.push_back(logits[-1].argmax().item<int64_t>());
+    result.push_back(text.back());
+  }
+  return result;
+}
+
+TEST(Generation, GreedyEqualsRecomputingEveryStep) {
+  for (const char* family : {"llama", "gpt2"}) {
+    const Model model = testing::debug_model(family, 3);
+    GenerateOptions options;
+    options.max_new_tokens = 12;
+    const Rows together = generate(model, kPrompts, options);
+    for (size_t r = 0; r < kPrompts.size(); ++r) EXPECT_EQ(together[r], greedy_by_hand(model, kPrompts[r], 12)) << family << r;
+  }
+}
+
+TEST(Generation, ChunkedPrefillChangesNothing) {
+  const Model model = testing::debug_model("llama", 4);
+  GenerateOptions options;
+  options.max_new_tokens = 6;
+  const Rows whole = generate(model, kPrompts, options);
+  for (const int64_t chunk : {1, 2, 3, 5}) {
+    options.prefill_chunk = chunk;
+    EXPECT_EQ(generate(model, kPrompts, options), whole) << chunk;
+  }
+}
+
+TEST(Generation, ARowDoesNotDependOnItsCompanions) {
+  const Model model = testing::debug_model("llama", 5);
+  GenerateOptions options;
+  options.max_new_tokens = 10;
+  options.temperature = 0.9;
+  options.top_k = 20;
+  options.seed = 7;
+  const Rows together = generate(model, kPrompts, options);
+  EXPECT_EQ(generate(model, {kPrompts[0]}, options)[0], together[0]);
+  EXPECT_EQ(generate(model, kPrompts, options), together);
+  options.seed = 8;
+  EXPECT_NE(generate(model, kPrompts, options), together);
+}
+
+TEST(Generation, StopsAtAStopIdAndLetsTheOthersGoOn) {
+  const Model model = testing::debug_model("llama", 3);
+  GenerateOptions options;
+  options.max_new_tokens = 12;
+  const Rows free = generate(model, kPrompts, options);
+  options.stop_ids = {free[0][4], free[2][1]};
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  options.on_token = [&](int64_t row, int64_t id) { seen.emplace_back(row, id); };
+  const Rows stopped = generate(model, kPrompts, options);
+  size_t total = 0;
+  for (size_t r = 0; r < kPrompts.size(); ++r) {
+    std::vector<int64_t> expected;
+    for (const int64_t id : free[r]) {
+      if (std::find(options.stop_ids.begin(), options.stop_ids.end(), id) != options.stop_ids.end()) break;
+      expected.push_back(id);
+    }
+    EXPECT_EQ(stopped[r], expected) << r;
+    total += expected.size();
+  }
+  EXPECT_EQ(seen.size(), total);
+}
+
+TEST(Generation, SamplesInProportion) {
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.15f), std::log(0.05f)};
+  GenerateOptions options;
+  options.temperature = 1;
+  const auto count = [&] {
+    std::vector<double> counts(4);
+    detail::RowRandom random(1, 0);
+    for (int i = 0; i < 20000; ++i) counts[detail::choose_token(logits.data(), 4, options, random)] += 1.0 / 20000;
+    return counts;
+  };
+  auto got = count();
+  EXPECT_NEAR(got[0], 0.5, 0.02);
+  EXPECT_NEAR(got[3], 0.05, 0.01);
+  options.top_k = 2;
+  got = count();
+  EXPECT_NEAR(got[0], 0.625, 0.02);
+  EXPECT_EQ(got[2] + got[3], 0);
+  options.top_k = 0;
+  options.top_p = 0.75;  // the first two reach it
+  got = count();
+  EXPECT_NEAR(got[1], 0.375, 0.02);
+  EXPECT_EQ(got[2] + got[3], 0);
+  options.top_p = 1;
+  options.min_p = 0.2;  // at least a fifth of the best: three tokens
+  got = count();
+  EXPECT_NEAR(got[2], 0.15 / 0.95, 0.02);
+  EXPECT_EQ(got[3], 0);
+}
+
+TEST(Generation, RepetitionPenaltyTouchesEachIdOnce) {
+  std::vector<float> logits = {2, -2, 4, 1};
+  detail::penalise_repetition(logits.data(), 4, {0, 0, 1, 99}, 2.0);
+  EXPECT_EQ(logits, (std::vector<float>{1, -4, 4, 1}));
+}
+
+TEST(Generation, RefusesBadOptionsAndTooLongTexts) {
+  const Model model = testing::debug_model("gpt2", 1);
+  const auto refused = [&](GenerateOptions options, const Rows& prompts) {
+    try {
+      (void)generate(model, prompts, options);
+    } catch (const Error& error) {
+      return error.error_class() == ErrorClass::kInvalidArgument;
+    }
+    return false;
+  };
+  GenerateOptions options;
+  options.max_new_tokens = 4;
+  EXPECT_TRUE(refused(options, {{}}));
+  EXPECT_TRUE(refused(options, {{1, 101}}));
+  EXPECT_TRUE(refused(options, {{-1}}));
+  options.max_new_tokens = 64;
+  EXPECT_FALSE(refused(options, {{1}}));
+  EXPECT_TRUE(refused(options, {{1, 2}}));
+  options.max_new_tokens = 4;
+  options.top_p = 0;
+  EXPECT_TRUE(refused(options, {{1}}));
+  options.top_p = 1;
+  options.cancel.request();
+  EXPECT_THROW((void)generate(model, {{1}}, options), Error);
+}
+
+}  // namespace
+}  // namespace emend::models
