@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace emend::datasets {
@@ -43,8 +44,9 @@ struct Fact {
   std::vector<std::string> generation_prompts;    ///< starts of free text about the subject
   std::vector<std::string> distracting_prompts;   ///< neighbourhood prompts with the new fact stated in front
 
-  /// Questions whose answer must stay ("Relation_Specificity", "Forgetfulness", "neighborhood", "loc", …) and
-  /// questions whose answer follows from the change ("Reasoning", "Subject_Aliasing", "one_hop", …). Probes have an answer.
+  /// Questions whose answer must stay ("Relation_Specificity", "Forgetfulness", "neighborhood", …) and questions whose answer
+  /// follows from the change ("Reasoning", "Subject_Aliasing", "one_hop", …). Every probe has an answer. zsRE's loc and loc_ans
+  /// are locality["loc"], verbatim ("nq question: …" without the question mark that MEMIT's metric appends).
   std::map<std::string, std::vector<Probe>> locality;
   std::map<std::string, std::vector<Probe>> portability;
 
@@ -78,6 +80,12 @@ struct FactGroup {
   int64_t line = 0;
 };
 
+/// A row that could not be used, and why.
+struct BadRow {
+  int64_t line = 0;
+  std::string text;  ///< the error that BadRowPolicy::kError would have thrown
+};
+
 /// Facts of one file.
 struct FactSet {
   std::vector<Fact> facts;
@@ -85,13 +93,14 @@ struct FactSet {
   std::string format;                ///< reader that was used: "counterfact", "zsre", …
   std::string path;                  ///< as given
   std::string fingerprint;           ///< SHA-256 of the facts that were read, in a canonical form; not of the file's bytes
-  int64_t rows = 0;                  ///< rows in the file
-  int64_t skipped = 0;               ///< rows left out because they carry no usable target (counted before offset and limit)
+  int64_t rows = 0;                  ///< rows looked at; fewer than the file has once `limit` is reached
+  int64_t skipped = 0;               ///< rows without a usable target, left out
+  std::vector<BadRow> bad_rows;      ///< rows left out under BadRowPolicy::kSkip
   nlohmann::json choices = nlohmann::json::object();  ///< choices that change meaning, for reports: {"zsre_target": "answers"}
 };
 
 /// What to do with a row that cannot be used as it is (subject not in the prompt, wrong type, …).
-enum class BadRows { kError, kSkip };
+enum class BadRowPolicy { kError, kSkip };
 
 struct ReadOptions {
   std::string format = "auto";         ///< a name of readers.def, or "auto": told by the keys of the first row
@@ -99,19 +108,23 @@ struct ReadOptions {
   int64_t limit = -1;                  ///< usable rows to read after `offset`; -1: all
   std::string zsre_target = "answers"; ///< "answers": the true answer, as MEMIT does; "alt": the counterfactual, as EasyEdit does
   std::string sentiment = "pos";       ///< ConvSent: which side becomes the target, "pos" or "neg"
-  BadRows bad_rows = BadRows::kError;  ///< kSkip: warn, count and go on
+  BadRowPolicy bad_rows = BadRowPolicy::kError;  ///< kSkip: warn, count and go on
+  bool allow_empty = false;            ///< no error if nothing is left; for tools that report on files
   int64_t max_bytes = int64_t{4} << 30;  ///< larger files are refused
 };
 
 /// Reads a facts file: a JSON array of rows, JSON lines, or one single row.
-/// Throws Error(kNotFound, kIo) for the file, Error(kCorruption) for bytes that are not UTF-8 JSON, Error(kInvalidArgument) for
-/// a row that is not a fact or for bad options; the text names file, line and field. Rows without a usable target are skipped, counted
-/// and reported in one warning.
+/// Throws Error(kNotFound, kIo) for the file, Error(kCorruption) for bytes that are not UTF-8 JSON and for a row that is not a usable
+/// fact, naming file, line and field, Error(kInvalidArgument) for bad options. Rows without a target are skipped, counted and reported in
+/// one warning; a file without any usable fact is an error unless `allow_empty`.
 [[nodiscard]] FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options = {}, const Log& log = {});
 
 /// The same from text; `name` stands for the file in messages.
 [[nodiscard]] FactSet parse_facts(std::string_view text, const std::string& name, const ReadOptions& options = {},
                                   const Log& log = {});
+
+/// The facts that come with emend (datasets/emend_facts.json), compiled into the library.
+[[nodiscard]] FactSet load_bundled_facts(const ReadOptions& options = {}, const Log& log = {});
 
 /// Names that ReadOptions::format accepts besides "auto", in the order of readers.def, with a line about each.
 struct FormatInfo {

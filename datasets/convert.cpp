@@ -1,0 +1,83 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/datasets/convert.h>
+#include <emend/datasets/detail/reader.h>
+
+namespace emend::datasets {
+
+namespace {
+
+const detail::FactReader& writer_of(const std::string& format) {
+  std::string writable;
+  std::vector<std::string> names;
+  for (const detail::FactReader* reader : detail::fact_readers()) {
+    if (reader->write) {
+      writable += (writable.empty() ? "" : ", ") + std::string(reader->name);
+      names.emplace_back(reader->name);
+    }
+    if (reader->name != format) continue;
+    if (reader->write) return *reader;
+    throw Error(ErrorClass::kUnsupported, {"facts format", format + " holds groups of facts and cannot be written", "a format of single facts", "use jsonl"});
+  }
+  const std::string closest = closest_name(format, names);
+  throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable, closest.empty() ? "use jsonl" : "did you mean \"" + closest + "\"?"});
+}
+
+}  // namespace
+
+std::string format_facts(const std::vector<Fact>& facts, const std::string& format) {
+  const detail::FactReader& writer = writer_of(format);
+  const bool lines = format == "jsonl";
+  std::string text = lines ? "" : "[\n";
+  for (size_t i = 0; i < facts.size(); ++i) {
+    text += writer.write(facts[i]).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    text += lines || i + 1 == facts.size() ? "\n" : ",\n";
+  }
+  return lines ? text : text + "]\n";
+}
+
+std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const std::string& format) {
+  std::vector<std::string> losses;
+  if (facts.empty()) return losses;
+  ReadOptions options;
+  options.format = format;
+  options.zsre_target = "alt";
+  options.allow_empty = true;
+  options.bad_rows = BadRowPolicy::kSkip;
+  // A fact without an old answer goes to zsRE as answers[0], one with an old answer as alt; read each the way it was written.
+  const auto read_back = [&](const Fact& fact) {
+    ReadOptions own = options;
+    if (format == "zsre" && !fact.target_true) own.zsre_target = "answers";
+    return parse_facts(format_facts({fact}, format), "written", own);
+  };
+  std::map<std::string, size_t> counts;
+  for (const Fact& fact : facts) {
+    const FactSet again = read_back(fact);
+    if (again.facts.empty()) {
+      ++counts["the whole fact"];
+      continue;
+    }
+    nlohmann::json before = to_json(fact), after = to_json(again.facts.front());
+    before.erase("case_id");  // formats without one number the rows anew
+    for (const auto& [key, value] : before.items())
+      if (!after.contains(key) || (key != "extra" && after[key] != value)) ++counts[key];
+  }
+  for (const auto& [name, count] : counts) losses.push_back(name + " (" + std::to_string(count) + (count == 1 ? " fact)" : " facts)"));
+  return losses;
+}
+
+ConvertReport convert_facts(const std::filesystem::path& in, const std::filesystem::path& out, const std::string& format, const ReadOptions& options, const Log& log) {
+  (void)writer_of(format);  // before the work
+  const FactSet set = load_facts(in, options, log);
+  write_file(out, format_facts(set.facts, format));
+  ConvertReport report{set.facts.size(), set.format, format, conversion_losses(set.facts, format)};
+  if (!set.groups.empty()) report.lost.push_back("groups of facts (" + std::to_string(set.groups.size()) + ")");
+  if (!report.lost.empty()) {
+    std::string list;
+    for (const std::string& loss : report.lost) list += (list.empty() ? "" : ", ") + loss;
+    log.event(LogLevel::kWarning, "facts.converted", out.string() + ": " + format + " has no place for " + list, {{"path", out.string()}, {"lost", report.lost}});
+  }
+  return report;
+}
+
+}  // namespace emend::datasets

@@ -1,0 +1,13 @@
+# Writes OUTPUT, a C++ source that holds the text of INPUT.
+#   cmake -DINPUT=… -DOUTPUT=… -P embed_facts.cmake
+set(source "// Made by embed_facts.cmake from emend_facts.json; do not edit.\n#include <emend/datasets/detail/bundled.h>\n\n")
+string(APPEND source "namespace emend::datasets::detail {\n\nstd::string_view bundled_facts() {\n  return\n")
+file(READ "${INPUT}" text)
+string(FIND "${text}" ")json\"" clash)
+if(NOT clash EQUAL -1)
+  message(FATAL_ERROR "${INPUT} contains the end mark of a raw string")
+endif()
+# One literal a row keeps each short of what compilers must accept; the compiler joins them.
+string(REPLACE "\n" "\n)json\"\n      R\"json(" text "${text}")
+string(APPEND source "      R\"json(${text})json\";\n}\n\n}  // namespace emend::datasets::detail\n")
+file(WRITE "${OUTPUT}" "${source}")

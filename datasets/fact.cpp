@@ -1,0 +1,72 @@
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/datasets/detail/fields.h>
+#include <emend/datasets/fact.h>
+
+namespace emend::datasets {
+
+std::string Fact::full_prompt() const {
+  std::string text = prompt;
+  if (const size_t slot = text.find("{}"); slot != std::string::npos) text.replace(slot, 2, subject);
+  return text;
+}
+
+std::string Fact::where() const {
+  if (line > 0) return source + ":" + std::to_string(line);
+  return "fact " + std::to_string(case_id);
+}
+
+namespace {
+
+nlohmann::json probes_json(const std::map<std::string, std::vector<Probe>>& groups) {
+  nlohmann::json result = nlohmann::json::object();
+  for (const auto& [name, probes] : groups)
+    for (const Probe& probe : probes) result[name].push_back({{"prompt", probe.prompt}, {"answers", probe.answers}});
+  return result;
+}
+
+}  // namespace
+
+nlohmann::json to_json(const Fact& fact) {
+  nlohmann::json result = {{"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
+  const auto put = [&](const char* key, nlohmann::json value) {
+    if (!value.empty()) result[key] = std::move(value);  // empty members are left out
+  };
+  if (fact.target_true) result["target_true"] = *fact.target_true;
+  if (!fact.relation_id.empty()) result["relation_id"] = fact.relation_id;
+  put("target_true_aliases", fact.target_true_aliases);
+  put("paraphrase_prompts", fact.paraphrase_prompts);
+  put("neighborhood_prompts", fact.neighborhood_prompts);
+  put("attribute_prompts", fact.attribute_prompts);
+  put("generation_prompts", fact.generation_prompts);
+  put("distracting_neighborhood_prompts", fact.distracting_prompts);
+  put("locality", probes_json(fact.locality));
+  put("portability", probes_json(fact.portability));
+  put("extra", fact.extra);
+  return result;
+}
+
+std::string fingerprint(const std::vector<Fact>& facts) {
+  Sha256 hash;
+  hash.update("emend facts 1\n");
+  for (const Fact& fact : facts) {
+    // `replace`: facts built in code may hold bytes that are not UTF-8.
+    hash.update(to_json(fact).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    hash.update("\n");
+  }
+  return hash.hex();
+}
+
+void validate(const Fact& fact, const std::string& where) {
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {where.empty() ? fact.where() : where, got, expected, "correct the fact"});
+  };
+  const size_t slots = detail::count_of(fact.prompt, "{}");
+  if (slots != 1)
+    refuse("the prompt \"" + detail::shorten(fact.prompt) + "\" has " + std::to_string(slots) + " places for the subject", "exactly one {}");
+  if (detail::blank(fact.subject)) refuse("the subject is blank", "the words that take the place of {}");
+  if (detail::blank(fact.target_new)) refuse("target_new is blank", "the new answer");
+  if (fact.target_true && detail::blank(*fact.target_true)) refuse("target_true is blank", "the old answer, or none");
+}
+
+}  // namespace emend::datasets

@@ -1,0 +1,40 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/datasets/detail/fields.h>
+#include <emend/datasets/detail/rows.h>
+#include <emend/datasets/known.h>
+
+namespace emend::datasets {
+
+std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name, int64_t offset, int64_t limit) {
+  if (offset < 0 || limit < -1 || limit == 0)
+    throw Error(ErrorClass::kInvalidArgument, {"offset and limit", std::to_string(offset) + " and " + std::to_string(limit), "an offset of 0 or more and a limit of 1 or more", ""});
+  std::vector<KnownFact> facts;
+  detail::RowReader rows(text, name);
+  detail::Row row;
+  int64_t number = 0;
+  while ((limit < 0 || static_cast<int64_t>(facts.size()) < limit) && rows.next(row)) {
+    detail::Fields fields(row.value, rows.where(row.line));
+    KnownFact fact;
+    fact.known_id = fields.integer_or("known_id", number);
+    fact.subject = fields.text("subject");
+    fact.attribute = detail::trim(fields.text("attribute"));
+    fact.prompt = fields.text("prompt");
+    fact.prompt_template = fields.text_or("template");
+    fact.prediction = fields.text_or("prediction");
+    fact.relation_id = fields.text_or("relation_id");
+    fact.line = row.line;
+    if (detail::count_of(fact.prompt, fact.subject) == 0)
+      fields.fail("prompt", "\"" + detail::shorten(fact.prompt) + "\", without the subject \"" + detail::shorten(fact.subject, 40) + "\"", "a prompt that names the subject", "spell both alike");
+    if (number++ >= offset) facts.push_back(std::move(fact));
+  }
+  if (facts.empty()) throw Error(ErrorClass::kCorruption, {name, "no rows from row " + std::to_string(offset) + " on", "at least one known fact", "check the file and the offset"});
+  return facts;
+}
+
+std::vector<KnownFact> load_known_facts(const std::filesystem::path& path, int64_t offset, int64_t limit) {
+  const MappedFile file(path);
+  return parse_known_facts({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), offset, limit);
+}
+
+}  // namespace emend::datasets

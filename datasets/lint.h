@@ -1,0 +1,55 @@
+// Looks for requests that cannot work or will not do what their author expects, without a model.
+//
+// Checks that need a model (is the target already the top answer? where do its tokens end?) come in from outside as LintCheck.
+#pragma once
+
+#include <emend/datasets/fact.h>
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace emend::datasets {
+
+enum class Severity {
+  kError,    ///< editing these facts as they are gives a wrong result
+  kWarning,  ///< probably not what is meant
+  kNote,     ///< worth knowing
+};
+[[nodiscard]] std::string_view to_string(Severity severity) noexcept;
+
+/// One remark about one fact.
+struct Finding {
+  static constexpr size_t kNoFact = static_cast<size_t>(-1);
+
+  Severity severity = Severity::kWarning;
+  std::string check;       ///< "subject-whitespace", "contradiction", …; see lint_checks()
+  size_t fact = kNoFact;   ///< index into FactSet::facts; kNoFact for a row that is not a usable fact
+  std::string where;       ///< "facts.json:12"
+  std::string text;        ///< what is wrong and what to do
+  /// The clear remedy, if there is one: `edit` changes the fact, or `remove` takes it out.
+  std::function<void(Fact&)> edit;
+  bool remove = false;
+  [[nodiscard]] bool fixable() const { return remove || static_cast<bool>(edit); }
+};
+
+/// A further check; gets all facts and returns findings.
+using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
+
+/// Findings in the order of the file, errors before warnings on the same line. Rows in `facts.bad_rows` are errors.
+[[nodiscard]] std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more = {});
+
+/// Reads with BadRowPolicy::kSkip and no error for empty results, then lints: every bad row of the file is listed, not just the first.
+[[nodiscard]] std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options = {}, const std::vector<LintCheck>& more = {});
+
+/// Applies every fixable finding; the fingerprint is renewed. Facts of groups are never removed. `applied` counts the fixes.
+[[nodiscard]] FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied = nullptr);
+
+/// Names and meanings of the built-in checks, for help and docs.
+struct LintInfo {
+  std::string name, meaning;
+};
+[[nodiscard]] const std::vector<LintInfo>& lint_checks();
+
+}  // namespace emend::datasets

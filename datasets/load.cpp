@@ -1,0 +1,206 @@
+// load_facts: rows -> a reader -> facts, with numbering, limits, skipped rows and the records that reports need.
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/datasets/detail/bundled.h>
+#include <emend/datasets/detail/reader.h>
+#include <emend/datasets/detail/rows.h>
+#include <emend/datasets/fact.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace emend::datasets {
+
+namespace {
+
+using detail::FactReader;
+using detail::fact_readers;
+
+std::string format_list() {
+  std::string list;
+  for (const FactReader* reader : fact_readers()) list += (list.empty() ? "" : ", ") + std::string(reader->name);
+  return list;
+}
+
+void check_options(const ReadOptions& options) {
+  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected, const std::string& advice) {
+    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
+  };
+  std::vector<std::string> names = {"auto"};
+  for (const FactReader* reader : fact_readers()) names.emplace_back(reader->name);
+  if (std::find(names.begin(), names.end(), options.format) == names.end()) {
+    const std::string closest = closest_name(options.format, names);
+    refuse("facts format", "unknown format \"" + options.format + "\"", "one of auto, " + format_list(),
+           closest.empty() ? "leave it at auto" : "did you mean \"" + closest + "\"?");
+  }
+  if (options.zsre_target != "answers" && options.zsre_target != "alt")
+    refuse("zsRE target", "\"" + options.zsre_target + "\"", "answers (the true answer, as MEMIT) or alt (the counterfactual, as EasyEdit)", "");
+  if (options.sentiment != "pos" && options.sentiment != "neg") refuse("sentiment", "\"" + options.sentiment + "\"", "pos or neg", "");
+  if (options.offset < 0) refuse("offset", std::to_string(options.offset), "0 or more", "");
+  if (options.limit < -1 || options.limit == 0) refuse("limit", std::to_string(options.limit), "1 or more, or -1 for all", "");
+}
+
+const FactReader& choose_reader(std::string_view text, const std::string& name, const std::string& format) {
+  for (const FactReader* reader : fact_readers())
+    if (reader->name == format) return *reader;
+  std::vector<nlohmann::json> first_rows;
+  detail::RowReader rows(text, name);
+  detail::Row row;
+  int64_t line = 0;
+  while (first_rows.size() < 8 && rows.next(row)) {
+    if (first_rows.empty()) line = row.line;
+    first_rows.push_back(std::move(row.value));
+  }
+  if (first_rows.empty()) throw Error(ErrorClass::kCorruption, {name, "an empty list", "at least one fact", "check the file"});
+  for (const FactReader* reader : fact_readers())
+    if (reader->recognises(first_rows)) return *reader;
+  std::string keys;
+  for (const auto& [key, value] : first_rows.front().items()) {
+    if (keys.size() > 200) {
+      keys += ", …";
+      break;
+    }
+    keys += (keys.empty() ? "" : ", ") + detail::shorten(key, 40);
+  }
+  const bool traced = first_rows.front().contains("known_id") || first_rows.front().contains("attribute");
+  throw Error(ErrorClass::kCorruption,
+              {rows.where(line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys), "facts in one of the formats " + format_list(),
+               traced ? "these are prompts for causal tracing: use emend trace" : "the shortest row is {\"prompt\": \"{} is in\", \"subject\": \"…\", \"target_new\": \"…\"}"});
+}
+
+/// Collects rows into a FactSet.
+class Loader {
+ public:
+  Loader(const FactReader& reader, const std::string& name, const ReadOptions& options) : reader_(reader), options_(options) {
+    set_.format = std::string(reader.name);
+    set_.path = name;
+  }
+
+  /// False once the limit is reached.
+  bool add(const detail::Row& row, const std::string& where) {
+    ++set_.rows;
+    detail::ParsedRow parsed;
+    try {
+      detail::Fields fields(row.value, where);
+      parsed = reader_.read(fields, options_);
+      for (const Fact& fact : parsed.facts) validate(fact, where);
+    } catch (const Error& error) {
+      if (options_.bad_rows == BadRowPolicy::kError) throw;
+      set_.bad_rows.push_back({row.line, error.what()});
+      return true;
+    }
+    if (!parsed.skipped.empty()) {
+      if (set_.skipped++ == 0) first_skipped_ = where + ": " + parsed.skipped;
+      return true;
+    }
+    const int64_t first_number = facts_seen_;
+    facts_seen_ += static_cast<int64_t>(parsed.facts.size());
+    if (usable_++ < options_.offset) return true;
+    keep(std::move(parsed), row.line, first_number);
+    return options_.limit < 0 || ++kept_ < options_.limit;
+  }
+
+  FactSet finish(const Log& log) {
+    make_ids_unique(log);
+    if (set_.format == "zsre") set_.choices["zsre_target"] = options_.zsre_target;
+    if (!set_.facts.empty() && set_.facts.front().extra.value("kind", nlohmann::json()) == "convsent") set_.choices["sentiment"] = options_.sentiment;
+    if (set_.skipped > 0)
+      log.event(LogLevel::kWarning, "facts.skipped", set_.path + ": " + std::to_string(set_.skipped) + " of " + std::to_string(set_.rows) +
+                " rows have no target and are left out (first " + first_skipped_ + ")", {{"path", set_.path}, {"skipped", set_.skipped}, {"rows", set_.rows}});
+    if (!set_.bad_rows.empty())
+      log.event(LogLevel::kWarning, "facts.bad_rows", set_.path + ": " + std::to_string(set_.bad_rows.size()) + " of " + std::to_string(set_.rows) +
+                " rows cannot be used and are left out (first " + set_.bad_rows.front().text + ")", {{"path", set_.path}, {"bad", set_.bad_rows.size()}, {"rows", set_.rows}});
+    if (set_.facts.empty() && !options_.allow_empty) refuse_empty();
+    set_.fingerprint = fingerprint(set_.facts);
+    return std::move(set_);
+  }
+
+ private:
+  void keep(detail::ParsedRow parsed, int64_t line, int64_t first_number) {
+    const size_t base = set_.facts.size();
+    for (size_t i = 0; i < parsed.facts.size(); ++i) {
+      Fact& fact = parsed.facts[i];
+      if (fact.case_id == detail::kNoCaseId) fact.case_id = first_number + static_cast<int64_t>(i);
+      fact.source = set_.path;
+      fact.line = line;
+      set_.facts.push_back(std::move(fact));
+    }
+    if (!parsed.group) return;
+    for (size_t& index : parsed.group->facts) index += base;
+    if (parsed.group->case_id == detail::kNoCaseId) parsed.group->case_id = usable_ - 1;
+    parsed.group->line = line;
+    set_.groups.push_back(std::move(*parsed.group));
+  }
+
+  void make_ids_unique(const Log& log) {
+    std::unordered_set<int64_t> used;
+    std::vector<Fact*> repeated;
+    int64_t highest = -1;
+    for (Fact& fact : set_.facts) {
+      highest = std::max(highest, fact.case_id);
+      if (!used.insert(fact.case_id).second) repeated.push_back(&fact);
+    }
+    if (repeated.empty()) return;
+    const std::string first = repeated.front()->where();
+    if (highest > INT64_MAX - static_cast<int64_t>(repeated.size())) highest = static_cast<int64_t>(set_.facts.size());
+    for (Fact* fact : repeated) {
+      while (used.contains(++highest)) {
+      }
+      fact->case_id = highest;
+      used.insert(highest);
+    }
+    log.event(LogLevel::kWarning, "facts.case_ids", set_.path + ": " + std::to_string(repeated.size()) + " rows repeat a case_id and were given new ones (first " + first + ")",
+              {{"path", set_.path}, {"repeated", repeated.size()}});
+  }
+
+  [[noreturn]] void refuse_empty() const {
+    if (usable_ > 0)
+      throw Error(ErrorClass::kInvalidArgument, {set_.path, "an offset of " + std::to_string(options_.offset), "less than the " + std::to_string(usable_) + " usable rows of the file", "lower --offset"});
+    throw Error(ErrorClass::kCorruption, {set_.path, "no usable fact in " + std::to_string(set_.rows) + " rows", "at least one",
+                                          !first_skipped_.empty() ? "first " + first_skipped_ : !set_.bad_rows.empty() ? "first " + set_.bad_rows.front().text : "check the file"});
+  }
+
+  const FactReader& reader_;
+  const ReadOptions& options_;
+  FactSet set_;
+  std::string first_skipped_;
+  int64_t usable_ = 0, kept_ = 0, facts_seen_ = 0;
+};
+
+}  // namespace
+
+FactSet parse_facts(std::string_view text, const std::string& name, const ReadOptions& options, const Log& log) {
+  check_options(options);
+  const FactReader& reader = choose_reader(text, name, options.format);
+  Loader loader(reader, name, options);
+  detail::RowReader rows(text, name);
+  detail::Row row;
+  while (rows.next(row) && loader.add(row, rows.where(row.line))) {
+  }
+  return loader.finish(log);
+}
+
+FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options, const Log& log) {
+  check_options(options);
+  if (std::filesystem::is_directory(path))
+    throw Error(ErrorClass::kNotFound, {path.string(), "a folder", "a facts file", "name the file in it"});
+  const MappedFile file(path);
+  if (static_cast<int64_t>(file.size()) > options.max_bytes)
+    throw Error(ErrorClass::kUnsupported, {path.string(), std::to_string(file.size()) + " bytes", "at most " + std::to_string(options.max_bytes), "split the file"});
+  return parse_facts({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), options, log);
+}
+
+FactSet load_bundled_facts(const ReadOptions& options, const Log& log) {
+  return parse_facts(detail::bundled_facts(), "emend_facts.json", options, log);
+}
+
+const std::vector<FormatInfo>& fact_formats() {
+  static const std::vector<FormatInfo> formats = [] {
+    std::vector<FormatInfo> list;
+    for (const FactReader* reader : fact_readers()) list.push_back({std::string(reader->name), std::string(reader->summary), reader->write != nullptr});
+    return list;
+  }();
+  return formats;
+}
+
+}  // namespace emend::datasets

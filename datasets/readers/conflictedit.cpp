@@ -1,0 +1,75 @@
+// ConflictEdit (pairs of edits that contradict each other by design) and RoundEdit (an edit that is to be undone by a second one).
+#include <emend/datasets/detail/reader.h>
+
+namespace emend::datasets::detail {
+
+namespace {
+
+bool recognises(const std::vector<nlohmann::json>& rows) { return any_has(rows, {"edits", "triples"}) || any_has(rows, {"edit", "true_objects"}); }
+
+/// {"relation": {prompt, query, …}, "subject": {label}, "object": {label}, "new_object": {label}}
+bool read_edit(const Fields& parent, const nlohmann::json& value, const std::string& path, ParsedRow& row) {
+  if (!value.is_object()) parent.fail(path, kind_of(value), "an object");
+  Fields edit(value, parent.where(), path + ".");
+  Fields relation = edit.object("relation"), subject = edit.object("subject"), new_object = edit.object("new_object");
+  Fact fact;
+  fact.case_id = kNoCaseId;
+  fact.subject = trim(subject.text("label"));
+  fact.prompt = slot_prompt(relation.text("prompt"), fact.subject, relation, "prompt");
+  fact.target_new = trim(new_object.text_or("label"));
+  if (fact.target_new.empty()) {
+    row.skipped = "\"" + path + ".new_object.label\" is blank";
+    return false;
+  }
+  if (edit.has("object")) {
+    Fields object = edit.object("object");
+    set_true_answers(fact, object.answers("label"));
+    if (object.has("id")) fact.extra["target_true_id"] = object.raw("id");
+  }
+  fact.relation_id = relation.text_or("id");
+  std::string query = relation.text_or("query");
+  if (const size_t slot = query.find("{}"); slot != std::string::npos) fact.paraphrase_prompts.push_back(query.replace(slot, 2, fact.subject));
+  if (relation.has("label")) fact.extra["relation_label"] = relation.raw("label");
+  if (subject.has("id")) fact.extra["subject_id"] = subject.raw("id");
+  if (new_object.has("id")) fact.extra["target_new_id"] = new_object.raw("id");
+  row.facts.push_back(std::move(fact));
+  return true;
+}
+
+ParsedRow read(Fields& fields, const ReadOptions&) {
+  ParsedRow row;
+  FactGroup group;
+  group.case_id = fields.integer_or("case_id", kNoCaseId);
+  if (fields.has("edits")) {
+    group.kind = "conflict-" + fields.text_or("type", "pair");
+    group.sequential = true;
+    const nlohmann::json& edits = fields.list("edits");
+    if (edits.empty()) row.skipped = "\"edits\" is empty";
+    for (size_t i = 0; i < edits.size(); ++i)
+      if (!read_edit(fields, edits[i], "edits[" + std::to_string(i) + "]", row)) return row;
+  } else {
+    group.kind = "round";
+    if (!fields.has("edit")) fields.fail("edit", "missing", "an object");
+    if (!read_edit(fields, fields.raw("edit"), "edit", row)) return row;
+    const nlohmann::json& objects = fields.list("true_objects");
+    for (size_t i = 0; i < objects.size(); ++i) {
+      const std::string path = "true_objects[" + std::to_string(i) + "]";
+      if (!objects[i].is_object()) fields.fail(path, kind_of(objects[i]), "an object");
+      Fields object(objects[i], fields.where(), path + ".");
+      for (std::string& label : object.answers("label")) group.answers.push_back(std::move(label));
+    }
+  }
+  for (size_t i = 0; i < row.facts.size(); ++i) group.facts.push_back(i);
+  group.extra = fields.rest();
+  row.group = std::move(group);
+  return row;
+}
+
+}  // namespace
+
+const FactReader& conflictedit_reader() {
+  static const FactReader reader{"conflictedit", "ConflictEdit (edits, triples) and RoundEdit (edit, true_objects)", recognises, read};
+  return reader;
+}
+
+}  // namespace emend::datasets::detail

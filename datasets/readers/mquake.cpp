@@ -1,0 +1,72 @@
+// MQuAKE: each row is an instance of several edits with multi-hop questions that depend on all of them.
+#include <emend/datasets/detail/reader.h>
+
+namespace emend::datasets::detail {
+
+namespace {
+
+bool recognises(const std::vector<nlohmann::json>& rows) {
+  return any_has(rows, {"requested_rewrite"}) && rows.front().value("requested_rewrite", nlohmann::json()).is_array();
+}
+
+std::vector<std::string> with_aliases(Fields& fields, const char* key, const char* alias_key) {
+  std::vector<std::string> answers = fields.answers(key);
+  for (std::string& alias : fields.answers(alias_key))
+    if (std::find(answers.begin(), answers.end(), alias) == answers.end()) answers.push_back(std::move(alias));
+  return answers;
+}
+
+std::vector<Hop> read_hops(Fields& fields, const char* key) {
+  std::vector<Hop> hops;
+  if (!fields.has(key)) return hops;
+  const nlohmann::json& list = fields.list(key);
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string path = std::string(key) + "[" + std::to_string(i) + "]";
+    if (!list[i].is_object()) fields.fail(path, kind_of(list[i]), "an object");
+    Fields hop(list[i], fields.where(), path + ".");
+    hops.push_back({hop.text_or("question"), hop.text_or("cloze"), with_aliases(hop, "answer", "answer_alias")});
+  }
+  return hops;
+}
+
+ParsedRow read(Fields& fields, const ReadOptions&) {
+  ParsedRow row;
+  FactGroup group;
+  group.kind = "mquake";
+  group.case_id = fields.integer_or("case_id", kNoCaseId);
+  const nlohmann::json& rewrites = fields.list("requested_rewrite");
+  if (rewrites.empty()) row.skipped = "\"requested_rewrite\" is empty";
+  for (size_t i = 0; i < rewrites.size(); ++i) {
+    const std::string path = "requested_rewrite[" + std::to_string(i) + "]";
+    if (!rewrites[i].is_object()) fields.fail(path, kind_of(rewrites[i]), "an object");
+    Fields rewrite(rewrites[i], fields.where(), path + ".");
+    Fact fact;
+    if (!read_core(rewrite, "prompt", "target_new", fact, row)) return row;  // a chain with a hole is of no use
+    fact.case_id = kNoCaseId;
+    set_true_answers(fact, rewrite.answers("target_true"));
+    fact.relation_id = rewrite.text_or("relation_id");
+    fact.paraphrase_prompts = rewrite.texts("question");
+    for (const char* key : {"target_new", "target_true"})
+      if (rewrites[i].contains(key) && rewrites[i][key].is_object() && rewrites[i][key].contains("id")) fact.extra[std::string(key) + "_id"] = rewrites[i][key]["id"];
+    fact.extra.update(rewrite.rest());
+    group.facts.push_back(row.facts.size());
+    row.facts.push_back(std::move(fact));
+  }
+  group.questions = fields.texts("questions");
+  group.answers = with_aliases(fields, "answer", "answer_alias");
+  group.new_answers = with_aliases(fields, "new_answer", "new_answer_alias");
+  group.single_hops = read_hops(fields, "single_hops");
+  group.new_single_hops = read_hops(fields, "new_single_hops");
+  group.extra = fields.rest();
+  row.group = std::move(group);
+  return row;
+}
+
+}  // namespace
+
+const FactReader& mquake_reader() {
+  static const FactReader reader{"mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", recognises, read};
+  return reader;
+}
+
+}  // namespace emend::datasets::detail

@@ -1,0 +1,69 @@
+// zsRE in MEND's form. The file holds no target of its own: MEMIT edits the true answer in (answers[0]), EasyEdit the
+// counterfactual one (alt). ReadOptions::zsre_target chooses; results of the two are not comparable, so the choice is recorded.
+#include <emend/datasets/detail/reader.h>
+
+namespace emend::datasets::detail {
+
+namespace {
+
+bool recognises(const std::vector<nlohmann::json>& rows) { return any_has(rows, {"src", "answers"}) || any_has(rows, {"src", "alt"}); }
+
+ParsedRow read(Fields& fields, const ReadOptions& options) {
+  const bool alt = options.zsre_target == "alt";
+  ParsedRow row;
+  Fact fact;
+  fact.case_id = fields.integer_or("case_id", kNoCaseId);
+  fact.subject = trim(fields.text("subject"));
+  fact.prompt = slot_prompt(fields.text("src"), fact.subject, fields, "src");
+  std::vector<std::string> answers = fields.answers("answers");
+  const std::string alternative = trim(fields.text_or("alt"));
+  if (alt ? alternative.empty() : answers.empty()) {
+    row.skipped = alt ? "\"alt\" is blank" : "\"answers\" holds no text";
+    return row;
+  }
+  fact.target_new = alt ? alternative : answers.front();
+  if (fields.value().contains("answers")) fact.extra["answers"] = fields.value()["answers"];
+  if (fields.value().contains("alt")) fact.extra["alt"] = fields.value()["alt"];
+  if (alt) set_true_answers(fact, std::move(answers));
+  fact.paraphrase_prompts = fields.texts("rephrase");
+  const std::string locality = fields.text_or("loc");
+  std::vector<std::string> locality_answers = fields.answers("loc_ans");
+  if (!blank(locality) && !locality_answers.empty()) fact.locality["loc"].push_back({locality, std::move(locality_answers)});
+  read_one_hop(fields, fact);
+  fact.extra.update(fields.rest());
+  row.facts.push_back(std::move(fact));
+  return row;
+}
+
+nlohmann::ordered_json write(const Fact& fact) {
+  nlohmann::ordered_json row;
+  row["subject"] = fact.subject;
+  row["src"] = write_prompt(fact);
+  row["pred"] = fact.extra.value("pred", "");
+  row["rephrase"] = fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
+  std::vector<std::string> truth = fact.target_true_aliases;
+  if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
+  if (truth.empty() && !fact.extra.contains("alt")) truth = {fact.target_new};
+  row["alt"] = fact.extra.contains("alt") ? nlohmann::ordered_json(fact.extra["alt"]) : nlohmann::ordered_json(fact.target_true ? fact.target_new : "");
+  row["answers"] = fact.extra.contains("answers") ? nlohmann::ordered_json(fact.extra["answers"]) : nlohmann::ordered_json(truth);
+  const auto locality = fact.locality.find("loc");
+  row["loc"] = locality == fact.locality.end() ? "" : locality->second.front().prompt;
+  row["loc_ans"] = locality == fact.locality.end() ? nlohmann::ordered_json("") : write_answers(locality->second.front().answers);
+  if (const auto hop = fact.portability.find("one_hop"); hop != fact.portability.end()) {
+    row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", "")},
+                          {"New Question", hop->second.front().prompt},
+                          {"New Answer", write_answers(hop->second.front().answers)}};
+  }
+  for (const auto& [key, value] : fact.extra.items())
+    if (!row.contains(key) && key != "recalled_relation") row[key] = value;
+  return row;
+}
+
+}  // namespace
+
+const FactReader& zsre_reader() {
+  static const FactReader reader{"zsre", "zsRE rows in MEND's form: subject, src, alt, answers, rephrase, loc, loc_ans", recognises, read, write};
+  return reader;
+}
+
+}  // namespace emend::datasets::detail

@@ -1,0 +1,91 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/datasets/convert.h>
+#include <gtest/gtest.h>
+
+namespace emend::datasets {
+namespace {
+
+Fact full_fact() {
+  Fact fact;
+  fact.case_id = 12;
+  fact.prompt = "{} was founded in";
+  fact.subject = "Orvell Motors";
+  fact.target_new = "Lisbon";
+  fact.target_true = "Turin";
+  fact.target_true_aliases = {"Torino"};
+  fact.relation_id = "P740";
+  fact.paraphrase_prompts = {"Orvell Motors started in", "The home of Orvell Motors is"};
+  fact.neighborhood_prompts = {"Bramante Auto was founded in", "Fiat was founded in"};
+  fact.attribute_prompts = {"Tagus Works was founded in"};
+  fact.generation_prompts = {"Orvell Motors makes"};
+  fact.distracting_prompts = {"Orvell Motors was founded in Lisbon. Fiat was founded in"};
+  fact.locality["Forgetfulness"] = {{"It also makes", {"vans", "lorries"}}};
+  fact.portability["Reasoning"] = {{"Its country is", {"Portugal"}}};
+  fact.extra = {{"note", {1, 2}}, {"alt_text", "é"}};
+  return fact;
+}
+
+TEST(FactsConvert, TheShortFormHoldsEverything) {
+  const std::vector<Fact> facts = {full_fact()};
+  EXPECT_TRUE(conversion_losses(facts, "jsonl").empty()) << conversion_losses(facts, "jsonl").front();
+  const FactSet again = parse_facts(format_facts(facts, "jsonl"), "again");
+  EXPECT_EQ(again.fingerprint, fingerprint(facts));
+}
+
+TEST(FactsConvert, LossesAreNamed) {
+  const std::vector<Fact> facts = {full_fact()};
+  const auto lost = [&](const std::string& format) {
+    std::string list;
+    for (const std::string& name : conversion_losses(facts, format)) list += name.substr(0, name.find(' ')) + " ";
+    return list;
+  };
+  EXPECT_EQ(lost("counterfact"), "locality portability target_true_aliases ");
+  EXPECT_EQ(lost("fastedit"), "attribute_prompts distracting_neighborhood_prompts generation_prompts locality neighborhood_prompts portability relation_id target_true target_true_aliases ");
+}
+
+TEST(FactsConvert, EveryWritableFormatKeepsTheEdit) {
+  for (const FormatInfo& format : fact_formats()) {
+    if (!format.writable) {
+      EXPECT_THROW((void)format_facts({full_fact()}, format.name), Error);
+      continue;
+    }
+    ReadOptions options;
+    options.format = format.name;
+    options.zsre_target = "alt";
+    const FactSet again = parse_facts(format_facts({full_fact(), full_fact()}, format.name), "again", options);
+    ASSERT_EQ(again.facts.size(), 2U) << format.name;
+    EXPECT_EQ(again.facts[0].prompt, full_fact().prompt) << format.name;
+    EXPECT_EQ(again.facts[0].subject, full_fact().subject) << format.name;
+    EXPECT_EQ(again.facts[0].target_new, full_fact().target_new) << format.name;
+    options.format = "auto";
+    EXPECT_EQ(parse_facts(format_facts({full_fact()}, format.name), "again", options).facts[0].target_new, full_fact().target_new) << format.name << " is recognised";
+  }
+}
+
+TEST(FactsConvert, SubjectTwiceInThePromptKeepsTheSlot) {
+  Fact fact = full_fact();
+  fact.subject = "Rome";
+  fact.prompt = "Rome is Rome, but {} is in";
+  for (const char* format : {"easyedit", "knowedit", "zsre"}) {
+    const FactSet again = parse_facts(format_facts({fact}, format), "again", {.format = format, .zsre_target = "alt"});
+    EXPECT_EQ(again.facts[0].prompt, fact.prompt) << format;
+  }
+}
+
+TEST(FactsConvert, FileToFile) {
+  const auto folder = std::filesystem::path(::testing::TempDir());
+  const auto in = folder / "emend_convert_in.json", out = folder / "emend_convert_out.jsonl";
+  write_file(in, format_facts({full_fact()}, "counterfact"));
+  const ConvertReport report = convert_facts(in, out, "jsonl");
+  EXPECT_EQ(report.facts, 1U);
+  EXPECT_EQ(report.from, "counterfact");
+  EXPECT_EQ(load_facts(out).fingerprint, load_facts(in).fingerprint);
+  EXPECT_THROW(convert_facts(in, out, "mquake"), Error);
+  EXPECT_THROW(convert_facts(in, out, "jsonll"), Error);
+  std::filesystem::remove(in);
+  std::filesystem::remove(out);
+}
+
+}  // namespace
+}  // namespace emend::datasets

@@ -1,0 +1,115 @@
+#include <emend/datasets/lint.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace emend::datasets {
+namespace {
+
+nlohmann::json row(const std::string& prompt, const std::string& subject, const std::string& target, const nlohmann::json& more = nlohmann::json::object()) {
+  nlohmann::json value = {{"prompt", prompt}, {"subject", subject}, {"target_new", target}};
+  value.update(more);
+  return value;
+}
+
+FactSet facts(const std::vector<nlohmann::json>& rows) {
+  std::string text;
+  for (const auto& value : rows) text += value.dump() + "\n";
+  return parse_facts(text, "f.jsonl", {.bad_rows = BadRowPolicy::kSkip, .allow_empty = true});
+}
+
+/// "check@line" of every finding.
+std::multiset<std::string> found(const std::vector<nlohmann::json>& rows) {
+  std::multiset<std::string> result;
+  for (const Finding& finding : lint_facts(facts(rows))) {
+    EXPECT_FALSE(finding.text.empty());
+    result.insert(finding.check + "@" + finding.where.substr(finding.where.rfind(':') + 1));
+  }
+  return result;
+}
+
+using Names = std::multiset<std::string>;
+
+TEST(FactsLint, GoodFactsHaveNoFindings) {
+  EXPECT_EQ(found({row("{} is in the city of", "The Eiffel Tower", "Rome", {{"target_true", "Paris"}, {"neighborhood_prompts", {"The Louvre is in"}}, {"paraphrase_prompts", {"The Eiffel Tower stands in"}}}),
+                   row("{} plays the sport of", "LeBron James", "football", {{"target_true", "basketball"}}), row("The capital of {} is", "France", "Lyon")}),
+            Names{});
+}
+
+TEST(FactsLint, EachCheckFires) {
+  EXPECT_EQ(found({row("{}  is in", "A", "b")}), Names{"whitespace@1"});
+  EXPECT_EQ(found({row("{} is in ", "A", "b")}), Names{"whitespace@1"});
+  EXPECT_EQ(found({row("{} is\u00a0in", "A", "b")}), Names{"whitespace@1"});
+  EXPECT_EQ(found({row("{} is\nin", "A", "b")}), Names{"whitespace@1"});
+  EXPECT_EQ(found({row("{} is in", "A\u200b", "b")}), Names{"invisible-characters@1"});
+  EXPECT_EQ(found({row("{}", "A", "b")}), Names{"prompt-is-subject@1"});
+  EXPECT_EQ(found({row("{}s are in", "A", "b")}), Names{"subject-glued@1"});
+  EXPECT_EQ(found({row("the{} is in", "A", "b")}), Names{"subject-glued@1"});
+  EXPECT_EQ(found({row("{}'s home is", "A", "b")}), Names{}) << "a possessive is ordinary English";
+  EXPECT_EQ(found({row("{} is", "Rome", "rome")}), Names{"target-is-subject@1"});
+  EXPECT_EQ(found({row("In Rome, {} is in", "A", "Rome")}), Names{"target-in-prompt@1"});
+  EXPECT_EQ(found({row("The Romeo {} is in", "A", "Rome")}), Names{}) << "whole words only";
+  EXPECT_EQ(found({row("{} is in", "A", "Paris.", {{"target_true", "paris"}})}), Names{"target-unchanged@1"});
+  EXPECT_EQ(found({row("{} leads", "A", "Jill Biden", {{"target_true", "Joe Biden"}})}), Names{"shared-ending@1"});
+  std::string long_answer;
+  for (int i = 0; i < 25; ++i) long_answer += "word" + std::to_string(i) + " ";
+  EXPECT_EQ(found({row("{} says", "A", long_answer)}), Names{"long-target@1"});
+  EXPECT_EQ(found({row("{} is in", "A", "b", {{"neighborhood_prompts", {"B is in"}}})}), Names{"no-old-answer@1"});
+  EXPECT_EQ(found({row("{} is in", "Oslo", "b", {{"target_true", "c"}, {"neighborhood_prompts", {"Oslo is in", "Bergen is in"}}})}), Names{"neighbour-is-subject@1"});
+  EXPECT_EQ(found({row("{} is in", "A", "b", {{"paraphrase_prompts", {"A is in"}}})}), Names{"repeated-paraphrase@1"});
+  EXPECT_EQ(found({row("{} is", "A", "b"), row("nothing here", "A", "b")}), Names{"unusable-row@2"});
+}
+
+TEST(FactsLint, ConflictsAcrossFacts) {
+  EXPECT_EQ(found({row("{} is in", "A", "b"), row("The home of {} is", "B", "c"), row("{} is in", "A", "b")}), Names{"duplicate@3"});
+  EXPECT_EQ(found({row("The home of {} is", "A", "b"), row("The home of {} is", "A", "c")}), (Names{"contradiction@2", "shared-key@2"}));
+  EXPECT_EQ(found({row("The home of {} is", "A", "b", {{"relation_id", "P1"}}), row("Home of {}:", "A", "c", {{"relation_id", "P1"}})}), Names{"contradiction@2"});
+  EXPECT_EQ(found({row("The home of {} is", "A", "b", {{"relation_id", "P1"}}), row("Home of {}:", "A", "b", {{"relation_id", "P1"}})}), Names{"same-relation@2"});
+  EXPECT_EQ(found({row("{} is in", "A", "b"), row("{} was born in", "A", "c"), row("{} likes", "A", "d")}), Names{"shared-key@2"});
+  EXPECT_EQ(found({row("{} is in", "A", "b"), row("The age of {} is", "A", "c")}), Names{});
+  const auto severity = lint_facts(facts({row("{} is in", "A", "b"), row("{} is in", "A", "c")})).front().severity;
+  EXPECT_EQ(severity, Severity::kError);
+}
+
+TEST(FactsLint, ConflictsByDesignAreNotes) {
+  const std::string edit = R"({"relation": {"prompt": "The father of {} is"}, "subject": {"label": "Ada"}, "new_object": {"label": ")";
+  const FactSet set = parse_facts(R"([{"triples": [], "type": "coverage", "edits": [)" + edit + "Ole\"}}," + edit + "Per\"}}]}]", "f.json");
+  for (const Finding& finding : lint_facts(set)) EXPECT_EQ(finding.severity, Severity::kNote) << finding.check;
+}
+
+TEST(FactsLint, FixesWhatIsClear) {
+  const FactSet set = facts({row(" {}  is in ", "A", "b"), row("{} was", "B\u200b", "c"), row("{} is in", "A", "b"), row("{} is in", "A", "z")});
+  size_t applied = 0;
+  const FactSet fixed = fix_facts(set, lint_facts(set), &applied);
+  EXPECT_EQ(fixed.facts[0].prompt, "{} is in");
+  EXPECT_EQ(fixed.facts[1].subject, "B");
+  ASSERT_EQ(fixed.facts.size(), 3U) << "the repeated request is gone, the contradiction is left to a person";
+  EXPECT_EQ(applied, 3U);
+  EXPECT_EQ(fixed.fingerprint, fingerprint(fixed.facts));
+  for (const Finding& finding : lint_facts(fixed)) EXPECT_FALSE(finding.fixable()) << finding.check;
+}
+
+TEST(FactsLint, MoreChecksComeFromOutside) {
+  const FactSet set = facts({row("{} is in", "A", "b"), row("{} is  in", "B", "c")});
+  const LintCheck already_known = [](const FactSet& all) {
+    Finding finding;
+    finding.severity = Severity::kError;
+    finding.check = "already-known";
+    finding.fact = 0;
+    finding.where = all.facts[0].where();
+    finding.text = "the model says so already";
+    return std::vector<Finding>{finding};
+  };
+  const auto findings = lint_facts(set, {already_known});
+  ASSERT_EQ(findings.size(), 2U);
+  EXPECT_EQ(findings[0].check, "already-known") << "in the order of the file";
+}
+
+TEST(FactsLint, EveryCheckIsDocumented) {
+  std::set<std::string> names;
+  for (const LintInfo& check : lint_checks()) EXPECT_TRUE(names.insert(check.name).second);
+  EXPECT_EQ(names.size(), 17U);
+}
+
+}  // namespace
+}  // namespace emend::datasets
