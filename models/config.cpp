@@ -19,16 +19,17 @@ void read_sizes(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig&
   if (reader.find(keys.head_dim)) {
     config.head_dim = reader.integer(keys.head_dim);
   } else {
-    if (config.hidden_size % config.n_heads != 0)
+    if (keys.default_head_dim == 0 && config.hidden_size % config.n_heads != 0)
       reader.fail(keys.heads.front(), std::to_string(config.n_heads),
                   "a divisor of " + keys.hidden.front() + " " + std::to_string(config.hidden_size));
-    config.head_dim = config.hidden_size / config.n_heads;
+    config.head_dim = keys.default_head_dim > 0 ? keys.default_head_dim : config.hidden_size / config.n_heads;
   }
   config.mlp_width = keys.mlp_width_factor > 0
                          ? reader.integer_or(keys.mlp_width, keys.mlp_width_factor * config.hidden_size)
                          : reader.integer(keys.mlp_width);
   config.vocab_size = reader.integer(keys.vocab);
-  config.max_positions = reader.integer(keys.max_positions);
+  config.max_positions = keys.default_max_positions > 0 ? reader.integer_or(keys.max_positions, keys.default_max_positions)
+                                                        : reader.integer(keys.max_positions);
   config.embedding_width = config.hidden_size;
 }
 
@@ -96,7 +97,12 @@ ModelConfig parse_config(const Json& json, const std::string& file) {
   const FamilySpec& family = find_family(model_type, file + ": model_type");
   refuse_quantised(outer);
   // Multimodal checkpoints keep the language model's settings in an object of their own.
-  const ConfigReader reader = outer.has("text_config") ? outer.object({"text_config"}) : outer;
+  Json nested;
+  if (outer.has("text_config") && !family.nested_defaults.empty()) {
+    nested = Json::parse(family.nested_defaults);
+    nested.update(outer.object({"text_config"}).json());
+  }
+  const ConfigReader reader = nested.is_null() ? outer : ConfigReader(nested, file + ": text_config");
   const ConfigKeys& keys = family.keys;
 
   ModelConfig config = family.block;

@@ -32,6 +32,11 @@ ConfigReader::ConfigReader(const Json& object, std::string where) : object_(&obj
 
 bool ConfigReader::has(const std::string& key) const { return find({key}) != nullptr; }
 
+bool ConfigReader::is_null(const std::string& key) const {
+  const auto it = object_->find(key);
+  return it != object_->end() && it->is_null();
+}
+
 const Json* ConfigReader::find(const Names& names) const {
   for (const auto& name : names)
     if (const auto it = object_->find(name); it != object_->end() && !it->is_null()) return &*it;

@@ -15,6 +15,8 @@ class ConfigReader {
   ConfigReader(const nlohmann::json& object, std::string where);
 
   [[nodiscard]] bool has(const std::string& key) const;
+  /// True if the key is there with the value null (where that differs from being absent).
+  [[nodiscard]] bool is_null(const std::string& key) const;
   /// The value under the first of the names that is present and not null, or nullptr.
   [[nodiscard]] const nlohmann::json* find(const Names& names) const;
 

@@ -56,10 +56,12 @@ struct ConfigKeys {
   using Names = std::vector<std::string>;
   Names hidden{"hidden_size"}, layers{"num_hidden_layers"}, heads{"num_attention_heads"};
   Names kv_heads{"num_key_value_heads"};  ///< default: heads
-  Names head_dim{"head_dim"};             ///< default: hidden / heads
+  Names head_dim{"head_dim"};
+  int64_t default_head_dim = 0;           ///< 0: hidden / heads
   Names mlp_width{"intermediate_size"};
   int64_t mlp_width_factor = 0;  ///< default of mlp_width in units of hidden; 0: required
   Names vocab{"vocab_size"}, max_positions{"max_position_embeddings"};
+  int64_t default_max_positions = 0;  ///< 0: required
   Names norm_eps{"rms_norm_eps"};
   double default_norm_eps = 1e-6;
   Names activation{"hidden_act"};
@@ -90,6 +92,8 @@ struct FamilySpec {
   std::vector<std::string> ignored;      ///< names that may appear and are not weights; "*" stands for anything
   ModuleNames modules;
   Orientation orientation{};             ///< of the linear layers in blocks (kOutIn unless said)
+  /// JSON text: what a text_config inside a multimodal configuration leaves out; empty if there is no such form.
+  std::string nested_defaults;
   std::vector<DebugFlavour> debug;
 };
 

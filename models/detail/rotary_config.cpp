@@ -81,10 +81,7 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
 }
 
 void read_common_rotary(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig& config) {
-  const bool interleaved = !config.rotaries.empty() && config.rotaries.front().interleaved;
-  Rotary rotary = read_rotary(reader, reader.object({"rope_parameters", "rope_scaling"}), keys, config);
-  rotary.interleaved = interleaved;
-  config.rotaries = {rotary};
+  config.rotaries = {read_rotary(reader, reader.object({"rope_parameters", "rope_scaling"}), keys, config)};
   config.rotary_of_layer.assign(config.n_layers, 0);
 }
 

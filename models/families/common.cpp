@@ -45,6 +45,44 @@ std::vector<TensorSpec> llama_tensors() {
   return table;
 }
 
+std::vector<TensorSpec> head_norms(const std::string& attention) {
+  return {{Part::kQNorm, attention + "q_norm.weight", "d"}, {Part::kKNorm, attention + "k_norm.weight", "d"}};
+}
+
+std::vector<TensorSpec> gemma_tensors() {
+  const std::string layer = "model.layers.{layer}.";
+  std::vector<TensorSpec> table;
+  for (TensorSpec row : llama_tensors()) {
+    if (row.part == Part::kMlpNorm) row.name = layer + "pre_feedforward_layernorm.weight";
+    table.push_back(row);
+  }
+  append(table, norm(Part::kAttnPostNorm, layer + "post_attention_layernorm", false));
+  append(table, norm(Part::kMlpPostNorm, layer + "post_feedforward_layernorm", false));
+  return table;
+}
+
+std::vector<TensorSpec> glm_tensors() {
+  std::vector<TensorSpec> table;
+  for (const TensorSpec& row : llama_tensors()) {
+    if (row.part == Part::kUp || (row.part == Part::kGate && is_bias(row))) continue;
+    table.push_back(row.part == Part::kGate ? TensorSpec{Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"}
+                                            : row);
+  }
+  return table;
+}
+
+void refine_glm(const ConfigReader& reader, ModelConfig& config) {
+  config.qkv_bias = reader.flag_or({"attention_bias"}, true);
+  config.rotaries.front().interleaved = true;
+}
+
+void read_qwen_windows(const ConfigReader& reader, ModelConfig& config) {
+  const bool used = reader.flag_or({"use_sliding_window"}, false);
+  const int64_t window = used && !reader.is_null("sliding_window") ? reader.integer_or({"sliding_window"}, 4096) : 0;
+  const int64_t first = reader.integer_or({"max_window_layers"}, 28, 0);
+  read_windows(reader, config, window, [first](int64_t layer) { return layer >= first; });
+}
+
 void read_windows(const ConfigReader& reader, ModelConfig& config, int64_t window,
                   const std::function<bool(int64_t)>& slides) {
   config.windows.assign(config.n_layers, 0);

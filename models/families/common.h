@@ -23,6 +23,17 @@ void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more);
 /// The table of Llama and its many relatives: model.embed_tokens, separate q, k, v, gate, up, down.
 [[nodiscard]] std::vector<TensorSpec> llama_tensors();
 
+/// q_norm and k_norm [d] under `attention`, a module name ending in ".".
+[[nodiscard]] std::vector<TensorSpec> head_norms(const std::string& attention);
+/// Llama's table with Gemma 2's four norms a layer.
+[[nodiscard]] std::vector<TensorSpec> gemma_tensors();
+/// Llama's table with one gate_up_proj, as glm and glm4 have it.
+[[nodiscard]] std::vector<TensorSpec> glm_tensors();
+/// glm and glm4: interleaved rotary, biases on q, k and v alone.
+void refine_glm(const ConfigReader& reader, ModelConfig& config);
+/// Qwen2 and Qwen3: a window only if use_sliding_window, on the layers from max_window_layers on.
+void read_qwen_windows(const ConfigReader& reader, ModelConfig& config);
+
 /// The window of every layer whose `layer_types` entry is "sliding_attention"; without that list, of the layers for which
 /// `slides(layer)` holds. window 0: none.
 void read_windows(const ConfigReader& reader, ModelConfig& config, int64_t window,

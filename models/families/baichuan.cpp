@@ -1,0 +1,41 @@
+// Baichuan 7B (rotary) and 13B (ALiBi), versions 1 and 2: Llama with q, k, v in one W_pack; version 2 normalises the rows
+// of its head.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+// The sizes share one model_type. The class name BaiChuan… is 7B version 1; Baichuan… is 2-7B, which like all rotary
+// ones states max_position_embeddings, or 13B, which states model_max_length alone.
+static void refine_baichuan(const ConfigReader& reader, ModelConfig& config) {
+  const auto classes = reader.texts({"architectures"});
+  const bool first_7b = !classes.empty() && classes.front().starts_with("BaiChuan");
+  const bool rotary = first_7b || config.hidden_size == 4096 || reader.has("max_position_embeddings");
+  if (!rotary) config.positions = Positions::kAlibi;
+  config.normalised_head = !first_7b && (config.vocab_size == 125696 || reader.has("z_loss_weight"));
+}
+
+FamilySpec baichuan_family() {
+  FamilySpec spec;
+  spec.name = "baichuan";
+  spec.model_types = {"baichuan"};
+  spec.base_prefix = "model.";
+  spec.keys.kv_heads = {};
+  spec.keys.max_positions = {"max_position_embeddings", "model_max_length"};
+  spec.block.qkv = Qkv::kBlocks;
+  spec.refine = refine_baichuan;
+  for (TensorSpec row : families::llama_tensors()) {
+    if (row.part == Part::kK || row.part == Part::kV || (row.part == Part::kQ && is_bias(row))) continue;
+    if (row.part == Part::kQ) row = {Part::kQkv, "model.layers.{layer}.self_attn.W_pack.weight", "3Q D"};
+    spec.tensors.push_back(row);
+  }
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  const std::string sizes = R"("model_type": "baichuan", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+                              "num_attention_heads": 6, "vocab_size": 90)";
+  spec.debug = {{"rotary", "{" + sizes + R"(, "architectures": ["BaiChuanForCausalLM"], "max_position_embeddings": 64})"},
+                {"alibi", "{" + sizes + R"(, "architectures": ["BaichuanForCausalLM"], "model_max_length": 64})"},
+                {"version2", "{" + sizes + R"(, "architectures": ["BaichuanForCausalLM"], "max_position_embeddings": 64,
+                                             "z_loss_weight": 0})"}};
+  return spec;
+}
+
+}  // namespace emend::models

@@ -1,0 +1,68 @@
+// Gemma 3 (text): as Gemma 2 with norms on query and key heads instead of soft caps, and a rotary base of its own for the
+// layers with a window.
+#include <emend/models/detail/rotary_config.h>
+#include <emend/models/families/common.h>
+
+#include <cmath>
+
+namespace emend::models {
+
+// transformers 5 keeps one rotary object a layer type; version 4 kept the global one as usual and the local base apart.
+static void read_two_rotaries(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig& config) {
+  const ConfigReader nested = reader.object({"rope_parameters"});
+  Rotary global, local;
+  if (nested.has("full_attention") || nested.has("sliding_attention")) {
+    global = detail::read_rotary(reader, nested.object({"full_attention"}), keys, config);
+    ConfigKeys local_keys = keys;
+    local_keys.theta = {"rope_local_base_freq"};
+    local_keys.default_theta = 10000;
+    local = detail::read_rotary(reader, nested.object({"sliding_attention"}), local_keys, config);
+  } else {
+    global = detail::read_rotary(reader, reader.object({"rope_scaling"}), keys, config);
+    local = global;
+    local.kind = Rotary::Kind::kDefault;
+    local.factor = 1;
+    local.theta = reader.number_or({"rope_local_base_freq"}, 10000);
+  }
+  config.rotaries = {global, local};
+  for (int64_t l = 0; l < config.n_layers; ++l) config.rotary_of_layer[l] = config.windows[l] > 0 ? 1 : 0;
+}
+
+FamilySpec gemma3_family() {
+  FamilySpec spec;
+  spec.name = "gemma3";
+  spec.model_types = {"gemma3_text", "gemma3"};
+  spec.base_prefix = "model.";
+  spec.keys.activation = {"hidden_activation", "hidden_act"};
+  spec.keys.default_activation = "gelu_pytorch_tanh";
+  spec.keys.default_head_dim = 256;
+  spec.keys.default_tied = true;
+  spec.keys.default_theta = 1e6;
+  spec.block.norm_one_plus = true;
+  spec.block.norm_order = NormOrder::kSandwich;
+  spec.block.qk_norm = true;
+  spec.tensors = families::gemma_tensors();
+  families::append(spec.tensors, families::head_norms("model.layers.{layer}.self_attn."));
+  spec.ignored = {"*.rotary_emb.inv_freq", "vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*",
+                  "model.multi_modal_projector.*"};
+  spec.refine = [keys = spec.keys](const ConfigReader& reader, ModelConfig& config) {
+    config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
+    config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+    config.attention_scale = 1 / std::sqrt(reader.number_or({"query_pre_attn_scalar"}, 256));
+    config.attention_softcap = reader.number_or({"attn_logit_softcapping"}, 0);
+    config.logit_softcap = reader.number_or({"final_logit_softcapping"}, 0);
+    const int64_t window = reader.integer_or({"sliding_window"}, 4096);
+    const int64_t pattern = reader.integer_or({"sliding_window_pattern", "_sliding_window_pattern"}, 6);
+    families::read_windows(reader, config, window, [&](int64_t layer) { return (layer + 1) % pattern != 0; });
+    read_two_rotaries(reader, keys, config);
+  };
+  spec.nested_defaults = R"({"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+                             "max_position_embeddings": 131072})";
+  spec.debug = {{"plain", R"({"model_type": "gemma3_text", "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4,
+                              "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "vocab_size": 101,
+                              "max_position_embeddings": 64, "query_pre_attn_scalar": 10, "sliding_window": 4,
+                              "sliding_window_pattern": 3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})"}};
+  return spec;
+}
+
+}  // namespace emend::models

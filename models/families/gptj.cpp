@@ -1,0 +1,51 @@
+// GPT-J: parallel residual under one LayerNorm, interleaved rotary on the first rotary_dim dimensions, a head with a bias.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+FamilySpec gptj_family() {
+  using families::append, families::linear, families::norm;
+  FamilySpec spec;
+  spec.name = "gptj";
+  spec.model_types = {"gptj"};
+  spec.base_prefix = "transformer.";
+  spec.keys.hidden = {"n_embd"};
+  spec.keys.layers = {"n_layer"};
+  spec.keys.heads = {"n_head"};
+  spec.keys.kv_heads = {};
+  spec.keys.mlp_width = {"n_inner"};
+  spec.keys.mlp_width_factor = 4;
+  spec.keys.max_positions = {"n_positions", "n_ctx"};
+  spec.keys.norm_eps = {"layer_norm_epsilon"};
+  spec.keys.default_norm_eps = 1e-5;
+  spec.keys.activation = {"activation_function"};
+  spec.keys.default_activation = "gelu_new";
+  spec.block.norm = Norm::kLayer;
+  spec.block.residual = Residual::kParallel;
+  spec.block.mlp_norm = false;
+  spec.block.mlp = Mlp::kPlain;
+  spec.block.mlp_bias = spec.block.head_bias = true;
+  spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
+    config.rotaries.front().interleaved = true;
+    config.rotaries.front().dims = reader.is_null("rotary_dim") ? config.head_dim : reader.integer_or({"rotary_dim"}, 64);
+  };
+  const std::string layer = "transformer.h.{layer}.";
+  spec.tensors = {{Part::kEmbedding, "transformer.wte.weight", "V D"}};
+  append(spec.tensors, norm(Part::kAttnNorm, layer + "ln_1", true));
+  append(spec.tensors, linear(Part::kQ, layer + "attn.q_proj", "Q D", false));
+  append(spec.tensors, linear(Part::kK, layer + "attn.k_proj", "K D", false));
+  append(spec.tensors, linear(Part::kV, layer + "attn.v_proj", "K D", false));
+  append(spec.tensors, linear(Part::kAttnOut, layer + "attn.out_proj", "D Q", false));
+  append(spec.tensors, linear(Part::kUp, layer + "mlp.fc_in", "F D", true));
+  append(spec.tensors, linear(Part::kDown, layer + "mlp.fc_out", "D F", true));
+  append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
+  append(spec.tensors, linear(Part::kHead, "lm_head", "V D", true));
+  spec.ignored = {layer + "attn.bias", layer + "attn.masked_bias", layer + "attn.embed_positions"};
+  spec.modules = {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.fc_out",
+                  "transformer.ln_f", "lm_head", "transformer.wte", ""};
+  spec.debug = {{"plain", R"({"model_type": "gptj", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
+                              "rotary_dim": 4, "vocab_size": 101})"}};
+  return spec;
+}
+
+}  // namespace emend::models

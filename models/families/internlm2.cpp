@@ -1,0 +1,37 @@
+// InternLM2: one wqkv whose rows are grouped by key-value head, and names of its own.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+FamilySpec internlm2_family() {
+  using families::append, families::linear, families::norm;
+  FamilySpec spec;
+  spec.name = "internlm2";
+  spec.model_types = {"internlm2"};
+  spec.base_prefix = "model.";
+  spec.keys.default_norm_eps = 1e-5;
+  spec.block.qkv = Qkv::kPerGroup;
+  spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
+    config.qkv_bias = config.out_bias = reader.flag_or({"bias"}, false);
+  };
+  const std::string layer = "model.layers.{layer}.";
+  spec.tensors = {{Part::kEmbedding, "model.tok_embeddings.weight", "V D"}};
+  append(spec.tensors, norm(Part::kAttnNorm, layer + "attention_norm", false));
+  append(spec.tensors, linear(Part::kQkv, layer + "attention.wqkv", "Q+2K D", &ModelConfig::qkv_bias));
+  append(spec.tensors, linear(Part::kAttnOut, layer + "attention.wo", "D Q", &ModelConfig::out_bias));
+  append(spec.tensors, norm(Part::kMlpNorm, layer + "ffn_norm", false));
+  append(spec.tensors, linear(Part::kGate, layer + "feed_forward.w1", "F D", false));
+  append(spec.tensors, linear(Part::kUp, layer + "feed_forward.w3", "F D", false));
+  append(spec.tensors, linear(Part::kDown, layer + "feed_forward.w2", "D F", false));
+  append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
+  spec.tensors.push_back({Part::kHead, "output.weight", "V D"});
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.modules = {"model.layers.{}", "model.layers.{}.attention", "model.layers.{}.feed_forward",
+                  "model.layers.{}.feed_forward.w2", "model.norm", "output", "model.tok_embeddings", ""};
+  spec.debug = {{"dynamic", R"({"model_type": "internlm2", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
+                                "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101, "rope_theta": 1000000,
+                                "max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}})"}};
+  return spec;
+}
+
+}  // namespace emend::models

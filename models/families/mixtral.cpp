@@ -1,0 +1,39 @@
+// Mixtral: Mistral's attention, and a router that sends each token to the best k of several MLPs.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+FamilySpec mixtral_family() {
+  using families::append, families::linear, families::norm;
+  FamilySpec spec;
+  spec.name = "mixtral";
+  spec.model_types = {"mixtral"};
+  spec.base_prefix = "model.";
+  spec.keys.default_norm_eps = 1e-5;
+  spec.keys.default_theta = 1e6;
+  spec.block.mlp = Mlp::kExperts;
+  spec.block.no_edit_site =
+      "each token's keys enter the matrices of two of several experts, so no single matrix of a layer holds a fact";
+  spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
+    config.n_experts = reader.integer_or({"num_local_experts"}, 8);
+    config.experts_per_token = reader.integer_or({"num_experts_per_tok"}, 2);
+    if (config.experts_per_token > config.n_experts)
+      reader.fail("num_experts_per_tok", std::to_string(config.experts_per_token),
+                  "at most num_local_experts, " + std::to_string(config.n_experts));
+    families::read_windows(reader, config, reader.integer_or({"sliding_window"}, 0), [](int64_t) { return true; });
+  };
+  for (const TensorSpec& row : families::llama_tensors())
+    if (row.part != Part::kGate && row.part != Part::kUp && row.part != Part::kDown) spec.tensors.push_back(row);
+  const std::string moe = "model.layers.{layer}.block_sparse_moe.";
+  append(spec.tensors, linear(Part::kRouter, moe + "gate", "X D", false));
+  append(spec.tensors, linear(Part::kExpertGate, moe + "experts.{expert}.w1", "F D", false));
+  append(spec.tensors, linear(Part::kExpertDown, moe + "experts.{expert}.w2", "D F", false));
+  append(spec.tensors, linear(Part::kExpertUp, moe + "experts.{expert}.w3", "F D", false));
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.debug = {{"plain", R"({"model_type": "mixtral", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+                              "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 101,
+                              "max_position_embeddings": 64, "num_local_experts": 4, "num_experts_per_tok": 2})"}};
+  return spec;
+}
+
+}  // namespace emend::models

@@ -1,0 +1,63 @@
+// OPT: learned positions counted by the mask with an offset of 2, relu, biases; the 350m variant has its norms after the
+// residual sums and an embedding narrower than the hidden size.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+static void refine_opt(const ConfigReader& reader, ModelConfig& config) {
+  if (!reader.flag_or({"layer_norm_elementwise_affine"}, true))
+    reader.unsupported("layer_norm_elementwise_affine", "false", "true, as in the published OPT models",
+                       "norms without weights are not known");
+  const bool norm_first = reader.flag_or({"do_layer_norm_before"}, true);
+  config.norm_order = norm_first ? NormOrder::kPre : NormOrder::kPost;
+  config.final_norm = norm_first && !reader.flag_or({"_remove_final_layer_norm"}, false);
+  config.embedding_width = reader.integer_or({"word_embed_proj_dim"}, config.hidden_size);
+  config.qkv_bias = config.out_bias = config.mlp_bias = reader.flag_or({"enable_bias"}, true);
+}
+
+FamilySpec opt_family() {
+  using families::append, families::linear, families::norm;
+  FamilySpec spec;
+  spec.name = "opt";
+  spec.model_types = {"opt"};
+  spec.base_prefix = "model.";
+  spec.keys.kv_heads = {};
+  spec.keys.mlp_width = {"ffn_dim"};
+  spec.keys.norm_eps = {};
+  spec.keys.default_norm_eps = 1e-5;
+  spec.keys.activation = {"activation_function"};
+  spec.keys.default_activation = "relu";
+  spec.keys.default_tied = true;
+  spec.block.norm = Norm::kLayer;
+  spec.block.positions = Positions::kLearned;
+  spec.block.position_rule = PositionRule::kFromMask;
+  spec.block.position_offset = 2;
+  spec.block.mlp = Mlp::kPlain;
+  spec.refine = refine_opt;
+  const auto projected = [](const ModelConfig& c) { return c.embedding_width != c.hidden_size; };
+  const std::string layer = "model.decoder.layers.{layer}.";
+  spec.tensors = {{Part::kEmbedding, "model.decoder.embed_tokens.weight", "V E"},
+                  {Part::kPositions, "model.decoder.embed_positions.weight", "P D"},
+                  {Part::kProjectIn, "model.decoder.project_in.weight", "D E", projected},
+                  {Part::kProjectOut, "model.decoder.project_out.weight", "E D", projected}};
+  append(spec.tensors, norm(Part::kAttnNorm, layer + "self_attn_layer_norm", true));
+  append(spec.tensors, linear(Part::kQ, layer + "self_attn.q_proj", "Q D", &ModelConfig::qkv_bias));
+  append(spec.tensors, linear(Part::kK, layer + "self_attn.k_proj", "K D", &ModelConfig::qkv_bias));
+  append(spec.tensors, linear(Part::kV, layer + "self_attn.v_proj", "K D", &ModelConfig::qkv_bias));
+  append(spec.tensors, linear(Part::kAttnOut, layer + "self_attn.out_proj", "D Q", &ModelConfig::out_bias));
+  append(spec.tensors, norm(Part::kMlpNorm, layer + "final_layer_norm", true));
+  append(spec.tensors, linear(Part::kUp, layer + "fc1", "F D", &ModelConfig::mlp_bias));
+  append(spec.tensors, linear(Part::kDown, layer + "fc2", "D F", &ModelConfig::mlp_bias));
+  append(spec.tensors, norm(Part::kFinalNorm, "model.decoder.final_layer_norm", true, &ModelConfig::final_norm));
+  spec.tensors.push_back({Part::kHead, "lm_head.weight", "V E"});
+  spec.modules = {"model.decoder.layers.{}", "model.decoder.layers.{}.self_attn", "", "model.decoder.layers.{}.fc2",
+                  "model.decoder.final_layer_norm", "lm_head", "model.decoder.embed_tokens", "model.decoder.embed_positions"};
+  spec.debug = {{"pre_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+                                 "ffn_dim": 64, "vocab_size": 101, "max_position_embeddings": 64})"},
+                {"post_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                                  "ffn_dim": 48, "vocab_size": 90, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
+                                  "do_layer_norm_before": false})"}};
+  return spec;
+}
+
+}  // namespace emend::models

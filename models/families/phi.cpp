@@ -1,0 +1,44 @@
+// Phi-1, Phi-1.5 and Phi-2: parallel residual under one LayerNorm, biases everywhere, also on the head.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+FamilySpec phi_family() {
+  using families::append, families::linear, families::norm;
+  FamilySpec spec;
+  spec.name = "phi";
+  spec.model_types = {"phi"};
+  spec.base_prefix = "model.";
+  spec.keys.norm_eps = {"layer_norm_eps"};
+  spec.keys.default_norm_eps = 1e-5;
+  spec.keys.default_activation = "gelu_new";
+  spec.keys.rotary_fraction = 0.5;
+  spec.block.norm = Norm::kLayer;
+  spec.block.residual = Residual::kParallel;
+  spec.block.mlp_norm = false;
+  spec.block.mlp = Mlp::kPlain;
+  spec.block.qkv_bias = spec.block.out_bias = spec.block.mlp_bias = spec.block.head_bias = true;
+  spec.refine = [](const ConfigReader& reader, ModelConfig&) {
+    if (reader.flag_or({"qk_layernorm"}, false))
+      reader.unsupported("qk_layernorm", "true", "false, as in the published models", "this variant is not known");
+  };
+  const std::string layer = "model.layers.{layer}.";
+  spec.tensors = {{Part::kEmbedding, "model.embed_tokens.weight", "V D"}};
+  append(spec.tensors, norm(Part::kAttnNorm, layer + "input_layernorm", true));
+  append(spec.tensors, linear(Part::kQ, layer + "self_attn.q_proj", "Q D", true));
+  append(spec.tensors, linear(Part::kK, layer + "self_attn.k_proj", "K D", true));
+  append(spec.tensors, linear(Part::kV, layer + "self_attn.v_proj", "K D", true));
+  append(spec.tensors, linear(Part::kAttnOut, layer + "self_attn.dense", "D Q", true));
+  append(spec.tensors, linear(Part::kUp, layer + "mlp.fc1", "F D", true));
+  append(spec.tensors, linear(Part::kDown, layer + "mlp.fc2", "D F", true));
+  append(spec.tensors, norm(Part::kFinalNorm, "model.final_layernorm", true));
+  append(spec.tensors, linear(Part::kHead, "lm_head", "V D", true));
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.modules.rewrite = "model.layers.{}.mlp.fc2";
+  spec.modules.ln_f = "model.final_layernorm";
+  spec.debug = {{"plain", R"({"model_type": "phi", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+                              "intermediate_size": 56, "vocab_size": 101, "max_position_embeddings": 64})"}};
+  return spec;
+}
+
+}  // namespace emend::models

@@ -1,0 +1,41 @@
+// Phi-3, Phi-3.5 and Phi-4: fused qkv_proj and gate_up_proj, a window on all layers where set, longrope.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+FamilySpec phi3_family() {
+  using families::append, families::linear, families::norm;
+  FamilySpec spec;
+  spec.name = "phi3";
+  spec.model_types = {"phi3"};
+  spec.base_prefix = "model.";
+  spec.keys.default_norm_eps = 1e-5;
+  spec.keys.yarn_means_longrope = true;
+  spec.block.qkv = Qkv::kBlocks;
+  spec.block.mlp = Mlp::kGatedFused;
+  spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
+    families::read_windows(reader, config, reader.integer_or({"sliding_window"}, 0), [](int64_t) { return true; });
+  };
+  const std::string layer = "model.layers.{layer}.";
+  spec.tensors = {{Part::kEmbedding, "model.embed_tokens.weight", "V D"}};
+  append(spec.tensors, norm(Part::kAttnNorm, layer + "input_layernorm", false));
+  append(spec.tensors, linear(Part::kQkv, layer + "self_attn.qkv_proj", "Q+2K D", false));
+  append(spec.tensors, linear(Part::kAttnOut, layer + "self_attn.o_proj", "D Q", false));
+  append(spec.tensors, norm(Part::kMlpNorm, layer + "post_attention_layernorm", false));
+  append(spec.tensors, linear(Part::kGateUp, layer + "mlp.gate_up_proj", "2F D", false));
+  append(spec.tensors, linear(Part::kDown, layer + "mlp.down_proj", "D F", false));
+  append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
+  spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.debug = {{"window", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+                               "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 101, "sliding_window": 5,
+                               "max_position_embeddings": 64})"},
+                {"longrope", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                                 "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 90,
+                                 "max_position_embeddings": 128, "original_max_position_embeddings": 8,
+                                 "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7],
+                                                  "long_factor": [1.5, 2.0, 4.0, 6.0]}})"}};
+  return spec;
+}
+
+}  // namespace emend::models

@@ -1,0 +1,27 @@
+// Qwen3 (dense): an RMS norm on every query and key head, a head size of its own, no biases.
+#include <emend/models/families/common.h>
+
+namespace emend::models {
+
+FamilySpec qwen3_family() {
+  FamilySpec spec;
+  spec.name = "qwen3";
+  spec.model_types = {"qwen3"};
+  spec.base_prefix = "model.";
+  spec.keys.default_head_dim = 128;
+  spec.block.qk_norm = true;
+  spec.tensors = families::llama_tensors();
+  families::append(spec.tensors, families::head_norms("model.layers.{layer}.self_attn."));
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
+    config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
+    families::read_qwen_windows(reader, config);
+  };
+  spec.debug = {{"yarn", R"({"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+                             "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 56, "vocab_size": 101,
+                             "rope_theta": 1000000.0, "max_position_embeddings": 64,
+                             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}})"}};
+  return spec;
+}
+
+}  // namespace emend::models
