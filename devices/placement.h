@@ -39,6 +39,8 @@ struct ModuleNames {
   std::function<std::string(int64_t)> layer = [](int64_t l) { return "layers." + std::to_string(l); };
   std::vector<std::string> final_norm{"final_norm"};
   std::vector<std::string> head{"head"};
+  /// Accepted in maps and passed over: rotary tables and the like, which every device builds for itself.
+  std::vector<std::string> ignored;
 };
 
 /// Device of every part of a decoder.

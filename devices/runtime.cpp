@@ -146,12 +146,14 @@ bool cuda_runtime_was_asked() noexcept {
 
 std::vector<DeviceInfo> visible_devices() {
   std::vector<DeviceInfo> devices{cpu_info()};
-  for (int k = 0; k < simulated_device_count(); ++k) {
+  const int simulated = simulated_device_count();
+  for (int k = 0; k < simulated; ++k) {
+    // Without a limit the simulated devices share the host's memory.
     const auto index = static_cast<c10::DeviceIndex>(k);
     const auto limit = simulated_memory_limit(k);
-    const auto total = limit > 0 ? limit : devices.front().total_bytes;
-    const auto free =
-        limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated : devices.front().free_bytes;
+    const auto total = limit > 0 ? limit : devices.front().total_bytes / simulated;
+    const auto free = limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated
+                                : devices.front().free_bytes / simulated;
     devices.push_back({c10::Device(kSimulated, index), "simulated", "", total, std::max<int64_t>(free, 0)});
   }
   if (cuda_runtime_was_asked())

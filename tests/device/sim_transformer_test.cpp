@@ -2,6 +2,8 @@
 // time.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <emend/devices/memory_model.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <gtest/gtest.h>
@@ -9,6 +11,7 @@
 
 #include <chrono>
 #include <iostream>
+#include <random>
 
 #include "support/simulated.h"
 
@@ -74,8 +77,7 @@ struct Transformer {
 
   Tensor loss(const Tensor& ids, const Tensor& labels) const {
     auto x = at::embedding(embedding, devices::route_like(ids, embedding, Purpose::kInput));
-    for (const auto& block : blocks)
-      x = block(devices::route_like(x, block.qkv, Purpose::kHidden), shape.heads);
+    for (const auto& block : blocks) x = block(devices::route_like(x, block.qkv, Purpose::kHidden), shape.heads);
     x = devices::route_like(x, final_norm, Purpose::kHidden);
     const auto logits = at::linear(at::layer_norm(x, {shape.width}, final_norm), head);
     return at::cross_entropy_loss(logits.view({-1, shape.vocabulary}),
@@ -122,6 +124,62 @@ TEST(SimTransformer, MixOfHostAndDevicesEqualsCpu) {
   expect_equal_to_cpu({sim(7), c10::Device(c10::kCPU), sim(2), sim(7)}, c10::Device(c10::kCPU), sim(3));
 }
 
+TEST(SimTransformer, RandomMapsEqualCpuBitForBit) {
+  std::mt19937 random(11);
+  for (const int n_devices : {2, 3, 4, 8}) {
+    const auto any = [&] { return sim(static_cast<int>(random() % static_cast<unsigned>(n_devices))); };
+    for (int round = 0; round < 4; ++round) {
+      std::vector<c10::Device> layers;
+      for (int l = 0; l < 6; ++l) layers.push_back(any());
+      expect_equal_to_cpu(layers, any(), any());
+    }
+  }
+}
+
+/// What the planner says this model and batch take, against what the devices' accounts saw.
+TEST(SimTransformer, PlannedBytesCoverTheMeasuredPeak) {
+  Transformer model({1000, 256, 6, 8});
+  model.place({sim(0), sim(0), sim(0), sim(1), sim(1), sim(1)}, sim(0), sim(1));
+  devices::ModelShape shape;
+  shape.n_layers = 6;
+  shape.hidden = 256;
+  shape.mlp_width = 1024;
+  shape.heads = shape.kv_heads = 8;
+  shape.head_dim = 32;
+  shape.vocab = 1000;
+  shape.gated_mlp = false;
+  shape.derive_bytes();
+  auto plan = devices::PlacementPlan::single(sim(0), 6);
+  plan.layers[3] = plan.layers[4] = plan.layers[5] = plan.final_norm = plan.head = sim(1);
+  const auto ids = at::randint(0, 1000, {8, 48}, at::kLong), labels = at::randint(0, 1000, {8 * 48}, at::kLong);
+  const auto x = at::zeros({8, 48, 256});
+  for (const bool gradients : {false, true}) {
+    devices::WorkShape work;
+    work.rows = 8;
+    work.tokens = 48;
+    work.gradients = gradients;
+    const auto planned = devices::MemoryModel(shape, work).account(plan);
+    for (const int k : {0, 1}) devices::reset_peak_memory(sim(k));
+    if (gradients) {
+      // Gradients for the activations alone, as when a target is optimised.
+      for (auto* p : model.parameters()) *p = p->detach();
+      model.embedding = model.embedding.requires_grad_();
+      (void)torch::autograd::grad({model.loss(ids, labels)}, {model.embedding});
+    } else {
+      const c10::InferenceMode guard;
+      (void)model.loss(ids, labels);
+    }
+    for (const auto& [device, figures] : planned) {
+      const auto measured = static_cast<double>(devices::device_memory_stats(device).peak);
+      const double ratio = static_cast<double>(figures.total()) / measured;
+      std::cout << (gradients ? "gradients " : "inference ") << devices::to_string(device) << ": planned "
+                << figures.total() << ", measured " << measured << ", ratio " << ratio << "\n";
+      EXPECT_GT(ratio, 1.0) << "a plan that fits must fit";
+      EXPECT_LT(ratio, 2.0) << "and waste no more than half";
+    }
+  }
+}
+
 TEST(SimTransformer, AForgottenWeightIsFound) {
   Transformer model({50, 16, 2, 2});
   model.place({sim(0), sim(1)}, sim(0), sim(1));
@@ -144,8 +202,8 @@ TEST(SimTransformer, OverheadAgainstCpu) {
     for (int i = 0; i < rounds; ++i) {
       const auto start = std::chrono::steady_clock::now();
       (void)model.gradients(ids, labels, loss);
-      best = std::min(
-          best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+      best =
+          std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
     return best;
   };
@@ -155,13 +213,11 @@ TEST(SimTransformer, OverheadAgainstCpu) {
   const auto tiny = [](const Tensor& x) {
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < 20000; ++i) (void)(x + x);
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() /
-           20000;
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / 20000;
   };
   const auto x = at::ones({4});
-  std::cout << "forward and backward: cpu " << cpu << " ms, two simulated devices " << simulated
-            << " ms, ratio " << simulated / cpu << "; tiny add: cpu " << tiny(x) << " us, simulated "
-            << tiny(x.to(sim(0))) << " us\n";
+  std::cout << "forward and backward: cpu " << cpu << " ms, two simulated devices " << simulated << " ms, ratio "
+            << simulated / cpu << "; tiny add: cpu " << tiny(x) << " us, simulated " << tiny(x.to(sim(0))) << " us\n";
   EXPECT_LT(simulated / cpu, 4) << "the goal is 2; the rest is room for a busy machine";
 }
 

@@ -1,0 +1,198 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/devices/device_map.h>
+#include <emend/devices/simulated.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <set>
+
+namespace emend::devices {
+namespace {
+
+using Kind = DeviceMapSpec::Kind;
+
+constexpr std::array<std::pair<std::string_view, Kind>, 4> kWords = {{{"auto", Kind::kAuto},
+                                                                      {"balanced", Kind::kBalanced},
+                                                                      {"balanced_low_0", Kind::kBalancedLow0},
+                                                                      {"sequential", Kind::kSequential}}};
+
+[[noreturn]] void bad_map(const std::string& where, const std::string& got, const std::string& expected,
+                          const std::string& advice = "") {
+  throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
+}
+
+void add_module(DeviceMapSpec& spec, const std::string& module, const std::string& device) {
+  for (const auto& entry : spec.modules)
+    if (entry.first == module) bad_map(spec.source, "\"" + module + "\" is listed twice", "each module once");
+  try {
+    spec.modules.emplace_back(module, parse_device_name(device));
+  } catch (const Error& error) {
+    throw Error(error.error_class(), spec.source + ": module \"" + module + "\": " + error.what());
+  }
+}
+
+constexpr const char* kExpectedObject =
+    "an object of module names and devices, such as {\"model.layers.0\": 0}";
+
+void read_json(DeviceMapSpec& spec, const std::string& text) {
+  std::set<std::string> seen;
+  const auto refuse_repeats = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    if (event == nlohmann::json::parse_event_t::key && depth == 1 &&
+        !seen.insert(value.get<std::string>()).second)
+      bad_map(spec.source, "\"" + value.get<std::string>() + "\" is listed twice", "each module once");
+    return true;
+  };
+  nlohmann::json map;
+  try {
+    map = nlohmann::json::parse(text, refuse_repeats);
+  } catch (const nlohmann::json::parse_error& error) {
+    bad_map(spec.source, std::string("not JSON: ") + error.what(), kExpectedObject);
+  }
+  if (!map.is_object()) bad_map(spec.source, "not a JSON object", kExpectedObject);
+  for (const auto& [module, device] : map.items()) {
+    if (!device.is_string() && !device.is_number_integer())
+      bad_map(spec.source, "the device of \"" + module + "\" is " + device.dump(),
+              "a device name or a number");
+    add_module(spec, module, device.is_string() ? device.get<std::string>() : device.dump());
+  }
+}
+
+void read_yaml(DeviceMapSpec& spec, const std::string& text) {
+  try {
+    const YAML::Node map = YAML::Load(text);
+    if (!map.IsMap()) bad_map(spec.source, "not a YAML mapping", kExpectedObject);
+    for (const auto& entry : map) {
+      if (!entry.first.IsScalar() || !entry.second.IsScalar())
+        bad_map(spec.source + ":" + std::to_string(entry.first.Mark().line + 1),
+                "this is not \"module: device\"", kExpectedObject);
+      add_module(spec, entry.first.Scalar(), entry.second.Scalar());
+    }
+  } catch (const YAML::Exception& error) {
+    bad_map(spec.source + ":" + std::to_string(error.mark.line + 1), "not YAML: " + error.msg,
+            kExpectedObject);
+  }
+}
+
+void refuse_odd_mixtures(const DeviceMapSpec& spec) {
+  if (spec.modules.empty()) bad_map(spec.source, "the map is empty", kExpectedObject);
+  bool simulated = false, cuda = false;
+  for (const auto& [module, device] : spec.modules) {
+    simulated |= device.type() == kSimulated;
+    cuda |= device.is_cuda();
+    if (device.type() == kSimulated && device.index() >= kMaxSimulated)
+      bad_map(spec.source, "module \"" + module + "\" is on " + to_string(device),
+              "at most sim:" + std::to_string(kMaxSimulated - 1));
+  }
+  if (simulated && cuda)
+    throw Error(ErrorClass::kUnsupported,
+                {spec.source, "simulated and CUDA devices in one map", "one kind or the other",
+                 "simulated devices are for trying a map on a machine without GPUs"});
+}
+
+DeviceMapSpec parse_simulated(const std::string& text) {
+  DeviceMapSpec spec;
+  spec.source = "device map \"" + text + "\"";
+  int count = -1;
+  const auto [end, error] = std::from_chars(text.data() + 4, text.data() + text.size(), count);
+  if (error != std::errc() || end != text.data() + text.size() || count < 0 || count > kMaxSimulated)
+    bad_map(spec.source, "\"" + text.substr(4) + "\" is not a number of simulated devices",
+            "sim:1 to sim:" + std::to_string(kMaxSimulated) + ", or sim:0 for the first alone");
+  spec.kind = count == 0 ? Kind::kSingle : Kind::kSimulated;
+  spec.device = {kSimulated, 0};
+  spec.simulated = std::max(count, 1);
+  return spec;
+}
+
+bool looks_like_file(const std::string& text) {
+  const auto extension = std::filesystem::path(text).extension();
+  return extension == ".json" || extension == ".yaml" || extension == ".yml";
+}
+
+DeviceMapSpec parse_file(const std::string& text) {
+  DeviceMapSpec spec;
+  spec.kind = Kind::kExplicit;
+  spec.source = text;
+  const std::string content = read_file(text);
+  if (std::filesystem::path(text).extension() == ".json")
+    read_json(spec, content);
+  else
+    read_yaml(spec, content);
+  refuse_odd_mixtures(spec);
+  return spec;
+}
+
+}  // namespace
+
+std::vector<c10::Device> DeviceMapSpec::named_devices() const {
+  std::vector<c10::Device> devices;
+  if (kind == Kind::kSingle) devices.push_back(device);
+  if (kind == Kind::kSimulated)
+    for (int k = 0; k < simulated; ++k)
+      devices.emplace_back(devices::kSimulated, static_cast<c10::DeviceIndex>(k));
+  for (const auto& [module, where] : modules)
+    if (std::find(devices.begin(), devices.end(), where) == devices.end()) devices.push_back(where);
+  return devices;
+}
+
+DeviceMapSpec parse_device_map(const std::string& text) {
+  DeviceMapSpec spec;
+  spec.source = "device map \"" + text + "\"";
+  for (const auto& [word, kind] : kWords)
+    if (text == word) {
+      spec.kind = kind;
+      return spec;
+    }
+  if (text.starts_with("sim:")) return parse_simulated(text);
+  if (looks_like_file(text)) return parse_file(text);
+  if (text.starts_with("{")) {
+    spec.kind = Kind::kExplicit;
+    spec.source = "device map";
+    read_json(spec, text);
+    refuse_odd_mixtures(spec);
+    return spec;
+  }
+  spec.kind = Kind::kSingle;
+  try {
+    spec.device = parse_device_name(text);
+  } catch (const Error& error) {
+    if (error.error_class() == ErrorClass::kUnsupported || text.starts_with("cuda")) throw;
+    std::vector<std::string> words{"cpu", "cuda"};
+    for (const auto& entry : kWords) words.emplace_back(entry.first);
+    const auto close = closest_name(text, words);
+    bad_map(spec.source, "not a device map",
+            "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:4 or a .json or .yaml file",
+            close.empty() ? "" : "did you mean \"" + close + "\"?");
+  }
+  return spec;
+}
+
+std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemory& max_memory) {
+  const auto named = spec.named_devices();
+  const bool spreads = named.empty();
+  int simulated = 0;
+  bool cuda = spreads;
+  for (const auto device : named) {
+    cuda |= device.is_cuda();
+    if (device.type() == kSimulated) simulated = std::max(simulated, device.index() + 1);
+  }
+  if (simulated > simulated_device_count()) enable_simulated_devices(simulated);
+  if (cuda) load_cuda_runtime();
+  for (const auto device : named) require_visible(device, spec.source);
+  for (const auto& [device, bytes] : max_memory.limits) {
+    require_visible(device, "max-memory");
+    if (device.type() == kSimulated && bytes > 0) set_simulated_memory_limit(device.index(), bytes);
+  }
+  std::vector<DeviceInfo> usable;
+  const auto visible = visible_devices();
+  for (const auto& info : visible) {
+    const bool is_named = std::find(named.begin(), named.end(), info.device) != named.end();
+    if (!info.device.is_cpu() && (is_named || (spreads && info.device.is_cuda()))) usable.push_back(info);
+  }
+  usable.push_back(visible.front());
+  return usable;
+}
+
+}  // namespace emend::devices
