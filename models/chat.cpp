@@ -1,0 +1,155 @@
+#include <emend/core/error.h>
+#include <emend/models/chat.h>
+
+#include <algorithm>
+#include <array>
+
+namespace emend::models {
+namespace {
+
+// What a format writes around the contents. In `user_with_system`, %s stands for the system text and %u for the user's.
+struct Turns {
+  std::string_view name;
+  std::string_view marker;  // in the Jinja template; the first match in the table's order wins
+  std::string_view begin;
+  std::string_view system_open, system_close;  // empty: the system text joins the first user turn
+  std::string_view user_open, user_close;
+  std::string_view reply_open, reply_close;
+  std::string_view joined_system;  // how the system text stands in the first user turn
+  bool trim;
+};
+
+constexpr std::array<Turns, 10> kFormats = {{
+    {"llama3", "<|start_header_id|>", "<|begin_of_text|>", "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>",
+     "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n",
+     "<|eot_id|>", "", true},
+    {"chatml", "<|im_start|>", "", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n",
+     "<|im_start|>assistant\n", "<|im_end|>\n", "", false},
+    {"gemma", "<start_of_turn>", "<bos>", "", "", "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n",
+     "<end_of_turn>\n", "%s\n\n", true},
+    {"glm4", "[gMASK]<sop>", "[gMASK]<sop>", "<|system|>\n", "", "<|user|>\n", "", "<|assistant|>\n", "", "", false},
+    {"chatglm3", "[gMASK]sop", "[gMASK]sop", "<|system|>\n ", "", "<|user|>\n ", "", "<|assistant|>\n ", "", "", false},
+    {"phi3", "<|end|>", "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n", "", false},
+    {"zephyr", "<|assistant|>", "", "<|system|>\n", "</s>\n", "<|user|>\n", "</s>\n", "<|assistant|>\n", "</s>\n", "", false},
+    {"llama2", "<<SYS>>", "", "", "", "<s>[INST] ", " [/INST]", " ", " </s>", "<<SYS>>\n%s\n<</SYS>>\n\n", true},
+    {"mistral", "[INST]", "<s>", "", "", " [INST] ", " [/INST]", " ", "</s>", "%s\n\n", false},
+    {"instruction", "### Instruction", "", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "\n\n", "", false},
+}};
+
+const Turns& turns_of(const ChatFormat& format) {
+  for (const auto& turns : kFormats)
+    if (turns.name == format.name) return turns;
+  throw Error(ErrorClass::kInvalidArgument, {"chat format", "\"" + format.name + "\"", "a known format", ""});
+}
+
+ChatFormat make(const Turns& turns) { return {std::string(turns.name), std::string(turns.begin), ""}; }
+
+// Templates such as SmolLM2's write a fixed system turn when the conversation has none.
+std::string default_system_in(std::string_view text, const Turns& turns) {
+  if (turns.system_open.empty()) return "";
+  for (size_t from = 0;;) {
+    const size_t open = text.find(turns.system_open, from);
+    if (open == std::string_view::npos) return "";
+    const size_t begin = open + turns.system_open.size();
+    const size_t close = text.find(turns.system_close.substr(0, turns.system_close.size() - 1), begin);
+    const std::string_view content = close == std::string_view::npos ? "" : text.substr(begin, close - begin);
+    if (!content.empty() && content.find_first_of("{}'+") == std::string_view::npos) return std::string(content);
+    from = begin;
+  }
+}
+
+std::string unescape_newlines(std::string_view text) {
+  std::string plain;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 1 < text.size() && text[i + 1] == 'n') {
+      plain += '\n';
+      ++i;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+std::string trimmed(const std::string& text) {
+  const size_t begin = text.find_first_not_of(" \t\n\r"), end = text.find_last_not_of(" \t\n\r");
+  return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
+}
+
+std::string replace_once(std::string_view pattern, const std::string& value) {
+  std::string text(pattern);
+  const size_t at = text.find("%s");
+  return at == std::string::npos ? text : text.replace(at, 2, value);
+}
+
+}  // namespace
+
+std::vector<std::string> chat_format_names() {
+  std::vector<std::string> names;
+  for (const auto& turns : kFormats) names.emplace_back(turns.name);
+  return names;
+}
+
+ChatFormat chat_format(std::string_view name) {
+  for (const auto& turns : kFormats)
+    if (turns.name == name) return make(turns);
+  const std::string close = closest_name(name, chat_format_names());
+  throw Error(ErrorClass::kInvalidArgument, {"chat format", "\"" + std::string(name) + "\"", "a known format",
+                                             close.empty() ? "" : "did you mean \"" + close + "\"?"});
+}
+
+ChatFormat detect_chat_format(std::string_view chat_template) {
+  if (chat_template.empty()) return make(kFormats.back());
+  const std::string plain = unescape_newlines(chat_template);
+  for (const auto& turns : kFormats) {
+    if (plain.find(turns.marker) == std::string::npos) continue;
+    ChatFormat format = make(turns);
+    format.default_system = default_system_in(plain, turns);
+    return format;
+  }
+  std::string known;
+  for (const auto& name : chat_format_names()) known += (known.empty() ? "" : ", ") + name;
+  throw Error(ErrorClass::kUnsupported, {"chat template", "none of the known turn markers appears in it", known,
+                                         "name one of these formats explicitly"});
+}
+
+RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {
+  const Turns& turns = turns_of(format);
+  const auto content_of = [&](const ChatMessage& m) { return turns.trim ? trimmed(m.content) : m.content; };
+  RenderedChat chat;
+  chat.text = format.begin;
+  std::string pending_system;
+  const auto add_system = [&](const std::string& content) {
+    if (!turns.joined_system.empty()) {
+      pending_system = replace_once(turns.joined_system, content);
+    } else {
+      chat.text += std::string(turns.system_open) + content + std::string(turns.system_close);
+    }
+  };
+  if (!format.default_system.empty() && (messages.empty() || messages[0].role != "system")) add_system(format.default_system);
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (message.role == "system") {
+      if (i != 0)
+        throw Error(ErrorClass::kInvalidArgument, {"message " + std::to_string(i), "a system message", "it to be the first", ""});
+      add_system(content_of(message));
+    } else if (message.role == "user") {
+      chat.text += std::string(turns.user_open) + pending_system + content_of(message) + std::string(turns.user_close);
+      pending_system.clear();
+    } else if (message.role == "assistant") {
+      chat.text += turns.reply_open;
+      const size_t begin = chat.text.size();
+      chat.text += content_of(message) + std::string(turns.reply_close);
+      chat.replies.emplace_back(begin, chat.text.size());
+    } else {
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"message " + std::to_string(i), "role \"" + message.role + "\"", "system, user or assistant", ""});
+    }
+  }
+  if (open_reply) chat.text += turns.reply_open;
+  // A trailing space before the answer would change its first token.
+  if (open_reply && (turns.name == "llama2" || turns.name == "mistral") && chat.text.back() == ' ') chat.text.pop_back();
+  return chat;
+}
+
+}  // namespace emend::models

@@ -1,0 +1,43 @@
+// The documents of a run: results.json, the lines of cases.jsonl, the extras of the report, and the summary for people.
+#pragma once
+
+#include <emend/evaluation/evaluation.h>
+#include <emend/models/model.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint.h"
+#include "options.h"
+
+namespace emend::tools {
+
+/// Everything that a run has gathered by its end.
+struct RunRecord {
+  std::string editor, model_path, out;
+  nlohmann::json hparams;
+  std::vector<std::string> command_line;
+  std::vector<std::string> metrics;
+  std::optional<evaluation::Evaluation> before, after;
+  std::vector<evaluation::Continuation> text_before, text_after;  ///< of the first --show facts
+  std::vector<FinishedBatch> batches;
+  nlohmann::json efficacy_by_edits = nlohmann::json::array();
+  evaluation::RetentionMatrix retention;
+  nlohmann::json statistics;
+  nlohmann::json transfers;
+  std::map<std::string, double> seconds;
+  std::vector<std::string> weights_changed;
+  std::map<std::string, std::string> files;  ///< what → path, in the order to print
+  int64_t failed = 0;
+};
+
+[[nodiscard]] nlohmann::ordered_json results_document(const RunRecord& record, const EditOptions& options,
+                                                      const datasets::FactSet& facts, const models::Model& model);
+[[nodiscard]] std::vector<nlohmann::json> case_documents(const RunRecord& record, const datasets::FactSet& facts);
+[[nodiscard]] nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model);
+/// What a person wants to know at the end.
+[[nodiscard]] std::string summary_text(const RunRecord& record, const datasets::FactSet& facts);
+
+}  // namespace emend::tools

@@ -1,0 +1,245 @@
+#include "run.h"
+
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/pack.h>
+#include <emend/editors/registry.h>
+#include <emend/evaluation/report.h>
+#include <emend/models/family.h>
+
+#include <chrono>
+#include <iostream>
+
+#include "../run_directory.h"
+#include "documents.h"
+#include "inputs.h"
+#include "outputs.h"
+
+namespace emend::tools {
+namespace {
+
+// Adds the seconds of a scope to a phase.
+class PhaseTimer {
+ public:
+  PhaseTimer(std::map<std::string, double>& seconds, std::string phase) : seconds_(seconds), phase_(std::move(phase)) {}
+  ~PhaseTimer() {
+    seconds_[phase_] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  }
+
+ private:
+  std::map<std::string, double>& seconds_;
+  std::string phase_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+class EditRun {
+ public:
+  EditRun(const EditOptions& options, Common& common)
+      : options_(options), common_(common), schedule_(parse_eval_at(options.eval_at)) {}
+
+  int execute() {
+    {
+      const PhaseTimer total(record_.seconds, "total");
+      open();
+      if (options_.dry_run) return dry_run();
+      evaluate_before();
+      edit_all();
+      evaluate_after();
+      save_outputs(options_, *folder_, facts_, *model_, *transaction_, record_);
+    }
+    write_documents();
+    checkpoint_->remove();
+    print();
+    return options_.strict && record_.failed > 0 ? 6 : 0;
+  }
+
+ private:
+  void open();
+  int dry_run();
+  void evaluate_before();
+  void edit_all();
+  void edit_batch(size_t begin, size_t end);
+  void evaluate_between(size_t edits);
+  void evaluate_after();
+  void write_documents();
+  void print() const;
+  [[nodiscard]] nlohmann::json settings() const;
+  [[nodiscard]] size_t batch_size() const;
+  [[nodiscard]] std::vector<datasets::Fact> shown_facts() const;
+
+  const EditOptions& options_;
+  Common& common_;
+  EvalSchedule schedule_;
+  datasets::FactSet facts_;
+  std::optional<RunDirectory> folder_;
+  std::optional<models::Model> model_;
+  std::unique_ptr<editors::Editor> editor_;
+  std::unique_ptr<editors::StatisticsProvider> statistics_;
+  std::unique_ptr<editors::EditTransaction> transaction_;
+  std::optional<RunCheckpoint> checkpoint_;
+  editors::EditContext context_;
+  RunRecord record_;
+};
+
+void EditRun::open() {
+  const PhaseTimer timer(record_.seconds, "load");
+  record_.command_line = common_.command_line;
+  record_.editor = editors::find_editor(options_.editor).name;
+  facts_ = load_named_facts(options_.facts, common_);
+  record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
+  const auto contexts = named_contexts(options_.contexts);
+  const auto checkpoint = open_named(options_.model);
+  record_.model_path = checkpoint->path().string();
+  // The run folder comes before the slow part, so that a folder that cannot be used is known at once.
+  if (!options_.dry_run) {
+    folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(*checkpoint))
+                                         : std::filesystem::path(options_.out),
+                    options_.resume);
+    record_.out = folder_->path().string();
+    common_.log = common_.log_also_to(*folder_ / "run.jsonl");
+    common_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
+  }
+  model_.emplace(load_named(checkpoint, options_.model, common_));
+  const auto raw = editor_hparams(record_.editor, options_.hparams, options_.set, *checkpoint, &*model_, common_);
+  editor_ = editors::make_editor(record_.editor, raw, *model_, common_.log);
+  record_.hparams = editor_->hparams();
+  statistics_ = statistics_provider(options_, common_);
+
+  context_.seed = options_.seed;
+  context_.engine = editors::parse_engine(options_.engine);
+  context_.contexts = contexts;
+  context_.statistics = statistics_.get();
+  context_.solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype");
+  context_.cancel = common_.cancel;
+  context_.progress = common_.progress;
+  context_.log = common_.log;
+  transaction_ = std::make_unique<editors::EditTransaction>(*model_);
+  context_.transaction = transaction_.get();
+  if (folder_) checkpoint_.emplace(*folder_ / "checkpoint", settings(), options_.resume);
+}
+
+// Everything that decides the result; two runs with equal settings give equal packs.
+nlohmann::json EditRun::settings() const {
+  return {{"model", model_->fingerprint()},   {"facts", facts_.fingerprint}, {"editor", record_.editor},
+          {"hparams", record_.hparams},       {"seed", options_.seed},       {"engine", options_.engine},
+          {"dtype", options_.model.dtype},    {"batch_size", batch_size()},  {"corpus", options_.corpus},
+          {"stats_tokens", options_.stats_tokens}, {"stats_length", options_.stats_length},
+          {"stats_dtype", options_.stats_dtype},   {"solve_dtype", options_.solve_dtype}, {"contexts", options_.contexts}};
+}
+
+size_t EditRun::batch_size() const {
+  if (options_.batch_size > 0) return static_cast<size_t>(options_.batch_size);
+  return editor_->is_batch_editor() ? std::max<size_t>(1, facts_.facts.size()) : 1;
+}
+
+std::vector<datasets::Fact> EditRun::shown_facts() const {
+  const size_t n = std::min<size_t>(options_.show, facts_.facts.size());
+  return {facts_.facts.begin(), facts_.facts.begin() + n};
+}
+
+int EditRun::dry_run() {
+  const size_t batch = batch_size();
+  nlohmann::ordered_json plan = {{"editor", record_.editor}, {"hparams", record_.hparams}, {"facts", facts_.facts.size()},
+                                 {"batches", (facts_.facts.size() + batch - 1) / batch}, {"batch_size", batch},
+                                 {"statistics_layers", editor_->statistics_layers()}, {"metrics", record_.metrics},
+                                 {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
+  std::cout << dump_json(plan) << '\n';
+  return 0;
+}
+
+void EditRun::evaluate_before() {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  if (!record_.metrics.empty()) {
+    bool cached = false;
+    record_.before = evaluation::evaluate_before(*model_, facts_, record_.metrics,
+                                                 evaluate_options(options_.metrics, common_, options_.seed),
+                                                 std::filesystem::path(options_.metrics.cache) / "evaluations", &cached);
+    common_.log.info("evaluate.before", cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
+  }
+  if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, common_.cancel);
+}
+
+void EditRun::edit_all() {
+  record_.batches = checkpoint_->load(common_.log);
+  if (!record_.batches.empty()) {
+    common_.log.info("run.resume", "going on after " + std::to_string(record_.batches.size()) + " finished batches");
+    reapply(record_.batches, *transaction_);
+    editor_->load_state(checkpoint_->editor_state(record_.batches.size()));
+    if (!record_.batches.back().contexts.is_null())
+      context_.contexts = editors::parse_contexts(record_.batches.back().contexts, "checkpoint");
+  }
+  const devices::TransferScope transfers;
+  const size_t size = batch_size(), n = facts_.facts.size();
+  for (size_t begin = record_.batches.size() * size; begin < n; begin += size) edit_batch(begin, std::min(n, begin + size));
+  record_.transfers = transfers.to_json();
+  record_.statistics = statistics_->describe();
+  for (const auto& batch : record_.batches)
+    for (const auto& outcome : batch.outcomes) record_.failed += outcome.value("status", "") == "failed";
+  record_.weights_changed = transaction_->changed();
+}
+
+void EditRun::edit_batch(size_t begin, size_t end) {
+  common_.cancel.check("edit");
+  const std::span<const datasets::Fact> facts(facts_.facts.data() + begin, end - begin);
+  const auto result = editor_->edit(*model_, facts, context_);
+  for (const auto& [phase, seconds] : result.seconds) record_.seconds[phase] += seconds;
+  record_.batches.push_back(finished_batch(result));
+  checkpoint_->save(record_.batches.size() - 1, record_.batches.back(), editor_->state());
+  common_.log.event(LogLevel::kInfo, "edit.batch",
+                    "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " + std::to_string(facts_.facts.size()),
+                    result.to_json());
+  evaluate_between(end);
+}
+
+// The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
+void EditRun::evaluate_between(size_t edits) {
+  const size_t before = edits - std::min(edits, batch_size());
+  const bool due = schedule_.each || (schedule_.every > 0 && edits / schedule_.every > before / schedule_.every);
+  if (!due) return;
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  const auto efficacy = evaluation::evaluate_efficacy(*model_, facts_.facts);
+  record_.retention.add(static_cast<int64_t>(edits), efficacy);
+  int64_t successes = 0;
+  for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
+  record_.efficacy_by_edits.push_back({{"edits", edits}, {"efficacy_success", 100.0 * successes / static_cast<double>(edits)}});
+}
+
+void EditRun::evaluate_after() {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  if (!record_.metrics.empty()) {
+    auto evaluate = evaluate_options(options_.metrics, common_, options_.seed);
+    evaluate.before = &*record_.before;
+    record_.after = evaluation::evaluate(*model_, facts_, record_.metrics, evaluate);
+  }
+  if (options_.show > 0) record_.text_after = evaluation::continue_facts(*model_, shown_facts(), 12, 5, common_.cancel);
+}
+
+void EditRun::write_documents() {
+  for (const char* phase : {"statistics", "targets", "insert", "evaluate"}) record_.seconds.try_emplace(phase, 0.0);
+  evaluation::RunReport report;
+  report.cases = case_documents(record_, facts_);
+  folder_->write_lines("cases.jsonl", report.cases);
+  report.extras = report_extras(record_, facts_, *model_);
+  folder_->write_json("report.json", report.extras);
+  const auto results = results_document(record_, options_, facts_, *model_);
+  report.results = results;
+  evaluation::write_report(*folder_ / "report.html", report);
+  evaluation::write_metrics_csv(*folder_ / "metrics.csv", report);
+  record_.files["report"] = (*folder_ / "report.html").string();
+  record_.files["results"] = (*folder_ / "results.json").string();
+  folder_->write_json("results.json", results);  // last: its presence says that the run is complete
+}
+
+void EditRun::print() const {
+  if (common_.json) {
+    std::cout << dump_json(results_document(record_, options_, facts_, *model_)) << '\n';
+  } else {
+    std::cout << summary_text(record_, facts_);
+  }
+}
+
+}  // namespace
+
+int run_edit(const EditOptions& options, Common& common) { return EditRun(options, common).execute(); }
+
+}  // namespace emend::tools

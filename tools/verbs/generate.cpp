@@ -1,0 +1,79 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/models/generation.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "../model_options.h"
+#include "../sampling_options.h"
+
+namespace emend::tools {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  bool ignore_eos = false;
+  models::GenerateOptions generate;
+};
+
+std::vector<std::string> prompts_of(const Options& options) {
+  std::vector<std::string> prompts = options.prompts;
+  if (!options.prompt_file.empty()) {
+    std::string text = read_file(options.prompt_file);
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+    prompts.push_back(std::move(text));
+  }
+  if (prompts.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"generate", "no prompt", "--prompt TEXT or --prompt-file FILE", ""});
+  return prompts;
+}
+
+}  // namespace
+
+VerbRun setup_generate(CLI::App& command) {
+  auto options = std::make_shared<Options>();
+  add_model_options(command, options->model);
+  command.add_option("--prompt", options->prompts, "text to continue (repeatable)")->type_name("TEXT");
+  command.add_option("--prompt-file", options->prompt_file, "file with one long prompt")->type_name("FILE");
+  add_sampling_options(command, options->generate);
+  command.add_flag("--ignore-eos", options->ignore_eos, "go on after the end-of-text token")->group("Sampling");
+  return [options](Common& common) {
+    const auto prompts = prompts_of(*options);
+    const auto model = load_named(options->model, common);
+    const auto& tokenizer = model.tokenizer();
+    std::vector<std::vector<int64_t>> rows;
+    for (const auto& prompt : prompts) {
+      rows.push_back(tokenizer.encode_ids(prompt, true));
+      if (rows.back().empty())
+        throw Error(ErrorClass::kInvalidArgument, {"--prompt", "an empty text", "at least one token", ""});
+    }
+    models::GenerateOptions generate = options->generate;
+    if (!options->ignore_eos) generate.stop_ids = tokenizer.eos_ids();
+    generate.cancel = common.cancel;
+    const bool stream = !common.json && prompts.size() == 1;
+    models::StreamDecoder decoder(tokenizer);
+    if (stream) {
+      std::cout << prompts[0] << std::flush;
+      generate.on_token = [&](int64_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
+    }
+    const auto outputs = models::generate(model, rows, generate);
+    if (stream) {
+      std::cout << decoder.finish() << '\n';
+      return 0;
+    }
+    auto document = nlohmann::json::array();
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const std::string text = tokenizer.decode(outputs[i], true);
+      document.push_back({{"prompt", prompts[i]}, {"text", text}, {"ids", outputs[i]}});
+      if (!common.json) std::cout << prompts[i] << text << "\n";
+    }
+    if (common.json) std::cout << document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+    return 0;
+  };
+}
+
+}  // namespace emend::tools

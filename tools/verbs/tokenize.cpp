@@ -1,0 +1,75 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "../model_options.h"
+
+namespace emend::tools {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::string file, text;
+  bool add_special = false;
+};
+
+// A folder that has a tokenizer but no model is fine here.
+std::unique_ptr<models::Tokenizer> tokenizer_of(const ModelOptions& options) {
+  if (!options.model.empty() && std::filesystem::is_directory(options.model)) return models::load_tokenizer(options.model);
+  auto tokenizer = open_named(options)->load_tokenizer();
+  if (!tokenizer)
+    throw Error(ErrorClass::kNotFound, {options.model, "the checkpoint has no tokenizer", "tokenizer files beside the weights", ""});
+  return tokenizer;
+}
+
+std::vector<std::string> read_strings(const std::string& path) {
+  const auto document = nlohmann::json::parse(read_file(path), nullptr, false);
+  std::vector<std::string> strings;
+  if (!document.is_array())
+    throw Error(ErrorClass::kInvalidArgument, {path, "not a JSON array", "a JSON array of strings", ""});
+  for (const auto& item : document) {
+    if (!item.is_string())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {path, "item " + std::to_string(strings.size()) + " is " + item.type_name(), "a string", ""});
+    strings.push_back(item.get<std::string>());
+  }
+  return strings;
+}
+
+void print_pieces(const models::Tokenizer& tokenizer, const std::string& text, bool add_special) {
+  const auto encoding = tokenizer.encode(text, add_special);
+  for (size_t i = 0; i < encoding.size(); ++i)
+    std::cout << encoding.ids[i] << '\t' << encoding.offsets[i].first << '-' << encoding.offsets[i].second << '\t'
+              << tokenizer.token_text(encoding.ids[i]) << '\n';
+}
+
+}  // namespace
+
+VerbRun setup_tokenize(CLI::App& command) {
+  auto options = std::make_shared<Options>();
+  command.add_option("--model", options->model.model, "model folder, GGUF file or ORG/NAME; default: the bundled default model")
+      ->type_name("MODEL");
+  auto* file = command.add_option("--file", options->file, "JSON array of strings")->type_name("FILE");
+  command.add_option("--text", options->text, "one string")->excludes(file)->type_name("TEXT");
+  command.add_flag("--add-special", options->add_special, "add the tokens that the model expects around a text (BOS, …)");
+  return [options](Common& common) {
+    if (options->file.empty() && options->text.empty())
+      throw Error(ErrorClass::kInvalidArgument, {"tokenize", "nothing to tokenize", "--file or --text", ""});
+    const auto tokenizer = tokenizer_of(options->model);
+    const auto texts = options->file.empty() ? std::vector<std::string>{options->text} : read_strings(options->file);
+    if (!common.json) {
+      for (const auto& text : texts) print_pieces(*tokenizer, text, options->add_special);
+      return 0;
+    }
+    auto ids = nlohmann::json::array();
+    for (const auto& text : texts) ids.push_back(tokenizer->encode_ids(text, options->add_special));
+    std::cout << ids.dump() << '\n';
+    return 0;
+  };
+}
+
+}  // namespace emend::tools
