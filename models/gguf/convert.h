@@ -1,0 +1,47 @@
+// Converting a model between a Hugging Face folder and a GGUF file, without loading it as a model.
+#pragma once
+
+#include <emend/core/log.h>
+#include <emend/models/gguf/gguf_writer.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace emend::models {
+
+enum class ModelFormat {
+  kAuto,  ///< GGUF if the target's name ends in ".gguf", else a Hugging Face folder
+  kHuggingFace,
+  kGguf,
+};
+/// "auto", "huggingface" (or "hf"), "gguf". Throws Error(kInvalidArgument).
+[[nodiscard]] ModelFormat parse_model_format(std::string_view name);
+
+struct ConvertOptions {
+  ModelFormat format = ModelFormat::kAuto;
+  /// Type of the matrices: F32, F16 or BF16 for a folder; any of writable_ggml_types() for GGUF. Empty: as in the
+  /// source, where a folder gets F32 for what is quantised.
+  std::string type;
+  bool vocabulary = true;                    ///< false: leave the tokenizer out
+  uint64_t shard_bytes = uint64_t{5} << 30;  ///< largest weight file of a folder
+  const Log* log = nullptr;
+  ProgressFn progress;  ///< phase "convert", in tensors
+};
+
+struct ConvertReport {
+  ModelFormat format = ModelFormat::kGguf;
+  std::vector<std::filesystem::path> files;  ///< written, weights and small ones
+  uint64_t bytes = 0;                        ///< of weight files
+  int64_t tensors = 0;
+  std::vector<std::string> notes;  ///< what the target cannot express
+};
+
+/// Converts `source` (a folder, a .gguf file, or ORG/NAME in the cache) to `target`. One weight file is in memory at a
+/// time. Every file appears complete or not at all; a folder's config.json comes last, so that an unfinished folder is
+/// not a model. Throws as open_checkpoint and write_gguf do; Error(kInvalidArgument) for a type that the target's
+/// format cannot hold or a target that is the source.
+ConvertReport convert_model(const std::string& source, const std::filesystem::path& target,
+                            const ConvertOptions& options = {});
+
+}  // namespace emend::models

@@ -1,0 +1,123 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/models/gguf/detail/gguf_container.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace emend::models::detail {
+namespace {
+
+constexpr uint32_t kVersion = 3;
+
+template <class T>
+void put(std::string& to, T value) {
+  to.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+uint64_t padded(uint64_t size, uint64_t alignment) {
+  return (size + alignment - 1) / alignment * alignment;
+}
+
+uint64_t stored_bytes(const GgufOutput& tensor) {
+  int64_t values = 1;
+  for (const int64_t n : tensor.shape) values *= n;
+  return row_bytes(tensor.type, values);
+}
+
+// Rows that a thread takes at a time: about 64 k values.
+int64_t grain(int64_t columns) {
+  return std::max<int64_t>(1, 65536 / std::max<int64_t>(columns, 1));
+}
+
+std::pair<int64_t, int64_t> matrix_of(const at::Tensor& values) {
+  const int64_t columns = values.dim() == 1 ? values.numel() : values.size(-1);
+  return {columns == 0 ? 0 : values.numel() / columns, columns};
+}
+
+std::optional<at::ScalarType> plain_dtype(GgmlType type) {
+  if (type == GgmlType::kF32) return at::kFloat;
+  if (type == GgmlType::kF16) return at::kHalf;
+  if (type == GgmlType::kBF16) return at::kBFloat16;
+  return std::nullopt;
+}
+
+// A sum is not finite if any term is not; only a sum that overflows needs the second look.
+bool all_finite(const at::Tensor& values) {
+  return at::isfinite(values.sum(at::kFloat)).item<bool>() || at::isfinite(values).all().item<bool>();
+}
+
+}  // namespace
+
+uint64_t write_container(const std::filesystem::path& path, const GgufMetadata& metadata, uint64_t alignment,
+                         const std::vector<GgufOutput>& tensors) {
+  std::string head = "GGUF";
+  put(head, kVersion);
+  put(head, static_cast<uint64_t>(tensors.size()));
+  put(head, static_cast<uint64_t>(metadata.size()));
+  head += metadata.encoded();
+  uint64_t offset = 0;
+  for (const GgufOutput& tensor : tensors) {
+    put(head, static_cast<uint64_t>(tensor.name.size()));
+    head += tensor.name;
+    put(head, static_cast<uint32_t>(tensor.shape.size()));
+    for (auto n = tensor.shape.rbegin(); n != tensor.shape.rend(); ++n) put(head, static_cast<uint64_t>(*n));
+    put(head, static_cast<uint32_t>(tensor.type));
+    put(head, offset);
+    offset += padded(stored_bytes(tensor), alignment);
+  }
+  head.append(padded(head.size(), alignment) - head.size(), '\0');
+  AtomicFile file(path);
+  file.write(head);
+  for (const GgufOutput& tensor : tensors) {
+    const at::Tensor bytes = tensor.bytes();
+    const uint64_t size = stored_bytes(tensor);
+    EMEND_CHECK(bytes.nbytes() == size && bytes.is_contiguous(), "stored bytes match type and shape");
+    file.write(bytes.const_data_ptr(), size);
+    file.write(std::string(padded(size, alignment) - size, '\0'));
+  }
+  const uint64_t total = file.size();
+  file.commit();
+  return total;
+}
+
+at::Tensor encode(const at::Tensor& values, GgmlType type, const std::string& where) {
+  if (!all_finite(values))
+    throw Error(ErrorClass::kNumeric,
+                {where, "values that are not finite", "finite values", "the model is damaged; nothing was written"});
+  const at::Tensor from = values.contiguous();
+  if (const auto dtype = plain_dtype(type)) {
+    const at::Tensor to = from.to(*dtype);
+    if (type == GgmlType::kF16 && !all_finite(to))
+      throw Error(ErrorClass::kNumeric,
+                  {where, "values too large for F16, up to " + std::to_string(from.abs().max().item<double>()),
+                   "at most 65504", "write BF16, Q8_0 or F32 instead"});
+    return to.reshape({-1}).view(at::kByte);
+  }
+  const auto [rows, columns] = matrix_of(from);
+  at::Tensor bytes = at::empty({static_cast<int64_t>(rows * row_bytes(type, columns))}, at::kByte);
+  const auto* source = from.const_data_ptr<float>();
+  auto* target = bytes.mutable_data_ptr<uint8_t>();
+  at::parallel_for(0, rows, grain(columns), [&, columns = columns](int64_t begin, int64_t end) {
+    quantise_rows(type, source + begin * columns, target + begin * row_bytes(type, columns), end - begin, columns);
+  });
+  return bytes;
+}
+
+at::Tensor decode(const at::Tensor& bytes, GgmlType type, const at::Tensor& like) {
+  if (const auto dtype = plain_dtype(type)) return bytes.view(*dtype).reshape(like.sizes()).to(at::kFloat);
+  at::Tensor values = at::empty(like.sizes(), at::kFloat);
+  const auto [rows, columns] = matrix_of(like);
+  const auto* source = bytes.const_data_ptr<uint8_t>();
+  auto* target = values.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, grain(columns), [&, columns = columns](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      dequantise_row(type, source + r * row_bytes(type, columns), target + r * columns, columns);
+  });
+  return values;
+}
+
+}  // namespace emend::models::detail

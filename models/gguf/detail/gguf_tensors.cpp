@@ -1,0 +1,262 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/models/gguf/detail/gguf_tensors.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+namespace emend::models::detail {
+namespace {
+
+std::string shown(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t n : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(n);
+  return text + "]";
+}
+
+at::ScalarType stored_dtype(GgmlType type) {
+  if (type == GgmlType::kF16) return at::kHalf;
+  if (type == GgmlType::kBF16) return at::kBFloat16;
+  return at::kFloat;
+}
+bool is_float(GgmlType type) {
+  return type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16;
+}
+
+int64_t row_count(const GgufTensor& tensor) {
+  return tensor.shape.size() == 1 ? tensor.shape[0] : tensor.rows();
+}
+
+/// Finds what the tensors of one model are made of.
+class Planner {
+ public:
+  Planner(const GgufFiles& files, const GgufArchitecture& architecture, const FamilySpec& family,
+          const ModelConfig& config)
+      : files_(files), architecture_(architecture), family_(family), config_(config) {}
+
+  std::vector<GgufRecipe> plan() {
+    refuse_absurd_counts();
+    std::vector<GgufRecipe> recipes;
+    for (const ExpectedTensor& expected : expected_tensors(family_, config_)) {
+      GgufRecipe recipe;
+      recipe.expected = expected;
+      recipe.pieces = find_pieces(expected);
+      if (recipe.pieces.empty()) continue;
+      recipe.transposed = is_transposed(family_, expected);
+      recipe.plus_one = is_stored_plus_one(config_, expected);
+      recipe.order = row_order(expected.part);
+      check_shape(recipe);
+      recipe.info = describe(recipe);
+      for (const GgufPiece& piece : recipe.pieces) used_.insert(piece.source.tensor->name);
+      recipes.push_back(std::move(recipe));
+    }
+    refuse_leftovers();
+    return recipes;
+  }
+
+ private:
+  // The table below is written out once a layer and expert; a file cannot ask for more than it has tensors.
+  void refuse_absurd_counts() const {
+    size_t tensors = 0;
+    for (const auto& part : files_.parts()) tensors += part->tensors().size();
+    const std::string prefix = architecture_.name + ".";
+    if (config_.n_layers > static_cast<int64_t>(tensors))
+      files_.metadata().fail_key(prefix + "block_count", std::to_string(config_.n_layers),
+                                 "no more blocks than the file has tensors, " + std::to_string(tensors));
+    if (config_.n_experts > 1024)
+      files_.metadata().fail_key(prefix + "expert_count", std::to_string(config_.n_experts), "at most 1024");
+  }
+
+  static GgufPiece whole(const LocatedTensor& located) { return {located, 0, row_count(*located.tensor)}; }
+
+  [[nodiscard]] std::vector<GgufPiece> find_all(const std::vector<std::string>& names,
+                                                const std::string& suffix) const {
+    std::vector<GgufPiece> pieces;
+    for (const std::string& name : names) {
+      const LocatedTensor located = files_.find(name + suffix);
+      if (!located) return {};
+      pieces.push_back(whole(located));
+    }
+    return pieces;
+  }
+
+  [[nodiscard]] std::vector<GgufPiece> find_pieces(const ExpectedTensor& expected) const {
+    const std::string suffix = expected.bias ? ".bias" : ".weight";
+    const std::vector<std::string> names = gguf_names(architecture_, config_, expected);
+    if (expected.expert >= 0) return find_expert(expected, names.front());
+    if (auto pieces = find_all(names, suffix); !pieces.empty()) return pieces;
+    const std::string block = "blk." + std::to_string(expected.layer) + ".";
+    const int64_t q = config_.n_heads * config_.head_dim, k = config_.n_kv_heads * config_.head_dim;
+    if (expected.part == Part::kQkv)  // the other way of storing it: apart, or as one
+      return find_all(names.size() == 1 ? std::vector<std::string>{block + "attn_q", block + "attn_k", block + "attn_v"}
+                                        : std::vector<std::string>{block + "attn_qkv"},
+                      suffix);
+    if (expected.part != Part::kQ && expected.part != Part::kK && expected.part != Part::kV) return {};
+    const LocatedTensor fused = files_.find(block + "attn_qkv" + suffix);
+    if (!fused || row_count(*fused.tensor) != q + 2 * k) return {};
+    if (expected.part == Part::kQ) return {{fused, 0, q}};
+    return {{fused, expected.part == Part::kK ? q : q + k, k}};
+  }
+
+  // A slice of the stacked tensor, or, in files of 2023, a tensor of its own.
+  [[nodiscard]] std::vector<GgufPiece> find_expert(const ExpectedTensor& expected, const std::string& stacked) const {
+    const std::string suffix = expected.bias ? ".bias" : ".weight";
+    if (const LocatedTensor located = files_.find(stacked + suffix)) {
+      const std::vector<int64_t>& shape = located.tensor->shape;
+      if (shape.size() != 3 || shape[0] != config_.n_experts) fail_shape(*located.tensor, "one matrix an expert");
+      return {{located, expected.expert * shape[1], shape[1]}};
+    }
+    const std::string old =
+        stacked.substr(0, stacked.size() - std::string("_exps").size()) + "." + std::to_string(expected.expert);
+    return find_all({old}, suffix);
+  }
+
+  [[noreturn]] void fail_shape(const GgufTensor& tensor, const std::string& expected) const {
+    throw Error(ErrorClass::kCorruption,
+                {files_.metadata().path().string() + ": tensor " + tensor.name, "shape " + shown(tensor.shape),
+                 expected, "the file is damaged, or its metadata belong to another model"});
+  }
+
+  void check_shape(const GgufRecipe& recipe) const {
+    std::vector<int64_t> wanted = recipe.expected.shape;
+    if (recipe.transposed) std::reverse(wanted.begin(), wanted.end());
+    int64_t rows = 0;
+    for (const GgufPiece& piece : recipe.pieces) {
+      const GgufTensor& tensor = *piece.source.tensor;
+      rows += piece.rows;
+      const bool matrix = wanted.size() == 2;
+      if ((tensor.shape.size() > 1) != matrix || (matrix && tensor.row_values() != wanted[1]))
+        fail_shape(tensor, shown(wanted) + " for " + recipe.expected.name);
+    }
+    if (rows != wanted[0])
+      fail_shape(*recipe.pieces.front().source.tensor, shown(wanted) + " for " + recipe.expected.name);
+    if (recipe.order && static_cast<int64_t>(recipe.order->size()) != rows)
+      fail_shape(*recipe.pieces.front().source.tensor, std::to_string(recipe.order->size()) + " rows of heads");
+  }
+
+  static TensorInfo describe(const GgufRecipe& recipe) {
+    TensorInfo info;
+    info.name = recipe.expected.name;
+    info.shape = recipe.expected.shape;
+    const GgufTensor& first = *recipe.pieces.front().source.tensor;
+    info.dtype = stored_dtype(first.type);
+    for (const GgufPiece& piece : recipe.pieces)
+      if (piece.source.tensor->type != first.type) info.dtype = at::kFloat;
+    if (recipe.plus_one) info.dtype = at::kFloat;
+    info.offset = first.offset;
+    for (const GgufPiece& piece : recipe.pieces)
+      info.bytes += piece.source.tensor->bytes / static_cast<uint64_t>(row_count(*piece.source.tensor)) * piece.rows;
+    return info;
+  }
+
+  std::shared_ptr<const std::vector<int64_t>> row_order(Part part) {
+    const auto known = orders_.find(part);
+    if (known != orders_.end()) return known->second;
+    auto order = gguf_row_order(architecture_, config_, part);
+    return orders_[part] = order.empty() ? nullptr : std::make_shared<const std::vector<int64_t>>(std::move(order));
+  }
+
+  void refuse_leftovers() const {
+    const std::string prefix = architecture_.name + ".";
+    const int64_t blocks = files_.metadata().integer(prefix + "block_count").value_or(config_.n_layers);
+    const auto is_extra_block = [&](const std::string& name) {  // blocks for predicting several tokens at once
+      for (int64_t block = config_.n_layers; block < std::min(blocks, config_.n_layers + 16); ++block)
+        if (name.starts_with("blk." + std::to_string(block) + ".")) return true;
+      return false;
+    };
+    for (const auto& part : files_.parts())
+      for (const GgufTensor& tensor : part->tensors())
+        if (!used_.count(tensor.name) && !is_rotary_table(tensor.name) && !is_extra_block(tensor.name))
+          throw Error(ErrorClass::kUnsupported, {part->path().string(),
+                                                 "tensor \"" + tensor.name + "\" " + shown(tensor.shape) +
+                                                     " has no place in a " + architecture_.name + " model",
+                                                 "the tensors of family " + family_.name,
+                                                 "use the model's Hugging Face checkpoint if its family is supported"});
+  }
+
+  const GgufFiles& files_;
+  const GgufArchitecture& architecture_;
+  const FamilySpec& family_;
+  const ModelConfig& config_;
+  std::map<Part, std::shared_ptr<const std::vector<int64_t>>> orders_;
+  std::set<std::string> used_;
+};
+
+at::Tensor view_of(const GgufRecipe& recipe) {
+  const GgufPiece& piece = recipe.pieces.front();
+  const GgufTensor& tensor = *piece.source.tensor;
+  std::byte* data = piece.source.file->mapping()->mutable_data() + tensor.offset +
+                    tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.first_row;
+  const auto options = at::TensorOptions().dtype(recipe.info.dtype);
+  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(recipe.info.dtype) != 0) {
+    at::Tensor copy = at::empty(recipe.info.shape, options);  // an unaligned view would be undefined behaviour
+    std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
+    return copy;
+  }
+  return at::from_blob(
+      data, recipe.info.shape, [keep = piece.source.file->mapping()](void*) {}, options);
+}
+
+// A vector: its pieces in full, then the rows asked for.
+at::Tensor read_vector(const GgufRecipe& recipe) {
+  std::vector<at::Tensor> parts;
+  for (const GgufPiece& piece : recipe.pieces) {
+    const GgufTensor& tensor = *piece.source.tensor;
+    at::Tensor values = at::empty({tensor.shape[0]}, at::kFloat);
+    dequantise_row(tensor.type, piece.source.file->data(tensor), values.mutable_data_ptr<float>(), tensor.shape[0]);
+    parts.push_back(values.narrow(0, piece.first_row, piece.rows));
+  }
+  at::Tensor values = at::cat(parts);
+  if (recipe.order) values = values.index_select(0, at::tensor(at::ArrayRef<int64_t>(*recipe.order), at::kLong));
+  if (recipe.plus_one) values.sub_(1);
+  return values.to(recipe.info.dtype);
+}
+
+at::Tensor read_matrix(const GgufRecipe& recipe) {
+  std::vector<int64_t> shape = recipe.expected.shape;
+  if (recipe.transposed) std::reverse(shape.begin(), shape.end());
+  const int64_t rows = shape[0], columns = shape[1];
+  at::Tensor result = at::empty(shape, at::TensorOptions().dtype(recipe.info.dtype));
+  const bool same_type = std::all_of(recipe.pieces.begin(), recipe.pieces.end(), [&](const GgufPiece& piece) {
+    const GgmlType type = piece.source.tensor->type;
+    return is_float(type) && stored_dtype(type) == recipe.info.dtype;
+  });
+  const size_t out_bytes = columns * result.element_size();
+  auto* out = static_cast<char*>(result.mutable_data_ptr());
+  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / columns), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      int64_t from = recipe.order ? (*recipe.order)[r] : r;
+      size_t p = 0;
+      while (from >= recipe.pieces[p].rows) from -= recipe.pieces[p++].rows;
+      const GgufPiece& piece = recipe.pieces[p];
+      const GgmlType type = piece.source.tensor->type;
+      const std::byte* row =
+          piece.source.file->data(*piece.source.tensor) + row_bytes(type, columns) * (piece.first_row + from);
+      if (same_type)
+        std::memcpy(out + out_bytes * r, row, out_bytes);
+      else
+        dequantise_row(type, row, reinterpret_cast<float*>(out + out_bytes * r), columns);
+    }
+  });
+  return recipe.transposed ? result.t().contiguous() : result;
+}
+
+}  // namespace
+
+std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufArchitecture& architecture,
+                                     const FamilySpec& family, const ModelConfig& config) {
+  return Planner(files, architecture, family, config).plan();
+}
+
+at::Tensor read_tensor(const GgufRecipe& recipe) {
+  if (recipe.is_plain() && is_float(recipe.pieces.front().source.tensor->type)) return view_of(recipe);
+  if (recipe.expected.shape.size() == 1) return read_vector(recipe);
+  EMEND_CHECK(!recipe.plus_one, "only vectors are shifted");
+  return read_matrix(recipe);
+}
+
+}  // namespace emend::models::detail

@@ -1,0 +1,86 @@
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/models/gguf/detail/gguf_config.h>
+#include <emend/models/gguf/detail/gguf_tensors.h>
+#include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
+#include <emend/models/gguf/gguf_checkpoint.h>
+#include <emend/models/tokenizer/gguf_vocabulary.h>
+
+#include <map>
+#include <mutex>
+
+namespace emend::models {
+namespace {
+
+class GgufCheckpoint : public Checkpoint {
+ public:
+  explicit GgufCheckpoint(const std::filesystem::path& path)
+      : path_(path),
+        files_(path),
+        architecture_(
+            detail::gguf_architecture(files_.metadata().required_text("general.architecture"), path.string())) {
+    config_ = detail::config_from_gguf(files_, architecture_);
+    const ModelConfig config = parse_config(config_, path.string() + " (as config.json)");
+    recipes_ = detail::plan_tensors(files_, architecture_, find_family(config.model_type, path.string()), config);
+    for (const auto& recipe : recipes_) {
+      index_[recipe.info.name] = infos_.size();
+      infos_.push_back(recipe.info);
+    }
+  }
+
+  const std::filesystem::path& path() const override { return path_; }
+  std::string format() const override { return "gguf"; }
+  const nlohmann::json& config() const override { return config_; }
+  const std::vector<TensorInfo>& tensors() const override { return infos_; }
+
+  at::Tensor read(const std::string& name) const override {
+    const auto it = index_.find(name);
+    if (it != index_.end()) return detail::read_tensor(recipes_[it->second]);
+    std::vector<std::string> names;
+    for (const auto& info : infos_) names.push_back(info.name);
+    const std::string close = closest_name(name, names);
+    throw Error(ErrorClass::kNotFound, {path_.string(), "no tensor \"" + name + "\"", "",
+                                        close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  }
+
+  std::unique_ptr<Tokenizer> load_tokenizer() const override {
+    const auto vocabulary = detail::read_gguf_vocabulary(files_.metadata());
+    return vocabulary ? tokenizer_from_gguf(*vocabulary) : nullptr;
+  }
+
+  std::string fingerprint() const override {
+    std::call_once(fingerprinted_, [&] {
+      Sha256 hash;
+      for (const auto& part : files_.parts())
+        for (const GgufTensor& tensor : part->tensors()) {
+          std::string head = tensor.name + "\n" + to_string(tensor.type);
+          for (const int64_t n : tensor.shape) head += " " + std::to_string(n);
+          hash.update(head + "\n");
+          hash.update(part->data(tensor), tensor.bytes);
+        }
+      fingerprint_ = hash.hex();
+    });
+    return fingerprint_;
+  }
+
+ private:
+  std::filesystem::path path_;
+  detail::GgufFiles files_;
+  const detail::GgufArchitecture& architecture_;
+  nlohmann::json config_;
+  std::vector<detail::GgufRecipe> recipes_;
+  std::vector<TensorInfo> infos_;
+  std::map<std::string, size_t> index_;
+  mutable std::once_flag fingerprinted_;
+  mutable std::string fingerprint_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Checkpoint> open_gguf_checkpoint(const std::filesystem::path& path) {
+  return std::make_shared<const GgufCheckpoint>(path);
+}
+
+}  // namespace emend::models

@@ -1,0 +1,357 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/log.h>
+#include <emend/devices/route.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/gguf/detail/gguf_config.h>
+#include <emend/models/gguf/detail/gguf_container.h>
+#include <emend/models/gguf/detail/gguf_tensors.h>
+#include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
+#include <emend/models/gguf/detail/hf_vocabulary.h>
+#include <emend/models/gguf/gguf_writer.h>
+#include <emend/models/model.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace emend::models {
+namespace {
+
+using Json = nlohmann::json;
+using detail::GgufRecipe;
+
+/// What is being written: values under table names, as they are now and as the checkpoint has them.
+struct Source {
+  const Checkpoint& checkpoint;
+  ModelConfig config;
+  const FamilySpec& family;
+  std::function<at::Tensor(const std::string&)> now;
+  std::function<at::Tensor(const std::string&)> before;  ///< empty: the same
+  std::map<std::string, at::ScalarType> stored_dtype;    ///< by table name
+};
+
+/// Names in the checkpoint by table name: files may leave the base prefix out, multimodal ones put their own in front.
+std::map<std::string, TensorInfo> by_table_name(const Checkpoint& checkpoint, const FamilySpec& family,
+                                                const ModelConfig& config) {
+  std::set<std::string> wanted;
+  for (const ExpectedTensor& tensor : expected_tensors(family, config)) wanted.insert(tensor.name);
+  std::map<std::string, TensorInfo> found;
+  for (const TensorInfo& info : checkpoint.tensors()) {
+    std::vector<std::string> spellings{info.name, family.base_prefix + info.name};
+    for (const std::string prefix : {"language_model.", "model.language_model."})
+      if (info.name.starts_with(prefix)) {
+        spellings.push_back(info.name.substr(prefix.size()));
+        spellings.push_back(family.base_prefix + spellings.back());
+      }
+    for (const std::string& name : spellings)
+      if (wanted.count(name)) found.emplace(name, info);
+  }
+  for (const std::string& name : wanted)
+    if (!found.count(name))
+      throw Error(ErrorClass::kCorruption,
+                  {checkpoint.path().string(), "no tensor \"" + name + "\"", "all tensors of family " + family.name,
+                   "check that config.json and weights belong together"});
+  return found;
+}
+
+Source source_of(const Checkpoint& checkpoint) {
+  const std::string where = checkpoint.path().string();
+  const ModelConfig config = parse_config(checkpoint.config(), where);
+  const FamilySpec& family = family_named(config.family);
+  auto names = by_table_name(checkpoint, family, config);
+  Source source{checkpoint, config, family, {}, {}, {}};
+  for (const auto& [name, info] : names) source.stored_dtype[name] = info.dtype;
+  source.now = [&checkpoint, names = std::move(names)](const std::string& name) {
+    return checkpoint.read(names.at(name).name);
+  };
+  return source;
+}
+
+/// The file whose layout, metadata and untouched tensors are taken over.
+struct Base {
+  detail::GgufFiles files;
+  std::vector<GgufRecipe> recipes;
+};
+
+class Writer {
+ public:
+  Writer(Source source, const std::filesystem::path& path, const GgufWriteOptions& options)
+      : source_(std::move(source)),
+        path_(path),
+        options_(options),
+        architecture_(detail::gguf_architecture_for(source_.config.model_type, source_.checkpoint.path().string())) {
+    std::filesystem::path base = options.base;
+    if (base.empty() && source_.checkpoint.format() == "gguf") base = source_.checkpoint.path();
+    if (!base.empty()) open_base(base);
+  }
+
+  GgufWriteReport write() {
+    report_.architecture = base_ ? base_->files.metadata().required_text("general.architecture") : architecture_.name;
+    detail::GgufConfig config = detail::config_to_gguf(source_.config, architecture_);
+    report_.notes = config.notes;
+    if (base_)
+      plan_from_base();
+    else
+      plan_anew(config);
+    GgufMetadata metadata = base_ ? copied_metadata() : new_metadata(config.metadata);
+    metadata.set_integer("general.file_type", file_type());
+    if (is_quantised_) metadata.set_integer("general.quantization_version", 2);
+    report_progress();
+    report_.bytes = detail::write_container(path_, metadata, alignment_, outputs_);
+    log_notes();
+    return std::move(report_);
+  }
+
+ private:
+  void open_base(const std::filesystem::path& path) {
+    base_.emplace(Base{detail::GgufFiles(path), {}});
+    const GgufFile& meta = base_->files.metadata();
+    const auto& architecture = detail::gguf_architecture(meta.required_text("general.architecture"), path.string());
+    base_->recipes = detail::plan_tensors(base_->files, architecture, source_.family, source_.config);
+    const size_t expected = expected_tensors(source_.family, source_.config).size();
+    if (base_->recipes.size() != expected)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {path.string(),
+                   std::to_string(base_->recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
+                   "a GGUF file of the same model", "name the file that the model was converted to before editing"});
+    alignment_ = meta.alignment();
+  }
+
+  // ---- tensors
+
+  void plan_from_base() {
+    std::map<const GgufTensor*, std::vector<const GgufRecipe*>> users;
+    for (const GgufRecipe& recipe : base_->recipes)
+      for (const auto& piece : recipe.pieces) users[piece.source.tensor].push_back(&recipe);
+    for (const auto& part : base_->files.parts())
+      for (const GgufTensor& tensor : part->tensors()) {
+        const auto& of_tensor = users[&tensor];
+        const bool changed =
+            std::any_of(of_tensor.begin(), of_tensor.end(), [&](auto* recipe) { return is_changed(*recipe); });
+        const GgmlType type = of_tensor.empty() ? tensor.type : type_over_base(tensor, changed);
+        if (!changed && type == tensor.type)
+          add_copy(*part, tensor);
+        else
+          add_encoded(tensor, of_tensor, type, changed);
+      }
+  }
+
+  void plan_anew(const detail::GgufConfig& config) {
+    layout_ = detail::new_layout(architecture_, source_.family, source_.config);
+    std::map<const GgufTensor*, std::vector<const GgufRecipe*>> users;
+    for (const GgufRecipe& recipe : layout_.recipes)
+      for (const auto& piece : recipe.pieces) users[piece.source.tensor].push_back(&recipe);
+    for (const auto& [name, values] : config.tables) add_table(name, values);
+    for (const GgufTensor& tensor : layout_.tensors) {
+      const auto& of_tensor = users.at(&tensor);
+      const at::ScalarType stored = source_.stored_dtype.at(of_tensor.front()->expected.name);
+      const GgmlType own = stored == at::kHalf       ? GgmlType::kF16
+                           : stored == at::kBFloat16 ? GgmlType::kBF16
+                                                     : GgmlType::kF32;
+      const bool changed =
+          std::any_of(of_tensor.begin(), of_tensor.end(), [&](auto* recipe) { return is_changed(*recipe); });
+      add_encoded(tensor, of_tensor, type_of(tensor, options_.type.value_or(own)), changed);
+    }
+  }
+
+  [[nodiscard]] bool is_changed(const GgufRecipe& recipe) {
+    if (!source_.before) return false;
+    const auto known = changed_.find(recipe.expected.name);
+    if (known != changed_.end()) return known->second;
+    const at::Tensor now = source_.now(recipe.expected.name);
+    return changed_[recipe.expected.name] = !at::equal(now, source_.before(recipe.expected.name).to(now.scalar_type()));
+  }
+
+  /// The type of a tensor when all matrices are to be `wanted`, before falling back for odd rows.
+  [[nodiscard]] GgmlType type_of(const GgufTensor& tensor, GgmlType wanted) const {
+    const std::string& name = tensor.name;
+    if (tensor.shape.size() == 1 || !name.ends_with(".weight") || name.ends_with("_norm.weight") ||
+        name == "position_embd.weight" || name.ends_with("ffn_gate_inp.weight"))
+      return GgmlType::kF32;
+    const bool head = name == "output.weight" || (name == "token_embd.weight" && source_.config.tied_head);
+    const bool wide = block_values(wanted) == 1 || wanted == GgmlType::kQ8_0 || wanted == GgmlType::kQ6_K;
+    if (!head || wide) return wanted;
+    return tensor.row_values() % 256 == 0 && architecture_.name != "falcon" ? GgmlType::kQ6_K : GgmlType::kQ8_0;
+  }
+
+  [[nodiscard]] GgmlType type_over_base(const GgufTensor& tensor, bool changed) const {
+    if (options_.type) return type_of(tensor, *options_.type);
+    if (!changed) return tensor.type;
+    const bool wide = block_values(tensor.type) == 1 || tensor.type == GgmlType::kQ8_0;
+    return options_.changed_type ? type_of(tensor, *options_.changed_type) : wide ? tensor.type : GgmlType::kQ8_0;
+  }
+
+  void add_copy(const GgufFile& file, const GgufTensor& tensor) {
+    report_.tensors.push_back({tensor.name, tensor.type, true, false, false, 0, 0});
+    count(tensor.type, tensor);
+    outputs_.push_back({tensor.name, tensor.type, tensor.shape, [&file, &tensor] {
+                          auto* data = const_cast<std::byte*>(file.data(tensor));  // only read from
+                          return at::from_blob(data, {static_cast<int64_t>(tensor.bytes)}, at::kByte);
+                        }});
+  }
+
+  void add_table(const std::string& name, const std::vector<float>& values) {
+    report_.tensors.push_back({name, GgmlType::kF32, false, false, false, 0, 0});
+    outputs_.push_back({name, GgmlType::kF32, {static_cast<int64_t>(values.size())}, [values, name] {
+                          return detail::encode(at::tensor(values, at::kFloat), GgmlType::kF32, name);
+                        }});
+  }
+
+  void add_encoded(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users, GgmlType wanted,
+                   bool changed) {
+    const GgmlType type = type_for_row(wanted, tensor.row_values());
+    count(type, tensor);
+    const size_t index = report_.tensors.size();
+    report_.tensors.push_back({tensor.name, type, false, type != wanted, changed, 0, 0});
+    outputs_.push_back({tensor.name, type, tensor.shape, [this, &tensor, users, type, changed, index] {
+                          const at::Tensor values = detail::assemble(tensor, users, source_.now);
+                          at::Tensor bytes = detail::encode(values, type, path_.string() + ": tensor " + tensor.name);
+                          measure(tensor, users, values, bytes, type, changed, report_.tensors[index]);
+                          return bytes;
+                        }});
+  }
+
+  void measure(const GgufTensor& tensor, const std::vector<const GgufRecipe*>& users, const at::Tensor& values,
+               const at::Tensor& bytes, GgmlType type, bool changed, GgufWrittenTensor& written) const {
+    if (type == GgmlType::kF32) return;
+    const double error = (detail::decode(bytes, type, values) - values).norm().item<double>();
+    const double size = values.norm().item<double>();
+    written.relative_error = size > 0 ? error / size : 0;
+    if (!changed) return;
+    const double change = (values - detail::assemble(tensor, users, source_.before)).norm().item<double>();
+    written.error_of_change = change > 0 ? error / change : 0;
+  }
+
+  // Bytes by type decide what the file calls itself.
+  void count(GgmlType type, const GgufTensor& tensor) {
+    is_quantised_ = is_quantised_ || block_values(type) > 1;
+    if (tensor.shape.size() > 1) values_of_type_[type] += tensor.rows() * tensor.row_values();
+  }
+
+  // ---- metadata
+
+  [[nodiscard]] int64_t file_type() const {
+    static const std::map<GgmlType, int64_t> numbers = {
+        {GgmlType::kF32, 0},     {GgmlType::kF16, 1},     {GgmlType::kQ4_0, 2},  {GgmlType::kQ4_1, 3},
+        {GgmlType::kQ8_0, 7},    {GgmlType::kQ5_0, 8},    {GgmlType::kQ5_1, 9},  {GgmlType::kQ2_K, 10},
+        {GgmlType::kQ3_K, 11},   {GgmlType::kQ4_K, 14},   {GgmlType::kQ5_K, 16}, {GgmlType::kQ6_K, 18},
+        {GgmlType::kIQ4_NL, 25}, {GgmlType::kIQ4_XS, 30}, {GgmlType::kBF16, 32}};
+    if (base_ && !options_.type) return base_->files.metadata().integer("general.file_type").value_or(0);
+    const auto most = std::max_element(values_of_type_.begin(), values_of_type_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto number =
+        most == values_of_type_.end() ? numbers.end() : numbers.find(options_.type.value_or(most->first));
+    return number == numbers.end() ? 0 : number->second;
+  }
+
+  [[nodiscard]] GgufMetadata copied_metadata() const {
+    const GgufFile& meta = base_->files.metadata();
+    GgufMetadata metadata;
+    for (const std::string& key : meta.keys())
+      if (!key.starts_with("split.") && (options_.vocabulary || !key.starts_with("tokenizer.")))
+        metadata.copy(key, *meta.find(key));
+    if (!options_.vocabulary) metadata.set_text("tokenizer.ggml.model", "none");
+    return metadata;
+  }
+
+  [[nodiscard]] GgufMetadata new_metadata(const GgufMetadata& config) {
+    GgufMetadata metadata;
+    metadata.set_text("general.architecture", architecture_.name);
+    metadata.set_text("general.type", "model");
+    metadata.set_text("general.name", name());
+    metadata.append(config);
+    if (options_.keep_config) metadata.set_text(detail::kConfigKey, kept_config().dump());
+    const auto tokenizer = options_.vocabulary ? source_.checkpoint.load_tokenizer() : nullptr;
+    if (!tokenizer) {
+      metadata.set_text("tokenizer.ggml.model", "none");
+      return metadata;
+    }
+    auto [vocabulary, notes] = detail::hf_vocabulary(source_.checkpoint.path(), *tokenizer, source_.config.vocab_size,
+                                                     source_.config.model_type);
+    metadata.append(detail::vocabulary_metadata(vocabulary));
+    report_.notes.insert(report_.notes.end(), notes.begin(), notes.end());
+    return metadata;
+  }
+
+  // The folder's name. That of Phi-3 must say so: llama.cpp, and our reader, treat its special tokens by the name.
+  [[nodiscard]] std::string name() const {
+    const std::filesystem::path folder = source_.checkpoint.path();
+    std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+    if (architecture_.name == "phi3" && name.find("phi-3") == std::string::npos &&
+        name.find("Phi-3") == std::string::npos)
+      name = "phi-3 " + name;
+    return name;
+  }
+
+  // The config.json; of multimodal ones the language model's part.
+  [[nodiscard]] Json kept_config() const {
+    const Json& config = source_.checkpoint.config();
+    if (!config.contains("text_config")) return config;
+    Json text = config["text_config"];
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"})
+      if (config.contains(key) && !config[key].is_null()) text[key] = config[key];
+    if (!text.contains("model_type")) text["model_type"] = architecture_.model_types.front();
+    return text;
+  }
+
+  void report_progress() {
+    if (!options_.progress) return;
+    const auto total = static_cast<double>(outputs_.size());
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      detail::GgufOutput& output = outputs_[i];
+      output.bytes = [this, bytes = output.bytes, name = output.name, done = static_cast<double>(i + 1), total] {
+        at::Tensor stored = bytes();
+        options_.progress({"convert", done, total, name});
+        return stored;
+      };
+    }
+  }
+
+  void log_notes() const {
+    if (!options_.log) return;
+    for (const auto& note : report_.notes) options_.log->warning("gguf.note", path_.filename().string() + ": " + note);
+    int64_t fallen = 0;
+    for (const auto& tensor : report_.tensors) fallen += tensor.fell_back;
+    if (fallen > 0)
+      options_.log->warning(
+          "gguf.fallback", std::to_string(fallen) + " tensors have rows that are not whole blocks of " +
+                               to_string(options_.type.value_or(GgmlType::kF16)) + " and were written in a wider type");
+  }
+
+  Source source_;
+  std::filesystem::path path_;
+  GgufWriteOptions options_;
+  const detail::GgufArchitecture& architecture_;
+  std::optional<Base> base_;
+  detail::GgufLayout layout_;
+  std::vector<detail::GgufOutput> outputs_;
+  std::map<std::string, bool> changed_;
+  std::map<GgmlType, int64_t> values_of_type_;
+  bool is_quantised_ = false;
+  uint64_t alignment_ = 32;
+  GgufWriteReport report_;
+};
+
+}  // namespace
+
+GgufWriteReport write_gguf(const Model& model, const std::filesystem::path& path, const GgufWriteOptions& options) {
+  const at::NoGradGuard no_grad;
+  Source source = source_of(model.checkpoint());
+  source.before = source.now;
+  source.now = [&model](const std::string& name) { return devices::to_host(model.weight(name).detach()); };
+  return Writer(std::move(source), path, options).write();
+}
+
+GgufWriteReport write_gguf(const Checkpoint& checkpoint, const std::filesystem::path& path,
+                           const GgufWriteOptions& options) {
+  if (!options.base.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"write_gguf", "a base for a checkpoint", "no base: nothing was edited",
+                                               "load the model to write its edited weights"});
+  const at::NoGradGuard no_grad;
+  return Writer(source_of(checkpoint), path, options).write();
+}
+
+}  // namespace emend::models
