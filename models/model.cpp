@@ -91,6 +91,10 @@ const Model::State::Weight& Model::State::find(const std::string& name) const {
                                       "a tensor of the checkpoint", close.empty() ? "" : "did you mean \"" + close + "\"?"});
 }
 
+bool Model::has_weight(const std::string& name) const noexcept {
+  return state_->weights.count(name) > 0 || state_->synonyms.count(name) > 0;
+}
+
 at::Tensor Model::weight(const std::string& name) const { return state_->find(name).tensor; }
 
 std::vector<at::Tensor> Model::weight_copies(const std::string& name) const {

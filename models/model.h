@@ -94,6 +94,7 @@ class Model {
   /// file leaves out, and the head's name in a tied model, are understood too. The returned tensor shares storage with the model; only
   /// editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the closest name.
   [[nodiscard]] at::Tensor weight(const std::string& name) const;
+  [[nodiscard]] bool has_weight(const std::string& name) const noexcept;
   [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
   /// The weight and, where it also lives on a second device, its copy there (PlacementPlan::tied_copy): who writes to one
   /// in place must write to all. set_weight does.

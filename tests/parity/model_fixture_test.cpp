@@ -4,6 +4,7 @@
 
 #include <iostream>
 
+#include "support/debug_models.h"
 #include "support/shared.h"
 
 namespace emend::models {

@@ -1,6 +1,7 @@
 // Tiny random models of every family.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
@@ -11,6 +12,9 @@
 #include <vector>
 
 namespace emend::testing {
+
+// Matrices this small gain nothing from threads, and threads that wait for each other on a busy machine cost seconds.
+inline const bool kOneThread = (at::set_num_threads(1), true);
 
 /// A debug flavour of a family ("llama", "plain"); the first flavour if none is named.
 inline nlohmann::json debug_config(const std::string& family, const std::string& flavour = "") {

@@ -1,0 +1,209 @@
+// Writing a model as a Hugging Face folder.
+//
+// A tensor counts as changed when its weight differs from what the checkpoint gives in the model's own dtype: loading a
+// float32 file in bfloat16 changes nothing by itself. Files without a changed tensor are linked; changed ones keep their
+// layout and every other byte. config.json comes last, so that a folder that was not finished is not a model.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/models/detail/hf_checkpoint.h>
+#include <emend/models/model.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <set>
+
+namespace emend::models {
+namespace {
+
+namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr uint64_t kShardBytes = uint64_t{5} << 30;
+
+std::string torch_name(at::ScalarType dtype) {
+  return dtype == at::kHalf ? "float16" : dtype == at::kBFloat16 ? "bfloat16" : "float32";
+}
+
+// The weight as the file should hold it. Throws if the narrower dtype cannot hold it.
+at::Tensor as_stored(const at::Tensor& weight, at::ScalarType dtype, const std::string& name) {
+  const at::Tensor host = devices::to_host(weight.detach(), devices::Purpose::kHost);
+  const at::Tensor stored = host.to(dtype);
+  if (dtype == at::kHalf && !at::isfinite(stored.sum(at::kFloat)).item<bool>() && !at::isfinite(stored).all().item<bool>())
+    throw Error(ErrorClass::kNumeric, {"save_model", "tensor \"" + name + "\" has values beyond float16's range", "at most 65504",
+                                       "save in bfloat16 or float32"});
+  return stored;
+}
+
+bool is_changed(const at::Tensor& weight, const at::Tensor& original) {
+  return !at::equal(devices::to_host(weight.detach()), original.to(weight.scalar_type()));
+}
+
+void prepare_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error || !fs::is_directory(folder))
+    throw Error(ErrorClass::kIo, {folder.string(), "cannot create the folder (" + error.message() + ")", "",
+                                  "check the path and its permissions"});
+}
+
+bool is_weight_file(const std::string& name) {
+  return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+}
+
+// Weight files of an earlier save that the new one does not overwrite would make the folder ambiguous.
+void remove_stale(const fs::path& folder, const std::set<std::string>& written) {
+  std::vector<fs::path> stale;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (is_weight_file(name) && !written.count(name)) stale.push_back(entry.path());
+  }
+  for (const fs::path& path : stale) fs::remove(path);
+}
+
+void link_or_copy(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  const fs::path real = fs::canonical(from);
+  if (fs::exists(to) && fs::equivalent(real, to)) return;
+  fs::remove(to, error);
+  fs::create_hard_link(real, to, error);
+  if (!error) return;
+  fs::copy_file(real, to, fs::copy_options::overwrite_existing, error);
+  if (error)
+    throw Error(ErrorClass::kIo, {to.string(), "cannot copy " + real.string() + " (" + error.message() + ")", "",
+                                  "check the free space and the permissions"});
+}
+
+// Tokenizer, generation settings, chat template, remote code, licence: whatever is small text beside the weights.
+void copy_companions(const fs::path& from, const fs::path& to) {
+  if (fs::equivalent(from, to)) return;
+  static const std::set<std::string> kKinds = {".json", ".txt", ".model", ".tiktoken", ".py", ".jinja"};
+  for (const auto& entry : fs::directory_iterator(from)) {
+    const std::string name = entry.path().filename().string();
+    const bool licence = name.starts_with("LICENSE") || name.starts_with("NOTICE");
+    if (!entry.is_regular_file() || name == "config.json" || is_weight_file(name) || name.ends_with(".index.json") ||
+        !(licence || kKinds.count(entry.path().extension().string())))
+      continue;
+    write_file(to / name, read_file(entry.path()));
+  }
+}
+
+std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return original;
+  OrderedJson config = OrderedJson::parse(original);
+  bool named = false;
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (config.contains(key)) config[key] = torch_name(*dtype), named = true;
+  if (!named) config["torch_dtype"] = torch_name(*dtype);
+  return config.dump(2) + "\n";
+}
+
+// One weight file of the checkpoint; returns the names of its changed tensors and adds its bytes to `total`.
+std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoint::Shard& shard, const fs::path& target,
+                                    std::optional<at::ScalarType> dtype, uint64_t& total) {
+  std::vector<std::string> changed;
+  std::map<std::string, at::Tensor> replaced;
+  bool converted = false;
+  for (const auto& [name, info] : shard.file->tensors()) {
+    const at::ScalarType wanted = dtype && at::isFloatingType(info.dtype) ? *dtype : info.dtype;
+    const at::Tensor original = shard.file->tensor(name);
+    const bool edited = model.has_weight(name) && is_changed(model.weight(name), original);
+    total += static_cast<uint64_t>(original.numel()) * c10::elementSize(wanted);
+    if (!edited && wanted == info.dtype) continue;
+    converted = converted || wanted != info.dtype;
+    replaced[name] = as_stored(edited ? model.weight(name) : original, wanted, name);
+    changed.push_back(name);
+  }
+  if (changed.empty()) {
+    link_or_copy(shard.path, target);
+  } else if (!converted) {
+    patch_safetensors(shard.path, target, replaced);
+  } else {
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    for (const auto& [name, info] : shard.file->tensors())
+      tensors.emplace_back(name, replaced.count(name) ? replaced.at(name) : shard.file->tensor(name));
+    write_safetensors(target, tensors, shard.file->metadata());
+  }
+  return changed;
+}
+
+std::vector<std::string> save_from_folder(const Model& model, const detail::HfCheckpoint& source, const fs::path& folder,
+                                          std::optional<at::ScalarType> dtype) {
+  std::vector<std::string> changed;
+  std::set<std::string> written;
+  uint64_t total = 0;
+  for (const auto& shard : source.shards()) {
+    const std::string name = shard.path.filename().string();
+    for (auto& tensor : save_shard(model, shard, folder / name, dtype, total)) changed.push_back(std::move(tensor));
+    written.insert(name);
+  }
+  if (source.index()) {
+    nlohmann::json index = *source.index();
+    if (dtype) index["metadata"]["total_size"] = total;
+    const std::string name = "model.safetensors.index.json";
+    write_file(folder / name, index.dump(2) + "\n");
+    written.insert(name);
+  }
+  remove_stale(folder, written);
+  copy_companions(source.path(), folder);
+  write_file(folder / "config.json", config_text(source.config_text(), dtype));
+  return changed;
+}
+
+// All weights anew, in files of at most 5 GB.
+std::vector<std::string> save_from_other(const Model& model, const fs::path& folder, at::ScalarType dtype) {
+  std::vector<std::string> changed;
+  std::vector<std::vector<std::string>> shards(1);
+  uint64_t total = 0, in_shard = 0;
+  for (const std::string& name : model.weight_names()) {
+    const at::Tensor weight = model.weight(name);
+    if (is_changed(weight, model.checkpoint().read(name))) changed.push_back(name);
+    const uint64_t bytes = static_cast<uint64_t>(weight.numel()) * c10::elementSize(dtype);
+    if (in_shard > 0 && in_shard + bytes > kShardBytes) {
+      shards.emplace_back();
+      in_shard = 0;
+    }
+    shards.back().push_back(name);
+    in_shard += bytes;
+    total += bytes;
+  }
+  std::set<std::string> written;
+  OrderedJson index = {{"metadata", {{"total_size", total}}}, {"weight_map", OrderedJson::object()}};
+  for (size_t i = 0; i < shards.size(); ++i) {
+    char numbered[64];
+    std::snprintf(numbered, sizeof numbered, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    const std::string file = shards.size() == 1 ? "model.safetensors" : numbered;
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    for (const std::string& name : shards[i]) {
+      tensors.emplace_back(name, as_stored(model.weight(name), dtype, name));
+      index["weight_map"][name] = file;
+    }
+    write_safetensors(folder / file, tensors, {{"format", "pt"}});
+    written.insert(file);
+  }
+  if (shards.size() > 1) {
+    written.insert("model.safetensors.index.json");
+    write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  remove_stale(folder, written);
+  if (model.has_tokenizer()) save_tokenizer(model.tokenizer(), folder);
+  write_file(folder / "config.json", config_text(model.checkpoint().config().dump(2), dtype));
+  return changed;
+}
+
+}  // namespace
+
+std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
+  if (dtype && *dtype != at::kFloat && *dtype != at::kHalf && *dtype != at::kBFloat16)
+    throw Error(ErrorClass::kInvalidArgument, {"save_model", std::string("dtype ") + c10::toString(*dtype),
+                                               "float32, float16 or bfloat16", ""});
+  const at::NoGradGuard no_grad;
+  prepare_folder(folder);
+  if (const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&model.checkpoint()))
+    return save_from_folder(model, *source, folder, dtype);
+  return save_from_other(model, folder, dtype.value_or(at::kFloat));
+}
+
+}  // namespace emend::models
