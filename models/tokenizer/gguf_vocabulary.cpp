@@ -1,35 +1,55 @@
 #include <emend/core/error.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/gguf_pre.h>
 #include <emend/models/tokenizer/detail/post_processor.h>
 #include <emend/models/tokenizer/detail/sources.h>
+#include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/gguf_vocabulary.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <numeric>
 
 namespace emend::models {
 namespace {
 
-using nlohmann::json;
 using detail::kNoToken;
 using detail::PipelineSpec;
+using nlohmann::json;
 
 constexpr const char* kMetaspace = "\xE2\x96\x81";
 enum TokenType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
-[[noreturn]] void damaged(const GgufVocabulary& source, const std::string& key, const std::string& got, const std::string& expected) {
-  throw Error(ErrorClass::kCorruption, {source.source + ": key \"tokenizer.ggml." + key + "\"", got, expected, "get the file again"});
+[[noreturn]] void damaged(const GgufVocabulary& source, const std::string& key, const std::string& got,
+                          const std::string& expected) {
+  throw Error(ErrorClass::kCorruption,
+              {source.source + ": key \"tokenizer.ggml." + key + "\"", got, expected, "get the file again"});
 }
 
-int32_t type_of(const GgufVocabulary& source, size_t id) { return source.token_types.empty() ? kNormal : source.token_types[id]; }
+int32_t type_of(const GgufVocabulary& source, size_t id) {
+  return source.token_types.empty() ? kNormal : source.token_types[id];
+}
+
+void check_texts(const GgufVocabulary& source) {
+  const auto check = [&](const std::vector<std::string>& texts, const char* key) {
+    for (size_t i = 0; i < texts.size(); ++i)
+      if (detail::find_invalid_utf8(texts[i]) != detail::kNone)
+        damaged(source, std::string(key) + "[" + std::to_string(i) + "]", "bytes that are not valid UTF-8",
+                "text in UTF-8");
+  };
+  check(source.tokens, "tokens");
+  check(source.merges, "merges");
+}
 
 void check_sizes(const GgufVocabulary& source) {
   const size_t count = source.tokens.size();
   if (count == 0) damaged(source, "tokens", "no tokens", "a vocabulary");
-  if (count > static_cast<size_t>(detail::kMaxTokenId)) damaged(source, "tokens", std::to_string(count) + " tokens", "fewer");
+  if (count > static_cast<size_t>(detail::kMaxTokenId))
+    damaged(source, "tokens", std::to_string(count) + " tokens", "fewer");
   const auto same = [&](size_t size, const char* key) {
-    if (size != 0 && size != count) damaged(source, key, std::to_string(size) + " values", std::to_string(count) + ", one for each token");
+    if (size != 0 && size != count)
+      damaged(source, key, std::to_string(size) + " values", std::to_string(count) + ", one for each token");
   };
   same(source.scores.size(), "scores");
   same(source.token_types.size(), "token_type");
@@ -47,10 +67,12 @@ void check_sizes(const GgufVocabulary& source) {
 void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
   // Phi-3's special tokens take the white space behind them; the file has no place to say so.
   std::string name = source.name;
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const bool phi3 = name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
   spec.vocabulary.reserve(source.tokens.size());
-  for (size_t id = 0; id < source.tokens.size(); ++id) spec.vocabulary.add(source.tokens[id], static_cast<uint32_t>(id));
+  for (size_t id = 0; id < source.tokens.size(); ++id)
+    spec.vocabulary.add(source.tokens[id], static_cast<uint32_t>(id));
   for (size_t id = 0; id < source.tokens.size(); ++id) {
     const int32_t type = type_of(source, id);
     if (type != kControl && type != kUserDefined && type != kUnknown) continue;
@@ -58,22 +80,25 @@ void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
     detail::AddedToken token;
     token.content = source.tokens[id];
     token.special = type != kUserDefined;
-    token.rstrip = phi3 && token.special && token.content != "<unk>" && token.content != "<s>" && token.content != "<|endoftext|>";
+    token.rstrip =
+        phi3 && token.special && token.content != "<unk>" && token.content != "<s>" && token.content != "<|endoftext|>";
     spec.add_token(std::move(token));
   }
 }
 
 void read_merges(const GgufVocabulary& source, PipelineSpec& spec) {
-  if (source.merges.empty()) damaged(source, "merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
+  if (source.merges.empty())
+    damaged(source, "merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
   spec.merges.reserve(source.merges.size());
   for (size_t i = 0; i < source.merges.size(); ++i) {
     const std::string& text = source.merges[i];
     const size_t space = text.find(' ', 1);  // a piece may itself be a space
     const std::string left = text.substr(0, space), right = space == std::string::npos ? "" : text.substr(space + 1);
-    const detail::Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right), spec.vocabulary.find(left + right),
-                              static_cast<uint32_t>(i)};
+    const detail::Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
+                              spec.vocabulary.find(left + right), static_cast<uint32_t>(i)};
     if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
-      damaged(source, "merges[" + std::to_string(i) + "]", "got \"" + text + "\"", "two tokens that make a third");
+      damaged(source, "merges[" + std::to_string(i) + "]", "got \"" + detail::excerpt(text) + "\"",
+              "two tokens that make a third");
     spec.merges.push_back(merge);
   }
 }
@@ -86,7 +111,8 @@ void rank_by_score(const GgufVocabulary& source, PipelineSpec& spec) {
     if (std::isnan(source.scores[id])) damaged(source, "scores[" + std::to_string(id) + "]", "not a number", "a score");
     if (type_of(source, id) == kNormal) order.push_back(id);
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return source.scores[a] > source.scores[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return source.scores[a] > source.scores[b]; });
   std::vector<uint32_t> ranks(source.tokens.size(), kNoToken);
   for (uint32_t i = 0; i < order.size(); ++i) {
     const bool tie = i > 0 && source.scores[order[i]] == source.scores[order[i - 1]];
@@ -110,7 +136,8 @@ void make_sentencepiece(const GgufVocabulary& source, PipelineSpec& spec) {
   steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kMetaspace}});
   spec.normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
   json decoders = {{{"type", "Replace"}, {"pattern", {{"String", kMetaspace}}}, {"content", " "}},
-                   {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+                   {{"type", "ByteFallback"}},
+                   {{"type", "Fuse"}}};
   if (prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   spec.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
 }
@@ -128,6 +155,7 @@ void make_byte_level(const GgufVocabulary& source, PipelineSpec& spec) {
 
 std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
   check_sizes(source);
+  check_texts(source);
   PipelineSpec spec;
   spec.file = source.source;
   add_tokens(source, spec);
@@ -139,8 +167,9 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
     make_byte_level(source, spec);
     add_bos = detail::gguf_pre(source.pre.empty() ? "default" : source.pre, source.source).add_bos;
   } else {
-    throw Error(ErrorClass::kUnsupported, {source.source + ": key \"tokenizer.ggml.model\"", "got \"" + source.model + "\"", "\"gpt2\" or \"llama\"",
-                                           "use a file with such a vocabulary"});
+    throw Error(ErrorClass::kUnsupported,
+                {source.source + ": key \"tokenizer.ggml.model\"", "got \"" + detail::excerpt(source.model) + "\"",
+                 "\"gpt2\" or \"llama\"", "use a file with such a vocabulary"});
   }
   SpecialTokens& special = spec.special;
   special.bos = source.bos;
@@ -149,13 +178,14 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
   special.pad = source.pad;
   if (source.eos) special.eos_ids.push_back(*source.eos);
   if (source.eot && source.eot != source.eos) special.eos_ids.push_back(*source.eot);
-  special.chat_template = source.chat_template;
+  special.chat_template = detail::repair_utf8(source.chat_template);
   const auto around = [&](bool wanted, const std::optional<int64_t>& id) {
     std::vector<std::pair<std::string, int64_t>> pieces;
     if (wanted && id) pieces.emplace_back(source.tokens[static_cast<size_t>(*id)], *id);
     return pieces;
   };
-  const auto prefix = around(source.add_bos.value_or(add_bos), source.bos), suffix = around(source.add_eos.value_or(false), source.eos);
+  const auto prefix = around(source.add_bos.value_or(add_bos), source.bos),
+             suffix = around(source.add_eos.value_or(false), source.eos);
   if (!prefix.empty() || !suffix.empty()) spec.post_processor = detail::template_processor(prefix, suffix);
   return detail::make_pipeline(std::move(spec));
 }

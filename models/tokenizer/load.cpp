@@ -9,7 +9,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& folder) {
   using namespace detail;
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
-    throw Error(ErrorClass::kNotFound, {folder.string(), "no such folder", "a folder with a tokenizer", "check the path"});
+    throw Error(ErrorClass::kNotFound,
+                {folder.string(), "no such folder", "a folder with a tokenizer", "check the path"});
   const auto has = [&folder](const char* name) { return std::filesystem::is_regular_file(folder / name); };
   const FolderConfig config(folder);
   if (has("tokenizer.json")) {
@@ -35,9 +36,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& folder) {
     spec.files = config.files({entry.path().filename().string()});
     return make_pipeline(std::move(spec));
   }
-  throw Error(ErrorClass::kNotFound, {folder.string(), "no tokenizer in this folder",
-                                      "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or a .tiktoken file",
-                                      "copy the tokenizer files of the model into the folder"});
+  throw Error(ErrorClass::kNotFound,
+              {folder.string(), "no tokenizer in this folder",
+               "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or a .tiktoken file",
+               "copy the tokenizer files of the model into the folder"});
 }
 
 }  // namespace emend::models

@@ -12,10 +12,12 @@ std::vector<int64_t> Tokenizer::encode_ids(std::string_view text, bool add_speci
 }
 
 bool Tokenizer::adds_bos() const {
-  return special_.bos && std::find(special_.prefix_ids.begin(), special_.prefix_ids.end(), *special_.bos) != special_.prefix_ids.end();
+  return special_.bos &&
+         std::find(special_.prefix_ids.begin(), special_.prefix_ids.end(), *special_.bos) != special_.prefix_ids.end();
 }
 
-StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special) : tokenizer_(tokenizer), skip_special_(skip_special) {}
+StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special)
+    : tokenizer_(tokenizer), skip_special_(skip_special) {}
 
 std::string StreamDecoder::push(int64_t id) {
   if (skip_special_ && tokenizer_.is_special(id)) return {};
@@ -40,8 +42,8 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& fol
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error)
-    throw Error(ErrorClass::kIo, {folder.string(), "cannot make the folder (" + error.message() + ")", "a folder that can be written",
-                                  "check the path and its permissions"});
+    throw Error(ErrorClass::kIo, {folder.string(), "cannot make the folder (" + error.message() + ")",
+                                  "a folder that can be written", "check the path and its permissions"});
   tokenizer.save(folder);
 }
 

@@ -48,10 +48,10 @@ struct Encoding {
 /// What surrounds the vocabulary: the special ids and the chat template.
 struct SpecialTokens {
   std::optional<int64_t> bos, eos, unk, pad;
-  std::vector<int64_t> eos_ids;       ///< every id that ends a generation; contains `eos`
-  std::vector<int64_t> prefix_ids;    ///< what add_special puts in front of the text
-  std::vector<int64_t> suffix_ids;    ///< what add_special puts behind the text (usually empty)
-  std::string chat_template;          ///< Jinja text; empty if there is none
+  std::vector<int64_t> eos_ids;     ///< every id that ends a generation; contains `eos`
+  std::vector<int64_t> prefix_ids;  ///< what add_special puts in front of the text
+  std::vector<int64_t> suffix_ids;  ///< what add_special puts behind the text (usually empty)
+  std::string chat_template;        ///< Jinja text; empty if there is none
 };
 
 /// A tokenizer. Immutable after construction and safe to use from many threads at once.

@@ -17,7 +17,9 @@ bool ends_with_word(std::string_view text) {
   return !text.empty() && is_word(decode_utf8(text.data() + last_character(text)));
 }
 
-bool starts_with_word(std::string_view text) { return !text.empty() && is_word(decode_utf8(text.data())); }
+bool starts_with_word(std::string_view text) {
+  return !text.empty() && is_word(decode_utf8(text.data()));
+}
 
 size_t white_space_before(std::string_view text, size_t end) {
   while (end > 0) {

@@ -70,7 +70,8 @@ bool Bpe::check_metaspace() const {
   if (options_.byte_level || options_.ignore_merges || vocabulary_.find(kMetaspace) == kNoToken) return false;
   for (const Merge& merge : merges_.sorted()) {
     const auto left = vocabulary_.piece(merge.left).value_or(""), right = vocabulary_.piece(merge.right).value_or("");
-    if (right.substr(0, 3) == kMetaspace && (left.size() < 3 || left.substr(left.size() - 3) != kMetaspace)) return false;
+    if (right.substr(0, 3) == kMetaspace && (left.size() < 3 || left.substr(left.size() - 3) != kMetaspace))
+      return false;
   }
   return true;
 }
@@ -134,7 +135,8 @@ void Bpe::initial_characters(std::string_view word, std::vector<Symbol>& symbols
   for (uint32_t at = 0; at < word.size();) {
     const auto length = static_cast<uint32_t>(utf8_length(word[at]));
     const uint32_t end = at + length;
-    const uint32_t id = length == 1 ? ascii_ids_[static_cast<unsigned char>(word[at])] : vocabulary_.find(word.substr(at, length));
+    const uint32_t id =
+        length == 1 ? ascii_ids_[static_cast<unsigned char>(word[at])] : vocabulary_.find(word.substr(at, length));
     const auto byte_id = [&](uint32_t i) { return byte_ids_[static_cast<unsigned char>(word[i])]; };
     if (id != kNoToken) {
       symbols.push_back({id, at, end, nullptr});

@@ -69,8 +69,8 @@ class Bpe {
   Vocabulary vocabulary_;
   MergeTable merges_;
   BpeOptions options_;
-  std::array<uint32_t, 256> byte_ids_{};      // byte_level: the piece of one byte; byte_fallback: <0xNN>
-  std::array<uint32_t, 128> ascii_ids_{};     // pieces of one ASCII character
+  std::array<uint32_t, 256> byte_ids_{};   // byte_level: the piece of one byte; byte_fallback: <0xNN>
+  std::array<uint32_t, 128> ascii_ids_{};  // pieces of one ASCII character
   bool has_byte_pieces_ = false;
   bool splits_at_metaspace_ = false;
   WordCache cache_;

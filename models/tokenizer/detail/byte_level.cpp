@@ -4,7 +4,9 @@
 namespace emend::models::detail {
 namespace {
 
-bool is_printable(int byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
+bool is_printable(int byte) {
+  return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
 
 struct Tables {
   std::array<std::string, 256> characters;
@@ -28,7 +30,9 @@ const Tables& tables() {
 
 }  // namespace
 
-const std::array<std::string, 256>& byte_level_characters() { return tables().characters; }
+const std::array<std::string, 256>& byte_level_characters() {
+  return tables().characters;
+}
 
 int byte_of_character(char32_t character) {
   return character < tables().bytes.size() ? tables().bytes[character] : -1;

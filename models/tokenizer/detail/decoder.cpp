@@ -1,4 +1,5 @@
 #include <emend/models/tokenizer/detail/byte_level.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/decoder.h>
 #include <emend/models/tokenizer/detail/pattern.h>
 #include <emend/models/tokenizer/detail/unicode.h>
@@ -116,7 +117,8 @@ class StripDecoder final : public DecodeStep {
 /// ▁ becomes a space, and nothing in the first piece if the encoder put a prefix there.
 class MetaspaceDecoder final : public DecodeStep {
  public:
-  MetaspaceDecoder(std::string replacement, bool drops_first) : replacement_(std::move(replacement)), drops_first_(drops_first) {}
+  MetaspaceDecoder(std::string replacement, bool drops_first)
+      : replacement_(std::move(replacement)), drops_first_(drops_first) {}
   void apply(std::vector<std::string>& pieces) const override {
     for (size_t i = 0; i < pieces.size(); ++i) apply_one(pieces[i], i == 0);
   }
@@ -159,13 +161,16 @@ void collect(const JsonView& view, Steps& steps, bool& fused, int depth) {
     auto pattern = make_pattern(view.at("pattern"));
     if (pattern) steps.push_back(std::make_unique<ReplaceDecoder>(std::move(*pattern), view.at("content").string()));
   } else if (type == "Strip") {
-    steps.push_back(std::make_unique<StripDecoder>(one_character(view.at("content")), view.at("start").integer(0, kMaxStrip),
+    steps.push_back(std::make_unique<StripDecoder>(one_character(view.at("content")),
+                                                   view.at("start").integer(0, kMaxStrip),
                                                    view.at("stop").integer(0, kMaxStrip), fused));
   } else if (type == "Metaspace") {
-    const bool never = view.string_or("prepend_scheme", "always") == "never" || !view.boolean_or("add_prefix_space", true);
+    const bool never =
+        view.string_or("prepend_scheme", "always") == "never" || !view.boolean_or("add_prefix_space", true);
     steps.push_back(std::make_unique<MetaspaceDecoder>(one_character(view.at("replacement")), !never));
   } else {
-    view.unsupported("the decoder \"" + type + "\"", "ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace or Sequence");
+    view.unsupported("the decoder \"" + excerpt(type) + "\"",
+                     "ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace or Sequence");
   }
 }
 

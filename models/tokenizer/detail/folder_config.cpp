@@ -63,7 +63,8 @@ void FolderConfig::read_added_tokens() {
     for (const auto& [key, ignored] : decoder.value().items()) {
       AddedToken token = read_added_token(decoder.at(key));
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token.id);
-      if (error != std::errc() || end != key.data() + key.size() || token.id > kMaxTokenId) decoder.at(key).fail("an id as key");
+      if (error != std::errc() || end != key.data() + key.size() || token.id > kMaxTokenId)
+        decoder.at(key).fail("an id as key");
       added_.push_back(std::move(token));
     }
   }
@@ -74,7 +75,8 @@ void FolderConfig::read_added_tokens() {
     token.content = content;
     token.id = static_cast<uint32_t>(view.at(content).integer(0, kMaxTokenId));
     token.special = false;
-    if (std::none_of(added_.begin(), added_.end(), [&](const AddedToken& other) { return other.content == token.content; }))
+    if (std::none_of(added_.begin(), added_.end(),
+                     [&](const AddedToken& other) { return other.content == token.content; }))
       added_.push_back(std::move(token));
   }
   std::sort(added_.begin(), added_.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
@@ -101,7 +103,8 @@ std::vector<std::pair<std::string, int64_t>> FolderConfig::special_token_ids() c
   if (!config.has("special_tokens")) return result;
   const JsonView tokens = config.at("special_tokens");
   if (!tokens.value().is_object()) tokens.fail("an object of pieces and ids");
-  for (const auto& [piece, ignored] : tokens.value().items()) result.emplace_back(piece, tokens.at(piece).integer(0, kMaxTokenId));
+  for (const auto& [piece, ignored] : tokens.value().items())
+    result.emplace_back(piece, tokens.at(piece).integer(0, kMaxTokenId));
   return result;
 }
 
@@ -151,12 +154,15 @@ void FolderConfig::fill(SpecialTokens& special, const FindId& find) const {
 
 void FolderConfig::apply(PipelineSpec& spec) const {
   for (const AddedToken& token : added_)
-    if (std::none_of(spec.added.begin(), spec.added.end(), [&](const AddedToken& other) { return other.content == token.content; }))
+    if (std::none_of(spec.added.begin(), spec.added.end(),
+                     [&](const AddedToken& other) { return other.content == token.content; }))
       spec.add_token_with_id(token, (folder_ / kConfigFile).string());
   for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
     const auto text = special_text(key);
     if (!text || spec.find(*text) == kNoToken) continue;
-    if (std::any_of(spec.added.begin(), spec.added.end(), [&](const AddedToken& other) { return other.content == *text; })) continue;
+    if (std::any_of(spec.added.begin(), spec.added.end(),
+                    [&](const AddedToken& other) { return other.content == *text; }))
+      continue;
     AddedToken token;
     token.content = *text;
     spec.add_token(std::move(token));
@@ -173,14 +179,16 @@ void FolderConfig::apply(PipelineSpec& spec) const {
     if (wanted && id) pieces.emplace_back(special_text(key).value_or(""), *id);
     return pieces;
   };
-  spec.post_processor = template_processor(around(spec.special.bos, "bos_token", *flag("add_bos_token")),
-                                           around(spec.special.eos, "eos_token", flag("add_eos_token").value_or(false)));
+  spec.post_processor =
+      template_processor(around(spec.special.bos, "bos_token", *flag("add_bos_token")),
+                         around(spec.special.eos, "eos_token", flag("add_eos_token").value_or(false)));
 }
 
 std::vector<std::filesystem::path> FolderConfig::files(const std::vector<std::string>& main) const {
   std::vector<std::filesystem::path> result;
   std::vector<std::string> names = main;
-  for (const char* name : {kConfigFile, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"})
+  for (const char* name :
+       {kConfigFile, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"})
     names.emplace_back(name);
   // Python classes that transformers loads with the checkpoint.
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {

@@ -10,7 +10,7 @@ struct GgufPre {
   nlohmann::json pre_tokenizer;  ///< as in a tokenizer.json
   bool nfc = false;
   bool ignore_merges = false;
-  bool add_bos = false;          ///< unless the file says otherwise
+  bool add_bos = false;  ///< unless the file says otherwise
 };
 
 /// Throws Error(kUnsupported) naming `file` for an unknown name, with the closest known one.

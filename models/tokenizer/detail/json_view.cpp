@@ -1,3 +1,4 @@
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 
 #include <algorithm>
@@ -7,8 +8,9 @@ namespace emend::models::detail {
 using nlohmann::json;
 
 void fail_json_depth(const std::string& file) {
-  throw Error(ErrorClass::kCorruption, {file, "the JSON text is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels",
-                                        "a tokenizer file", "get the file again"});
+  throw Error(ErrorClass::kCorruption,
+              {file, "the JSON text is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels",
+               "a tokenizer file", "get the file again"});
 }
 
 json parse_json(std::string_view text, const std::string& file) {
@@ -24,10 +26,9 @@ json parse_json(std::string_view text, const std::string& file) {
     const auto line = 1 + std::count(text.begin(), text.begin() + byte, '\n');
     const size_t line_start = text.substr(0, byte).rfind('\n');
     const size_t column = byte - (line_start == std::string_view::npos ? 0 : line_start + 1) + 1;
-    throw Error(ErrorClass::kCorruption,
-                {file + ":" + std::to_string(line) + ":" + std::to_string(column),
-                 byte >= text.size() ? "the JSON text ends too early" : "not valid JSON here", "a complete JSON document in UTF-8",
-                 "get the file again"});
+    throw Error(ErrorClass::kCorruption, {file + ":" + std::to_string(line) + ":" + std::to_string(column),
+                                          byte >= text.size() ? "the JSON text ends too early" : "not valid JSON here",
+                                          "a complete JSON document in UTF-8", "get the file again"});
   }
 }
 
@@ -40,16 +41,18 @@ bool JsonView::has(const std::string& key) const {
 JsonView JsonView::at(const std::string& key) const {
   if (!value_->is_object()) fail("an object");
   const auto found = value_->find(key);
-  const std::string path = path_.empty() ? key : path_ + "." + key;
+  const std::string path = path_.empty() ? key : path_ + "." + excerpt(key);
   if (found == value_->end())
-    throw Error(ErrorClass::kCorruption, {file_, "the key \"" + path + "\" is missing", "a complete tokenizer file", "get the file again"});
+    throw Error(ErrorClass::kCorruption,
+                {file_, "the key \"" + path + "\" is missing", "a complete tokenizer file", "get the file again"});
   return {*found, file_, path};
 }
 
 std::vector<JsonView> JsonView::elements() const {
   std::vector<JsonView> views;
   if (value_->is_array()) {
-    for (size_t i = 0; i < value_->size(); ++i) views.emplace_back((*value_)[i], file_, path_ + "[" + std::to_string(i) + "]");
+    for (size_t i = 0; i < value_->size(); ++i)
+      views.emplace_back((*value_)[i], file_, path_ + "[" + std::to_string(i) + "]");
   } else {
     fail("an array");
   }

@@ -42,7 +42,9 @@ class JsonView {
   [[nodiscard]] const std::string& string() const;
   [[nodiscard]] int64_t integer(int64_t lowest, int64_t highest) const;
   [[nodiscard]] bool boolean() const;
-  [[nodiscard]] bool boolean_or(const std::string& key, bool fallback) const { return has(key) ? at(key).boolean() : fallback; }
+  [[nodiscard]] bool boolean_or(const std::string& key, bool fallback) const {
+    return has(key) ? at(key).boolean() : fallback;
+  }
   [[nodiscard]] std::string string_or(const std::string& key, const std::string& fallback) const {
     return has(key) ? at(key).string() : fallback;
   }

@@ -1,4 +1,5 @@
 #include <emend/models/tokenizer/detail/byte_level.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/normalizer.h>
 #include <emend/models/tokenizer/detail/pattern.h>
 #include <emend/models/tokenizer/detail/unicode.h>
@@ -118,7 +119,8 @@ void collect(const JsonView& view, ComposeTables tables, NormalizerChain& chain,
   } else if (type == "ByteLevel") {
     chain.push_back(std::make_unique<ByteLevelNormalizer>());
   } else {
-    view.unsupported("the normalizer \"" + type + "\"", "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, ByteLevel or Sequence");
+    view.unsupported("the normalizer \"" + excerpt(type) + "\"",
+                     "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, ByteLevel or Sequence");
   }
 }
 

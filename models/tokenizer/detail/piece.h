@@ -75,9 +75,10 @@ template <class... Arguments>
 class FunctionRef<void(Arguments...)> {
  public:
   template <class Callable>
-    requires(!std::is_same_v<std::remove_cv_t<Callable>, FunctionRef>)  // copying copies, and does not wrap
-  FunctionRef(Callable& callable)                                       // NOLINT: implicit on purpose
-      : object_(&callable), call_([](void* object, Arguments... arguments) { (*static_cast<Callable*>(object))(arguments...); }) {}
+  requires(!std::is_same_v<std::remove_cv_t<Callable>, FunctionRef>)  // copying copies, and does not wrap
+      FunctionRef(Callable& callable)                                 // NOLINT: implicit on purpose
+      : object_(&callable),
+        call_([](void* object, Arguments... arguments) { (*static_cast<Callable*>(object))(arguments...); }) {}
   void operator()(Arguments... arguments) const { call_(object_, arguments...); }
 
  private:

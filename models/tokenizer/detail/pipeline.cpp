@@ -115,7 +115,8 @@ class Pipeline final : public Tokenizer {
 
   void save(const std::filesystem::path& folder) const override {
     if (!files_.empty()) return copy_files(files_, folder);
-    write_tokenizer_json({normalizer_json_, pre_tokenizer_json_, post_processor_json_, decoder_json_, bpe_, added_, special_}, folder);
+    write_tokenizer_json(
+        {normalizer_json_, pre_tokenizer_json_, post_processor_json_, decoder_json_, bpe_, added_, special_}, folder);
   }
 
  private:
@@ -191,7 +192,8 @@ class Pipeline final : public Tokenizer {
   void cut_at_metaspace(const Piece& piece, Output& out) const {
     const std::string_view text = piece.text;
     size_t begin = 0, last_end = kNone;  // end of the ▁ seen last
-    for (size_t at = 0; (at = text.find(kMetaspace, at)) != std::string_view::npos; last_end = at += kMetaspace.size()) {
+    for (size_t at = 0; (at = text.find(kMetaspace, at)) != std::string_view::npos;
+         last_end = at += kMetaspace.size()) {
       if (at == 0 || at == last_end) continue;  // between two ▁ is no cut
       tokens(piece.part(begin, at), out);
       begin = at;
@@ -203,7 +205,8 @@ class Pipeline final : public Tokenizer {
     out.word.clear();
     bpe_.tokenise(word.text, out.word);
     for (const WordToken& token : out.word)
-      out.add(token.id, out.offsets ? word.original_begin(token.begin) : 0, out.offsets ? word.original_end(token.end) : 0);
+      out.add(token.id, out.offsets ? word.original_begin(token.begin) : 0,
+              out.offsets ? word.original_end(token.end) : 0);
   }
 
   nlohmann::json normalizer_json_, pre_tokenizer_json_, post_processor_json_, decoder_json_;
@@ -238,7 +241,9 @@ void PipelineSpec::add_token_with_id(AddedToken token, const std::string& where)
   const uint32_t known = find(token.content);
   const auto taken = vocabulary.piece(token.id);
   if (known == kNoToken && taken)
-    throw Error(ErrorClass::kCorruption, {where, "the token \"" + token.content + "\" has the id " + std::to_string(token.id) + " of the piece \"" + std::string(*taken) + "\"",
+    throw Error(ErrorClass::kCorruption, {where,
+                                          "the token \"" + excerpt(token.content) + "\" has the id " +
+                                              std::to_string(token.id) + " of the piece \"" + excerpt(*taken) + "\"",
                                           "an id of its own", "get the tokenizer files again"});
   if (known != kNoToken) token.id = known;
   insert(std::move(token));

@@ -26,7 +26,7 @@ struct PipelineSpec {
   std::vector<Merge> merges;  ///< best first
   BpeOptions options;         ///< byte_level is set from the pre-tokenizer
   std::vector<AddedToken> added;
-  SpecialTokens special;      ///< prefix_ids and suffix_ids are set from the post-processor
+  SpecialTokens special;                     ///< prefix_ids and suffix_ids are set from the post-processor
   std::vector<std::filesystem::path> files;  ///< what save() copies; empty: it writes a tokenizer.json
 
   /// The id of an added token or a piece, or kNoToken.

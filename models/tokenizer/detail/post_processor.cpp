@@ -1,3 +1,4 @@
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/post_processor.h>
 #include <emend/models/tokenizer/detail/vocabulary.h>
 
@@ -40,13 +41,15 @@ void read(const JsonView& view, SpecialTokens& special, int depth) {
     special.prefix_ids.push_back(view.at("cls").elements().at(1).integer(0, kMaxTokenId));
     special.suffix_ids.push_back(view.at("sep").elements().at(1).integer(0, kMaxTokenId));
   } else if (type != "ByteLevel") {
-    view.unsupported("the post-processor \"" + type + "\"", "TemplateProcessing, ByteLevel or Sequence");
+    view.unsupported("the post-processor \"" + excerpt(type) + "\"", "TemplateProcessing, ByteLevel or Sequence");
   }
 }
 
 }  // namespace
 
-void read_post_processor(const JsonView& view, SpecialTokens& special) { read(view, special, 0); }
+void read_post_processor(const JsonView& view, SpecialTokens& special) {
+  read(view, special, 0);
+}
 
 json template_processor(const std::vector<std::pair<std::string, int64_t>>& prefix,
                         const std::vector<std::pair<std::string, int64_t>>& suffix) {
@@ -55,7 +58,9 @@ json template_processor(const std::vector<std::pair<std::string, int64_t>>& pref
     tokens[entry.first] = {{"id", entry.first}, {"ids", {entry.second}}, {"tokens", {entry.first}}};
     return json{{"SpecialToken", {{"id", entry.first}, {"type_id", type}}}};
   };
-  const auto sequence = [](const char* name, int type) { return json{{"Sequence", {{"id", name}, {"type_id", type}}}}; };
+  const auto sequence = [](const char* name, int type) {
+    return json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
   for (int type = 0; type < 2; ++type) {
     for (const auto& entry : prefix) {
       if (type == 0) single.push_back(token(entry, 0));

@@ -1,4 +1,5 @@
 #include <emend/models/tokenizer/detail/byte_level.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/pattern.h>
 #include <emend/models/tokenizer/detail/pre_tokenizer.h>
 #include <emend/models/tokenizer/detail/split_behaviour.h>
@@ -120,10 +121,12 @@ constexpr int kMaxDepth = 32;
 
 void add_metaspace(const JsonView& view, PreTokenizerChain& chain) {
   const std::string replacement = view.at("replacement").string();
-  if (replacement.empty() || utf8_length(replacement[0]) != replacement.size()) view.at("replacement").fail("one character");
+  if (replacement.empty() || utf8_length(replacement[0]) != replacement.size())
+    view.at("replacement").fail("one character");
   std::string scheme = view.string_or("prepend_scheme", "always");
   if (!view.boolean_or("add_prefix_space", true)) scheme = "never";
-  if (scheme != "always" && scheme != "first" && scheme != "never") view.at("prepend_scheme").fail("always, first or never");
+  if (scheme != "always" && scheme != "first" && scheme != "never")
+    view.at("prepend_scheme").fail("always, first or never");
   chain.steps.push_back(std::make_unique<ReplaceSpaces>(replacement));
   if (scheme != "never") chain.steps.push_back(std::make_unique<AddPrefix>(replacement, scheme == "first"));
   if (view.boolean_or("split", true))
@@ -134,7 +137,8 @@ void add_metaspace(const JsonView& view, PreTokenizerChain& chain) {
 void add_byte_level(const JsonView& view, PreTokenizerChain& chain) {
   if (view.boolean_or("add_prefix_space", true)) chain.steps.push_back(std::make_unique<AddPrefix>(" ", false));
   if (view.boolean_or("use_regex", true))
-    chain.steps.push_back(std::make_unique<PatternSplit>(Regex(kGpt2Pattern, view.where()), SplitBehaviour::kIsolated, false));
+    chain.steps.push_back(
+        std::make_unique<PatternSplit>(Regex(kGpt2Pattern, view.where()), SplitBehaviour::kIsolated, false));
   chain.steps.push_back(std::make_unique<ByteLevelMapping>());
 }
 
@@ -153,9 +157,11 @@ void collect(const JsonView& view, PreTokenizerChain& chain, int depth) {
     if (pattern) add(std::make_unique<PatternSplit>(std::move(*pattern), behaviour, view.boolean_or("invert", false)));
   } else if (type == "Digits") {
     const bool single = view.boolean_or("individual_digits", false);
-    add(std::make_unique<CharacterSplit>(&is_numeric, single ? SplitBehaviour::kIsolated : SplitBehaviour::kContiguous));
+    add(std::make_unique<CharacterSplit>(&is_numeric,
+                                         single ? SplitBehaviour::kIsolated : SplitBehaviour::kContiguous));
   } else if (type == "Punctuation") {
-    const SplitBehaviour behaviour = view.has("behavior") ? parse_behaviour(view.at("behavior")) : SplitBehaviour::kIsolated;
+    const SplitBehaviour behaviour =
+        view.has("behavior") ? parse_behaviour(view.at("behavior")) : SplitBehaviour::kIsolated;
     add(std::make_unique<CharacterSplit>(&is_punctuation, behaviour));
   } else if (type == "Metaspace") {
     add_metaspace(view, chain);
@@ -164,7 +170,7 @@ void collect(const JsonView& view, PreTokenizerChain& chain, int depth) {
   } else if (type == "WhitespaceSplit") {
     add(std::make_unique<CharacterSplit>(&is_white_space, SplitBehaviour::kRemoved));
   } else {
-    view.unsupported("the pre-tokenizer \"" + type + "\"",
+    view.unsupported("the pre-tokenizer \"" + excerpt(type) + "\"",
                      "ByteLevel, Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit or Sequence");
   }
 }
@@ -190,6 +196,8 @@ PreTokenizerChain make_pre_tokenizers(const JsonView& view) {
   return chain;
 }
 
-void pre_tokenise(const PreTokenizerChain& chain, const Piece& source, PieceSink sink) { run(chain, 0, source, sink); }
+void pre_tokenise(const PreTokenizerChain& chain, const Piece& source, PieceSink sink) {
+  run(chain, 0, source, sink);
+}
 
 }  // namespace emend::models::detail

@@ -1,5 +1,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <emend/core/error.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/regex.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <pcre2.h>
@@ -11,8 +12,6 @@ namespace {
 constexpr uint32_t kMatchLimit = 2'000'000;
 constexpr uint32_t kHeapLimitKib = 64 * 1024;
 constexpr size_t kJitStackMax = 8 * 1024 * 1024;
-// \p{L}{1,4096} nested compiles to a huge program; refuse such patterns instead of spending minutes in the JIT.
-constexpr size_t kMaxProgramBytes = 4 * 1024 * 1024;
 
 std::string message_of(int code) {
   PCRE2_UCHAR buffer[256];
@@ -20,7 +19,9 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-PCRE2_SPTR bytes_of(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+PCRE2_SPTR bytes_of(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.data());
+}
 
 // Working memory of one thread. It holds no state between matches.
 struct Scratch {
@@ -67,16 +68,15 @@ Regex::Regex(const std::string& pattern, std::string where)
   pcre2_set_max_pattern_length(context.get(), 64 * 1024);
   int error = 0;
   PCRE2_SIZE at = 0;
-  code_->code = pcre2_compile(bytes_of(translated), translated.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                              &error, &at, context.get());
+  code_->code =
+      pcre2_compile(bytes_of(translated), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, context.get());
   const auto refuse = [&](const std::string& reason) {
-    throw Error(ErrorClass::kCorruption, {where_, "cannot use the pattern \"" + pattern + "\" (" + reason + ")", "a regular expression",
-                                          "get the tokenizer file again, or correct the pattern"});
+    throw Error(ErrorClass::kCorruption,
+                {where_, "cannot use the pattern \"" + excerpt(pattern) + "\" (" + reason + ")", "a regular expression",
+                 "get the tokenizer file again, or correct the pattern"});
   };
   if (!code_->code) refuse(message_of(error) + " at position " + std::to_string(at));
-  size_t program = 0;
-  pcre2_pattern_info(code_->code, PCRE2_INFO_SIZE, &program);
-  if (program > kMaxProgramBytes) refuse("it expands to " + std::to_string(program) + " bytes");
   code_->jit = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE) == 0;
 }
 
@@ -112,8 +112,9 @@ bool Regex::match(std::string_view text, size_t start, size_t& begin, size_t& en
   if (result == PCRE2_ERROR_NOMATCH) return false;
   if (result < 0)
     throw Error(ErrorClass::kInvalidArgument,
-                {where_, "the pattern \"" + source_ + "\" gave up on the text after byte " + std::to_string(start) + " (" +
-                             message_of(result) + ")",
+                {where_,
+                 "the pattern \"" + excerpt(source_) + "\" gave up on the text after byte " + std::to_string(start) +
+                     " (" + message_of(result) + ")",
                  "a pattern that needs few steps for each character", "split the text, or correct the pattern"});
   const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(work.data);
   begin = offsets[0];

@@ -1,5 +1,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <emend/core/error.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/regex.h>
 #include <pcre2.h>
 
@@ -18,7 +19,8 @@ bool is_script(const std::string& name) {
   const std::string probe = "\\p{sc:" + name + "}";
   int error = 0;
   PCRE2_SIZE at = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(probe.data()), probe.size(), PCRE2_UTF, &error, &at, nullptr);
+  pcre2_code* code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(probe.data()), probe.size(), PCRE2_UTF, &error, &at, nullptr);
   pcre2_code_free(code);
   return code != nullptr;
 }
@@ -46,7 +48,7 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(ErrorClass::kUnsupported, {where_, "the pattern \"" + std::string(pattern_) + "\" uses " + what,
+    throw Error(ErrorClass::kUnsupported, {where_, "the pattern \"" + excerpt(pattern_) + "\" uses " + what,
                                            "a pattern without it", "report the model, so that support can be added"});
   }
 
@@ -71,7 +73,8 @@ class Translator {
         std::string name(pattern_.substr(at_ + 3, close - at_ - 3));
         const std::string sign = !name.empty() && name[0] == '^' ? "^" : "";
         name.erase(0, sign.size());
-        // Names of up to two letters are categories. Oniguruma's script names mean the script property, not its extensions.
+        // Names of up to two letters are categories. Oniguruma's script names mean the script property, not its
+        // extensions.
         const bool script = name.size() > 2 && is_script(name);
         out_ += std::string("\\") + kind + "{" + sign + (script ? "sc:" : "") + name + "}";
         at_ = close + 1;
@@ -123,7 +126,7 @@ class Translator {
         ++at_;
       }
     }
-    throw Error(ErrorClass::kCorruption, {where_, "the pattern \"" + std::string(pattern_) + "\" has a class without end",
+    throw Error(ErrorClass::kCorruption, {where_, "the pattern \"" + excerpt(pattern_) + "\" has a class without end",
                                           "]", "get the tokenizer file again, or correct the pattern"});
   }
 

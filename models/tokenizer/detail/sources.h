@@ -17,7 +17,8 @@ namespace emend::models::detail {
 /// True if the file starts as such a file does.
 [[nodiscard]] bool looks_like_tiktoken(const std::filesystem::path& path);
 /// A SentencePiece model, with ChatGLM's tokens if the configuration asks for them.
-[[nodiscard]] std::unique_ptr<Tokenizer> load_sentencepiece(const std::filesystem::path& path, const FolderConfig& config);
+[[nodiscard]] std::unique_ptr<Tokenizer> load_sentencepiece(const std::filesystem::path& path,
+                                                            const FolderConfig& config);
 
 /// Pre-tokenizer values of well-known models.
 [[nodiscard]] nlohmann::json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex);

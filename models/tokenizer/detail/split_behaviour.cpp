@@ -23,12 +23,19 @@ void Splitter::add(size_t begin, size_t end, bool delimiter) {
     case SplitBehaviour::kRemoved:
       if (!delimiter) sink_(source_.part(begin, end));
       return;
-    case SplitBehaviour::kIsolated: return sink_(source_.part(begin, end));
-    case SplitBehaviour::kContiguous: extends = holding_ && delimiter == was_delimiter_; break;
+    case SplitBehaviour::kIsolated:
+      return sink_(source_.part(begin, end));
+    case SplitBehaviour::kContiguous:
+      extends = holding_ && delimiter == was_delimiter_;
+      break;
     // A delimiter joins the stretch before it unless that is a delimiter too.
-    case SplitBehaviour::kMergedWithPrevious: extends = holding_ && delimiter && !was_delimiter_; break;
+    case SplitBehaviour::kMergedWithPrevious:
+      extends = holding_ && delimiter && !was_delimiter_;
+      break;
     // A stretch joins the delimiter before it; of several delimiters, only the last finds one to join.
-    case SplitBehaviour::kMergedWithNext: extends = holding_ && !delimiter && was_delimiter_; break;
+    case SplitBehaviour::kMergedWithNext:
+      extends = holding_ && !delimiter && was_delimiter_;
+      break;
   }
   if (extends) {
     end_ = end;
@@ -41,6 +48,8 @@ void Splitter::add(size_t begin, size_t end, bool delimiter) {
   was_delimiter_ = delimiter;
 }
 
-void Splitter::finish() { flush(); }
+void Splitter::finish() {
+  flush();
+}
 
 }  // namespace emend::models::detail

@@ -20,7 +20,8 @@ enum class SplitBehaviour {
 /// Takes consecutive stretches of one piece, each a delimiter or not, and hands out the words.
 class Splitter {
  public:
-  Splitter(const Piece& source, SplitBehaviour behaviour, PieceSink sink) : source_(source), behaviour_(behaviour), sink_(sink) {}
+  Splitter(const Piece& source, SplitBehaviour behaviour, PieceSink sink)
+      : source_(source), behaviour_(behaviour), sink_(sink) {}
   void add(size_t begin, size_t end, bool delimiter);
   /// Hands out what is still held back. Call once, at the end.
   void finish();
@@ -31,8 +32,8 @@ class Splitter {
   const Piece& source_;
   SplitBehaviour behaviour_;
   PieceSink sink_;
-  bool holding_ = false;            // a word [begin_, end_) that the next stretch may extend
-  bool was_delimiter_ = false;      // the last stretch
+  bool holding_ = false;        // a word [begin_, end_) that the next stretch may extend
+  bool was_delimiter_ = false;  // the last stretch
   size_t begin_ = 0, end_ = 0;
 };
 

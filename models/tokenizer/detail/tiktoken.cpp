@@ -2,6 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/models/tokenizer/detail/byte_level.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/post_processor.h>
 #include <emend/models/tokenizer/detail/sources.h>
 
@@ -44,7 +45,8 @@ std::optional<Line> parse_line(std::string_view text) {
   auto bytes = decode_base64(text.substr(0, space));
   Line line;
   const auto [end, error] = std::from_chars(text.data() + space + 1, text.data() + text.size(), line.rank);
-  if (!bytes || error != std::errc() || end != text.data() + text.size() || line.rank > kMaxTokenId) return std::nullopt;
+  if (!bytes || error != std::errc() || end != text.data() + text.size() || line.rank > kMaxTokenId)
+    return std::nullopt;
   line.bytes = std::move(*bytes);
   return line;
 }
@@ -61,8 +63,9 @@ void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
     if (line.empty()) continue;
     const auto parsed = parse_line(line);
     if (!parsed)
-      throw Error(ErrorClass::kCorruption, {path.string() + ":" + std::to_string(number), "got \"" + std::string(line.substr(0, 60)) + "\"",
-                                            "a token in base64, a space and its rank", "get the file again"});
+      throw Error(ErrorClass::kCorruption,
+                  {path.string() + ":" + std::to_string(number), "got \"" + excerpt(line) + "\"",
+                   "a token in base64, a space and its rank", "get the file again"});
     vocabulary.add(to_byte_level(parsed->bytes), parsed->rank);
   }
 }
@@ -77,9 +80,10 @@ void add_special(PipelineSpec& spec, const std::string& content) {
 void add_qwen_tokens(PipelineSpec& spec, const FolderConfig& config) {
   const int64_t start = config.id("special_tokens_start").value_or(spec.vocabulary.id_end());
   if (start != spec.vocabulary.id_end())
-    throw Error(ErrorClass::kCorruption, {spec.file, "the ranks end at " + std::to_string(spec.vocabulary.id_end()),
-                                          "special_tokens_start of tokenizer_config.json, which is " + std::to_string(start),
-                                          "get both files again"});
+    throw Error(
+        ErrorClass::kCorruption,
+        {spec.file, "the ranks end at " + std::to_string(spec.vocabulary.id_end()),
+         "special_tokens_start of tokenizer_config.json, which is " + std::to_string(start), "get both files again"});
   for (const char* name : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) add_special(spec, name);
   for (int i = 0; i < 205; ++i) add_special(spec, "<|extra_" + std::to_string(i) + "|>");
 }

@@ -2,6 +2,7 @@
 // from the parser into flat tables, and only the rest becomes a JSON tree.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 
@@ -41,7 +42,7 @@ class Reader final : public nlohmann::json_sax<json> {
       return true;
     }
     const size_t space = v.find(' ');
-    if (space == std::string::npos || v.find(' ', space + 1) != std::string::npos) bad_merge("\"" + v + "\"");
+    if (space == std::string::npos || v.find(' ', space + 1) != std::string::npos) bad_merge("\"" + excerpt(v) + "\"");
     merges.emplace_back(v.substr(0, space), v.substr(space + 1));
     return true;
   }
@@ -90,12 +91,13 @@ class Reader final : public nlohmann::json_sax<json> {
   enum class Mode { kTree, kVocabulary, kMerges };
 
   [[noreturn]] void bad_vocabulary(const std::string& got) const {
-    throw Error(ErrorClass::kCorruption, {file_ + ": key \"model.vocab[\"" + key_ + "\"]\"", "got " + got,
+    throw Error(ErrorClass::kCorruption, {file_ + ": key \"model.vocab[\"" + excerpt(key_) + "\"]\"", "got " + got,
                                           "an integer from 0 to " + std::to_string(kMaxTokenId), "get the file again"});
   }
   [[noreturn]] void bad_merge(const std::string& got) const {
-    throw Error(ErrorClass::kCorruption, {file_ + ": key \"model.merges[" + std::to_string(merges.size()) + "]\"", "got " + got,
-                                          "two pieces, as \"a b\" or [\"a\", \"b\"]", "get the file again"});
+    throw Error(ErrorClass::kCorruption,
+                {file_ + ": key \"model.merges[" + std::to_string(merges.size()) + "]\"", "got " + got,
+                 "two pieces, as \"a b\" or [\"a\", \"b\"]", "get the file again"});
   }
 
   bool in_model() const { return stack_.size() == 2 && model_ == stack_.back(); }
@@ -161,11 +163,12 @@ void read_merges(Reader& reader, PipelineSpec& spec) {
     const auto& [left, right] = reader.merges[i];
     const Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
                       spec.vocabulary.find(joined.assign(left).append(right)), static_cast<uint32_t>(i)};
-    for (const auto& [id, piece] : {std::pair(merge.left, left), std::pair(merge.right, right), std::pair(merge.result, joined)})
+    for (const auto& [id, piece] :
+         {std::pair(merge.left, left), std::pair(merge.right, right), std::pair(merge.result, joined)})
       if (id == kNoToken)
         throw Error(ErrorClass::kCorruption, {spec.file + ": key \"model.merges[" + std::to_string(i) + "]\"",
-                                              "the piece \"" + piece + "\" is not in the vocabulary", "a piece of model.vocab",
-                                              "get the file again"});
+                                              "the piece \"" + excerpt(piece) + "\" is not in the vocabulary",
+                                              "a piece of model.vocab", "get the file again"});
     spec.merges.push_back(merge);
   }
 }
@@ -173,10 +176,11 @@ void read_merges(Reader& reader, PipelineSpec& spec) {
 void read_model(const JsonView& model, Reader& reader, PipelineSpec& spec) {
   // Very old files have no type; what has merges is BPE.
   const std::string type = model.string_or("type", model.has("merges") ? "BPE" : "");
-  if (type != "BPE") model.unsupported("a model of type \"" + type + "\"", "BPE");
+  if (type != "BPE") model.unsupported("a model of type \"" + excerpt(type) + "\"", "BPE");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (!model.string_or(key, "").empty()) model.at(key).unsupported("the option " + std::string(key), "null");
-  if (model.has("dropout") && model.at("dropout").value() != 0.0) model.at("dropout").unsupported("random dropout", "null");
+  if (model.has("dropout") && model.at("dropout").value() != 0.0)
+    model.at("dropout").unsupported("random dropout", "null");
   if (!model.at("vocab").value().is_string()) model.at("vocab").fail("an object of pieces and ids");
   if (!model.at("merges").value().is_string()) model.at("merges").fail("an array of merges");
 

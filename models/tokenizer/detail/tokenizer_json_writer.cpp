@@ -11,8 +11,9 @@ namespace {
 using nlohmann::json;
 
 json added_token(const AddedToken& token) {
-  return {{"id", token.id},           {"content", token.content}, {"single_word", token.single_word}, {"lstrip", token.lstrip},
-          {"rstrip", token.rstrip},   {"normalized", token.normalized}, {"special", token.special}};
+  return {{"id", token.id},          {"content", token.content}, {"single_word", token.single_word},
+          {"lstrip", token.lstrip},  {"rstrip", token.rstrip},   {"normalized", token.normalized},
+          {"special", token.special}};
 }
 
 json model_of(const Bpe& bpe) {
@@ -26,9 +27,16 @@ json model_of(const Bpe& bpe) {
     merges.push_back({*vocabulary.piece(merge.left), *vocabulary.piece(merge.right)});
   const BpeOptions& options = bpe.options();
   const json unk = options.unk == kNoToken ? json(nullptr) : json(*vocabulary.piece(options.unk));
-  return {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", unk}, {"continuing_subword_prefix", nullptr},
-          {"end_of_word_suffix", nullptr}, {"fuse_unk", options.fuse_unk}, {"byte_fallback", options.byte_fallback},
-          {"ignore_merges", options.ignore_merges}, {"vocab", pieces}, {"merges", merges}};
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", unk},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", options.fuse_unk},
+          {"byte_fallback", options.byte_fallback},
+          {"ignore_merges", options.ignore_merges},
+          {"vocab", pieces},
+          {"merges", merges}};
 }
 
 std::string piece_of(const TokenizerJsonParts& parts, int64_t id) {
@@ -58,9 +66,15 @@ void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem
   std::vector<AddedToken> tokens = parts.added;
   std::sort(tokens.begin(), tokens.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
   for (const AddedToken& token : tokens) added.push_back(added_token(token));
-  const json document = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
-                         {"normalizer", parts.normalizer}, {"pre_tokenizer", parts.pre_tokenizer},
-                         {"post_processor", parts.post_processor}, {"decoder", parts.decoder}, {"model", model_of(parts.bpe)}};
+  const json document = {{"version", "1.0"},
+                         {"truncation", nullptr},
+                         {"padding", nullptr},
+                         {"added_tokens", added},
+                         {"normalizer", parts.normalizer},
+                         {"pre_tokenizer", parts.pre_tokenizer},
+                         {"post_processor", parts.post_processor},
+                         {"decoder", parts.decoder},
+                         {"model", model_of(parts.bpe)}};
   write_file(folder / "tokenizer.json", document.dump() + "\n");
   write_file(folder / "tokenizer_config.json", config_of(parts).dump(2) + "\n");
 }

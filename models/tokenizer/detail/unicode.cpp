@@ -54,7 +54,9 @@ size_t find_invalid_utf8(std::string_view text) {
   return kNone;
 }
 
-bool is_ascii(std::string_view text) { return skip_ascii(text, 0) == text.size(); }
+bool is_ascii(std::string_view text) {
+  return skip_ascii(text, 0) == text.size();
+}
 
 void append_utf8(std::string& text, char32_t character) {
   const auto put = [&text](char32_t byte) { text += static_cast<char>(byte); };
@@ -119,8 +121,10 @@ bool is_word(char32_t c) {
     case UTF8PROC_CATEGORY_ME:
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC: return true;
-    default: return false;
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return false;
   }
 }
 

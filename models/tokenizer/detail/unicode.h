@@ -27,10 +27,14 @@ inline constexpr size_t kNone = static_cast<size_t>(-1);
 [[nodiscard]] inline char32_t decode_utf8(const char* bytes) {
   const auto at = [bytes](int i) { return static_cast<char32_t>(static_cast<unsigned char>(bytes[i])); };
   switch (utf8_length(bytes[0])) {
-    case 1: return at(0);
-    case 2: return (at(0) & 0x1F) << 6 | (at(1) & 0x3F);
-    case 3: return (at(0) & 0x0F) << 12 | (at(1) & 0x3F) << 6 | (at(2) & 0x3F);
-    default: return (at(0) & 0x07) << 18 | (at(1) & 0x3F) << 12 | (at(2) & 0x3F) << 6 | (at(3) & 0x3F);
+    case 1:
+      return at(0);
+    case 2:
+      return (at(0) & 0x1F) << 6 | (at(1) & 0x3F);
+    case 3:
+      return (at(0) & 0x0F) << 12 | (at(1) & 0x3F) << 6 | (at(2) & 0x3F);
+    default:
+      return (at(0) & 0x07) << 18 | (at(1) & 0x3F) << 12 | (at(2) & 0x3F) << 6 | (at(3) & 0x3F);
   }
 }
 void append_utf8(std::string& text, char32_t character);

@@ -1,6 +1,7 @@
 // vocab.json + merges.txt: GPT-2, OPT, GPT-J, Qwen2 and others that share their format.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/post_processor.h>
 #include <emend/models/tokenizer/detail/sources.h>
@@ -15,11 +16,13 @@ const char* const kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex) {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
+  return {
+      {"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
 json split_pre_tokenizer(const std::string& pattern) {
-  const json split = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const json split = {
+      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
   return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level_pre_tokenizer(false, false)}}};
 }
 
@@ -53,8 +56,9 @@ void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
     const Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
                       spec.vocabulary.find(std::string(left).append(right)), static_cast<uint32_t>(spec.merges.size())};
     if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
-      throw Error(ErrorClass::kCorruption, {path.string() + ":" + std::to_string(number), "got \"" + std::string(line) + "\"",
-                                            "two pieces of vocab.json that make a third", "get both files again"});
+      throw Error(ErrorClass::kCorruption,
+                  {path.string() + ":" + std::to_string(number), "got \"" + excerpt(line) + "\"",
+                   "two pieces of vocab.json that make a third", "get both files again"});
     spec.merges.push_back(merge);
   }
 }

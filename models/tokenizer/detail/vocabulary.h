@@ -37,7 +37,9 @@ class Vocabulary {
   struct Place {
     uint32_t offset = 0, length = kNoToken;  // length kNoToken: no piece
   };
-  [[nodiscard]] std::string_view text(uint32_t id) const { return {text_.data() + places_[id].offset, places_[id].length}; }
+  [[nodiscard]] std::string_view text(uint32_t id) const {
+    return {text_.data() + places_[id].offset, places_[id].length};
+  }
   void insert(uint32_t id);
   void grow(size_t slots);
 
