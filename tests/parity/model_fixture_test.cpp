@@ -37,7 +37,7 @@ TEST_P(ModelFixture, EqualsTheReference) {
   }
   EXPECT_TRUE(result["missing"].empty()) << result["missing"];
   EXPECT_TRUE(result["generation_equal"].get<bool>());
-  EXPECT_GT(result["max_abs_diff"].size(), 5u);
+  EXPECT_GE(result["max_abs_diff"].size(), 5u);
   std::cout << "[ figure   ] " << std::filesystem::path(GetParam()).filename().string() << ": largest difference " << worst
             << " over " << result["max_abs_diff"].size() << " tensors" << (result.contains("legacy") ? ", two configurations" : "")
             << "\n";
