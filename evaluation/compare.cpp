@@ -1,0 +1,201 @@
+// Two runs side by side: paired differences over the cases that both hold.
+#include <emend/evaluation/detail/case_values.h>
+#include <emend/evaluation/detail/html.h>
+#include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/report.h>
+#include <emend/evaluation/statistics.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+
+namespace emend::evaluation {
+namespace {
+
+using nlohmann::json;
+
+struct Pairs {
+  std::vector<double> first, second;
+};
+
+std::string run_name(const RunReport& run) {
+  const std::string folder = detail::text(run.extras, "directory");
+  return folder.empty() ? detail::text(run.results, "editor", "run") : folder;
+}
+
+/// Cases by id; ids that occur twice in a run cannot be paired.
+std::map<std::string, const json*> by_id(const RunReport& run, int64_t& ambiguous) {
+  std::map<std::string, const json*> cases;
+  std::set<std::string> twice;
+  for (const auto& line : run.cases) {
+    const std::string id = detail::text(line, "case_id");
+    if (!cases.emplace(id, &line).second) twice.insert(id);
+  }
+  for (const auto& id : twice) cases.erase(id);
+  ambiguous += static_cast<int64_t>(twice.size());
+  return cases;
+}
+
+json difference_row(const std::string& family, const MetricField& field, const Pairs& pairs, double scale) {
+  std::vector<double> differences;
+  double first = 0, second = 0;
+  for (size_t i = 0; i < pairs.first.size(); ++i) {
+    differences.push_back(pairs.second[i] - pairs.first[i]);
+    first += pairs.first[i];
+    second += pairs.second[i];
+  }
+  const auto n = static_cast<double>(differences.size());
+  const auto mean = mean_of(differences);
+  // The sample's own deviation (divisor n - 1); one pair says nothing about the spread.
+  const double half = n > 1 ? scale * mean->ci95 * std::sqrt(n / (n - 1)) : NAN;
+  const double difference = scale * mean->value;
+  const bool known = std::isfinite(half);
+  return {{"family", family},
+          {"metric", field.key},
+          {"paper_name", field.paper_name},
+          {"unit", field.unit},
+          {"first", scale * first / n},
+          {"second", scale * second / n},
+          {"difference", difference},
+          {"ci95", known ? json{difference - half, difference + half} : json()},
+          {"n", differences.size()},
+          {"significant", known && std::fabs(difference) > half}};
+}
+
+/// The harmonic score has no value for one case: both runs are resampled with the same cases.
+json score_row(const std::string& family, const MetricField& field, const std::vector<Pairs>& parts) {
+  const size_t n = parts[0].first.size();
+  const auto score = [&](const std::vector<size_t>& cases, bool second) {
+    std::vector<double> means;
+    for (const auto& part : parts) {
+      double sum = 0;
+      for (size_t i : cases) sum += second ? part.second[i] : part.first[i];
+      means.push_back(100 * sum / static_cast<double>(cases.size()));
+    }
+    return *harmonic_mean(means);
+  };
+  std::vector<size_t> cases(n);
+  for (size_t i = 0; i < n; ++i) cases[i] = i;
+  const double first = score(cases, false), second = score(cases, true);
+  std::mt19937_64 random(0);
+  std::vector<double> differences;
+  for (int round = 0; round < 1000; ++round) {
+    for (auto& i : cases) i = random() % n;
+    differences.push_back(score(cases, true) - score(cases, false));
+  }
+  std::sort(differences.begin(), differences.end());
+  const double low = differences[25], high = differences[974];
+  return {{"family", family}, {"metric", field.key}, {"paper_name", field.paper_name}, {"unit", field.unit},
+          {"first", first},   {"second", second},    {"difference", second - first},   {"ci95", n > 1 ? json{low, high} : json()},
+          {"n", n},           {"significant", n > 1 && (low > 0 || high < 0)}};
+}
+
+void compare_family(const MetricInfo& info, const std::vector<std::pair<const json*, const json*>>& cases, json& rows) {
+  std::map<std::string, Pairs> columns;
+  std::vector<std::map<std::string, std::pair<double, double>>> both;
+  for (const auto& [a, b] : cases) {
+    const auto first = detail::case_values(info.name, detail::case_metrics(*a, "post", info.name));
+    const auto second = detail::case_values(info.name, detail::case_metrics(*b, "post", info.name));
+    auto& shared = both.emplace_back();
+    for (const auto& [key, value] : first)
+      if (const auto found = second.find(key); found != second.end()) {
+        columns[key].first.push_back(value);
+        columns[key].second.push_back(found->second);
+        shared[key] = {value, found->second};
+      }
+  }
+  if (columns.empty()) return;
+  const std::string suffix = info.name == "counterfact" ? "_success" : "_accuracy";
+  for (const auto& field : info.fields) {
+    if (field.key == "score") {
+      std::vector<Pairs> parts(3);
+      for (const auto& shared : both) {
+        if (!shared.count("efficacy" + suffix) || !shared.count("paraphrase" + suffix) || !shared.count("neighborhood" + suffix)) continue;
+        size_t part = 0;
+        for (const char* name : {"efficacy", "paraphrase", "neighborhood"}) {
+          const auto& [a, b] = shared.at(name + suffix);
+          parts[part].first.push_back(a);
+          parts[part++].second.push_back(b);
+        }
+      }
+      if (!parts[0].first.empty()) rows.push_back(score_row(info.name, field, parts));
+    } else if (const auto column = columns.find(field.key); column != columns.end()) {
+      rows.push_back(difference_row(info.name, field, column->second, field.key == "essence_score" ? 1 : 100));
+    }
+  }
+}
+
+}  // namespace
+
+json compare_runs(const RunReport& first, const RunReport& second) {
+  int64_t ambiguous = 0;
+  const auto left = by_id(first, ambiguous), right = by_id(second, ambiguous);
+  std::vector<std::pair<const json*, const json*>> cases;
+  int64_t different = 0;
+  for (const auto& [id, line] : left) {
+    const auto found = right.find(id);
+    if (found == right.end()) continue;
+    for (const char* key : {"prompt", "subject", "target"})
+      if (detail::member(*line, {key}) != detail::member(*found->second, {key})) {
+        ++different;
+        break;
+      }
+    cases.emplace_back(line, found->second);
+  }
+  json out = {{"first", run_name(first)}, {"second", run_name(second)}, {"paired_cases", cases.size()},
+              {"same_facts", different == 0 && cases.size() == left.size() && cases.size() == right.size()},
+              {"differences", json::array()}, {"notes", json::array()}};
+  for (const auto& info : metric_families()) compare_family(info, cases, out["differences"]);
+  const auto note = [&](const std::string& text) { out["notes"].push_back(text); };
+  if (cases.empty()) note("the runs have no case in common");
+  if (left.size() > cases.size() || right.size() > cases.size())
+    note("left out as they are in one run only: " + std::to_string(left.size() - cases.size()) + " and " + std::to_string(right.size() - cases.size()) + " cases");
+  if (different > 0) note(std::to_string(different) + " cases have the same id but another prompt, subject or target");
+  if (ambiguous > 0) note(std::to_string(ambiguous) + " case ids occur twice in a run and are left out");
+  for (const char* key : {"path", "fingerprint"})
+    if (detail::member(first.results, {"model", key}) != detail::member(second.results, {"model", key})) {
+      note(std::string("the models differ in ") + key);
+      break;
+    }
+  if (detail::member(first.results, {"dtype"}) != detail::member(second.results, {"dtype"})) note("the runs have different dtypes");
+  return out;
+}
+
+std::string format_comparison(const json& comparison) {
+  std::vector<std::vector<std::string>> table = {{"family", "metric", "first", "second", "difference", "95 % interval", "n", ""}};
+  const json& rows = detail::member(comparison, {"differences"});
+  if (rows.is_array())
+    for (const auto& row : rows) {
+      const int digits = detail::text(row, "unit") == "perplexity" ? 2 : 1;
+      const json& range = detail::member(row, {"ci95"});
+      const auto difference = detail::number(row, "difference");
+      table.push_back({detail::text(row, "family"), detail::text(row, "metric"), detail::fixed(detail::number(row, "first"), digits),
+                       detail::fixed(detail::number(row, "second"), digits),
+                       (difference.value_or(0) > 0 ? "+" : "") + detail::fixed(difference, digits),
+                       range.is_array() ? detail::fixed(detail::as_number(range[0]), digits) + " … " + detail::fixed(detail::as_number(range[1]), digits) : "–",
+                       detail::text(row, "n"), detail::member(row, {"significant"}) == json(true) ? "*" : ""});
+    }
+  const auto characters = [](const std::string& text) {
+    return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  };
+  std::vector<size_t> widths(table[0].size(), 0);
+  for (const auto& row : table)
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], characters(row[c]));
+  std::string out = "first:  " + detail::text(comparison, "first") + "\nsecond: " + detail::text(comparison, "second") + "\npaired cases: " +
+                    detail::text(comparison, "paired_cases") + "\n\n";
+  for (const auto& row : table) {
+    std::string line;
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string space(widths[c] - characters(row[c]), ' ');
+      line += (c == 0 ? "" : "  ") + (c < 2 ? row[c] + space : space + row[c]);
+    }
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+  }
+  out += "\n* the interval does not contain 0\n";
+  if (const json& notes = detail::member(comparison, {"notes"}); notes.is_array())
+    for (const auto& note : notes) out += "note: " + detail::as_text(note) + '\n';
+  return out;
+}
+
+}  // namespace emend::evaluation
