@@ -34,14 +34,12 @@ void add_module(DeviceMapSpec& spec, const std::string& module, const std::strin
   }
 }
 
-constexpr const char* kExpectedObject =
-    "an object of module names and devices, such as {\"model.layers.0\": 0}";
+constexpr const char* kExpectedObject = "an object of module names and devices, such as {\"model.layers.0\": 0}";
 
 void read_json(DeviceMapSpec& spec, const std::string& text) {
   std::set<std::string> seen;
   const auto refuse_repeats = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (event == nlohmann::json::parse_event_t::key && depth == 1 &&
-        !seen.insert(value.get<std::string>()).second)
+    if (event == nlohmann::json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
       bad_map(spec.source, "\"" + value.get<std::string>() + "\" is listed twice", "each module once");
     return true;
   };
@@ -54,8 +52,7 @@ void read_json(DeviceMapSpec& spec, const std::string& text) {
   if (!map.is_object()) bad_map(spec.source, "not a JSON object", kExpectedObject);
   for (const auto& [module, device] : map.items()) {
     if (!device.is_string() && !device.is_number_integer())
-      bad_map(spec.source, "the device of \"" + module + "\" is " + device.dump(),
-              "a device name or a number");
+      bad_map(spec.source, "the device of \"" + module + "\" is " + device.dump(), "a device name or a number");
     add_module(spec, module, device.is_string() ? device.get<std::string>() : device.dump());
   }
 }
@@ -66,13 +63,12 @@ void read_yaml(DeviceMapSpec& spec, const std::string& text) {
     if (!map.IsMap()) bad_map(spec.source, "not a YAML mapping", kExpectedObject);
     for (const auto& entry : map) {
       if (!entry.first.IsScalar() || !entry.second.IsScalar())
-        bad_map(spec.source + ":" + std::to_string(entry.first.Mark().line + 1),
-                "this is not \"module: device\"", kExpectedObject);
+        bad_map(spec.source + ":" + std::to_string(entry.first.Mark().line + 1), "this is not \"module: device\"",
+                kExpectedObject);
       add_module(spec, entry.first.Scalar(), entry.second.Scalar());
     }
   } catch (const YAML::Exception& error) {
-    bad_map(spec.source + ":" + std::to_string(error.mark.line + 1), "not YAML: " + error.msg,
-            kExpectedObject);
+    bad_map(spec.source + ":" + std::to_string(error.mark.line + 1), "not YAML: " + error.msg, kExpectedObject);
   }
 }
 
@@ -130,8 +126,7 @@ std::vector<c10::Device> DeviceMapSpec::named_devices() const {
   std::vector<c10::Device> devices;
   if (kind == Kind::kSingle) devices.push_back(device);
   if (kind == Kind::kSimulated)
-    for (int k = 0; k < simulated; ++k)
-      devices.emplace_back(devices::kSimulated, static_cast<c10::DeviceIndex>(k));
+    for (int k = 0; k < simulated; ++k) devices.emplace_back(devices::kSimulated, static_cast<c10::DeviceIndex>(k));
   for (const auto& [module, where] : modules)
     if (std::find(devices.begin(), devices.end(), where) == devices.end()) devices.push_back(where);
   return devices;

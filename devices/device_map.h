@@ -48,14 +48,13 @@ struct DeviceMapSpec {
 /// devices on and gives those in `max_memory` that limit. Returns the devices that may be used, accelerators
 /// first, then the CPU. Throws Error(kDevice) naming the device for one that the spec or `max_memory` names
 /// and this process cannot see.
-[[nodiscard]] std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec,
-                                                      const MaxMemory& max_memory = {});
+[[nodiscard]] std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemory& max_memory = {});
 
 /// An explicit map applied to a model. The longest matching prefix wins; "" stands for the whole model.
 /// Everything must be covered (a tied head may be left out: it goes with the embedding). Warnings (a copy of
 /// tied weights, a device that is left and entered again) are appended to `warnings`. Throws
 /// Error(kInvalidArgument) for a module without a device, an unknown name, and a map that splits a block.
-[[nodiscard]] PlacementPlan place_explicitly(const DeviceMapSpec& spec, const ModuleNames& names,
-                                             int64_t n_layers, bool tied, std::vector<std::string>& warnings);
+[[nodiscard]] PlacementPlan place_explicitly(const DeviceMapSpec& spec, const ModuleNames& names, int64_t n_layers,
+                                             bool tied, std::vector<std::string>& warnings);
 
 }  // namespace emend::devices

@@ -34,9 +34,8 @@ class ExplicitMap {
     plan.head = head_is_named() ? device_of_part(names_.head) : plan.embedding;
     if (tied_ && plan.head != plan.embedding) {
       plan.tied_copy = true;
-      warnings.push_back(spec_.source + ": the head is tied to the embedding but is put on " +
-                         to_string(plan.head) + " and not on " + to_string(plan.embedding) +
-                         ": it becomes a copy, which takes memory twice");
+      warnings.push_back(spec_.source + ": the head is tied to the embedding but is put on " + to_string(plan.head) +
+                         " and not on " + to_string(plan.embedding) + ": it becomes a copy, which takes memory twice");
     }
     if (!plan.is_monotone())
       warnings.push_back(spec_.source +
@@ -69,21 +68,19 @@ class ExplicitMap {
       if (!is_below(key, module)) continue;
       const auto whole = find(module);
       if (whole && *whole == device) return;
-      throw Error(
-          ErrorClass::kInvalidArgument,
-          {spec_.source,
-           "\"" + key + "\" on " + to_string(device) + " would split the block \"" + module + "\"" +
-               (whole ? ", which is on " + to_string(*whole) : ""),
-           "every block on one device", "write \"" + module + "\": \"" + to_string(device) + "\" instead"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {spec_.source,
+                   "\"" + key + "\" on " + to_string(device) + " would split the block \"" + module + "\"" +
+                       (whole ? ", which is on " + to_string(*whole) : ""),
+                   "every block on one device", "write \"" + module + "\": \"" + to_string(device) + "\" instead"});
     }
     for (const auto& module : names_.ignored)
       if (is_below(key, module) || is_below(module, key)) return;
     const auto close = closest_name(key, known_);
-    throw Error(ErrorClass::kInvalidArgument,
-                {spec_.source, "the model has no module \"" + key + "\"",
-                 "names such as \"" + names_.embedding.front() + "\" or \"" + names_.layer(0) + "\" to \"" +
-                     names_.layer(n_layers_ - 1) + "\"",
-                 close.empty() ? "" : "did you mean \"" + close + "\"?"});
+    throw Error(ErrorClass::kInvalidArgument, {spec_.source, "the model has no module \"" + key + "\"",
+                                               "names such as \"" + names_.embedding.front() + "\" or \"" +
+                                                   names_.layer(0) + "\" to \"" + names_.layer(n_layers_ - 1) + "\"",
+                                               close.empty() ? "" : "did you mean \"" + close + "\"?"});
   }
 
   void refuse_gaps() const {
@@ -96,9 +93,8 @@ class ExplicitMap {
     std::string list;
     for (size_t i = 0; i < missing.size() && i < 4; ++i) list += (i ? ", " : "") + missing[i];
     if (missing.size() > 4) list += " and " + std::to_string(missing.size() - 4) + " more";
-    throw Error(ErrorClass::kInvalidArgument,
-                {spec_.source, "the map leaves out " + list, "a device for every module",
-                 "add them, or \"\": \"cpu\" for all that is not listed"});
+    throw Error(ErrorClass::kInvalidArgument, {spec_.source, "the map leaves out " + list, "a device for every module",
+                                               "add them, or \"\": \"cpu\" for all that is not listed"});
   }
 
   /// All names of a part must be on the device of the first.
@@ -106,9 +102,8 @@ class ExplicitMap {
     const auto home = *find(part.front());
     for (const auto& module : part)
       if (*find(module) != home)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {spec_.source, "\"" + module + "\" is on " + to_string(*find(module)),
-                     to_string(home) + ", where \"" + part.front() + "\" is", ""});
+        throw Error(ErrorClass::kInvalidArgument, {spec_.source, "\"" + module + "\" is on " + to_string(*find(module)),
+                                                   to_string(home) + ", where \"" + part.front() + "\" is", ""});
     return home;
   }
 
@@ -121,8 +116,8 @@ class ExplicitMap {
 
 }  // namespace
 
-PlacementPlan place_explicitly(const DeviceMapSpec& spec, const ModuleNames& names, int64_t n_layers,
-                               bool tied, std::vector<std::string>& warnings) {
+PlacementPlan place_explicitly(const DeviceMapSpec& spec, const ModuleNames& names, int64_t n_layers, bool tied,
+                               std::vector<std::string>& warnings) {
   return ExplicitMap(spec, names, n_layers, tied).apply(warnings);
 }
 

@@ -52,8 +52,8 @@ struct WorkShape {
   bool statistics = false;          ///< a second moment F × F in float64 for every editing layer
   bool statistics_on_host = false;  ///< kept, and solved with, in host memory instead of with the layer
   bool solve = false;               ///< solves with the second moment, one layer at a time
-  bool train_weights = false;  ///< the editing layers' matrices are optimised themselves (fine-tuning, Adam)
-  int64_t cached_tokens = 0;   ///< tokens in the KV cache, over all rows
+  bool train_weights = false;       ///< the editing layers' matrices are optimised themselves (fine-tuning, Adam)
+  int64_t cached_tokens = 0;        ///< tokens in the KV cache, over all rows
 };
 
 /// Bytes on one device, by what they are for.

@@ -11,9 +11,8 @@ namespace {
 constexpr int kMaxIndex = 63;
 
 [[noreturn]] void bad_name(std::string_view text, const std::string& advice) {
-  throw Error(ErrorClass::kInvalidArgument,
-              {"device \"" + std::string(text) + "\"", "this is not the name of a device",
-               "cpu, cuda:<number> or sim:<number>", advice});
+  throw Error(ErrorClass::kInvalidArgument, {"device \"" + std::string(text) + "\"", "this is not the name of a device",
+                                             "cpu, cuda:<number> or sim:<number>", advice});
 }
 
 /// The number after "cuda:" or "sim:", or -1.
@@ -33,8 +32,8 @@ c10::Device parse_device_name(std::string_view text) {
   if (text == "cpu") return c10::Device(c10::kCPU);
   if (text == "cuda") return c10::Device(c10::kCUDA, 0);
   if (text == "disk")
-    throw Error(ErrorClass::kUnsupported, {"device \"disk\"", "weights are not offloaded to disk", "",
-                                           "use cpu: its layers compute on the CPU"});
+    throw Error(ErrorClass::kUnsupported,
+                {"device \"disk\"", "weights are not offloaded to disk", "", "use cpu: its layers compute on the CPU"});
   auto type = c10::kCUDA;
   std::string_view digits = text;
   if (text.starts_with("cuda:")) {
@@ -44,8 +43,7 @@ c10::Device parse_device_name(std::string_view text) {
     type = kSimulated;
   }
   if (digits.find(',') != std::string_view::npos)
-    bad_name(text,
-             "for several devices use --device-map auto and, to limit them, --max-memory 0=10GiB,1=10GiB");
+    bad_name(text, "for several devices use --device-map auto and, to limit them, --max-memory 0=10GiB,1=10GiB");
   const int index = parse_index(digits);
   if (index < 0) bad_name(text, digits.size() == text.size() ? "" : "the number must be 0 or more");
   if (index > kMaxIndex) bad_name(text, "the number must be at most " + std::to_string(kMaxIndex));
@@ -59,10 +57,7 @@ c10::Device parse_device(std::string_view text) {
 }
 
 std::string to_string(c10::Device device) {
-  std::string name = device.is_cpu()               ? "cpu"
-                     : device.is_cuda()            ? "cuda"
-                     : device.type() == kSimulated ? "sim"
-                                                   : "";
+  std::string name = device.is_cpu() ? "cpu" : device.is_cuda() ? "cuda" : device.type() == kSimulated ? "sim" : "";
   if (name.empty()) return device.str();
   if (!device.is_cpu() && device.has_index()) name += ":" + std::to_string(device.index());
   return name;

@@ -50,7 +50,6 @@ void require_fit(const Plan& plan);
 
 /// A machine that one does not have: "4x24GiB", "2x80GiB,2x40GiB,cpu=64GiB". The devices are of type `type`;
 /// without "cpu=" nothing can be put on the CPU. Throws Error(kInvalidArgument).
-[[nodiscard]] std::vector<DeviceInfo> parse_machine(const std::string& text,
-                                                    c10::DeviceType type = kSimulated);
+[[nodiscard]] std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType type = kSimulated);
 
 }  // namespace emend::devices

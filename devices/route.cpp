@@ -90,20 +90,18 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
     count(from, to, purpose, bytes);
     return value;
   } catch (const c10::OutOfMemoryError& error) {
-    throw Error(
-        ErrorClass::kDevice,
-        {"moving " + std::string(to_string(purpose)) + " from " + to_string(from) + " to " + to_string(to),
-         error.what_without_backtrace(),
-         std::to_string(src.numel() * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes free on " +
-             to_string(to),
-         "take a smaller batch, or give that device fewer layers with --max-memory"});
+    throw Error(ErrorClass::kDevice,
+                {"moving " + std::string(to_string(purpose)) + " from " + to_string(from) + " to " + to_string(to),
+                 error.what_without_backtrace(),
+                 std::to_string(src.numel() * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes free on " +
+                     to_string(to),
+                 "take a smaller batch, or give that device fewer layers with --max-memory"});
   }
 }
 
 void undefined_destination(Purpose purpose) {
-  emend::detail::check_failed(
-      __FILE__, __LINE__, "dst.defined()",
-      "route_like (" + std::string(to_string(purpose)) + ") needs a defined destination");
+  emend::detail::check_failed(__FILE__, __LINE__, "dst.defined()",
+                              "route_like (" + std::string(to_string(purpose)) + ") needs a defined destination");
 }
 
 }  // namespace detail

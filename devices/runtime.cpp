@@ -152,8 +152,8 @@ std::vector<DeviceInfo> visible_devices() {
     const auto index = static_cast<c10::DeviceIndex>(k);
     const auto limit = simulated_memory_limit(k);
     const auto total = limit > 0 ? limit : devices.front().total_bytes / simulated;
-    const auto free = limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated
-                                : devices.front().free_bytes / simulated;
+    const auto free =
+        limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated : devices.front().free_bytes / simulated;
     devices.push_back({c10::Device(kSimulated, index), "simulated", "", total, std::max<int64_t>(free, 0)});
   }
   if (cuda_runtime_was_asked())
@@ -163,10 +163,8 @@ std::vector<DeviceInfo> visible_devices() {
 }
 
 MemoryStats device_memory_stats(c10::Device device) {
-  if (device.is_cpu())
-    return {proc_bytes("/proc/self/status", "VmRSS"), proc_bytes("/proc/self/status", "VmHWM")};
-  if (device.is_cuda() ? device.index() >= load_cuda_runtime().devices
-                       : device.index() >= simulated_device_count())
+  if (device.is_cpu()) return {proc_bytes("/proc/self/status", "VmRSS"), proc_bytes("/proc/self/status", "VmHWM")};
+  if (device.is_cuda() ? device.index() >= load_cuda_runtime().devices : device.index() >= simulated_device_count())
     require_visible(device, "memory statistics");
   auto* allocator = c10::getDeviceAllocator(device.type());
   if (!allocator->initialized()) return {};

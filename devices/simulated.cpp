@@ -25,8 +25,8 @@ using c10::DeviceIndex;
 std::atomic<int> g_count{0};
 
 void require_ordinal(DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < g_count, "invalid device ordinal: sim:", static_cast<int>(index),
-              ", with ", g_count.load(), " simulated devices switched on");
+  TORCH_CHECK(index >= 0 && index < g_count, "invalid device ordinal: sim:", static_cast<int>(index), ", with ",
+              g_count.load(), " simulated devices switched on");
 }
 
 /// Streams and events do nothing: every operator finishes before it returns.
@@ -69,9 +69,7 @@ class Generator final : public c10::GeneratorImpl {
   uint64_t current_seed() const override { return host_.current_seed(); }
   uint64_t seed() override { return host_.seed(); }
   void set_state(const c10::TensorImpl& state) override { host_.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return host_.unsafeGetGeneratorImpl()->get_state();
-  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return host_.unsafeGetGeneratorImpl()->get_state(); }
 
  private:
   Generator* clone_impl() const override { return new Generator(device().index(), host_.clone()); }
@@ -100,9 +98,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   const at::Generator& getDefaultGenerator(DeviceIndex index) const override {
     return detail::default_simulated_generator(index);
   }
-  at::Generator getNewGenerator(DeviceIndex index) const override {
-    return detail::make_simulated_generator(index);
-  }
+  at::Generator getNewGenerator(DeviceIndex index) const override { return detail::make_simulated_generator(index); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     const detail::CurrentSimulated current(storage.device());
     at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), bytes);
@@ -111,10 +107,10 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
 void register_backend() {
   if (c10::is_privateuse1_backend_registered() && c10::get_privateuse1_backend() != "sim")
-    throw Error(ErrorClass::kUnsupported, {"simulated devices",
-                                           "the device type PrivateUse1 is already \"" +
-                                               c10::get_privateuse1_backend() + "\" in this process",
-                                           "a process without another LibTorch backend", ""});
+    throw Error(ErrorClass::kUnsupported,
+                {"simulated devices",
+                 "the device type PrivateUse1 is already \"" + c10::get_privateuse1_backend() + "\" in this process",
+                 "a process without another LibTorch backend", ""});
   // None of these is ever destroyed: tensors may outlive every static.
   static auto* guard = new Guard;
   static auto* hooks = new Hooks;
@@ -178,8 +174,8 @@ at::Generator make_simulated_generator(DeviceIndex index) {
 }
 
 at::Generator host_generator(const at::Generator& generator) {
-  TORCH_CHECK(generator.device().type() == kSimulated,
-              "Expected a 'sim' device type for generator but found '", generator.device().type(), "'");
+  TORCH_CHECK(generator.device().type() == kSimulated, "Expected a 'sim' device type for generator but found '",
+              generator.device().type(), "'");
   return static_cast<const Generator*>(generator.unsafeGetGeneratorImpl())->host();
 }
 
@@ -187,8 +183,8 @@ at::Generator host_generator(const at::Generator& generator) {
 
 void enable_simulated_devices(int count) {
   if (count < 1 || count > kMaxSimulated)
-    throw Error(ErrorClass::kInvalidArgument, {"simulated devices", std::to_string(count) + " devices",
-                                               "1 to " + std::to_string(kMaxSimulated), ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"simulated devices", std::to_string(count) + " devices", "1 to " + std::to_string(kMaxSimulated), ""});
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const bool first = g_count == 0;

@@ -96,9 +96,8 @@ MaxMemory parse_max_memory(std::string_view text, c10::DeviceType numbered) {
     begin = end + 1;
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {where, "the entry \"" + std::string(entry) + "\" has no \"=\"",
-                   "DEVICE=SIZE entries such as 0=10GiB,1=20GiB,cpu=30GiB", ""});
+      throw Error(ErrorClass::kInvalidArgument, {where, "the entry \"" + std::string(entry) + "\" has no \"=\"",
+                                                 "DEVICE=SIZE entries such as 0=10GiB,1=20GiB,cpu=30GiB", ""});
     const auto key = trimmed(entry.substr(0, equals));
     auto device = parse_device_name(key);
     if (device.is_cuda() && !key.starts_with("cuda")) device = {numbered, device.index()};

@@ -22,8 +22,7 @@ std::vector<Unit> units_of(const MemoryModel& model) {
   std::vector<Unit> units;
   const auto head = model.of_head(tied).total();
   units.push_back({Part::kEmbedding, -1, model.of_embedding().total() + (tied ? head : 0), false});
-  if (model.model().position_bytes > 0)
-    units.push_back({Part::kPosition, -1, model.of_position().total(), false});
+  if (model.model().position_bytes > 0) units.push_back({Part::kPosition, -1, model.of_position().total(), false});
   for (int64_t l = 0; l < model.model().n_layers; ++l)
     units.push_back({Part::kLayer, l, model.of_layer(l).total(), model.is_editing_layer(l)});
   units.push_back({Part::kFinalNorm, -1, model.of_final_norm().total(), false});
@@ -67,8 +66,7 @@ std::vector<int64_t> caps_of(const MemoryModel& model, const std::vector<Unit>& 
     total += unit.bytes;
     if (unit.part == Unit::Part::kLayer) block = std::max(block, unit.bytes);
   }
-  const int64_t share =
-      total / (low_zero ? n - 1 : n) + static_cast<int64_t>(1.25 * static_cast<double>(block));
+  const int64_t share = total / (low_zero ? n - 1 : n) + static_cast<int64_t>(1.25 * static_cast<double>(block));
   // The last device keeps its full limit, in case the share was too small.
   for (size_t i = low_zero ? 1 : 0; i + 1 < caps.size(); ++i) caps[i] = std::min(caps[i], share);
   if (low_zero) {
@@ -84,15 +82,13 @@ struct Filled {
   int64_t on_host = 0;  ///< units that no accelerator took
 };
 
-Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units,
-                 const std::vector<Capacity>& accelerators, const std::vector<int64_t>& caps,
-                 bool keep_room) {
+Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const std::vector<Capacity>& accelerators,
+                 const std::vector<int64_t>& caps, bool keep_room) {
   const c10::Device host(c10::kCPU);
   Filled filled{PlacementPlan::single(host, model.model().n_layers), 0};
   // The largest part after each, for the room that is kept on the first device.
   std::vector<int64_t> largest_after(units.size(), 0);
-  for (size_t i = units.size() - 1; i-- > 0;)
-    largest_after[i] = std::max(largest_after[i + 1], units[i + 1].bytes);
+  for (size_t i = units.size() - 1; i-- > 0;) largest_after[i] = std::max(largest_after[i + 1], units[i + 1].bytes);
   const int64_t solve = model.work().statistics_on_host ? 0 : model.of_device(host, false, true).solve;
   size_t at = 0;
   int64_t used = 0;
@@ -102,8 +98,7 @@ Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units,
     for (; at < accelerators.size(); ++at, used = 0, edits = false) {
       const int64_t room = keep_room && at == 0 ? largest_after[i] : 0;
       const int64_t workspace = unit.edits || edits ? solve : 0;
-      const int64_t hard =
-          accelerators[at].bytes - model.of_device(accelerators[at].device, true, false).total();
+      const int64_t hard = accelerators[at].bytes - model.of_device(accelerators[at].device, true, false).total();
       if (used + unit.bytes + room <= caps[at] && used + unit.bytes + workspace <= hard) break;
     }
     if (at == accelerators.size()) ++filled.on_host;

@@ -36,8 +36,8 @@ Nvml open_nvml() {
   resolve(library, "nvmlDeviceGetMemoryInfo", nvml.memory);
   resolve(library, "nvmlSystemGetDriverVersion", nvml.driver_version);
   resolve(RTLD_DEFAULT, "cudaDeviceGetPCIBusId", nvml.bus_id);  // libtorch_cpu.so brings libcudart
-  nvml.ready = nvml.init && nvml.handle_by_bus && nvml.name && nvml.memory && nvml.driver_version &&
-               nvml.bus_id && nvml.init() == 0;
+  nvml.ready = nvml.init && nvml.handle_by_bus && nvml.name && nvml.memory && nvml.driver_version && nvml.bus_id &&
+               nvml.init() == 0;
   return nvml;
 }
 

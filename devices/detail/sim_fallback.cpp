@@ -104,8 +104,8 @@ class HostCall {
 
   [[noreturn]] void refuse_mix(Device first, Device other, const std::string& argument) const {
     const auto& name = op_.schema().name();
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", argument, " is on ",
-                to_string(other), ", different from other tensors on ", to_string(first),
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but got ", argument, " is on ", to_string(other),
+                ", different from other tensors on ", to_string(first),
                 " (when checking argument in method wrapper_sim_", name.substr(name.find("::") + 2), ")");
   }
 
@@ -140,10 +140,8 @@ class HostCall {
         value = IValue(Device(c10::kCPU));
       }
     }
-    if (!device_ && wanted)
-      device_ = wanted->has_index() ? *wanted : Device(kSimulated, current_simulated_device());
-    if (foreign_ && device_)
-      refuse_mix(*device_, foreign_->first, op_.schema().arguments()[foreign_->second].name());
+    if (!device_ && wanted) device_ = wanted->has_index() ? *wanted : Device(kSimulated, current_simulated_device());
+    if (foreign_ && device_) refuse_mix(*device_, foreign_->first, op_.schema().arguments()[foreign_->second].name());
     if (!device_) device_ = Device(kSimulated, current_simulated_device());
     const CurrentSimulated exists(device_);
   }
@@ -160,8 +158,8 @@ class HostCall {
     for (const auto& [i, kind] : info_.arguments) {
       IValue& value = stack_[base_ + i];
       if (kind == Kind::kGenerator) {
-        value = IValue(host_generator(value.isNone() ? default_simulated_generator(device_->index())
-                                                     : value.toGenerator()));
+        value = IValue(
+            host_generator(value.isNone() ? default_simulated_generator(device_->index()) : value.toGenerator()));
       } else if (value.isNone() || kind == Kind::kDevice) {
         continue;
       } else if (kind == Kind::kTensor) {
@@ -191,8 +189,7 @@ class HostCall {
       }
       if (host.sizes() != simulated.sizes() || host.strides() != simulated.strides() ||
           host.storage_offset() != simulated.storage_offset())
-        simulated.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
-                                                               host.storage_offset());
+        simulated.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
     }
   }
 
@@ -206,24 +203,21 @@ class HostCall {
 
   Tensor simulated_of(const Tensor& host) {
     if (!host.defined() || is_simulated(host)) return host;
-    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided,
-                                "simulated devices hold strided tensors only, and ", op_.schema().name(),
-                                " makes a ", host.layout(), " one");
+    TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided, "simulated devices hold strided tensors only, and ",
+                                op_.schema().name(), " makes a ", host.layout(), " one");
     for (const auto& pair : pairs_)
       if (pair.host.is_same(host)) return pair.simulated;
     for (const auto& pair : pairs_) {
       if (pair.host.storage().unsafeGetStorageImpl() != host.storage().unsafeGetStorageImpl()) continue;
-      const auto keys = pair.simulated.key_set() -
-                        c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
-      return with_shape_of(
-          at::detail::make_tensor<c10::TensorImpl>(
-              c10::TensorImpl::VIEW, c10::Storage(pair.simulated.storage()), keys, host.dtype()),
-          host);
+      const auto keys =
+          pair.simulated.key_set() - c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+      return with_shape_of(at::detail::make_tensor<c10::TensorImpl>(
+                               c10::TensorImpl::VIEW, c10::Storage(pair.simulated.storage()), keys, host.dtype()),
+                           host);
     }
-    return with_shape_of(
-        at::detail::make_tensor<c10::TensorImpl>(
-            new_storage(host), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), host.dtype()),
-        host);
+    return with_shape_of(at::detail::make_tensor<c10::TensorImpl>(
+                             new_storage(host), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), host.dtype()),
+                         host);
   }
 
   c10::Storage new_storage(const Tensor& host) {
@@ -258,8 +252,8 @@ class HostCall {
 
 at::Tensor host_view(const at::Tensor& simulated) {
   if (!is_simulated(simulated)) return simulated;
-  auto host = at::detail::make_tensor<c10::TensorImpl>(
-      host_alias(simulated.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), simulated.dtype());
+  auto host = at::detail::make_tensor<c10::TensorImpl>(host_alias(simulated.storage()),
+                                                       c10::DispatchKeySet(c10::DispatchKey::CPU), simulated.dtype());
   auto* impl = host.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(simulated.sizes(), simulated.strides(), simulated.storage_offset());
   if (simulated.is_conj()) impl->_set_conj(true);

@@ -51,8 +51,8 @@ void account_simulated(c10::DeviceIndex device, int64_t bytes) {
   const int64_t limit = account.limit;
   if (limit > 0 && now > limit) {
     account.bytes -= bytes;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device),
-                     ": tried to allocate ", bytes, " bytes with ", now - bytes, " of ", limit, " in use");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device), ": tried to allocate ",
+                     bytes, " bytes with ", now - bytes, " of ", limit, " in use");
   }
   raise_peak(account, now);
 }
@@ -102,10 +102,8 @@ SimulatedAllocator& simulated_allocator() {
 }
 
 c10::Storage host_alias(const c10::Storage& simulated) {
-  c10::DataPtr pointer(const_cast<void*>(simulated.data()), new c10::Storage(simulated), &drop_storage,
-                       c10::kCPU);
-  return {c10::Storage::use_byte_size_t(), simulated.nbytes(), std::move(pointer),
-          c10::GetAllocator(c10::kCPU), true};
+  c10::DataPtr pointer(const_cast<void*>(simulated.data()), new c10::Storage(simulated), &drop_storage, c10::kCPU);
+  return {c10::Storage::use_byte_size_t(), simulated.nbytes(), std::move(pointer), c10::GetAllocator(c10::kCPU), true};
 }
 
 c10::Storage adopt_host_storage(const c10::Storage& host, c10::DeviceIndex device) {

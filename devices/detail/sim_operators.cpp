@@ -34,8 +34,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
                      std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool>) {
   require_strided(layout);
   const CurrentSimulated current(device);
-  return at::detail::empty_strided_generic(size, stride, &simulated_allocator(), kKeys,
-                                           c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &simulated_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
 /// The engine of every transfer: between devices, and to and from the host.
@@ -44,8 +43,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   return to;
 }
 
-const Tensor& resize_in_place(const Tensor& self, at::IntArrayRef size,
-                              std::optional<at::MemoryFormat> format) {
+const Tensor& resize_in_place(const Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
   const CurrentSimulated current(self.device());
   return at::native::resize_(self, size, format);
 }
@@ -55,11 +53,10 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
   return copy_from(from, to, false);
 }
 
-Tensor& set_strided(Tensor& self, at::Storage storage, int64_t offset, at::IntArrayRef size,
-                    at::IntArrayRef stride) {
+Tensor& set_strided(Tensor& self, at::Storage storage, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(storage.device() == self.device(),
-              "Expected all tensors to be on the same device: set_ got a storage on ",
-              to_string(storage.device()), " for a tensor on ", to_string(self.device()));
+              "Expected all tensors to be on the same device: set_ got a storage on ", to_string(storage.device()),
+              " for a tensor on ", to_string(self.device()));
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(storage));
   impl->set_sizes_and_strides(size, stride, offset);
@@ -76,12 +73,11 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
 }
 
 /// The fused attention kernels that the CPU would choose, so that both take the same path.
-int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& value,
-                         const std::optional<Tensor>& mask, double dropout, bool is_causal,
-                         std::optional<double> scale, bool enable_gqa) {
+int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+                         double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   const std::optional<Tensor> host_mask = mask ? std::optional<Tensor>(host_view(*mask)) : std::nullopt;
-  return at::_fused_sdp_choice(host_view(query), host_view(key), host_view(value), host_mask, dropout,
-                               is_causal, scale, enable_gqa);
+  return at::_fused_sdp_choice(host_view(query), host_view(key), host_view(value), host_mask, dropout, is_causal, scale,
+                               enable_gqa);
 }
 
 /// Sends every operator that has a CPU kernel to that kernel. Without this, those that also have a composite
@@ -112,9 +108,9 @@ void register_simulated_operators() {
   aten->impl("set_.source_Storage_storage_offset", set_strided);
   aten->impl("set_.source_Storage", set_storage);
   aten->impl("set_.source_Tensor", set_tensor);
-  register_host_operators(
-      *aten, {"empty.memory_format", "empty_strided", "_copy_from", "_copy_from_and_resize", "resize_",
-              "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor"});
+  register_host_operators(*aten,
+                          {"empty.memory_format", "empty_strided", "_copy_from", "_copy_from_and_resize", "resize_",
+                           "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor"});
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&attention_choice);
 }
 

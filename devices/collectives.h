@@ -1,0 +1,56 @@
+// Sums, copies and meetings of several processes, each with its own part of the work (statistics, evaluation).
+//
+// Goals: works on any machine over TCP (Gloo, which is inside LibTorch); a group of one needs no network; a process
+// that dies ends the others within seconds, with a message; calls that do not match are an error in every process, not
+// a hang. Non-goals: overlap with computation; splitting one model over processes (a placement plan does that within
+// one process). NCCL is not used: sums are of second moments, a few times a run.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/devices/process_environment.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace emend::devices {
+
+/// What a group of processes can do together. Every process must make the same calls in the same order; every call
+/// checks that and throws Error(kInvalidArgument) in all of them if not. When a process is lost, the others' next call
+/// (or the one they wait in) throws Error(kDevice), and so do all later calls. Not thread-safe.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int size() const noexcept = 0;
+  /// Among the processes of this machine: which GPU to take.
+  [[nodiscard]] virtual int local_rank() const noexcept = 0;
+
+  /// Replaces `tensor` by the sum over all processes, the same bits in each. Floating point is summed in float64 and
+  /// rounded once, integers in int64. Any device; shapes and dtypes must be equal everywhere.
+  virtual void all_reduce_sum(at::Tensor& tensor) = 0;
+  /// Replaces `tensor` by the one of process `root`. Shapes and dtypes must be equal everywhere.
+  virtual void broadcast(at::Tensor& tensor, int root = 0) = 0;
+  /// Everyone's tensor, in the order of ranks, on the device of `tensor`. Shapes and dtypes may differ.
+  [[nodiscard]] virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
+  /// Everyone's bytes, in the order of ranks. Lengths may differ and may be 0.
+  [[nodiscard]] virtual std::vector<std::string> all_gather(std::string_view bytes) = 0;
+  /// Returns when all have called it.
+  virtual void barrier() = 0;
+};
+
+struct ProcessTimeouts {
+  std::chrono::seconds join = std::chrono::minutes(5);  ///< for the others to appear
+  std::chrono::seconds call =
+      std::chrono::minutes(30);  ///< for the slowest to reach a call (a lost one is noticed at once)
+};
+
+/// Joins the group that `environment` describes; a group of one needs nothing and waits for nobody.
+/// Throws Error(kDevice) if the others do not appear in time or the port is taken.
+[[nodiscard]] std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment,
+                                                          ProcessTimeouts timeouts = {});
+
+}  // namespace emend::devices

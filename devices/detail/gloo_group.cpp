@@ -1,0 +1,210 @@
+#define USE_DISTRIBUTED
+#define USE_C10D_GLOO
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/devices/detail/gloo_group.h>
+#include <emend/devices/route.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace emend::devices::detail {
+namespace {
+
+using at::Tensor;
+
+/// The first line of an exception's text, without LibTorch's stack.
+std::string brief(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
+std::string describe(const Tensor& tensor) {
+  std::string text = c10::toString(tensor.scalar_type());
+  for (const int64_t n : tensor.sizes()) text += " " + std::to_string(n);
+  return text;
+}
+
+class GlooGroup final : public Collectives {
+ public:
+  GlooGroup(const ProcessEnvironment& environment, ProcessTimeouts timeouts) : environment_(environment) {
+    const auto run = [&] {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(environment.master_port);
+      options.isServer = environment.rank == 0 && !environment.agent_store;
+      options.numWorkers = static_cast<size_t>(environment.size);
+      options.waitWorkers = false;
+      options.timeout = timeouts.join;
+      auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
+      auto keys = c10::make_intrusive<c10d::PrefixStore>("emend/" + environment.attempt, store);
+      auto group_options = c10d::ProcessGroupGloo::Options::create(timeouts.join);
+      group_options->devices.push_back(make_device(environment));
+      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(keys, environment.rank, environment.size, group_options);
+      group_->setTimeout(timeouts.call);
+    };
+    try {
+      run();
+    } catch (const std::exception& error) {
+      throw Error(
+          ErrorClass::kDevice,
+          {who() + ": joining the group at " + environment.master_address + ":" +
+               std::to_string(environment.master_port),
+           brief(error), "all " + std::to_string(environment.size) + " processes to appear and the port to be free",
+           "see the other processes' messages, or set MASTER_PORT to another port"});
+    }
+  }
+
+  [[nodiscard]] int rank() const noexcept override { return environment_.rank; }
+  [[nodiscard]] int size() const noexcept override { return environment_.size; }
+  [[nodiscard]] int local_rank() const noexcept override { return environment_.local_rank; }
+
+  void all_reduce_sum(Tensor& tensor) override {
+    agree("all_reduce_sum of " + describe(tensor));
+    const c10::NoGradGuard no_grad;
+    const auto dtype = tensor.is_floating_point() ? at::kDouble : at::kLong;
+    Tensor sum = to_host(tensor.detach(), Purpose::kStatistics).to(dtype).contiguous();
+    if (sum.is_same(tensor) || sum.is_alias_of(tensor)) sum = sum.clone();
+    std::vector<Tensor> tensors{sum.view(-1)};
+    guarded("all_reduce_sum", [&] { group_->allreduce(tensors)->wait(); });
+    tensor.copy_(route_like(sum, tensor, Purpose::kStatistics, Dtype::kMatch));
+  }
+
+  void broadcast(Tensor& tensor, int root) override {
+    require_root(root, size());
+    agree("broadcast from " + std::to_string(root) + " of " + describe(tensor));
+    const c10::NoGradGuard no_grad;
+    Tensor host = to_host(tensor.detach(), Purpose::kOther).contiguous();
+    if (host.is_alias_of(tensor)) host = host.clone();
+    std::vector<Tensor> tensors{bytes_of(host)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    guarded("broadcast", [&] { group_->broadcast(tensors, options)->wait(); });
+    tensor.copy_(route_like(host, tensor, Purpose::kOther));
+  }
+
+  [[nodiscard]] std::vector<Tensor> all_gather(const Tensor& tensor) override {
+    agree("all_gather of a tensor");
+    const c10::NoGradGuard no_grad;
+    const Tensor host = to_host(tensor.detach(), Purpose::kOther).contiguous();
+    // Number, dtype and sizes, then the data.
+    std::vector<int64_t> header{static_cast<int64_t>(host.scalar_type())};
+    header.insert(header.end(), host.sizes().begin(), host.sizes().end());
+    const auto headers = gather_bytes({reinterpret_cast<const char*>(header.data()), header.size() * sizeof(int64_t)});
+    const auto data = bytes_of(host);
+    const auto contents = gather_bytes({static_cast<const char*>(data.data_ptr()), static_cast<size_t>(data.numel())});
+    std::vector<Tensor> result;
+    for (size_t r = 0; r < headers.size(); ++r) {
+      std::vector<int64_t> fields(headers[r].size() / sizeof(int64_t));
+      std::memcpy(fields.data(), headers[r].data(), headers[r].size());
+      auto part = at::empty(at::IntArrayRef(fields).slice(1), static_cast<at::ScalarType>(fields[0]));
+      if (part.nbytes() > 0) std::memcpy(part.data_ptr(), contents[r].data(), part.nbytes());
+      result.push_back(route_like(part, tensor, Purpose::kOther));
+    }
+    return result;
+  }
+
+  [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) override {
+    agree("all_gather of bytes");
+    return gather_bytes(bytes);
+  }
+
+  void barrier() override { agree("barrier"); }
+
+ private:
+  static std::shared_ptr<gloo::transport::Device> make_device(const ProcessEnvironment& environment) {
+    using Group = c10d::ProcessGroupGloo;
+    if (const char* name = std::getenv("GLOO_SOCKET_IFNAME"); name && *name)
+      return Group::createDeviceForInterface(name);
+    const auto& address = environment.master_address;
+    const bool one_machine = environment.local_size == environment.size &&
+                             (address.starts_with("127.") || address == "localhost" || address == "::1");
+    return one_machine ? Group::createDeviceForHostname("127.0.0.1") : Group::createDefaultDevice();
+  }
+
+  [[nodiscard]] std::string who() const {
+    return "process " + std::to_string(environment_.rank) + " of " + std::to_string(environment_.size);
+  }
+
+  /// A flat view of a contiguous host tensor's bytes; keeps it alive.
+  static Tensor bytes_of(const Tensor& host) {
+    return at::from_blob(
+        host.data_ptr(), {static_cast<int64_t>(host.nbytes())}, [host](void*) {}, at::kByte);
+  }
+
+  /// Runs a call of the group. After a failure the group is of no more use.
+  template <class Call>
+  void guarded(const std::string& name, const Call& call) {
+    if (broken_) lost(name, "an earlier call failed");
+    try {
+      call();
+    } catch (const std::exception& error) {
+      broken_ = true;
+      lost(name, brief(error));
+    }
+  }
+
+  [[noreturn]] void lost(const std::string& name, const std::string& reason) const {
+    throw Error(ErrorClass::kDevice, {who() + ": " + name, reason, "an answer from every process",
+                                      "another process has ended or lost its connection: see its own message"});
+  }
+
+  /// Everyone must be about to make the same call; doubles as a barrier.
+  void agree(const std::string& call) {
+    std::vector<std::vector<Tensor>> all(1);
+    for (int r = 0; r < size(); ++r) all[0].push_back(at::empty({1}, at::kLong));
+    std::vector<Tensor> mine{at::full({1}, static_cast<int64_t>(fnv1a(call)), at::kLong)};
+    guarded(call, [&] { group_->allgather(all, mine)->wait(); });
+    for (int r = 0; r < size(); ++r)
+      if (!at::equal(all[0][static_cast<size_t>(r)], mine[0])) {
+        broken_ = true;
+        throw Error(ErrorClass::kInvalidArgument,
+                    {who() + ": " + call, "process " + std::to_string(r) + " makes another call",
+                     "the same calls with the same shapes in every process", ""});
+      }
+  }
+
+  /// Sizes first, then data padded to the longest.
+  std::vector<std::string> gather_bytes(std::string_view bytes) {
+    const auto gather = [&](const Tensor& mine_in) {
+      std::vector<std::vector<Tensor>> all(1);
+      for (int r = 0; r < size(); ++r) all[0].push_back(at::empty_like(mine_in));
+      std::vector<Tensor> mine{mine_in};
+      guarded("all_gather", [&] { group_->allgather(all, mine)->wait(); });
+      return all[0];
+    };
+    int64_t longest = 0;
+    const auto lengths = gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
+    for (const auto& length : lengths) longest = std::max(longest, length.item<int64_t>());
+    std::vector<std::string> result(static_cast<size_t>(size()));
+    if (longest == 0) return result;
+    auto padded = at::zeros({longest}, at::kByte);
+    if (!bytes.empty()) std::memcpy(padded.data_ptr(), bytes.data(), bytes.size());
+    const auto contents = gather(padded);
+    for (size_t r = 0; r < result.size(); ++r)
+      result[r].assign(static_cast<const char*>(contents[r].data_ptr()),
+                       static_cast<size_t>(lengths[r].item<int64_t>()));
+    return result;
+  }
+
+  ProcessEnvironment environment_;
+  c10::intrusive_ptr<c10d::Backend> group_;
+  bool broken_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Collectives> join_gloo(const ProcessEnvironment& environment, ProcessTimeouts timeouts) {
+  return std::make_unique<GlooGroup>(environment, timeouts);
+}
+
+}  // namespace emend::devices::detail

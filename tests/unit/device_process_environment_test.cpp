@@ -1,0 +1,112 @@
+#include <emend/core/error.h>
+#include <emend/devices/process_environment.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace emend::devices {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+ProcessEnvironment read(const Variables& variables) {
+  return read_process_environment([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string refusal(const Variables& variables) {
+  try {
+    (void)read(variables);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted";
+  return "";
+}
+
+TEST(ProcessEnvironment, NothingMeansAlone) {
+  const auto alone = read({});
+  EXPECT_EQ(alone.rank, 0);
+  EXPECT_EQ(alone.size, 1);
+}
+
+TEST(ProcessEnvironment, ReadsTorchrun) {
+  const auto e = read({{"RANK", "5"},
+                       {"WORLD_SIZE", "8"},
+                       {"LOCAL_RANK", "1"},
+                       {"LOCAL_WORLD_SIZE", "4"},
+                       {"MASTER_ADDR", "node1"},
+                       {"MASTER_PORT", "1234"},
+                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                       {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(e.rank, 5);
+  EXPECT_EQ(e.size, 8);
+  EXPECT_EQ(e.local_rank, 1);
+  EXPECT_EQ(e.local_size, 4);
+  EXPECT_EQ(e.master_address, "node1");
+  EXPECT_EQ(e.master_port, 1234);
+  EXPECT_TRUE(e.agent_store);
+  EXPECT_EQ(e.attempt, "2");
+  EXPECT_EQ(e.source, "torchrun");
+}
+
+TEST(ProcessEnvironment, ReadsOpenMpi) {
+  const Variables variables{{"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"PMIX_NAMESPACE", "job7"}};
+  const auto e = read(variables);
+  EXPECT_EQ(e.rank, 1);
+  EXPECT_EQ(e.size, 2);
+  EXPECT_EQ(e.source, "Open MPI");
+  EXPECT_EQ(e.master_address, "127.0.0.1");
+  EXPECT_EQ(e.master_port, read(variables).master_port);
+  auto other = variables;
+  other["PMIX_NAMESPACE"] = "job8";
+  EXPECT_NE(read(other).master_port, e.master_port) << "two jobs on one machine do not meet";
+  other["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
+  EXPECT_NE(refusal(other).find("MASTER_ADDR"), std::string::npos);
+}
+
+TEST(ProcessEnvironment, ReadsSlurmStepsButNotBatchScripts) {
+  const Variables step{{"SLURM_PROCID", "3"},
+                       {"SLURM_STEP_NUM_TASKS", "4"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_STEP_NUM_NODES", "2"},
+                       {"SLURM_STEP_NODELIST", "gpu[03-07,9],other"},
+                       {"SLURM_JOB_ID", "99"}};
+  const auto e = read(step);
+  EXPECT_EQ(e.rank, 3);
+  EXPECT_EQ(e.size, 4);
+  EXPECT_EQ(e.local_size, 2);
+  EXPECT_EQ(e.master_address, "gpu03");
+  for (const auto& [list, first] : Variables{{"a", "a"}, {"a,b", "a"}, {"n[1,2]", "n1"}, {"n[12]", "n12"}}) {
+    auto other = step;
+    other["SLURM_STEP_NODELIST"] = list;
+    EXPECT_EQ(read(other).master_address, first);
+  }
+  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).size, 1);
+}
+
+TEST(ProcessEnvironment, ReadsPmi) {
+  const auto e = read({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}});
+  EXPECT_EQ(e.rank, 1);
+  EXPECT_EQ(e.size, 3);
+}
+
+TEST(ProcessEnvironment, BadValuesNameTheVariable) {
+  EXPECT_NE(refusal({{"RANK", "0"}}).find("WORLD_SIZE"), std::string::npos);
+  EXPECT_NE(refusal({{"WORLD_SIZE", "2"}}).find("RANK"), std::string::npos);
+  EXPECT_NE(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("RANK"), std::string::npos);
+  EXPECT_NE(refusal({{"RANK", "x"}, {"WORLD_SIZE", "2"}}).find("\"x\""), std::string::npos);
+  EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "0"}}).find("WORLD_SIZE"), std::string::npos);
+  EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}).find("MASTER_PORT"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace emend::devices
