@@ -95,7 +95,6 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
     if (i < outcomes.size()) {
       for (const auto& [key, value] : outcomes[i]->items())
         if (key != "curve") line[key] = value;
-      if (const auto last = outcomes[i]->find("last"); last != outcomes[i]->end()) line["loss"] = last->value("loss", 0.0);
     }
     if (record.before && i < record.before->cases.size()) line["metrics"]["pre"] = record.before->cases[i];
     if (record.after && i < record.after->cases.size()) line["metrics"]["post"] = record.after->cases[i];
@@ -121,9 +120,8 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
   auto& curves = extras["curves"] = nlohmann::json::array();
   for (const auto* outcome : outcomes_of(record)) {
     if (!outcome->contains("curve")) continue;
-    nlohmann::json curve = {{"case_id", outcome->value("case_id", int64_t{0})}};
-    for (const char* term : {"loss", "nll", "kl", "weight_decay", "probability"})
-      for (const auto& step : (*outcome)["curve"]) curve[term].push_back(step.value(term, 0.0));
+    nlohmann::json curve = (*outcome)["curve"];
+    curve["case_id"] = outcome->value("case_id", int64_t{0});
     curves.push_back(std::move(curve));
   }
   auto& layers = extras["layers"] = nlohmann::json::array();
