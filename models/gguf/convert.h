@@ -22,11 +22,11 @@ struct ConvertOptions {
   ModelFormat format = ModelFormat::kAuto;
   /// Type of the matrices: F32, F16 or BF16 for a folder; any of writable_ggml_types() for GGUF. Empty: as in the
   /// source, where a folder gets F32 for what is quantised.
-  std::string type;
+  std::string type = {};
   bool vocabulary = true;                    ///< false: leave the tokenizer out
   uint64_t shard_bytes = uint64_t{5} << 30;  ///< largest weight file of a folder
   const Log* log = nullptr;
-  ProgressFn progress;  ///< phase "convert", in tensors
+  ProgressFn progress = {};  ///< phase "convert", in tensors
 };
 
 struct ConvertReport {

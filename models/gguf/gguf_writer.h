@@ -23,19 +23,19 @@ struct GgufWriteOptions {
   /// Type of the matrices. Vectors, norms, position tables and routers are always F32, and below Q6_K the head (or the
   /// embedding that serves as one) is Q6_K or Q8_0, as llama.cpp does it. Absent: each tensor keeps the type it has in
   /// the GGUF file, or the dtype that it has in the Hugging Face checkpoint.
-  std::optional<GgmlType> type;
+  std::optional<GgmlType> type = {};
   /// A GGUF file of the same model before editing: tensors whose values the editing left alone, metadata and vocabulary
   /// are copied from it. Empty: the file that the model came from, if it was one.
-  std::filesystem::path base;
+  std::filesystem::path base = {};
   /// Type of tensors whose values changed, where `type` is absent and there is a base. Absent: the base's type if that
   /// is Q8_0 or wider, else Q8_0, because the steps of a 4-bit grid are larger than most edits.
-  std::optional<GgmlType> changed_type;
+  std::optional<GgmlType> changed_type = {};
   /// Keep the original config.json under the key "emend.config": GGUF has no place for some of its entries.
   bool keep_config = true;
   /// Leave the vocabulary out (key tokenizer.ggml.model = "none"): for tokenizers that GGUF has no form for.
   bool vocabulary = true;
   const Log* log = nullptr;  ///< notes and fall-backs, as warnings
-  ProgressFn progress;       ///< phase "convert", in tensors
+  ProgressFn progress = {};  ///< phase "convert", in tensors
 };
 
 struct GgufWrittenTensor {

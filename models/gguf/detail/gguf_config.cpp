@@ -125,7 +125,8 @@ class Reader {
       meta_.fail_key(key("attention.sliding_window"), std::to_string(window), "a length in tokens");
     return window;
   }
-  /// layer_types from the pattern key (a period, or one flag a layer); layers slide by `period` without it.
+  /// layer_types from the pattern key (a period, or one flag a layer). Without it, all layers but each `period`-th have
+  /// the window; with period 0 all have it.
   [[nodiscard]] Json layer_types(int64_t period) const {
     const std::string name = key("attention.sliding_window_pattern");
     const GgufValue* value = meta_.find(name);
@@ -135,9 +136,11 @@ class Reader {
       if (static_cast<int64_t>(flags.size()) < layers)
         meta_.fail_key(name, std::to_string(flags.size()) + " flags", std::to_string(layers) + ", one a layer");
     } else {
-      period = integer("attention.sliding_window_pattern").value_or(period);
-      if (period < 1) meta_.fail_key(name, std::to_string(period), "a positive period");
-      for (int64_t l = 0; l < layers; ++l) flags.push_back(l % period < period - 1);
+      if (const auto stored = integer("attention.sliding_window_pattern")) {
+        period = *stored;
+        if (period < 1) meta_.fail_key(name, std::to_string(period), "a positive period");
+      }
+      for (int64_t l = 0; l < layers; ++l) flags.push_back(period == 0 || l % period < period - 1);
     }
     Json types = Json::array();
     for (int64_t l = 0; l < layers; ++l)
@@ -219,10 +222,18 @@ Json llama(const Reader& r) {
   return config;
 }
 
+// llama.cpp's converter leaves windows out; emend writes them.
+void put_qwen_windows(const Reader& r, Json& config) {
+  config["use_sliding_window"] = r.window() > 0;
+  if (r.window() == 0) return;
+  config["sliding_window"] = r.window();
+  config["layer_types"] = r.layer_types(0);
+}
+
 Json qwen2(const Reader& r) {
   Json config = r.common("qwen2", "Qwen2ForCausalLM");
   config["hidden_act"] = "silu";
-  config["use_sliding_window"] = false;
+  put_qwen_windows(r, config);
   r.put_rotary(config);
   return config;
 }
@@ -231,7 +242,7 @@ Json qwen3(const Reader& r) {
   Json config = r.common("qwen3", "Qwen3ForCausalLM");
   config["hidden_act"] = "silu";
   config["attention_bias"] = r.has("blk.0.attn_q.bias");
-  config["use_sliding_window"] = false;
+  put_qwen_windows(r, config);
   r.put_rotary(config);
   return config;
 }

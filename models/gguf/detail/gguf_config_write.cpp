@@ -115,9 +115,9 @@ class Writer {
     bool usual = true;
     for (int l = 0; l < c_.n_layers; ++l) {
       slides.push_back(c_.window(l) > 0);
-      usual = usual && slides.back() == (l % period < period - 1);
+      usual = usual && slides.back() == (!gemma || l % period < period - 1);
     }
-    if (gemma && !usual) out_.metadata.set_flags(prefix_ + "attention.sliding_window_pattern", slides);
+    if (window > 0 && !usual) out_.metadata.set_flags(prefix_ + "attention.sliding_window_pattern", slides);
     if (!gemma && window > 0 && window < c_.max_positions)
       note("llama.cpp ignores the attention window of " + std::to_string(window) + " tokens for this architecture");
   }
@@ -154,6 +154,8 @@ class Writer {
       note("llama.cpp computes the tanh form of GELU, which differs by about 1e-3 in the logits");
     else if (c_.activation != assumed_activation())
       note("llama.cpp computes another activation for this architecture");
+    if (architecture_ == "falcon" && (c_.residual != Residual::kParallel || c_.positions != Positions::kRotary))
+      note("llama.cpp cannot run this model: it knows Falcon only with parallel blocks and rotary positions");
     if (c_.normalised_head) note("llama.cpp does not divide the head's rows by their lengths: results differ there");
     if (architecture_ == "baichuan" && c_.n_layers != (c_.positions == Positions::kAlibi ? 40 : 32))
       note("llama.cpp knows this architecture's positions only for 32 layers (rotary) and 40 layers (ALiBi)");

@@ -1,0 +1,278 @@
+// Writing edited models, conversion both ways, and vocabularies.
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/models/gguf/convert.h>
+#include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
+#include <emend/models/gguf/detail/hf_vocabulary.h>
+#include <emend/models/gguf/gguf_checkpoint.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/debug_models.h"
+#include "support/gguf_builder.h"
+#include "support/shared.h"
+#include "support/tiny_tokenizer.h"
+
+namespace emend::models {
+namespace {
+
+using testing::ScratchFolder;
+
+// A Llama whose rows are whole blocks of 256.
+nlohmann::json wide_llama() {
+  return {{"model_type", "llama"},      {"hidden_size", 256},
+          {"num_hidden_layers", 2},     {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},   {"intermediate_size", 512},
+          {"vocab_size", 300},          {"max_position_embeddings", 64},
+          {"tie_word_embeddings", true}};
+}
+
+class GgufEdit : public ::testing::Test {
+ protected:
+  ScratchFolder folder_{"gguf_edit"};
+  std::filesystem::path original_ = folder_ / "original.gguf", edited_ = folder_ / "edited.gguf";
+  const std::string name_ = "model.layers.1.mlp.down_proj.weight";
+
+  static const GgufWrittenTensor& written(const GgufWriteReport& report, const std::string& name) {
+    for (const auto& tensor : report.tensors)
+      if (tensor.name == name) return tensor;
+    throw std::out_of_range(name);
+  }
+  // A rank-one change of 1 % of the weight's size.
+  at::Tensor edit(Model& model) const {
+    at::manual_seed(3);
+    const at::Tensor weight = model.weight(name_);
+    const at::Tensor change = at::outer(at::randn({weight.size(0)}), at::randn({weight.size(1)}));
+    const at::Tensor scaled = change * (0.01 * weight.norm() / change.norm());
+    model.set_weight(name_, weight + scaled);
+    return scaled;
+  }
+};
+
+TEST_F(GgufEdit, OnlyTheEditedTensorDiffers) {
+  (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kQ4_K});
+  Model model = load_model(open_gguf_checkpoint(original_));
+  (void)edit(model);
+  const auto report = write_gguf(model, edited_);
+  const GgufFile before(original_), after(edited_);
+  ASSERT_EQ(before.keys(), after.keys());
+  for (const auto& key : before.keys()) EXPECT_EQ(before.find(key)->payload, after.find(key)->payload) << key;
+  ASSERT_EQ(before.tensors().size(), after.tensors().size());
+  for (size_t i = 0; i < before.tensors().size(); ++i) {
+    const GgufTensor &a = before.tensors()[i], &b = after.tensors()[i];
+    EXPECT_EQ(a.name, b.name);
+    if (a.name == "blk.1.ffn_down.weight") {
+      EXPECT_EQ(a.type, GgmlType::kQ4_K);
+      EXPECT_EQ(b.type, GgmlType::kQ8_0) << "an edit does not survive four bits";
+      continue;
+    }
+    ASSERT_EQ(a.type, b.type) << a.name;
+    EXPECT_EQ(std::memcmp(before.data(a), after.data(b), a.bytes), 0) << a.name;
+    EXPECT_TRUE(written(report, a.name).copied) << a.name;
+  }
+  const auto& changed = written(report, "blk.1.ffn_down.weight");
+  EXPECT_TRUE(changed.changed);
+  EXPECT_FALSE(changed.copied);
+  // The loaded file holds the edit up to the rounding that the report states.
+  const at::Tensor got = open_gguf_checkpoint(edited_)->read(name_), wanted = model.weight(name_);
+  const double error = ((got - wanted).norm() / wanted.norm()).item<double>();
+  EXPECT_NEAR(error, changed.relative_error, 1e-6);
+  EXPECT_NEAR(changed.error_of_change / changed.relative_error, 100, 5);  // the change is 1 % of the weight
+}
+
+TEST_F(GgufEdit, TheTypeOfChangedTensorsCanBeChosen) {
+  (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kQ4_K});
+  Model model = load_model(open_gguf_checkpoint(original_));
+  (void)edit(model);
+  double last = 1e9;
+  for (const GgmlType type : {GgmlType::kQ4_K, GgmlType::kQ8_0, GgmlType::kF16, GgmlType::kF32}) {
+    const auto report = write_gguf(model, edited_, {.changed_type = type});
+    const auto& changed = written(report, "blk.1.ffn_down.weight");
+    EXPECT_EQ(changed.type, type);
+    EXPECT_LT(changed.error_of_change, last) << to_string(type);
+    last = changed.error_of_change;
+  }
+  EXPECT_EQ(last, 0);
+}
+
+TEST_F(GgufEdit, AnUnchangedModelGivesTheSameFile) {
+  (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kQ6_K});
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    LoadOptions options;
+    options.dtype = dtype;
+    const Model model = load_model(open_gguf_checkpoint(original_), options);
+    (void)write_gguf(model, edited_);
+    EXPECT_EQ(read_file(edited_), read_file(original_)) << c10::toString(dtype);
+  }
+  const Model model = load_model(open_gguf_checkpoint(original_));
+  (void)write_gguf(model, original_);  // over the file that it was read from
+  EXPECT_EQ(read_file(edited_), read_file(original_));
+}
+
+TEST_F(GgufEdit, ABaseServesAModelFromAFolder) {
+  const auto checkpoint = random_checkpoint(wide_llama(), 1);
+  (void)write_gguf(*checkpoint, original_, {.type = GgmlType::kQ4_K});
+  Model model = load_model(checkpoint);
+  const auto whole = write_gguf(model, edited_, {.base = original_});
+  EXPECT_EQ(read_file(edited_), read_file(original_));
+  (void)edit(model);
+  const auto report = write_gguf(model, edited_, {.base = original_});
+  int64_t copied = 0;
+  for (const auto& tensor : report.tensors) copied += tensor.copied;
+  EXPECT_EQ(copied + 1, static_cast<int64_t>(report.tensors.size()));
+  EXPECT_EQ(whole.tensors.size(), report.tensors.size());
+}
+
+TEST_F(GgufEdit, ABaseOfAnotherModelIsRefused) {
+  (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kF16});
+  const Model other = load_model(random_checkpoint(testing::debug_config("llama"), 1));
+  EXPECT_THROW((void)write_gguf(other, edited_, {.base = original_}), Error);
+  EXPECT_FALSE(std::filesystem::exists(edited_));
+}
+
+TEST_F(GgufEdit, TiedAndPlainHeadsGetWiderTypes) {
+  nlohmann::json config = wide_llama();
+  const auto tied = write_gguf(*random_checkpoint(config, 1), original_, {.type = GgmlType::kQ4_K});
+  EXPECT_EQ(written(tied, "token_embd.weight").type, GgmlType::kQ6_K);
+  EXPECT_EQ(written(tied, "blk.0.attn_norm.weight").type, GgmlType::kF32);
+  config["tie_word_embeddings"] = false;
+  const auto plain = write_gguf(*random_checkpoint(config, 1), original_, {.type = GgmlType::kQ4_K});
+  EXPECT_EQ(written(plain, "token_embd.weight").type, GgmlType::kQ4_K);
+  EXPECT_EQ(written(plain, "output.weight").type, GgmlType::kQ6_K);
+}
+
+TEST_F(GgufEdit, ValuesThatAreNotFiniteLeaveNoFile) {
+  Model model = load_model(random_checkpoint(wide_llama(), 1));
+  at::Tensor weight = model.weight(name_).clone();
+  weight[0][0] = std::numeric_limits<float>::infinity();
+  model.set_weight(name_, weight);
+  try {
+    (void)write_gguf(model, edited_, {.type = GgmlType::kQ8_0});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kNumeric);
+    EXPECT_NE(std::string(error.what()).find("blk.1.ffn_down.weight"), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+// ---- conversion
+
+// A folder with a tokenizer, as a checkpoint would be.
+std::filesystem::path make_folder(const ScratchFolder& folder, const nlohmann::json& config) {
+  const auto path = folder / "hf";
+  std::filesystem::create_directories(path);
+  const auto checkpoint = random_checkpoint(config, 4);
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
+  write_safetensors(path / "model.safetensors", tensors);
+  write_file(path / "config.json", config.dump());
+  write_file(path / "tokenizer.json", testing::byte_level_json({{"t", "h"}, {"th", "e"}}).dump());
+  return path;
+}
+
+TEST_F(GgufEdit, FolderToGgufAndBack) {
+  const auto hf = make_folder(folder_, wide_llama());
+  const auto there = convert_model(hf.string(), original_, {.type = "f32"});
+  EXPECT_EQ(there.format, ModelFormat::kGguf);
+  const auto target = folder_ / "back";
+  int steps = 0;
+  const auto back = convert_model(original_.string(), target,
+                                  {.shard_bytes = 1 << 20, .progress = [&](const ProgressUpdate&) { ++steps; }});
+  EXPECT_EQ(back.format, ModelFormat::kHuggingFace);
+  EXPECT_EQ(steps, back.tensors);
+  EXPECT_TRUE(std::filesystem::exists(target / "model.safetensors.index.json"));
+  const auto before = open_checkpoint(hf.string()), after = open_checkpoint(target.string());
+  ASSERT_EQ(after->tensors().size(), before->tensors().size());
+  for (const auto& info : before->tensors())
+    EXPECT_TRUE(at::equal(before->read(info.name), after->read(info.name))) << info.name;
+  const auto one = before->load_tokenizer(), two = after->load_tokenizer();
+  for (const char* text : {"the then", "naïve  42", "\n\t"})
+    EXPECT_EQ(one->encode_ids(text), two->encode_ids(text)) << text;
+  for (const auto& file : back.files) EXPECT_TRUE(std::filesystem::exists(file)) << file;
+  EXPECT_THROW((void)convert_model(original_.string(), target), Error) << "the folder holds a model already";
+  EXPECT_THROW((void)convert_model(original_.string(), original_), Error);
+  EXPECT_THROW((void)convert_model(original_.string(), folder_ / "q", {.type = "Q8_0"}), Error);
+  EXPECT_THROW((void)convert_model(original_.string(), folder_ / "q.gguf", {.type = "Q9"}), Error);
+}
+
+TEST_F(GgufEdit, FolderTypesAreKept) {
+  const auto hf = make_folder(folder_, wide_llama());
+  for (const auto& [type, dtype, size] :
+       {std::tuple{"F16", at::kHalf, 2}, {"BF16", at::kBFloat16, 2}, {"F32", at::kFloat, 4}}) {
+    const auto target = folder_ / type;
+    (void)convert_model(hf.string(), target, {.type = type});
+    const auto folder = open_checkpoint(target.string());
+    for (const auto& info : folder->tensors()) EXPECT_EQ(info.dtype, dtype) << info.name;
+    const auto gguf = folder_ / (std::string(type) + ".gguf");
+    (void)convert_model(target.string(), gguf);  // matrices keep their type, vectors are F32
+    const auto again = open_checkpoint(gguf.string());
+    for (const auto& info : again->tensors())
+      EXPECT_EQ(info.dtype, info.shape.size() == 2 ? dtype : at::kFloat) << info.name;
+  }
+}
+
+// ---- vocabularies
+
+class GgufVocabularyTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GgufVocabularyTest, GivesTheRecordedIds) {
+  EMEND_NEEDS_SHARED();
+  const auto folder = emend::testing::shared_dir() / "fixtures" / "tokenizers" / GetParam();
+  const auto tokenizer = load_tokenizer(folder);
+  const std::string type = GetParam() == "phi3" ? "phi3" : "llama";
+  auto [vocabulary, notes] = detail::hf_vocabulary(folder, *tokenizer, tokenizer->vocab_size() + 3, type);
+  vocabulary.name = GetParam() == "phi3" ? "phi-3" : "";
+  const ScratchFolder scratch("gguf_vocabulary_" + GetParam());
+  GgufMetadata metadata;
+  metadata.set_text("general.name", vocabulary.name);
+  metadata.append(detail::vocabulary_metadata(vocabulary));
+  testing::write_gguf_file(scratch / "v.gguf", metadata, {});
+  const auto read = detail::read_gguf_vocabulary(GgufFile(scratch / "v.gguf"));
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(static_cast<int64_t>(read->tokens.size()), tokenizer->vocab_size() + 3);
+  const auto again = tokenizer_from_gguf(*read);
+  std::ifstream in(folder / "cases.json");
+  int cases = 0, different = 0;
+  for (const auto& entry : nlohmann::json::parse(in)) {
+    const auto text = entry["text"].get<std::string>();
+    const auto ids = again->encode_ids(text);
+    ++cases;
+    if (ids == entry["ids"].get<std::vector<int64_t>>()) continue;
+    ++different;
+    if (notes.empty() && GetParam() != "chatglm3") ADD_FAILURE() << GetParam() << ": " << text.substr(0, 60);
+  }
+  EXPECT_GT(cases, 200);
+  EXPECT_LE(different, cases / 10);
+  EXPECT_EQ(again->bos_id(), tokenizer->bos_id());
+  EXPECT_EQ(again->eos_id(), tokenizer->eos_id());
+  std::cout << "[ figure   ] " << GetParam() << ": " << different << " of " << cases << " texts differ, "
+            << notes.size() << " notes\n";
+  for (const auto& note : notes) std::cout << "             " << note << "\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(Tokenizers, GgufVocabularyTest,
+                         ::testing::Values("gpt2", "llama3", "llama2", "phi3", "qwen2", "qwen_v1", "gpt_neox", "falcon",
+                                           "smollm2", "chatglm3"),
+                         [](const auto& info) { return info.param; });
+
+TEST_F(GgufEdit, APreTokenizerWithoutANameIsRefused) {
+  const auto hf = make_folder(folder_, wide_llama());
+  nlohmann::json tokenizer = testing::byte_level_json();
+  tokenizer["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {{{"type", "Split"}, {"pattern", {{"Regex", "x|y"}}}, {"behavior", "Isolated"}, {"invert", false}},
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  write_file(hf / "tokenizer.json", tokenizer.dump());
+  EXPECT_THROW((void)convert_model(hf.string(), original_), Error);
+  EXPECT_FALSE(std::filesystem::exists(original_));
+  EXPECT_NO_THROW((void)convert_model(hf.string(), original_, {.vocabulary = false}));
+  EXPECT_EQ(open_checkpoint(original_.string())->load_tokenizer(), nullptr);
+}
+
+}  // namespace
+}  // namespace emend::models
