@@ -87,14 +87,14 @@ std::string layers_figures(const json& layers) {
     const double norm = number(layer, "update_norm").value_or(0);
     const std::string name = "layer " + text(layer, "layer", "?");
     std::string value = significant(norm);
-    if (const auto relative = number(layer, "relative")) value += " <span class=\"soft\">(" + fixed(100 * *relative, 2) + " % of W)</span>";
+    if (const auto relative = number(layer, "relative")) value += " <span class=\"soft\">(" + fixed(100 * *relative, 2) + " %)</span>";
     bars += bar(name, highest > 0 ? piece(norm / highest, 0, text(layer, "weight") + ": " + significant(norm)) : "", value);
     if (const auto kept = number(layer, "survived"); kept && *kept < 0.999)
       bars += "<p class=\"soft small\">" + escape(name) + ": " + fixed(100 * *kept, 1) + " % of the update survived the cast to the weights' type.</p>";
     auto values = numbers(member(layer, {"spectrum"}));
     if (!values.empty()) spectrum.series.push_back({name, steps_from(1, values.size()), values, colour++ % 8, false, values.size() < 2});
   }
-  std::string out = figure("Size of the update", "Frobenius norm of what was added to each edited matrix.", bars);
+  std::string out = figure("Size of the update", "Frobenius norm of what was added to each edited matrix, and its share of the matrix's own norm.", bars);
   if (!spectrum.series.empty()) {
     spectrum.x_label = "singular value";
     spectrum.y_label = "size";
@@ -158,7 +158,7 @@ std::string retention_figure(const json& retention) {
   map.description = "Probability of each fact's new target after each number of edits";
   map.x_label = "fact, in the order of editing";
   map.colour = 2;
-  return figure("Retention", "Probability of each fact's new answer after so many edits: what was written first should stay dark further down.", heat_map(map));
+  return figure("Retention", "Probability of each fact's new answer after so many edits: what was written first should keep its colour further down.", heat_map(map));
 }
 
 std::string seconds_figure(const json& seconds) {
@@ -194,6 +194,7 @@ std::string memory_figure(const RunReport& run) {
   if (highest <= 0) return "";
   std::string bars;
   std::set<size_t> used;
+  bool other = false;
   for (const auto& item : devices.items()) {
     const json& device = item.value();
     double sum = 0;
@@ -206,12 +207,14 @@ std::string memory_figure(const RunReport& run) {
       }
     const double peak = as_number(device).value_or(std::max(sum, number(device, "peak").value_or(0)));
     if (peak > sum) track += piece((peak - sum) / highest, 7, "peak: " + bytes(peak));
+    other = other || (sum > 0 && peak > sum);
     std::string value = escape(bytes(peak));
     if (const auto limit = number(device, "limit")) value += " <span class=\"soft\">of " + escape(bytes(*limit)) + "</span>";
     bars += bar(item.key(), track, value);
   }
   std::string legend;
   for (size_t i : used) legend += "<span><i class=\"key c" + std::to_string(i) + "\"></i>" + escape(parts[i]) + "</span>";
+  if (other) legend += "<span><i class=\"key c7\"></i>not told apart</span>";
   return figure("Peak memory by device", "", bars + (legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>"));
 }
 

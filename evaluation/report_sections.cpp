@@ -44,7 +44,7 @@ std::string reason_of(const json& line, const std::string& status) {
   }
   const auto after = target_probabilities(line, "post");
   if (after.fresh && after.old && !(*after.fresh > *after.old))
-    return "applied, but the old answer is still as probable (new " + probability(*after.fresh) + ", old " + probability(*after.old) + ")";
+    return "applied, but the new answer is not the more probable one (new " + probability(*after.fresh) + ", old " + probability(*after.old) + ")";
   const auto values = case_values("easyedit", case_metrics(line, "post", "easyedit"));
   if (!after.old && values.count("rewrite_acc") && values.at("rewrite_acc") < 1)
     return "applied, but the model does not say the target in full (" + fixed(100 * values.at("rewrite_acc"), 0) + " % of its tokens)";
@@ -56,6 +56,14 @@ std::string value_cell(const std::optional<double>& value, const std::string& id
   std::string attributes = "data-metric=\"" + escape(id) + "\"";
   if (value) attributes += " data-value=\"" + json(*value).dump() + "\"";
   return tag("td", attributes, fixed(value, digits));
+}
+
+/// "efficacy success (ES)", "Reliability"
+std::string readable(const MetricField& field) {
+  if (field.paper_name.size() > 3) return field.paper_name;
+  std::string name = field.key;
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name + " (" + field.paper_name + ")";
 }
 
 int digits_for(const std::string& unit) { return unit == "nat" ? 4 : unit == "perplexity" ? 2 : 1; }
@@ -142,8 +150,9 @@ std::string card(const CaseState& state, const json& words, bool with_texts) {
                     " <span class=\"soft\">→ " + escape(shorten(target_of(line).empty() ? text(words, "target") : target_of(line), 120)) + "</span></p>";
   if (state.failed()) out += tag("p", "class=\"reason\"", escape(shorten(state.reason, 300)));
   if (with_texts) {
-    out += "<p><span class=\"tag\">before</span> <span class=\"before\">…" + escape(shorten(text(words, "before"), 240)) + "</span></p>";
-    out += "<p><span class=\"tag\">after</span> <span class=\"after\">…" + escape(shorten(text(words, "after"), 240)) + "</span></p>";
+    for (const char* when : {"before", "after"})
+      out += "<div class=\"said\"><span class=\"tag\">" + std::string(when) + "</span><span><span class=\"" + when + "\">…" +
+             escape(shorten(text(words, when), 240)) + "</span></span></div>";
   }
   const auto meter = [](const char* name, double p, const char* style) {
     return "<div class=\"prob\"><span>" + std::string(name) + "</span><span class=\"meter\"><i" + style + " style=\"width:" +
@@ -179,7 +188,7 @@ std::string heading(const RunReport& run, const std::vector<CaseState>& cases) {
       if (!value || ++count > 4) continue;
       const auto before = post.is_null() ? std::nullopt : number(pre, field.key);
       tiles += tag("div", "class=\"tile\"",
-                   tag("abbr", "class=\"soft small\" title=\"" + escape(field.definition) + "\"", escape(field.paper_name)) +
+                   tag("abbr", "class=\"soft small\" title=\"" + escape(field.definition) + "\"", escape(readable(field))) +
                        tag("b", "", fixed(value, digits_for(field.unit))) +
                        tag("span", "class=\"soft small\"", before ? "before " + fixed(before, digits_for(field.unit)) : escape(field.unit)));
     }

@@ -11,10 +11,11 @@
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/sharing.h>
 #include <emend/evaluation/scoring.h>
+#include <emend/models/config.h>
 
 #include <algorithm>
 #include <cmath>
-#include <list>
+#include <limits>
 #include <map>
 
 namespace emend::evaluation {
@@ -29,8 +30,9 @@ struct Target {
 };
 
 struct Row {
-  Ids ids;            // prompt, then all but the last label of the longest target
-  int64_t begin = 0;  // tokens of the prompt
+  Ids ids;              // prompt, then all but the last label of the longest target
+  int64_t begin = 0;    // tokens of the prompt
+  int64_t whole = 0;    // length of the text where the model's rotary frequencies depend on it, else 0
   std::vector<Target> targets;
   size_t longest = 0;  // index into targets
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(ids.size()); }
@@ -112,14 +114,17 @@ class Engine {
   Engine(const models::Model& model, const std::vector<ScoreRequest>& requests, const ScoreOptions& options)
       : model_(model), options_(options) {
     const auto encoded = detail::encode_requests(model.tokenizer(), requests);
-    std::map<Ids, size_t> row_of;
+    std::map<Ids, size_t> row_of, row_of_whole;
+    const int64_t limit = sharing_limit();
     for (size_t i = 0; i < encoded.size(); ++i) {
       const auto& request = encoded[i];
       counts_.tokens_given += static_cast<int64_t>(request.ids.size());
       check_length(request, requests[i]);
       Ids prompt(request.ids.begin(), request.ids.begin() + request.begin);
-      const auto [at, is_new] = row_of.emplace(std::move(prompt), rows_.size());
-      if (is_new) rows_.push_back({at->first, request.begin, {}, 0});
+      const auto length = static_cast<int64_t>(request.ids.size());
+      const bool alone = length > limit;
+      const auto [at, is_new] = alone ? row_of_whole.emplace(request.ids, rows_.size()) : row_of.emplace(prompt, rows_.size());
+      if (is_new) rows_.push_back({prompt, request.begin, alone ? length : 0, {}, 0});
       place_.emplace_back(at->second, add_target(rows_[at->second], {request.ids.begin() + request.begin, request.ids.end()}));
     }
     counts_.requests = static_cast<int64_t>(requests.size());
@@ -149,12 +154,21 @@ class Engine {
   [[nodiscard]] const ScoreCounts& counts() const { return counts_; }
 
  private:
+  /// Texts longer than this have keys that depend on the whole text's length (dynamic rotary forms): nothing of them is shared.
+  [[nodiscard]] int64_t sharing_limit() const {
+    int64_t limit = std::numeric_limits<int64_t>::max();
+    for (const auto& rotary : model_.config().rotaries)
+      if (rotary.depends_on_length()) limit = std::min(limit, rotary.original_max);
+    return limit;
+  }
+
   void check_length(const EncodedRequest& encoded, const ScoreRequest& request) const {
+    if (model_.config().positions != models::Positions::kLearned) return;
     const auto length = static_cast<int64_t>(encoded.ids.size()) - 1;
     if (length > model_.max_positions())
       throw Error(ErrorClass::kInvalidArgument,
                   {"score of " + detail::quoted(request), std::to_string(length) + " tokens",
-                   "at most " + std::to_string(model_.max_positions()) + ", the model's positions", "shorten or leave out this fact"});
+                   "at most " + std::to_string(model_.max_positions()) + ", the size of the model's position table", "shorten or leave out this fact"});
   }
 
   static size_t add_target(Row& row, Ids labels) {
@@ -189,7 +203,7 @@ class Engine {
   std::vector<detail::SharedGroup> partition() const {
     std::vector<Ids> beginnings;
     for (const auto& row : rows_)
-      beginnings.emplace_back(row.ids.begin(), row.ids.begin() + (options_.share_beginnings ? row.begin - 1 : 0));
+      beginnings.emplace_back(row.ids.begin(), row.ids.begin() + (options_.share_beginnings && row.whole == 0 ? row.begin - 1 : 0));
     return detail::share_beginnings(beginnings, /*least=*/8);
   }
 
@@ -238,7 +252,7 @@ class Engine {
   void run_batch(const std::vector<detail::SharedGroup>& groups, const Batch& batch) {
     const bool shared = groups[batch.parts[0].group].shared > 0;
     std::vector<Ids> tails;
-    std::vector<int64_t> begins, head_of;
+    std::vector<int64_t> begins, head_of, whole;
     std::vector<const Row*> rows;
     bool branches = false;
     for (size_t p = 0; p < batch.parts.size(); ++p)
@@ -248,12 +262,14 @@ class Engine {
         tails.emplace_back(row.ids.begin() + begin, row.ids.end());
         begins.push_back(begin);
         head_of.push_back(static_cast<int64_t>(p));
+        whole.push_back(row.whole);
         rows.push_back(&row);
         for (const auto& target : row.targets) branches = branches || is_branch(row, target);
       }
     models::KvCache cache(model_.n_layers());
     if (shared) cache = head_cache(groups, batch).select_rows(head_of);
-    const auto tokens = shared ? models::TokenBatch::continuing(tails, begins) : models::TokenBatch::from_rows(tails);
+    auto tokens = shared ? models::TokenBatch::continuing(tails, begins) : models::TokenBatch::from_rows(tails);
+    tokens.set_full_lengths(whole);
     const at::Tensor hidden = forward(tokens, shared || branches ? &cache : nullptr, branches);
     std::vector<int64_t> read;
     std::vector<size_t> positions;

@@ -22,13 +22,14 @@ p{margin:.4em 0}.soft{color:var(--soft)}.small{font-size:.86rem}
 .failed{border-color:var(--bad);border-left-width:4px}.reason{color:var(--bad)}
 .after{background:var(--good-bg);border-radius:3px;padding:0 .2em}.before{color:var(--soft)}
 .failed .after{background:var(--bad-bg)}
-.tag{display:inline-block;min-width:4.2em;color:var(--soft);font-size:.82rem}
-.prob{display:grid;grid-template-columns:4.2em 1fr 4.4em;gap:6px;align-items:center;font-size:.86rem;color:var(--soft)}
+.said{display:grid;grid-template-columns:3.6rem 1fr;gap:6px;align-items:baseline;margin:.25em 0}.tag{color:var(--soft);font-size:.86rem}
+.prob{display:grid;grid-template-columns:3.6rem 1fr 4rem;gap:6px;align-items:center;font-size:.86rem;color:var(--soft)}
 .meter{height:8px;border-radius:4px;background:var(--line);overflow:hidden}.meter i{display:block;height:100%;background:var(--c0)}
 .meter i.old{background:var(--c7)}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
-th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);vertical-align:top}
+th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap;overflow-wrap:normal}
+td:first-child,td.text{white-space:normal}td.text{min-width:9em;overflow-wrap:anywhere}
 th:first-child,td:first-child,td.text,th.text{text-align:left}th{font-weight:600;color:var(--soft)}
 abbr[title]{text-decoration:underline dotted;text-underline-offset:3px;cursor:help}
 .up{color:var(--good)}.down{color:var(--bad)}
@@ -37,16 +38,17 @@ svg{width:100%;height:auto;display:block}svg text{font-size:13px;fill:var(--soft
 .line{fill:none;stroke-width:2.2;stroke-linejoin:round}.line.faint{stroke-width:1;opacity:.28}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:.86rem;color:var(--soft);margin-top:4px}
 .key{display:inline-block;width:14px;height:4px;border-radius:2px;margin-right:6px;vertical-align:middle}
+.key.faint{opacity:.4;height:2px}
 .ramp{display:inline-block;width:90px;height:10px;border-radius:2px;vertical-align:middle}
-.bar{display:grid;grid-template-columns:minmax(80px,150px) 1fr minmax(60px,auto);gap:8px;align-items:center;font-size:.9rem;margin:6px 0}
+.bar{display:grid;grid-template-columns:minmax(70px,120px) 1fr 10.5em;gap:8px;align-items:center;font-size:.9rem;margin:6px 0}
 .bar .track{display:flex;height:16px;background:var(--line);border-radius:3px;overflow:hidden;position:relative}
-.bar .track i{display:block;height:100%}.bar .value{text-align:right;font-variant-numeric:tabular-nums}
+.bar .track i{display:block;height:100%}.bar .value{text-align:right;white-space:nowrap;overflow:hidden;text-overflow:ellipsis;font-variant-numeric:tabular-nums}
 .map{display:flex;flex-wrap:wrap;gap:3px}.map span{min-width:34px;padding:3px 5px;border-radius:4px;font-size:.8rem;text-align:center;border:2px solid transparent;background:var(--line)}
 .map span.edited{border-color:var(--ink);font-weight:700}
 pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;overflow-x:auto;font-size:.86rem;white-space:pre-wrap;overflow-wrap:anywhere}
 details{margin:.6em 0}summary{cursor:pointer;color:var(--c0)}
 dl{display:grid;grid-template-columns:minmax(90px,max-content) 1fr;gap:2px 16px;font-size:.92rem;margin:.5em 0}dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
-@media(max-width:560px){dl{grid-template-columns:1fr}dd{margin-bottom:.4em}th,td{padding:6px 7px}.hide-narrow{display:none}}
+@media(max-width:560px){.bar{grid-template-columns:72px 1fr 8.6em;font-size:.84rem}dl{grid-template-columns:1fr}dd{margin-bottom:.4em}th,td{padding:6px 5px}.hide-narrow{display:none}}
 @media print{body{background:#fff}.card,.tile{break-inside:avoid}details{display:block}}
 )css";
 

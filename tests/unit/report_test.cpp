@@ -66,7 +66,7 @@ TEST(Report, PutsFailedEditsFirstWithTheReason) {
   const size_t failed = page.find("loss stayed at 4.1"), section = page.find("In words"), first_good = page.find("<div class=\"card\"><p>", section);
   ASSERT_NE(failed, std::string::npos);
   EXPECT_LT(failed, first_good);
-  EXPECT_NE(page.find("the old answer is still as probable"), std::string::npos);
+  EXPECT_NE(page.find("the new answer is not the more probable one"), std::string::npos);
 }
 
 TEST(Report, EscapesEveryTextOfTheRun) {
