@@ -21,6 +21,7 @@ class Reader final : public nlohmann::json_sax<json> {
   json root;
   std::vector<std::pair<std::string, uint32_t>> vocabulary;
   std::vector<std::pair<std::string, std::string>> merges;
+  bool has_vocabulary = false, has_merges = false;  // the tree holds empty stand-ins
 
   bool null() override { return value(json(nullptr)); }
   bool boolean(bool v) override { return value(json(v)); }
@@ -55,8 +56,9 @@ class Reader final : public nlohmann::json_sax<json> {
   bool start_object(size_t size) override {
     if (mode_ == Mode::kTree && in_model() && key_ == "vocab") {
       mode_ = Mode::kVocabulary;
+      has_vocabulary = true;
       if (size != static_cast<size_t>(-1)) vocabulary.reserve(size);
-      return value_in_tree(json("…"));
+      return value_in_tree(json::object());
     }
     if (mode_ != Mode::kTree) return value(json::object());
     return open(json::object());
@@ -70,7 +72,8 @@ class Reader final : public nlohmann::json_sax<json> {
     }
     if (mode_ == Mode::kTree && in_model() && key_ == "merges") {
       mode_ = Mode::kMerges;
-      return value_in_tree(json("…"));
+      has_merges = true;
+      return value_in_tree(json::array());
     }
     if (mode_ != Mode::kTree) return value(json::array());
     return open(json::array());
@@ -181,8 +184,9 @@ void read_model(const JsonView& model, Reader& reader, PipelineSpec& spec) {
     if (!model.string_or(key, "").empty()) model.at(key).unsupported("the option " + std::string(key), "null");
   if (model.has("dropout") && model.at("dropout").value() != 0.0)
     model.at("dropout").unsupported("random dropout", "null");
-  if (!model.at("vocab").value().is_string()) model.at("vocab").fail("an object of pieces and ids");
-  if (!model.at("merges").value().is_string()) model.at("merges").fail("an array of merges");
+  const JsonView vocab = model.at("vocab"), merges = model.at("merges");
+  if (!reader.has_vocabulary) vocab.fail("an object of pieces and ids");
+  if (!reader.has_merges) merges.fail("an array of merges");
 
   spec.vocabulary.reserve(reader.vocabulary.size());
   for (const auto& [piece, id] : reader.vocabulary) spec.vocabulary.add(piece, id);
