@@ -36,6 +36,10 @@ class CurrentSimulated {
   c10::DeviceIndex before_;
 };
 
+/// For tests: from now on, copies from one simulated device to another change a byte in every thousand, as a machine
+/// with broken peer-to-peer transfers does. Index -1 ends it.
+void break_simulated_copies(c10::DeviceIndex from, c10::DeviceIndex to);
+
 /// Operators that the fallback cannot serve: allocation, copies, resizing, set_. Registers them and the
 /// fallback.
 void register_simulated_operators();

@@ -8,6 +8,7 @@
 #include <emend/devices/placement.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <set>
 
 namespace emend::devices::detail {
@@ -37,9 +38,21 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
   return at::detail::empty_strided_generic(size, stride, &simulated_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
+std::atomic<int> g_broken_from{-1}, g_broken_to{-1};
+
+void damage_if_broken(const Tensor& from, const Tensor& to) {
+  const int source = g_broken_from.load(std::memory_order_relaxed);
+  if (source < 0 || from.device() != Device(kSimulated, static_cast<c10::DeviceIndex>(source)) ||
+      to.device() != Device(kSimulated, static_cast<c10::DeviceIndex>(g_broken_to.load())) || !to.is_contiguous())
+    return;
+  auto* bytes = static_cast<uint8_t*>(to.data_ptr());
+  for (size_t i = 500; i < to.nbytes(); i += 1000) bytes[i] ^= 0x10;
+}
+
 /// The engine of every transfer: between devices, and to and from the host.
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
   host_view(to).copy_(host_view(from));
+  damage_if_broken(from, to);
   return to;
 }
 
@@ -92,6 +105,11 @@ void register_host_operators(torch::Library& aten, const std::set<std::string>& 
 }
 
 }  // namespace
+
+void break_simulated_copies(c10::DeviceIndex from, c10::DeviceIndex to) {
+  g_broken_to = to;
+  g_broken_from = from;
+}
 
 void register_simulated_operators() {
   // Never destroyed: tensors and the dispatcher outlive every static.

@@ -1,0 +1,109 @@
+// What needs a real GPU: the runtime opens, memory is counted, tensors and gradients travel. Skips without one.
+#include <ATen/ATen.h>
+#include <emend/devices/doctor.h>
+#include <emend/devices/planner.h>
+#include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace emend::devices {
+namespace {
+
+#define EMEND_NEEDS_CUDA() \
+  if (load_cuda_runtime().devices == 0) GTEST_SKIP() << "needs a CUDA device: " << load_cuda_runtime().reason
+
+c10::Device gpu(int index = 0) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+const c10::Device kCpu(c10::kCPU);
+
+TEST(Cuda, DevicesHaveNamesAndMemory) {
+  EMEND_NEEDS_CUDA();
+  int seen = 0;
+  for (const auto& info : visible_devices()) {
+    if (!info.device.is_cuda()) continue;
+    ++seen;
+    EXPECT_FALSE(info.name.empty());
+    EXPECT_GT(info.total_bytes, 1LL << 30);
+    EXPECT_GT(info.free_bytes, 0);
+    EXPECT_LE(info.free_bytes, info.total_bytes);
+  }
+  EXPECT_EQ(seen, load_cuda_runtime().devices);
+  EXPECT_EQ(parse_device("cuda:0"), gpu());
+}
+
+TEST(Cuda, RoutesDataAndGradients) {
+  EMEND_NEEDS_CUDA();
+  TransferScope scope;
+  const auto a = at::rand({64, 32});
+  const auto home = at::zeros({1}, at::TensorOptions().device(gpu()));
+  const auto x = a.clone().requires_grad_();
+  const auto y = route_like(x, home, Purpose::kHidden);
+  EXPECT_EQ(y.device(), gpu());
+  to_host((y * y).sum()).backward();
+  EXPECT_TRUE(at::allclose(x.grad(), 2 * a));
+  EXPECT_EQ(scope.total(Purpose::kHidden).bytes, 64 * 32 * 4);
+  EXPECT_THROW(a + home.expand({64, 32}).contiguous(), c10::Error);
+}
+
+TEST(Cuda, CountsMemory) {
+  EMEND_NEEDS_CUDA();
+  reset_peak_memory(gpu());
+  const auto before = device_memory_stats(gpu());
+  {
+    const auto big = at::ones({32 << 20}, at::TensorOptions().device(gpu()).dtype(at::kByte));
+    EXPECT_GE(device_memory_stats(gpu()).allocated, before.allocated + (32 << 20));
+  }
+  EXPECT_GE(device_memory_stats(gpu()).peak, before.allocated + (32 << 20));
+  EXPECT_EQ(device_memory_stats(gpu()).allocated, before.allocated);
+}
+
+TEST(Cuda, SplitOverCpuAndGpuEqualsOneDevice) {
+  EMEND_NEEDS_CUDA();
+  std::vector<at::Tensor> weights;
+  for (int l = 0; l < 4; ++l) weights.push_back(at::randn({64, 64}) * 0.1);
+  const auto input = at::randn({8, 64});
+  const auto run = [&](const std::vector<c10::Device>& layers) {
+    auto x = input.clone().requires_grad_();
+    auto h = x;
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const auto w = route_to(weights[l], layers[l], Purpose::kWeight);
+      h = at::gelu(at::linear(route_like(h, w, Purpose::kHidden), w)) + route_like(h, w, Purpose::kHidden);
+    }
+    const auto loss = to_host(h.square().sum());
+    return torch::autograd::grad({loss}, {x})[0];
+  };
+  const auto expected = run({kCpu, kCpu, kCpu, kCpu});
+  for (size_t cut = 0; cut <= 4; ++cut) {
+    std::vector<c10::Device> layers(4, kCpu);
+    for (size_t l = cut; l < 4; ++l) layers[l] = gpu();
+    // float32 products of 64 terms in another order: errors of some 1e-6.
+    EXPECT_TRUE(at::allclose(run(layers), expected, 1e-3, 1e-4)) << "cut before layer " << cut;
+  }
+}
+
+TEST(Cuda, CopiesAreRight) {
+  EMEND_NEEDS_CUDA();
+  std::vector<c10::Device> devices{kCpu};
+  for (int k = 0; k < load_cuda_runtime().devices; ++k) devices.push_back(gpu(k));
+  for (const auto& check : check_copies(devices))
+    EXPECT_EQ(check.status, CheckStatus::kOk) << check.name << ": " << check.detail;
+}
+
+TEST(Cuda, AutoPutsASmallModelOnTheGpus) {
+  EMEND_NEEDS_CUDA();
+  PlanRequest request;
+  request.map = parse_device_map("auto");
+  request.machine = prepare_devices(request.map);
+  request.model.n_layers = 4;
+  request.model.hidden = request.model.mlp_width = 64;
+  request.model.vocab = 100;
+  request.model.derive_bytes();
+  const auto plan = make_plan(request);
+  EXPECT_TRUE(plan.fits);
+  for (const auto device : plan.placement.devices()) EXPECT_TRUE(device.is_cuda());
+}
+
+}  // namespace
+}  // namespace emend::devices
