@@ -86,7 +86,7 @@ Ledger::Ledger(std::filesystem::path model_folder, const Log& log) : folder_(std
   }
   const auto state_path = ledger_ / "ledger.json";
   if (!std::filesystem::exists(state_path)) {
-    base_ = models::open_checkpoint(folder_.string())->fingerprint();
+    base_ = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
     return;
   }
   const auto state = nlohmann::json::parse(read_file(state_path), nullptr, false);
@@ -184,7 +184,7 @@ std::string Ledger::revert(const std::string& id_or_path) {
 void Ledger::revert_all() {
   change({});
   if (known_.empty()) return;
-  const std::string now = models::open_checkpoint(folder_.string())->fingerprint();
+  const std::string now = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
   if (now != base_)
     throw Error(ErrorClass::kCorruption, {folder_.string(), "without any edit the fingerprint is " + now.substr(0, 12), base_.substr(0, 12) + ", as before the first edit",
                                           "another program has changed the weights; restore the folder from its source"});

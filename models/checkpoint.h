@@ -46,6 +46,10 @@ class Checkpoint {
 /// the conversion to use; Error(kCorruption) for damaged files.
 [[nodiscard]] std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name);
 
+/// What Model::fingerprint() of this checkpoint would be, without loading it: its own fingerprint and what decides the
+/// arithmetic in its configuration.
+[[nodiscard]] std::string model_fingerprint(const Checkpoint& checkpoint);
+
 struct LoadOptions {
   /// float32 (default), bfloat16, or float64 for tests.
   at::ScalarType dtype = at::kFloat;

@@ -119,10 +119,15 @@ void Model::set_weight(const std::string& name, const at::Tensor& value) {
     target.copy_(devices::route_like(value, target, devices::Purpose::kWeight));
 }
 
+std::string model_fingerprint(const Checkpoint& checkpoint) {
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.path().string());
+  return sha256_hex(checkpoint.fingerprint() + arithmetic(config).dump());
+}
+
 const std::string& Model::fingerprint() const {
   const std::lock_guard lock(state_->fingerprint_mutex);
   if (state_->fingerprint.empty())
-    state_->fingerprint = sha256_hex(state_->checkpoint->fingerprint() + arithmetic(state_->config).dump());
+    state_->fingerprint = model_fingerprint(*state_->checkpoint);
   return state_->fingerprint;
 }
 

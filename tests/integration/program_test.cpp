@@ -1,0 +1,247 @@
+// The programs as a user meets them: what they print, where they write, how they fail.
+#include <emend/core/safetensors.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/program.h"
+#include "support/tiny_model.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+
+class ProgramTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("emend_program_test_" + std::to_string(::getpid()));
+    std::filesystem::remove_all(folder_);
+    write_tiny_model(folder_ / "model");
+    write_file(folder_ / "hparams.yaml", tiny_hparams());
+    write_file(folder_ / "rome.yaml", tiny_hparams("[1]"));
+    write_file(folder_ / "corpus.txt", corpus());
+    write_file(folder_ / "facts.jsonl",
+               "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
+               "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", \"target_true\": \"Paris\"}\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  static std::string corpus() {
+    std::string text;
+    for (int i = 0; i < 40; ++i) text += "Paragraph " + std::to_string(i * 37) + " speaks of towers, rivers and " + std::string(1 + i % 7, 'x') + " things.\n\n";
+    return text;
+  }
+  [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  [[nodiscard]] std::vector<std::string> edit(std::vector<std::string> more) const {
+    std::vector<std::string> arguments = {"--model", path("model"), "--facts", path("facts.jsonl"), "--hparams", path("hparams.yaml"),
+                                          "--corpus", path("corpus.txt"), "--cache", path("cache"), "--out", path("run")};
+    for (auto& argument : more) {
+      // A later value of an option that is given twice replaces the earlier one.
+      if (argument.rfind("--", 0) == 0)
+        for (size_t i = 0; i + 1 < arguments.size(); ++i)
+          if (arguments[i] == argument) {
+            arguments.erase(arguments.begin() + static_cast<long>(i), arguments.begin() + static_cast<long>(i) + 2);
+            break;
+          }
+      arguments.push_back(argument);
+    }
+    return arguments;
+  }
+  [[nodiscard]] std::string model_bytes(const std::string& model = "model") const { return read_file(folder_ / model / "model.safetensors"); }
+
+  // The four parts: the text names `where`, and mentions each of the other words.
+  void expect_error(const std::vector<std::string>& arguments, int status, const std::vector<std::string>& words, const ProgramOptions& options = {}) {
+    const std::string before = model_bytes();
+    const auto result = run_program("memit_edit", arguments, options);
+    EXPECT_EQ(result.status, status) << result.err;
+    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << "no \"" << word << "\" in: " << result.err;
+    EXPECT_EQ(result.err.find("internal error"), std::string::npos) << result.err;
+    EXPECT_EQ(model_bytes(), before) << "the input model was touched";
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "results.json"));
+    no_temporaries();
+  }
+  void no_temporaries() const {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_))
+      EXPECT_EQ(entry.path().filename().string().find(".tmp-"), std::string::npos) << entry.path();
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(ProgramTest, EditsAndWritesTheRunFolder) {
+  const auto result = run_program("memit_edit", edit({"--save", "pack,model,peft", "--json", "--quiet"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json printed = json::parse(result.out), results = json::parse(read_file(folder_ / "run" / "results.json"));
+  EXPECT_EQ(printed["weights_changed"], results["weights_changed"]);
+  EXPECT_EQ(results["schema"], 1);
+  EXPECT_EQ(results["editor"], "memit");
+  EXPECT_EQ(results["facts"], 2);
+  EXPECT_EQ(results["model"]["family"], "llama");
+  EXPECT_EQ(results["edits"]["applied"].get<int>() + results["edits"]["failed"].get<int>(), 2);
+  EXPECT_EQ(results["weights_changed"], json({"model.layers.1.mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"}));
+  for (const char* phase : {"load", "statistics", "targets", "insert", "evaluate", "total"}) EXPECT_TRUE(results["seconds"].contains(phase)) << phase;
+  for (const char* file : {"cases.jsonl", "run.jsonl", "report.html", "edit.safetensors", "model/config.json", "model/model.safetensors",
+                           "model/tokenizer.json", "adapter/adapter_config.json"})
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / file)) << file;
+  std::ifstream cases(folder_ / "run" / "cases.jsonl");
+  int lines = 0;
+  for (std::string line; std::getline(cases, line); ++lines) {
+    const json one = json::parse(line);
+    for (const char* key : {"case_id", "subject", "prompt", "target", "steps", "loss", "status", "tokens", "metrics"}) EXPECT_TRUE(one.contains(key)) << key;
+  }
+  EXPECT_EQ(lines, 2);
+  EXPECT_NE(model_bytes("run/model"), model_bytes());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "checkpoint"));
+  no_temporaries();
+}
+
+TEST_F(ProgramTest, RevertGivesBackTheBytes) {
+  ASSERT_EQ(run_program("memit_edit", edit({"--save", "pack,model"})).status, 0);
+  const std::string original = model_bytes(), pack = path("run/edit.safetensors");
+  auto result = run_program("emend", {"revert", "--all", "--model", path("run/model")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(model_bytes("run/model"), original);
+  result = run_program("emend", {"apply", pack, "--model", path("model"), "--out", path("other")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(model_bytes(), original);
+  EXPECT_NE(model_bytes("other"), original);
+  result = run_program("emend", {"list", "--model", path("other"), "--json"});
+  EXPECT_TRUE(json::parse(result.out)["edits"][0]["active"].get<bool>());
+  result = run_program("emend", {"revert", pack, "--model", path("other")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(model_bytes("other"), original);
+}
+
+TEST_F(ProgramTest, EqualSeedsGiveEqualPacks) {
+  ASSERT_EQ(run_program("memit_edit", edit({"--seed", "3", "--eval", "none"})).status, 0);
+  ASSERT_EQ(run_program("memit_edit", edit({"--seed", "3", "--eval", "none", "--out", path("again")})).status, 0);
+  EXPECT_EQ(read_file(folder_ / "run" / "edit.safetensors"), read_file(folder_ / "again" / "edit.safetensors"));
+}
+
+TEST_F(ProgramTest, EvalOfAPackShowsBothStates) {
+  ASSERT_EQ(run_program("memit_edit", edit({"--eval", "none"})).status, 0);
+  const auto result = run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", path("run/edit.safetensors"),
+                                            "--cache", path("cache"), "--eval", "counterfact", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_TRUE(document["metrics"]["pre"].contains("counterfact"));
+  EXPECT_TRUE(document["metrics"]["post"]["counterfact"].contains("efficacy_success"));
+}
+
+TEST_F(ProgramTest, RefusesBadOptions) {
+  expect_error(edit({"--editor", "memitt"}), 2, {"memitt", "did you mean \"memit\"?"});
+  expect_error(edit({"--no-such-option"}), 2, {"--no-such-option"});
+  expect_error(edit({"--set", "v_lrr=0.1"}), 2, {"v_lrr", "did you mean \"v_lr\"?"});
+  expect_error(edit({"--set", "clamp_norm_factor=-1"}), 2, {"clamp_norm_factor"});
+  expect_error(edit({"--set", "layers=[9]"}), 2, {"layers", "9"});
+  expect_error(edit({"--dtype", "float16"}), 2, {"--dtype", "float32"});
+  expect_error(edit({"--eval", "counterfacts"}), 2, {"counterfacts", "counterfact"});
+  expect_error(edit({"--eval-at", "sometimes"}), 2, {"--eval-at"});
+}
+
+TEST_F(ProgramTest, RefusesBadFacts) {
+  const auto facts = [&](const std::string& text) {
+    write_file(folder_ / "bad.json", text);
+    return edit({"--facts", path("bad.json")});
+  };
+  expect_error(edit({"--facts", path("absent.json")}), 3, {"absent.json"});
+  expect_error(facts(""), 3, {"bad.json", "empty"});
+  expect_error(facts("{\"prompt\": \"{} is\", \"subject\": "), 3, {"bad.json"});
+  expect_error(facts("{\"prompt\": \"Nobody is in\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"), 3, {"bad.json:1", "Eiffel"});
+  expect_error(facts("{\"prompt\": \"{} is in\", \"subject\": \"X\", \"target_new\": \"\xff\xfe\"}\n"), 3, {"bad.json", "UTF-8"});
+  expect_error(facts("{\"prompt\": \"{} is in\", \"subject\": 7, \"target_new\": \"Rome\"}\n"), 3, {"bad.json:1", "subject"});
+}
+
+TEST_F(ProgramTest, RefusesBadModels) {
+  expect_error(edit({"--model", path("nothing")}), 3, {"nothing"});
+  std::filesystem::copy(folder_ / "model", folder_ / "broken");
+  const std::string bytes = model_bytes("broken");
+  write_file(folder_ / "broken" / "model.safetensors", bytes.substr(0, bytes.size() / 2));
+  expect_error(edit({"--model", path("broken")}), 3, {"model.safetensors"});
+  write_file(folder_ / "broken" / "model.safetensors", bytes);
+  write_file(folder_ / "broken" / "config.json", "{\"model_type\": \"llama\"}");
+  expect_error(edit({"--model", path("broken")}), 3, {"config.json", "hidden_size"});
+  write_file(folder_ / "broken" / "config.json", "{\"model_type\": \"lama\"}");
+  expect_error(edit({"--model", path("broken")}), 3, {"lama", "llama"});
+  auto config = json::parse(read_file(folder_ / "model" / "config.json"));
+  config["intermediate_size"] = 40;
+  write_file(folder_ / "broken" / "config.json", config.dump());
+  expect_error(edit({"--model", path("broken")}), 3, {"mlp", "40"});
+}
+
+TEST_F(ProgramTest, AFullDiskLeavesNothingBehind) {
+  // The pack is larger than the limit; logs and small files are not.
+  ProgramOptions options;
+  options.file_size_limit = 6000;
+  std::filesystem::remove_all(folder_ / "cache");
+  expect_error(edit({"--eval", "none", "--stats-cache", path("cache")}), 3, {"cannot write"}, options);
+}
+
+TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
+  const auto slow = [&](const std::string& out, std::vector<std::string> more) {
+    more.insert(more.end(), {"--editor", "rome", "--hparams", path("rome.yaml"), "--eval", "none", "--out", path(out), "--set", "v_num_grad_steps=60", "--seed", "5"});
+    return edit(more);
+  };
+  ASSERT_EQ(run_program("memit_edit", slow("whole", {})).status, 0);
+  ProgramOptions options;
+  options.signal_when = "edited facts 1-1";
+  const auto interrupted = run_program("memit_edit", slow("cut", {}), options);
+  if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
+  EXPECT_EQ(interrupted.status, 130) << interrupted.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "cut" / "results.json"));
+  const auto resumed = run_program("memit_edit", slow("cut", {"--resume"}));
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("going on after 1 finished"), std::string::npos) << resumed.err;
+  EXPECT_EQ(read_file(folder_ / "cut" / "edit.safetensors"), read_file(folder_ / "whole" / "edit.safetensors"));
+}
+
+TEST_F(ProgramTest, ResumingWithOtherSettingsIsRefused) {
+  ProgramOptions options;
+  options.signal_when = "edited facts 1-1";
+  const std::vector<std::string> rome = {"--editor", "rome", "--hparams", path("rome.yaml"), "--eval", "none", "--set", "v_num_grad_steps=60"};
+  const auto interrupted = run_program("memit_edit", edit(rome), options);
+  if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
+  auto other = rome;
+  other.insert(other.end(), {"--resume", "--seed", "9"});
+  expect_error(edit(other), 2, {"seed"});
+}
+
+TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
+  ASSERT_EQ(run_program("memit_edit", edit({"--eval", "none"})).status, 0);
+  const auto again = run_program("memit_edit", edit({"--eval", "none"}));
+  EXPECT_EQ(again.status, 2);
+  EXPECT_NE(again.err.find("earlier run"), std::string::npos) << again.err;
+}
+
+TEST_F(ProgramTest, DryRunChangesNothing) {
+  const auto result = run_program("memit_edit", edit({"--dry-run"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["facts"], 2);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+}
+
+TEST_F(ProgramTest, GenerateAndTokenizeSpeakJson) {
+  const auto generated = run_program("emend", {"generate", "--model", path("model"), "--prompt", "Hello", "--max-new-tokens", "4", "--json"});
+  ASSERT_EQ(generated.status, 0) << generated.err;
+  EXPECT_LE(json::parse(generated.out)[0]["ids"].size(), 4U);
+  write_file(folder_ / "strings.json", R"(["Hi", "", "é<|end|>"])");
+  const auto tokens = run_program("emend", {"tokenize", "--model", path("model"), "--file", path("strings.json"), "--json"});
+  ASSERT_EQ(tokens.status, 0) << tokens.err;
+  EXPECT_EQ(json::parse(tokens.out), json::parse("[[72,105],[],[195,169,256]]"));
+}
+
+TEST(ProgramHelp, EveryVerbExplainsItself) {
+  for (const char* verb : {"edit", "eval", "stats", "apply", "revert", "list", "trace", "report", "compare", "generate", "chat", "tokenize"}) {
+    const auto result = run_program("emend", {verb, "--help"});
+    EXPECT_EQ(result.status, 0) << verb;
+    EXPECT_NE(result.out.find("--"), std::string::npos) << verb;
+    EXPECT_TRUE(result.err.empty()) << result.err;
+  }
+  EXPECT_EQ(run_program("memit_edit", {"--version"}).status, 0);
+  EXPECT_EQ(run_program("emend", {}).status, 2);
+}
+
+}  // namespace
+}  // namespace emend::testing

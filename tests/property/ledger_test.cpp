@@ -1,0 +1,178 @@
+// Whatever is applied, reverted and reordered, the weights depend on the packs in force alone, and none in force means the original bytes.
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/editors/ledger.h>
+#include <emend/models/checkpoint.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include <unistd.h>
+
+namespace emend::editors {
+namespace {
+
+constexpr int kHidden = 8, kWidth = 12;
+
+// A one-layer Llama in a folder, all in one file.
+void write_model(const std::filesystem::path& folder, at::ScalarType dtype) {
+  std::filesystem::create_directories(folder);
+  write_file(folder / "config.json",
+             R"({"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
+                 "vocab_size": 20, "max_position_embeddings": 32, "tie_word_embeddings": true})");
+  std::vector<std::pair<std::string, at::Tensor>> tensors = {{"model.embed_tokens.weight", at::randn({20, kHidden})},
+                                                             {"model.norm.weight", at::ones({kHidden})}};
+  for (int l = 0; l < 2; ++l) {
+    const std::string p = "model.layers." + std::to_string(l) + ".";
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})
+      tensors.emplace_back(p + name + ".weight", at::randn({kHidden, kHidden}));
+    tensors.emplace_back(p + "mlp.gate_proj.weight", at::randn({kWidth, kHidden}));
+    tensors.emplace_back(p + "mlp.up_proj.weight", at::randn({kWidth, kHidden}));
+    tensors.emplace_back(p + "mlp.down_proj.weight", at::randn({kHidden, kWidth}));
+    tensors.emplace_back(p + "input_layernorm.weight", at::ones({kHidden}));
+    tensors.emplace_back(p + "post_attention_layernorm.weight", at::ones({kHidden}));
+  }
+  for (auto& [name, tensor] : tensors) tensor = tensor.to(dtype);
+  write_safetensors(folder / "model.safetensors", tensors);
+}
+
+class LedgerTest : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("emend_ledger_test_" + std::to_string(::getpid()));
+    std::filesystem::remove_all(folder_);
+    at::manual_seed(1);
+    write_model(model(), GetParam());
+    fingerprint_ = models::model_fingerprint(*models::open_checkpoint(model().string()));
+    original_ = read_file(weights());
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  [[nodiscard]] std::filesystem::path model() const { return folder_ / "model"; }
+  [[nodiscard]] std::filesystem::path weights() const { return model() / "model.safetensors"; }
+
+  std::filesystem::path make_pack(int number) {
+    EditPack pack;
+    pack.base_fingerprint = fingerprint_;
+    pack.editor = "memit";
+    pack.hparams = nlohmann::json::object();
+    pack.facts = nlohmann::json::array({{{"subject", "subject " + std::to_string(number)}}});
+    pack.extra = nlohmann::json::object();
+    for (int l = 0; l < 2; ++l) {
+      if ((number + l) % 3 == 0) continue;  // packs touch one layer or both
+      WeightDelta delta;
+      delta.weight = "model.layers." + std::to_string(l) + ".mlp.down_proj.weight";
+      delta.layer = l;
+      delta.left_DR = at::randn({kHidden, 2}, at::kDouble);
+      delta.right_FR = at::randn({kWidth, 2}, at::kDouble);
+      pack.deltas.push_back(delta);
+    }
+    const auto path = folder_ / ("pack" + std::to_string(number) + ".safetensors");
+    save_pack(path, pack);
+    return path;
+  }
+
+  std::filesystem::path folder_;
+  std::string fingerprint_, original_;
+};
+
+TEST_P(LedgerTest, RandomSequencesDependOnWhatIsInForceOnly) {
+  std::vector<std::filesystem::path> packs;
+  for (int i = 0; i < 50; ++i) packs.push_back(make_pack(i));
+  std::mt19937 random(7);
+  std::map<std::vector<std::string>, std::string> seen;  // packs in force, in order → bytes
+  std::vector<std::string> active;
+  std::vector<std::filesystem::path> unused = packs;
+  Ledger ledger(model());
+  for (int step = 0; step < 120; ++step) {
+    const int what = static_cast<int>(random() % 5);
+    if ((what <= 1 || active.empty()) && !unused.empty()) {
+      const size_t pick = random() % unused.size();
+      active.push_back(ledger.apply(unused[pick]));
+      unused.erase(unused.begin() + static_cast<long>(pick));
+    } else if (what <= 3 && !active.empty()) {
+      const size_t pick = random() % active.size();
+      ledger.revert(active[pick]);
+      active.erase(active.begin() + static_cast<long>(pick));
+    } else if (active.size() > 1) {
+      std::shuffle(active.begin(), active.end(), random);
+      ledger.reorder(active);
+    }
+    const std::string bytes = read_file(weights());
+    const auto [it, fresh] = seen.emplace(active, bytes);
+    ASSERT_EQ(it->second, bytes) << "the same packs in the same order gave other weights at step " << step;
+    if (active.empty()) ASSERT_EQ(bytes, original_);
+    else ASSERT_NE(bytes, original_);
+  }
+  ledger.revert_all();
+  EXPECT_EQ(read_file(weights()), original_);
+  EXPECT_EQ(models::model_fingerprint(*models::open_checkpoint(model().string())), fingerprint_);
+}
+
+TEST_P(LedgerTest, AnyOrderOfRevertsLeavesTheSameWeights) {
+  std::vector<std::string> ids;
+  {
+    Ledger ledger(model());
+    for (int i = 0; i < 5; ++i) ids.push_back(ledger.apply(make_pack(i)));
+  }
+  const auto revert = [&](std::vector<int> order) {
+    Ledger ledger(model());
+    for (int i : order) ledger.revert(ids[i]);
+    const std::string bytes = read_file(weights());
+    return bytes;
+  };
+  const std::string first = revert({1, 3, 4});
+  {
+    Ledger ledger(model());
+    for (int i : {1, 3, 4}) ledger.apply(folder_ / ("pack" + std::to_string(i) + ".safetensors"));
+    ledger.reorder({ids[0], ids[1], ids[2], ids[3], ids[4]});
+  }
+  EXPECT_EQ(revert({4, 1, 3}), first);
+}
+
+TEST_P(LedgerTest, FinishesAnInterruptedChange) {
+  std::string id;
+  {
+    Ledger ledger(model());
+    id = ledger.apply(make_pack(1));
+  }
+  const std::string edited = read_file(weights());
+  // As if the process had died after announcing the revert and before writing any weight.
+  const auto state_path = model() / ".emend" / "ledger.json";
+  auto state = nlohmann::json::parse(read_file(state_path));
+  state["pending"] = nlohmann::json::array();
+  write_file(state_path, state.dump());
+  EXPECT_EQ(read_file(weights()), edited);
+  {
+    const Ledger ledger(model());
+    EXPECT_FALSE(ledger.entries().at(0).active);
+  }
+  EXPECT_EQ(read_file(weights()), original_);
+}
+
+TEST_P(LedgerTest, RefusesWhatDoesNotFitAndLeavesNoTrace) {
+  const auto path = make_pack(1);
+  {
+    Ledger ledger(model());
+    EXPECT_THROW(ledger.revert("abc"), Error);
+    EditPack pack = load_pack(path);
+    pack.base_fingerprint = std::string(64, '0');
+    save_pack(path, pack);
+    EXPECT_THROW(ledger.apply(path), Error);
+    pack.base_fingerprint = fingerprint_;
+    pack.deltas[0].left_DR = at::randn({kHidden + 1, 2}, at::kDouble);
+    save_pack(path, pack);
+    EXPECT_THROW(ledger.apply(path), Error);
+    EXPECT_THROW(Ledger second(model()), Error);
+  }
+  EXPECT_EQ(read_file(weights()), original_);
+  EXPECT_FALSE(std::filesystem::exists(model() / ".emend"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, LedgerTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+}  // namespace
+}  // namespace emend::editors
