@@ -1,0 +1,233 @@
+// config.json: both spellings, defaults, and everything that can be wrong with it.
+#include <emend/core/error.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/debug_models.h"
+
+namespace emend::models {
+namespace {
+
+using Json = nlohmann::json;
+
+Json llama() {
+  return Json::parse(R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+                         "intermediate_size": 56, "vocab_size": 101, "max_position_embeddings": 64})");
+}
+
+std::string error_of(const Json& config, ErrorClass expected = ErrorClass::kCorruption) {
+  try {
+    (void)parse_config(config, "some/config.json");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), expected) << error.what();
+    EXPECT_NE(std::string(error.what()).find("some/config.json"), std::string::npos) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted: " << config;
+  return "";
+}
+
+TEST(Config, FillsInDefaults) {
+  const ModelConfig config = parse_config(llama(), "x");
+  EXPECT_EQ(config.n_kv_heads, 4);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.norm_eps, 1e-6);
+  EXPECT_FALSE(config.tied_head);
+  EXPECT_EQ(config.rotary(0).theta, 10000);
+  EXPECT_EQ(config.rotary(0).dims, 8);
+  EXPECT_DOUBLE_EQ(config.attention_scale, 1 / std::sqrt(8.0));
+  EXPECT_TRUE(config.eos_ids.empty());
+}
+
+TEST(Config, NullMeansDefault) {
+  Json config = llama();
+  for (const char* key : {"num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters", "attention_bias", "eos_token_id", "rms_norm_eps"})
+    config[key] = nullptr;
+  EXPECT_EQ(arithmetic(parse_config(config, "x")), arithmetic(parse_config(llama(), "x")));
+}
+
+TEST(Config, BothSpellingsOfRotaryAgree) {
+  Json old = llama(), fresh = llama();
+  old["rope_theta"] = 500000.0;
+  old["rope_scaling"] = {{"type", "llama3"}, {"factor", 8}, {"original_max_position_embeddings", 16}};
+  fresh["rope_parameters"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}, {"rope_theta", 500000}};
+  EXPECT_EQ(arithmetic(parse_config(old, "x")), arithmetic(parse_config(fresh, "x")));
+  fresh["rope_parameters"]["factor"] = 4.0;
+  EXPECT_NE(arithmetic(parse_config(old, "x")), arithmetic(parse_config(fresh, "x")));
+}
+
+TEST(Config, ReadsEosAsNumberOrList) {
+  Json config = llama();
+  config["eos_token_id"] = 7;
+  EXPECT_EQ(parse_config(config, "x").eos_ids, (std::vector<int64_t>{7}));
+  config["eos_token_id"] = {5, 6};
+  EXPECT_EQ(parse_config(config, "x").eos_ids, (std::vector<int64_t>{5, 6}));
+  config["eos_token_id"] = {5, "six"};
+  EXPECT_NE(error_of(config).find("eos_token_id"), std::string::npos);
+}
+
+TEST(Config, NamesTheFamilyItDoesNotKnow) {
+  Json config = llama();
+  config["model_type"] = "lama";
+  const std::string text = error_of(config, ErrorClass::kUnsupported);
+  EXPECT_NE(text.find("did you mean \"llama\"?"), std::string::npos) << text;
+  config.erase("model_type");
+  EXPECT_NE(error_of(config).find("model_type"), std::string::npos);
+  config["model_type"] = 7;
+  EXPECT_NE(error_of(config).find("model_type"), std::string::npos);
+}
+
+TEST(Config, RefusesWhatIsNotAnObject) {
+  for (const char* text : {"[]", "7", "\"llama\"", "null"}) EXPECT_NE(error_of(Json::parse(text)).find("object"), std::string::npos);
+}
+
+// For every family: each required key in turn is left out, null, or of a wrong kind.
+class RequiredKeys : public ::testing::TestWithParam<testing::FamilyFlavour> {};
+
+TEST_P(RequiredKeys, MissingOrIllTyped) {
+  const Json whole = testing::debug_config(GetParam().family, GetParam().flavour);
+  ASSERT_NO_THROW((void)parse_config(whole, "x"));
+  int refused = 0;
+  for (const auto& [key, value] : whole.items()) {
+    for (const Json& wrong : {Json("text"), Json(-3), Json(0), Json(1.5), Json(true), Json(Json::array({1})), Json(Json::object({{"a", 1}})),
+                              Json(1e300), Json(uint64_t{1} << 63)}) {
+      Json config = whole;
+      config[key] = wrong;
+      try {
+        (void)parse_config(config, "some/config.json");
+      } catch (const Error& error) {
+        ++refused;
+        EXPECT_FALSE(std::string(error.what()).empty());
+      }
+    }
+    Json without = whole;
+    without.erase(key);
+    try {
+      (void)parse_config(without, "some/config.json");
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_GT(refused, 20);
+  for (const auto* names : {&family_named(GetParam().family).keys.hidden, &family_named(GetParam().family).keys.layers,
+                            &family_named(GetParam().family).keys.heads, &family_named(GetParam().family).keys.vocab}) {
+    Json without = whole;
+    for (const std::string& name : *names) without.erase(name);
+    EXPECT_NE(error_of(without).find(names->front()), std::string::npos);
+  }
+}
+
+std::string flavour_name(const ::testing::TestParamInfo<testing::FamilyFlavour>& info) {
+  return info.param.family + "_" + info.param.flavour;
+}
+INSTANTIATE_TEST_SUITE_P(All, RequiredKeys, ::testing::ValuesIn(testing::all_flavours()), flavour_name);
+
+TEST(Config, RefusesImpossibleSizes) {
+  const auto refused = [](const char* key, const Json& value, const char* mentions) {
+    Json config = llama();
+    config[key] = value;
+    const std::string text = error_of(config);
+    EXPECT_NE(text.find(mentions), std::string::npos) << text;
+  };
+  refused("num_attention_heads", 0, "num_attention_heads");
+  refused("num_attention_heads", 5, "divisor");
+  refused("num_key_value_heads", 3, "divisor");
+  refused("vocab_size", -1, "vocab_size");
+  refused("hidden_size", "32", "integer");
+  refused("num_hidden_layers", 1000000, "layers");
+  refused("head_dim", 7, "rotary dimensions");
+  refused("head_dim", 1, "rotary dimensions");
+  refused("rms_norm_eps", 0, "positive");
+  refused("rms_norm_eps", "small", "positive");
+  refused("rope_theta", -5, "rope_theta");
+  refused("rope_theta", 1, "rope_theta");
+  refused("rope_scaling", 7, "rope_scaling");
+  refused("rope_scaling", Json::array(), "rope_scaling");
+  refused("rope_scaling", Json{{"rope_type", 3}}, "rope_type");
+  refused("rope_scaling", Json{{"rope_type", "linear"}}, "factor");
+  refused("rope_scaling", Json{{"rope_type", "linear"}, {"factor", "two"}}, "factor");
+  refused("rope_scaling", Json{{"rope_type", "llama3"}, {"factor", 8}}, "original_max_position_embeddings");
+  refused("rope_scaling", Json{{"type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}, {"original_max_position_embeddings", 8}}, "short_factor");
+  refused("rope_scaling", Json{{"type", "longrope"}, {"short_factor", "no"}, {"long_factor", {1.0}}, {"original_max_position_embeddings", 8}}, "short_factor");
+  refused("tie_word_embeddings", 1, "true or false");
+}
+
+TEST(Config, SaysWhatItDoesNotSupport) {
+  Json config = llama();
+  config["hidden_act"] = "xielu";
+  EXPECT_NE(error_of(config, ErrorClass::kUnsupported).find("xielu"), std::string::npos);
+  config = llama();
+  config["rope_scaling"] = {{"rope_type", "ntk-by-parts"}};
+  EXPECT_NE(error_of(config, ErrorClass::kUnsupported).find("ntk-by-parts"), std::string::npos);
+  config = llama();
+  config["quantization_config"] = {{"quant_method", "gptq"}};
+  EXPECT_NE(error_of(config, ErrorClass::kUnsupported).find("quantised"), std::string::npos);
+  config = testing::debug_config("phi");
+  config["qk_layernorm"] = true;
+  EXPECT_NE(error_of(config, ErrorClass::kUnsupported).find("qk_layernorm"), std::string::npos);
+}
+
+TEST(Config, WindowsFollowEachFamilysRule) {
+  Json qwen = testing::debug_config("qwen2");
+  qwen["sliding_window"] = 4;  // published files carry it unused
+  EXPECT_EQ(parse_config(qwen, "x").windows, (std::vector<int64_t>{0, 0, 0}));
+  qwen["use_sliding_window"] = true;
+  qwen["max_window_layers"] = 2;
+  EXPECT_EQ(parse_config(qwen, "x").windows, (std::vector<int64_t>{0, 0, 4}));
+  Json mistral = testing::debug_config("mistral");
+  mistral["sliding_window"] = nullptr;
+  EXPECT_EQ(parse_config(mistral, "x").window(0), 0);
+  mistral.erase("sliding_window");
+  EXPECT_EQ(parse_config(mistral, "x").window(0), 4096);
+  Json gemma = testing::debug_config("gemma3");
+  EXPECT_EQ(parse_config(gemma, "x").windows, (std::vector<int64_t>{4, 4, 0, 4}));
+  gemma["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
+  EXPECT_NE(error_of(gemma).find("layer_types"), std::string::npos);
+  gemma["layer_types"] = {"full_attention", "sliding_attention", "full_attention", "chunked_attention"};
+  EXPECT_NE(error_of(gemma, ErrorClass::kUnsupported).find("chunked"), std::string::npos);
+}
+
+TEST(Config, GemmaFilesOfTransformers4MeanTheTanhForm) {
+  Json config = testing::debug_config("gemma");
+  config["hidden_act"] = "gelu";
+  EXPECT_EQ(parse_config(config, "x").activation, Activation::kGeluTanh);
+  config["transformers_version"] = "5.17.0";
+  EXPECT_EQ(parse_config(config, "x").activation, Activation::kGelu);
+}
+
+TEST(Config, ReadsTheTextPartOfAMultimodalConfiguration) {
+  Json text = testing::debug_config("gemma3");
+  text.erase("vocab_size");
+  const ModelConfig config = parse_config({{"model_type", "gemma3"}, {"text_config", text}, {"eos_token_id", {1, 106}}}, "x");
+  EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_EQ(config.hidden_size, 24);
+  EXPECT_EQ(config.eos_ids, (std::vector<int64_t>{1, 106}));
+}
+
+TEST(ModuleNames, AcceptsWhatTheHyperParameterFilesWrite) {
+  const auto check = [](const char* family, const NamedModules& names, bool tied = false) {
+    Json config = testing::debug_config(family);
+    if (tied) config["tie_word_embeddings"] = true;
+    check_module_names(family_named(family), parse_config(config, "x"), names, "file.yaml");
+  };
+  check("gpt2", {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj", "transformer.ln_f", "transformer.wte"});
+  check("gpt2", {"h.{}", "", "", "h.{}.mlp.c_proj", "ln_f", "lm_head"});
+  check("llama", {"model.layers.{}", "", "", "", "model.norm", "lm_head"});
+  check("llama", {"", "", "", "", "", "model.embed_tokens"}, true);
+  check("opt", {"model.decoder.layers.{}", "", "model.decoder.layers.{}.fc2", "model.decoder.layers.{}.fc2", "", "lm_head"});
+  check("chatglm", {"", "", "", "", "", "transformer.output_layer"});
+  EXPECT_THROW(check("llama", {"", "", "", "", "", "model.embed_tokens"}), Error);  // not tied
+  try {
+    check("llama", {"transformer.h.{}", "", "", "", "", ""});
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    for (const char* part : {"file.yaml: layer_module_tmp", "transformer.h.{}", "model.layers.{}"}) EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace emend::models
