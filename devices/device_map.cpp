@@ -46,7 +46,7 @@ void read_json(DeviceMapSpec& spec, const std::string& text) {
   nlohmann::json map;
   try {
     map = nlohmann::json::parse(text, refuse_repeats);
-  } catch (const nlohmann::json::parse_error& error) {
+  } catch (const nlohmann::json::exception& error) {
     bad_map(spec.source, std::string("not JSON: ") + error.what(), kExpectedObject);
   }
   if (!map.is_object()) bad_map(spec.source, "not a JSON object", kExpectedObject);

@@ -1,4 +1,5 @@
 // Random device maps and random machines: what must hold for all of them.
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/devices/planner.h>
 #include <gtest/gtest.h>
@@ -121,6 +122,51 @@ TEST(RandomMaps, AMissingModuleOrASplitBlockIsAlwaysRefused) {
                                c10::Device(kSimulated, static_cast<c10::DeviceIndex>((home.index() + 1) % 4)));
     refused(split, "split the block \"" + gpt2().layer(l) + "\"");
   }
+}
+
+TEST(RandomText, OnlyErrorsComeOut) {
+  Random random(5);
+  const std::vector<std::string> seeds = {R"({"": 0, "model.layers.3": "sim:1", "x": 1e999})",
+                                          "sim:4",
+                                          "cuda:0",
+                                          "balanced_low_0",
+                                          "0=10GiB,1=20GiB,cpu=30GiB",
+                                          "4x24GiB,cpu=64GiB",
+                                          "a: 0\nb: [1, {c: d}]\n"};
+  int accepted = 0, refused = 0;
+  const auto path = (std::filesystem::path(::testing::TempDir()) / "device_map_fuzz.yaml").string();
+  for (int round = 0; round < 5000; ++round) {
+    std::string text = seeds[static_cast<size_t>(random.below(static_cast<int64_t>(seeds.size())))];
+    for (int64_t edits = random.below(4); edits > 0 && !text.empty(); --edits) {
+      const auto at = static_cast<size_t>(random.below(static_cast<int64_t>(text.size())));
+      switch (random.below(3)) {
+        case 0:
+          text[at] = static_cast<char>(random.below(256));
+          break;
+        case 1:
+          text.erase(at, 1);
+          break;
+        default:
+          text.insert(at, text.substr(0, static_cast<size_t>(random.below(8))));
+          break;
+      }
+    }
+    for (int reader = 0; reader < 4; ++reader) try {
+        if (reader == 0 && !text.ends_with(".json") && !text.ends_with(".yaml")) (void)parse_device_map(text);
+        if (reader == 1) (void)parse_max_memory(text);
+        if (reader == 2) (void)parse_machine(text);
+        if (reader == 3 && round % 100 == 0) {
+          write_file(path, text);
+          (void)parse_device_map(path);
+        }
+        ++accepted;
+      } catch (const Error&) {
+        ++refused;
+      }
+  }
+  std::filesystem::remove(path);
+  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(refused, 1000);
 }
 
 TEST(RandomMachines, EveryPlanIsCompleteAndHonest) {
