@@ -92,7 +92,7 @@ void write_weight(const std::string& name, const at::Tensor& value, EditTransact
   if (!at::isfinite(value).all().item<bool>())
     throw Error(ErrorClass::kNumeric, {name, "the new value has NaN or infinite entries", "finite numbers", "lower the learning rate"});
   transaction.keep(name);
-  weight.copy_(devices::route_like(value.detach(), weight, devices::Purpose::kDelta, devices::Dtype::kMatch));
+  transaction.model().set_weight(name, devices::route_like(value.detach(), weight, devices::Purpose::kDelta));  // all copies of a tied weight
 }
 
 }  // namespace emend::editors

@@ -119,7 +119,7 @@ class BatchEdit {
     Stopwatch statistics_watch;
     if (recipe_.needs_statistics) prepare_statistics(model_, editor_.statistics_layers(), recipe_.editor, context_);
     result_.seconds["statistics"] = statistics_watch.seconds();
-    batch_ = render_batch(model_, facts, *result_.contexts, {parse_fact_token(recipe_.common.fact_token), {"{} is a"}});
+    batch_ = render_batch(model_, facts, *result_.contexts, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
     result_.outcomes = batch_.outcomes;
   }
 
@@ -131,7 +131,7 @@ class BatchEdit {
       const size_t problem = grouped.problem_of_fact[i];
       const Target& target = targets_[problem];
       if (context_.trace)
-        record_target(*context_.trace, "z." + std::to_string(batch_.rendered[i].case_id) + ".", grouped.problems[problem], target);
+        record_target(*context_.trace, "z." + std::to_string(batch_.rendered[i].case_id) + ".", grouped.problems[problem], target, recipe_.targets);
       result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], target);
       if (target.status == FactStatus::kFailed) continue;
       columns_.push_back(i);
@@ -182,7 +182,7 @@ class BatchEdit {
     problem.keys_FN = at_home(average_keys(keys_PF, *result_.contexts, recipe_.weighting)).t().contiguous();
     const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
     problem.residual_DN = remaining_DN / divisor(recipe_.spread, index, layers.size());
-    trace_problem(problem, keys_PF, current_ND, targets_DN);
+    trace_problem(problem, keys_PF, current_ND, remaining_DN);
 
     LayerUpdate update = editor_.update(problem);
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
@@ -197,7 +197,7 @@ class BatchEdit {
     result_.deltas.push_back(std::move(update.delta));
   }
 
-  void trace_problem(const LayerProblem& problem, const at::Tensor& keys_PF, const at::Tensor& current_ND, const at::Tensor& targets_DN) {
+  void trace_problem(const LayerProblem& problem, const at::Tensor& keys_PF, const at::Tensor& current_ND, const at::Tensor& remaining_DN) {
     if (!context_.trace) return;
     const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
     std::vector<int64_t> lookup;
@@ -206,7 +206,7 @@ class BatchEdit {
     record(context_, prefix + "key_lookup", at::tensor(lookup, at::kLong));
     record(context_, prefix + "keys", problem.keys_FN);
     record(context_, prefix + "cur_z", current_ND.t());
-    record(context_, prefix + "targets", targets_DN);
+    record(context_, prefix + "targets", remaining_DN);
     record(context_, prefix + "resid", problem.residual_DN);
   }
 

@@ -50,6 +50,7 @@ struct LocateRecipe {
   KeyWeighting weighting = KeyWeighting::kByGroup;
   ResidualSpread spread = ResidualSpread::kEqual;
   bool needs_statistics = true;
+  std::vector<std::string> kl_prompts = {"{} is a"};
   bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
 };
 

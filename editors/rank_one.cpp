@@ -64,7 +64,12 @@ class RankOneStep {
   // u, of length 1, in the solve dtype.
   at::Tensor direction() {
     const at::Tensor keys_PF = collect_at_lookup(model_, rows_of(recipe_.direction), {{hooks::Site::kMlpDownIn, site_.layer}}, context_)[0];
-    record(context_, prefix_ + "keys_per_context", keys_PF);
+    if (context_.trace) {
+      std::vector<int64_t> lookup;
+      for (const auto& row : rows_of(recipe_.direction)) lookup.push_back(row.lookup);
+      record(context_, prefix_ + "keys_per_context", keys_PF);
+      record(context_, prefix_ + "key_lookup", at::tensor(lookup, at::kLong));
+    }
     const at::Tensor home = solve_home(model_, site_);
     at::Tensor u_F1 = devices::route_like(keys_PF.mean(0, true), home, devices::Purpose::kKeys).to(context_.solve_dtype).t();
     if (recipe_.common.mom2_adjustment)
@@ -76,9 +81,10 @@ class RankOneStep {
     const PhaseTimer timer(result_, "targets");
     const ProgressFn progress = std::exchange(context_.progress, nullptr);  // facts are counted by the caller
     const TargetProblem problem = make_target_problem(fact_);
-    Target target = optimise_targets(model_, {problem}, rome_targets(recipe_.common, site_.layer), context_).at(0);
+    const TargetSpec spec = rome_targets(recipe_.common, site_.layer);
+    Target target = optimise_targets(model_, {problem}, spec, context_).at(0);
     context_.progress = progress;
-    if (context_.trace) record_target(*context_.trace, prefix_ + "z.", problem, target);
+    if (context_.trace) record_target(*context_.trace, prefix_ + "z.", problem, target, spec);
     return target;
   }
 
@@ -158,7 +164,7 @@ EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::F
     const PhaseTimer timer(result, "statistics");
     prepare_statistics(model, layers, recipe_.editor, context);
   }
-  RenderedBatch batch = render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token), {"{} is a"}});
+  RenderedBatch batch = render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
   result.outcomes = std::move(batch.outcomes);
   EditTransaction transaction(model, context.transaction);
   const auto total = static_cast<double>(batch.rendered.size());

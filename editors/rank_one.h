@@ -21,6 +21,7 @@ struct RankOneRecipe {
   std::string editor;
   nlohmann::json hparams;               ///< effective values, for the record
   hparams::LocateHparams common;
+  std::vector<std::string> kl_prompts = {"{} is a"};
   KeySource direction = KeySource::kMean;      ///< k
   KeySource constraint = KeySource::kPlain;    ///< k' and m
   bool target_is_current_plus_delta = false;   ///< v* = m + δ instead of t0 + δ

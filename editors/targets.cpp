@@ -118,7 +118,7 @@ std::vector<Target> optimise_targets(const models::Model& model, const std::vect
   return targets;
 }
 
-void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target) {
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target, const TargetSpec& spec) {
   const size_t rewriting = problem.rows.size();
   std::vector<const TargetRow*> rows;
   for (const auto& row : problem.rows) rows.push_back(&row);
@@ -142,8 +142,11 @@ void record_target(Trace& trace, const std::string& prefix, const TargetProblem&
   trace[prefix + "attention_mask"] = mask;
   trace[prefix + "labels"] = labels;
   trace[prefix + "lookup"] = lookup;
+  std::vector<int64_t> target_ids;
+  for (const auto& label : problem.rows[0].labels) target_ids.push_back(label.second);
+  trace[prefix + "target_ids"] = at::tensor(target_ids, at::kLong);
   for (size_t s = 0; s < target.target_D.size(); ++s) {
-    const std::string suffix = s == 0 ? "" : "." + std::to_string(s);
+    const std::string suffix = spec.sites.size() == 1 ? "" : spec.sites[s].site == hooks::Site::kAttnOut ? "_attn" : "_mlp";
     trace[prefix + "target_init" + suffix] = target.initial_D[s];
     trace[prefix + "target" + suffix] = target.target_D[s];
     if (!target.trace) continue;

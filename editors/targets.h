@@ -99,8 +99,8 @@ struct Target {
                                                    const TargetSpec& spec, EditContext& context);
 
 /// Records a problem and its target under `prefix`: input_ids, attention_mask, labels, lookup, target_init, delta_steps, grad_steps, nll_each,
-/// target (with two sites: target_init.1 … for the second).
-void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target);
+/// target_ids, losses [iterations, loss nll kl weight_decay probability], target. With several sites the per-site names end in "_attn" or "_mlp".
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target, const TargetSpec& spec);
 
 /// Fills the fields of an outcome that come from a fact's tokens and its target.
 [[nodiscard]] FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact, const Target& target);

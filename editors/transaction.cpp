@@ -24,8 +24,7 @@ void EditTransaction::keep(const std::string& weight) {
 void EditTransaction::restore() {
   const at::NoGradGuard no_grad;
   for (const auto& [weight, original] : originals_) {
-    at::Tensor current = model_->weight(weight);
-    current.copy_(devices::route_like(original, current, devices::Purpose::kSnapshot));
+    model_->set_weight(weight, devices::route_like(original, model_->weight(weight), devices::Purpose::kSnapshot));
   }
 }
 

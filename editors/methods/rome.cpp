@@ -24,7 +24,7 @@ const hparams::Schema<RomeHparams>& rome_schema() {
 
 std::unique_ptr<Editor> make(const RomeHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
   check_locate_hparams(h, model, raw);
-  return std::make_unique<RankOneEditor>(RankOneRecipe{"rome", rome_schema().dump(h), h, KeySource::kMean, KeySource::kPlain, false});
+  return std::make_unique<RankOneEditor>(RankOneRecipe{.editor = "rome", .hparams = rome_schema().dump(h), .common = h});
 }
 
 }  // namespace

@@ -1,0 +1,158 @@
+// Tiny models with a byte-level tokenizer, facts and statistics, for tests of editors. Nothing is written to disk but the tokenizer.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <emend/core/atomic_file.h>
+#include <emend/datasets/fact.h>
+#include <emend/editors/editor.h>
+#include <emend/editors/statistics.h>
+#include <emend/models/memory_checkpoint.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/debug_models.h"
+#include "support/tiny_model.h"
+
+namespace emend::testing {
+
+/// Tiny tensors gain nothing from threads, and on a busy machine waiting for them takes most of the time.
+inline const bool kSingleThread = (at::set_num_threads(1), true);
+
+/// A folder that goes away with the test program.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / ("emend-" + name + "-" + std::to_string(::getpid()))) {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// A checkpoint with the byte-level tokenizer; with `bos`, every text begins with "<|end|>".
+class ByteCheckpoint final : public models::Checkpoint {
+ public:
+  ByteCheckpoint(std::shared_ptr<const models::Checkpoint> inner, bool bos) : inner_(std::move(inner)), bos_(bos) {}
+  [[nodiscard]] const std::filesystem::path& path() const override { return inner_->path(); }
+  [[nodiscard]] std::string format() const override { return inner_->format(); }
+  [[nodiscard]] const nlohmann::json& config() const override { return inner_->config(); }
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return inner_->tensors(); }
+  [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
+  [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
+  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
+    const ScratchFolder folder(bos_ ? "tokenizer-bos" : "tokenizer");
+    nlohmann::json tokenizer = byte_tokenizer();
+    if (bos_) {
+      tokenizer["post_processor"] = {{"type", "TemplateProcessing"},
+                                     {"single", {{{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+                                     {"pair", nlohmann::json::array()},
+                                     {"special_tokens", {{"<|end|>", {{"id", "<|end|>"}, {"ids", {256}}, {"tokens", {"<|end|>"}}}}}}};
+    }
+    write_file(folder.path() / "tokenizer.json", tokenizer.dump());
+    write_file(folder.path() / "tokenizer_config.json",
+               R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "bos_token": "<|end|>"})");
+    return models::load_tokenizer(folder.path());
+  }
+
+ private:
+  std::shared_ptr<const models::Checkpoint> inner_;
+  bool bos_;
+};
+
+struct TinyOptions {
+  std::string family = "llama";  ///< "llama" or "gpt2"
+  uint64_t seed = 1;
+  at::ScalarType dtype = at::kFloat;
+  bool bos = false;
+  std::function<devices::PlacementPlan(const models::ModelConfig&, const models::Checkpoint&)> place = {};
+};
+
+/// Four layers, hidden 32, keys 48 wide, 257 tokens.
+inline models::Model tiny_model(const TinyOptions& options = {}) {
+  nlohmann::json config = {{"model_type", "llama"}, {"hidden_size", 32}, {"num_hidden_layers", 4}, {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2}, {"intermediate_size", 48}, {"vocab_size", 257}, {"max_position_embeddings", 256},
+                           {"tie_word_embeddings", true}, {"rms_norm_eps", 1e-5}, {"eos_token_id", 256}, {"bos_token_id", 256}};
+  if (options.family == "gpt2")
+    config = {{"model_type", "gpt2"}, {"n_embd", 32}, {"n_layer", 4}, {"n_head", 4}, {"n_inner", 48}, {"vocab_size", 257},
+              {"n_positions", 256}, {"n_ctx", 256}, {"eos_token_id", 256}, {"bos_token_id", 256}};
+  models::LoadOptions load;
+  load.dtype = options.dtype;
+  load.place = options.place;
+  return models::load_model(std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, options.seed), options.bos), load);
+}
+
+inline datasets::Fact make_fact(int64_t case_id, const std::string& prompt, const std::string& subject, const std::string& target) {
+  datasets::Fact fact;
+  fact.case_id = case_id;
+  fact.prompt = prompt;
+  fact.subject = subject;
+  fact.target_new = target;
+  return fact;
+}
+
+/// Four facts of different lengths: subject first, in the middle, followed directly by a comma, and a repeated subject.
+inline std::vector<datasets::Fact> tiny_facts() {
+  return {make_fact(3, "{} is in", "Oslo", "Rome"), make_fact(7, "The home of {} is", "Ada", "Po"),
+          make_fact(8, "In {}, one speaks", "Ur", "Latin"), make_fact(9, "{} was built in", "Oslo", "Ulm")};
+}
+
+inline editors::ContextTemplates tiny_contexts() { return {{{"{}"}, {"So it is. {}", "We go. {}"}}, false, 0}; }
+
+/// A well-conditioned symmetric matrix.
+inline at::Tensor random_spd(int64_t n, uint64_t seed, double smallest = 0.1) {
+  const at::Tensor x = at::randn({n, 2 * n}, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kDouble));
+  at::Tensor spd = x.mm(x.t()) / static_cast<double>(2 * n);
+  spd.diagonal().add_(smallest);
+  return spd;
+}
+
+inline at::Tensor random_matrix(int64_t rows, int64_t columns, uint64_t seed, at::ScalarType dtype = at::kDouble) {
+  return at::randn({rows, columns}, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kDouble)).to(dtype);
+}
+
+/// Moments for all layers of a tiny model.
+inline editors::FixedStatistics tiny_statistics(const models::Model& model) {
+  std::map<int, editors::SecondMoment> moments;
+  for (int layer = 0; layer < model.n_layers(); ++layer)
+    moments.emplace(layer, editors::SecondMoment(random_spd(model.edit_site(layer).in_features, 100 + static_cast<uint64_t>(layer)), 1000));
+  return editors::FixedStatistics(std::move(moments));
+}
+
+/// All bytes of all weights.
+inline std::map<std::string, at::Tensor> all_weights(const models::Model& model) {
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& name : model.weight_names()) weights.emplace(name, model.weight(name).detach().clone());
+  return weights;
+}
+
+/// Names of the weights that differ in any byte.
+inline std::vector<std::string> changed_weights(const models::Model& model, const std::map<std::string, at::Tensor>& before) {
+  std::vector<std::string> names;
+  for (const auto& [name, weight] : before)
+    if (!at::equal(model.weight(name).detach(), weight)) names.push_back(name);
+  return names;
+}
+
+inline double relative_difference(const at::Tensor& got, const at::Tensor& expected) {
+  const at::Tensor want = expected.to(at::kDouble);
+  const double norm = want.norm().item<double>();
+  const double difference = (got.to(at::kDouble) - want).norm().item<double>();
+  return norm > 0 ? difference / norm : difference;
+}
+
+}  // namespace emend::testing

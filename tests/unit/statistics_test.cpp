@@ -1,0 +1,259 @@
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/editors/apply.h>
+#include <emend/editors/statistics.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "support/editor_models.h"
+
+namespace emend {
+namespace {
+
+using editors::CorpusStatistics;
+using editors::FirstToken;
+using editors::StatisticsOptions;
+using editors::StatisticsText;
+using hooks::Site;
+using testing::relative_difference;
+using testing::ScratchFolder;
+using testing::tiny_model;
+
+// Keeps the names of events.
+class NameSink final : public LogSink {
+ public:
+  void write(const LogEvent& event) override {
+    const std::lock_guard lock(mutex_);
+    names.push_back(event.name);
+  }
+  [[nodiscard]] int64_t count(const std::string& name) const { return std::count(names.begin(), names.end(), name); }
+  std::vector<std::string> names;
+
+ private:
+  std::mutex mutex_;
+};
+
+const std::vector<std::string>& documents() {
+  static const std::vector<std::string> texts = {"Oslo is a town by the sea.", "Ada wrote the first program.", "x", "Ur stands in the sand, and no one speaks of it now.",
+                                                 "A longer line of text goes here, so that the rows of a batch differ in length."};
+  return texts;
+}
+
+StatisticsText text_of(std::vector<std::string> texts, const std::string& fingerprint = "f1") {
+  StatisticsText text;
+  text.fingerprint = fingerprint;
+  text.name = "test";
+  text.each = [texts = std::move(texts)](const auto& sink) {
+    for (const auto& document : texts)
+      if (!sink(document)) return;
+  };
+  return text;
+}
+
+// Row after row, token after token, in float64.
+at::Tensor naive(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int layer, bool skip_first) {
+  at::Tensor sum;
+  int64_t count = 0;
+  for (const auto& row : rows) {
+    hooks::HookSession session(model.hooks());
+    session.capture({Site::kMlpDownIn, layer}).attach();
+    (void)model.forward(models::TokenBatch::from_rows({row}));
+    const at::Tensor keys = session.captured({Site::kMlpDownIn, layer}).to(at::kDouble);
+    for (int64_t t = skip_first ? 1 : 0; t < keys.size(0); ++t, ++count) {
+      const at::Tensor outer = keys[t].unsqueeze(1).mm(keys[t].unsqueeze(0));
+      sum = sum.defined() ? sum + outer : outer;
+    }
+  }
+  return sum / static_cast<double>(count);
+}
+
+std::vector<std::vector<int64_t>> rows_of(const models::Model& model) {
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& document : documents()) rows.push_back(model.tokenizer().encode_ids(document));
+  return rows;
+}
+
+TEST(Statistics, OnePassGivesEveryLayersMoment) {
+  for (const char* family : {"llama", "gpt2"}) {
+    const models::Model model = tiny_model({.family = family});
+    const auto rows = rows_of(model);
+    for (const bool skip : {false, true}) {
+      StatisticsOptions options;
+      options.first_token = skip ? FirstToken::kSkip : FirstToken::kCount;
+      options.batch_tokens = 40;  // several batches, one of them a single long row
+      const auto moments = editors::collect_second_moments(model, rows, {0, 2}, options);
+      ASSERT_EQ(moments.size(), 2U);
+      int64_t tokens = 0;
+      for (const auto& row : rows) tokens += static_cast<int64_t>(row.size()) - (skip ? 1 : 0);
+      for (const int layer : {0, 2}) {
+        EXPECT_EQ(moments.at(layer).count(), tokens);
+        EXPECT_EQ(moments.at(layer).cov_FF().scalar_type(), at::kDouble);
+        EXPECT_LT(relative_difference(moments.at(layer).cov_FF(), naive(model, rows, layer, skip)), 1e-6) << family << " layer " << layer << " skip " << skip;
+        EXPECT_TRUE(at::equal(moments.at(layer).cov_FF(), moments.at(layer).cov_FF().t()));
+      }
+    }
+  }
+}
+
+TEST(Statistics, StopsAfterTheLastLayerThatIsNeeded) {
+  const models::Model model = tiny_model();
+  int fired = 0;
+  const auto handle = model.hooks().at({Site::kMlpDownOut, 1}).add([&](const at::Tensor&) {
+    ++fired;
+    return at::Tensor();
+  });
+  (void)editors::collect_second_moments(model, rows_of(model), {0, 1}, {});
+  EXPECT_EQ(fired, 0);
+}
+
+TEST(Statistics, ReadsOnlyAsMuchAsIsWanted) {
+  const models::Model model = tiny_model();
+  StatisticsOptions options;
+  options.tokens = 30;
+  CorpusStatistics some(text_of(documents()), options);
+  some.prepare(model, {1});
+  EXPECT_GE(some.get(1).count(), 30);
+  EXPECT_LT(some.get(1).count(), 110);
+  options.tokens = 0;  // ten a dimension: all there is
+  CorpusStatistics all(text_of(documents()), options);
+  all.prepare(model, {1});
+  int64_t total = 0;
+  for (const auto& document : documents()) total += static_cast<int64_t>(document.size());
+  EXPECT_EQ(all.get(1).count(), total);
+  options.max_length = 8;
+  CorpusStatistics cut(text_of(documents()), options);
+  cut.prepare(model, {1});
+  EXPECT_EQ(cut.get(1).count(), 4 * 8 + 1);
+}
+
+TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
+  const ScratchFolder folder("statistics");
+  models::Model model = tiny_model();
+  const auto run = [&](const models::Model& m, const StatisticsText& text, const std::function<void(StatisticsOptions&)>& change = {}) {
+    StatisticsOptions options;
+    options.cache = folder.path();
+    if (change) change(options);
+    CorpusStatistics statistics(text, options);
+    statistics.prepare(m, {0, 1});
+    return statistics.describe()["layers_from_cache"].size();
+  };
+  const auto text = text_of(documents());
+  EXPECT_EQ(run(model, text), 0U);
+  EXPECT_EQ(run(model, text), 2U);
+  // Every input that changes the numbers misses the cache.
+  EXPECT_EQ(run(model, text_of(documents(), "f2")), 0U);
+  EXPECT_EQ(run(model, text, [](auto& o) { o.tokens = 50; }), 0U);
+  EXPECT_EQ(run(model, text, [](auto& o) { o.max_length = 9; }), 0U);
+  EXPECT_EQ(run(model, text, [](auto& o) { o.dtype = at::kFloat; }), 0U);
+  EXPECT_EQ(run(model, text, [](auto& o) { o.first_token = FirstToken::kSkip; }), 0U);
+  EXPECT_EQ(run(model, text, [](auto& o) { o.seed = 5; }), 0U);
+  EXPECT_EQ(run(tiny_model({.seed = 2}), text), 0U) << "another model of the same shape";
+  EXPECT_EQ(run(tiny_model({.bos = true}), text), 0U) << "another tokenizer";
+  editors::EditTransaction transaction(model);
+  (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(0), at::ones({32, 48}, at::kDouble)), transaction);
+  EXPECT_EQ(run(model, text), 0U) << "the same model, edited";
+  transaction.restore();
+  EXPECT_EQ(run(model, text), 2U);
+}
+
+TEST(Statistics, CachedNumbersAreTheComputedOnes) {
+  const ScratchFolder folder("statistics");
+  const models::Model model = tiny_model();
+  StatisticsOptions options;
+  options.cache = folder.path();
+  CorpusStatistics first(text_of(documents()), options), second(text_of(documents()), options);
+  first.prepare(model, {2});
+  second.prepare(model, {2});
+  EXPECT_EQ(second.describe()["layers_from_cache"], nlohmann::json({2}));
+  EXPECT_TRUE(at::equal(first.get(2).cov_FF(), second.get(2).cov_FF()));
+  EXPECT_EQ(first.get(2).count(), second.get(2).count());
+  EXPECT_EQ(second.get(2).origin()["text"], "test");
+}
+
+TEST(Statistics, DamagedFilesAreReportedAndComputedAgain) {
+  const ScratchFolder folder("statistics");
+  const models::Model model = tiny_model();
+  const auto sink = std::make_shared<NameSink>();
+  StatisticsOptions options;
+  options.cache = folder.path();
+  options.log = Log({sink});
+  CorpusStatistics good(text_of(documents()), options);
+  good.prepare(model, {1});
+  const auto file = std::filesystem::directory_iterator(folder.path())->path();
+  const std::string bytes = read_file(file);
+  for (const size_t damage : {size_t{0}, size_t{1}, size_t{2}}) {
+    std::string broken = bytes;
+    if (damage == 0) broken[bytes.size() - 9] ^= 1;       // a number
+    if (damage == 1) broken.resize(bytes.size() / 2);     // cut
+    if (damage == 2) broken = "no statistics at all";
+    write_file(file, broken);
+    EXPECT_THROW((void)editors::load_second_moment(file, file.stem().string()), Error);
+    sink->names.clear();
+    CorpusStatistics again(text_of(documents()), options);
+    again.prepare(model, {1});
+    EXPECT_EQ(sink->count("statistics.damaged"), 1) << damage;
+    EXPECT_TRUE(at::equal(again.get(1).cov_FF(), good.get(1).cov_FF()));
+    EXPECT_EQ(read_file(file), bytes) << "written anew";
+  }
+  EXPECT_FALSE(editors::load_second_moment(folder.path() / "absent.safetensors", "x").has_value());
+  EXPECT_THROW((void)editors::load_second_moment(file, "another key"), Error);
+}
+
+TEST(Statistics, WithoutACorpusTheModelWritesTheText) {
+  const models::Model model = tiny_model();
+  StatisticsOptions options;
+  options.tokens = 300;
+  options.seed = 3;
+  CorpusStatistics first(std::nullopt, options), second(std::nullopt, options);
+  first.prepare(model, {1});
+  second.prepare(model, {1});
+  EXPECT_GE(first.get(1).count(), 250);
+  EXPECT_TRUE(at::equal(first.get(1).cov_FF(), second.get(1).cov_FF()));
+  EXPECT_EQ(first.describe()["source"], "sampled from the model");
+  options.seed = 4;
+  CorpusStatistics other(std::nullopt, options);
+  other.prepare(model, {1});
+  EXPECT_FALSE(at::equal(first.get(1).cov_FF(), other.get(1).cov_FF()));
+}
+
+TEST(Statistics, WarnsOfTooFewTokensAndRefusesNone) {
+  const models::Model model = tiny_model();
+  const auto sink = std::make_shared<NameSink>();
+  StatisticsOptions options;
+  options.log = Log({sink});
+  CorpusStatistics few(text_of({"too short"}), options);
+  few.prepare(model, {1});
+  EXPECT_EQ(sink->count("statistics.few_tokens"), 1);
+  CorpusStatistics none(text_of({}), options);
+  EXPECT_THROW(none.prepare(model, {1}), Error);
+  EXPECT_THROW((void)few.get(3), Error);
+}
+
+TEST(Statistics, FixedOnesMustFitTheModel) {
+  const models::Model model = tiny_model();
+  editors::FixedStatistics wrong({{1, editors::SecondMoment(testing::random_spd(20, 1))}});
+  EXPECT_THROW(wrong.prepare(model, {1}), Error);
+  EXPECT_THROW(wrong.prepare(model, {2}), Error);
+  auto right = testing::tiny_statistics(model);
+  EXPECT_NO_THROW(right.prepare(model, {0, 1, 2, 3}));
+}
+
+TEST(Statistics, CanBeCancelled) {
+  const models::Model model = tiny_model();
+  StatisticsOptions options;
+  options.cancel.request();
+  CorpusStatistics statistics(text_of(documents()), options);
+  try {
+    statistics.prepare(model, {1});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kCancelled);
+  }
+}
+
+}  // namespace
+}  // namespace emend
