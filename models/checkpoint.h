@@ -21,6 +21,7 @@ namespace emend::models {
 
 class Model;
 class Tokenizer;
+struct FamilySpec;
 struct ModelConfig;
 
 /// An opened checkpoint; no weight has been read yet. Implementations: HfCheckpoint, GgufCheckpoint.
@@ -56,6 +57,8 @@ struct LoadOptions {
   /// Chooses the placement once the configuration is known; default: everything on the CPU.
   std::function<devices::PlacementPlan(const ModelConfig&, const Checkpoint&)> place;
   bool tokenizer = true;  ///< load it if the checkpoint has one
+  /// A family of the program's own, used instead of looking model_type up in families.def; must outlive the model.
+  const FamilySpec* family = nullptr;
   const Log* log = nullptr;
 };
 

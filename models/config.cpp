@@ -94,7 +94,11 @@ ModelConfig parse_config(const Json& json, const std::string& file) {
   const ConfigReader outer(json, file);
   if (!outer.has("model_type")) outer.fail("model_type", "missing", "the name of a model family");
   const std::string model_type = outer.text_or({"model_type"}, "");
-  const FamilySpec& family = find_family(model_type, file + ": model_type");
+  return parse_config(json, file, find_family(model_type, file + ": model_type"));
+}
+
+ModelConfig parse_config(const Json& json, const std::string& file, const FamilySpec& family) {
+  const ConfigReader outer(json, file);
   refuse_quantised(outer);
   // Multimodal checkpoints keep the language model's settings in an object of their own.
   Json nested;
@@ -106,7 +110,7 @@ ModelConfig parse_config(const Json& json, const std::string& file) {
   const ConfigKeys& keys = family.keys;
 
   ModelConfig config = family.block;
-  config.model_type = model_type;
+  config.model_type = outer.text_or({"model_type"}, family.name);
   config.family = family.name;
   read_sizes(reader, keys, config);
   config.norm_eps = reader.number_or(keys.norm_eps, keys.default_norm_eps);

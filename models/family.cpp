@@ -61,8 +61,10 @@ int64_t symbol_size(char symbol, const ModelConfig& c) {
     case 'd': return c.head_dim;
     case 'E': return c.embedding_width;
     case 'X': return c.n_experts;
-    default: EMEND_CHECK(false, std::string("unknown shape symbol ") + symbol); return 0;
+    default: break;
   }
+  EMEND_CHECK(false, std::string("unknown shape symbol ").append(1, symbol));
+  return 0;
 }
 
 // "D 3D" or "Q+2K D": a space between dimensions, plus signs between terms, a number before a symbol.

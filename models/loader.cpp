@@ -198,8 +198,9 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
                                            "float32 or bfloat16", "float16 checkpoints are computed in float32 or bfloat16"});
   const std::string file = checkpoint->format() == "huggingface" ? (checkpoint->path() / "config.json").string()
                                                                  : checkpoint->path().string();
-  ModelConfig config = parse_config(checkpoint->config(), file);
-  const FamilySpec& family = family_named(config.family);
+  ModelConfig config = options.family ? parse_config(checkpoint->config(), file, *options.family)
+                                      : parse_config(checkpoint->config(), file);
+  const FamilySpec& family = options.family ? *options.family : family_named(config.family);
   const auto expected = expected_tensors(family, config);
   const Resolution resolution = Resolver(*checkpoint, family, config, expected).resolve();
   devices::PlacementPlan plan = options.place ? options.place(config, *checkpoint)

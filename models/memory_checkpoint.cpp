@@ -38,9 +38,9 @@ std::string MemoryCheckpoint::fingerprint() const {
   return hash.hex();
 }
 
-std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed) {
-  const ModelConfig parsed = parse_config(config, "config");
-  const FamilySpec& family = family_named(parsed.family);
+std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed, const FamilySpec* own) {
+  const ModelConfig parsed = own ? parse_config(config, "config", *own) : parse_config(config, "config");
+  const FamilySpec& family = own ? *own : family_named(parsed.family);
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const ExpectedTensor& expected : expected_tensors(family, parsed)) {

@@ -31,6 +31,8 @@ class MemoryCheckpoint : public Checkpoint {
 
 /// A checkpoint of random weights for a family's debug flavour (or any configuration): matrices with standard deviation
 /// 0.2, norm weights around 1. The same seed gives the same weights.
-[[nodiscard]] std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed);
+///   family  where it is not one of families.def
+[[nodiscard]] std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed,
+                                                                  const FamilySpec* family = nullptr);
 
 }  // namespace emend::models

@@ -23,7 +23,8 @@ inline Rows suite_rows() { return {{3, 17, 40, 2, 2, 71, 9, 60, 33, 5}, {8}, {11
 class FamilySuite {
  public:
   FamilySuite(const FamilyFlavour& flavour, const Place& place, at::ScalarType dtype = at::kFloat)
-      : model_(make(flavour, place, dtype)), dense_(model_.config().no_edit_site.empty()) {}
+      : FamilySuite(make(flavour, place, dtype)) {}
+  explicit FamilySuite(models::Model model) : model_(std::move(model)), dense_(model_.config().no_edit_site.empty()) {}
 
   models::Model& model() { return model_; }
 
