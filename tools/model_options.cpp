@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "placement.h"
+
 namespace emend::tools {
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
@@ -61,11 +63,8 @@ models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, c
   models::LoadOptions load;
   load.dtype = parse_dtype(options.dtype, "--dtype");
   load.log = &common.log;
-  auto model = models::load_model(checkpoint, load);
-  common.log.event(LogLevel::kInfo, "model.loaded",
-                   "loaded " + checkpoint->path().string() + " (" + std::to_string(model.parameter_count()) + " parameters)",
-                   {{"path", checkpoint->path().string()}, {"parameters", model.parameter_count()}});
-  return model;
+  load.place = [&](const models::ModelConfig& config, const models::Checkpoint&) { return place_model(options, config, common.log); };
+  return models::load_model(std::move(checkpoint), load);
 }
 
 }  // namespace emend::tools
