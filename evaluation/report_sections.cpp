@@ -36,7 +36,9 @@ std::string target_of(const json& line) {
 
 /// Why a case did not work out; empty if it did.
 std::string reason_of(const json& line, const std::string& status) {
-  static const std::vector<std::string> good = {"", "ok", "applied", "done", "success", "edited"};
+  // An edit that stopped at the norm limit or at the last step is written all the same; the metrics below judge it.
+  static const std::vector<std::string> good = {"",        "ok",     "applied",   "done",    "success",
+                                                "edited",  "converged", "clamped", "max_steps"};
   if (std::find(good.begin(), good.end(), status) == good.end()) {
     for (const char* key : {"reason", "error", "message"})
       if (const std::string said = text(line, key); !said.empty()) return status + ": " + said;
