@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <iostream>
 
 #include "support/shared.h"
@@ -27,8 +27,11 @@ std::string english_text() {
   return read_file(shared_dir() / "data" / "wikitext2_valid.txt");
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+// Processor time of this thread, so that the figures mean the same on a busy machine.
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
 class TokenizerFixture : public ::testing::TestWithParam<const char*> {};
@@ -71,16 +74,16 @@ TEST_P(TokenizerFixture, SavedFolderGivesTheSameTokenizer) {
 // The bound is far below what a quiet machine does; the printed figures are the point.
 TEST_P(TokenizerFixture, IsFast) {
   EMEND_NEEDS_SHARED();
-  auto start = std::chrono::steady_clock::now();
+  double start = cpu_seconds();
   const auto tokenizer = load_tokenizer(fixtures() / GetParam());
-  const double load = seconds_since(start);
+  const double load = cpu_seconds() - start;
   const std::string text = english_text();
   double first = 0, best = 0;
   Encoding encoding;
   for (int round = 0; round < 3; ++round) {
-    start = std::chrono::steady_clock::now();
+    start = cpu_seconds();
     encoding = tokenizer->encode(text);
-    const double rate = static_cast<double>(text.size()) / 1e6 / seconds_since(start);
+    const double rate = static_cast<double>(text.size()) / 1e6 / (cpu_seconds() - start);
     if (round == 0) first = rate;
     best = std::max(best, rate);
   }
@@ -88,7 +91,9 @@ TEST_P(TokenizerFixture, IsFast) {
             << " MB/s at best, " << encoding.size() << " tokens\n";
   RecordProperty("load_ms", std::to_string(load * 1e3));
   RecordProperty("encode_mb_per_s", std::to_string(best));
-  EXPECT_GT(best, 1.0);
+#ifdef NDEBUG
+  EXPECT_GT(best, 3.0);
+#endif
   EXPECT_LT(load, 5.0);
   EXPECT_EQ(encoding.ids, tokenizer->encode_ids(text));
 }

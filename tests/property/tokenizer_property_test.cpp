@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "support/random_text.h"
 #include "support/shared.h"
 #include "support/tiny_tokenizer.h"
 #include "support/tokenizer_cases.h"
@@ -16,39 +17,9 @@ namespace {
 using emend::testing::added_token;
 using emend::testing::expect_cover;
 using emend::testing::make_tokenizer;
+using emend::testing::random_text;
 using emend::testing::shared_dir;
 using nlohmann::json;
-
-std::string random_text(std::mt19937_64& random) {
-  static const std::vector<std::string> kParts = {" ",        "  ",
-                                                  "\n",       "\r\n",
-                                                  "\t",       "the",
-                                                  " of",      "'ll",
-                                                  "12",       "345",
-                                                  "é",        "e\u0301",
-                                                  "漢字",     "\u1100\u1161",
-                                                  "👍🏽", "<s>",
-                                                  "</s>",     "<|x|>",
-                                                  "▁",        "Ġ",
-                                                  "<0x41>",   ".",
-                                                  "...",      "a",
-                                                  "b",        "ab",
-                                                  "ba",       "\u00A0",
-                                                  "\u3000",   std::string(1, '\0'),
-                                                  "\u0327",   "ﬁ"};
-  std::string text;
-  const size_t parts = random() % 20;
-  for (size_t i = 0; i < parts; ++i) {
-    if (random() % 4 > 0) {
-      text += kParts[random() % kParts.size()];
-      continue;
-    }
-    char32_t character = static_cast<char32_t>(random() % 0x110000);
-    if (character >= 0xD800 && character < 0xE000) character = '?';
-    detail::append_utf8(text, character);
-  }
-  return text;
-}
 
 void check(const Tokenizer& tokenizer, const std::string& text, bool reversible) {
   const Encoding encoding = tokenizer.encode(text);
