@@ -110,8 +110,8 @@ Tensors plain_outputs(const models::Model& model, const std::vector<datasets::Fa
 class FixtureRun {
  public:
   FixtureRun(const std::filesystem::path& folder, const std::string& model_name, const std::string& editor_name, models::Model& model,
-             Engine engine, const Log& log)
-      : folder_(folder), model_name_(model_name), editor_name_(editor_name), model_(model), engine_(engine), log_(log),
+             Engine engine, const Log& log, const FixtureFilter& wanted)
+      : folder_(folder), model_name_(model_name), editor_name_(editor_name), model_(model), engine_(engine), log_(log), wanted_(wanted),
         expected_(read_tensors(folder / ("expected." + model_name + "." + editor_name + ".safetensors"))),
         facts_(read_requests(folder / "requests.json")), hparams_(read_json_file(folder / "hparams.json")) {
     const auto losses = folder / ("losses." + model_name + "." + editor_name + ".json");
@@ -130,7 +130,7 @@ class FixtureRun {
     for (const auto& [variant, values] : hparams_.at("editors").at(editor_name_).items()) {
       raw_ = hparams_of(values);
       const std::string prefix = variant + ".";
-      if (under(expected_, prefix).empty()) continue;
+      if (under(expected_, prefix).empty() || (wanted_ && !wanted_(model_name_, editor_name_, variant))) continue;
       const auto cases = numbers_after(prefix + "case.");
       if (!cases.empty()) {
         run_cases(prefix, cases);
@@ -325,6 +325,7 @@ class FixtureRun {
   models::Model& model_;
   Engine engine_;
   Log log_;
+  const FixtureFilter& wanted_;
   Tensors expected_;
   std::vector<datasets::Fact> facts_;
   nlohmann::json hparams_, losses_;
@@ -355,7 +356,7 @@ bool is_registered(const std::string& name) {
 
 }  // namespace
 
-nlohmann::json eval_editor_fixture(const std::filesystem::path& folder, Engine engine, const Log& log) {
+nlohmann::json eval_editor_fixture(const std::filesystem::path& folder, Engine engine, const Log& log, const FixtureFilter& wanted) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorClass::kNotFound, {folder.string(), "no such folder", "a folder of editor fixtures", ""});
   std::map<std::string, std::vector<std::string>> editors_of_model;
@@ -381,7 +382,7 @@ nlohmann::json eval_editor_fixture(const std::filesystem::path& folder, Engine e
         continue;
       }
       log.info("fixture", "checking " + editor + " on " + model_name);
-      const Comparison comparison = FixtureRun(folder, model_name, editor, model, engine, log).run();
+      const Comparison comparison = FixtureRun(folder, model_name, editor, model, engine, log, wanted).run();
       totals[editor].merge(comparison);
       by_model[editor][model_name] = comparison.to_json();
     }

@@ -8,33 +8,34 @@ namespace {
 
 using emend::editors::Engine;
 
-void expect_match(Engine engine) {
-  const auto report = emend::editors::eval_editor_fixture(emend::testing::shared_dir() / "fixtures" / "editors", engine);
-  int editors = 0;
-  for (const auto& [editor, result] : report.items()) {
-    if (editor == "missing") continue;
-    ++editors;
-    EXPECT_TRUE(result.at("within_tolerance").get<bool>()) << editor << ": " << result.at("failures").dump(1).substr(0, 4000);
-    EXPECT_GT(result.at("compared").get<int>(), 100) << editor;
-  }
-  EXPECT_GE(editors, 2);
+void expect_match(Engine engine, const emend::editors::FixtureFilter& wanted = {}) {
+  const auto report = emend::editors::eval_editor_fixture(emend::testing::shared_dir() / "fixtures" / "editors", engine, {}, wanted);
   for (const char* editor : {"memit", "rome"}) {
     ASSERT_TRUE(report.contains(editor)) << editor;
     EXPECT_EQ(report[editor]["models"].size(), 2U) << editor;
+    EXPECT_GT(report[editor]["compared"].get<int>(), 100) << editor;
+  }
+  for (const auto& [editor, result] : report.items()) {
+    if (editor == "missing") continue;
+    EXPECT_TRUE(result.at("within_tolerance").get<bool>()) << editor << ": " << result.at("failures").dump(1).substr(0, 4000);
     std::string line;
-    for (const auto& [kind, value] : report[editor]["relative"].items()) line += kind + "=" + value.dump() + " ";
+    for (const auto& [kind, value] : result["relative"].items()) line += kind + "=" + value.dump() + " ";
     ::testing::Test::RecordProperty(editor, line);
   }
-}
-
-TEST(EditorFixtures, ReferenceEngineMatches) {
-  EMEND_NEEDS_SHARED();
-  expect_match(Engine::kReference);
 }
 
 TEST(EditorFixtures, FastEngineMatches) {
   EMEND_NEEDS_SHARED();
   expect_match(Engine::kFast);
+}
+
+// The reference engine computes the whole vocabulary at every token: a variant of each kind is enough for every run of the tests.
+// `emend eval-editor-fixture --engine reference` does them all.
+TEST(EditorFixtures, ReferenceEngineMatches) {
+  EMEND_NEEDS_SHARED();
+  expect_match(Engine::kReference, [](const std::string&, const std::string& editor, const std::string& variant) {
+    return (editor == "memit" && variant == "a") || (editor == "rome" && variant == "seq");
+  });
 }
 
 }  // namespace
