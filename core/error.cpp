@@ -7,14 +7,22 @@ namespace emend {
 
 std::string_view to_string(ErrorClass error_class) noexcept {
   switch (error_class) {
-    case ErrorClass::kInvalidArgument: return "invalid argument";
-    case ErrorClass::kNotFound: return "not found";
-    case ErrorClass::kCorruption: return "corruption";
-    case ErrorClass::kUnsupported: return "unsupported";
-    case ErrorClass::kIo: return "input/output";
-    case ErrorClass::kDevice: return "device";
-    case ErrorClass::kNumeric: return "numeric";
-    case ErrorClass::kCancelled: return "cancelled";
+    case ErrorClass::kInvalidArgument:
+      return "invalid argument";
+    case ErrorClass::kNotFound:
+      return "not found";
+    case ErrorClass::kCorruption:
+      return "corruption";
+    case ErrorClass::kUnsupported:
+      return "unsupported";
+    case ErrorClass::kIo:
+      return "input/output";
+    case ErrorClass::kDevice:
+      return "device";
+    case ErrorClass::kNumeric:
+      return "numeric";
+    case ErrorClass::kCancelled:
+      return "cancelled";
   }
   return "unknown";
 }
@@ -31,14 +39,19 @@ Error::Error(ErrorClass error_class, const ErrorParts& parts)
 
 int exit_code(ErrorClass error_class) noexcept {
   switch (error_class) {
-    case ErrorClass::kInvalidArgument: return 2;
+    case ErrorClass::kInvalidArgument:
+      return 2;
     case ErrorClass::kNotFound:
     case ErrorClass::kCorruption:
     case ErrorClass::kUnsupported:
-    case ErrorClass::kIo: return 3;
-    case ErrorClass::kNumeric: return 4;
-    case ErrorClass::kDevice: return 5;
-    case ErrorClass::kCancelled: return 130;
+    case ErrorClass::kIo:
+      return 3;
+    case ErrorClass::kNumeric:
+      return 4;
+    case ErrorClass::kDevice:
+      return 5;
+    case ErrorClass::kCancelled:
+      return 130;
   }
   return 1;
 }

@@ -77,7 +77,7 @@ std::string closest_name(std::string_view word, const Range& candidates) {
 }  // namespace emend
 
 /// For our own mistakes only; never reachable by user input. Throws std::logic_error (exit status 1).
-#define EMEND_CHECK(condition, message)                                              \
-  do {                                                                               \
+#define EMEND_CHECK(condition, message)                                                         \
+  do {                                                                                          \
     if (!(condition)) ::emend::detail::check_failed(__FILE__, __LINE__, #condition, (message)); \
   } while (false)

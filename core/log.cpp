@@ -46,12 +46,18 @@ void Log::event(LogLevel level, std::string_view name, const std::string& text, 
   const LogEvent event{level, std::string(name), text, fields};
   for (const auto& sink : *sinks_) sink->write(event);
 }
-void Log::debug(std::string_view name, const std::string& text) const { event(LogLevel::kDebug, name, text, nullptr); }
-void Log::info(std::string_view name, const std::string& text) const { event(LogLevel::kInfo, name, text, nullptr); }
+void Log::debug(std::string_view name, const std::string& text) const {
+  event(LogLevel::kDebug, name, text, nullptr);
+}
+void Log::info(std::string_view name, const std::string& text) const {
+  event(LogLevel::kInfo, name, text, nullptr);
+}
 void Log::warning(std::string_view name, const std::string& text) const {
   event(LogLevel::kWarning, name, text, nullptr);
 }
-void Log::error(std::string_view name, const std::string& text) const { event(LogLevel::kError, name, text, nullptr); }
+void Log::error(std::string_view name, const std::string& text) const {
+  event(LogLevel::kError, name, text, nullptr);
+}
 
 bool wants_colour(int fd) {
   const char* none = std::getenv("NO_COLOR");

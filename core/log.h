@@ -48,7 +48,8 @@ class Log {
   std::shared_ptr<const std::vector<std::shared_ptr<LogSink>>> sinks_;
 };
 
-/// Sink on standard error: "12:03:04 text", warnings and errors marked; events without text are left out. Colours only when `colour`.
+/// Sink on standard error: "12:03:04 text", warnings and errors marked; events without text are left out. Colours only
+/// when `colour`.
 [[nodiscard]] std::shared_ptr<LogSink> make_terminal_sink(LogLevel lowest, bool colour);
 /// Sink that appends one JSON object a line: ts, level, event, text, fields. Throws Error(kIo) if it cannot open.
 [[nodiscard]] std::shared_ptr<LogSink> make_json_lines_sink(const std::string& path);

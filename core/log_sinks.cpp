@@ -1,4 +1,5 @@
-// Sinks on spdlog. Compiled without LibTorch's include folders, whose own copy of fmt would shadow the one that spdlog is built with.
+// Sinks on spdlog. Compiled without LibTorch's include folders, whose own copy of fmt would shadow the one that spdlog
+// is built with.
 #include <emend/core/error.h>
 #include <emend/core/log.h>
 #include <spdlog/logger.h>
@@ -14,20 +15,28 @@ namespace {
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
 
 std::string_view level_name(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "debug";
-    case LogLevel::kInfo: return "info";
-    case LogLevel::kWarning: return "warning";
-    case LogLevel::kError: return "error";
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
   }
   return "info";
 }
@@ -40,9 +49,12 @@ class TerminalSink final : public LogSink {
 
   void write(const LogEvent& event) override {
     if (event.level < lowest_ || event.text.empty()) return;
-    std::string_view mark = event.level == LogLevel::kWarning ? "warning: " : event.level == LogLevel::kError ? "error: " : "";
+    std::string_view mark = event.level == LogLevel::kWarning ? "warning: "
+                            : event.level == LogLevel::kError ? "error: "
+                                                              : "";
     // On a terminal a progress bar may stand on this line: clear it first.
-    if (clear_) [[maybe_unused]] const auto n = ::write(2, "\r\x1b[K", 4);
+    if (clear_) [[maybe_unused]]
+      const auto n = ::write(2, "\r\x1b[K", 4);
     logger_.log(spdlog_level(event.level), "{}{}", mark, event.text);
   }
 
@@ -68,7 +80,8 @@ class JsonLinesSink final : public LogSink {
     logger_.set_level(spdlog::level::trace);
     logger_.flush_on(spdlog::level::trace);
   } catch (const spdlog::spdlog_ex& error) {
-    throw Error(ErrorClass::kIo, {path, std::string("cannot open the log (") + error.what() + ")", "a writable path", "choose another --log-file"});
+    throw Error(ErrorClass::kIo, {path, std::string("cannot open the log (") + error.what() + ")", "a writable path",
+                                  "choose another --log-file"});
   }
 
   void write(const LogEvent& event) override {
@@ -77,7 +90,8 @@ class JsonLinesSink final : public LogSink {
     gmtime_r(&now, &parts);
     char clock[32];
     std::strftime(clock, sizeof clock, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    nlohmann::json line = {{"ts", clock}, {"level", level_name(event.level)}, {"event", event.name}, {"text", event.text}};
+    nlohmann::json line = {
+        {"ts", clock}, {"level", level_name(event.level)}, {"event", event.name}, {"text", event.text}};
     if (event.fields.is_object()) line["fields"] = event.fields;
     logger_.info("{}", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
@@ -88,8 +102,12 @@ class JsonLinesSink final : public LogSink {
 
 }  // namespace
 
-std::shared_ptr<LogSink> make_terminal_sink(LogLevel lowest, bool colour) { return std::make_shared<TerminalSink>(lowest, colour); }
+std::shared_ptr<LogSink> make_terminal_sink(LogLevel lowest, bool colour) {
+  return std::make_shared<TerminalSink>(lowest, colour);
+}
 
-std::shared_ptr<LogSink> make_json_lines_sink(const std::string& path) { return std::make_shared<JsonLinesSink>(path); }
+std::shared_ptr<LogSink> make_json_lines_sink(const std::string& path) {
+  return std::make_shared<JsonLinesSink>(path);
+}
 
 }  // namespace emend

@@ -15,8 +15,16 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kDtypes = {{
-    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf}, {"BF16", at::kBFloat16}, {"I64", at::kLong},
-    {"I32", at::kInt}, {"I16", at::kShort}, {"I8", at::kChar}, {"U8", at::kByte}, {"BOOL", at::kBool},
+    {"F64", at::kDouble},
+    {"F32", at::kFloat},
+    {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},
+    {"I64", at::kLong},
+    {"I32", at::kInt},
+    {"I16", at::kShort},
+    {"I8", at::kChar},
+    {"U8", at::kByte},
+    {"BOOL", at::kBool},
 }};
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
@@ -60,12 +68,13 @@ TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& na
   const auto known = std::find_if(kDtypes.begin(), kDtypes.end(),
                                   [&](const auto& d) { return d.first == dtype->get_ref<const std::string&>(); });
   if (known == kDtypes.end())
-    throw Error(ErrorClass::kUnsupported, {path.string(), "tensor \"" + name + "\" has dtype " + dtype->dump(),
-                                           "F64, F32, F16, BF16 or an integer type",
-                                           "convert the checkpoint to one of these"});
+    throw Error(ErrorClass::kUnsupported,
+                {path.string(), "tensor \"" + name + "\" has dtype " + dtype->dump(),
+                 "F64, F32, F16, BF16 or an integer type", "convert the checkpoint to one of these"});
   info.dtype = known->second;
   uint64_t bytes = c10::elementSize(info.dtype);
-  if (shape->size() > 16) corrupt(path, "tensor \"" + name + "\" has " + std::to_string(shape->size()) + " dimensions", "at most 16");
+  if (shape->size() > 16)
+    corrupt(path, "tensor \"" + name + "\" has " + std::to_string(shape->size()) + " dimensions", "at most 16");
   for (const auto& size : *shape) {
     const uint64_t n = unsigned_value(path, name, size);
     if (n > (uint64_t{1} << 62) || (n != 0 && bytes > (uint64_t{1} << 62) / n))
@@ -75,8 +84,10 @@ TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& na
   }
   const uint64_t begin = unsigned_value(path, name, (*offsets)[0]), end = unsigned_value(path, name, (*offsets)[1]);
   if (begin > end || end > data_bytes)
-    corrupt(path, "tensor \"" + name + "\" occupies bytes " + offsets->dump() + " of a data section of " +
-                      std::to_string(data_bytes) + " bytes", "offsets inside the file");
+    corrupt(path,
+            "tensor \"" + name + "\" occupies bytes " + offsets->dump() + " of a data section of " +
+                std::to_string(data_bytes) + " bytes",
+            "offsets inside the file");
   if (end - begin != bytes)
     corrupt(path, "tensor \"" + name + "\" has " + std::to_string(end - begin) + " bytes",
             std::to_string(bytes) + " for " + dtype->get<std::string>() + " " + shape->dump());
@@ -96,7 +107,9 @@ void refuse_overlap(const std::filesystem::path& path, const std::map<std::strin
               "tensors that do not share bytes");
 }
 
-at::Tensor host_copy(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
+at::Tensor host_copy(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU).contiguous();
+}
 
 }  // namespace
 
@@ -113,8 +126,10 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, file_->data(), 8);  // little-endian, as is every platform LibTorch runs on
   if (header_bytes > kMaxHeaderBytes || header_bytes > file_->size() - 8)
-    corrupt(path, "the header claims " + std::to_string(header_bytes) + " bytes of a file of " +
-                      std::to_string(file_->size()), "a header inside the file, at most 100 MB");
+    corrupt(
+        path,
+        "the header claims " + std::to_string(header_bytes) + " bytes of a file of " + std::to_string(file_->size()),
+        "a header inside the file, at most 100 MB");
   const std::string_view text(reinterpret_cast<const char*>(file_->data()) + 8, header_bytes);
   const Json header = parse_header(path, text);
   const uint64_t data_begin = 8 + header_bytes, data_bytes = file_->size() - data_begin;
@@ -150,7 +165,8 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
     std::memcpy(copy.mutable_data_ptr(), data, info.bytes);
     return copy;
   }
-  return at::from_blob(data, info.shape, [keep = file_](void*) {}, options);
+  return at::from_blob(
+      data, info.shape, [keep = file_](void*) {}, options);
 }
 
 void write_safetensors(const std::filesystem::path& path,
@@ -161,7 +177,8 @@ void write_safetensors(const std::filesystem::path& path,
   uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     if (header.contains(name))
-      throw Error(ErrorClass::kInvalidArgument, {path.string(), "tensor \"" + name + "\" given twice", "unique names", ""});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {path.string(), "tensor \"" + name + "\" given twice", "unique names", ""});
     const uint64_t bytes = tensor.numel() * tensor.element_size();
     header[name] = {{"dtype", safetensors_dtype_name(tensor.scalar_type())},
                     {"shape", tensor.sizes().vec()},
@@ -189,9 +206,10 @@ void patch_safetensors(const std::filesystem::path& source, const std::filesyste
   for (const auto& [name, value] : replacements) {
     const at::Tensor old = layout.tensor(name);  // throws if absent
     if (old.scalar_type() != value.scalar_type() || old.sizes() != value.sizes())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {source.string(), "new value of \"" + name + "\" is " + value.toString() + " of another shape or dtype",
-                   safetensors_dtype_name(old.scalar_type()) + " of the stored shape", ""});
+      throw Error(
+          ErrorClass::kInvalidArgument,
+          {source.string(), "new value of \"" + name + "\" is " + value.toString() + " of another shape or dtype",
+           safetensors_dtype_name(old.scalar_type()) + " of the stored shape", ""});
     const TensorInfo& info = layout.tensors().at(name);
     if (info.bytes > 0) by_offset[info.offset] = {&info, host_copy(value)};
   }

@@ -17,10 +17,12 @@ const detail::FactReader& writer_of(const std::string& format) {
     }
     if (reader->name != format) continue;
     if (reader->write) return *reader;
-    throw Error(ErrorClass::kUnsupported, {"facts format", format + " holds groups of facts and cannot be written", "a format of single facts", "use jsonl"});
+    throw Error(ErrorClass::kUnsupported, {"facts format", format + " holds groups of facts and cannot be written",
+                                           "a format of single facts", "use jsonl"});
   }
   const std::string closest = closest_name(format, names);
-  throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable, closest.empty() ? "use jsonl" : "did you mean \"" + closest + "\"?"});
+  throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable,
+                                             closest.empty() ? "use jsonl" : "did you mean \"" + closest + "\"?"});
 }
 
 }  // namespace
@@ -44,7 +46,8 @@ std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const
   options.zsre_target = "alt";
   options.allow_empty = true;
   options.bad_rows = BadRowPolicy::kSkip;
-  // A fact without an old answer goes to zsRE as answers[0], one with an old answer as alt; read each the way it was written.
+  // A fact without an old answer goes to zsRE as answers[0], one with an old answer as alt; read each the way it was
+  // written.
   const auto read_back = [&](const Fact& fact) {
     ReadOptions own = options;
     if (format == "zsre" && !fact.target_true) own.zsre_target = "answers";
@@ -62,11 +65,13 @@ std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const
     for (const auto& [key, value] : before.items())
       if (!after.contains(key) || (key != "extra" && after[key] != value)) ++counts[key];
   }
-  for (const auto& [name, count] : counts) losses.push_back(name + " (" + std::to_string(count) + (count == 1 ? " fact)" : " facts)"));
+  for (const auto& [name, count] : counts)
+    losses.push_back(name + " (" + std::to_string(count) + (count == 1 ? " fact)" : " facts)"));
   return losses;
 }
 
-ConvertReport convert_facts(const std::filesystem::path& in, const std::filesystem::path& out, const std::string& format, const ReadOptions& options, const Log& log) {
+ConvertReport convert_facts(const std::filesystem::path& in, const std::filesystem::path& out,
+                            const std::string& format, const ReadOptions& options, const Log& log) {
   (void)writer_of(format);  // before the work
   const FactSet set = load_facts(in, options, log);
   write_file(out, format_facts(set.facts, format));
@@ -75,7 +80,8 @@ ConvertReport convert_facts(const std::filesystem::path& in, const std::filesyst
   if (!report.lost.empty()) {
     std::string list;
     for (const std::string& loss : report.lost) list += (list.empty() ? "" : ", ") + loss;
-    log.event(LogLevel::kWarning, "facts.converted", out.string() + ": " + format + " has no place for " + list, {{"path", out.string()}, {"lost", report.lost}});
+    log.event(LogLevel::kWarning, "facts.converted", out.string() + ": " + format + " has no place for " + list,
+              {{"path", out.string()}, {"lost", report.lost}});
   }
   return report;
 }

@@ -30,17 +30,21 @@ bool has_blank_lines(std::string_view text) {
 }  // namespace
 
 struct CorpusReader::State {
-  State(const std::filesystem::path& file, CorpusOptions chosen) : path(file.string()), options(std::move(chosen)), mapped(file) {
+  State(const std::filesystem::path& file, CorpusOptions chosen)
+      : path(file.string()), options(std::move(chosen)), mapped(file) {
     text = {reinterpret_cast<const char*>(mapped.data()), mapped.size()};
     if (text.substr(0, 3) == "\xEF\xBB\xBF") at = 3;
     const size_t first = text.find_first_not_of(" \t\r\n", at);
     if (first == std::string_view::npos)
-      throw Error(ErrorClass::kCorruption, {path, "the file is empty", "text, or JSON lines with \"" + options.text_key + "\"", "check the path"});
+      throw Error(ErrorClass::kCorruption, {path, "the file is empty",
+                                            "text, or JSON lines with \"" + options.text_key + "\"", "check the path"});
     json = text[first] == '{' || text[first] == '[';
-    by_line = options.paragraphs == Paragraphs::kLines || (options.paragraphs == Paragraphs::kAuto && !has_blank_lines(text));
+    by_line =
+        options.paragraphs == Paragraphs::kLines || (options.paragraphs == Paragraphs::kAuto && !has_blank_lines(text));
   }
 
-  [[noreturn]] void fail(int64_t at_line, const std::string& got, const std::string& expected, const std::string& advice) const {
+  [[noreturn]] void fail(int64_t at_line, const std::string& got, const std::string& expected,
+                         const std::string& advice) const {
     throw Error(ErrorClass::kCorruption, {path + ":" + std::to_string(at_line), got, expected, advice});
   }
   [[nodiscard]] std::string_view line_at(size_t begin) const {
@@ -49,9 +53,13 @@ struct CorpusReader::State {
   /// Checks bytes and length and takes the document, or nothing if it is blank.
   std::optional<Document> take(std::string_view bytes, int64_t first_line) const {
     if (static_cast<int64_t>(bytes.size()) > options.max_document_bytes)
-      fail(first_line, "a document of " + std::to_string(bytes.size()) + " bytes", "documents of at most " + std::to_string(options.max_document_bytes) + " bytes", "separate documents with blank lines");
+      fail(first_line, "a document of " + std::to_string(bytes.size()) + " bytes",
+           "documents of at most " + std::to_string(options.max_document_bytes) + " bytes",
+           "separate documents with blank lines");
     const auto check = [&](std::optional<size_t> bad, const char* what) {
-      if (bad) fail(first_line + line_of_offset(bytes, *bad) - 1, what, "UTF-8 text", "the file is binary or in another encoding; save it as UTF-8");
+      if (bad)
+        fail(first_line + line_of_offset(bytes, *bad) - 1, what, "UTF-8 text",
+             "the file is binary or in another encoding; save it as UTF-8");
     };
     const size_t nul = bytes.find('\0');
     check(nul == std::string_view::npos ? std::nullopt : std::optional(nul), "a NUL byte");
@@ -94,14 +102,18 @@ std::optional<Document> CorpusReader::State::next_text() {
 
 std::optional<Document> CorpusReader::State::next_json() {
   const auto text_of = [&](const nlohmann::json& row, int64_t row_line) -> std::optional<Document> {
-    if (!row.is_object()) fail(row_line, "a row that is not an object", "{\"" + options.text_key + "\": …}", "check the file's structure");
+    if (!row.is_object())
+      fail(row_line, "a row that is not an object", "{\"" + options.text_key + "\": …}", "check the file's structure");
     const auto found = row.find(options.text_key);
     if (found == row.end() || !found->is_string())
-      fail(row_line, "field \"" + options.text_key + "\" is " + (found == row.end() ? "missing" : detail::kind_of(*found)), "the document as a string", "check the file's keys");
+      fail(row_line,
+           "field \"" + options.text_key + "\" is " + (found == row.end() ? "missing" : detail::kind_of(*found)),
+           "the document as a string", "check the file's keys");
     return take(found->get_ref<const std::string&>(), row_line);
   };
   const size_t first = text.find_first_not_of(" \t\r\n", at);
-  if (!array && first != std::string_view::npos && text[first] == '[' && line == 1) array = std::make_unique<detail::RowReader>(text, path);
+  if (!array && first != std::string_view::npos && text[first] == '[' && line == 1)
+    array = std::make_unique<detail::RowReader>(text, path);
   if (array) {
     detail::Row row;
     while (array->next(row)) {
@@ -122,21 +134,27 @@ std::optional<Document> CorpusReader::State::next_json() {
       detail::RowReader reader(bytes, path);
       if (!reader.next(row)) continue;
     } catch (const Error&) {
-      fail(row_line, "a line that is not a JSON object", "one complete JSON object a line", "the file is cut off, or printed over several lines");
+      fail(row_line, "a line that is not a JSON object", "one complete JSON object a line",
+           "the file is cut off, or printed over several lines");
     }
     if (auto document = text_of(row.value, row_line)) return document;
   }
   return std::nullopt;
 }
 
-CorpusReader::CorpusReader(const std::filesystem::path& path, CorpusOptions options) : state_(std::make_unique<State>(path, std::move(options))) {}
+CorpusReader::CorpusReader(const std::filesystem::path& path, CorpusOptions options)
+    : state_(std::make_unique<State>(path, std::move(options))) {}
 CorpusReader::~CorpusReader() = default;
 CorpusReader::CorpusReader(CorpusReader&&) noexcept = default;
 CorpusReader& CorpusReader::operator=(CorpusReader&&) noexcept = default;
 
-std::optional<Document> CorpusReader::next() { return state_->json ? state_->next_json() : state_->next_text(); }
+std::optional<Document> CorpusReader::next() {
+  return state_->json ? state_->next_json() : state_->next_text();
+}
 
-double CorpusReader::fraction() const noexcept { return static_cast<double>(state_->at) / static_cast<double>(state_->text.size()); }
+double CorpusReader::fraction() const noexcept {
+  return static_cast<double>(state_->at) / static_cast<double>(state_->text.size());
+}
 
 std::string corpus_hash(const std::filesystem::path& path) {
   const MappedFile file(path);

@@ -14,15 +14,15 @@
 namespace emend::datasets {
 
 struct Document {
-  std::string text;   ///< not blank; without white space at its ends
-  int64_t line = 0;   ///< line on which it starts
+  std::string text;  ///< not blank; without white space at its ends
+  int64_t line = 0;  ///< line on which it starts
 };
 
 enum class Paragraphs { kAuto, kLines, kBlankLines };
 
 struct CorpusOptions {
-  Paragraphs paragraphs = Paragraphs::kAuto;  ///< for text files
-  std::string text_key = "text";              ///< for JSON
+  Paragraphs paragraphs = Paragraphs::kAuto;       ///< for text files
+  std::string text_key = "text";                   ///< for JSON
   int64_t max_document_bytes = int64_t{64} << 20;  ///< a longer document is an error: the file is not a corpus
 };
 
@@ -35,8 +35,8 @@ class CorpusReader {
   CorpusReader(CorpusReader&&) noexcept;
   CorpusReader& operator=(CorpusReader&&) noexcept;
 
-  /// The next document; blank ones are passed over. Throws Error(kCorruption) with file and line for bytes that are not UTF-8, NUL bytes,
-  /// broken JSON, or a row without text.
+  /// The next document; blank ones are passed over. Throws Error(kCorruption) with file and line for bytes that are not
+  /// UTF-8, NUL bytes, broken JSON, or a row without text.
   [[nodiscard]] std::optional<Document> next();
   /// Share of the file that has been read, for progress.
   [[nodiscard]] double fraction() const noexcept;

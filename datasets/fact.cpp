@@ -28,7 +28,8 @@ nlohmann::json probes_json(const std::map<std::string, std::vector<Probe>>& grou
 }  // namespace
 
 nlohmann::json to_json(const Fact& fact) {
-  nlohmann::json result = {{"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
+  nlohmann::json result = {
+      {"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
   const auto put = [&](const char* key, nlohmann::json value) {
     if (!value.empty()) result[key] = std::move(value);  // empty members are left out
   };
@@ -59,11 +60,14 @@ std::string fingerprint(const std::vector<Fact>& facts) {
 
 void validate(const Fact& fact, const std::string& where) {
   const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {where.empty() ? fact.where() : where, got, expected, "correct the fact"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {where.empty() ? fact.where() : where, got, expected, "correct the fact"});
   };
   const size_t slots = detail::count_of(fact.prompt, "{}");
   if (slots != 1)
-    refuse("the prompt \"" + detail::shorten(fact.prompt) + "\" has " + std::to_string(slots) + " places for the subject", "exactly one {}");
+    refuse(
+        "the prompt \"" + detail::shorten(fact.prompt) + "\" has " + std::to_string(slots) + " places for the subject",
+        "exactly one {}");
   if (detail::blank(fact.subject)) refuse("the subject is blank", "the words that take the place of {}");
   if (detail::blank(fact.target_new)) refuse("target_new is blank", "the new answer");
   if (fact.target_true && detail::blank(*fact.target_true)) refuse("target_true is blank", "the old answer, or none");

@@ -1,7 +1,7 @@
 // Facts: what to change in a model, and the questions that show whether it changed.
 //
-// One struct holds what every published format carries; readers fill it (datasets/readers.def lists them), writers write
-// it. Everything here is plain data with value semantics.
+// One struct holds what every published format carries; readers fill it (datasets/readers.def lists them), writers
+// write it. Everything here is plain data with value semantics.
 //
 // Goals: one in-memory form for all editors and metrics; nothing in a file is lost (unknown keys are kept in `extra`);
 // every message about a fact can name its file and line.
@@ -30,13 +30,13 @@ struct Probe {
 
 /// One requested change: after `prompt` with the subject filled in, the model shall say `target_new`.
 struct Fact {
-  int64_t case_id = 0;               ///< from the file, else the number of the fact in the file; unique in a FactSet
-  std::string prompt;                ///< template with exactly one "{}", the place of the subject
-  std::string subject;               ///< never empty
-  std::string target_new;            ///< never empty; no leading space (editors and metrics add one)
-  std::optional<std::string> target_true;  ///< the old answer, where the file has one
+  int64_t case_id = 0;     ///< from the file, else the number of the fact in the file; unique in a FactSet
+  std::string prompt;      ///< template with exactly one "{}", the place of the subject
+  std::string subject;     ///< never empty
+  std::string target_new;  ///< never empty; no leading space (editors and metrics add one)
+  std::optional<std::string> target_true;        ///< the old answer, where the file has one
   std::vector<std::string> target_true_aliases;  ///< further right spellings of the old answer
-  std::string relation_id;           ///< "P740", or empty
+  std::string relation_id;                       ///< "P740", or empty
 
   std::vector<std::string> paraphrase_prompts;    ///< same question in other words; the answer becomes target_new
   std::vector<std::string> neighborhood_prompts;  ///< other subjects whose answer is and stays target_true
@@ -44,9 +44,10 @@ struct Fact {
   std::vector<std::string> generation_prompts;    ///< starts of free text about the subject
   std::vector<std::string> distracting_prompts;   ///< neighbourhood prompts with the new fact stated in front
 
-  /// Questions whose answer must stay ("Relation_Specificity", "Forgetfulness", "neighborhood", …) and questions whose answer
-  /// follows from the change ("Reasoning", "Subject_Aliasing", "one_hop", …). Every probe has an answer. zsRE's loc and loc_ans
-  /// are locality["loc"], verbatim ("nq question: …" without the question mark that MEMIT's metric appends).
+  /// Questions whose answer must stay ("Relation_Specificity", "Forgetfulness", "neighborhood", …) and questions whose
+  /// answer follows from the change ("Reasoning", "Subject_Aliasing", "one_hop", …). Every probe has an answer. zsRE's
+  /// loc and loc_ans are locality["loc"], verbatim ("nq question: …" without the question mark that MEMIT's metric
+  /// appends).
   std::map<std::string, std::vector<Probe>> locality;
   std::map<std::string, std::vector<Probe>> portability;
 
@@ -69,9 +70,9 @@ struct Hop {
 /// Facts that belong together: a MQuAKE instance, a ConflictEdit pair, a RoundEdit.
 struct FactGroup {
   int64_t case_id = 0;
-  std::string kind;                  ///< "mquake", "conflict-reverse", "conflict-composite", "conflict-coverage", "round"
-  std::vector<size_t> facts;         ///< indices into FactSet::facts, in the order in which they are to be edited
-  bool sequential = false;           ///< true where the order matters because the edits conflict by design
+  std::string kind;           ///< "mquake", "conflict-reverse", "conflict-composite", "conflict-coverage", "round"
+  std::vector<size_t> facts;  ///< indices into FactSet::facts, in the order in which they are to be edited
+  bool sequential = false;    ///< true where the order matters because the edits conflict by design
   std::vector<std::string> questions;    ///< MQuAKE: the same multi-hop question in several wordings
   std::vector<std::string> answers;      ///< before the edits, canonical first; RoundEdit: all true objects
   std::vector<std::string> new_answers;  ///< after the edits, canonical first
@@ -89,35 +90,38 @@ struct BadRow {
 /// Facts of one file.
 struct FactSet {
   std::vector<Fact> facts;
-  std::vector<FactGroup> groups;     ///< empty for ungrouped formats
-  std::string format;                ///< reader that was used: "counterfact", "zsre", …
-  std::string path;                  ///< as given
-  std::string fingerprint;           ///< SHA-256 of the facts that were read, in a canonical form; not of the file's bytes
-  int64_t rows = 0;                  ///< rows looked at; fewer than the file has once `limit` is reached
-  int64_t skipped = 0;               ///< rows without a usable target, left out
-  std::vector<BadRow> bad_rows;      ///< rows left out under BadRowPolicy::kSkip
-  nlohmann::json choices = nlohmann::json::object();  ///< choices that change meaning, for reports: {"zsre_target": "answers"}
+  std::vector<FactGroup> groups;  ///< empty for ungrouped formats
+  std::string format;             ///< reader that was used: "counterfact", "zsre", …
+  std::string path;               ///< as given
+  std::string fingerprint;        ///< SHA-256 of the facts that were read, in a canonical form; not of the file's bytes
+  int64_t rows = 0;               ///< rows looked at; fewer than the file has once `limit` is reached
+  int64_t skipped = 0;            ///< rows without a usable target, left out
+  std::vector<BadRow> bad_rows;   ///< rows left out under BadRowPolicy::kSkip
+  nlohmann::json choices =
+      nlohmann::json::object();  ///< choices that change meaning, for reports: {"zsre_target": "answers"}
 };
 
 /// What to do with a row that cannot be used as it is (subject not in the prompt, wrong type, …).
 enum class BadRowPolicy { kError, kSkip };
 
 struct ReadOptions {
-  std::string format = "auto";         ///< a name of readers.def, or "auto": told by the keys of the first row
-  int64_t offset = 0;                  ///< usable rows (instances in grouped formats) to leave out at the start
-  int64_t limit = -1;                  ///< usable rows to read after `offset`; -1: all
-  std::string zsre_target = "answers"; ///< "answers": the true answer, as MEMIT does; "alt": the counterfactual, as EasyEdit does
-  std::string sentiment = "pos";       ///< ConvSent: which side becomes the target, "pos" or "neg"
+  std::string format = "auto";  ///< a name of readers.def, or "auto": told by the keys of the first row
+  int64_t offset = 0;           ///< usable rows (instances in grouped formats) to leave out at the start
+  int64_t limit = -1;           ///< usable rows to read after `offset`; -1: all
+  std::string zsre_target =
+      "answers";  ///< "answers": the true answer, as MEMIT does; "alt": the counterfactual, as EasyEdit does
+  std::string sentiment = "pos";                 ///< ConvSent: which side becomes the target, "pos" or "neg"
   BadRowPolicy bad_rows = BadRowPolicy::kError;  ///< kSkip: warn, count and go on
-  bool allow_empty = false;            ///< no error if nothing is left; for tools that report on files
-  int64_t max_bytes = int64_t{4} << 30;  ///< larger files are refused
+  bool allow_empty = false;                      ///< no error if nothing is left; for tools that report on files
+  int64_t max_bytes = int64_t{4} << 30;          ///< larger files are refused
 };
 
 /// Reads a facts file: a JSON array of rows, JSON lines, or one single row.
-/// Throws Error(kNotFound, kIo) for the file, Error(kCorruption) for bytes that are not UTF-8 JSON and for a row that is not a usable
-/// fact, naming file, line and field, Error(kInvalidArgument) for bad options. Rows without a target are skipped, counted and reported in
-/// one warning; a file without any usable fact is an error unless `allow_empty`.
-[[nodiscard]] FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options = {}, const Log& log = {});
+/// Throws Error(kNotFound, kIo) for the file, Error(kCorruption) for bytes that are not UTF-8 JSON and for a row that
+/// is not a usable fact, naming file, line and field, Error(kInvalidArgument) for bad options. Rows without a target
+/// are skipped, counted and reported in one warning; a file without any usable fact is an error unless `allow_empty`.
+[[nodiscard]] FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options = {},
+                                 const Log& log = {});
 
 /// The same from text; `name` stands for the file in messages.
 [[nodiscard]] FactSet parse_facts(std::string_view text, const std::string& name, const ReadOptions& options = {},
@@ -139,8 +143,8 @@ struct FormatInfo {
 /// SHA-256 over to_json of all facts, in order.
 [[nodiscard]] std::string fingerprint(const std::vector<Fact>& facts);
 
-/// Throws Error(kInvalidArgument) naming `where` and the field if the fact breaks a promise of the struct (exactly one "{}" in the
-/// prompt, subject and targets not blank). For facts that were built in code instead of read.
+/// Throws Error(kInvalidArgument) naming `where` and the field if the fact breaks a promise of the struct (exactly one
+/// "{}" in the prompt, subject and targets not blank). For facts that were built in code instead of read.
 void validate(const Fact& fact, const std::string& where = "");
 
 }  // namespace emend::datasets

@@ -6,9 +6,12 @@
 
 namespace emend::datasets {
 
-std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name, int64_t offset, int64_t limit) {
+std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name, int64_t offset,
+                                         int64_t limit) {
   if (offset < 0 || limit < -1 || limit == 0)
-    throw Error(ErrorClass::kInvalidArgument, {"offset and limit", std::to_string(offset) + " and " + std::to_string(limit), "an offset of 0 or more and a limit of 1 or more", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"offset and limit", std::to_string(offset) + " and " + std::to_string(limit),
+                 "an offset of 0 or more and a limit of 1 or more", ""});
   std::vector<KnownFact> facts;
   detail::RowReader rows(text, name);
   detail::Row row;
@@ -25,10 +28,15 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
     fact.relation_id = fields.text_or("relation_id");
     fact.line = row.line;
     if (detail::count_of(fact.prompt, fact.subject) == 0)
-      fields.fail("prompt", "\"" + detail::shorten(fact.prompt) + "\", without the subject \"" + detail::shorten(fact.subject, 40) + "\"", "a prompt that names the subject", "spell both alike");
+      fields.fail(
+          "prompt",
+          "\"" + detail::shorten(fact.prompt) + "\", without the subject \"" + detail::shorten(fact.subject, 40) + "\"",
+          "a prompt that names the subject", "spell both alike");
     if (number++ >= offset) facts.push_back(std::move(fact));
   }
-  if (facts.empty()) throw Error(ErrorClass::kCorruption, {name, "no rows from row " + std::to_string(offset) + " on", "at least one known fact", "check the file and the offset"});
+  if (facts.empty())
+    throw Error(ErrorClass::kCorruption, {name, "no rows from row " + std::to_string(offset) + " on",
+                                          "at least one known fact", "check the file and the offset"});
   return facts;
 }
 

@@ -1,4 +1,5 @@
-// Known facts for causal tracing: prompts whose answer the model is believed to know (known_1000.json of the ROME release).
+// Known facts for causal tracing: prompts whose answer the model is believed to know (known_1000.json of the ROME
+// release).
 #pragma once
 
 #include <emend/core/log.h>
@@ -14,17 +15,19 @@ namespace emend::datasets {
 struct KnownFact {
   int64_t known_id = 0;
   std::string subject;
-  std::string attribute;    ///< the right answer
-  std::string prompt;       ///< with the subject filled in; use this one
+  std::string attribute;        ///< the right answer
+  std::string prompt;           ///< with the subject filled in; use this one
   std::string prompt_template;  ///< "{} is in"; in the published file it does not always give `prompt`
-  std::string prediction;   ///< what GPT-2 XL wrote; may be empty
+  std::string prediction;       ///< what GPT-2 XL wrote; may be empty
   std::string relation_id;
   int64_t line = 0;
 };
 
 /// Reads rows with subject, prompt and attribute. A row whose prompt does not contain its subject is an error.
 /// offset and limit count rows; limit -1 means all. Errors as load_facts.
-[[nodiscard]] std::vector<KnownFact> load_known_facts(const std::filesystem::path& path, int64_t offset = 0, int64_t limit = -1);
-[[nodiscard]] std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name, int64_t offset = 0, int64_t limit = -1);
+[[nodiscard]] std::vector<KnownFact> load_known_facts(const std::filesystem::path& path, int64_t offset = 0,
+                                                      int64_t limit = -1);
+[[nodiscard]] std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name,
+                                                       int64_t offset = 0, int64_t limit = -1);
 
 }  // namespace emend::datasets

@@ -31,28 +31,38 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
   for (size_t i = 0; i < set.facts.size(); ++i) {
     const Fact& fact = set.facts[i];
     const auto [question, new_question] = first_by_question.try_emplace(plain(fact.full_prompt()), i);
-    const std::string relation_key = fact.relation_id.empty() ? std::string() : plain(fact.subject) + "\n" + fact.relation_id;
-    const auto [relation, new_relation] = relation_key.empty() ? std::pair(first_by_relation.end(), true) : first_by_relation.try_emplace(relation_key, i);
+    const std::string relation_key =
+        fact.relation_id.empty() ? std::string() : plain(fact.subject) + "\n" + fact.relation_id;
+    const auto [relation, new_relation] = relation_key.empty() ? std::pair(first_by_relation.end(), true)
+                                                               : first_by_relation.try_emplace(relation_key, i);
     if (new_question && new_relation) continue;
     const Fact& earlier = set.facts[new_question ? relation->second : question->second];
     const bool same_answer = plain(earlier.target_new) == plain(fact.target_new);
-    const std::string both = new_question ? "the same subject and relation (" + fact.relation_id + ")" : "the same prompt";
+    const std::string both =
+        new_question ? "the same subject and relation (" + fact.relation_id + ")" : "the same prompt";
     if (same_answer && !new_question) {
-      Finding finding = about(set, i, Severity::kWarning, "duplicate", "the same request as at " + earlier.where() + "; remove one");
+      Finding finding =
+          about(set, i, Severity::kWarning, "duplicate", "the same request as at " + earlier.where() + "; remove one");
       finding.remove = true;
       findings.push_back(std::move(finding));
     } else if (same_answer) {
-      findings.push_back(about(set, i, Severity::kNote, "same-relation", both + " as at " + earlier.where() + ", with the same answer in other words"));
+      findings.push_back(about(set, i, Severity::kNote, "same-relation",
+                               both + " as at " + earlier.where() + ", with the same answer in other words"));
     } else if (by_design.contains(i)) {
-      findings.push_back(about(set, i, Severity::kNote, "contradiction", both + " as at " + earlier.where() + " with another answer, as this data set intends; edit one after the other (--batch-size 1)"));
+      findings.push_back(
+          about(set, i, Severity::kNote, "contradiction",
+                both + " as at " + earlier.where() +
+                    " with another answer, as this data set intends; edit one after the other (--batch-size 1)"));
     } else {
       findings.push_back(about(set, i, new_question ? Severity::kWarning : Severity::kError, "contradiction",
-                               both + " as at " + earlier.where() + " but \"" + detail::shorten(fact.target_new, 40) + "\" instead of \"" + detail::shorten(earlier.target_new, 40) + "\"; keep one"));
+                               both + " as at " + earlier.where() + " but \"" + detail::shorten(fact.target_new, 40) +
+                                   "\" instead of \"" + detail::shorten(earlier.target_new, 40) + "\"; keep one"));
     }
   }
 }
 
-/// Prompts that are alike up to the subject's end give locate-then-edit methods one and the same key for several answers.
+/// Prompts that are alike up to the subject's end give locate-then-edit methods one and the same key for several
+/// answers.
 void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
   std::unordered_map<std::string, std::vector<size_t>> by_key;
   std::vector<std::string> order;
@@ -68,9 +78,11 @@ void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
     std::unordered_set<std::string> answers;
     for (const size_t i : members) answers.insert(plain(set.facts[i].target_new));
     if (answers.size() < 2) continue;
-    findings.push_back(about(set, members[1], Severity::kNote, "shared-key",
-                             std::to_string(members.size()) + " facts about \"" + detail::shorten(set.facts[members[0]].subject, 40) + "\" (first at " + set.facts[members[0]].where() +
-                                 ") begin alike up to the subject: in one batch they share a key and their targets are averaged"));
+    findings.push_back(
+        about(set, members[1], Severity::kNote, "shared-key",
+              std::to_string(members.size()) + " facts about \"" + detail::shorten(set.facts[members[0]].subject, 40) +
+                  "\" (first at " + set.facts[members[0]].where() +
+                  ") begin alike up to the subject: in one batch they share a key and their targets are averaged"));
   }
 }
 
@@ -78,9 +90,12 @@ void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
 
 std::string_view to_string(Severity severity) noexcept {
   switch (severity) {
-    case Severity::kError: return "error";
-    case Severity::kWarning: return "warning";
-    case Severity::kNote: return "note";
+    case Severity::kError:
+      return "error";
+    case Severity::kWarning:
+      return "warning";
+    case Severity::kNote:
+      return "note";
   }
   return "note";
 }
@@ -104,7 +119,9 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
   const auto line_of = [&](const Finding& finding) {
     if (finding.fact < facts.facts.size()) return facts.facts[finding.fact].line;
     const size_t colon = finding.where.rfind(':');
-    return colon == std::string::npos ? int64_t{0} : static_cast<int64_t>(std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10));
+    return colon == std::string::npos
+               ? int64_t{0}
+               : static_cast<int64_t>(std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10));
   };
   std::stable_sort(findings.begin(), findings.end(), [&](const Finding& a, const Finding& b) {
     return std::pair(line_of(a), a.severity) < std::pair(line_of(b), b.severity);
@@ -112,7 +129,8 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
   return findings;
 }
 
-std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options, const std::vector<LintCheck>& more) {
+std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options,
+                               const std::vector<LintCheck>& more) {
   options.bad_rows = BadRowPolicy::kSkip;
   options.allow_empty = true;
   return lint_facts(load_facts(path, options), more);
@@ -150,10 +168,12 @@ FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* a
 const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, …)"},
-      {"contradiction", "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
+      {"contradiction",
+       "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
       {"duplicate", "warning, fixable: the same request twice"},
       {"same-relation", "note: the same subject, relation and answer in other words"},
-      {"shared-key", "note: several facts share the text up to the end of the subject, so their targets are averaged in one batch"},
+      {"shared-key",
+       "note: several facts share the text up to the end of the subject, so their targets are averaged in one batch"},
       {"whitespace", "warning, fixable: blanks at the ends, repeated blanks, line breaks or no-break spaces"},
       {"invisible-characters", "warning, fixable: zero-width spaces and the like"},
       {"prompt-is-subject", "warning: nothing but {} in the prompt"},

@@ -1,6 +1,7 @@
 // Looks for requests that cannot work or will not do what their author expects, without a model.
 //
-// Checks that need a model (is the target already the top answer? where do its tokens end?) come in from outside as LintCheck.
+// Checks that need a model (is the target already the top answer? where do its tokens end?) come in from outside as
+// LintCheck.
 #pragma once
 
 #include <emend/datasets/fact.h>
@@ -24,10 +25,10 @@ struct Finding {
   static constexpr size_t kNoFact = static_cast<size_t>(-1);
 
   Severity severity = Severity::kWarning;
-  std::string check;       ///< "subject-whitespace", "contradiction", …; see lint_checks()
-  size_t fact = kNoFact;   ///< index into FactSet::facts; kNoFact for a row that is not a usable fact
-  std::string where;       ///< "facts.json:12"
-  std::string text;        ///< what is wrong and what to do
+  std::string check;      ///< "subject-whitespace", "contradiction", …; see lint_checks()
+  size_t fact = kNoFact;  ///< index into FactSet::facts; kNoFact for a row that is not a usable fact
+  std::string where;      ///< "facts.json:12"
+  std::string text;       ///< what is wrong and what to do
   /// The clear remedy, if there is one: `edit` changes the fact, or `remove` takes it out.
   std::function<void(Fact&)> edit;
   bool remove = false;
@@ -40,10 +41,13 @@ using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
 /// Findings in the order of the file, errors before warnings on the same line. Rows in `facts.bad_rows` are errors.
 [[nodiscard]] std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more = {});
 
-/// Reads with BadRowPolicy::kSkip and no error for empty results, then lints: every bad row of the file is listed, not just the first.
-[[nodiscard]] std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options = {}, const std::vector<LintCheck>& more = {});
+/// Reads with BadRowPolicy::kSkip and no error for empty results, then lints: every bad row of the file is listed, not
+/// just the first.
+[[nodiscard]] std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options = {},
+                                             const std::vector<LintCheck>& more = {});
 
-/// Applies every fixable finding; the fingerprint is renewed. Facts of groups are never removed. `applied` counts the fixes.
+/// Applies every fixable finding; the fingerprint is renewed. Facts of groups are never removed. `applied` counts the
+/// fixes.
 [[nodiscard]] FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied = nullptr);
 
 /// Names and meanings of the built-in checks, for help and docs.

@@ -13,8 +13,8 @@ namespace emend::datasets {
 
 namespace {
 
-using detail::FactReader;
 using detail::fact_readers;
+using detail::FactReader;
 
 std::string format_list() {
   std::string list;
@@ -23,7 +23,8 @@ std::string format_list() {
 }
 
 void check_options(const ReadOptions& options) {
-  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected, const std::string& advice) {
+  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected,
+                         const std::string& advice) {
     throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
   };
   std::vector<std::string> names = {"auto"};
@@ -34,10 +35,13 @@ void check_options(const ReadOptions& options) {
            closest.empty() ? "leave it at auto" : "did you mean \"" + closest + "\"?");
   }
   if (options.zsre_target != "answers" && options.zsre_target != "alt")
-    refuse("zsRE target", "\"" + options.zsre_target + "\"", "answers (the true answer, as MEMIT) or alt (the counterfactual, as EasyEdit)", "");
-  if (options.sentiment != "pos" && options.sentiment != "neg") refuse("sentiment", "\"" + options.sentiment + "\"", "pos or neg", "");
+    refuse("zsRE target", "\"" + options.zsre_target + "\"",
+           "answers (the true answer, as MEMIT) or alt (the counterfactual, as EasyEdit)", "");
+  if (options.sentiment != "pos" && options.sentiment != "neg")
+    refuse("sentiment", "\"" + options.sentiment + "\"", "pos or neg", "");
   if (options.offset < 0) refuse("offset", std::to_string(options.offset), "0 or more", "");
-  if (options.limit < -1 || options.limit == 0) refuse("limit", std::to_string(options.limit), "1 or more, or -1 for all", "");
+  if (options.limit < -1 || options.limit == 0)
+    refuse("limit", std::to_string(options.limit), "1 or more, or -1 for all", "");
 }
 
 const FactReader& choose_reader(std::string_view text, const std::string& name, const std::string& format) {
@@ -51,7 +55,8 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
     if (first_rows.empty()) line = row.line;
     first_rows.push_back(std::move(row.value));
   }
-  if (first_rows.empty()) throw Error(ErrorClass::kCorruption, {name, "an empty list", "at least one fact", "check the file"});
+  if (first_rows.empty())
+    throw Error(ErrorClass::kCorruption, {name, "an empty list", "at least one fact", "check the file"});
   for (const FactReader* reader : fact_readers())
     if (reader->recognises(first_rows)) return *reader;
   std::string keys;
@@ -64,14 +69,17 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
   }
   const bool traced = first_rows.front().contains("known_id") || first_rows.front().contains("attribute");
   throw Error(ErrorClass::kCorruption,
-              {rows.where(line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys), "facts in one of the formats " + format_list(),
-               traced ? "these are prompts for causal tracing: use emend trace" : "the shortest row is {\"prompt\": \"{} is in\", \"subject\": \"…\", \"target_new\": \"…\"}"});
+              {rows.where(line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys),
+               "facts in one of the formats " + format_list(),
+               traced ? "these are prompts for causal tracing: use emend trace"
+                      : "the shortest row is {\"prompt\": \"{} is in\", \"subject\": \"…\", \"target_new\": \"…\"}"});
 }
 
 /// Collects rows into a FactSet.
 class Loader {
  public:
-  Loader(const FactReader& reader, const std::string& name, const ReadOptions& options) : reader_(reader), options_(options) {
+  Loader(const FactReader& reader, const std::string& name, const ReadOptions& options)
+      : reader_(reader), options_(options) {
     set_.format = std::string(reader.name);
     set_.path = name;
   }
@@ -103,13 +111,18 @@ class Loader {
   FactSet finish(const Log& log) {
     make_ids_unique(log);
     if (set_.format == "zsre") set_.choices["zsre_target"] = options_.zsre_target;
-    if (!set_.facts.empty() && set_.facts.front().extra.value("kind", nlohmann::json()) == "convsent") set_.choices["sentiment"] = options_.sentiment;
+    if (!set_.facts.empty() && set_.facts.front().extra.value("kind", nlohmann::json()) == "convsent")
+      set_.choices["sentiment"] = options_.sentiment;
     if (set_.skipped > 0)
-      log.event(LogLevel::kWarning, "facts.skipped", set_.path + ": " + std::to_string(set_.skipped) + " of " + std::to_string(set_.rows) +
-                " rows have no target and are left out (first " + first_skipped_ + ")", {{"path", set_.path}, {"skipped", set_.skipped}, {"rows", set_.rows}});
+      log.event(LogLevel::kWarning, "facts.skipped",
+                set_.path + ": " + std::to_string(set_.skipped) + " of " + std::to_string(set_.rows) +
+                    " rows have no target and are left out (first " + first_skipped_ + ")",
+                {{"path", set_.path}, {"skipped", set_.skipped}, {"rows", set_.rows}});
     if (!set_.bad_rows.empty())
-      log.event(LogLevel::kWarning, "facts.bad_rows", set_.path + ": " + std::to_string(set_.bad_rows.size()) + " of " + std::to_string(set_.rows) +
-                " rows cannot be used and are left out (first " + set_.bad_rows.front().text + ")", {{"path", set_.path}, {"bad", set_.bad_rows.size()}, {"rows", set_.rows}});
+      log.event(LogLevel::kWarning, "facts.bad_rows",
+                set_.path + ": " + std::to_string(set_.bad_rows.size()) + " of " + std::to_string(set_.rows) +
+                    " rows cannot be used and are left out (first " + set_.bad_rows.front().text + ")",
+                {{"path", set_.path}, {"bad", set_.bad_rows.size()}, {"rows", set_.rows}});
     if (set_.facts.empty() && !options_.allow_empty) refuse_empty();
     set_.fingerprint = fingerprint(set_.facts);
     return std::move(set_);
@@ -149,15 +162,22 @@ class Loader {
       fact->case_id = highest;
       used.insert(highest);
     }
-    log.event(LogLevel::kWarning, "facts.case_ids", set_.path + ": " + std::to_string(repeated.size()) + " rows repeat a case_id and were given new ones (first " + first + ")",
+    log.event(LogLevel::kWarning, "facts.case_ids",
+              set_.path + ": " + std::to_string(repeated.size()) +
+                  " rows repeat a case_id and were given new ones (first " + first + ")",
               {{"path", set_.path}, {"repeated", repeated.size()}});
   }
 
   [[noreturn]] void refuse_empty() const {
     if (usable_ > 0)
-      throw Error(ErrorClass::kInvalidArgument, {set_.path, "an offset of " + std::to_string(options_.offset), "less than the " + std::to_string(usable_) + " usable rows of the file", "lower --offset"});
-    throw Error(ErrorClass::kCorruption, {set_.path, "no usable fact in " + std::to_string(set_.rows) + " rows", "at least one",
-                                          !first_skipped_.empty() ? "first " + first_skipped_ : !set_.bad_rows.empty() ? "first " + set_.bad_rows.front().text : "check the file"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {set_.path, "an offset of " + std::to_string(options_.offset),
+                   "less than the " + std::to_string(usable_) + " usable rows of the file", "lower --offset"});
+    throw Error(ErrorClass::kCorruption,
+                {set_.path, "no usable fact in " + std::to_string(set_.rows) + " rows", "at least one",
+                 !first_skipped_.empty()  ? "first " + first_skipped_
+                 : !set_.bad_rows.empty() ? "first " + set_.bad_rows.front().text
+                                          : "check the file"});
   }
 
   const FactReader& reader_;
@@ -186,7 +206,8 @@ FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options
     throw Error(ErrorClass::kNotFound, {path.string(), "a folder", "a facts file", "name the file in it"});
   const MappedFile file(path);
   if (static_cast<int64_t>(file.size()) > options.max_bytes)
-    throw Error(ErrorClass::kUnsupported, {path.string(), std::to_string(file.size()) + " bytes", "at most " + std::to_string(options.max_bytes), "split the file"});
+    throw Error(ErrorClass::kUnsupported, {path.string(), std::to_string(file.size()) + " bytes",
+                                           "at most " + std::to_string(options.max_bytes), "split the file"});
   return parse_facts({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), options, log);
 }
 
@@ -197,7 +218,8 @@ FactSet load_bundled_facts(const ReadOptions& options, const Log& log) {
 const std::vector<FormatInfo>& fact_formats() {
   static const std::vector<FormatInfo> formats = [] {
     std::vector<FormatInfo> list;
-    for (const FactReader* reader : fact_readers()) list.push_back({std::string(reader->name), std::string(reader->summary), reader->write != nullptr});
+    for (const FactReader* reader : fact_readers())
+      list.push_back({std::string(reader->name), std::string(reader->summary), reader->write != nullptr});
     return list;
   }();
   return formats;

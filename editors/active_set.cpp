@@ -31,7 +31,11 @@ std::vector<int64_t> lookups_of(const std::vector<ActiveRow>& rows) {
 
 ActiveSet::ActiveSet(const models::Model& model, const TargetSpec& spec, const std::vector<TargetProblem>& problems,
                      std::vector<size_t> members)
-    : model_(&model), spec_(&spec), members_(std::move(members)), cache_(model.n_layers()), kl_cache_(model.n_layers()) {
+    : model_(&model),
+      spec_(&spec),
+      members_(std::move(members)),
+      cache_(model.n_layers()),
+      kl_cache_(model.n_layers()) {
   above_ = spec.sites.size() == 1 && spec.sites[0].site == hooks::Site::kLayerOut;
   first_layer_ = spec.sites[0].layer + (above_ ? 1 : 0);
   end_layer_ = spec.loss_layer ? *spec.loss_layer + 1 : model.n_layers();
@@ -46,7 +50,9 @@ void ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
     const TargetProblem& problem = problems[members_[slot]];
     const auto add = [&](const TargetRow& source, bool kl, size_t number) {
       const auto ids = cut(source, kl);
-      ActiveRow row{slot, kl, source.sampled_context, source.weight, {ids.begin() + source.lookup, ids.end()}, source.lookup, {}, {}};
+      ActiveRow row{
+          slot, kl, source.sampled_context, source.weight, {ids.begin() + source.lookup, ids.end()}, source.lookup,
+          {},   {}};
       for (const auto& [token, id] : source.labels) row.labels.emplace_back(token - source.lookup, id);
       for (const auto& held : problem.held)
         if (held.row == number && held.token >= source.lookup && held.token < static_cast<int64_t>(ids.size()))
@@ -106,8 +112,9 @@ void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
     session.finish();
   }
 
-  // Suffixes stay as they are; prefixes go on through the layers above, into the cache. With hooks the looked-up token of the plain rows has to
-  // pass the first layer too, because t0 is read there; with δ above the layers one token is enough for rows without a prefix.
+  // Suffixes stay as they are; prefixes go on through the layers above, into the cache. With hooks the looked-up token
+  // of the plain rows has to pass the first layer too, because t0 is read there; with δ above the layers one token is
+  // enough for rows without a prefix.
   std::vector<int64_t> suffix_tokens, prefix_tokens, lookups = lookups_of(rows_), plain_in_prefix;
   std::vector<std::vector<int64_t>> prefix_ids;
   for (size_t r = 0; r < rows_.size(); ++r) {
@@ -124,7 +131,8 @@ void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
   if (!above_) {
     // The packed order of the prefix batch.
     std::vector<int64_t> where(static_cast<size_t>(batch.tokens()), -1);
-    for (size_t i = 0; i < prefix_tokens.size(); ++i) where[static_cast<size_t>(prefix_tokens[i])] = static_cast<int64_t>(i);
+    for (size_t i = 0; i < prefix_tokens.size(); ++i)
+      where[static_cast<size_t>(prefix_tokens[i])] = static_cast<int64_t>(i);
     for (auto& token : plain) token = where[static_cast<size_t>(token)];
     std::erase_if(held, [&](const auto& h) { return where[static_cast<size_t>(h.first)] < 0; });
     for (auto& h : held) h.first = where[static_cast<size_t>(h.first)];
@@ -145,7 +153,8 @@ void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
 void ActiveSet::rebuild_index() {
   index_ = {};
   std::vector<std::vector<int64_t>> suffixes, kl_suffixes;
-  std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, label_token, label_id, label_slot, label_row, kl_token, kl_slot;
+  std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, label_token, label_id, label_slot, label_row,
+      kl_token, kl_slot;
   std::vector<double> label_weight, row_weight, row_labels;
   std::vector<int64_t> kl_rows_of_slot(members_.size(), 0);
   int64_t token = 0;
@@ -204,15 +213,19 @@ void ActiveSet::rebuild_index() {
 }
 
 at::Tensor ActiveSet::add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const {
-  const auto here = [&](const at::Tensor& index) { return devices::route_like(index, output_ND, devices::Purpose::kInput); };
-  const at::Tensor delta = devices::route_like(delta_BD.index_select(0, index_.slot_of_row), output_ND, devices::Purpose::kDelta,
-                                               devices::Dtype::kMatch);
+  const auto here = [&](const at::Tensor& index) {
+    return devices::route_like(index, output_ND, devices::Purpose::kInput);
+  };
+  const at::Tensor delta = devices::route_like(delta_BD.index_select(0, index_.slot_of_row), output_ND,
+                                               devices::Purpose::kDelta, devices::Dtype::kMatch);
   at::Tensor changed = output_ND.index_add(0, here(index_.lookup_N), delta);
   if (above_) return changed;  // held vectors are part of what enters
   for (size_t r = 0; r < rows_.size(); ++r) {
     for (const auto& [token, vectors_D] : rows_[r].held) {
-      const at::Tensor vector = devices::route_like(vectors_D[site], output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
-      changed = changed.index_add(0, index_on({index_.batch.token(static_cast<int64_t>(r), token)}, output_ND), vector.unsqueeze(0));
+      const at::Tensor vector =
+          devices::route_like(vectors_D[site], output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
+      changed = changed.index_add(0, index_on({index_.batch.token(static_cast<int64_t>(r), token)}, output_ND),
+                                  vector.unsqueeze(0));
     }
   }
   return changed;

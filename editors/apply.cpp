@@ -19,8 +19,9 @@ std::string show_shape(at::IntArrayRef shape) {
 
 void require_shape(const std::string& weight, at::IntArrayRef got, at::IntArrayRef expected) {
   if (got == expected) return;
-  throw Error(ErrorClass::kInvalidArgument, {weight, "a change of shape " + show_shape(got), "shape " + show_shape(expected),
-                                             "use the change on the model it was made for"});
+  throw Error(ErrorClass::kInvalidArgument,
+              {weight, "a change of shape " + show_shape(got), "shape " + show_shape(expected),
+               "use the change on the model it was made for"});
 }
 
 struct Sums {
@@ -69,7 +70,9 @@ ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction) 
   transaction.keep(delta.weight);
 
   Sums sums;
-  const auto route = [&](const at::Tensor& x) { return devices::route_like(x.to(at::kDouble), weight, devices::Purpose::kDelta); };
+  const auto route = [&](const at::Tensor& x) {
+    return devices::route_like(x.to(at::kDouble), weight, devices::Purpose::kDelta);
+  };
   if (weight.dim() != 2) {
     add_rows(weight, route(delta.dense_DF), delta.weight, sums);
     return report_of(sums);
@@ -90,9 +93,11 @@ void write_weight(const std::string& name, const at::Tensor& value, EditTransact
   at::Tensor weight = transaction.model().weight(name);
   require_shape(name, value.sizes(), weight.sizes());
   if (!at::isfinite(value).all().item<bool>())
-    throw Error(ErrorClass::kNumeric, {name, "the new value has NaN or infinite entries", "finite numbers", "lower the learning rate"});
+    throw Error(ErrorClass::kNumeric,
+                {name, "the new value has NaN or infinite entries", "finite numbers", "lower the learning rate"});
   transaction.keep(name);
-  transaction.model().set_weight(name, devices::route_like(value.detach(), weight, devices::Purpose::kDelta));  // all copies of a tied weight
+  transaction.model().set_weight(
+      name, devices::route_like(value.detach(), weight, devices::Purpose::kDelta));  // all copies of a tied weight
 }
 
 }  // namespace emend::editors

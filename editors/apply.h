@@ -7,16 +7,16 @@
 namespace emend::editors {
 
 struct ApplyReport {
-  double weight_norm = 0;   ///< ‖W‖ before
-  double delta_norm = 0;    ///< ‖ΔW‖
-  double survived = 1;      ///< ⟨W_after − W_before, ΔW⟩ / ‖ΔW‖²; 1 for an exact write, 0 if rounding swallowed all
-  double rounding = 0;      ///< ‖(W_after − W_before) − ΔW‖ / ‖ΔW‖
+  double weight_norm = 0;  ///< ‖W‖ before
+  double delta_norm = 0;   ///< ‖ΔW‖
+  double survived = 1;  ///< ⟨W_after − W_before, ΔW⟩ / ‖ΔW‖²; 1 for an exact write, 0 if rounding swallowed all
+  double rounding = 0;  ///< ‖(W_after − W_before) − ΔW‖ / ‖ΔW‖
 };
 
-/// Adds the delta to its weight, in place, on the weight's device and in its stored orientation: computed in float64 and cast once to
-/// the weight's dtype. The original is kept in `transaction` first.
-/// Throws Error(kInvalidArgument) if the shape does not fit the weight, Error(kNotFound) for an unknown weight, Error(kNumeric) if the delta
-/// is not finite: nothing is written then. If only the sum overflows (float16), part of the weight may be written; the
+/// Adds the delta to its weight, in place, on the weight's device and in its stored orientation: computed in float64
+/// and cast once to the weight's dtype. The original is kept in `transaction` first. Throws Error(kInvalidArgument) if
+/// the shape does not fit the weight, Error(kNotFound) for an unknown weight, Error(kNumeric) if the delta is not
+/// finite: nothing is written then. If only the sum overflows (float16), part of the weight may be written; the
 /// transaction has the original.
 ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction);
 

@@ -20,7 +20,8 @@ size_t count_slots(const std::string& text) {
 }
 
 std::string replace_all(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
   return text;
 }
 
@@ -104,15 +105,18 @@ nlohmann::json ContextTemplates::to_json() const {
 
 ContextTemplates parse_contexts(const nlohmann::json& json, const std::string& where) {
   const auto fail = [&](const std::string& got) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, "a list of templates with one {} each, or a list of such lists, the first template being \"{}\"",
-                                               "for example [[\"{}\"], [\"It is so. {}\"]]"});
+    throw Error(
+        ErrorClass::kInvalidArgument,
+        {where, got, "a list of templates with one {} each, or a list of such lists, the first template being \"{}\"",
+         "for example [[\"{}\"], [\"It is so. {}\"]]"});
   };
   const nlohmann::json& list = json.is_object() && json.contains("templates") ? json["templates"] : json;
   if (!list.is_array() || list.empty()) fail("no list of templates");
   ContextTemplates contexts;
   const auto add = [&](std::vector<std::string>& group, const nlohmann::json& item) {
     if (!item.is_string()) fail("a template that is no string: " + item.dump().substr(0, 80));
-    if (count_slots(item.get<std::string>()) != 1) fail("\"" + item.get<std::string>() + "\" with " + std::to_string(count_slots(item)) + " places {}");
+    if (count_slots(item.get<std::string>()) != 1)
+      fail("\"" + item.get<std::string>() + "\" with " + std::to_string(count_slots(item)) + " places {}");
     group.push_back(item);
   };
   if (list.front().is_string()) {
@@ -142,8 +146,8 @@ ContextTemplates sample_contexts(const models::Model& model, const std::vector<s
       contexts.groups[0].insert(contexts.groups[0].end(), texts.begin(), texts.end());
     }
   }
-  log.event(LogLevel::kInfo, "contexts.sampled", "sampled " + std::to_string(contexts.size() - 1) + " context templates",
-            contexts.to_json());
+  log.event(LogLevel::kInfo, "contexts.sampled",
+            "sampled " + std::to_string(contexts.size() - 1) + " context templates", contexts.to_json());
   return contexts;
 }
 

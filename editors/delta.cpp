@@ -9,16 +9,24 @@
 namespace emend::editors {
 namespace {
 
-at::Tensor as_double(const at::Tensor& x) { return x.to(at::kDouble); }
+at::Tensor as_double(const at::Tensor& x) {
+  return x.to(at::kDouble);
+}
 
-bool all_finite(const at::Tensor& x) { return !x.defined() || at::isfinite(x).all().item<bool>(); }
+bool all_finite(const at::Tensor& x) {
+  return !x.defined() || at::isfinite(x).all().item<bool>();
+}
 
 // `more` added to `first`, both of one weight.
 WeightDelta add(const WeightDelta& first, const WeightDelta& more) {
   WeightDelta sum = first;
   if (first.low_rank() && more.low_rank()) {
-    sum.left_DR = at::cat({as_double(first.left_DR), devices::route_like(as_double(more.left_DR), first.left_DR, devices::Purpose::kDelta)}, 1);
-    sum.right_FR = at::cat({as_double(first.right_FR), devices::route_like(as_double(more.right_FR), first.right_FR, devices::Purpose::kDelta)}, 1);
+    sum.left_DR = at::cat({as_double(first.left_DR),
+                           devices::route_like(as_double(more.left_DR), first.left_DR, devices::Purpose::kDelta)},
+                          1);
+    sum.right_FR = at::cat({as_double(first.right_FR),
+                            devices::route_like(as_double(more.right_FR), first.right_FR, devices::Purpose::kDelta)},
+                           1);
     const auto smaller_side = std::min(sum.left_DR.size(0), sum.right_FR.size(0));
     if (sum.left_DR.size(1) <= smaller_side) return sum;
   }

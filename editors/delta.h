@@ -14,7 +14,7 @@ struct WeightDelta {
   std::string weight;  ///< checkpoint name
   int layer = -1;
   models::Orientation orientation = models::Orientation::kOutIn;  ///< of the stored weight
-  at::Tensor left_DR;   ///< with right_FR: ΔW = left·rightᵀ
+  at::Tensor left_DR;                                             ///< with right_FR: ΔW = left·rightᵀ
   at::Tensor right_FR;
   at::Tensor dense_DF;  ///< instead of the factors; [D] for a bias
 
@@ -35,7 +35,8 @@ struct WeightDelta {
   void require_finite() const;
 };
 
-/// One delta a weight: later deltas of a weight are added to its first (factors are put side by side; mixed forms become dense).
+/// One delta a weight: later deltas of a weight are added to its first (factors are put side by side; mixed forms
+/// become dense).
 [[nodiscard]] std::vector<WeightDelta> merge_deltas(const std::vector<WeightDelta>& deltas);
 
 }  // namespace emend::editors

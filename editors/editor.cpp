@@ -8,7 +8,9 @@ namespace emend::editors {
 namespace {
 
 // JSON has no NaN; a number that is not one is null.
-nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
+nlohmann::json number(double value) {
+  return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
+}
 
 template <class Get>
 nlohmann::json numbers(const std::vector<LossTerms>& curve, Get get) {
@@ -19,7 +21,9 @@ nlohmann::json numbers(const std::vector<LossTerms>& curve, Get get) {
 
 }  // namespace
 
-std::string_view to_string(Engine engine) noexcept { return engine == Engine::kFast ? "fast" : "reference"; }
+std::string_view to_string(Engine engine) noexcept {
+  return engine == Engine::kFast ? "fast" : "reference";
+}
 
 Engine parse_engine(std::string_view text) {
   if (text == "fast") return Engine::kFast;
@@ -29,10 +33,14 @@ Engine parse_engine(std::string_view text) {
 
 std::string_view to_string(FactStatus status) noexcept {
   switch (status) {
-    case FactStatus::kConverged: return "converged";
-    case FactStatus::kClamped: return "clamped";
-    case FactStatus::kMaxSteps: return "max_steps";
-    case FactStatus::kFailed: return "failed";
+    case FactStatus::kConverged:
+      return "converged";
+    case FactStatus::kClamped:
+      return "clamped";
+    case FactStatus::kMaxSteps:
+      return "max_steps";
+    case FactStatus::kFailed:
+      return "failed";
   }
   return "failed";
 }
@@ -85,15 +93,24 @@ nlohmann::json to_json(const LayerFigures& figures) {
 }
 
 nlohmann::json EditResult::to_json() const {
-  nlohmann::json json = {{"editor", editor},   {"hparams", hparams}, {"engine", to_string(engine)},
-                         {"seed", seed},       {"seconds", seconds}, {"facts", outcomes.size()},
-                         {"failed", failed()}, {"outcomes", nlohmann::json::array()},
-                         {"layers", nlohmann::json::array()},        {"deltas", nlohmann::json::array()}};
+  nlohmann::json json = {{"editor", editor},
+                         {"hparams", hparams},
+                         {"engine", to_string(engine)},
+                         {"seed", seed},
+                         {"seconds", seconds},
+                         {"facts", outcomes.size()},
+                         {"failed", failed()},
+                         {"outcomes", nlohmann::json::array()},
+                         {"layers", nlohmann::json::array()},
+                         {"deltas", nlohmann::json::array()}};
   for (const auto& outcome : outcomes) json["outcomes"].push_back(editors::to_json(outcome));
   for (const auto& figures : layers) json["layers"].push_back(editors::to_json(figures));
   for (const auto& delta : deltas) {
-    json["deltas"].push_back({{"weight", delta.weight}, {"layer", delta.layer}, {"shape", delta.shape()},
-                              {"form", delta.low_rank() ? "factors" : "dense"}, {"rank", delta.rank()}});
+    json["deltas"].push_back({{"weight", delta.weight},
+                              {"layer", delta.layer},
+                              {"shape", delta.shape()},
+                              {"form", delta.low_rank() ? "factors" : "dense"},
+                              {"rank", delta.rank()}});
   }
   if (contexts) json["contexts"] = contexts->to_json();
   return json;

@@ -5,8 +5,8 @@
 //   context.statistics = &statistics;
 //   editors::EditResult result = editor->edit(model, facts, context);
 //
-// Goals: one interface for editors that solve for a weight change and editors that train one; a failed edit leaves no trace.
-// Non-goals: choosing hyper-parameters (hparams/), judging the outcome (evaluation/), files (pack.h).
+// Goals: one interface for editors that solve for a weight change and editors that train one; a failed edit leaves no
+// trace. Non-goals: choosing hyper-parameters (hparams/), judging the outcome (evaluation/), files (pack.h).
 #pragma once
 
 #include <emend/core/cancel.h>
@@ -29,8 +29,8 @@ class EditTransaction;
 class StatisticsProvider;
 
 /// kFast batches facts, reuses everything that cannot change between steps and computes only what the loss reads.
-/// kReference works as the published code does (one fact at a time, whole padded sentences, the whole model each step): the
-/// oracle of the tests and the baseline of the benchmark. Both give the same numbers up to rounding.
+/// kReference works as the published code does (one fact at a time, whole padded sentences, the whole model each step):
+/// the oracle of the tests and the baseline of the benchmark. Both give the same numbers up to rounding.
 enum class Engine { kFast, kReference };
 [[nodiscard]] std::string_view to_string(Engine engine) noexcept;
 /// Throws Error(kInvalidArgument).
@@ -41,17 +41,18 @@ using Trace = std::map<std::string, at::Tensor>;
 
 /// Inputs of an edit besides model, facts and hyper-parameters. Nothing else decides the result.
 struct EditContext {
-  uint64_t seed = 0;              ///< of sampled context templates (and of anything else an editor samples)
+  uint64_t seed = 0;  ///< of sampled context templates (and of anything else an editor samples)
   Engine engine = Engine::kFast;
-  /// Sentences put in front of the prompts. Absent: sampled from the model with `seed` at the first edit, then kept here, so
-  /// that later batches use the same ones. The result records them.
+  /// Sentences put in front of the prompts. Absent: sampled from the model with `seed` at the first edit, then kept
+  /// here, so that later batches use the same ones. The result records them.
   std::optional<ContextTemplates> contexts;
   /// Second moments of the keys. Null is an Error(kInvalidArgument) for editors that need them.
   StatisticsProvider* statistics = nullptr;
-  /// If set, original weights are also kept there before they are first written, so that the caller can undo several edits.
+  /// If set, original weights are also kept there before they are first written, so that the caller can undo several
+  /// edits.
   EditTransaction* transaction = nullptr;
   at::ScalarType solve_dtype = at::kDouble;  ///< float64 (default) or float32
-  int64_t max_facts_per_batch = 0;  ///< facts whose targets are optimised at once; 0: planned from memory
+  int64_t max_facts_per_batch = 0;           ///< facts whose targets are optimised at once; 0: planned from memory
   CancelToken cancel;
   ProgressFn progress;
   Log log;
@@ -77,16 +78,16 @@ struct LossTerms {
 struct FactOutcome {
   int64_t case_id = 0;
   FactStatus status = FactStatus::kMaxSteps;
-  std::string reason;          ///< for people; empty unless there is something to say
-  int64_t steps = 0;           ///< updates made
-  LossTerms last;              ///< of the last iteration
-  std::vector<LossTerms> curve;  ///< of every iteration; one more entry than `steps` for target optimisation
+  std::string reason;                       ///< for people; empty unless there is something to say
+  int64_t steps = 0;                        ///< updates made
+  LossTerms last;                           ///< of the last iteration
+  std::vector<LossTerms> curve;             ///< of every iteration; one more entry than `steps` for target optimisation
   double delta_norm = 0, initial_norm = 0;  ///< ‖δ‖ and ‖t0‖ (of the first site)
   /// Tokens of the plain prompt followed by the target, as text; token ranges are half open.
   std::vector<std::string> tokens;
   std::vector<int64_t> token_ids;
   std::pair<int64_t, int64_t> subject_span{0, 0}, target_span{0, 0};
-  int64_t lookup = -1;         ///< token where the fact is looked up
+  int64_t lookup = -1;  ///< token where the fact is looked up
 };
 
 /// What happened to one rewritten weight.
@@ -95,19 +96,19 @@ struct LayerFigures {
   std::string weight;
   double update_norm = 0;           ///< ‖ΔW‖
   double relative_update_norm = 0;  ///< ‖ΔW‖/‖W‖
-  double survived = 1;              ///< share of ΔW that the cast to the weight's dtype kept: ⟨written, ΔW⟩/‖ΔW‖²
-  double residual_norm = 0;         ///< mean column norm of (Z − current value) before this layer was written
-  double key_norm = 0;              ///< mean column norm of the keys
-  double condition = 0;             ///< estimate for the solved system; 0 where nothing was solved
-  std::string solver;               ///< "push-through", "dense", …; empty where nothing was solved
-  double jitter = 0;                ///< added to the diagonal to make the system positive definite; usually 0
+  double survived = 1;       ///< share of ΔW that the cast to the weight's dtype kept: ⟨written, ΔW⟩/‖ΔW‖²
+  double residual_norm = 0;  ///< mean column norm of (Z − current value) before this layer was written
+  double key_norm = 0;       ///< mean column norm of the keys
+  double condition = 0;      ///< estimate for the solved system; 0 where nothing was solved
+  std::string solver;        ///< "push-through", "dense", …; empty where nothing was solved
+  double jitter = 0;         ///< added to the diagonal to make the system positive definite; usually 0
 };
 
 struct EditResult {
   std::string editor;
-  nlohmann::json hparams;              ///< effective values
-  std::vector<WeightDelta> deltas;     ///< in the order of writing; a weight may occur more than once
-  std::vector<FactOutcome> outcomes;   ///< one a fact, in the order given
+  nlohmann::json hparams;             ///< effective values
+  std::vector<WeightDelta> deltas;    ///< in the order of writing; a weight may occur more than once
+  std::vector<FactOutcome> outcomes;  ///< one a fact, in the order given
   std::vector<LayerFigures> layers;
   std::map<std::string, double> seconds;  ///< "contexts", "statistics", "targets", "insert"
   std::optional<ContextTemplates> contexts;
@@ -121,8 +122,9 @@ struct EditResult {
 [[nodiscard]] nlohmann::json to_json(const FactOutcome& outcome, bool with_curve = true);
 [[nodiscard]] nlohmann::json to_json(const LayerFigures& figures);
 
-/// One editor with its hyper-parameters. An instance belongs to one sequence of edits of one model: editors that remember earlier
-/// batches (AlphaEdit, sequential MEMIT) keep that memory here; make a new instance, or reset(), for a fresh start.
+/// One editor with its hyper-parameters. An instance belongs to one sequence of edits of one model: editors that
+/// remember earlier batches (AlphaEdit, sequential MEMIT) keep that memory here; make a new instance, or reset(), for a
+/// fresh start.
 class Editor {
  public:
   virtual ~Editor() = default;
@@ -134,14 +136,15 @@ class Editor {
   /// True if several facts are solved for together; false if edit() goes through them one after the other.
   [[nodiscard]] virtual bool is_batch_editor() const { return true; }
 
-  /// Writes the facts into the model and leaves it edited. If it throws (also Error(kCancelled), Error(kNumeric) for non-finite
-  /// values), every weight has the bytes it had before the call, and the instance's memory of earlier batches is unchanged.
-  /// Facts that cannot be edited alone come back with status kFailed and a reason; the others are edited.
-  /// Throws Error(kInvalidArgument) for an empty list.
-  [[nodiscard]] virtual EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) = 0;
+  /// Writes the facts into the model and leaves it edited. If it throws (also Error(kCancelled), Error(kNumeric) for
+  /// non-finite values), every weight has the bytes it had before the call, and the instance's memory of earlier
+  /// batches is unchanged. Facts that cannot be edited alone come back with status kFailed and a reason; the others are
+  /// edited. Throws Error(kInvalidArgument) for an empty list.
+  [[nodiscard]] virtual EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
+                                        EditContext& context) = 0;
 
-  /// To be called once after the last batch, by programs that edit in several: editors that correct the sum of all changes (PRUNE) do
-  /// it here. Same promises as edit(). Returns nothing where there is nothing to do.
+  /// To be called once after the last batch, by programs that edit in several: editors that correct the sum of all
+  /// changes (PRUNE) do it here. Same promises as edit(). Returns nothing where there is nothing to do.
   [[nodiscard]] virtual std::optional<EditResult> finish(models::Model& model, EditContext& context) {
     (void)model, (void)context;
     return std::nullopt;

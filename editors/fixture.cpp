@@ -41,13 +41,16 @@ Tensors read_tensors(const std::filesystem::path& path) {
 // A checkpoint whose tokenizer lies elsewhere.
 class WithTokenizer final : public models::Checkpoint {
  public:
-  WithTokenizer(std::shared_ptr<const models::Checkpoint> inner, std::filesystem::path folder) : inner_(std::move(inner)), folder_(std::move(folder)) {}
+  WithTokenizer(std::shared_ptr<const models::Checkpoint> inner, std::filesystem::path folder)
+      : inner_(std::move(inner)), folder_(std::move(folder)) {}
   [[nodiscard]] const std::filesystem::path& path() const override { return inner_->path(); }
   [[nodiscard]] std::string format() const override { return inner_->format(); }
   [[nodiscard]] const nlohmann::json& config() const override { return inner_->config(); }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return inner_->tensors(); }
   [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
-  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override { return models::load_tokenizer(folder_); }
+  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
+    return models::load_tokenizer(folder_);
+  }
   [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
 
  private:
@@ -109,11 +112,18 @@ Tensors plain_outputs(const models::Model& model, const std::vector<datasets::Fa
 // One editor on one model: what was recorded, and the machinery to do it again.
 class FixtureRun {
  public:
-  FixtureRun(const std::filesystem::path& folder, const std::string& model_name, const std::string& editor_name, models::Model& model,
-             Engine engine, const Log& log, const FixtureFilter& wanted)
-      : folder_(folder), model_name_(model_name), editor_name_(editor_name), model_(model), engine_(engine), log_(log), wanted_(wanted),
+  FixtureRun(const std::filesystem::path& folder, const std::string& model_name, const std::string& editor_name,
+             models::Model& model, Engine engine, const Log& log, const FixtureFilter& wanted)
+      : folder_(folder),
+        model_name_(model_name),
+        editor_name_(editor_name),
+        model_(model),
+        engine_(engine),
+        log_(log),
+        wanted_(wanted),
         expected_(read_tensors(folder / ("expected." + model_name + "." + editor_name + ".safetensors"))),
-        facts_(read_requests(folder / "requests.json")), hparams_(read_json_file(folder / "hparams.json")) {
+        facts_(read_requests(folder / "requests.json")),
+        hparams_(read_json_file(folder / "hparams.json")) {
     const auto losses = folder / ("losses." + model_name + "." + editor_name + ".json");
     losses_ = std::filesystem::exists(losses) ? read_json_file(losses) : nlohmann::json::object();
     std::map<int, SecondMoment> moments;
@@ -144,7 +154,8 @@ class FixtureRun {
  private:
   hparams::RawHparams hparams_of(nlohmann::json values) const {
     const auto& modules = hparams_.at("modules").at(model_name_);
-    for (const char* name : {"rewrite_module_tmp", "layer_module_tmp", "mlp_module_tmp", "attn_module_tmp", "ln_f_module", "lm_head_module"})
+    for (const char* name : {"rewrite_module_tmp", "layer_module_tmp", "mlp_module_tmp", "attn_module_tmp",
+                             "ln_f_module", "lm_head_module"})
       if (modules.contains(name)) values[name] = modules.at(name);
     if (values.contains("v_num_grad_steps")) values["v_stop_loss"] = hparams_.value("stop_loss", 0.05);
     return hparams::parse_hparams(values.dump(), "hparams.json");
@@ -193,7 +204,8 @@ class FixtureRun {
       const Tensors got = under(trace, "case." + std::to_string(cases[i]) + ".");
       const Tensors want = under(expected_, unit);
       compare_target(comparison_, under(want, "z."), under(got, "z."), unit + "z.", pristine);
-      if (const std::string key = unit + "z"; losses_.contains(key)) compare_losses(comparison_, losses_[key], under(got, "z."), unit + "z.", pristine);
+      if (const std::string key = unit + "z"; losses_.contains(key))
+        compare_losses(comparison_, losses_[key], under(got, "z."), unit + "z.", pristine);
       compare_traced(unit, want, got, {"z.", "after."}, true, pristine);
       check_rank_one(unit, want);
       compare_outputs(comparison_, under(want, "after."), plain_outputs(model_, facts_), unit + "after.", true);
@@ -207,19 +219,26 @@ class FixtureRun {
       if (outcome.status == FactStatus::kFailed) comparison_.fail(unit, outcome.reason);
   }
 
-  // Identities between recorded tensors and our own steps: u from the recorded keys, v and the change from the recorded inputs.
+  // Identities between recorded tensors and our own steps: u from the recorded keys, v and the change from the recorded
+  // inputs.
   void check_rank_one(const std::string& unit, const Tensors& want) {
-    for (const char* needed : {"keys_per_context", "u", "v", "v_target", "cur_output", "division_factor", "weight_change"})
+    for (const char* needed :
+         {"keys_per_context", "u", "v", "v_target", "cur_output", "division_factor", "weight_change"})
       if (!want.contains(needed)) return;
     const int layer = static_cast<int>(std::stoll(raw_.find("layers")->value.items.at(0).text));
     at::Tensor direction_F1 = want.at("keys_per_context").to(at::kDouble).mean(0, true).t();
     const hparams::RawEntry* adjustment = raw_.find("mom2_adjustment");
-    if (adjustment && adjustment->value.text == "true") direction_F1 = solve_preserved(direction_F1, {statistics_->get(layer), 1, 0, {}, {}});
-    comparison_.add("u_from_stored", unit + "u from stored keys", want.at("u"), (direction_F1 / direction_F1.norm()).squeeze(1), {detail::Measure::kRelative, 1e-4});
-    const at::Tensor v_D = (want.at("v_target").to(at::kDouble) - want.at("cur_output").to(at::kDouble).mean(0)) / want.at("division_factor").to(at::kDouble);
-    comparison_.add("v_from_stored", unit + "v from stored inputs", want.at("v"), v_D, {detail::Measure::kRelative, 1e-5});
+    if (adjustment && adjustment->value.text == "true")
+      direction_F1 = solve_preserved(direction_F1, {statistics_->get(layer), 1, 0, {}, {}});
+    comparison_.add("u_from_stored", unit + "u from stored keys", want.at("u"),
+                    (direction_F1 / direction_F1.norm()).squeeze(1), {detail::Measure::kRelative, 1e-4});
+    const at::Tensor v_D = (want.at("v_target").to(at::kDouble) - want.at("cur_output").to(at::kDouble).mean(0)) /
+                           want.at("division_factor").to(at::kDouble);
+    comparison_.add("v_from_stored", unit + "v from stored inputs", want.at("v"), v_D,
+                    {detail::Measure::kRelative, 1e-5});
     comparison_.add("weight_change_from_stored", unit + "weight_change from stored u and v", want.at("weight_change"),
-                    want.at("v").to(at::kDouble).unsqueeze(1).mm(want.at("u").to(at::kDouble).unsqueeze(0)), {detail::Measure::kRelative, 1e-5});
+                    want.at("v").to(at::kDouble).unsqueeze(1).mm(want.at("u").to(at::kDouble).unsqueeze(0)),
+                    {detail::Measure::kRelative, 1e-5});
   }
 
   // Batch editors: "VARIANT.z.I.…", or "VARIANT.batchB.z.I.…" with one editor instance for all batches.
@@ -227,7 +246,8 @@ class FixtureRun {
     EditTransaction transaction(model_);
     const auto editor = make_editor(editor_name_, raw_, model_, log_);
     std::vector<std::string> units;
-    for (int64_t b = 0; !under(expected_, prefix + "batch" + std::to_string(b) + ".").empty(); ++b) units.push_back(prefix + "batch" + std::to_string(b) + ".");
+    for (int64_t b = 0; !under(expected_, prefix + "batch" + std::to_string(b) + ".").empty(); ++b)
+      units.push_back(prefix + "batch" + std::to_string(b) + ".");
     const bool batches = !units.empty();
     if (!batches) units.push_back(prefix);
     for (size_t i = 0; i < units.size(); ++i) {
@@ -245,11 +265,14 @@ class FixtureRun {
     if (batches) compare_totals(prefix, transaction);
   }
 
-  void compare_batch(const std::string& unit, const Tensors& want, const Trace& trace, const std::vector<int64_t>& cases, bool pristine) {
+  void compare_batch(const std::string& unit, const Tensors& want, const Trace& trace,
+                     const std::vector<int64_t>& cases, bool pristine) {
     for (const int64_t number : cases) {
       const std::string key = "z." + std::to_string(number);
-      if (const Tensors target = under(want, key + "."); !target.empty()) compare_target(comparison_, target, under(trace, key + "."), unit + key + ".", pristine);
-      if (losses_.contains(unit + key)) compare_losses(comparison_, losses_[unit + key], under(trace, key + "."), unit + key + ".", pristine);
+      if (const Tensors target = under(want, key + "."); !target.empty())
+        compare_target(comparison_, target, under(trace, key + "."), unit + key + ".", pristine);
+      if (losses_.contains(unit + key))
+        compare_losses(comparison_, losses_[unit + key], under(trace, key + "."), unit + key + ".", pristine);
     }
     Tensors rest = want;
     std::erase_if(rest, [](const auto& entry) { return entry.first.starts_with("z."); });
@@ -258,15 +281,17 @@ class FixtureRun {
   }
 
   // All expected tensors but those under `apart`, against the trace.
-  void compare_traced(const std::string& unit, const Tensors& want, const Tensors& got, const std::vector<std::string>& apart, bool always_first_layer,
-                      bool pristine) {
+  void compare_traced(const std::string& unit, const Tensors& want, const Tensors& got,
+                      const std::vector<std::string>& apart, bool always_first_layer, bool pristine) {
     const std::string first = first_layer_prefix(want);
     for (const auto& [name, tensor] : want) {
-      if (std::any_of(apart.begin(), apart.end(), [&, &n = name](const std::string& p) { return n.starts_with(p); })) continue;
+      if (std::any_of(apart.begin(), apart.end(), [&, &n = name](const std::string& p) { return n.starts_with(p); }))
+        continue;
       const auto found = got.find(name);
       if (found == got.end()) {
         comparison_.fail(unit + name, "not computed");
-      } else if (!compare_named(comparison_, unit + name, tensor, found->second, always_first_layer || name.starts_with(first), pristine)) {
+      } else if (!compare_named(comparison_, unit + name, tensor, found->second,
+                                always_first_layer || name.starts_with(first), pristine)) {
         comparison_.add("other", unit + name, tensor, found->second, {detail::Measure::kRelative, 1e-3});
       }
     }
@@ -301,14 +326,18 @@ class FixtureRun {
       problem.moment = statistics_->get(problem.layer);
       const LayerUpdate update = locate->update(problem);
       const std::string name = unit + "layer." + std::to_string(problem.layer) + ".";
-      const double limit = want.at("update").scalar_type() == at::kDouble ? 1e-9 : 1e-4;  // float32: recorded from a float32 solve
+      const double limit =
+          want.at("update").scalar_type() == at::kDouble ? 1e-9 : 1e-4;  // float32: recorded from a float32 solve
       if (want.contains("adj_k") && update.delta.low_rank())
-        comparison_.add("adj_k_from_stored", name + "adj_k from stored keys", want.at("adj_k"), update.delta.right_FR, {detail::Measure::kRelative, limit});
-      comparison_.add("update_from_stored", name + "update from stored keys", want.at("update"), update.delta.matrix(), {detail::Measure::kRelative, limit});
+        comparison_.add("adj_k_from_stored", name + "adj_k from stored keys", want.at("adj_k"), update.delta.right_FR,
+                        {detail::Measure::kRelative, limit});
+      comparison_.add("update_from_stored", name + "update from stored keys", want.at("update"), update.delta.matrix(),
+                      {detail::Measure::kRelative, limit});
     }
   }
 
-  // "VARIANT.layer.L.weight_change": over all batches; "VARIANT.P" and the like: recorded by the editor in its first batch.
+  // "VARIANT.layer.L.weight_change": over all batches; "VARIANT.P" and the like: recorded by the editor in its first
+  // batch.
   void compare_totals(const std::string& prefix, const EditTransaction& transaction) {
     for (const int64_t layer : numbers_after(prefix + "layer.")) {
       const std::string name = prefix + "layer." + std::to_string(layer) + ".weight_change";
@@ -356,7 +385,8 @@ bool is_registered(const std::string& name) {
 
 }  // namespace
 
-nlohmann::json eval_editor_fixture(const std::filesystem::path& folder, Engine engine, const Log& log, const FixtureFilter& wanted) {
+nlohmann::json eval_editor_fixture(const std::filesystem::path& folder, Engine engine, const Log& log,
+                                   const FixtureFilter& wanted) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorClass::kNotFound, {folder.string(), "no such folder", "a folder of editor fixtures", ""});
   std::map<std::string, std::vector<std::string>> editors_of_model;
@@ -367,7 +397,8 @@ nlohmann::json eval_editor_fixture(const std::filesystem::path& folder, Engine e
     if (std::regex_match(file, match, pattern)) editors_of_model[match[1]].push_back(match[2]);
   }
   if (editors_of_model.empty())
-    throw Error(ErrorClass::kNotFound, {folder.string(), "no expected.MODEL.EDITOR.safetensors", "a folder of editor fixtures", ""});
+    throw Error(ErrorClass::kNotFound,
+                {folder.string(), "no expected.MODEL.EDITOR.safetensors", "a folder of editor fixtures", ""});
 
   nlohmann::json report = nlohmann::json::object();
   std::map<std::string, Comparison> totals;

@@ -7,8 +7,12 @@ namespace emend::editors::detail {
 namespace {
 
 constexpr Tolerance kEqual{Measure::kEqual, 0};
-Tolerance relative(double limit) { return {Measure::kRelative, limit}; }
-Tolerance absolute(double limit) { return {Measure::kAbsolute, limit}; }
+Tolerance relative(double limit) {
+  return {Measure::kRelative, limit};
+}
+Tolerance absolute(double limit) {
+  return {Measure::kAbsolute, limit};
+}
 
 std::string show(const at::IntArrayRef sizes) {
   std::string text = "[";
@@ -23,18 +27,22 @@ std::string show(double value) {
 }
 
 // Rows [begin, end) of both, if there are any.
-void compare_rows(Comparison& comparison, const std::string& kind, const std::string& name, const at::Tensor& expected, const at::Tensor& got,
-                  int64_t begin, int64_t end, const Tolerance& tolerance) {
+void compare_rows(Comparison& comparison, const std::string& kind, const std::string& name, const at::Tensor& expected,
+                  const at::Tensor& got, int64_t begin, int64_t end, const Tolerance& tolerance) {
   end = std::min(end, std::min(expected.size(0), got.size(0)));
   if (begin >= end) return;
-  comparison.add(kind, name + " rows " + std::to_string(begin) + "-" + std::to_string(end - 1), expected.slice(0, begin, end), got.slice(0, begin, end), tolerance);
+  comparison.add(kind, name + " rows " + std::to_string(begin) + "-" + std::to_string(end - 1),
+                 expected.slice(0, begin, end), got.slice(0, begin, end), tolerance);
 }
 
-bool starts_with_any(const std::string& name, const std::string& stem) { return name == stem || name.starts_with(stem + "_"); }
+bool starts_with_any(const std::string& name, const std::string& stem) {
+  return name == stem || name.starts_with(stem + "_");
+}
 
 }  // namespace
 
-void Comparison::add(const std::string& kind, const std::string& name, const at::Tensor& expected, const at::Tensor& got, const Tolerance& tolerance) {
+void Comparison::add(const std::string& kind, const std::string& name, const at::Tensor& expected,
+                     const at::Tensor& got, const Tolerance& tolerance) {
   ++compared_;
   if (expected.sizes() != got.sizes()) {
     fail(name, "shape " + show(got.sizes()) + ", expected " + show(expected.sizes()));
@@ -55,10 +63,13 @@ void Comparison::add(const std::string& kind, const std::string& name, const at:
   relative_[kind] = std::isfinite(share) ? std::max(relative_[kind], share) : INFINITY;
   const double measured = tolerance.measure == Measure::kRelative ? share : largest;
   if (!(measured <= tolerance.limit))
-    fail(name, (tolerance.measure == Measure::kRelative ? "relative difference " : "difference ") + show(measured) + ", allowed " + show(tolerance.limit));
+    fail(name, (tolerance.measure == Measure::kRelative ? "relative difference " : "difference ") + show(measured) +
+                   ", allowed " + show(tolerance.limit));
 }
 
-void Comparison::fail(const std::string& name, const std::string& what) { failures_.push_back(name + ": " + what); }
+void Comparison::fail(const std::string& name, const std::string& what) {
+  failures_.push_back(name + ": " + what);
+}
 
 void Comparison::merge(const Comparison& other) {
   for (const auto& [kind, value] : other.absolute_) absolute_[kind] = std::max(absolute_[kind], value);
@@ -68,7 +79,11 @@ void Comparison::merge(const Comparison& other) {
 }
 
 nlohmann::json Comparison::to_json() const {
-  return {{"max_abs_diff", absolute_}, {"relative", relative_}, {"within_tolerance", within_tolerance()}, {"compared", compared_}, {"failures", failures_}};
+  return {{"max_abs_diff", absolute_},
+          {"relative", relative_},
+          {"within_tolerance", within_tolerance()},
+          {"compared", compared_},
+          {"failures", failures_}};
 }
 
 std::map<std::string, at::Tensor> under(const std::map<std::string, at::Tensor>& tensors, const std::string& prefix) {
@@ -78,8 +93,8 @@ std::map<std::string, at::Tensor> under(const std::map<std::string, at::Tensor>&
   return found;
 }
 
-void compare_target(Comparison& comparison, const std::map<std::string, at::Tensor>& expected, const std::map<std::string, at::Tensor>& got,
-                    const std::string& where, bool pristine) {
+void compare_target(Comparison& comparison, const std::map<std::string, at::Tensor>& expected,
+                    const std::map<std::string, at::Tensor>& got, const std::string& where, bool pristine) {
   const auto mask = expected.at("attention_mask").to(at::kLong);
   for (const auto& [name, want] : expected) {
     const std::string full = where + name;
@@ -91,14 +106,17 @@ void compare_target(Comparison& comparison, const std::map<std::string, at::Tens
     const at::Tensor& have = found->second;
     if (name == "input_ids" && have.sizes() == want.sizes()) {
       comparison.add("ids", full, want.to(at::kLong) * mask, have * mask, kEqual);
-    } else if (name == "input_ids" || name == "attention_mask" || name == "labels" || name == "lookup" || name == "target_ids") {
+    } else if (name == "input_ids" || name == "attention_mask" || name == "labels" || name == "lookup" ||
+               name == "target_ids") {
       comparison.add("ids", full, want.to(at::kLong), have, kEqual);
     } else if (starts_with_any(name, "target_init")) {
       comparison.add("target_init", full, want, have, relative(pristine ? 1e-5 : 5e-4));
     } else if (starts_with_any(name, "target")) {
       comparison.add("z", full, want, have, relative(1e-3));
     } else if (starts_with_any(name, "delta_steps")) {
-      if (want.size(0) != have.size(0)) comparison.fail(full, std::to_string(have.size(0) - 1) + " updates, expected " + std::to_string(want.size(0) - 1));
+      if (want.size(0) != have.size(0))
+        comparison.fail(full,
+                        std::to_string(have.size(0) - 1) + " updates, expected " + std::to_string(want.size(0) - 1));
       compare_rows(comparison, "delta", full, want, have, 1, 2, relative(pristine ? 1e-5 : 5e-4));
       compare_rows(comparison, "delta", full, want, have, 2, 6, relative(pristine ? 5e-4 : 1e-3));
       compare_rows(comparison, "delta", full, want, have, 6, want.size(0), relative(1e-3));
@@ -113,8 +131,8 @@ void compare_target(Comparison& comparison, const std::map<std::string, at::Tens
   }
 }
 
-void compare_losses(Comparison& comparison, const nlohmann::json& expected, const std::map<std::string, at::Tensor>& got, const std::string& where,
-                    bool pristine) {
+void compare_losses(Comparison& comparison, const nlohmann::json& expected,
+                    const std::map<std::string, at::Tensor>& got, const std::string& where, bool pristine) {
   const auto found = got.find("losses");
   if (found == got.end()) {
     comparison.fail(where + "losses", "not computed");
@@ -124,13 +142,16 @@ void compare_losses(Comparison& comparison, const nlohmann::json& expected, cons
   for (const char* name : {"loss", "nll", "kl", "wd", "prob"}) {
     const auto values = expected.at(name).get<std::vector<double>>();
     const at::Tensor want = at::tensor(values, at::kDouble), have = found->second.select(1, column++);
-    if (want.size(0) != have.size(0)) comparison.fail(where + name, std::to_string(have.size(0)) + " iterations, expected " + std::to_string(want.size(0)));
+    if (want.size(0) != have.size(0))
+      comparison.fail(where + name,
+                      std::to_string(have.size(0)) + " iterations, expected " + std::to_string(want.size(0)));
     compare_rows(comparison, "loss", where + name, want, have, 0, 1, absolute(pristine ? 1e-4 : 1e-3));
     compare_rows(comparison, "loss", where + name, want, have, 1, want.size(0), absolute(1e-3));
   }
 }
 
-bool compare_named(Comparison& comparison, const std::string& name, const at::Tensor& expected, const at::Tensor& got, bool first_layer, bool pristine) {
+bool compare_named(Comparison& comparison, const std::string& name, const at::Tensor& expected, const at::Tensor& got,
+                   bool first_layer, bool pristine) {
   const std::string last = name.substr(name.rfind('.') + 1);
   static const std::map<std::string, std::pair<std::string, Tolerance>> full_run = {
       {"key_lookup", {"ids", kEqual}},
@@ -161,8 +182,8 @@ bool compare_named(Comparison& comparison, const std::string& name, const at::Te
   return true;
 }
 
-void compare_outputs(Comparison& comparison, const std::map<std::string, at::Tensor>& expected, const std::map<std::string, at::Tensor>& got,
-                     const std::string& where, bool after) {
+void compare_outputs(Comparison& comparison, const std::map<std::string, at::Tensor>& expected,
+                     const std::map<std::string, at::Tensor>& got, const std::string& where, bool after) {
   for (const auto& [name, want] : expected) {
     const auto found = got.find(name);
     if (found == got.end()) {
@@ -170,9 +191,11 @@ void compare_outputs(Comparison& comparison, const std::map<std::string, at::Ten
     } else if (name == "input_ids" || name == "attention_mask" || name == "last_argmax") {
       comparison.add("ids", where + name, want.to(at::kLong), found->second.to(at::kLong), kEqual);
     } else if (name == "head_input") {
-      comparison.add(after ? "after_hidden" : "before_hidden", where + name, want, found->second, relative(after ? 1e-3 : 1e-5));
+      comparison.add(after ? "after_hidden" : "before_hidden", where + name, want, found->second,
+                     relative(after ? 1e-3 : 1e-5));
     } else {
-      comparison.add(after ? "after_logits" : "before_logits", where + name, want, found->second, absolute(after ? 5e-3 : 1e-4));
+      comparison.add(after ? "after_logits" : "before_logits", where + name, want, found->second,
+                     absolute(after ? 5e-3 : 1e-4));
     }
   }
 }

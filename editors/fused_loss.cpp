@@ -23,20 +23,22 @@ void for_slices(int64_t total, int64_t step, Body body) {
 
 }  // namespace
 
-LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, const at::Tensor& labels_M, const at::Tensor& coefficient_M,
-                     bool raw_head, const LossWants& wants) {
+LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, const at::Tensor& labels_M,
+                     const at::Tensor& coefficient_M, bool raw_head, const LossWants& wants) {
   std::vector<at::Tensor> nll, hits, grads;
   for_slices(hidden_MD.size(0), slice_rows(model), [&](int64_t begin, int64_t count) {
     const at::AutoGradMode mode(wants.gradient);
     at::Tensor rows = hidden_MD.detach().narrow(0, begin, count);
     if (wants.gradient) rows = rows.clone().requires_grad_(true);
     const at::Tensor log_p = at::log_softmax(model.project(rows, raw_head), 1, work_dtype(model));
-    const at::Tensor labels = devices::route_like(labels_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels).unsqueeze(1);
+    const at::Tensor labels =
+        devices::route_like(labels_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels).unsqueeze(1);
     const at::Tensor picked = log_p.gather(1, labels).squeeze(1);
     nll.push_back(-picked.detach());
     if (wants.hits) hits.push_back(picked.detach() >= log_p.detach().amax(1));
     if (!wants.gradient) return;
-    const at::Tensor weight = devices::route_like(coefficient_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
+    const at::Tensor weight =
+        devices::route_like(coefficient_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
     grads.push_back(torch::autograd::grad({-(picked * weight).sum()}, {rows})[0]);
   });
   LabelLoss loss;
@@ -63,7 +65,8 @@ DivergenceLoss divergence_loss(const models::Model& model, const at::Tensor& hid
     const at::Tensor each = (log_p.exp() * (log_p - before)).sum(1);
     kl.push_back(each.detach());
     if (!gradient) return;
-    const at::Tensor weight = devices::route_like(coefficient_K.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
+    const at::Tensor weight =
+        devices::route_like(coefficient_K.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
     grads.push_back(torch::autograd::grad({(each * weight).sum()}, {rows})[0]);
   });
   if (!first_KV.defined()) first_KV = at::cat(first);

@@ -22,7 +22,8 @@ at::Tensor index_on(const std::vector<int64_t>& index, const at::Tensor& like) {
 // The published way: whole sentences, padded, through the whole model, the head included.
 std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
                                        const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
-  const int64_t pad = model.has_tokenizer() ? model.tokenizer().pad_id().value_or(model.tokenizer().eos_id().value_or(0)) : 0;
+  const int64_t pad =
+      model.has_tokenizer() ? model.tokenizer().pad_id().value_or(model.tokenizer().eos_id().value_or(0)) : 0;
   std::vector<std::vector<at::Tensor>> parts(sites.size());
   for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
     context.cancel.check("keys");
@@ -74,10 +75,10 @@ CutRows cut(const std::vector<PromptRow>& rows) {
 
 // Some of the unique rows, with what enters the layer that the walk has reached.
 struct Chunk {
-  std::vector<int64_t> rows;   // indices into CutRows::unique
+  std::vector<int64_t> rows;  // indices into CutRows::unique
   models::TokenBatch batch;
-  at::Tensor hidden_ND;        // undefined at layer 0
-  std::vector<int64_t> last;   // packed index of each row's last token
+  at::Tensor hidden_ND;       // undefined at layer 0
+  std::vector<int64_t> last;  // packed index of each row's last token
 };
 
 Chunk make_chunk(const CutRows& cuts, std::vector<int64_t> rows) {
@@ -113,14 +114,16 @@ std::vector<Chunk> make_chunks(const CutRows& cuts) {
 }
 
 // The sites' values at the last tokens of the chunk, from `layer` up; ends after the last site.
-std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk, int layer, const std::vector<hooks::SiteRef>& sites) {
+std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk, int layer,
+                                  const std::vector<hooks::SiteRef>& sites) {
   hooks::HookSession session(model.hooks());
   for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.last});
   const auto& order = hooks::all_sites();
   const auto rank = [&](const hooks::SiteRef& site) {
     return std::pair(site.layer, std::find(order.begin(), order.end(), site.site) - order.begin());
   };
-  const auto last = *std::max_element(sites.begin(), sites.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  const auto last =
+      *std::max_element(sites.begin(), sites.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
   session.stop_after(last).attach();
   models::ForwardOptions options;
   options.first_layer = layer;
@@ -134,7 +137,8 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
 }
 
 // Values of unique rows, chunk after chunk, in the order of `rows` (indices into unique).
-at::Tensor gather(const std::vector<Chunk>& chunks, const std::vector<at::Tensor>& values, const std::vector<int64_t>& rows, size_t n_unique) {
+at::Tensor gather(const std::vector<Chunk>& chunks, const std::vector<at::Tensor>& values,
+                  const std::vector<int64_t>& rows, size_t n_unique) {
   std::vector<int64_t> place(n_unique, -1);
   int64_t next = 0;
   for (const auto& chunk : chunks)
@@ -191,7 +195,8 @@ struct LayerWalk::State {
   std::vector<Chunk> chunks;
 };
 
-LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context) : state_(std::make_unique<State>()) {
+LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context)
+    : state_(std::make_unique<State>()) {
   EMEND_CHECK(!rows.empty(), "a walk without rows");
   state_->model = &model;
   state_->context = &context;
@@ -223,7 +228,8 @@ void LayerWalk::advance_to(int layer) {
 at::Tensor LayerWalk::keys() {
   const at::NoGradGuard no_grad;
   const hooks::SiteRef site{hooks::Site::kMlpDownIn, state_->layer};
-  if (state_->context->engine == Engine::kReference) return collect_padded(*state_->model, state_->rows, {site}, *state_->context)[0];
+  if (state_->context->engine == Engine::kReference)
+    return collect_padded(*state_->model, state_->rows, {site}, *state_->context)[0];
   std::vector<at::Tensor> parts;
   for (const auto& chunk : state_->chunks) {
     state_->context->cancel.check("keys");

@@ -18,16 +18,18 @@ enum class KeyWeighting {
 };
 
 /// [N·C, F] keys of all contexts, fact-major → [N, F] averages, in the keys' dtype.
-[[nodiscard]] at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts, KeyWeighting weighting);
+[[nodiscard]] at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts,
+                                      KeyWeighting weighting);
 
-/// The values of the sites at each row's looked-up token, [P, width] each, for the model as it is now. Rows are cut after the token and
-/// equal ones are computed once (fast), or run whole, padded and to the last layer (reference).
+/// The values of the sites at each row's looked-up token, [P, width] each, for the model as it is now. Rows are cut
+/// after the token and equal ones are computed once (fast), or run whole, padded and to the last layer (reference).
 [[nodiscard]] std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std::vector<PromptRow>& rows,
-                                                        const std::vector<hooks::SiteRef>& sites, const EditContext& context);
+                                                        const std::vector<hooks::SiteRef>& sites,
+                                                        const EditContext& context);
 
-/// A pass over the same rows that goes up layer by layer while layers are being edited: what enters a layer is kept, so that each edit costs
-/// one layer and not the whole model. Layers are asked for in ascending order; between two calls only weights of layers at or above
-/// the last one asked for may change.
+/// A pass over the same rows that goes up layer by layer while layers are being edited: what enters a layer is kept, so
+/// that each edit costs one layer and not the whole model. Layers are asked for in ascending order; between two calls
+/// only weights of layers at or above the last one asked for may change.
 class LayerWalk {
  public:
   LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context);

@@ -38,8 +38,8 @@ std::map<std::string, std::filesystem::path> files_of(const std::filesystem::pat
 }
 
 // A pack names weights as its model had them; a folder may carry or lack the family's base prefix.
-const std::filesystem::path& file_of(const std::map<std::string, std::filesystem::path>& files, const std::string& weight,
-                                     const std::filesystem::path& folder) {
+const std::filesystem::path& file_of(const std::map<std::string, std::filesystem::path>& files,
+                                     const std::string& weight, const std::filesystem::path& folder) {
   const auto it = files.find(weight);
   if (it != files.end()) return it->second;
   std::vector<std::string> names;
@@ -50,14 +50,15 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
                                              close.empty() ? "" : "the closest name here is \"" + close + "\""});
 }
 
-// Σ of the deltas added in float64, one rounding to float32 a pack, one to the file's dtype at the end: what apply_delta and
-// save_model do to a model in memory.
+// Σ of the deltas added in float64, one rounding to float32 a pack, one to the file's dtype at the end: what
+// apply_delta and save_model do to a model in memory.
 at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const std::filesystem::path& folder) {
   at::Tensor change = delta.matrix();
   if (delta.orientation == models::Orientation::kInOut && change.dim() == 2) change = change.t();
   if (change.sizes() != weight.sizes())
-    throw Error(ErrorClass::kInvalidArgument, {folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
-                                               "the model that the pack was made for", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
+                 "the model that the pack was made for", ""});
   const auto compute_dtype = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return (weight.to(at::kDouble) + change).to(compute_dtype);
 }
@@ -67,22 +68,28 @@ void copy_one(const std::filesystem::path& from, const std::filesystem::path& to
   std::filesystem::create_hard_link(std::filesystem::canonical(from), to, error);
   if (!error) return;
   std::filesystem::copy_file(from, to, error);
-  if (error) throw Error(ErrorClass::kIo, {to.string(), "cannot copy " + from.string() + " (" + error.message() + ")", "", "free some space or choose another folder"});
+  if (error)
+    throw Error(ErrorClass::kIo, {to.string(), "cannot copy " + from.string() + " (" + error.message() + ")", "",
+                                  "free some space or choose another folder"});
 }
 
 }  // namespace
 
-Ledger::Ledger(std::filesystem::path model_folder, const Log& log) : folder_(std::move(model_folder)), ledger_(folder_ / ".emend"), log_(log) {
+Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
+    : folder_(std::move(model_folder)), ledger_(folder_ / ".emend"), log_(log) {
   if (!std::filesystem::is_directory(folder_))
     throw Error(ErrorClass::kNotFound, {folder_.string(), "not a model folder", "a Hugging Face folder",
                                         "a GGUF file has no ledger: write the edited model elsewhere with --out"});
   std::error_code error;
   std::filesystem::create_directories(ledger_ / "packs", error);
   lock_ = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock_ < 0) throw Error(ErrorClass::kIo, {ledger_.string(), "cannot write to the model folder", "a writable folder", "copy the model, or use --out"});
+  if (lock_ < 0)
+    throw Error(ErrorClass::kIo, {ledger_.string(), "cannot write to the model folder", "a writable folder",
+                                  "copy the model, or use --out"});
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     ::close(lock_);
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "another process is changing this model", "", "wait for it to end"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {folder_.string(), "another process is changing this model", "", "wait for it to end"});
   }
   const auto state_path = ledger_ / "ledger.json";
   if (!std::filesystem::exists(state_path)) {
@@ -92,12 +99,17 @@ Ledger::Ledger(std::filesystem::path model_folder, const Log& log) : folder_(std
   const auto state = nlohmann::json::parse(read_file(state_path), nullptr, false);
   try {
     if (state.at("version").get<int>() > kLedgerVersion)
-      throw Error(ErrorClass::kUnsupported, {state_path.string(), "version " + state.at("version").dump(), "version 1", "use a newer emend"});
+      throw Error(ErrorClass::kUnsupported,
+                  {state_path.string(), "version " + state.at("version").dump(), "version 1", "use a newer emend"});
     base_ = state.at("base").get<std::string>();
     active_ = state.at("active").get<std::vector<std::string>>();
     for (const auto& [id, entry] : state.at("packs").items())
-      known_[id] = {id, false, entry.at("editor").get<std::string>(), entry.at("facts").get<int64_t>(),
-                    entry.at("subjects").get<std::vector<std::string>>(), entry.at("weights").get<std::vector<std::string>>(),
+      known_[id] = {id,
+                    false,
+                    entry.at("editor").get<std::string>(),
+                    entry.at("facts").get<int64_t>(),
+                    entry.at("subjects").get<std::vector<std::string>>(),
+                    entry.at("weights").get<std::vector<std::string>>(),
                     entry.at("applied_at").get<std::string>()};
     if (state.contains("pending")) {
       log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
@@ -135,19 +147,22 @@ std::string Ledger::resolve(const std::string& id_or_path) const {
   if (matches.size() == 1) return matches[0];
   std::string list;
   for (const auto& [id, entry] : known_) list += (list.empty() ? "" : ", ") + id;
-  throw Error(ErrorClass::kNotFound, {folder_.string(), (matches.empty() ? "no edit \"" : "several edits begin with \"") + id_or_path + "\"",
-                                      list.empty() ? "an edit of this model; it has none" : "one of " + list, "emend list shows them"});
+  throw Error(ErrorClass::kNotFound,
+              {folder_.string(), (matches.empty() ? "no edit \"" : "several edits begin with \"") + id_or_path + "\"",
+               list.empty() ? "an edit of this model; it has none" : "one of " + list, "emend list shows them"});
 }
 
 std::string Ledger::apply(const std::filesystem::path& pack_path, const std::string& accepted_base, bool force) {
   const EditPack pack = load_pack(pack_path);
   const std::string id = sha256_hex(read_file(pack_path)).substr(0, 12);
   if (std::find(active_.begin(), active_.end(), id) != active_.end())
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the edit " + id + " is already in force", "", "revert it first, or apply another pack"});
+    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the edit " + id + " is already in force", "",
+                                               "revert it first, or apply another pack"});
   if (!force && pack.base_fingerprint != base_ && pack.base_fingerprint != accepted_base)
     throw Error(ErrorClass::kInvalidArgument,
                 {pack_path.string(), "made for the model " + pack.base_fingerprint.substr(0, 12),
-                 "the model in " + folder_.string() + ", which is " + base_.substr(0, 12), "use the pack's own model, or --force if you know that they agree"});
+                 "the model in " + folder_.string() + ", which is " + base_.substr(0, 12),
+                 "use the pack's own model, or --force if you know that they agree"});
   LedgerEntry entry;
   entry.id = id;
   entry.editor = pack.editor;
@@ -174,7 +189,9 @@ std::string Ledger::revert(const std::string& id_or_path) {
   const std::string id = resolve(id_or_path);
   auto active = active_;
   const auto it = std::find(active.begin(), active.end(), id);
-  if (it == active.end()) throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
+  if (it == active.end())
+    throw Error(ErrorClass::kInvalidArgument,
+                {folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
   active.erase(it);
   known_[id].applied_at = now_text();
   change(active);
@@ -186,8 +203,10 @@ void Ledger::revert_all() {
   if (known_.empty()) return;
   const std::string now = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
   if (now != base_)
-    throw Error(ErrorClass::kCorruption, {folder_.string(), "without any edit the fingerprint is " + now.substr(0, 12), base_.substr(0, 12) + ", as before the first edit",
-                                          "another program has changed the weights; restore the folder from its source"});
+    throw Error(ErrorClass::kCorruption,
+                {folder_.string(), "without any edit the fingerprint is " + now.substr(0, 12),
+                 base_.substr(0, 12) + ", as before the first edit",
+                 "another program has changed the weights; restore the folder from its source"});
 }
 
 void Ledger::reorder(const std::vector<std::string>& ids) {
@@ -196,7 +215,9 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
   auto a = order, b = active_;
   std::sort(a.begin(), a.end());
   std::sort(b.begin(), b.end());
-  if (a != b) throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the new order names other edits than those in force", "each edit in force once", "emend list shows them"});
+  if (a != b)
+    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the new order names other edits than those in force",
+                                               "each edit in force once", "emend list shows them"});
   change(order);
 }
 
@@ -256,7 +277,11 @@ void Ledger::rebuild(const std::vector<std::string>& active, const std::vector<s
 void Ledger::write_state() const {
   nlohmann::json packs = nlohmann::json::object();
   for (const auto& [id, entry] : known_)
-    packs[id] = {{"editor", entry.editor}, {"facts", entry.facts}, {"subjects", entry.subjects}, {"weights", entry.weights}, {"applied_at", entry.applied_at}};
+    packs[id] = {{"editor", entry.editor},
+                 {"facts", entry.facts},
+                 {"subjects", entry.subjects},
+                 {"weights", entry.weights},
+                 {"applied_at", entry.applied_at}};
   const nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active_}, {"packs", packs}};
   write_file(ledger_ / "ledger.json", state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
@@ -264,9 +289,12 @@ void Ledger::write_state() const {
 void Ledger::copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
   std::error_code error;
   if (std::filesystem::exists(to) && !std::filesystem::is_empty(to, error))
-    throw Error(ErrorClass::kInvalidArgument, {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another --out"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another --out"});
   std::filesystem::create_directories(to, error);
-  if (error) throw Error(ErrorClass::kIo, {to.string(), "cannot create the folder (" + error.message() + ")", "", "choose another --out"});
+  if (error)
+    throw Error(ErrorClass::kIo,
+                {to.string(), "cannot create the folder (" + error.message() + ")", "", "choose another --out"});
   for (const auto& entry : std::filesystem::directory_iterator(from))
     if (entry.is_regular_file()) copy_one(entry.path(), to / entry.path().filename());
 }

@@ -1,11 +1,12 @@
 // The edits of a model folder: a log of packs beside the weights, from which any of them can be taken out again.
 //
 // <model>/.emend/ holds the original bytes of every weight that a pack has touched, the packs, and which of them are in
-// force, in which order. The weights in the model's files are always recomputed from originals and packs, so what they are depends
-// on that list alone: not on the order in which edits were applied and reverted. With no pack in force the files have their
-// original bytes.
+// force, in which order. The weights in the model's files are always recomputed from originals and packs, so what they
+// are depends on that list alone: not on the order in which edits were applied and reverted. With no pack in force the
+// files have their original bytes.
 //
-// A change is announced in a file before any weight is written and finished the next time the ledger is opened if the process died in between.
+// A change is announced in a file before any weight is written and finished the next time the ledger is opened if the
+// process died in between.
 #pragma once
 
 #include <emend/core/log.h>
@@ -22,13 +23,13 @@ namespace emend::editors {
 
 /// One pack in a ledger.
 struct LedgerEntry {
-  std::string id;         ///< first 12 hexadecimal digits of the pack's checksum: equal packs have equal ids
-  bool active = false;    ///< in force
+  std::string id;       ///< first 12 hexadecimal digits of the pack's checksum: equal packs have equal ids
+  bool active = false;  ///< in force
   std::string editor;
   int64_t facts = 0;
   std::vector<std::string> subjects;  ///< the first few, for lists
   std::vector<std::string> weights;
-  std::string applied_at; ///< time of the last change, UTC
+  std::string applied_at;  ///< time of the last change, UTC
 };
 
 class Ledger {
@@ -47,20 +48,22 @@ class Ledger {
   [[nodiscard]] const std::string& base_fingerprint() const noexcept { return base_; }
 
   /// Adds a pack and puts it in force, last. Returns its id.
-  /// `accepted_base`: a fingerprint besides base_fingerprint() that the pack may name (a GGUF file this folder was made from).
-  /// Throws Error(kInvalidArgument) if the pack is for another model (unless `force`) or already in force, or does not fit.
+  /// `accepted_base`: a fingerprint besides base_fingerprint() that the pack may name (a GGUF file this folder was made
+  /// from). Throws Error(kInvalidArgument) if the pack is for another model (unless `force`) or already in force, or
+  /// does not fit.
   std::string apply(const std::filesystem::path& pack, const std::string& accepted_base = "", bool force = false);
   /// Takes one pack out of force (by id, a unique beginning of it, or the path of the pack file).
   /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if it is not in force.
   std::string revert(const std::string& id_or_path);
   /// Takes all packs out of force. The folder's fingerprint is then base_fingerprint(), which is checked.
   void revert_all();
-  /// Puts the packs in force in another order. Deltas are sums, so the order changes rounding at most; packs that hold whole
-  /// weights instead of sums would be refused.
+  /// Puts the packs in force in another order. Deltas are sums, so the order changes rounding at most; packs that hold
+  /// whole weights instead of sums would be refused.
   void reorder(const std::vector<std::string>& ids);
 
   /// Copies a model folder without its ledger; weight files are hard-linked where the file system allows it, which is
-  /// safe because a changed file is written anew. Throws Error(kIo); Error(kInvalidArgument) if `to` exists and is not empty.
+  /// safe because a changed file is written anew. Throws Error(kIo); Error(kInvalidArgument) if `to` exists and is not
+  /// empty.
   static void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to);
 
  private:

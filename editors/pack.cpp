@@ -32,13 +32,16 @@ std::string checksum(const std::string& manifest, const NamedTensors& tensors) {
 
 // What identifies a fact; the questions asked about it are not part of the change.
 nlohmann::json fact_summary(const datasets::Fact& fact) {
-  nlohmann::json json = {{"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
+  nlohmann::json json = {
+      {"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
   if (fact.target_true) json["target_true"] = *fact.target_true;
   if (!fact.relation_id.empty()) json["relation_id"] = fact.relation_id;
   return json;
 }
 
-const char* name_of(models::Orientation orientation) { return orientation == models::Orientation::kInOut ? "in-out" : "out-in"; }
+const char* name_of(models::Orientation orientation) {
+  return orientation == models::Orientation::kInOut ? "in-out" : "out-in";
+}
 
 // Reads a pack with errors that name the file.
 class PackReader {
@@ -46,7 +49,8 @@ class PackReader {
   explicit PackReader(const std::filesystem::path& path) : path_(path), file_(path) {}
 
   EditPack read() {
-    if (text("format") != kPackFormat) refuse("format \"" + text("format") + "\"", std::string("\"") + kPackFormat + "\"");
+    if (text("format") != kPackFormat)
+      refuse("format \"" + text("format") + "\"", std::string("\"") + kPackFormat + "\"");
     const int version = number(text("version"));
     if (version > kPackVersion)
       throw Error(ErrorClass::kUnsupported, {path_.string(), "format version " + std::to_string(version),
@@ -60,8 +64,10 @@ class PackReader {
     } catch (const nlohmann::json::exception& error) {
       refuse(std::string("a manifest that cannot be read (") + error.what() + ")", "the manifest that emend wrote");
     }
-    if (used_.size() != file_.tensors().size()) refuse("tensors that the manifest does not name", "only the pack's own");
-    if (text("checksum") != checksum(manifest_text, tensors_)) refuse("a checksum that does not fit the data", "an unaltered file");
+    if (used_.size() != file_.tensors().size())
+      refuse("tensors that the manifest does not name", "only the pack's own");
+    if (text("checksum") != checksum(manifest_text, tensors_))
+      refuse("a checksum that does not fit the data", "an unaltered file");
     for (const auto& delta : pack_.deltas) {
       try {
         delta.require_finite();
@@ -82,7 +88,8 @@ class PackReader {
     return found->second;
   }
   [[nodiscard]] int number(const std::string& digits) const {
-    if (digits.empty() || digits.size() > 6 || digits.find_first_not_of("0123456789") != std::string::npos) refuse("version \"" + digits + "\"", "a number");
+    if (digits.empty() || digits.size() > 6 || digits.find_first_not_of("0123456789") != std::string::npos)
+      refuse("version \"" + digits + "\"", "a number");
     return std::stoi(digits);
   }
 
@@ -94,7 +101,8 @@ class PackReader {
     pack_.extra = manifest.at("extra");
     std::set<std::string> weights;
     for (const auto& entry : manifest.at("deltas")) {
-      if (!weights.insert(entry.at("weight").get<std::string>()).second) refuse("weight " + entry.at("weight").dump() + " twice", "each weight once");
+      if (!weights.insert(entry.at("weight").get<std::string>()).second)
+        refuse("weight " + entry.at("weight").dump() + " twice", "each weight once");
       pack_.deltas.push_back(read_delta(entry, std::to_string(pack_.deltas.size())));
     }
   }
@@ -104,7 +112,8 @@ class PackReader {
     delta.weight = entry.at("weight");
     delta.layer = entry.at("layer");
     const std::string orientation = entry.at("orientation"), form = entry.at("form");
-    if (orientation != "out-in" && orientation != "in-out") refuse("orientation \"" + orientation + "\"", "out-in or in-out");
+    if (orientation != "out-in" && orientation != "in-out")
+      refuse("orientation \"" + orientation + "\"", "out-in or in-out");
     delta.orientation = orientation == "in-out" ? models::Orientation::kInOut : models::Orientation::kOutIn;
     const auto shape = entry.at("shape").get<std::vector<int64_t>>();
     if (form == "factors") {
@@ -113,7 +122,8 @@ class PackReader {
       delta.left_DR = tensor(number + ".left", {shape[0], rank});
       delta.right_FR = tensor(number + ".right", {shape[1], rank});
     } else if (form == "dense") {
-      if (shape.empty() || shape.size() > 2) refuse("a change of " + std::to_string(shape.size()) + " dimensions", "one or two");
+      if (shape.empty() || shape.size() > 2)
+        refuse("a change of " + std::to_string(shape.size()) + " dimensions", "one or two");
       delta.dense_DF = tensor(number + ".dense", shape);
     } else {
       refuse("form \"" + form + "\"", "factors or dense");
@@ -124,8 +134,10 @@ class PackReader {
   at::Tensor tensor(const std::string& name, const std::vector<int64_t>& shape) {
     if (!file_.contains(name)) refuse("no tensor \"" + name + "\"", "every tensor that the manifest names");
     at::Tensor value = file_.tensor(name);
-    if (value.sizes() != at::IntArrayRef(shape)) refuse("tensor \"" + name + "\" of another shape than the manifest says", "the shape of the manifest");
-    if (!at::isFloatingType(value.scalar_type())) refuse("tensor \"" + name + "\" of type " + c10::toString(value.scalar_type()), "floating point");
+    if (value.sizes() != at::IntArrayRef(shape))
+      refuse("tensor \"" + name + "\" of another shape than the manifest says", "the shape of the manifest");
+    if (!at::isFloatingType(value.scalar_type()))
+      refuse("tensor \"" + name + "\" of type " + c10::toString(value.scalar_type()), "floating point");
     used_.insert(name);
     tensors_.emplace_back(name, value);
     return value.clone();
@@ -141,20 +153,23 @@ class PackReader {
 // Everything that can be wrong between a pack and a model, before anything is written.
 void require_fit(const models::Model& model, const EditPack& pack, const ApplyPackOptions& options) {
   if (!options.force && pack.base_fingerprint != model.fingerprint()) {
-    throw Error(ErrorClass::kInvalidArgument, {"edit pack", "a pack made for model " + pack.base_fingerprint.substr(0, 12),
-                                               "model " + model.fingerprint().substr(0, 12), "apply it to the model it was made from (or force it)"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"edit pack", "a pack made for model " + pack.base_fingerprint.substr(0, 12),
+                 "model " + model.fingerprint().substr(0, 12), "apply it to the model it was made from (or force it)"});
   }
   for (const auto& delta : pack.deltas) {
     at::Tensor weight = model.weight(delta.weight);
     if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();
     if (weight.sizes() == at::IntArrayRef(delta.shape())) continue;
-    throw Error(ErrorClass::kInvalidArgument, {delta.weight, "a change of another shape", "the weight's shape", "apply the pack to the model it was made from"});
+    throw Error(ErrorClass::kInvalidArgument, {delta.weight, "a change of another shape", "the weight's shape",
+                                               "apply the pack to the model it was made from"});
   }
 }
 
 }  // namespace
 
-EditPack EditPack::from_results(const models::Model& model, std::span<const EditResult> results, std::span<const datasets::Fact> facts) {
+EditPack EditPack::from_results(const models::Model& model, std::span<const EditResult> results,
+                                std::span<const datasets::Fact> facts) {
   EditPack pack;
   pack.base_fingerprint = model.fingerprint();
   pack.facts = nlohmann::json::array();
@@ -179,9 +194,13 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
   for (const auto& delta : pack.deltas) {
     const std::string number = std::to_string(deltas.size());
     const auto add = [&](const char* part, const at::Tensor& value) {
-      tensors.emplace_back(number + "." + part, devices::to_host(value.detach(), devices::Purpose::kDelta).to(dtype).contiguous());
+      tensors.emplace_back(number + "." + part,
+                           devices::to_host(value.detach(), devices::Purpose::kDelta).to(dtype).contiguous());
     };
-    nlohmann::json entry = {{"weight", delta.weight}, {"layer", delta.layer}, {"orientation", name_of(delta.orientation)}, {"shape", delta.shape()},
+    nlohmann::json entry = {{"weight", delta.weight},
+                            {"layer", delta.layer},
+                            {"orientation", name_of(delta.orientation)},
+                            {"shape", delta.shape()},
                             {"form", delta.low_rank() ? "factors" : "dense"}};
     if (delta.low_rank()) {
       entry["rank"] = delta.rank();
@@ -192,15 +211,26 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
     }
     deltas.push_back(std::move(entry));
   }
-  const nlohmann::json manifest = {{"base_fingerprint", pack.base_fingerprint}, {"editor", pack.editor}, {"hparams", pack.hparams},
-                                   {"facts", pack.facts}, {"extra", pack.extra}, {"deltas", deltas}};
+  const nlohmann::json manifest = {{"base_fingerprint", pack.base_fingerprint},
+                                   {"editor", pack.editor},
+                                   {"hparams", pack.hparams},
+                                   {"facts", pack.facts},
+                                   {"extra", pack.extra},
+                                   {"deltas", deltas}};
   const std::string text = manifest.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  write_safetensors(path, tensors, {{"format", kPackFormat}, {"version", std::to_string(kPackVersion)}, {"manifest", text}, {"checksum", checksum(text, tensors)}});
+  write_safetensors(path, tensors,
+                    {{"format", kPackFormat},
+                     {"version", std::to_string(kPackVersion)},
+                     {"manifest", text},
+                     {"checksum", checksum(text, tensors)}});
 }
 
-EditPack load_pack(const std::filesystem::path& path) { return PackReader(path).read(); }
+EditPack load_pack(const std::filesystem::path& path) {
+  return PackReader(path).read();
+}
 
-std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack, const ApplyPackOptions& options) {
+std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack,
+                                            const ApplyPackOptions& options) {
   require_fit(model, pack, options);
   auto transaction = std::make_unique<EditTransaction>(model);
   for (const auto& delta : pack.deltas) (void)apply_delta(delta, *transaction);
@@ -224,11 +254,13 @@ void restore_originals(const std::filesystem::path& path, models::Model& model) 
   if (metadata("format") != kOriginalsFormat) refuse("another kind of file", kOriginalsFormat);
   NamedTensors tensors;
   for (const auto& [name, info] : file.tensors()) tensors.emplace_back(name, file.tensor(name));
-  if (metadata("checksum") != checksum("", tensors)) refuse("a checksum that does not fit the data", "an unaltered file");
+  if (metadata("checksum") != checksum("", tensors))
+    refuse("a checksum that does not fit the data", "an unaltered file");
   for (const auto& [name, value] : tensors) {
     const at::Tensor weight = model.weight(name);
     if (weight.sizes() == value.sizes() && weight.scalar_type() == value.scalar_type()) continue;
-    throw Error(ErrorClass::kInvalidArgument, {path.string(), name + " of another shape or type", "the model's own", "use the file with the model it was made from"});
+    throw Error(ErrorClass::kInvalidArgument, {path.string(), name + " of another shape or type", "the model's own",
+                                               "use the file with the model it was made from"});
   }
   for (const auto& [name, value] : tensors)
     model.set_weight(name, devices::route_like(value, model.weight(name), devices::Purpose::kSnapshot));

@@ -18,9 +18,9 @@ inline constexpr int kPackVersion = 1;
 struct EditPack {
   std::string base_fingerprint;  ///< Model::fingerprint() of the unedited model
   std::string editor;
-  nlohmann::json hparams;        ///< effective values
-  nlohmann::json facts;          ///< datasets::to_json of each
-  nlohmann::json extra;          ///< seed, contexts, engine, statistics, emend version, …
+  nlohmann::json hparams;           ///< effective values
+  nlohmann::json facts;             ///< datasets::to_json of each
+  nlohmann::json extra;             ///< seed, contexts, engine, statistics, emend version, …
   std::vector<WeightDelta> deltas;  ///< one a weight
 
   /// Of one or several results of the same run, in order.
@@ -30,17 +30,17 @@ struct EditPack {
 
 /// Writes atomically. Factors are stored in `dtype` (float64 keeps them exactly; float32 halves the file).
 void save_pack(const std::filesystem::path& path, const EditPack& pack, at::ScalarType dtype = at::kDouble);
-/// Throws Error(kCorruption) for anything that is not a whole, unaltered pack (checksum, shapes, ranks, names), Error(kUnsupported) for a newer
-/// format version.
+/// Throws Error(kCorruption) for anything that is not a whole, unaltered pack (checksum, shapes, ranks, names),
+/// Error(kUnsupported) for a newer format version.
 [[nodiscard]] EditPack load_pack(const std::filesystem::path& path);
 
 struct ApplyPackOptions {
   bool force = false;  ///< apply although the model's fingerprint is another one (shapes must still fit)
 };
 
-/// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out again and gives every
-/// byte back; commit() makes it final. The model must outlive the transaction.
-/// Throws Error(kInvalidArgument), with nothing written, if the model is not the pack's base or a weight does not fit.
+/// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out
+/// again and gives every byte back; commit() makes it final. The model must outlive the transaction. Throws
+/// Error(kInvalidArgument), with nothing written, if the model is not the pack's base or a weight does not fit.
 [[nodiscard]] std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack,
                                                           const ApplyPackOptions& options = {});
 

@@ -1,4 +1,5 @@
-// W' = W + (lora_alpha / r) · B A with A [r, in], B [out, r] (Hu et al. 2021); for MEMIT ΔW = left·rightᵀ, so B = left, A = rightᵀ.
+// W' = W + (lora_alpha / r) · B A with A [r, in], B [out, r] (Hu et al. 2021); for MEMIT ΔW = left·rightᵀ, so B = left,
+// A = rightᵀ.
 //   D output width · F input width · R rank
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -23,7 +24,10 @@ struct Factors {
 double relative_error(const at::Tensor& full_DF, const Factors& factors) {
   const double norm = full_DF.norm().item<double>();
   if (norm == 0) return 0;
-  return (full_DF - factors.left_DR.to(at::kDouble).matmul(factors.right_FR.to(at::kDouble).t())).norm().item<double>() / norm;
+  return (full_DF - factors.left_DR.to(at::kDouble).matmul(factors.right_FR.to(at::kDouble).t()))
+             .norm()
+             .item<double>() /
+         norm;
 }
 
 // Columns of both factors get equal norms, so that float32 holds both equally well.
@@ -66,15 +70,16 @@ std::string module_of(const std::string& weight, const models::FamilySpec& famil
 
 std::string base_name(const models::Model& model) {
   for (const char* key : {"_name_or_path", "name"})
-    if (const auto it = model.checkpoint().config().find(key); it != model.checkpoint().config().end() && it->is_string())
+    if (const auto it = model.checkpoint().config().find(key);
+        it != model.checkpoint().config().end() && it->is_string())
       return it->get<std::string>();
   return model.checkpoint().path().filename().string();
 }
 
 }  // namespace
 
-std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack, const models::Model& model,
-                                   const PeftOptions& options) {
+std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
+                                   const models::Model& model, const PeftOptions& options) {
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::vector<PeftLayer> layers;
@@ -86,9 +91,11 @@ std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const Ed
     const Factors factors = factors_of(delta, options);
     const int64_t rank = factors.left_DR.size(1);
     if (factors.error > options.max_error)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {delta.weight, "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
-                   "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
+      throw Error(
+          ErrorClass::kInvalidArgument,
+          {delta.weight,
+           "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
+           "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
     tensors.emplace_back("base_model.model." + module + ".lora_A.weight", factors.right_FR.t().contiguous());
     tensors.emplace_back("base_model.model." + module + ".lora_B.weight", factors.left_DR);
     ranks[module] = rank;
@@ -97,14 +104,27 @@ std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const Ed
     in_out = in_out || delta.orientation == models::Orientation::kInOut;
     layers.push_back({delta.weight, rank, factors.error});
   }
-  const nlohmann::ordered_json config = {
-      {"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"}, {"base_model_name_or_path", base_name(model)}, {"inference_mode", true},
-      {"r", largest}, {"lora_alpha", largest}, {"lora_dropout", 0.0}, {"bias", "none"}, {"fan_in_fan_out", in_out},
-      {"init_lora_weights", true}, {"use_rslora", false}, {"use_dora", false}, {"modules_to_save", nullptr},
-      {"target_modules", modules}, {"rank_pattern", ranks}, {"alpha_pattern", ranks}};
+  const nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                         {"task_type", "CAUSAL_LM"},
+                                         {"base_model_name_or_path", base_name(model)},
+                                         {"inference_mode", true},
+                                         {"r", largest},
+                                         {"lora_alpha", largest},
+                                         {"lora_dropout", 0.0},
+                                         {"bias", "none"},
+                                         {"fan_in_fan_out", in_out},
+                                         {"init_lora_weights", true},
+                                         {"use_rslora", false},
+                                         {"use_dora", false},
+                                         {"modules_to_save", nullptr},
+                                         {"target_modules", modules},
+                                         {"rank_pattern", ranks},
+                                         {"alpha_pattern", ranks}};
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw Error(ErrorClass::kIo, {folder.string(), "cannot create the folder (" + error.message() + ")", "", "choose another folder"});
+  if (error)
+    throw Error(ErrorClass::kIo,
+                {folder.string(), "cannot create the folder (" + error.message() + ")", "", "choose another folder"});
   write_safetensors(folder / "adapter_model.safetensors", tensors, {{"format", "pt"}});
   write_file(folder / "adapter_config.json", config.dump(2) + "\n");
   return layers;

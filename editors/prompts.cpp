@@ -42,7 +42,9 @@ models::Encoding encode_prompt(const models::Tokenizer& tokenizer, std::string_v
   return encoding;
 }
 
-bool is_lone_space(const models::Tokenizer& tokenizer, int64_t id) { return tokenizer.token_bytes(id) == " "; }
+bool is_lone_space(const models::Tokenizer& tokenizer, int64_t id) {
+  return tokenizer.token_bytes(id) == " ";
+}
 
 }  // namespace
 
@@ -62,7 +64,8 @@ std::string with_leading_space(std::string_view target) {
   return target.starts_with(' ') ? std::string(target) : " " + std::string(target);
 }
 
-std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt, std::string_view target) {
+std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt,
+                                      std::string_view target) {
   auto ids = tokenizer.encode_ids(target, false);
   const auto drop_first = [&] { ids.erase(ids.begin()); };
   if (ids.size() > 1 && (ids[0] == tokenizer.bos_id() || ids[0] == tokenizer.unk_id())) drop_first();
@@ -70,24 +73,28 @@ std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::s
     const auto alone = tokenizer.encode_ids(prompt, false);
     const auto together = tokenizer.encode_ids(std::string(prompt) + std::string(target), false);
     const bool same_prompt = together.size() > alone.size() && std::equal(alone.begin(), alone.end(), together.begin());
-    if (same_prompt && std::equal(together.begin() + static_cast<std::ptrdiff_t>(alone.size()), together.end(), ids.begin() + 1, ids.end()))
+    if (same_prompt && std::equal(together.begin() + static_cast<std::ptrdiff_t>(alone.size()), together.end(),
+                                  ids.begin() + 1, ids.end()))
       drop_first();
   }
   return ids;
 }
 
-PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view template_text, std::string_view subject, FactToken fact_token) {
+PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view template_text, std::string_view subject,
+                        FactToken fact_token) {
   const size_t slot = template_text.find("{}");
   EMEND_CHECK(slot != std::string_view::npos, "a template without {}");
   PromptRow row;
-  row.text = std::string(template_text.substr(0, slot)) + std::string(subject) + std::string(template_text.substr(slot + 2));
+  row.text =
+      std::string(template_text.substr(0, slot)) + std::string(subject) + std::string(template_text.substr(slot + 2));
   const size_t begin = slot, end = slot + subject.size();
   auto encoding = encode_prompt(tokenizer, row.text);
   row.subject = overlapping(encoding, begin, end);
   const auto count = static_cast<int64_t>(encoding.size());
   if (row.subject.first < 0) {
-    throw Error(ErrorClass::kInvalidArgument, {"prompt \"" + row.text + "\"", "the subject \"" + std::string(subject) + "\" has no token of its own",
-                                               "a subject that the tokenizer keeps", "write the subject in other characters"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"prompt \"" + row.text + "\"", "the subject \"" + std::string(subject) + "\" has no token of its own",
+                 "a subject that the tokenizer keeps", "write the subject in other characters"});
   }
   switch (fact_token) {
     case FactToken::kSubjectLast: {
@@ -95,16 +102,22 @@ PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view tem
       row.lookup = (last.first < 0 ? row.subject.second : last.second) - 1;
       break;
     }
-    case FactToken::kSubjectFirst: row.lookup = row.subject.first; break;
-    case FactToken::kSubjectFirstAfterLast: row.lookup = std::min(row.subject.second, count - 1); break;
-    case FactToken::kLast: row.lookup = count - 1; break;
+    case FactToken::kSubjectFirst:
+      row.lookup = row.subject.first;
+      break;
+    case FactToken::kSubjectFirstAfterLast:
+      row.lookup = std::min(row.subject.second, count - 1);
+      break;
+    case FactToken::kLast:
+      row.lookup = count - 1;
+      break;
   }
   row.ids = std::move(encoding.ids);
   return row;
 }
 
-RenderedFact render_prompts(const models::Tokenizer& tokenizer, const datasets::Fact& fact, const ContextTemplates& contexts,
-                            const RenderOptions& options) {
+RenderedFact render_prompts(const models::Tokenizer& tokenizer, const datasets::Fact& fact,
+                            const ContextTemplates& contexts, const RenderOptions& options) {
   RenderedFact rendered;
   rendered.case_id = fact.case_id;
   rendered.where = fact.where();
@@ -125,8 +138,9 @@ RenderedFact render_prompts(const models::Tokenizer& tokenizer, const datasets::
     throw Error(error.error_class(), text.starts_with(rendered.where) ? text : rendered.where + ": " + text);
   }
   if (rendered.target_ids.empty()) {
-    throw Error(ErrorClass::kInvalidArgument, {rendered.where, "the target \"" + fact.target_new + "\" has no tokens",
-                                               "a target of at least one token", "write the target in other characters"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {rendered.where, "the target \"" + fact.target_new + "\" has no tokens",
+                 "a target of at least one token", "write the target in other characters"});
   }
   return rendered;
 }

@@ -44,7 +44,8 @@ const EditorInfo& find_editor(std::string_view name) {
                                              close.empty() ? "" : "did you mean \"" + close + "\"?"});
 }
 
-std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model, const Log& log) {
+std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model,
+                                    const Log& log) {
   return find_editor(name).make(raw, model, log);
 }
 

@@ -13,13 +13,13 @@
 namespace emend::editors {
 
 struct EditorInfo {
-  std::string name;      ///< "memit"
-  std::string summary;   ///< one line for lists and help
-  std::string paper;     ///< citation
-  bool batch = true;     ///< solves for many facts together
-  bool statistics = true;  ///< may need second moments
-  std::function<std::string()> help;                      ///< hyper-parameters for the terminal
-  std::function<std::string()> markdown;                  ///< the same as a table
+  std::string name;                       ///< "memit"
+  std::string summary;                    ///< one line for lists and help
+  std::string paper;                      ///< citation
+  bool batch = true;                      ///< solves for many facts together
+  bool statistics = true;                 ///< may need second moments
+  std::function<std::string()> help;      ///< hyper-parameters for the terminal
+  std::function<std::string()> markdown;  ///< the same as a table
   std::function<std::vector<hparams::FieldInfo>()> fields;
   /// Effective values of a file, without a model.
   std::function<nlohmann::json(const hparams::RawHparams&, const Log&)> effective;
@@ -29,16 +29,18 @@ struct EditorInfo {
 
 /// In the order of methods.def.
 [[nodiscard]] const std::vector<EditorInfo>& all_editors();
-/// Names are matched without case, "_" and "-" alike ("R-ROME" finds r-rome). Throws Error(kInvalidArgument) with the closest name and the list.
+/// Names are matched without case, "_" and "-" alike ("R-ROME" finds r-rome). Throws Error(kInvalidArgument) with the
+/// closest name and the list.
 [[nodiscard]] const EditorInfo& find_editor(std::string_view name);
-[[nodiscard]] std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model,
-                                                  const Log& log = {});
+[[nodiscard]] std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw,
+                                                  const models::Model& model, const Log& log = {});
 
 /// Builds the entry of an editor from its schema; `make` is called with parsed values.
 template <class H>
 [[nodiscard]] EditorInfo editor_entry(
     std::string name, std::string summary, std::string paper, const hparams::Schema<H>& schema,
-    std::function<std::unique_ptr<Editor>(const H&, const hparams::RawHparams&, const models::Model&, const Log&)> make) {
+    std::function<std::unique_ptr<Editor>(const H&, const hparams::RawHparams&, const models::Model&, const Log&)>
+        make) {
   EditorInfo info;
   info.name = std::move(name);
   info.summary = std::move(summary);
@@ -47,8 +49,11 @@ template <class H>
   info.help = [fields] { return fields->help(); };
   info.markdown = [fields] { return fields->markdown(); };
   info.fields = [fields] { return fields->fields(); };
-  info.effective = [fields](const hparams::RawHparams& raw, const Log& log) { return fields->dump(fields->parse(raw, log)); };
-  info.make = [fields, make = std::move(make)](const hparams::RawHparams& raw, const models::Model& model, const Log& log) {
+  info.effective = [fields](const hparams::RawHparams& raw, const Log& log) {
+    return fields->dump(fields->parse(raw, log));
+  };
+  info.make = [fields, make = std::move(make)](const hparams::RawHparams& raw, const models::Model& model,
+                                               const Log& log) {
     return make(fields->parse(raw, log), raw, model, log);
   };
   return info;

@@ -36,22 +36,32 @@ struct SecondMoment::State {
   std::map<std::string, SpdFactor> factors;
 };
 
-SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json origin) : state_(std::make_shared<State>()) {
+SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json origin)
+    : state_(std::make_shared<State>()) {
   const auto refuse = [](const std::string& got, const std::string& expected) {
     throw Error(ErrorClass::kInvalidArgument, {"second moment", got, expected, ""});
   };
   if (cov_FF.dim() != 2 || cov_FF.size(0) != cov_FF.size(1)) refuse("a tensor that is not square", "[F,F]");
-  if (cov_FF.scalar_type() != at::kFloat && cov_FF.scalar_type() != at::kDouble) refuse(c10::toString(cov_FF.scalar_type()), "float32 or float64");
+  if (cov_FF.scalar_type() != at::kFloat && cov_FF.scalar_type() != at::kDouble)
+    refuse(c10::toString(cov_FF.scalar_type()), "float32 or float64");
   if (!at::isfinite(cov_FF).all().item<bool>()) refuse("NaN or infinite entries", "finite numbers");
   state_->cov_FF = std::move(cov_FF);
   state_->count = count;
   state_->origin = std::move(origin);
 }
 
-const at::Tensor& SecondMoment::cov_FF() const { return state_->cov_FF; }
-int64_t SecondMoment::width() const { return state_->cov_FF.size(0); }
-int64_t SecondMoment::count() const { return state_->count; }
-const nlohmann::json& SecondMoment::origin() const { return state_->origin; }
+const at::Tensor& SecondMoment::cov_FF() const {
+  return state_->cov_FF;
+}
+int64_t SecondMoment::width() const {
+  return state_->cov_FF.size(0);
+}
+int64_t SecondMoment::count() const {
+  return state_->count;
+}
+const nlohmann::json& SecondMoment::origin() const {
+  return state_->origin;
+}
 
 SpdFactor SecondMoment::factor(at::ScalarType dtype, const at::Tensor& like) const {
   const std::lock_guard lock(state_->mutex);
@@ -69,8 +79,11 @@ bool SecondMoment::has_factor(at::ScalarType dtype, const at::Tensor& like) cons
 void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key) {
   const at::Tensor cov_FF = devices::to_host(moment.cov_FF(), devices::Purpose::kStatistics).contiguous();
   write_safetensors(path, {{"cov", cov_FF}},
-                    {{"format", kFormat}, {"key", key}, {"count", std::to_string(moment.count())},
-                     {"origin", moment.origin().dump()}, {"sha256", tensor_hash(cov_FF)}});
+                    {{"format", kFormat},
+                     {"key", key},
+                     {"count", std::to_string(moment.count())},
+                     {"origin", moment.origin().dump()},
+                     {"sha256", tensor_hash(cov_FF)}});
 }
 
 std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key) {
@@ -81,7 +94,8 @@ std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path
   };
   const auto text = [&](const char* name) {
     const auto found = file.metadata().find(name);
-    if (found == file.metadata().end()) refuse(std::string("no \"") + name + "\" in the header", "a statistics file of emend");
+    if (found == file.metadata().end())
+      refuse(std::string("no \"") + name + "\" in the header", "a statistics file of emend");
     return found->second;
   };
   if (text("format") != kFormat) refuse("format \"" + text("format") + "\"", kFormat);

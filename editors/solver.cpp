@@ -109,11 +109,15 @@ SpdFactor SpdFactor::of(const at::Tensor& matrix_FF, at::ScalarType dtype, const
     return factor;
   }
   throw Error(ErrorClass::kNumeric,
-              {"solve", what + " (" + std::to_string(matrix.size(0)) + " wide) is not positive definite", "a positive definite matrix",
-               "take more tokens for the statistics (--stats-tokens; at least ten times the width) or a larger mom2_update_weight"});
+              {"solve", what + " (" + std::to_string(matrix.size(0)) + " wide) is not positive definite",
+               "a positive definite matrix",
+               "take more tokens for the statistics (--stats-tokens; at least ten times the width) or a larger "
+               "mom2_update_weight"});
 }
 
-at::Tensor SpdFactor::solve(const at::Tensor& rhs_FE) const { return at::cholesky_solve(rhs_FE, lower_FF_); }
+at::Tensor SpdFactor::solve(const at::Tensor& rhs_FE) const {
+  return at::cholesky_solve(rhs_FE, lower_FF_);
+}
 
 double SpdFactor::condition() const {
   const at::Tensor diagonal = lower_FF_.diagonal();
@@ -138,7 +142,8 @@ at::Tensor Preserved::matrix(at::ScalarType dtype, const at::Tensor& like) const
   return sum;
 }
 
-at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved, const SolveOptions& options, SolveReport* report) {
+at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved, const SolveOptions& options,
+                      SolveReport* report) {
   const at::NoGradGuard no_grad;
   const int64_t width = keys_FE.size(0);
   if (preserved.moment) require_rows("a second moment", preserved.moment.cov_FF(), width);
@@ -169,14 +174,16 @@ at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved, con
   return solution;
 }
 
-at::Tensor solve_preserved(const at::Tensor& rhs_FE, const Preserved& preserved, const SolveOptions& options, SolveReport* report) {
+at::Tensor solve_preserved(const at::Tensor& rhs_FE, const Preserved& preserved, const SolveOptions& options,
+                           SolveReport* report) {
   const at::NoGradGuard no_grad;
   if (preserved.moment) require_rows("a second moment", preserved.moment.cov_FF(), rhs_FE.size(0));
   const at::Tensor rhs = rhs_FE.to(options.dtype);
   require_finite(rhs, "a right-hand side");
   at::Tensor solution;
   if (preserved.previous_FP.defined()) {
-    const auto factor = SpdFactor::of(preserved.matrix(options.dtype, rhs), options.dtype, "the preserved second moment");
+    const auto factor =
+        SpdFactor::of(preserved.matrix(options.dtype, rhs), options.dtype, "the preserved second moment");
     solution = factor.solve(rhs);
     if (report) *report = {"dense", factor.jitter(), factor.condition()};
   } else {

@@ -13,8 +13,8 @@ namespace emend::editors {
 /// Cholesky factor of a symmetric positive definite matrix.
 class SpdFactor {
  public:
-  /// If plain Cholesky fails, tries again with 1e-14 … 1e-9 of the mean diagonal added to the diagonal, and reports that.
-  /// Throws Error(kNumeric) with advice (more tokens, a larger weight) if that does not help either.
+  /// If plain Cholesky fails, tries again with 1e-14 … 1e-9 of the mean diagonal added to the diagonal, and reports
+  /// that. Throws Error(kNumeric) with advice (more tokens, a larger weight) if that does not help either.
   [[nodiscard]] static SpdFactor of(const at::Tensor& matrix_FF, at::ScalarType dtype = at::kDouble,
                                     const std::string& what = "matrix");
   /// X with (matrix)·X = rhs [F,E].
@@ -31,11 +31,11 @@ class SpdFactor {
 
 /// λ·C + ridge·I + extra + P·Pᵀ: everything in the system except the new keys.
 struct Preserved {
-  SecondMoment moment;        ///< C; may be absent
-  double lambda = 1;          ///< `mom2_update_weight`
-  double ridge = 0;           ///< `update_norm_lambda`, L2
-  at::Tensor extra_FF;        ///< a dense cache ΣKKᵀ, or undefined
-  at::Tensor previous_FP;     ///< earlier keys, or undefined
+  SecondMoment moment;     ///< C; may be absent
+  double lambda = 1;       ///< `mom2_update_weight`
+  double ridge = 0;        ///< `update_norm_lambda`, L2
+  at::Tensor extra_FF;     ///< a dense cache ΣKKᵀ, or undefined
+  at::Tensor previous_FP;  ///< earlier keys, or undefined
 
   /// The dense matrix, in `dtype`.
   [[nodiscard]] at::Tensor matrix(at::ScalarType dtype, const at::Tensor& like) const;
@@ -56,11 +56,11 @@ struct SolveReport {
 /// A = (preserved + K·Kᵀ)⁻¹ K, [F,E] in options.dtype on the device of `keys_FE`. Inputs are not modified.
 /// Push-through: Y = preserved⁻¹K, A = Y(I + KᵀY)⁻¹; with only λC preserved it uses the kept factor of C.
 /// Throws Error(kInvalidArgument) on shape mismatch, Error(kNumeric) if not positive definite or not finite.
-[[nodiscard]] at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved, const SolveOptions& options = {},
-                                    SolveReport* report = nullptr);
+[[nodiscard]] at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved,
+                                    const SolveOptions& options = {}, SolveReport* report = nullptr);
 
 /// preserved⁻¹·rhs, [F,E] (ROME's u, EMMET).
-[[nodiscard]] at::Tensor solve_preserved(const at::Tensor& rhs_FE, const Preserved& preserved, const SolveOptions& options = {},
-                                         SolveReport* report = nullptr);
+[[nodiscard]] at::Tensor solve_preserved(const at::Tensor& rhs_FE, const Preserved& preserved,
+                                         const SolveOptions& options = {}, SolveReport* report = nullptr);
 
 }  // namespace emend::editors

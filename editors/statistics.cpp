@@ -25,11 +25,14 @@ constexpr size_t kMaxTextBytes = size_t{64} << 20;
 constexpr int64_t kSampledLength = 256, kSampledRows = 64, kSampledTopK = 40;
 
 // Beginnings of sampled text, so that a model without BOS does not always start alike.
-constexpr std::array kBeginnings = {"The",  "In",    "It",      "A",    "He",    "She",  "They",    "We",    "This", "When",  "After",
-                                    "For",  "As",    "On",      "At",   "From",  "With", "During",  "There", "If",   "While", "One",
-                                    "Many", "Since", "Because", "What", "How",   "Most", "Another", "Some",  "By",   "Before"};
+constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He",      "She",  "They", "We",
+                                    "This",    "When",   "After", "For",  "As",      "On",   "At",   "From",
+                                    "With",    "During", "There", "If",   "While",   "One",  "Many", "Since",
+                                    "Because", "What",   "How",   "Most", "Another", "Some", "By",   "Before"};
 
-std::string name_of(FirstToken first) { return first == FirstToken::kCount ? "count" : "skip"; }
+std::string name_of(FirstToken first) {
+  return first == FirstToken::kCount ? "count" : "skip";
+}
 
 int64_t wanted_tokens(const models::Model& model, const std::vector<int>& layers, const StatisticsOptions& options) {
   if (options.tokens > 0) return options.tokens;
@@ -87,7 +90,8 @@ std::vector<std::vector<int64_t>> rows_of_text(const models::Model& model, const
 }
 
 // Rows that the model writes itself.
-std::vector<std::vector<int64_t>> sampled_rows(const models::Model& model, int64_t tokens, const StatisticsOptions& options) {
+std::vector<std::vector<int64_t>> sampled_rows(const models::Model& model, int64_t tokens,
+                                               const StatisticsOptions& options) {
   const auto& tokenizer = model.tokenizer();
   const int64_t length = std::min(kSampledLength, row_limit(model, options));
   const int64_t n_rows = std::max<int64_t>(1, (tokens + length - 1) / length);
@@ -110,7 +114,8 @@ std::vector<std::vector<int64_t>> sampled_rows(const models::Model& model, int64
     for (size_t r = 0; r < prompts.size(); ++r) {
       auto row = prompts[r];
       row.insert(row.end(), continued[r].begin(), continued[r].end());
-      if (static_cast<int64_t>(row.size()) > row_limit(model, options)) row.resize(static_cast<size_t>(row_limit(model, options)));
+      if (static_cast<int64_t>(row.size()) > row_limit(model, options))
+        row.resize(static_cast<size_t>(row_limit(model, options)));
       rows.push_back(std::move(row));
     }
     if (options.progress)
@@ -141,7 +146,8 @@ StatisticsText StatisticsText::from_file(const std::filesystem::path& path) {
   return text;
 }
 
-std::map<int, SecondMoment> collect_second_moments(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
+std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
+                                                   const std::vector<std::vector<int64_t>>& rows,
                                                    const std::vector<int>& layers, const StatisticsOptions& options) {
   const at::NoGradGuard no_grad;
   EMEND_CHECK(!layers.empty(), "statistics of no layer");
@@ -153,7 +159,8 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model, c
     order.push_back(&row);
     total += static_cast<int64_t>(row.size());
   }
-  if (order.empty()) throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+  if (order.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->size() > b->size(); });
 
   std::map<int, at::Tensor> sums_FF;
@@ -164,7 +171,8 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model, c
   for (const int layer : std::set<int>(layers.begin(), layers.end())) {
     session.edit({hooks::Site::kMlpDownIn, layer}, [&sums_FF, &counted, layer](const at::Tensor& x) {
       at::Tensor keys_NF = x;
-      if (counted.defined()) keys_NF = keys_NF.index_select(0, devices::route_like(counted, x, devices::Purpose::kInput));
+      if (counted.defined())
+        keys_NF = keys_NF.index_select(0, devices::route_like(counted, x, devices::Purpose::kInput));
       if (keys_NF.scalar_type() != at::kDouble) keys_NF = keys_NF.to(at::kFloat);
       at::Tensor& sum_FF = sums_FF[layer];
       if (!sum_FF.defined()) sum_FF = at::zeros({x.size(1), x.size(1)}, x.options().dtype(at::kDouble));
@@ -179,7 +187,8 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model, c
     options.cancel.check("statistics");
     std::vector<std::vector<int64_t>> batch_rows;
     int64_t tokens = 0;
-    while (begin < order.size() && (batch_rows.empty() || tokens + static_cast<int64_t>(order[begin]->size()) <= options.batch_tokens)) {
+    while (begin < order.size() &&
+           (batch_rows.empty() || tokens + static_cast<int64_t>(order[begin]->size()) <= options.batch_tokens)) {
       batch_rows.push_back(*order[begin]);
       tokens += static_cast<int64_t>(order[begin++]->size());
     }
@@ -189,7 +198,8 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model, c
     count += tokens - (skip ? batch.rows() : 0);
     seen += tokens;
     if (options.progress)
-      options.progress({"statistics", static_cast<double>(seen), static_cast<double>(total), std::to_string(seen) + " tokens"});
+      options.progress(
+          {"statistics", static_cast<double>(seen), static_cast<double>(total), std::to_string(seen) + " tokens"});
   }
   session.finish();
 
@@ -197,8 +207,11 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model, c
   for (auto& [layer, sum_FF] : sums_FF) {
     at::Tensor cov_FF = devices::to_host(sum_FF, devices::Purpose::kStatistics) / static_cast<double>(count);
     cov_FF = ((cov_FF + cov_FF.t()) / 2).to(options.dtype);
-    nlohmann::json origin = {{"tokens", count}, {"documents", order.size()}, {"first_token", name_of(options.first_token)},
-                             {"max_length", options.max_length}, {"layer", layer}};
+    nlohmann::json origin = {{"tokens", count},
+                             {"documents", order.size()},
+                             {"first_token", name_of(options.first_token)},
+                             {"max_length", options.max_length},
+                             {"layer", layer}};
     moments.emplace(layer, SecondMoment(cov_FF, count, std::move(origin)));
   }
   return moments;
@@ -210,7 +223,8 @@ void FixedStatistics::prepare(const models::Model& model, const std::vector<int>
     const int64_t width = model.edit_site(layer).in_features;
     if (found != moments_.end() && found->second.width() == width) continue;
     throw Error(ErrorClass::kInvalidArgument,
-                {"statistics of layer " + std::to_string(layer), found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
+                {"statistics of layer " + std::to_string(layer),
+                 found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
                  "a second moment of width " + std::to_string(width), "use statistics of this model"});
   }
 }
@@ -218,11 +232,14 @@ void FixedStatistics::prepare(const models::Model& model, const std::vector<int>
 const SecondMoment& FixedStatistics::get(int layer) const {
   const auto found = moments_.find(layer);
   if (found == moments_.end())
-    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " has none", "a prepared layer", "call prepare first"});
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " has none",
+                                               "a prepared layer", "call prepare first"});
   return found->second;
 }
 
-nlohmann::json FixedStatistics::describe() const { return {{"source", "given"}, {"layers", moments_.size()}}; }
+nlohmann::json FixedStatistics::describe() const {
+  return {{"source", "given"}, {"layers", moments_.size()}};
+}
 
 struct CorpusStatistics::State {
   std::optional<StatisticsText> text;
@@ -235,7 +252,8 @@ struct CorpusStatistics::State {
   [[nodiscard]] std::string source() const { return text ? text->name : "sampled from the model"; }
 
   // Everything that the numbers of a layer depend on.
-  [[nodiscard]] std::string key(const models::Model& model, const std::string& weights, int layer, int64_t wanted) const {
+  [[nodiscard]] std::string key(const models::Model& model, const std::string& weights, int layer,
+                                int64_t wanted) const {
     nlohmann::json parts = {{"version", kCacheVersion},
                             {"weights", weights},
                             {"model_dtype", c10::toString(model.dtype())},
@@ -255,7 +273,8 @@ struct CorpusStatistics::State {
     const auto path = options.cache / (cache_key + ".safetensors");
     try {
       auto moment = load_second_moment(path, cache_key);
-      if (moment) options.log.info("statistics.cache", "statistics of layer " + std::to_string(layer) + " from " + path.string());
+      if (moment)
+        options.log.info("statistics.cache", "statistics of layer " + std::to_string(layer) + " from " + path.string());
       return moment;
     } catch (const Error& error) {
       if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported) throw;
@@ -265,7 +284,8 @@ struct CorpusStatistics::State {
   }
 };
 
-CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options) : state_(std::make_unique<State>()) {
+CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
+    : state_(std::make_unique<State>()) {
   state_->text = std::move(text);
   state_->options = std::move(options);
 }
@@ -296,15 +316,19 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
     std::erase_if(missing, [&](int layer) { return state.moments.contains(layer); });
   }
   if (!missing.empty()) {
-    const auto rows = state.text ? rows_of_text(model, *state.text, state.tokens, options) : sampled_rows(model, state.tokens, options);
+    const auto rows = state.text ? rows_of_text(model, *state.text, state.tokens, options)
+                                 : sampled_rows(model, state.tokens, options);
     for (auto& [layer, moment] : collect_second_moments(model, rows, missing, options)) {
       nlohmann::json origin = moment.origin();
       origin["text"] = state.source();
       SecondMoment named(moment.cov_FF(), moment.count(), origin);
       if (named.count() < named.width())
-        options.log.warning("statistics.few_tokens", "only " + std::to_string(named.count()) + " tokens for keys of width " + std::to_string(named.width()) +
-                                                         ": the second moment is singular; ten tokens a dimension are wanted");
-      if (!options.cache.empty()) save_second_moment(options.cache / (keys[layer] + ".safetensors"), named, keys[layer]);
+        options.log.warning("statistics.few_tokens",
+                            "only " + std::to_string(named.count()) + " tokens for keys of width " +
+                                std::to_string(named.width()) +
+                                ": the second moment is singular; ten tokens a dimension are wanted");
+      if (!options.cache.empty())
+        save_second_moment(options.cache / (keys[layer] + ".safetensors"), named, keys[layer]);
       state.moments.emplace(layer, named);
       state.computed.push_back(layer);
     }
@@ -316,15 +340,22 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
 const SecondMoment& CorpusStatistics::get(int layer) const {
   const auto found = state_->moments.find(layer);
   if (found == state_->moments.end())
-    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared", "a prepared layer", "call prepare first"});
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
+                                               "a prepared layer", "call prepare first"});
   return found->second;
 }
 
 nlohmann::json CorpusStatistics::describe() const {
   const State& state = *state_;
-  nlohmann::json json = {{"source", state.source()}, {"tokens_wanted", state.tokens}, {"first_token", name_of(state.options.first_token)},
-                         {"max_length", state.options.max_length}, {"dtype", c10::toString(state.options.dtype)}, {"seed", state.options.seed},
-                         {"layers_from_cache", state.from_cache}, {"layers_computed", state.computed}, {"seconds", state.seconds}};
+  nlohmann::json json = {{"source", state.source()},
+                         {"tokens_wanted", state.tokens},
+                         {"first_token", name_of(state.options.first_token)},
+                         {"max_length", state.options.max_length},
+                         {"dtype", c10::toString(state.options.dtype)},
+                         {"seed", state.options.seed},
+                         {"layers_from_cache", state.from_cache},
+                         {"layers_computed", state.computed},
+                         {"seconds", state.seconds}};
   if (state.text) json["text_sha256"] = state.text->fingerprint;
   if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
   return json;

@@ -1,7 +1,7 @@
 // Second moments of the keys, C_l = E[k kᵀ], over a corpus: what an edit should leave alone.
 //
-// Goals: one pass for all layers; sums in float64; a cache that can never be stale (its key holds everything the numbers depend on).
-// Non-goal: the published 44 million tokens by default; about ten tokens a key dimension suffice.
+// Goals: one pass for all layers; sums in float64; a cache that can never be stale (its key holds everything the
+// numbers depend on). Non-goal: the published 44 million tokens by default; about ten tokens a key dimension suffice.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,10 +32,10 @@ class SecondMoment {
 
   [[nodiscard]] const at::Tensor& cov_FF() const;
   [[nodiscard]] int64_t width() const;
-  [[nodiscard]] int64_t count() const;               ///< tokens; 0 if unknown
+  [[nodiscard]] int64_t count() const;                 ///< tokens; 0 if unknown
   [[nodiscard]] const nlohmann::json& origin() const;  ///< corpus, tokens, BOS rule, …
-  /// Cholesky factor of C in `dtype` on the device of `like`, computed at the first call and kept with the moment (all copies share it).
-  /// Throws Error(kNumeric) as SpdFactor::of does.
+  /// Cholesky factor of C in `dtype` on the device of `like`, computed at the first call and kept with the moment (all
+  /// copies share it). Throws Error(kNumeric) as SpdFactor::of does.
   [[nodiscard]] SpdFactor factor(at::ScalarType dtype, const at::Tensor& like) const;
   [[nodiscard]] bool has_factor(at::ScalarType dtype, const at::Tensor& like) const;
   [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
@@ -45,8 +45,8 @@ class SecondMoment {
   std::shared_ptr<State> state_;
 };
 
-/// Gives second moments to editors. What is given refers to the model as it was at the first prepare(): sequential edits keep using it,
-/// as published implementations do.
+/// Gives second moments to editors. What is given refers to the model as it was at the first prepare(): sequential
+/// edits keep using it, as published implementations do.
 class StatisticsProvider {
  public:
   virtual ~StatisticsProvider() = default;
@@ -76,13 +76,13 @@ enum class FirstToken {
 };
 
 struct StatisticsOptions {
-  int64_t tokens = 0;             ///< tokens to count; 0: ten a key dimension
-  int64_t max_length = 512;       ///< a document is cut here (and at the model's own limit)
+  int64_t tokens = 0;        ///< tokens to count; 0: ten a key dimension
+  int64_t max_length = 512;  ///< a document is cut here (and at the model's own limit)
   FirstToken first_token = FirstToken::kCount;
   at::ScalarType dtype = at::kDouble;  ///< of the stored moments; sums are float64 always
-  int64_t batch_tokens = 4096;    ///< tokens a forward pass
-  uint64_t seed = 0;              ///< order of the documents; sampled text where there is no corpus
-  std::filesystem::path cache;    ///< folder; empty: no cache
+  int64_t batch_tokens = 4096;         ///< tokens a forward pass
+  uint64_t seed = 0;                   ///< order of the documents; sampled text where there is no corpus
+  std::filesystem::path cache;         ///< folder; empty: no cache
   CancelToken cancel;
   ProgressFn progress;
   Log log;
@@ -104,8 +104,9 @@ class CorpusStatistics final : public StatisticsProvider {
  public:
   CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options);
   ~CorpusStatistics() override;
-  /// Throws Error(kInvalidArgument) for a corpus without tokens, Error(kCorruption) for a damaged one, Error(kCancelled). A damaged cache file
-  /// is reported and recomputed. The documents are shuffled with the seed; at most 64 MiB of text are considered.
+  /// Throws Error(kInvalidArgument) for a corpus without tokens, Error(kCorruption) for a damaged one,
+  /// Error(kCancelled). A damaged cache file is reported and recomputed. The documents are shuffled with the seed; at
+  /// most 64 MiB of text are considered.
   void prepare(const models::Model& model, const std::vector<int>& layers) override;
   [[nodiscard]] const SecondMoment& get(int layer) const override;
   [[nodiscard]] nlohmann::json describe() const override;
@@ -119,10 +120,11 @@ class CorpusStatistics final : public StatisticsProvider {
 /// `skip_first` leaves the first token of each row out of sum and count.
 [[nodiscard]] std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
                                                                  const std::vector<std::vector<int64_t>>& rows,
-                                                                 const std::vector<int>& layers, const StatisticsOptions& options);
+                                                                 const std::vector<int>& layers,
+                                                                 const StatisticsOptions& options);
 
-/// Cache files: safetensors with version, key and checksum. load returns nothing if there is no file; throws Error(kCorruption) if there is a
-/// damaged one.
+/// Cache files: safetensors with version, key and checksum. load returns nothing if there is no file; throws
+/// Error(kCorruption) if there is a damaged one.
 void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key);
 [[nodiscard]] std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key);
 

@@ -10,8 +10,8 @@
 
 namespace emend::editors {
 
-/// Nested use: a transaction with a parent also makes the parent keep each original before the first write, so that the parent
-/// can undo what its children committed. The model and the parent must outlive it.
+/// Nested use: a transaction with a parent also makes the parent keep each original before the first write, so that the
+/// parent can undo what its children committed. The model and the parent must outlive it.
 class EditTransaction {
  public:
   explicit EditTransaction(models::Model& model, EditTransaction* parent = nullptr);

@@ -45,10 +45,12 @@ std::optional<Evaluation> read_stored(const std::filesystem::path& path, const s
   try {
     const SafetensorsFile file(path);
     const auto& metadata = file.metadata();
-    const auto text = metadata.find("evaluation"), checksum = metadata.find("sha256"), stored_key = metadata.find("key");
-    if (text == metadata.end() || checksum == metadata.end() || stored_key == metadata.end() || stored_key->second != key ||
-        checksum->second != sha256_hex(text->second))
-      throw Error(ErrorClass::kCorruption, {path.string(), "contents that do not match their checksum or key", "an intact file", ""});
+    const auto text = metadata.find("evaluation"), checksum = metadata.find("sha256"),
+               stored_key = metadata.find("key");
+    if (text == metadata.end() || checksum == metadata.end() || stored_key == metadata.end() ||
+        stored_key->second != key || checksum->second != sha256_hex(text->second))
+      throw Error(ErrorClass::kCorruption,
+                  {path.string(), "contents that do not match their checksum or key", "an intact file", ""});
     Evaluation evaluation = evaluation_from_json(json::parse(text->second));
     if (file.contains("probe")) evaluation.probe = file.tensor("probe").clone();
     return evaluation;
@@ -60,8 +62,9 @@ std::optional<Evaluation> read_stored(const std::filesystem::path& path, const s
 
 }  // namespace
 
-Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
-                           const EvaluateOptions& options, const std::filesystem::path& cache_folder, bool* from_cache) {
+Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
+                           const std::vector<std::string>& names, const EvaluateOptions& options,
+                           const std::filesystem::path& cache_folder, bool* from_cache) {
   if (from_cache) *from_cache = false;
   const auto resolved = resolve_metrics(names, facts);
   EvaluateOptions own = options;
@@ -87,8 +90,8 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   return evaluation;
 }
 
-std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts, int64_t new_tokens,
-                                         int top, const CancelToken& cancel) {
+std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
+                                         int64_t new_tokens, int top, const CancelToken& cancel) {
   if (facts.empty()) return {};
   const auto& tokenizer = model.tokenizer();
   std::vector<std::string> prompts;
@@ -118,7 +121,10 @@ std::vector<Continuation> continue_facts(const models::Model& model, const std::
   constexpr size_t kRows = 64;
   for (size_t begin = 0; begin < facts.size() && top > 0; begin += kRows) {
     const size_t end = std::min(begin + kRows, facts.size());
-    const at::Tensor log_probs = next_token_log_probs(model, {prompts.begin() + static_cast<std::ptrdiff_t>(begin), prompts.begin() + static_cast<std::ptrdiff_t>(end)}, score_options);
+    const at::Tensor log_probs = next_token_log_probs(
+        model,
+        {prompts.begin() + static_cast<std::ptrdiff_t>(begin), prompts.begin() + static_cast<std::ptrdiff_t>(end)},
+        score_options);
     const auto [values, tokens] = log_probs.topk(std::min<int64_t>(top, log_probs.size(1)), 1);
     for (size_t i = begin; i < end; ++i)
       for (int64_t k = 0; k < values.size(1); ++k) {

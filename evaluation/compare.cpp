@@ -86,9 +86,16 @@ json score_row(const std::string& family, const MetricField& field, const std::v
   }
   std::sort(differences.begin(), differences.end());
   const double low = differences[25], high = differences[974];
-  return {{"family", family}, {"metric", field.key}, {"paper_name", field.paper_name}, {"unit", field.unit},
-          {"first", first},   {"second", second},    {"difference", second - first},   {"ci95", n > 1 ? json{low, high} : json()},
-          {"n", n},           {"significant", n > 1 && (low > 0 || high < 0)}};
+  return {{"family", family},
+          {"metric", field.key},
+          {"paper_name", field.paper_name},
+          {"unit", field.unit},
+          {"first", first},
+          {"second", second},
+          {"difference", second - first},
+          {"ci95", n > 1 ? json{low, high} : json()},
+          {"n", n},
+          {"significant", n > 1 && (low > 0 || high < 0)}};
 }
 
 void compare_family(const MetricInfo& info, const std::vector<std::pair<const json*, const json*>>& cases, json& rows) {
@@ -111,7 +118,9 @@ void compare_family(const MetricInfo& info, const std::vector<std::pair<const js
     if (field.key == "score") {
       std::vector<Pairs> parts(3);
       for (const auto& shared : both) {
-        if (!shared.count("efficacy" + suffix) || !shared.count("paraphrase" + suffix) || !shared.count("neighborhood" + suffix)) continue;
+        if (!shared.count("efficacy" + suffix) || !shared.count("paraphrase" + suffix) ||
+            !shared.count("neighborhood" + suffix))
+          continue;
         size_t part = 0;
         for (const char* name : {"efficacy", "paraphrase", "neighborhood"}) {
           const auto& [a, b] = shared.at(name + suffix);
@@ -143,14 +152,18 @@ json compare_runs(const RunReport& first, const RunReport& second) {
       }
     cases.emplace_back(line, found->second);
   }
-  json out = {{"first", run_name(first)}, {"second", run_name(second)}, {"paired_cases", cases.size()},
+  json out = {{"first", run_name(first)},
+              {"second", run_name(second)},
+              {"paired_cases", cases.size()},
               {"same_facts", different == 0 && cases.size() == left.size() && cases.size() == right.size()},
-              {"differences", json::array()}, {"notes", json::array()}};
+              {"differences", json::array()},
+              {"notes", json::array()}};
   for (const auto& info : metric_families()) compare_family(info, cases, out["differences"]);
   const auto note = [&](const std::string& text) { out["notes"].push_back(text); };
   if (cases.empty()) note("the runs have no case in common");
   if (left.size() > cases.size() || right.size() > cases.size())
-    note("left out as they are in one run only: " + std::to_string(left.size() - cases.size()) + " and " + std::to_string(right.size() - cases.size()) + " cases");
+    note("left out as they are in one run only: " + std::to_string(left.size() - cases.size()) + " and " +
+         std::to_string(right.size() - cases.size()) + " cases");
   if (different > 0) note(std::to_string(different) + " cases have the same id but another prompt, subject or target");
   if (ambiguous > 0) note(std::to_string(ambiguous) + " case ids occur twice in a run and are left out");
   for (const char* key : {"path", "fingerprint"})
@@ -158,32 +171,38 @@ json compare_runs(const RunReport& first, const RunReport& second) {
       note(std::string("the models differ in ") + key);
       break;
     }
-  if (detail::member(first.results, {"dtype"}) != detail::member(second.results, {"dtype"})) note("the runs have different dtypes");
+  if (detail::member(first.results, {"dtype"}) != detail::member(second.results, {"dtype"}))
+    note("the runs have different dtypes");
   return out;
 }
 
 std::string format_comparison(const json& comparison) {
-  std::vector<std::vector<std::string>> table = {{"family", "metric", "first", "second", "difference", "95 % interval", "n", ""}};
+  std::vector<std::vector<std::string>> table = {
+      {"family", "metric", "first", "second", "difference", "95 % interval", "n", ""}};
   const json& rows = detail::member(comparison, {"differences"});
   if (rows.is_array())
     for (const auto& row : rows) {
       const int digits = detail::text(row, "unit") == "perplexity" ? 2 : 1;
       const json& range = detail::member(row, {"ci95"});
       const auto difference = detail::number(row, "difference");
-      table.push_back({detail::text(row, "family"), detail::text(row, "metric"), detail::fixed(detail::number(row, "first"), digits),
+      table.push_back({detail::text(row, "family"), detail::text(row, "metric"),
+                       detail::fixed(detail::number(row, "first"), digits),
                        detail::fixed(detail::number(row, "second"), digits),
                        (difference.value_or(0) > 0 ? "+" : "") + detail::fixed(difference, digits),
-                       range.is_array() ? detail::fixed(detail::as_number(range[0]), digits) + " … " + detail::fixed(detail::as_number(range[1]), digits) : "–",
+                       range.is_array() ? detail::fixed(detail::as_number(range[0]), digits) + " … " +
+                                              detail::fixed(detail::as_number(range[1]), digits)
+                                        : "–",
                        detail::text(row, "n"), detail::member(row, {"significant"}) == json(true) ? "*" : ""});
     }
   const auto characters = [](const std::string& text) {
-    return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+    return static_cast<size_t>(
+        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
   };
   std::vector<size_t> widths(table[0].size(), 0);
   for (const auto& row : table)
     for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], characters(row[c]));
-  std::string out = "first:  " + detail::text(comparison, "first") + "\nsecond: " + detail::text(comparison, "second") + "\npaired cases: " +
-                    detail::text(comparison, "paired_cases") + "\n\n";
+  std::string out = "first:  " + detail::text(comparison, "first") + "\nsecond: " + detail::text(comparison, "second") +
+                    "\npaired cases: " + detail::text(comparison, "paired_cases") + "\n\n";
   for (const auto& row : table) {
     std::string line;
     for (size_t c = 0; c < row.size(); ++c) {

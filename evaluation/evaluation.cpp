@@ -94,8 +94,9 @@ std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::v
 
 void RetentionMatrix::add(int64_t edits_applied, const std::vector<Efficacy>& values) {
   if (!steps_.empty() && steps_[0].values.size() != values.size())
-    throw Error(ErrorClass::kInvalidArgument, {"retention", std::to_string(values.size()) + " facts",
-                                               std::to_string(steps_[0].values.size()) + " as in the first step", "give all facts in every step"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"retention", std::to_string(values.size()) + " facts",
+                 std::to_string(steps_[0].values.size()) + " as in the first step", "give all facts in every step"});
   steps_.push_back({edits_applied, values});
 }
 
@@ -104,7 +105,8 @@ json RetentionMatrix::to_json() const {
               {"probability", json::array()},   {"edited_success", json::array()}, {"nll_new", json::array()},
               {"nll_true", json::array()}};
   for (const auto& step : steps_) {
-    json success = json::array(), accuracy = json::array(), probability = json::array(), fresh = json::array(), old = json::array();
+    json success = json::array(), accuracy = json::array(), probability = json::array(), fresh = json::array(),
+         old = json::array();
     int64_t kept = 0;
     const int64_t edited = std::min<int64_t>(step.edits_applied, static_cast<int64_t>(step.values.size()));
     for (size_t i = 0; i < step.values.size(); ++i) {
@@ -122,7 +124,8 @@ json RetentionMatrix::to_json() const {
     out["probability"].push_back(probability);
     out["nll_new"].push_back(fresh);
     out["nll_true"].push_back(old);
-    out["edited_success"].push_back(edited > 0 ? json(100.0 * static_cast<double>(kept) / static_cast<double>(edited)) : json());
+    out["edited_success"].push_back(edited > 0 ? json(100.0 * static_cast<double>(kept) / static_cast<double>(edited))
+                                               : json());
   }
   return out;
 }
@@ -146,7 +149,8 @@ RetentionMatrix RetentionMatrix::from_json(const json& json) {
       matrix.add(steps.at(s).get<int64_t>(), values);
     }
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorClass::kCorruption, {"retention matrix", error.what(), "what RetentionMatrix::to_json writes", "run the evaluation again"});
+    throw Error(ErrorClass::kCorruption,
+                {"retention matrix", error.what(), "what RetentionMatrix::to_json writes", "run the evaluation again"});
   }
   return matrix;
 }
@@ -156,8 +160,8 @@ std::string RetentionMatrix::to_csv() const {
   out << "edits_applied,fact,success,accuracy,probability\n";
   for (const auto& step : steps_)
     for (size_t i = 0; i < step.values.size(); ++i)
-      out << step.edits_applied << ',' << i << ',' << (step.values[i].success() ? 1 : 0) << ',' << (step.values[i].accurate ? 1 : 0) << ','
-          << step.values[i].probability << '\n';
+      out << step.edits_applied << ',' << i << ',' << (step.values[i].success() ? 1 : 0) << ','
+          << (step.values[i].accurate ? 1 : 0) << ',' << step.values[i].probability << '\n';
   return out.str();
 }
 
@@ -187,7 +191,8 @@ Evaluation evaluation_from_json(const json& json) {
                          counts.at("tokens_given").get<int64_t>(), counts.at("tokens_run").get<int64_t>(),
                          counts.at("rows_projected").get<int64_t>()};
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorClass::kCorruption, {"stored evaluation", error.what(), "what evaluation::to_json writes", "remove the file; it is made again"});
+    throw Error(ErrorClass::kCorruption, {"stored evaluation", error.what(), "what evaluation::to_json writes",
+                                          "remove the file; it is made again"});
   }
   return evaluation;
 }

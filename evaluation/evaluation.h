@@ -3,9 +3,9 @@
 // A family is one file in metrics/ and one line in metrics.def. It first says which continuations it needs scored, then
 // turns the scores into numbers; requests of all families and all facts go through the model together (scoring.h).
 //
-// Goals: both published dialects (CounterFact's success rates, EasyEdit's token accuracies) from one pass, each number with
-// its definition; a number that the facts do not support is null, never 0.
-// Non-goals: deciding when to evaluate, editing.
+// Goals: both published dialects (CounterFact's success rates, EasyEdit's token accuracies) from one pass, each number
+// with its definition; a number that the facts do not support is null, never 0. Non-goals: deciding when to evaluate,
+// editing.
 #pragma once
 
 #include <emend/core/cancel.h>
@@ -33,10 +33,10 @@ struct MetricField {
 };
 
 struct MetricInfo {
-  std::string name;        ///< as on the command line and in metrics.def
-  std::string summary;     ///< one line for --help
-  std::string protocol;    ///< where the definition comes from
-  int version = 1;         ///< goes up when numbers change; part of cache keys
+  std::string name;      ///< as on the command line and in metrics.def
+  std::string summary;   ///< one line for --help
+  std::string protocol;  ///< where the definition comes from
+  int version = 1;       ///< goes up when numbers change; part of cache keys
   std::vector<MetricField> fields;
 };
 
@@ -46,34 +46,36 @@ struct MetricInfo {
 [[nodiscard]] const MetricInfo& metric_info(const std::string& name);
 
 /// Resolves names as given to --eval: "auto" becomes the families that suit the facts (by what the facts carry, so a
-/// CounterFact file gives counterfact and easyedit), "none" becomes nothing; duplicates go. Throws Error(kInvalidArgument)
-/// for an unknown name with the closest one.
-[[nodiscard]] std::vector<std::string> resolve_metrics(const std::vector<std::string>& names, const datasets::FactSet& facts);
+/// CounterFact file gives counterfact and easyedit), "none" becomes nothing; duplicates go. Throws
+/// Error(kInvalidArgument) for an unknown name with the closest one.
+[[nodiscard]] std::vector<std::string> resolve_metrics(const std::vector<std::string>& names,
+                                                       const datasets::FactSet& facts);
 
-/// The outcome for one model state. `summary` has a member for each family: {"counterfact": {"score": 85.8, …, "n": 32}};
-/// percentages are 0…100. `cases` has an object for each fact with the family's raw values: {"counterfact": {…}}; families
-/// that judge groups of facts (mquake) add `groups`.
+/// The outcome for one model state. `summary` has a member for each family: {"counterfact": {"score": 85.8, …, "n":
+/// 32}}; percentages are 0…100. `cases` has an object for each fact with the family's raw values: {"counterfact": {…}};
+/// families that judge groups of facts (mquake) add `groups`.
 struct Evaluation {
   nlohmann::json summary = nlohmann::json::object();
   std::vector<nlohmann::json> cases;
   std::vector<nlohmann::json> groups;
-  at::Tensor probe;  ///< [probes, V] next-token log-probabilities that `health` compares with later; undefined without it
+  at::Tensor
+      probe;  ///< [probes, V] next-token log-probabilities that `health` compares with later; undefined without it
   double seconds = 0;
   ScoreCounts counts;
 };
 
 struct EvaluateOptions {
   int64_t batch_tokens = 2048;
-  /// The evaluation of the unedited model on the same facts with the same families; locality in EasyEdit's sense and the
-  /// divergence in `health` compare with it. Absent: the model is taken to be unedited.
+  /// The evaluation of the unedited model on the same facts with the same families; locality in EasyEdit's sense and
+  /// the divergence in `health` compare with it. Absent: the model is taken to be unedited.
   const Evaluation* before = nullptr;
   bool reference = false;  ///< the published padded loop instead of the packed engine (same numbers, slow)
 
   // Generation (slow): fluency, consistency, essence; family "generation" or `fluency` in easyedit.
   bool generation = false;
-  int64_t generation_length = 100;         ///< tokens, prompt included, as published
-  std::filesystem::path snippets;          ///< attribute_snippets.json; empty: no reference score
-  std::filesystem::path idf_corpus;        ///< texts for inverse document frequencies; empty: the snippets themselves
+  int64_t generation_length = 100;   ///< tokens, prompt included, as published
+  std::filesystem::path snippets;    ///< attribute_snippets.json; empty: no reference score
+  std::filesystem::path idf_corpus;  ///< texts for inverse document frequencies; empty: the snippets themselves
   uint64_t seed = 0;
 
   /// Folder with health_*.json, lambada*.jsonl, *.txt for the family "health".
@@ -87,14 +89,14 @@ struct EvaluateOptions {
 };
 
 /// Evaluates `model` on `facts`. Names as resolve_metrics takes them. The model is not changed.
-/// Throws Error(kInvalidArgument) for names, Error(kNotFound) for data that a family needs, Error(kNumeric) if the model
-/// gives values that are not finite, Error(kCancelled).
+/// Throws Error(kInvalidArgument) for names, Error(kNotFound) for data that a family needs, Error(kNumeric) if the
+/// model gives values that are not finite, Error(kCancelled).
 [[nodiscard]] Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts,
                                   const std::vector<std::string>& names, const EvaluateOptions& options = {});
 
-/// The same for a model that has not been edited, remembered in `cache_folder` (created if missing; empty: not remembered).
-/// The key holds the model's fingerprint and dtype, the facts' fingerprint, the families with their versions and every
-/// option that changes a number. A damaged file is reported through the log and replaced.
+/// The same for a model that has not been edited, remembered in `cache_folder` (created if missing; empty: not
+/// remembered). The key holds the model's fingerprint and dtype, the facts' fingerprint, the families with their
+/// versions and every option that changes a number. A damaged file is reported through the log and replaced.
 [[nodiscard]] Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                                          const std::vector<std::string>& names, const EvaluateOptions& options,
                                          const std::filesystem::path& cache_folder, bool* from_cache = nullptr);
@@ -110,22 +112,26 @@ struct Efficacy {
 };
 
 /// The cheap path for retention and stop rules: the facts' own prompts only.
-[[nodiscard]] std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::vector<datasets::Fact>& facts,
+[[nodiscard]] std::vector<Efficacy> evaluate_efficacy(const models::Model& model,
+                                                      const std::vector<datasets::Fact>& facts,
                                                       const ScoreOptions& options = {});
 
 /// Greedy continuations and target probabilities of the facts' own prompts, for people to read.
 struct Continuation {
   std::string prompt, text;
-  double probability = 0;                                ///< of the whole target, exp(mean log p)
-  std::vector<std::pair<std::string, double>> top;       ///< most probable next tokens
+  double probability = 0;                           ///< of the whole target, exp(mean log p)
+  std::vector<std::pair<std::string, double>> top;  ///< most probable next tokens
 };
-[[nodiscard]] std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
-                                                       int64_t new_tokens = 12, int top = 5, const CancelToken& cancel = {});
+[[nodiscard]] std::vector<Continuation> continue_facts(const models::Model& model,
+                                                       const std::vector<datasets::Fact>& facts,
+                                                       int64_t new_tokens = 12, int top = 5,
+                                                       const CancelToken& cancel = {});
 
 /// Efficacy of every fact after every step of a sequence of edits.
 class RetentionMatrix {
  public:
-  /// Records the state after `edits_applied` edits; `values` covers the facts in their order (those not yet edited too).
+  /// Records the state after `edits_applied` edits; `values` covers the facts in their order (those not yet edited
+  /// too).
   void add(int64_t edits_applied, const std::vector<Efficacy>& values);
   [[nodiscard]] bool empty() const noexcept { return steps_.empty(); }
   /// {"edits_applied": [...], "success": [[0/1 …] …], "accuracy": [[…] …], "probability": [[…] …],

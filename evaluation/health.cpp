@@ -31,9 +31,11 @@ double total_nll(const models::Model& model, const std::vector<std::vector<int64
   for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
     const size_t n = std::min(tokens.size() - at, static_cast<size_t>(chunk));
     const auto slice = [&](const std::vector<int64_t>& values, const at::Tensor& like) {
-      return devices::route_like(at::tensor(at::ArrayRef<int64_t>(values.data() + at, n), at::kLong), like, devices::Purpose::kLabels);
+      return devices::route_like(at::tensor(at::ArrayRef<int64_t>(values.data() + at, n), at::kLong), like,
+                                 devices::Purpose::kLabels);
     };
-    const at::Tensor logits_MV = detail::wide_logits(model.project(hidden_ND.index_select(0, slice(tokens, hidden_ND))));
+    const at::Tensor logits_MV =
+        detail::wide_logits(model.project(hidden_ND.index_select(0, slice(tokens, hidden_ND))));
     const at::Tensor right = logits_MV.gather(1, slice(labels, logits_MV).unsqueeze(1)).squeeze(1);
     const at::Tensor nll = at::logsumexp(logits_MV, {-1}) - right;
     total += devices::to_host(nll.to(at::kDouble).sum(), devices::Purpose::kLogits).item<double>();
@@ -71,7 +73,8 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   const auto& prefix = tokenizer.prefix_ids();
   const int64_t room = std::min(length, model.max_positions()) - static_cast<int64_t>(prefix.size());
   if (room < 2)
-    throw Error(ErrorClass::kInvalidArgument, {"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
   Perplexity result;
   std::vector<std::vector<int64_t>> rows;
   int64_t row_tokens = 0;
@@ -85,7 +88,8 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
     options.cancel.check("perplexity");
     auto row = prefix;
     const size_t end = std::min(ids.size(), at + static_cast<size_t>(room));
-    row.insert(row.end(), ids.begin() + static_cast<std::ptrdiff_t>(at), ids.begin() + static_cast<std::ptrdiff_t>(end));
+    row.insert(row.end(), ids.begin() + static_cast<std::ptrdiff_t>(at),
+               ids.begin() + static_cast<std::ptrdiff_t>(end));
     if (row.size() < 2) continue;
     if (!rows.empty() && row_tokens + static_cast<int64_t>(row.size()) > options.batch_tokens) flush();
     row_tokens += static_cast<int64_t>(row.size());
@@ -94,7 +98,8 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   }
   flush();
   if (result.tokens == 0)
-    throw Error(ErrorClass::kInvalidArgument, {"perplexity", "a text of fewer than 2 tokens", "a longer text", "check the file"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"perplexity", "a text of fewer than 2 tokens", "a longer text", "check the file"});
   result.nll /= static_cast<double>(result.tokens);
   result.value = std::exp(result.nll);
   return result;
@@ -106,8 +111,9 @@ Lambada lambada(const models::Model& model, const std::vector<std::string>& text
     const size_t end = text.find_last_not_of(" \n") + 1;
     const size_t space = end == 0 ? std::string::npos : text.rfind(' ', end - 1);
     if (space == std::string::npos || space == 0)
-      throw Error(ErrorClass::kInvalidArgument, {"lambada text " + std::to_string(requests.size()), "\"" + text.substr(0, 60) + "\"",
-                                                 "a text of at least two words", "check the file"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"lambada text " + std::to_string(requests.size()), "\"" + text.substr(0, 60) + "\"",
+                   "a text of at least two words", "check the file"});
     requests.push_back({text.substr(0, space), text.substr(space + 1, end - space - 1)});
   }
   Lambada result;
@@ -123,7 +129,8 @@ Lambada lambada(const models::Model& model, const std::vector<std::string>& text
   return result;
 }
 
-MultipleChoice multiple_choice(const models::Model& model, const std::vector<Choice>& items, const ScoreOptions& options) {
+MultipleChoice multiple_choice(const models::Model& model, const std::vector<Choice>& items,
+                               const ScoreOptions& options) {
   std::vector<ScoreRequest> requests;
   bool two = true;
   for (const auto& item : items) {
@@ -159,8 +166,9 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
 
 double mean_divergence(const at::Tensor& before, const at::Tensor& after) {
   if (!before.defined() || !after.defined() || before.sizes() != after.sizes() || before.dim() != 2)
-    throw Error(ErrorClass::kInvalidArgument, {"divergence", "distributions of different shapes", "two [texts, V] tensors of the same texts",
-                                               "evaluate both states with the same model and texts"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"divergence", "distributions of different shapes", "two [texts, V] tensors of the same texts",
+                 "evaluate both states with the same model and texts"});
   const at::Tensor p = before.to(at::kDouble), q = after.to(at::kDouble);
   return std::max(0.0, (p.exp() * (p - q)).sum(1).mean().item<double>());
 }
@@ -170,7 +178,8 @@ json evaluate_health(const models::Model& model, const std::vector<HealthTask>& 
   out["n"] = json::object();
   for (const auto& task : tasks) {
     if (task.kind == "perplexity") {
-      const auto result = perplexity(model, task.texts.at(0), options.perplexity_length, options.perplexity_tokens, options.score);
+      const auto result =
+          perplexity(model, task.texts.at(0), options.perplexity_length, options.perplexity_tokens, options.score);
       out["perplexity"] = result.value;
       out["n"][task.name] = result.tokens;
     } else if (task.kind == "lambada") {

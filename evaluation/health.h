@@ -21,8 +21,9 @@ struct Perplexity {
   int64_t tokens = 0;
 };
 
-/// Perplexity of a text cut into windows of `length` tokens that do not overlap (each starts without context; the tokenizer's
-/// beginning-of-sequence token is put in front of every window where it adds one). At most `max_tokens` are read (-1: all).
+/// Perplexity of a text cut into windows of `length` tokens that do not overlap (each starts without context; the
+/// tokenizer's beginning-of-sequence token is put in front of every window where it adds one). At most `max_tokens` are
+/// read (-1: all).
 [[nodiscard]] Perplexity perplexity(const models::Model& model, const std::string& text, int64_t length = 512,
                                     int64_t max_tokens = -1, const ScoreOptions& options = {});
 
@@ -32,7 +33,8 @@ struct Lambada {
   int64_t n = 0;
 };
 /// Texts whose last word (after the last space) is the target.
-[[nodiscard]] Lambada lambada(const models::Model& model, const std::vector<std::string>& texts, const ScoreOptions& options = {});
+[[nodiscard]] Lambada lambada(const models::Model& model, const std::vector<std::string>& texts,
+                              const ScoreOptions& options = {});
 
 /// A question with several continuations of which one is right.
 struct Choice {
@@ -46,7 +48,7 @@ struct MultipleChoice {
   std::optional<double> matthews;  ///< Matthews correlation × 100, for two-option tasks
   std::optional<double> f1;        ///< F1 of option 1 × 100, for two-option tasks
   int64_t n = 0;
-  std::vector<int64_t> chosen;     ///< by the sum
+  std::vector<int64_t> chosen;  ///< by the sum
 };
 [[nodiscard]] MultipleChoice multiple_choice(const models::Model& model, const std::vector<Choice>& items,
                                              const ScoreOptions& options = {});
@@ -63,9 +65,9 @@ struct HealthTask {
   std::vector<std::string> texts;  ///< for lambada: texts; for perplexity: one text
 };
 
-/// The tasks whose files lie in `folder`, by file name: health_mmlu.json, health_piqa.json, health_sst2.json, health_rte.json,
-/// health_cola.json, lambada*.jsonl, wikitext*.txt or perplexity*.txt. `limit` items each (-1: all). Throws Error(kNotFound)
-/// if there is none, Error(kCorruption, kInvalidArgument) naming file and row.
+/// The tasks whose files lie in `folder`, by file name: health_mmlu.json, health_piqa.json, health_sst2.json,
+/// health_rte.json, health_cola.json, lambada*.jsonl, wikitext*.txt or perplexity*.txt. `limit` items each (-1: all).
+/// Throws Error(kNotFound) if there is none, Error(kCorruption, kInvalidArgument) naming file and row.
 [[nodiscard]] std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, int64_t limit = 100);
 
 /// Prompts for divergence: a fixed set of beginnings of sentences that have nothing to do with the facts.

@@ -1,4 +1,5 @@
-// Reads the health tasks and turns their rows into prompts. The wordings follow EleutherAI's lm-evaluation-harness, zero-shot.
+// Reads the health tasks and turns their rows into prompts. The wordings follow EleutherAI's lm-evaluation-harness,
+// zero-shot.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/evaluation/health.h>
@@ -19,11 +20,13 @@ struct Row {
     throw Error(ErrorClass::kInvalidArgument, {where, got, expected, "see docs/metrics.md for the files' forms"});
   }
   [[nodiscard]] std::string text(const char* key) const {
-    if (!value.is_object() || !value.contains(key) || !value[key].is_string()) fail(std::string("no text \"") + key + "\"", "a string");
+    if (!value.is_object() || !value.contains(key) || !value[key].is_string())
+      fail(std::string("no text \"") + key + "\"", "a string");
     return value[key].get<std::string>();
   }
   [[nodiscard]] int64_t index(const char* key, int64_t below) const {
-    if (!value.contains(key) || !value[key].is_number_integer()) fail(std::string("no number \"") + key + "\"", "an integer");
+    if (!value.contains(key) || !value[key].is_number_integer())
+      fail(std::string("no number \"") + key + "\"", "an integer");
     const auto i = value[key].get<int64_t>();
     if (i < 0 || i >= below) fail(std::string(key) + " is " + std::to_string(i), "0 to " + std::to_string(below - 1));
     return i;
@@ -33,11 +36,13 @@ struct Row {
 Choice mmlu(const Row& row) {
   static const char* const letters[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
   const json choices = row.value.contains("choices") ? row.value["choices"] : json();
-  if (!choices.is_array() || choices.size() < 2 || choices.size() > 8) row.fail("no list \"choices\"", "2 to 8 answers");
+  if (!choices.is_array() || choices.size() < 2 || choices.size() > 8)
+    row.fail("no list \"choices\"", "2 to 8 answers");
   std::string subject = row.text("subject");
   std::replace(subject.begin(), subject.end(), '_', ' ');
   Choice choice;
-  choice.prompt = "The following are multiple choice questions (with answers) about " + subject + ".\n\n" + row.text("question") + "\n";
+  choice.prompt = "The following are multiple choice questions (with answers) about " + subject + ".\n\n" +
+                  row.text("question") + "\n";
   for (size_t i = 0; i < choices.size(); ++i) {
     if (!choices[i].is_string()) row.fail("an answer that is not a text", "strings");
     choice.prompt += std::string(letters[i]) + ". " + choices[i].get<std::string>() + "\n";
@@ -52,13 +57,19 @@ Choice piqa(const Row& row) {
   return {"Question: " + row.text("goal") + "\nAnswer:", {row.text("sol1"), row.text("sol2")}, row.index("label", 2)};
 }
 Choice sst2(const Row& row) {
-  return {row.text("sentence") + "\nQuestion: Is this sentence positive or negative?\nAnswer:", {"negative", "positive"}, row.index("label", 2)};
+  return {row.text("sentence") + "\nQuestion: Is this sentence positive or negative?\nAnswer:",
+          {"negative", "positive"},
+          row.index("label", 2)};
 }
 Choice rte(const Row& row) {
-  return {row.text("sentence1") + "\nQuestion: " + row.text("sentence2") + " True or False?\nAnswer:", {"True", "False"}, row.index("label", 2)};
+  return {row.text("sentence1") + "\nQuestion: " + row.text("sentence2") + " True or False?\nAnswer:",
+          {"True", "False"},
+          row.index("label", 2)};
 }
 Choice cola(const Row& row) {
-  return {row.text("sentence") + "\nQuestion: Does this sentence make sense?\nAnswer:", {"no", "yes"}, row.index("label", 2)};
+  return {row.text("sentence") + "\nQuestion: Does this sentence make sense?\nAnswer:",
+          {"no", "yes"},
+          row.index("label", 2)};
 }
 
 struct ChoiceFile {
@@ -75,7 +86,8 @@ constexpr ChoiceFile kChoiceFiles[] = {{"health_mmlu.json", "mmlu", mmlu},
 HealthTask read_choices(const std::filesystem::path& path, const ChoiceFile& kind, int64_t limit) {
   const json rows = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!rows.is_array())
-    throw Error(ErrorClass::kCorruption, {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
   HealthTask task{kind.name, "choice", path.string(), {}, {}};
   for (size_t i = 0; i < rows.size() && (limit < 0 || static_cast<int64_t>(i) < limit); ++i)
     task.choices.push_back(kind.read({rows[i], path.string() + ": row " + std::to_string(i + 1)}));
@@ -91,7 +103,9 @@ HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
     if (line.find_first_not_of(" \r\t") == std::string::npos) continue;
     const json row = json::parse(line, nullptr, /*allow_exceptions=*/false);
     const std::string where = path.string() + ":" + std::to_string(number);
-    if (row.is_discarded()) throw Error(ErrorClass::kCorruption, {where, "no JSON", "one object a line", "take the file from its source again"});
+    if (row.is_discarded())
+      throw Error(ErrorClass::kCorruption,
+                  {where, "no JSON", "one object a line", "take the file from its source again"});
     task.texts.push_back(Row{row, where}.text("text"));
   }
   return task;
@@ -116,26 +130,47 @@ std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, i
     for (const auto& path : files)
       if (path.filename() == kind.file) tasks.push_back(read_choices(path, kind, limit));
   if (tasks.empty())
-    throw Error(ErrorClass::kNotFound, {"health data in \"" + folder.string() + "\"", "no file of a known task",
-                                        "health_mmlu.json, health_piqa.json, health_sst2.json, health_rte.json, health_cola.json, "
-                                        "lambada*.jsonl, wikitext*.txt or perplexity*.txt",
-                                        "name the folder that holds such files"});
+    throw Error(ErrorClass::kNotFound,
+                {"health data in \"" + folder.string() + "\"", "no file of a known task",
+                 "health_mmlu.json, health_piqa.json, health_sst2.json, health_rte.json, health_cola.json, "
+                 "lambada*.jsonl, wikitext*.txt or perplexity*.txt",
+                 "name the folder that holds such files"});
   return tasks;
 }
 
 const std::vector<std::string>& probe_prompts() {
-  static const std::vector<std::string> prompts = {
-      "The weather in the mountains can change", "In the morning she opened the window and", "Water boils at a temperature of",
-      "The committee met on Tuesday to discuss", "He put the letter back into", "Photosynthesis is the process by which",
-      "The train to the coast leaves at", "Once upon a time there was a", "The results of the study suggest that",
-      "To make a good soup, first", "The river flows from the north to", "She had never seen such a",
-      "The law of supply and demand says", "After the match the players", "A triangle has three",
-      "The old house at the end of the street", "In order to install the program,", "The price of bread has",
-      "My favourite thing about summer is", "The doctor told him to", "Dogs are usually more",
-      "At the beginning of the nineteenth century,", "The engine started with a", "If you want to learn to play the piano,",
-      "The children ran across the", "A healthy diet contains plenty of", "The museum is open every day except",
-      "When the lights went out, everybody", "The square root of nine is", "There are seven days in a",
-      "The judge asked the witness whether", "Snow fell all night, and by"};
+  static const std::vector<std::string> prompts = {"The weather in the mountains can change",
+                                                   "In the morning she opened the window and",
+                                                   "Water boils at a temperature of",
+                                                   "The committee met on Tuesday to discuss",
+                                                   "He put the letter back into",
+                                                   "Photosynthesis is the process by which",
+                                                   "The train to the coast leaves at",
+                                                   "Once upon a time there was a",
+                                                   "The results of the study suggest that",
+                                                   "To make a good soup, first",
+                                                   "The river flows from the north to",
+                                                   "She had never seen such a",
+                                                   "The law of supply and demand says",
+                                                   "After the match the players",
+                                                   "A triangle has three",
+                                                   "The old house at the end of the street",
+                                                   "In order to install the program,",
+                                                   "The price of bread has",
+                                                   "My favourite thing about summer is",
+                                                   "The doctor told him to",
+                                                   "Dogs are usually more",
+                                                   "At the beginning of the nineteenth century,",
+                                                   "The engine started with a",
+                                                   "If you want to learn to play the piano,",
+                                                   "The children ran across the",
+                                                   "A healthy diet contains plenty of",
+                                                   "The museum is open every day except",
+                                                   "When the lights went out, everybody",
+                                                   "The square root of nine is",
+                                                   "There are seven days in a",
+                                                   "The judge asked the witness whether",
+                                                   "Snow fell all night, and by"};
   return prompts;
 }
 

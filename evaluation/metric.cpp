@@ -31,8 +31,9 @@ std::vector<std::string> names() {
   std::string listed;
   for (const auto& known : names()) listed += (listed.empty() ? "" : ", ") + known;
   const std::string closest = closest_name(name, names());
-  throw Error(ErrorClass::kInvalidArgument, {"metrics", "unknown metric \"" + name + "\"", "one of " + listed + ", or auto, none",
-                                             closest.empty() ? "" : "did you mean \"" + closest + "\"?"});
+  throw Error(ErrorClass::kInvalidArgument,
+              {"metrics", "unknown metric \"" + name + "\"", "one of " + listed + ", or auto, none",
+               closest.empty() ? "" : "did you mean \"" + closest + "\"?"});
 }
 
 }  // namespace
@@ -86,7 +87,8 @@ std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted,
   return resolved;
 }
 
-void put_mean(nlohmann::json& summary, const std::string& key, const std::vector<std::optional<double>>& records, double scale) {
+void put_mean(nlohmann::json& summary, const std::string& key, const std::vector<std::optional<double>>& records,
+              double scale) {
   const auto mean = mean_of(records);
   summary[key] = mean ? nlohmann::json(scale * mean->value) : nlohmann::json();
   if (!mean) return;

@@ -60,8 +60,9 @@ class Metric {
 /// A new object of the family. Throws Error(kInvalidArgument) with the closest name.
 [[nodiscard]] std::unique_ptr<Metric> make_metric(const std::string& name);
 
-/// A number of a summary: percent or null, and its interval, under `key`. The interval goes to summary["ci95"][key], the standard
-/// deviation to summary["std"][key], the number of records to summary["counts"][key]. `scale` multiplies (100 for percent).
+/// A number of a summary: percent or null, and its interval, under `key`. The interval goes to summary["ci95"][key],
+/// the standard deviation to summary["std"][key], the number of records to summary["counts"][key]. `scale` multiplies
+/// (100 for percent).
 void put_mean(nlohmann::json& summary, const std::string& key, const std::vector<std::optional<double>>& records,
               double scale = 100);
 /// Mean of a record's values; absent if there are none.

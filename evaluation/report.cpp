@@ -18,8 +18,9 @@ using nlohmann::json;
 json parse_object(const std::string& text, const std::string& where) {
   json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object())
-    throw Error(ErrorClass::kCorruption, {where, value.is_discarded() ? "text that is not JSON" : "JSON that is no object", "one JSON object",
-                                          "write the run again"});
+    throw Error(ErrorClass::kCorruption,
+                {where, value.is_discarded() ? "text that is not JSON" : "JSON that is no object", "one JSON object",
+                 "write the run again"});
   return value;
 }
 
@@ -37,13 +38,16 @@ std::string csv_cell(const std::string& text) {
   return out + '"';
 }
 
-std::string csv_number(const json& value) { return value.is_number() ? value.dump() : ""; }
+std::string csv_number(const json& value) {
+  return value.is_number() ? value.dump() : "";
+}
 
 }  // namespace
 
 RunReport load_run(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder))
-    throw Error(ErrorClass::kNotFound, {folder.string(), "no such folder", "the folder of a run", "give the --out folder of memit_edit"});
+    throw Error(ErrorClass::kNotFound,
+                {folder.string(), "no such folder", "the folder of a run", "give the --out folder of memit_edit"});
   RunReport run;
   run.results = parse_object(read_file(folder / "results.json"), (folder / "results.json").string());
   if (const auto path = folder / "cases.jsonl"; std::filesystem::exists(path)) {
@@ -54,18 +58,21 @@ RunReport load_run(const std::filesystem::path& folder) {
       if (!line.empty()) run.cases.push_back(parse_object(line, path.string() + ":" + std::to_string(number)));
     }
   }
-  if (const auto path = folder / "report.json"; std::filesystem::exists(path)) run.extras = parse_object(read_file(path), path.string());
+  if (const auto path = folder / "report.json"; std::filesystem::exists(path))
+    run.extras = parse_object(read_file(path), path.string());
   return run;
 }
 
 std::string render_report(const RunReport& run) {
   const auto cases = detail::case_states(run);
   const std::string title = "emend: " + detail::text(run.results, "editor", "edits");
-  std::string page = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-                     "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-                     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
-                     "<link rel=\"icon\" href=\"data:,\"><title>" +
-                     detail::escape(title) + "</title><style>" + detail::kReportStyle + series_rules() + "</style></head><body><main>";
+  std::string page =
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src "
+      "data:\">"
+      "<link rel=\"icon\" href=\"data:,\"><title>" +
+      detail::escape(title) + "</title><style>" + detail::kReportStyle + series_rules() + "</style></head><body><main>";
   page += detail::heading(run, cases);
   page += detail::changes_section(run, cases);
   page += detail::metrics_section(run);
@@ -76,7 +83,9 @@ std::string render_report(const RunReport& run) {
   return page + "</main></body></html>\n";
 }
 
-void write_report(const std::filesystem::path& path, const RunReport& run) { write_file(path, render_report(run)); }
+void write_report(const std::filesystem::path& path, const RunReport& run) {
+  write_file(path, render_report(run));
+}
 
 std::string metrics_csv(const json& results) {
   std::string out = "family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n\n";
@@ -84,13 +93,14 @@ std::string metrics_csv(const json& results) {
     const json& before = detail::member(results, {"metrics", info.name, "pre"});
     const json& after = detail::member(results, {"metrics", info.name, "post"});
     if (before.is_null() && after.is_null()) continue;
-    const auto row = [&](const std::string& key, const std::string& paper, const std::string& unit, const json& pre, const json& post,
-                         const json& pre_table, const json& post_table) {
+    const auto row = [&](const std::string& key, const std::string& paper, const std::string& unit, const json& pre,
+                         const json& post, const json& pre_table, const json& post_table) {
       const auto a = detail::as_number(pre), b = detail::as_number(post);
       const json& count = detail::member(post_table.is_null() ? pre_table : post_table, {"counts", key});
       const json& n = count.is_null() ? detail::member(post_table.is_null() ? pre_table : post_table, {"n"}) : count;
-      out += csv_cell(info.name) + ',' + csv_cell(key) + ',' + csv_cell(paper) + ',' + csv_cell(unit) + ',' + csv_number(pre) + ',' +
-             csv_number(post) + ',' + (a && b ? json(*b - *a).dump() : "") + ',' + csv_number(detail::member(pre_table, {"ci95", key})) + ',' +
+      out += csv_cell(info.name) + ',' + csv_cell(key) + ',' + csv_cell(paper) + ',' + csv_cell(unit) + ',' +
+             csv_number(pre) + ',' + csv_number(post) + ',' + (a && b ? json(*b - *a).dump() : "") + ',' +
+             csv_number(detail::member(pre_table, {"ci95", key})) + ',' +
              csv_number(detail::member(post_table, {"ci95", key})) + ',' + csv_number(n) + '\n';
     };
     for (const auto& field : info.fields) {
@@ -101,33 +111,40 @@ std::string metrics_csv(const json& results) {
       const json &pre = detail::member(before, {group}), &post = detail::member(after, {group});
       for (const auto& item : (post.is_object() && !post.empty() ? post : pre).items())
         if (item.value().is_number())
-          row(item.key(), std::string(group) + ": " + item.key(), "%", detail::member(pre, {item.key()}), detail::member(post, {item.key()}), pre, post);
+          row(item.key(), std::string(group) + ": " + item.key(), "%", detail::member(pre, {item.key()}),
+              detail::member(post, {item.key()}), pre, post);
     }
   }
   return out;
 }
 
-void write_metrics_csv(const std::filesystem::path& path, const RunReport& run) { write_file(path, metrics_csv(run.results)); }
+void write_metrics_csv(const std::filesystem::path& path, const RunReport& run) {
+  write_file(path, metrics_csv(run.results));
+}
 
 int64_t write_case_files(const std::filesystem::path& folder, const RunReport& run) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
-  if (failed) throw Error(ErrorClass::kIo, {folder.string(), "the folder cannot be made: " + failed.message(), "a writable place", "check the path"});
+  if (failed)
+    throw Error(ErrorClass::kIo, {folder.string(), "the folder cannot be made: " + failed.message(), "a writable place",
+                                  "check the path"});
   json ids = json::array();
   for (const auto& line : run.cases) ids.push_back(detail::member(line, {"case_id"}));
   const std::string edits = std::to_string(run.cases.size());
   int64_t written = 0;
   for (const auto& line : run.cases) {
-    json out = {{"case_id", detail::member(line, {"case_id"})}, {"grouped_case_ids", ids}, {"num_edits", run.cases.size()}};
+    json out = {
+        {"case_id", detail::member(line, {"case_id"})}, {"grouped_case_ids", ids}, {"num_edits", run.cases.size()}};
     const auto target = [&](const char* key) -> json {
       const json& value = detail::member(line, {key});
       return value.is_string() ? json{{"str", value}} : value;
     };
-    out["requested_rewrite"] = {{"prompt", detail::member(line, {"prompt"})},
-                                {"subject", detail::member(line, {"subject"})},
-                                {"relation_id", detail::member(line, {"relation_id"})},
-                                {"target_new", detail::member(line, {"target_new"}).is_null() ? target("target") : target("target_new")},
-                                {"target_true", target("target_true")}};
+    out["requested_rewrite"] = {
+        {"prompt", detail::member(line, {"prompt"})},
+        {"subject", detail::member(line, {"subject"})},
+        {"relation_id", detail::member(line, {"relation_id"})},
+        {"target_new", detail::member(line, {"target_new"}).is_null() ? target("target") : target("target_new")},
+        {"target_true", target("target_true")}};
     out["time"] = detail::member(line, {"seconds"});
     for (const char* when : {"pre", "post"}) {
       json values = json::object();
@@ -136,7 +153,9 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
         if (!raw.is_object()) continue;
         for (const auto& [key, value] : raw.items()) {
           // The published script compares the two targets; lists without the old one would break it.
-          if (key.ends_with("_probs") && value.is_array() && !value.empty() && detail::member(value[0], {"target_true"}).is_null()) continue;
+          if (key.ends_with("_probs") && value.is_array() && !value.empty() &&
+              detail::member(value[0], {"target_true"}).is_null())
+            continue;
           values[key] = value;
         }
       }
@@ -145,7 +164,8 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
     std::string id = detail::text(line, "case_id", std::to_string(written));
     for (char& c : id)
       if (c == '/' || c == '\\' || c == '\0') c = '_';  // a case id never leads out of the folder
-    write_file(folder / (edits + "_edits-case_" + id + ".json"), out.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
+    write_file(folder / (edits + "_edits-case_" + id + ".json"),
+               out.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
     ++written;
   }
   return written;

@@ -42,15 +42,16 @@ void not_finite(const std::string& where) {
 
 namespace {
 
-EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& request, const std::vector<int64_t>& prompt) {
+EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& request,
+                        const std::vector<int64_t>& prompt) {
   EncodedRequest encoded;
   encoded.ids = detail::encode_text(tokenizer, request.prompt + " " + request.target);
   const auto [a, b] = std::mismatch(prompt.begin(), prompt.end(), encoded.ids.begin(), encoded.ids.end());
   encoded.begin = std::max<int64_t>(a - prompt.begin(), 1);  // the very first token cannot be predicted
   if (encoded.begin >= static_cast<int64_t>(encoded.ids.size()))
-    throw Error(ErrorClass::kInvalidArgument, {"score of " + detail::quoted(request), "no token of the target can be predicted",
-                                               "a target with at least one token behind the prompt's first",
-                                               "check the fact's prompt and target"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"score of " + detail::quoted(request), "no token of the target can be predicted",
+                 "a target with at least one token behind the prompt's first", "check the fact's prompt and target"});
   return encoded;
 }
 
@@ -91,7 +92,8 @@ EncodedRequest encode_request(const models::Tokenizer& tokenizer, const ScoreReq
   return assemble(tokenizer, request, detail::encode_text(tokenizer, request.prompt));
 }
 
-std::vector<EncodedRequest> detail::encode_requests(const models::Tokenizer& tokenizer, const std::vector<ScoreRequest>& requests) {
+std::vector<EncodedRequest> detail::encode_requests(const models::Tokenizer& tokenizer,
+                                                    const std::vector<ScoreRequest>& requests) {
   std::unordered_map<std::string, std::vector<int64_t>> prompts;
   std::map<ScoreRequest, size_t> seen;
   std::vector<EncodedRequest> encoded;
@@ -108,9 +110,13 @@ std::vector<EncodedRequest> detail::encode_requests(const models::Tokenizer& tok
   return encoded;
 }
 
-double Score::total_log_prob() const { return std::accumulate(log_probs.begin(), log_probs.end(), 0.0); }
+double Score::total_log_prob() const {
+  return std::accumulate(log_probs.begin(), log_probs.end(), 0.0);
+}
 
-double Score::mean_nll() const { return -total_log_prob() / static_cast<double>(std::max<size_t>(log_probs.size(), 1)); }
+double Score::mean_nll() const {
+  return -total_log_prob() / static_cast<double>(std::max<size_t>(log_probs.size(), 1));
+}
 
 double Score::token_accuracy() const {
   size_t hits = 0;
@@ -118,7 +124,9 @@ double Score::token_accuracy() const {
   return static_cast<double>(hits) / static_cast<double>(std::max<size_t>(labels.size(), 1));
 }
 
-bool Score::all_correct() const { return labels == predicted; }
+bool Score::all_correct() const {
+  return labels == predicted;
+}
 
 std::vector<std::vector<Score>> score_cases_reference(const models::Model& model,
                                                       const std::vector<std::vector<ScoreRequest>>& cases,
@@ -134,7 +142,8 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
       const auto batch = models::TokenBatch::from_padded(padded.ids_BT, padded.mask_BT, {}, /*keep_padding=*/true);
       const at::Tensor logits_NV = devices::to_host(model.forward(batch).logits, devices::Purpose::kLogits);
       for (int64_t r = 0; r < batch.rows(); ++r)
-        scores.push_back(read_row(logits_NV.narrow(0, batch.token(r, 0), batch.length(r)), rows[static_cast<size_t>(r)]));
+        scores.push_back(
+            read_row(logits_NV.narrow(0, batch.token(r, 0), batch.length(r)), rows[static_cast<size_t>(r)]));
     }
     if (options.progress)
       options.progress({options.phase, static_cast<double>(all.size()), static_cast<double>(cases.size()),
@@ -143,7 +152,8 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
   return all;
 }
 
-at::Tensor next_token_log_probs(const models::Model& model, const std::vector<std::string>& texts, const ScoreOptions& options) {
+at::Tensor next_token_log_probs(const models::Model& model, const std::vector<std::string>& texts,
+                                const ScoreOptions& options) {
   const at::NoGradGuard no_grad;
   at::Tensor all_PV = at::empty({static_cast<int64_t>(texts.size()), model.vocab_size()}, at::kFloat);
   for (size_t begin = 0; begin < texts.size();) {
@@ -154,7 +164,8 @@ at::Tensor next_token_log_probs(const models::Model& model, const std::vector<st
     for (; end < texts.size() && static_cast<int64_t>(rows.size()) < options.project_rows; ++end) {
       auto ids = detail::encode_text(model.tokenizer(), texts[end]);
       if (ids.empty())
-        throw Error(ErrorClass::kInvalidArgument, {"probe text " + std::to_string(end), "no tokens", "a text", "leave empty texts out"});
+        throw Error(ErrorClass::kInvalidArgument,
+                    {"probe text " + std::to_string(end), "no tokens", "a text", "leave empty texts out"});
       if (!rows.empty() && tokens + static_cast<int64_t>(ids.size()) > options.batch_tokens) break;
       tokens += static_cast<int64_t>(ids.size());
       rows.push_back(std::move(ids));
@@ -164,7 +175,8 @@ at::Tensor next_token_log_probs(const models::Model& model, const std::vector<st
     forward.logit_tokens.emplace();
     for (int64_t r = 0; r < batch.rows(); ++r) forward.logit_tokens->push_back(batch.token(r, -1));
     const at::Tensor log_probs = at::log_softmax(detail::wide_logits(model.forward(batch, forward).logits), -1);
-    all_PV.narrow(0, static_cast<int64_t>(begin), batch.rows()).copy_(devices::to_host(log_probs, devices::Purpose::kLogits));
+    all_PV.narrow(0, static_cast<int64_t>(begin), batch.rows())
+        .copy_(devices::to_host(log_probs, devices::Purpose::kLogits));
     begin = end;
   }
   if (!at::isfinite(all_PV).all().item<bool>()) detail::not_finite("next-token probabilities");

@@ -1,13 +1,14 @@
 // How probable a model finds given continuations of given prompts: the one engine under all probability metrics.
 //
-// The text of a request is prompt + " " + target, encoded as a whole. The target's tokens are those from p on, where p is
-// the number of tokens of the prompt encoded alone (with a beginning-of-sequence token on both sides where the tokenizer
-// adds one). Where a merge crosses the border, so that the whole text's first p tokens are not the prompt's, the scored
-// span starts at the first token that differs: every token that holds a character of the target is then scored.
+// The text of a request is prompt + " " + target, encoded as a whole. The target's tokens are those from p on, where p
+// is the number of tokens of the prompt encoded alone (with a beginning-of-sequence token on both sides where the
+// tokenizer adds one). Where a merge crosses the border, so that the whole text's first p tokens are not the prompt's,
+// the scored span starts at the first token that differs: every token that holds a character of the target is then
+// scored.
 //
-// Goals: all requests of all cases go through the model together. Equal texts and shared beginnings are computed once, only
-// the rows that are read are projected to the vocabulary, padding does not exist.
-// Non-goals: sampling (models/generation.h), gradients.
+// Goals: all requests of all cases go through the model together. Equal texts and shared beginnings are computed once,
+// only the rows that are read are projected to the vocabulary, padding does not exist. Non-goals: sampling
+// (models/generation.h), gradients.
 #pragma once
 
 #include <emend/core/cancel.h>
@@ -36,8 +37,8 @@ struct EncodedRequest {
   int64_t begin = 0;
 };
 
-/// Throws Error(kInvalidArgument) if the text has no token that can be predicted (a target that encodes to nothing, or a
-/// single token without a beginning-of-sequence token before it).
+/// Throws Error(kInvalidArgument) if the text has no token that can be predicted (a target that encodes to nothing, or
+/// a single token without a beginning-of-sequence token before it).
 [[nodiscard]] EncodedRequest encode_request(const models::Tokenizer& tokenizer, const ScoreRequest& request);
 
 /// What the model says about the target of one request; all vectors have one entry a target token.
@@ -70,20 +71,20 @@ struct ScoreCounts {
   int64_t rows_projected = 0;  ///< rows that were projected to the vocabulary
 };
 
-/// Scores every request; results are in the order of the requests. Runs without gradients; the model is not changed, and
-/// hooks that are attached to it act. Throws Error(kInvalidArgument) for requests that cannot be encoded or are longer than
-/// the model's positions, Error(kNumeric) if a logit is not finite, Error(kCancelled).
+/// Scores every request; results are in the order of the requests. Runs without gradients; the model is not changed,
+/// and hooks that are attached to it act. Throws Error(kInvalidArgument) for requests that cannot be encoded or are
+/// longer than the model's positions, Error(kNumeric) if a logit is not finite, Error(kCancelled).
 [[nodiscard]] std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests,
                                                 const ScoreOptions& options = {}, ScoreCounts* counts = nullptr);
 
-/// The published loop as an oracle and a baseline: one right-padded batch a case, padding computed, logits of all positions
-/// of all rows, a log-softmax over the vocabulary for each scored token. Slow on purpose.
+/// The published loop as an oracle and a baseline: one right-padded batch a case, padding computed, logits of all
+/// positions of all rows, a log-softmax over the vocabulary for each scored token. Slow on purpose.
 [[nodiscard]] std::vector<std::vector<Score>> score_cases_reference(const models::Model& model,
                                                                     const std::vector<std::vector<ScoreRequest>>& cases,
                                                                     const ScoreOptions& options = {});
 
-/// Log-probabilities of the next token after each text: [texts, V], float32, on the CPU. For divergences between a model
-/// before and after an edit.
+/// Log-probabilities of the next token after each text: [texts, V], float32, on the CPU. For divergences between a
+/// model before and after an edit.
 [[nodiscard]] at::Tensor next_token_log_probs(const models::Model& model, const std::vector<std::string>& texts,
                                               const ScoreOptions& options = {});
 

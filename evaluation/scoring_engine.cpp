@@ -1,8 +1,9 @@
 // The packed scorer.
 //
-// Legend: a *head* is a token sequence with which several rows begin, a *row* is a distinct prompt followed by its longest
-// target without the last token, a *branch* is another target of the same prompt that leaves the row's tokens. A *position*
-// is a token whose prediction is read. Heads run first and leave keys and values; rows continue them; branches continue rows.
+// Legend: a *head* is a token sequence with which several rows begin, a *row* is a distinct prompt followed by its
+// longest target without the last token, a *branch* is another target of the same prompt that leaves the row's tokens.
+// A *position* is a token whose prediction is read. Heads run first and leave keys and values; rows continue them;
+// branches continue rows.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -30,9 +31,9 @@ struct Target {
 };
 
 struct Row {
-  Ids ids;              // prompt, then all but the last label of the longest target
-  int64_t begin = 0;    // tokens of the prompt
-  int64_t whole = 0;    // length of the text where the model's rotary frequencies depend on it, else 0
+  Ids ids;            // prompt, then all but the last label of the longest target
+  int64_t begin = 0;  // tokens of the prompt
+  int64_t whole = 0;  // length of the text where the model's rotary frequencies depend on it, else 0
   std::vector<Target> targets;
   size_t longest = 0;  // index into targets
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(ids.size()); }
@@ -65,8 +66,8 @@ class Readings {
             const std::vector<size_t>& positions, int64_t chunk) {
     for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
       const size_t n = std::min(tokens.size() - at, static_cast<size_t>(chunk));
-      const at::Tensor index = devices::route_like(
-          at::tensor(at::ArrayRef<int64_t>(tokens.data() + at, n), at::kLong), hidden_ND, devices::Purpose::kInput);
+      const at::Tensor index = devices::route_like(at::tensor(at::ArrayRef<int64_t>(tokens.data() + at, n), at::kLong),
+                                                   hidden_ND, devices::Purpose::kInput);
       const at::Tensor logits_MV = detail::wide_logits(model.project(hidden_ND.index_select(0, index)));
       read_logits(logits_MV, positions.data() + at, n);
     }
@@ -88,7 +89,8 @@ class Readings {
     };
     const at::Tensor row_index = there(rows);
     const at::Tensor norm_M = at::logsumexp(logits_MV, {-1});
-    const at::Tensor value = host(logits_MV.index({row_index, there(labels)}) - norm_M.index_select(0, row_index), at::kDouble);
+    const at::Tensor value =
+        host(logits_MV.index({row_index, there(labels)}) - norm_M.index_select(0, row_index), at::kDouble);
     const at::Tensor highest = host(logits_MV.argmax(-1), at::kLong);
     const double* values = value.const_data_ptr<double>();
     size_t k = 0;
@@ -106,7 +108,8 @@ class Readings {
 };
 
 bool starts_with(const Ids& ids, const Ids& beginning, size_t length) {
-  return ids.size() >= length && std::equal(beginning.begin(), beginning.begin() + static_cast<std::ptrdiff_t>(length), ids.begin());
+  return ids.size() >= length &&
+         std::equal(beginning.begin(), beginning.begin() + static_cast<std::ptrdiff_t>(length), ids.begin());
 }
 
 class Engine {
@@ -123,9 +126,11 @@ class Engine {
       Ids prompt(request.ids.begin(), request.ids.begin() + request.begin);
       const auto length = static_cast<int64_t>(request.ids.size());
       const bool alone = length > limit;
-      const auto [at, is_new] = alone ? row_of_whole.emplace(request.ids, rows_.size()) : row_of.emplace(prompt, rows_.size());
+      const auto [at, is_new] =
+          alone ? row_of_whole.emplace(request.ids, rows_.size()) : row_of.emplace(prompt, rows_.size());
       if (is_new) rows_.push_back({prompt, request.begin, alone ? length : 0, {}, 0});
-      place_.emplace_back(at->second, add_target(rows_[at->second], {request.ids.begin() + request.begin, request.ids.end()}));
+      place_.emplace_back(at->second,
+                          add_target(rows_[at->second], {request.ids.begin() + request.begin, request.ids.end()}));
     }
     counts_.requests = static_cast<int64_t>(requests.size());
     counts_.unique_prompts = static_cast<int64_t>(rows_.size());
@@ -154,7 +159,8 @@ class Engine {
   [[nodiscard]] const ScoreCounts& counts() const { return counts_; }
 
  private:
-  /// Texts longer than this have keys that depend on the whole text's length (dynamic rotary forms): nothing of them is shared.
+  /// Texts longer than this have keys that depend on the whole text's length (dynamic rotary forms): nothing of them is
+  /// shared.
   [[nodiscard]] int64_t sharing_limit() const {
     int64_t limit = std::numeric_limits<int64_t>::max();
     for (const auto& rotary : model_.config().rotaries)
@@ -168,7 +174,8 @@ class Engine {
     if (length > model_.max_positions())
       throw Error(ErrorClass::kInvalidArgument,
                   {"score of " + detail::quoted(request), std::to_string(length) + " tokens",
-                   "at most " + std::to_string(model_.max_positions()) + ", the size of the model's position table", "shorten or leave out this fact"});
+                   "at most " + std::to_string(model_.max_positions()) + ", the size of the model's position table",
+                   "shorten or leave out this fact"});
   }
 
   static size_t add_target(Row& row, Ids labels) {
@@ -203,7 +210,8 @@ class Engine {
   std::vector<detail::SharedGroup> partition() const {
     std::vector<Ids> beginnings;
     for (const auto& row : rows_)
-      beginnings.emplace_back(row.ids.begin(), row.ids.begin() + (options_.share_beginnings && row.whole == 0 ? row.begin - 1 : 0));
+      beginnings.emplace_back(row.ids.begin(),
+                              row.ids.begin() + (options_.share_beginnings && row.whole == 0 ? row.begin - 1 : 0));
     return detail::share_beginnings(beginnings, /*least=*/8);
   }
 
@@ -216,7 +224,8 @@ class Engine {
       return longest;
     };
     for (auto& group : groups)
-      std::stable_sort(group.rows.begin(), group.rows.end(), [&](size_t a, size_t b) { return rows_[a].size() > rows_[b].size(); });
+      std::stable_sort(group.rows.begin(), group.rows.end(),
+                       [&](size_t a, size_t b) { return rows_[a].size() > rows_[b].size(); });
     std::stable_sort(groups.begin(), groups.end(), [&](const auto& a, const auto& b) {
       if ((a.shared > 0) != (b.shared > 0)) return a.shared > 0;
       return length(a) > length(b);
@@ -226,7 +235,8 @@ class Engine {
       const auto& group = groups[g];
       for (size_t row : group.rows) {
         const int64_t size = rows_[row].size() - group.shared;
-        const bool new_kind = batches.empty() || (groups[batches.back().parts[0].group].shared > 0) != (group.shared > 0);
+        const bool new_kind =
+            batches.empty() || (groups[batches.back().parts[0].group].shared > 0) != (group.shared > 0);
         if (new_kind || !fits(batches.back(), size, group.shared)) batches.emplace_back();
         Batch& batch = batches.back();
         if (batch.parts.empty() || batch.parts.back().group != g) {
@@ -372,11 +382,12 @@ class Engine {
 
 }  // namespace
 
-std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests, const ScoreOptions& options,
-                                  ScoreCounts* counts) {
+std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests,
+                                  const ScoreOptions& options, ScoreCounts* counts) {
   const at::NoGradGuard no_grad;
   if (options.batch_tokens <= 0 || options.project_rows <= 0)
-    throw Error(ErrorClass::kInvalidArgument, {"scoring", "batch_tokens or project_rows below 1", "positive numbers", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"scoring", "batch_tokens or project_rows below 1", "positive numbers", ""});
   Engine engine(model, requests, options);
   auto scores = engine.run();
   if (counts) *counts = engine.counts();

@@ -37,8 +37,8 @@ std::optional<double> harmonic_mean(const std::vector<double>& values) {
   return static_cast<double>(values.size()) / inverses;
 }
 
-std::optional<std::pair<double, double>> bootstrap_harmonic(const std::vector<std::vector<std::optional<double>>>& columns,
-                                                            int resamples, uint64_t seed) {
+std::optional<std::pair<double, double>> bootstrap_harmonic(
+    const std::vector<std::vector<std::optional<double>>>& columns, int resamples, uint64_t seed) {
   if (resamples <= 0 || columns.empty() || columns[0].empty()) return std::nullopt;
   for (const auto& column : columns)
     if (!mean_of(column)) return std::nullopt;

@@ -11,8 +11,9 @@ namespace emend::evaluation {
 /// A mean over records with the half-width of its 95 % interval.
 struct Mean {
   double value = 0;
-  double deviation = 0;  ///< standard deviation over the records (divisor n, as numpy's default and the published summary)
-  double ci95 = 0;       ///< 1.96 · deviation / √n
+  double deviation =
+      0;            ///< standard deviation over the records (divisor n, as numpy's default and the published summary)
+  double ci95 = 0;  ///< 1.96 · deviation / √n
   int64_t n = 0;
 };
 
@@ -23,8 +24,9 @@ struct Mean {
 /// n / Σ 1/x; 0 if any value is 0 (or below). Absent for no values.
 [[nodiscard]] std::optional<double> harmonic_mean(const std::vector<double>& values);
 
-/// 95 % percentile interval of the harmonic mean of column means under resampling of the records. Each record is a row; absent
-/// entries are left out of their column. Deterministic for a seed. Absent if a column has no value or `resamples` is 0.
+/// 95 % percentile interval of the harmonic mean of column means under resampling of the records. Each record is a row;
+/// absent entries are left out of their column. Deterministic for a seed. Absent if a column has no value or
+/// `resamples` is 0.
 [[nodiscard]] std::optional<std::pair<double, double>> bootstrap_harmonic(
     const std::vector<std::vector<std::optional<double>>>& columns, int resamples, uint64_t seed);
 

@@ -10,8 +10,8 @@
 
 namespace emend::evaluation {
 
-/// Words and punctuation as NLTK's word_tokenize separates them (Penn Treebank rules on sentences): "don't" → "do", "n't";
-/// commas, quotes, brackets and a sentence's last full stop stand alone.
+/// Words and punctuation as NLTK's word_tokenize separates them (Penn Treebank rules on sentences): "don't" → "do",
+/// "n't"; commas, quotes, brackets and a sentence's last full stop stand alone.
 [[nodiscard]] std::vector<std::string> word_tokenize(std::string_view text);
 
 /// Shannon entropy in bits of the frequencies of n-grams; 0 for a text shorter than n words.

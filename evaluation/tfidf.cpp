@@ -13,7 +13,8 @@ namespace {
 using Vector = Eigen::SparseVector<double>;
 
 /// Counts times idf, scaled to length 1.
-Vector weigh(std::string_view text, const std::unordered_map<std::string, int64_t>& vocabulary, const std::vector<double>& idf) {
+Vector weigh(std::string_view text, const std::unordered_map<std::string, int64_t>& vocabulary,
+             const std::vector<double>& idf) {
   std::map<int64_t, double> counts;
   for (const auto& token : tfidf_tokens(text))
     if (const auto at = vocabulary.find(token); at != vocabulary.end()) counts[at->second] += 1;
@@ -38,8 +39,9 @@ TfIdf::TfIdf(const std::vector<std::string>& documents) {
     for (const auto& token : std::set<std::string>(tokens.begin(), tokens.end())) ++document_counts[token];
   }
   if (document_counts.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"reference texts", "no word in " + std::to_string(documents.size()) + " documents",
-                                               "at least one word of two letters", "check the file with the reference texts"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"reference texts", "no word in " + std::to_string(documents.size()) + " documents",
+                 "at least one word of two letters", "check the file with the reference texts"});
   const auto n = static_cast<double>(documents.size());
   for (const auto& [token, count] : document_counts) {
     vocabulary_.emplace(token, static_cast<int64_t>(idf_.size()));

@@ -1,9 +1,9 @@
 // Words, and the entropy of their n-grams.
 //
-// The word rules are the Penn Treebank's as NLTK's word_tokenize applies them, in its order. NLTK first cuts the text into
-// sentences with a trained model; here a sentence ends at a full stop, question or exclamation mark that is followed by
-// white space and a capital, a digit or an opening quote, unless the word before the full stop is a known abbreviation or
-// a single letter. The cut only decides whether that full stop is a word of its own.
+// The word rules are the Penn Treebank's as NLTK's word_tokenize applies them, in its order. NLTK first cuts the text
+// into sentences with a trained model; here a sentence ends at a full stop, question or exclamation mark that is
+// followed by white space and a capital, a digit or an opening quote, unless the word before the full stop is a known
+// abbreviation or a single letter. The cut only decides whether that full stop is a word of its own.
 #include <emend/evaluation/detail/regex.h>
 #include <emend/evaluation/text_metrics.h>
 
@@ -72,9 +72,10 @@ const std::vector<Rule>& rules_after_padding() {
 
 bool is_abbreviation(std::string_view word) {
   static const std::set<std::string, std::less<>> known = {
-      "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "gen", "col", "lt", "sgt", "capt", "rev", "hon", "gov", "sen", "rep",
-      "inc", "ltd", "co", "corp", "vs", "etc", "no", "vol", "ed", "est", "approx", "dept", "fig", "jan", "feb", "mar", "apr",
-      "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "u.s", "u.k", "e.g", "i.e", "a.m", "p.m", "ph.d", "d.c"};
+      "mr",   "mrs", "ms",     "dr",   "prof", "sr",  "jr",  "st",  "gen",  "col", "lt",   "sgt", "capt",
+      "rev",  "hon", "gov",    "sen",  "rep",  "inc", "ltd", "co",  "corp", "vs",  "etc",  "no",  "vol",
+      "ed",   "est", "approx", "dept", "fig",  "jan", "feb", "mar", "apr",  "jun", "jul",  "aug", "sep",
+      "sept", "oct", "nov",    "dec",  "u.s",  "u.k", "e.g", "i.e", "a.m",  "p.m", "ph.d", "d.c"};
   if (word.size() <= 1) return true;
   return known.count(detail::lower_case(word)) > 0;
 }
@@ -93,7 +94,8 @@ std::vector<std::string_view> sentences(std::string_view text) {
     while (next < text.size() && is_space(text[next])) ++next;
     if (next >= text.size()) break;
     const auto c = static_cast<unsigned char>(text[next]);
-    const bool starts = (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '"' || c == '\'' || c == '(' || c >= 0x80;
+    const bool starts =
+        (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '"' || c == '\'' || c == '(' || c >= 0x80;
     if (!starts) continue;
     if (text[i] == '.' && end == i + 1) {
       size_t word = i;

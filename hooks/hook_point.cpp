@@ -42,12 +42,17 @@ HookHandle HookPoint::add(HookFn fn) {
   if (!state_) state_ = std::make_shared<State>();
   const int id = state_->next_id++;
   state_->attached.push_back({id, std::move(fn)});
-  return HookHandle(state_, [](void* state, int which) noexcept {
-    std::erase_if(static_cast<State*>(state)->attached, [which](const auto& a) { return a.id == which; });
-  }, id);
+  return HookHandle(
+      state_,
+      [](void* state, int which) noexcept {
+        std::erase_if(static_cast<State*>(state)->attached, [which](const auto& a) { return a.id == which; });
+      },
+      id);
 }
 
-bool HookPoint::idle() const noexcept { return !state_ || state_->attached.empty(); }
+bool HookPoint::idle() const noexcept {
+  return !state_ || state_->attached.empty();
+}
 
 static std::string describe(const at::Tensor& x) {
   std::ostringstream out;
@@ -76,10 +81,14 @@ static constexpr int kLayerSites = 8;
 
 static int slot(Site site, int layer) noexcept {
   switch (site) {
-    case Site::kEmbedding: return 0;
-    case Site::kFinalNorm: return 1;
-    case Site::kLogits: return 2;
-    default: return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
+    case Site::kEmbedding:
+      return 0;
+    case Site::kFinalNorm:
+      return 1;
+    case Site::kLogits:
+      return 2;
+    default:
+      return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
   }
 }
 
@@ -97,10 +106,10 @@ HookPoint& HookTable::at(const SiteRef& ref) {
 const HookPoint& HookTable::at(const SiteRef& ref) const {
   const bool in_layer = is_layer_site(ref.site);
   if (in_layer ? (ref.layer < 0 || ref.layer >= n_layers_) : ref.layer != -1)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"site " + to_string(ref), "layer " + std::to_string(ref.layer),
-                 in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1) : "layer -1, because it lies outside layers",
-                 "check the layer numbers against the model"});
+    throw Error(ErrorClass::kInvalidArgument, {"site " + to_string(ref), "layer " + std::to_string(ref.layer),
+                                               in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1)
+                                                        : "layer -1, because it lies outside layers",
+                                               "check the layer numbers against the model"});
   return points_[static_cast<size_t>(slot(ref.site, ref.layer))];
 }
 

@@ -3,7 +3,6 @@
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 
-
 namespace emend::hooks {
 
 struct HookSession::Entry {
@@ -18,7 +17,9 @@ struct HookSession::Entry {
 
 namespace {
 
-const char* verb(int kind) { return kind == 0 ? "capture" : kind == 1 ? "edit" : "stop"; }
+const char* verb(int kind) {
+  return kind == 0 ? "capture" : kind == 1 ? "edit" : "stop";
+}
 
 // Rows of a packed tensor, copied unless a reference was asked for.
 at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRef& ref) {
@@ -35,7 +36,9 @@ at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRe
 
 }  // namespace
 
-HookSession::~HookSession() { detach(); }
+HookSession::~HookSession() {
+  detach();
+}
 
 HookSession& HookSession::capture(SiteRef ref, CaptureOptions options) {
   entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kCapture, ref, std::move(options), {}, false, {}}));
@@ -54,7 +57,8 @@ HookSession& HookSession::stop_after(SiteRef ref) {
 
 void HookSession::attach() {
   if (!handles_.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"hook session", "attach() was called twice", "one call", "detach() first"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"hook session", "attach() was called twice", "one call", "detach() first"});
   std::vector<HookPoint*> points;
   for (const auto& entry : entries_) points.push_back(&table_->at(entry->ref));
   // Stops go last at their site, so that captures and edits there have run.
@@ -67,9 +71,13 @@ void HookSession::attach() {
       handles_.push_back(points[i]->add([entry](const at::Tensor& x) -> at::Tensor {
         entry->fired = true;
         switch (entry->kind) {
-          case Entry::Kind::kCapture: entry->value = take(x, entry->options, entry->ref); return {};
-          case Entry::Kind::kEdit: return entry->fn(x);
-          case Entry::Kind::kStop: throw StopForward{};
+          case Entry::Kind::kCapture:
+            entry->value = take(x, entry->options, entry->ref);
+            return {};
+          case Entry::Kind::kEdit:
+            return entry->fn(x);
+          case Entry::Kind::kStop:
+            throw StopForward{};
         }
         return {};
       }));
@@ -89,8 +97,9 @@ at::Tensor HookSession::captured(const SiteRef& ref) const {
     if (entry->fired) return entry->value;
   }
   throw Error(ErrorClass::kInvalidArgument,
-              {"hook session", "reading " + to_string(ref) + ", which " +
-                                   (declared ? "did not fire in the forward pass" : "this session does not capture"),
+              {"hook session",
+               "reading " + to_string(ref) + ", which " +
+                   (declared ? "did not fire in the forward pass" : "this session does not capture"),
                "a captured site",
                declared ? "the pass may have stopped or started elsewhere, or the family has no such place"
                         : "add capture() before attach()"});
@@ -100,7 +109,8 @@ void HookSession::finish() {
   std::string missed;
   for (const auto& entry : entries_)
     if (!entry->fired)
-      missed += (missed.empty() ? "" : ", ") + std::string(verb(static_cast<int>(entry->kind))) + " at " + to_string(entry->ref);
+      missed += (missed.empty() ? "" : ", ") + std::string(verb(static_cast<int>(entry->kind))) + " at " +
+                to_string(entry->ref);
   detach();
   if (!missed.empty())
     throw Error(ErrorClass::kInvalidArgument,

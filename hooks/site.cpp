@@ -63,7 +63,9 @@ SiteRef parse_site(std::string_view text) {
   bad_site(text);
 }
 
-bool is_layer_site(Site site) noexcept { return kSites[static_cast<size_t>(site)].in_layer; }
+bool is_layer_site(Site site) noexcept {
+  return kSites[static_cast<size_t>(site)].in_layer;
+}
 
 const std::vector<Site>& all_sites() {
   static const std::vector<Site> sites = [] {

@@ -9,14 +9,18 @@ namespace emend::hparams::detail {
 
 namespace {
 
-std::string number_text(double value) { return nlohmann::json(value).dump(); }
+std::string number_text(double value) {
+  return nlohmann::json(value).dump();
+}
 
 std::string integral_text(double value) {
-  return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value)) : number_text(value);
+  return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
+                                                              : number_text(value);
 }
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
 }
 
@@ -34,7 +38,9 @@ std::optional<double> number(const RawValue& raw) {
 
 /// "at least 0", "from 0 to 1", "above 0", or empty.
 std::string range_text(const FieldOptions& options) {
-  if (options.above) return " above " + integral_text(*options.above) + (options.max ? " and at most " + integral_text(*options.max) : "");
+  if (options.above)
+    return " above " + integral_text(*options.above) +
+           (options.max ? " and at most " + integral_text(*options.max) : "");
   if (options.min && options.max) return " from " + integral_text(*options.min) + " to " + integral_text(*options.max);
   if (options.min) return " of at least " + integral_text(*options.min);
   if (options.max) return " of at most " + integral_text(*options.max);
@@ -42,7 +48,8 @@ std::string range_text(const FieldOptions& options) {
 }
 
 bool in_range(double value, const FieldOptions& options) {
-  return !(options.above && value <= *options.above) && !(options.min && value < *options.min) && !(options.max && value > *options.max);
+  return !(options.above && value <= *options.above) && !(options.min && value < *options.min) &&
+         !(options.max && value > *options.max);
 }
 
 std::string one_of_text(const FieldOptions& options) {
@@ -58,7 +65,8 @@ std::string read_list(const RawValue& raw, const FieldOptions& options, std::vec
   expected.append(name).append(range_text(options));
   if (raw.kind != RawValue::Kind::kSequence) return expected + ", such as [4, 5]";
   if (static_cast<int64_t>(raw.items.size()) < options.min_items)
-    return expected + " with at least " + std::to_string(options.min_items) + (options.min_items == 1 ? " item" : " items");
+    return expected + " with at least " + std::to_string(options.min_items) +
+           (options.min_items == 1 ? " item" : " items");
   std::vector<V> values;
   for (const RawValue& item : raw.items) {
     V value{};
@@ -121,7 +129,8 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, double&
 
 std::string read_value(const RawValue& raw, const FieldOptions& options, std::string& out) {
   const bool fits = raw.kind == RawValue::Kind::kScalar && (raw.quoted || !raw.json);
-  if (!options.one_of.empty() && (!fits || std::find(options.one_of.begin(), options.one_of.end(), raw.text) == options.one_of.end()))
+  if (!options.one_of.empty() &&
+      (!fits || std::find(options.one_of.begin(), options.one_of.end(), raw.text) == options.one_of.end()))
     return one_of_text(options);
   if (!fits) return "a string";
   out = raw.text;
@@ -145,10 +154,12 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, std::ve
   for (const RawValue& item : raw.items) {
     std::vector<int64_t> list;
     if (!read_value(item, inner, list).empty())
-      return "a list of lists of integers" + range_text(options) + ", such as [[5, 10], [10, 10]]; " + item.show() + " is not one of them";
+      return "a list of lists of integers" + range_text(options) + ", such as [[5, 10], [10, 10]]; " + item.show() +
+             " is not one of them";
     lists.push_back(std::move(list));
   }
-  if (static_cast<int64_t>(lists.size()) < options.min_items) return "at least " + std::to_string(options.min_items) + " lists";
+  if (static_cast<int64_t>(lists.size()) < options.min_items)
+    return "at least " + std::to_string(options.min_items) + " lists";
   out = std::move(lists);
   return "";
 }
@@ -166,14 +177,30 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, std::op
   return read_optional(raw, options, out);
 }
 
-std::string type_name(const bool*) { return "true or false"; }
-std::string type_name(const int64_t*) { return "integer"; }
-std::string type_name(const double*) { return "number"; }
-std::string type_name(const std::string*) { return "string"; }
-std::string type_name(const std::vector<int64_t>*) { return "list of integers"; }
-std::string type_name(const std::vector<double>*) { return "list of numbers"; }
-std::string type_name(const std::vector<std::string>*) { return "list of strings"; }
-std::string type_name(const std::vector<std::vector<int64_t>>*) { return "list of lists of integers"; }
+std::string type_name(const bool*) {
+  return "true or false";
+}
+std::string type_name(const int64_t*) {
+  return "integer";
+}
+std::string type_name(const double*) {
+  return "number";
+}
+std::string type_name(const std::string*) {
+  return "string";
+}
+std::string type_name(const std::vector<int64_t>*) {
+  return "list of integers";
+}
+std::string type_name(const std::vector<double>*) {
+  return "list of numbers";
+}
+std::string type_name(const std::vector<std::string>*) {
+  return "list of strings";
+}
+std::string type_name(const std::vector<std::vector<int64_t>>*) {
+  return "list of lists of integers";
+}
 
 std::string limits_text(const FieldOptions& options) {
   if (!options.one_of.empty()) return one_of_text(options);

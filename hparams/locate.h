@@ -1,13 +1,14 @@
 // Hyper-parameters shared by all editors that look a fact up at one token and rewrite MLP output matrices there
-// (ROME, MEMIT and their descendants). Declared here once; an editor derives from LocateHparams and includes locate_schema().
+// (ROME, MEMIT and their descendants). Declared here once; an editor derives from LocateHparams and includes
+// locate_schema().
 #pragma once
 
 #include <emend/hparams/schema.h>
 
 namespace emend::hparams {
 
-/// Module paths as published files give them ("model.layers.{}.mlp.down_proj"). Empty where the file is silent. The model checks
-/// them against its own structure; they never choose what is edited.
+/// Module paths as published files give them ("model.layers.{}.mlp.down_proj"). Empty where the file is silent. The
+/// model checks them against its own structure; they never choose what is edited.
 struct ModuleNames {
   std::string rewrite_module_tmp, layer_module_tmp, mlp_module_tmp, attn_module_tmp, ln_f_module, lm_head_module;
 };

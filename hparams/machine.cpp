@@ -41,7 +41,8 @@ constexpr std::array kMachineKeys{
 };
 
 const MachineKey* find_key(std::string_view key) {
-  const auto* found = std::find_if(kMachineKeys.begin(), kMachineKeys.end(), [&](const MachineKey& k) { return k.name == key; });
+  const auto* found =
+      std::find_if(kMachineKeys.begin(), kMachineKeys.end(), [&](const MachineKey& k) { return k.name == key; });
   return found == kMachineKeys.end() ? nullptr : found;
 }
 
@@ -82,7 +83,9 @@ std::string map_key(const RawEntry& entry, MachineSettings& settings) {
 
 }  // namespace
 
-bool is_machine_key(std::string_view key) { return find_key(key) != nullptr; }
+bool is_machine_key(std::string_view key) {
+  return find_key(key) != nullptr;
+}
 
 MachineSettings machine_settings(const RawHparams& raw) {
   MachineSettings settings;

@@ -1,5 +1,5 @@
-// Machine settings that EasyEdit writes into hyper-parameter files. They say nothing about the edit, so no schema has them:
-// each is ignored or turned into a suggestion for the command line, and one warning lists them.
+// Machine settings that EasyEdit writes into hyper-parameter files. They say nothing about the edit, so no schema has
+// them: each is ignored or turned into a suggestion for the command line, and one warning lists them.
 #pragma once
 
 #include <emend/hparams/raw.h>
@@ -13,12 +13,12 @@ namespace emend::hparams {
 
 /// What a file suggests; absent where it is silent. A program uses these only where the user gave no option.
 struct MachineSettings {
-  std::optional<std::string> device_map;   ///< model_parallel: true -> "auto"
-  std::optional<std::string> dtype;        ///< fp16/bf16: true -> "bfloat16" (float16 is not offered)
-  std::optional<int64_t> batch_size;       ///< facts per batch
-  std::optional<std::string> model;        ///< model_name
-  std::optional<std::string> alg_name;     ///< the editor that the file was written for
-  std::vector<std::string> notes;          ///< a line for each key: "device: 0 ignored; use --device-map", …
+  std::optional<std::string> device_map;  ///< model_parallel: true -> "auto"
+  std::optional<std::string> dtype;       ///< fp16/bf16: true -> "bfloat16" (float16 is not offered)
+  std::optional<int64_t> batch_size;      ///< facts per batch
+  std::optional<std::string> model;       ///< model_name
+  std::optional<std::string> alg_name;    ///< the editor that the file was written for
+  std::vector<std::string> notes;         ///< a line for each key: "device: 0 ignored; use --device-map", …
 };
 
 /// True for keys that belong to the machine, not to the edit.

@@ -10,7 +10,8 @@ namespace emend::hparams {
 
 namespace {
 
-/// "meta-llama/Llama-2-7b_hf" -> {"meta", "llama", "llama", "2", "7b", "hf"}. A dot between digits stays: "3.1" is one piece.
+/// "meta-llama/Llama-2-7b_hf" -> {"meta", "llama", "llama", "2", "7b", "hf"}. A dot between digits stays: "3.1" is one
+/// piece.
 std::vector<std::string> pieces(std::string_view text) {
   std::vector<std::string> result(1);
   const auto digit = [&](size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
@@ -61,7 +62,9 @@ int score(const PresetModel& preset, const ModelHints& model) {
   return family_known && layers_known && hidden_known ? 1 : 0;
 }
 
-std::string text_of(const RawValue* value) { return value && value->kind == RawValue::Kind::kScalar ? value->text : ""; }
+std::string text_of(const RawValue* value) {
+  return value && value->kind == RawValue::Kind::kScalar ? value->text : "";
+}
 
 int64_t integer_of(const RawValue* value) {
   int64_t number = 0;
@@ -129,7 +132,9 @@ const Preset* find_preset_by_name(std::string_view editor, std::string_view name
   return nullptr;
 }
 
-RawHparams load_preset(const Preset& preset) { return parse_hparams(preset.text, preset.path); }
+RawHparams load_preset(const Preset& preset) {
+  return parse_hparams(preset.text, preset.path);
+}
 
 RawHparams load_file_or_preset(std::string_view editor, const std::string& file_or_name) {
   std::error_code failure;

@@ -1,5 +1,6 @@
-// Presets: published and measured hyper-parameters for an editor and a model. The YAML files hparams/<editor>/<model>.yaml are
-// compiled into the library, so that they are found from the build tree and from an installed prefix alike.
+// Presets: published and measured hyper-parameters for an editor and a model. The YAML files
+// hparams/<editor>/<model>.yaml are compiled into the library, so that they are found from the build tree and from an
+// installed prefix alike.
 //
 // A preset states algorithm facts only (no devices, batch sizes or dtypes) and carries a `preset:` section:
 //   preset:
@@ -25,12 +26,12 @@ struct PresetModel {
 };
 
 struct Preset {
-  std::string editor;              ///< folder name
-  std::string name;                ///< file name without .yaml; "gpt2-xl-easyedit" is a variant of "gpt2-xl"
-  std::string path;                ///< "hparams/memit/gpt2-xl.yaml", for messages
+  std::string editor;  ///< folder name
+  std::string name;    ///< file name without .yaml; "gpt2-xl-easyedit" is a variant of "gpt2-xl"
+  std::string path;    ///< "hparams/memit/gpt2-xl.yaml", for messages
   std::string source;
-  std::vector<PresetModel> models; ///< empty for variants, which are only found by name
-  std::string_view text;           ///< the file
+  std::vector<PresetModel> models;  ///< empty for variants, which are only found by name
+  std::string_view text;            ///< the file
 };
 
 /// What is known of the model at hand. Empty and 0 mean unknown.
@@ -43,19 +44,22 @@ struct ModelHints {
 /// All presets, ordered by editor and name. Editors that this build does not have are listed too.
 [[nodiscard]] const std::vector<Preset>& all_presets();
 
-/// The preset that fits best, or nullptr. A preset fits if one of its `models` agrees with every structural hint that both state and
-/// either a name matches or family, layers and hidden size are all known and equal. A name matches if it occurs in a hint as whole pieces
-/// ("gpt2-xl" in "models/gpt2-xl", not in "gpt2-xl2"); case and "-_ /" do not matter. Names win over structure, longer names over
-/// shorter ones. `editor` is compared without regard to case, "-" and "_".
+/// The preset that fits best, or nullptr. A preset fits if one of its `models` agrees with every structural hint that
+/// both state and either a name matches or family, layers and hidden size are all known and equal. A name matches if it
+/// occurs in a hint as whole pieces
+/// ("gpt2-xl" in "models/gpt2-xl", not in "gpt2-xl2"); case and "-_ /" do not matter. Names win over structure, longer
+/// names over shorter ones. `editor` is compared without regard to case, "-" and "_".
 [[nodiscard]] const Preset* find_preset(std::string_view editor, const ModelHints& model);
 
-/// By editor and name ("memit", "gpt2-xl-easyedit"); "memit/gpt2-xl" as name overrides `editor`. nullptr if there is none.
+/// By editor and name ("memit", "gpt2-xl-easyedit"); "memit/gpt2-xl" as name overrides `editor`. nullptr if there is
+/// none.
 [[nodiscard]] const Preset* find_preset_by_name(std::string_view editor, std::string_view name);
 
 /// The preset's hyper-parameters, as load_hparams would give them.
 [[nodiscard]] RawHparams load_preset(const Preset& preset);
 
-/// What --hparams takes: an existing file, else a preset's name. Throws Error(kNotFound) listing the presets of the editor.
+/// What --hparams takes: an existing file, else a preset's name. Throws Error(kNotFound) listing the presets of the
+/// editor.
 [[nodiscard]] RawHparams load_file_or_preset(std::string_view editor, const std::string& file_or_name);
 
 }  // namespace emend::hparams

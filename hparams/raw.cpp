@@ -13,7 +13,8 @@ namespace {
 std::string cut(std::string text, size_t most = 60) {
   if (text.size() <= most) return text;
   text.resize(most);
-  while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.pop_back();  // not inside a character
+  while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80)
+    text.pop_back();  // not inside a character
   if (!text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0) text.pop_back();
   return text + "…";
 }
@@ -33,10 +34,14 @@ const RawValue* RawValue::find(std::string_view key) const {
 
 std::string RawValue::show() const {
   switch (kind) {
-    case Kind::kNull: return "null";
-    case Kind::kScalar: return quoted ? "\"" + cut(text) + "\"" : cut(text);
-    case Kind::kMap: return keys.empty() ? "{}" : "{" + cut(keys.front()) + ": …}";
-    case Kind::kSequence: break;
+    case Kind::kNull:
+      return "null";
+    case Kind::kScalar:
+      return quoted ? "\"" + cut(text) + "\"" : cut(text);
+    case Kind::kMap:
+      return keys.empty() ? "{}" : "{" + cut(keys.front()) + ": …}";
+    case Kind::kSequence:
+      break;
   }
   std::string list = "[";
   for (const RawValue& item : items) {
@@ -55,16 +60,17 @@ void RawHparams::add(RawEntry entry) {
 void RawHparams::set(std::string_view assignment) {
   const std::string where = "--set " + cut(std::string(assignment));
   const size_t equals = assignment.find('=');
-  if (equals == std::string_view::npos || equals == 0)
-    refuse(where, "no KEY=VALUE", "for example --set v_lr=0.1", "");
+  if (equals == std::string_view::npos || equals == 0) refuse(where, "no KEY=VALUE", "for example --set v_lr=0.1", "");
   const std::string key(assignment.substr(0, equals));
   if (key.find_first_of(" \t\n\"'{}[]:,") != std::string::npos)
-    refuse(where, "\"" + key + "\" is not a key", "letters, digits and _ before the =", "quote the whole assignment for the shell");
+    refuse(where, "\"" + key + "\" is not a key",
+           "letters, digits and _ before the =", "quote the whole assignment for the shell");
   std::string text(assignment.substr(equals + 1));
   // layers=4,5 is what people type; YAML would call it one string.
   if (text.find(',') != std::string::npos && text.find_first_of("[{\"'") == std::string::npos) text = "[" + text + "]";
   RawEntry entry{key, {}, where};
-  if (text.size() > detail::kMaxBytes) refuse(where, "a value of " + std::to_string(text.size()) + " bytes", "a short value", "");
+  if (text.size() > detail::kMaxBytes)
+    refuse(where, "a value of " + std::to_string(text.size()) + " bytes", "a short value", "");
   if (const auto bad = first_invalid_utf8(text)) refuse(where, "a byte that is not UTF-8", "UTF-8 text", "");
   if (text.find_first_not_of(" \t") != std::string::npos) entry.value = detail::read_yaml(text, where);
   const auto old = std::find_if(entries_.begin(), entries_.end(), [&](const RawEntry& e) { return e.key == key; });
@@ -87,17 +93,22 @@ std::string RawHparams::where(std::string_view key) const {
 
 RawHparams parse_hparams(std::string_view text, const std::string& source) {
   if (text.size() > detail::kMaxBytes)
-    refuse(source, std::to_string(text.size()) + " bytes", "a hyper-parameter file of at most 256 KiB", "check the path");
+    refuse(source, std::to_string(text.size()) + " bytes", "a hyper-parameter file of at most 256 KiB",
+           "check the path");
   if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
   if (const auto bad = first_invalid_utf8(text))
-    refuse(source + ":" + std::to_string(line_of_offset(text, *bad)), "a byte that is not UTF-8", "UTF-8 text", "save the file as UTF-8");
+    refuse(source + ":" + std::to_string(line_of_offset(text, *bad)), "a byte that is not UTF-8", "UTF-8 text",
+           "save the file as UTF-8");
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
-    refuse(source + ":" + std::to_string(line_of_offset(text, nul)), "a NUL byte", "text", "the file is binary or damaged");
+    refuse(source + ":" + std::to_string(line_of_offset(text, nul)), "a NUL byte", "text",
+           "the file is binary or damaged");
   const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) refuse(source, "the file is empty", "YAML or JSON with one hyper-parameter a key", "");
+  if (first == std::string_view::npos)
+    refuse(source, "the file is empty", "YAML or JSON with one hyper-parameter a key", "");
   const RawValue root = text[first] == '{' ? detail::read_json(text, source) : detail::read_yaml(text, source);
   if (root.kind != RawValue::Kind::kMap)
-    refuse(source + ":" + std::to_string(root.line), root.show() + " at the top", "keys with values, such as \"v_lr: 0.5\"", "");
+    refuse(source + ":" + std::to_string(root.line), root.show() + " at the top",
+           "keys with values, such as \"v_lr: 0.5\"", "");
   RawHparams result(source);
   for (size_t i = 0; i < root.keys.size(); ++i)
     result.add({root.keys[i], root.items[i], source + ":" + std::to_string(root.items[i].line)});
@@ -108,7 +119,8 @@ RawHparams load_hparams(const std::filesystem::path& path) {
   std::error_code failure;
   const auto size = std::filesystem::file_size(path, failure);  // refuse before reading gigabytes
   if (!failure && size > detail::kMaxBytes)
-    refuse(path.string(), std::to_string(size) + " bytes", "a hyper-parameter file of at most 256 KiB", "check the path");
+    refuse(path.string(), std::to_string(size) + " bytes", "a hyper-parameter file of at most 256 KiB",
+           "check the path");
   return parse_hparams(read_file(path), path.string());
 }
 

@@ -1,7 +1,7 @@
 // Hyper-parameters as they stand in a file: an ordered list of keys with values and their file:line, not yet typed.
 //
-// Two notations are read: YAML (EasyEdit's files, our presets) and JSON (the MEMIT repository's files). The schema of an editor
-// (hparams/schema.h) turns the result into a typed struct.
+// Two notations are read: YAML (EasyEdit's files, our presets) and JSON (the MEMIT repository's files). The schema of
+// an editor (hparams/schema.h) turns the result into a typed struct.
 //
 // Reading is safe for hostile files: at most 256 KiB, 64 levels, no anchors or aliases, no duplicate keys.
 #pragma once
@@ -18,11 +18,11 @@ namespace emend::hparams {
 struct RawValue {
   enum class Kind { kNull, kScalar, kSequence, kMap };
   Kind kind = Kind::kNull;
-  std::string text;                ///< scalar text
-  bool quoted = false;             ///< written as a string (quotes, block scalar)
-  bool json = false;               ///< from JSON, where types are explicit
-  std::vector<RawValue> items;     ///< sequence items or map values
-  std::vector<std::string> keys;   ///< map keys, parallel to items
+  std::string text;               ///< scalar text
+  bool quoted = false;            ///< written as a string (quotes, block scalar)
+  bool json = false;              ///< from JSON, where types are explicit
+  std::vector<RawValue> items;    ///< sequence items or map values
+  std::vector<std::string> keys;  ///< map keys, parallel to items
   int line = 0;
 
   /// The value of a map key, or nullptr.
@@ -43,14 +43,16 @@ class RawHparams {
   RawHparams() = default;
   explicit RawHparams(std::string source) : source_(std::move(source)) {}
 
-  /// "KEY=VALUE" as given to --set; VALUE is read as YAML and replaces an earlier value. Throws Error(kInvalidArgument).
+  /// "KEY=VALUE" as given to --set; VALUE is read as YAML and replaces an earlier value. Throws
+  /// Error(kInvalidArgument).
   void set(std::string_view assignment);
   /// Adds an entry. Throws Error(kInvalidArgument) if the key exists.
   void add(RawEntry entry);
 
   [[nodiscard]] const std::vector<RawEntry>& entries() const noexcept { return entries_; }
   [[nodiscard]] const RawEntry* find(std::string_view key) const;
-  /// "file:line" of a key; the file's name if the key is absent. For errors found after parsing (a layer the model lacks).
+  /// "file:line" of a key; the file's name if the key is absent. For errors found after parsing (a layer the model
+  /// lacks).
   [[nodiscard]] std::string where(std::string_view key) const;
   [[nodiscard]] const std::string& source() const noexcept { return source_; }
 
@@ -59,8 +61,8 @@ class RawHparams {
   std::vector<RawEntry> entries_;
 };
 
-/// Reads a file; JSON if its first character is '{', else YAML. Throws Error(kNotFound, kIo) for the file, Error(kInvalidArgument)
-/// with file:line for text that is not a map of hyper-parameters.
+/// Reads a file; JSON if its first character is '{', else YAML. Throws Error(kNotFound, kIo) for the file,
+/// Error(kInvalidArgument) with file:line for text that is not a map of hyper-parameters.
 [[nodiscard]] RawHparams load_hparams(const std::filesystem::path& path);
 /// The same from text; `source` stands for the file in messages.
 [[nodiscard]] RawHparams parse_hparams(std::string_view text, const std::string& source);

@@ -27,10 +27,12 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
   const std::string closest = closest_name(entry.key, names);
   std::string list;
   for (const ErasedField& field : schema.fields) list += (list.empty() ? "" : ", ") + field.info.name;
-  throw Error(ErrorClass::kInvalidArgument,
-              {entry.where, "unknown field \"" + entry.key + "\"",
-               closest.empty() ? "a hyper-parameter of " + schema.editor + " (" + list + ")" : "a hyper-parameter of " + schema.editor,
-               closest.empty() ? "remove it, or check that the file is for this editor" : "did you mean \"" + closest + "\"?"});
+  throw Error(
+      ErrorClass::kInvalidArgument,
+      {entry.where, "unknown field \"" + entry.key + "\"",
+       closest.empty() ? "a hyper-parameter of " + schema.editor + " (" + list + ")"
+                       : "a hyper-parameter of " + schema.editor,
+       closest.empty() ? "remove it, or check that the file is for this editor" : "did you mean \"" + closest + "\"?"});
 }
 
 [[noreturn]] void refuse_value(const ErasedField& field, const RawEntry& entry, const std::string& expected) {
@@ -40,12 +42,14 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
     const std::string closest = closest_name(entry.value.text, one_of);
     if (!closest.empty()) advice = "did you mean \"" + closest + "\"?";
   }
-  if (advice.empty() && !field.info.options.meaning.empty()) advice = field.info.name + " is the " + field.info.options.meaning;
+  if (advice.empty() && !field.info.options.meaning.empty())
+    advice = field.info.name + " is the " + field.info.options.meaning;
   throw Error(ErrorClass::kInvalidArgument, {entry.where, entry.key + " is " + entry.value.show(), expected, advice});
 }
 
 /// The one warning about keys that have no effect on the edit.
-void warn_ignored(const ErasedSchema& schema, const RawHparams& raw, const std::vector<std::string>& unused, const Log& log) {
+void warn_ignored(const ErasedSchema& schema, const RawHparams& raw, const std::vector<std::string>& unused,
+                  const Log& log) {
   const MachineSettings machine = machine_settings(raw);
   nlohmann::json fields = {{"source", raw.source()}, {"notes", nlohmann::json::array()}};
   std::string text;
@@ -87,7 +91,8 @@ ErasedField& ErasedSchema::at(const std::string& name) {
   return fields.front();
 }
 
-void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(void*)>& convert, const void* defaults_of_other) {
+void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(void*)>& convert,
+                           const void* defaults_of_other) {
   for (const ErasedField& theirs : other.fields) {
     ErasedField field = theirs;
     field.info.default_text = theirs.write(defaults_of_other).dump();
@@ -95,11 +100,15 @@ void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(
       return read(convert(object), options, raw);
     };
     // `convert` only moves the pointer; the object stays untouched.
-    field.write = [write = theirs.write, convert](const void* object) { return write(convert(const_cast<void*>(object))); };
+    field.write = [write = theirs.write, convert](const void* object) {
+      return write(convert(const_cast<void*>(object)));
+    };
     add(std::move(field));
   }
   for (const ErasedCheck& theirs : other.checks)
-    checks.push_back({theirs.field, [test = theirs.test, convert](const void* object) { return test(convert(const_cast<void*>(object))); }});
+    checks.push_back({theirs.field, [test = theirs.test, convert](const void* object) {
+                        return test(convert(const_cast<void*>(object)));
+                      }});
   unused.insert(unused.end(), other.unused.begin(), other.unused.end());
 }
 
@@ -109,14 +118,16 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
   for (const RawEntry& entry : raw.entries()) {
     if (const ErasedField* field = find_field(fields, entry.key)) {
       if (std::find(given.begin(), given.end(), field) != given.end())
-        throw Error(ErrorClass::kInvalidArgument, {entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
-                                                   "one of them", "remove one"});
+        throw Error(ErrorClass::kInvalidArgument,
+                    {entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
+                     "one of them", "remove one"});
       given.push_back(field);
       if (const std::string expected = field->read(object, field->info.options, entry.value); !expected.empty())
         refuse_value(*field, entry, expected);
       continue;
     }
-    const auto known = std::find_if(unused.begin(), unused.end(), [&](const auto& pair) { return pair.first == entry.key; });
+    const auto known =
+        std::find_if(unused.begin(), unused.end(), [&](const auto& pair) { return pair.first == entry.key; });
     if (known != unused.end()) {
       ignored.push_back(entry.key + ": " + known->second);
     } else if (entry.key != "preset" && !is_machine_key(entry.key)) {
@@ -127,12 +138,14 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
     if (field.info.options.required && std::find(given.begin(), given.end(), &field) == given.end())
       throw Error(ErrorClass::kInvalidArgument,
                   {raw.source().empty() ? "hyper-parameters" : raw.source(), field.info.name + " is missing",
-                   field.info.type + ": " + field.info.options.meaning, "add it to the file or give --set " + field.info.name + "=…"});
+                   field.info.type + ": " + field.info.options.meaning,
+                   "add it to the file or give --set " + field.info.name + "=…"});
   for (const ErasedCheck& check : checks)
     if (const std::string expected = check.test(object); !expected.empty()) {
       const RawEntry* entry = raw.find(check.field);
-      throw Error(ErrorClass::kInvalidArgument, {raw.where(check.field), check.field + (entry ? " is " + entry->value.show() : " is left at its default"),
-                                                 expected, ""});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.where(check.field),
+                   check.field + (entry ? " is " + entry->value.show() : " is left at its default"), expected, ""});
     }
   warn_ignored(*this, raw, ignored, log);
 }

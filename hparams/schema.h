@@ -10,8 +10,8 @@
 //   }
 //   MemitHparams h = memit_schema().parse(load_hparams(path), log);
 //
-// Parsing, defaults, range checks, help, the dump in reports and the table in the docs derive from it. Defaults are the member
-// initialisers of the struct. Unknown, missing, ill-typed and out-of-range keys are errors with file:line.
+// Parsing, defaults, range checks, help, the dump in reports and the table in the docs derive from it. Defaults are the
+// member initialisers of the struct. Unknown, missing, ill-typed and out-of-range keys are errors with file:line.
 //
 // Field types: bool, int64_t, double, std::string, std::vector of int64_t, double or std::string,
 // std::vector<std::vector<int64_t>>, and std::optional of the four scalars (null, none and false mean "absent").
@@ -32,14 +32,14 @@ namespace emend::hparams {
 
 /// Everything about a field but its name, type and default.
 struct FieldOptions {
-  std::string meaning;               ///< for people, one line, no full stop
-  std::string formula = {};          ///< the paper's formula or section
+  std::string meaning;       ///< for people, one line, no full stop
+  std::string formula = {};  ///< the paper's formula or section
   bool required = false;
-  std::optional<double> min = {};    ///< inclusive; holds for every item of a list
-  std::optional<double> max = {};    ///< inclusive
-  std::optional<double> above = {};  ///< exclusive lower bound: {.above = 0} means positive
+  std::optional<double> min = {};         ///< inclusive; holds for every item of a list
+  std::optional<double> max = {};         ///< inclusive
+  std::optional<double> above = {};       ///< exclusive lower bound: {.above = 0} means positive
   std::vector<std::string> one_of = {};   ///< the strings that are allowed
-  int64_t min_items = 0;             ///< for lists
+  int64_t min_items = 0;                  ///< for lists
   std::vector<std::string> aliases = {};  ///< other names that files use
 };
 
@@ -69,9 +69,13 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, std::op
 
 /// The inverse of read_value, for dump().
 template <class V>
-nlohmann::json write_value(const V& value) { return value; }
+nlohmann::json write_value(const V& value) {
+  return value;
+}
 template <class V>
-nlohmann::json write_value(const std::optional<V>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
+nlohmann::json write_value(const std::optional<V>& value) {
+  return value ? nlohmann::json(*value) : nlohmann::json();
+}
 
 std::string type_name(const bool*);
 std::string type_name(const int64_t*);
@@ -82,7 +86,9 @@ std::string type_name(const std::vector<double>*);
 std::string type_name(const std::vector<std::string>*);
 std::string type_name(const std::vector<std::vector<int64_t>>*);
 template <class V>
-std::string type_name(const std::optional<V>*) { return type_name(static_cast<const V*>(nullptr)) + " or none"; }
+std::string type_name(const std::optional<V>*) {
+  return type_name(static_cast<const V*>(nullptr)) + " or none";
+}
 
 /// A field with its struct's type erased; `object` points to the struct of the schema that holds it.
 struct ErasedField {
@@ -122,8 +128,7 @@ class Schema {
   explicit Schema(std::string editor) { erased_.editor = std::move(editor); }
 
   template <class V, class C>
-    requires std::derived_from<T, C>
-  Schema& field(const std::string& name, V C::*member, FieldOptions options) {
+  requires std::derived_from<T, C> Schema& field(const std::string& name, V C::*member, FieldOptions options) {
     const T defaults{};
     detail::ErasedField field;
     field.info = {name, detail::type_name(static_cast<const V*>(nullptr)), detail::write_value(defaults.*member).dump(),
@@ -138,20 +143,20 @@ class Schema {
 
   /// Takes over the fields and checks of a base's schema. The defaults shown are those of T.
   template <class B>
-    requires std::derived_from<T, B>
-  Schema& include(const Schema<B>& base) {
+  requires std::derived_from<T, B> Schema& include(const Schema<B>& base) {
     const T defaults{};
-    erased_.include(base.erased(), [](void* object) -> void* { return static_cast<B*>(static_cast<T*>(object)); },
-                    static_cast<const B*>(&defaults));
+    erased_.include(
+        base.erased(), [](void* object) -> void* { return static_cast<B*>(static_cast<T*>(object)); },
+        static_cast<const B*>(&defaults));
     return *this;
   }
   /// Takes over the fields and checks of a member's schema; its keys stay flat in the file.
   template <class M, class C>
-    requires std::derived_from<T, C>
-  Schema& include(const Schema<M>& part, M C::*member) {
+  requires std::derived_from<T, C> Schema& include(const Schema<M>& part, M C::*member) {
     const T defaults{};
-    erased_.include(part.erased(), [member](void* object) -> void* { return &(static_cast<T*>(object)->*member); },
-                    &(defaults.*member));
+    erased_.include(
+        part.erased(), [member](void* object) -> void* { return &(static_cast<T*>(object)->*member); },
+        &(defaults.*member));
     return *this;
   }
 
@@ -165,21 +170,24 @@ class Schema {
     erased_.unused.emplace_back(std::move(name), std::move(why));
     return *this;
   }
-  /// A rule over several fields: returns what is expected if it does not hold, else an empty text. `field` gives the line.
+  /// A rule over several fields: returns what is expected if it does not hold, else an empty text. `field` gives the
+  /// line.
   Schema& check(std::string field, std::function<std::string(const T&)> test) {
-    erased_.checks.push_back(
-        {std::move(field), [test = std::move(test)](const void* object) { return test(*static_cast<const T*>(object)); }});
+    erased_.checks.push_back({std::move(field), [test = std::move(test)](const void* object) {
+                                return test(*static_cast<const T*>(object));
+                              }});
     return *this;
   }
 
-  /// Typed values, defaults where the file is silent. Throws Error(kInvalidArgument) with file:line, the value, what was expected
-  /// and "did you mean". Machine settings (hparams/machine.h) are left out with one warning.
+  /// Typed values, defaults where the file is silent. Throws Error(kInvalidArgument) with file:line, the value, what
+  /// was expected and "did you mean". Machine settings (hparams/machine.h) are left out with one warning.
   [[nodiscard]] T parse(const RawHparams& raw, const Log& log = {}) const {
     T result{};
     erased_.parse(&result, raw, log);
     return result;
   }
-  /// All fields with their effective values, as reports store them; parse(parse_hparams(dump().dump(), …)) gives them back.
+  /// All fields with their effective values, as reports store them; parse(parse_hparams(dump().dump(), …)) gives them
+  /// back.
   [[nodiscard]] nlohmann::json dump(const T& value) const { return erased_.dump(&value); }
   /// One paragraph a field: name, type, default, meaning, formula, range.
   [[nodiscard]] std::string help() const { return erased_.help(); }

@@ -8,10 +8,12 @@
 namespace emend::models {
 namespace {
 
-constexpr std::array kAdaptable = {Part::kQkv, Part::kQ, Part::kK, Part::kV, Part::kAttnOut, Part::kGateUp, Part::kGate, Part::kUp, Part::kDown};
+constexpr std::array kAdaptable = {Part::kQkv,    Part::kQ,    Part::kK,  Part::kV,   Part::kAttnOut,
+                                   Part::kGateUp, Part::kGate, Part::kUp, Part::kDown};
 
 bool adaptable(const ExpectedTensor& expected) {
-  return !expected.bias && expected.expert < 0 && std::find(kAdaptable.begin(), kAdaptable.end(), expected.part) != kAdaptable.end();
+  return !expected.bias && expected.expert < 0 &&
+         std::find(kAdaptable.begin(), kAdaptable.end(), expected.part) != kAdaptable.end();
 }
 
 std::string shape_text(const at::Tensor& tensor) {
@@ -35,8 +37,9 @@ void Model::set_adapter(const std::string& weight, std::shared_ptr<const LinearA
     throw Error(ErrorClass::kNotFound, {weight, "not a linear layer inside a block", "one of adaptable_weights()", ""});
   if (adapter) {
     const int64_t out = entry.tensor.size(state_->conv1d() ? 1 : 0), in = entry.tensor.size(state_->conv1d() ? 0 : 1);
-    const bool fits = adapter->a_RI.dim() == 2 && adapter->b_OR.dim() == 2 && adapter->a_RI.size(1) == in && adapter->b_OR.size(0) == out &&
-                      adapter->a_RI.size(0) == adapter->b_OR.size(1) && adapter->a_RI.device() == entry.tensor.device() &&
+    const bool fits = adapter->a_RI.dim() == 2 && adapter->b_OR.dim() == 2 && adapter->a_RI.size(1) == in &&
+                      adapter->b_OR.size(0) == out && adapter->a_RI.size(0) == adapter->b_OR.size(1) &&
+                      adapter->a_RI.device() == entry.tensor.device() &&
                       adapter->b_OR.device() == entry.tensor.device();
     if (!fits)
       throw Error(ErrorClass::kInvalidArgument,

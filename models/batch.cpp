@@ -12,7 +12,9 @@ namespace {
   throw Error(ErrorClass::kInvalidArgument, {"token batch", got, expected, "check the rows that were tokenised"});
 }
 
-std::string row_name(int64_t row) { return "row " + std::to_string(row); }
+std::string row_name(int64_t row) {
+  return "row " + std::to_string(row);
+}
 
 // [B,T] on the CPU as int64; `what` for messages.
 at::Tensor host_matrix(const at::Tensor& x, const at::Tensor& like, const char* what) {
@@ -43,7 +45,8 @@ void TokenBatch::add_row(const std::vector<int64_t>& ids, int64_t begin) {
 
 TokenBatch TokenBatch::continuing(const std::vector<std::vector<int64_t>>& rows, const std::vector<int64_t>& begins) {
   if (begins.size() != rows.size())
-    bad_batch(std::to_string(begins.size()) + " begins for " + std::to_string(rows.size()) + " rows", "one begin a row");
+    bad_batch(std::to_string(begins.size()) + " begins for " + std::to_string(rows.size()) + " rows",
+              "one begin a row");
   TokenBatch batch;
   for (size_t r = 0; r < rows.size(); ++r) {
     if (begins[r] < 0) bad_batch(row_name(batch.rows()) + " begins at " + std::to_string(begins[r]), "0 or more");

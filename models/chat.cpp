@@ -20,20 +20,23 @@ struct Turns {
 };
 
 constexpr std::array<Turns, 10> kFormats = {{
-    {"llama3", "<|start_header_id|>", "<|begin_of_text|>", "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>",
-     "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n",
-     "<|eot_id|>", "", true},
+    {"llama3", "<|start_header_id|>", "<|begin_of_text|>", "<|start_header_id|>system<|end_header_id|>\n\n",
+     "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
+     "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "", true},
     {"chatml", "<|im_start|>", "", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n",
      "<|im_start|>assistant\n", "<|im_end|>\n", "", false},
     {"gemma", "<start_of_turn>", "<bos>", "", "", "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n",
      "<end_of_turn>\n", "%s\n\n", true},
     {"glm4", "[gMASK]<sop>", "[gMASK]<sop>", "<|system|>\n", "", "<|user|>\n", "", "<|assistant|>\n", "", "", false},
     {"chatglm3", "[gMASK]sop", "[gMASK]sop", "<|system|>\n ", "", "<|user|>\n ", "", "<|assistant|>\n ", "", "", false},
-    {"phi3", "<|end|>", "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n", "", false},
-    {"zephyr", "<|assistant|>", "", "<|system|>\n", "</s>\n", "<|user|>\n", "</s>\n", "<|assistant|>\n", "</s>\n", "", false},
+    {"phi3", "<|end|>", "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n", "",
+     false},
+    {"zephyr", "<|assistant|>", "", "<|system|>\n", "</s>\n", "<|user|>\n", "</s>\n", "<|assistant|>\n", "</s>\n", "",
+     false},
     {"llama2", "<<SYS>>", "", "", "", "<s>[INST] ", " [/INST]", " ", " </s>", "<<SYS>>\n%s\n<</SYS>>\n\n", true},
     {"mistral", "[INST]", "<s>", "", "", " [INST] ", " [/INST]", " ", "</s>", "%s\n\n", false},
-    {"instruction", "### Instruction", "", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "\n\n", "", false},
+    {"instruction", "### Instruction", "", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "\n\n", "",
+     false},
 }};
 
 const Turns& turns_of(const ChatFormat& format) {
@@ -42,7 +45,9 @@ const Turns& turns_of(const ChatFormat& format) {
   throw Error(ErrorClass::kInvalidArgument, {"chat format", "\"" + format.name + "\"", "a known format", ""});
 }
 
-ChatFormat make(const Turns& turns) { return {std::string(turns.name), std::string(turns.begin), ""}; }
+ChatFormat make(const Turns& turns) {
+  return {std::string(turns.name), std::string(turns.begin), ""};
+}
 
 // Templates such as SmolLM2's write a fixed system turn when the conversation has none.
 std::string default_system_in(std::string_view text, const Turns& turns) {
@@ -126,12 +131,14 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
       chat.text += std::string(turns.system_open) + content + std::string(turns.system_close);
     }
   };
-  if (!format.default_system.empty() && (messages.empty() || messages[0].role != "system")) add_system(format.default_system);
+  if (!format.default_system.empty() && (messages.empty() || messages[0].role != "system"))
+    add_system(format.default_system);
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role == "system") {
       if (i != 0)
-        throw Error(ErrorClass::kInvalidArgument, {"message " + std::to_string(i), "a system message", "it to be the first", ""});
+        throw Error(ErrorClass::kInvalidArgument,
+                    {"message " + std::to_string(i), "a system message", "it to be the first", ""});
       add_system(content_of(message));
     } else if (message.role == "user") {
       chat.text += std::string(turns.user_open) + pending_system + content_of(message) + std::string(turns.user_close);
@@ -148,7 +155,8 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
   }
   if (open_reply) chat.text += turns.reply_open;
   // A trailing space before the answer would change its first token.
-  if (open_reply && (turns.name == "llama2" || turns.name == "mistral") && chat.text.back() == ' ') chat.text.pop_back();
+  if (open_reply && (turns.name == "llama2" || turns.name == "mistral") && chat.text.back() == ' ')
+    chat.text.pop_back();
   return chat;
 }
 

@@ -1,8 +1,8 @@
 // Chat turns as the text that a model was trained on.
 //
-// Published checkpoints carry a Jinja template. No C++ Jinja engine is packaged, so the template is recognised by its markers and
-// rendered by one of the formats below; a test compares them with the templates themselves. An unknown template is an error with the
-// list of formats, never a guess.
+// Published checkpoints carry a Jinja template. No C++ Jinja engine is packaged, so the template is recognised by its
+// markers and rendered by one of the formats below; a test compares them with the templates themselves. An unknown
+// template is an error with the list of formats, never a guess.
 #pragma once
 
 #include <string>

@@ -42,9 +42,9 @@ class Checkpoint {
   [[nodiscard]] virtual std::string fingerprint() const = 0;
 };
 
-/// Opens a folder, a .gguf file, or ORG/NAME in the Hugging Face cache (HF_HUB_CACHE > HF_HOME/hub > ~/.cache/huggingface/hub).
-/// Throws Error(kNotFound) saying what was looked for and where; Error(kUnsupported) for .bin/.pt (pickle) checkpoints with
-/// the conversion to use; Error(kCorruption) for damaged files.
+/// Opens a folder, a .gguf file, or ORG/NAME in the Hugging Face cache (HF_HUB_CACHE > HF_HOME/hub >
+/// ~/.cache/huggingface/hub). Throws Error(kNotFound) saying what was looked for and where; Error(kUnsupported) for
+/// .bin/.pt (pickle) checkpoints with the conversion to use; Error(kCorruption) for damaged files.
 [[nodiscard]] std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name);
 
 /// What Model::fingerprint() of this checkpoint would be, without loading it: its own fingerprint and what decides the
@@ -63,14 +63,15 @@ struct LoadOptions {
 };
 
 /// Loads the weights, each straight to its device. Throws Error with file, tensor or key, what was got and expected:
-/// unknown model_type, missing or malformed configuration keys, missing, extra, misshaped or non-finite (sampled) tensors.
+/// unknown model_type, missing or malformed configuration keys, missing, extra, misshaped or non-finite (sampled)
+/// tensors.
 [[nodiscard]] Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options = {});
 [[nodiscard]] Model load_model(const std::string& path_or_name, const LoadOptions& options = {});
 
 /// Writes a Hugging Face folder (config.json, model*.safetensors with index when sharded, tokenizer files) that
-/// transformers loads, atomically file by file, config last. Weights keep the dtype of the checkpoint's file where that is
-/// float32, float16 or bfloat16 (GGUF: `dtype`, default float32); files without a changed tensor are hard-linked or copied.
-/// Returns the names of the tensors whose bytes differ from the checkpoint's.
+/// transformers loads, atomically file by file, config last. Weights keep the dtype of the checkpoint's file where that
+/// is float32, float16 or bfloat16 (GGUF: `dtype`, default float32); files without a changed tensor are hard-linked or
+/// copied. Returns the names of the tensors whose bytes differ from the checkpoint's.
 std::vector<std::string> save_model(const Model& model, const std::filesystem::path& folder,
                                     std::optional<at::ScalarType> dtype = std::nullopt);
 

@@ -13,7 +13,8 @@ using Json = nlohmann::json;
 void read_sizes(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig& config) {
   config.hidden_size = reader.integer(keys.hidden);
   config.n_layers = reader.integer(keys.layers);
-  if (config.n_layers > 10000) reader.fail(keys.layers.front(), std::to_string(config.n_layers), "at most 10000 layers");
+  if (config.n_layers > 10000)
+    reader.fail(keys.layers.front(), std::to_string(config.n_layers), "at most 10000 layers");
   config.n_heads = reader.integer(keys.heads);
   config.n_kv_heads = reader.integer_or(keys.kv_heads, config.n_heads);
   if (reader.find(keys.head_dim)) {
@@ -28,8 +29,9 @@ void read_sizes(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig&
                          ? reader.integer_or(keys.mlp_width, keys.mlp_width_factor * config.hidden_size)
                          : reader.integer(keys.mlp_width);
   config.vocab_size = reader.integer(keys.vocab);
-  config.max_positions = keys.default_max_positions > 0 ? reader.integer_or(keys.max_positions, keys.default_max_positions)
-                                                        : reader.integer(keys.max_positions);
+  config.max_positions = keys.default_max_positions > 0
+                             ? reader.integer_or(keys.max_positions, keys.default_max_positions)
+                             : reader.integer(keys.max_positions);
   config.embedding_width = config.hidden_size;
 }
 
@@ -74,9 +76,11 @@ void refuse_quantised(const ConfigReader& reader) {
 void check(const ConfigReader& reader, const FamilySpec& family, const ModelConfig& config) {
   const auto number = [](int64_t n) { return std::to_string(n); };
   if (config.n_heads % config.n_kv_heads != 0)
-    reader.fail(family.keys.kv_heads.front(), number(config.n_kv_heads), "a divisor of the " + number(config.n_heads) + " heads");
+    reader.fail(family.keys.kv_heads.front(), number(config.n_kv_heads),
+                "a divisor of the " + number(config.n_heads) + " heads");
   if (config.positions == Positions::kRotary && config.rotaries.empty())
-    throw Error(ErrorClass::kUnsupported, {reader.where(), "no rotary form", "one", "the family's table is incomplete"});
+    throw Error(ErrorClass::kUnsupported,
+                {reader.where(), "no rotary form", "one", "the family's table is incomplete"});
   for (const Rotary& rotary : config.rotaries)
     if (rotary.dims < 2 || rotary.dims % 2 != 0 || rotary.dims > config.head_dim)
       reader.fail("rotary dimensions", number(rotary.dims) + " of a head of " + number(config.head_dim),
@@ -85,7 +89,8 @@ void check(const ConfigReader& reader, const FamilySpec& family, const ModelConf
   for (const int64_t window : config.windows)
     if (window < 0) reader.fail("sliding_window", number(window), "a positive number of tokens or null");
   if (config.residual == Residual::kSequential && !config.mlp_norm)
-    throw Error(ErrorClass::kUnsupported, {reader.where(), "a sequential block without its own MLP norm", "a norm for each", ""});
+    throw Error(ErrorClass::kUnsupported,
+                {reader.where(), "a sequential block without its own MLP norm", "a norm for each", ""});
 }
 
 }  // namespace
@@ -126,27 +131,41 @@ ModelConfig parse_config(const Json& json, const std::string& file, const Family
 }
 
 static Json to_json(const Rotary& r) {
-  return {{"kind", static_cast<int>(r.kind)}, {"theta", r.theta}, {"dims", r.dims}, {"interleaved", r.interleaved},
-          {"factor", r.factor}, {"low", r.low_freq_factor}, {"high", r.high_freq_factor}, {"original", r.original_max},
-          {"max", r.depends_on_length() ? r.max_positions : 0}, {"beta", {r.beta_fast, r.beta_slow}}, {"truncate", r.truncate},
-          {"attention_factor", r.attention_factor.value_or(0)}, {"mscale", {r.mscale.value_or(0), r.mscale_all_dim.value_or(0)}},
-          {"short", r.short_factor}, {"long", r.long_factor}};
+  return {{"kind", static_cast<int>(r.kind)},
+          {"theta", r.theta},
+          {"dims", r.dims},
+          {"interleaved", r.interleaved},
+          {"factor", r.factor},
+          {"low", r.low_freq_factor},
+          {"high", r.high_freq_factor},
+          {"original", r.original_max},
+          {"max", r.depends_on_length() ? r.max_positions : 0},
+          {"beta", {r.beta_fast, r.beta_slow}},
+          {"truncate", r.truncate},
+          {"attention_factor", r.attention_factor.value_or(0)},
+          {"mscale", {r.mscale.value_or(0), r.mscale_all_dim.value_or(0)}},
+          {"short", r.short_factor},
+          {"long", r.long_factor}};
 }
 
 Json arithmetic(const ModelConfig& c) {
   Json rotaries = Json::array();
   for (const Rotary& rotary : c.rotaries) rotaries.push_back(to_json(rotary));
   return {{"family", c.family},
-          {"sizes", {c.hidden_size, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_width, c.vocab_size,
-                     c.embedding_width, c.n_experts, c.experts_per_token}},
+          {"sizes",
+           {c.hidden_size, c.n_layers, c.n_heads, c.n_kv_heads, c.head_dim, c.mlp_width, c.vocab_size,
+            c.embedding_width, c.n_experts, c.experts_per_token}},
           {"norm", {static_cast<int>(c.norm), c.norm_eps, c.norm_one_plus}},
-          {"block", {static_cast<int>(c.residual), static_cast<int>(c.norm_order), c.mlp_norm, static_cast<int>(c.qkv),
-                     c.qk_norm, static_cast<int>(c.mlp), static_cast<int>(c.activation)}},
+          {"block",
+           {static_cast<int>(c.residual), static_cast<int>(c.norm_order), c.mlp_norm, static_cast<int>(c.qkv),
+            c.qk_norm, static_cast<int>(c.mlp), static_cast<int>(c.activation)}},
           {"bias", {c.qkv_bias, c.out_bias, c.mlp_bias, c.head_bias}},
           {"attention", {c.attention_scale, c.scale_by_inverse_layer, c.attention_softcap, c.logn_length}},
           {"windows", c.windows},
-          {"positions", {static_cast<int>(c.positions), static_cast<int>(c.position_rule), c.position_offset, c.alibi_like_falcon}},
-          {"rotaries", rotaries}, {"rotary_of_layer", c.rotary_of_layer},
+          {"positions",
+           {static_cast<int>(c.positions), static_cast<int>(c.position_rule), c.position_offset, c.alibi_like_falcon}},
+          {"rotaries", rotaries},
+          {"rotary_of_layer", c.rotary_of_layer},
           {"ends", {c.embedding_scale, c.final_norm, c.tied_head, c.normalised_head, c.logit_softcap}}};
 }
 

@@ -30,7 +30,9 @@ ConfigReader::ConfigReader(const Json& object, std::string where) : object_(&obj
                                           "compare with the published config.json of the model"});
 }
 
-bool ConfigReader::has(const std::string& key) const { return find({key}) != nullptr; }
+bool ConfigReader::has(const std::string& key) const {
+  return find({key}) != nullptr;
+}
 
 bool ConfigReader::is_null(const std::string& key) const {
   const auto it = object_->find(key);
@@ -46,7 +48,8 @@ const Json* ConfigReader::find(const Names& names) const {
 int64_t ConfigReader::integer(const Names& names, int64_t least) const {
   const Json* value = find(names);
   if (!value) fail(spelled(names), "missing", "an integer");
-  const bool fits = value->is_number_integer() && !(value->is_number_unsigned() && value->get<uint64_t>() > kLargestSize);
+  const bool fits =
+      value->is_number_integer() && !(value->is_number_unsigned() && value->get<uint64_t>() > kLargestSize);
   const int64_t n = fits ? value->get<int64_t>() : least - 1;
   if (!fits || n < least || n > kLargestSize)
     fail(spelled(names), shown(*value), "an integer from " + std::to_string(least) + " to 2^31");
@@ -90,7 +93,8 @@ std::vector<double> ConfigReader::numbers(const Names& names) const {
   if (value->is_array())
     for (const Json& x : *value)
       if (x.is_number() && x.get<double>() > 0 && std::isfinite(x.get<double>())) list.push_back(x.get<double>());
-  if (!value->is_array() || list.size() != value->size()) fail(spelled(names), shown(*value), "a list of positive numbers");
+  if (!value->is_array() || list.size() != value->size())
+    fail(spelled(names), shown(*value), "a list of positive numbers");
   return list;
 }
 

@@ -46,22 +46,34 @@ const FamilySpec& family_named(const std::string& name) {
                                       close.empty() ? "" : "did you mean \"" + close + "\"?"});
 }
 
-bool is_bias(const TensorSpec& spec) { return spec.name.ends_with(".bias"); }
+bool is_bias(const TensorSpec& spec) {
+  return spec.name.ends_with(".bias");
+}
 
 namespace {
 
 int64_t symbol_size(char symbol, const ModelConfig& c) {
   switch (symbol) {
-    case 'D': return c.hidden_size;
-    case 'F': return c.mlp_width;
-    case 'V': return c.vocab_size;
-    case 'P': return c.max_positions + c.position_offset;
-    case 'Q': return c.n_heads * c.head_dim;
-    case 'K': return c.n_kv_heads * c.head_dim;
-    case 'd': return c.head_dim;
-    case 'E': return c.embedding_width;
-    case 'X': return c.n_experts;
-    default: break;
+    case 'D':
+      return c.hidden_size;
+    case 'F':
+      return c.mlp_width;
+    case 'V':
+      return c.vocab_size;
+    case 'P':
+      return c.max_positions + c.position_offset;
+    case 'Q':
+      return c.n_heads * c.head_dim;
+    case 'K':
+      return c.n_kv_heads * c.head_dim;
+    case 'd':
+      return c.head_dim;
+    case 'E':
+      return c.embedding_width;
+    case 'X':
+      return c.n_experts;
+    default:
+      break;
   }
   EMEND_CHECK(false, std::string("unknown shape symbol ").append(1, symbol));
   return 0;
@@ -136,11 +148,13 @@ void check_module_names(const FamilySpec& family, const ModelConfig& config, con
   const auto check = [&](const char* key, const std::string& got, const std::vector<std::string>& accepted) {
     if (got.empty()) return;
     for (const std::string& name : accepted)
-      if (!name.empty() && (got == name || stripped(got, family.base_prefix) == stripped(name, family.base_prefix))) return;
+      if (!name.empty() && (got == name || stripped(got, family.base_prefix) == stripped(name, family.base_prefix)))
+        return;
     const std::string& expected = accepted.front();
     throw Error(ErrorClass::kInvalidArgument,
                 {where + ": " + key, "\"" + got + "\"",
-                 expected.empty() ? "no such module in family " + family.name : "\"" + expected + "\" for family " + family.name,
+                 expected.empty() ? "no such module in family " + family.name
+                                  : "\"" + expected + "\" for family " + family.name,
                  "use the hyper-parameter file of this model family, or leave the field out"});
   };
   const ModuleNames& modules = family.modules;

@@ -17,10 +17,31 @@ enum class Orientation;
 
 /// What a tensor is for. The executor finds weights by part; names exist only in the tables.
 enum class Part {
-  kEmbedding, kPositions, kProjectIn, kProjectOut, kFinalNorm, kHead,           // once a model
-  kAttnNorm, kQkv, kQ, kK, kV, kQNorm, kKNorm, kAttnOut, kAttnPostNorm,         // once a layer
-  kMlpNorm, kGateUp, kGate, kUp, kDown, kMlpPostNorm, kRouter,
-  kExpertGate, kExpertUp, kExpertDown,                                          // once an expert
+  kEmbedding,
+  kPositions,
+  kProjectIn,
+  kProjectOut,
+  kFinalNorm,
+  kHead,  // once a model
+  kAttnNorm,
+  kQkv,
+  kQ,
+  kK,
+  kV,
+  kQNorm,
+  kKNorm,
+  kAttnOut,
+  kAttnPostNorm,  // once a layer
+  kMlpNorm,
+  kGateUp,
+  kGate,
+  kUp,
+  kDown,
+  kMlpPostNorm,
+  kRouter,
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,  // once an expert
 };
 inline constexpr int kParts = static_cast<int>(Part::kExpertDown) + 1;
 
@@ -29,8 +50,9 @@ struct TensorSpec {
   Part part;
   /// "model.layers.{layer}.mlp.down_proj.weight"; {expert} where the part is an expert's.
   std::string name;
-  /// Stored shape: one term a dimension. Symbols: D hidden, F MLP width, V vocabulary, P position rows, Q heads times head
-  /// size, K key-value heads times head size, d head size, E embedding width, X experts; "3D", "Q+2K" as they read.
+  /// Stored shape: one term a dimension. Symbols: D hidden, F MLP width, V vocabulary, P position rows, Q heads times
+  /// head size, K key-value heads times head size, d head size, E embedding width, X experts; "3D", "Q+2K" as they
+  /// read.
   std::string shape;
   /// The tensor exists only if this holds; absent: always. Takes `&ModelConfig::qkv_bias` or a lambda.
   std::function<bool(const ModelConfig&)> when = {};
@@ -57,7 +79,7 @@ struct ConfigKeys {
   Names hidden{"hidden_size"}, layers{"num_hidden_layers"}, heads{"num_attention_heads"};
   Names kv_heads{"num_key_value_heads"};  ///< default: heads
   Names head_dim{"head_dim"};
-  int64_t default_head_dim = 0;           ///< 0: hidden / heads
+  int64_t default_head_dim = 0;  ///< 0: hidden / heads
   Names mlp_width{"intermediate_size"};
   int64_t mlp_width_factor = 0;  ///< default of mlp_width in units of hidden; 0: required
   Names vocab{"vocab_size"}, max_positions{"max_position_embeddings"};
@@ -83,15 +105,15 @@ struct DebugFlavour {
 struct FamilySpec {
   std::string name;                      ///< "llama"
   std::vector<std::string> model_types;  ///< values of config.json's model_type
-  std::string base_prefix;               ///< "model.": checkpoints may leave it out, or have it, in all names but the head's
+  std::string base_prefix;  ///< "model.": checkpoints may leave it out, or have it, in all names but the head's
   ConfigKeys keys;
-  ModelConfig block;                     ///< flags that all members share; sizes are ignored
+  ModelConfig block;  ///< flags that all members share; sizes are ignored
   /// Reads what the common keys do not say and changes flags accordingly; may be empty.
   std::function<void(const ConfigReader&, ModelConfig&)> refine;
   std::vector<TensorSpec> tensors;
-  std::vector<std::string> ignored;      ///< names that may appear and are not weights; "*" stands for anything
+  std::vector<std::string> ignored;  ///< names that may appear and are not weights; "*" stands for anything
   ModuleNames modules;
-  Orientation orientation{};             ///< of the linear layers in blocks (kOutIn unless said)
+  Orientation orientation{};  ///< of the linear layers in blocks (kOutIn unless said)
   /// JSON text: what a text_config inside a multimodal configuration leaves out; empty if there is no such form.
   std::string nested_defaults;
   std::vector<DebugFlavour> debug;
@@ -123,9 +145,9 @@ struct ExpectedTensor {
 struct NamedModules {
   std::string layer_module_tmp, attn_module_tmp, mlp_module_tmp, rewrite_module_tmp, ln_f_module, lm_head_module;
 };
-/// Checks them against the family. Accepts names with or without the base prefix, and for the head also the embedding of a
-/// tied model and "lm_head" (transformer.wte, model.embed_tokens and lm_head all mean the head's weight).
-/// Throws Error(kInvalidArgument) with `where` (a file) and key, what was got and expected.
+/// Checks them against the family. Accepts names with or without the base prefix, and for the head also the embedding
+/// of a tied model and "lm_head" (transformer.wte, model.embed_tokens and lm_head all mean the head's weight). Throws
+/// Error(kInvalidArgument) with `where` (a file) and key, what was got and expected.
 void check_module_names(const FamilySpec& family, const ModelConfig& config, const NamedModules& names,
                         const std::string& where);
 

@@ -35,7 +35,10 @@ class FixtureRun {
     if (expected_.contains("genbatch.output_ids"))
       generate("genbatch", expected_.tensor("left.input_ids"), expected_.tensor("left.attention_mask"),
                expected_.tensor("left.position_ids"));
-    return {{"family", model_.config().family}, {"max_abs_diff", diffs_}, {"missing", missing()}, {"generation_equal", equal_}};
+    return {{"family", model_.config().family},
+            {"max_abs_diff", diffs_},
+            {"missing", missing()},
+            {"generation_equal", equal_}};
   }
 
  private:
@@ -95,7 +98,8 @@ class FixtureRun {
     const TokenBatch batch = batch_of("right", false);
     const int layer = static_cast<int>(number("grad.k"));
     const int64_t token = batch.token(number("grad.row"), number("grad.position"));
-    for (const auto& [name, site] : {std::pair<std::string, Site>{"grad.layer", Site::kLayerOut}, {"grad.rewrite", Site::kMlpDownOut}}) {
+    for (const auto& [name, site] :
+         {std::pair<std::string, Site>{"grad.layer", Site::kLayerOut}, {"grad.rewrite", Site::kMlpDownOut}}) {
       for (const std::string point : {"zero", "delta"}) {
         at::Tensor delta = expected_.tensor(name + ".delta").clone().to(model_.dtype());
         if (point == "zero") delta.zero_();
@@ -109,7 +113,8 @@ class FixtureRun {
         session.attach();
         const at::Tensor logits = model_.forward(batch).logits;
         const at::Tensor loss = loss_of(logits, batch);
-        compare(name + ".grad_" + point, torch::autograd::grad({loss}, {delta})[0], expected_.tensor(name + ".grad_" + point));
+        compare(name + ".grad_" + point, torch::autograd::grad({loss}, {delta})[0],
+                expected_.tensor(name + ".grad_" + point));
         compare(name + ".loss_" + point, loss, expected_.tensor(name + ".loss_" + point));
         if (point == "delta") compare_packed(name + ".logits_delta", "right", logits);
         session.finish();
@@ -137,7 +142,8 @@ class FixtureRun {
   // Greedy, with a cache, every step's logits.
   void generate(const std::string& name, const at::Tensor& ids, const at::Tensor& mask, const at::Tensor& positions) {
     const at::NoGradGuard no_grad;
-    const at::Tensor wanted_ids = expected_.tensor(name + ".output_ids"), wanted_logits = expected_.tensor(name + ".step_logits");
+    const at::Tensor wanted_ids = expected_.tensor(name + ".output_ids"),
+                     wanted_logits = expected_.tensor(name + ".step_logits");
     const int64_t width = ids.size(1), steps = wanted_ids.size(1) - width;
     TokenBatch batch = TokenBatch::from_padded(ids, mask, positions);
     KvCache cache(model_.n_layers(), width);
@@ -170,9 +176,10 @@ class FixtureRun {
   Json missing() const {
     Json names = Json::array();
     for (const auto& [name, info] : expected_.tensors()) {
-      const bool input = name.ends_with("input_ids") || name.ends_with("attention_mask") || name.ends_with("position_ids") ||
-                         name == "grad.k" || name == "grad.row" || name == "grad.position" || name == "grad.target" ||
-                         name.ends_with(".delta") || name == "edit.u" || name == "edit.v";
+      const bool input = name.ends_with("input_ids") || name.ends_with("attention_mask") ||
+                         name.ends_with("position_ids") || name == "grad.k" || name == "grad.row" ||
+                         name == "grad.position" || name == "grad.target" || name.ends_with(".delta") ||
+                         name == "edit.u" || name == "edit.v";
       if (!input && !diffs_.contains(name)) names.push_back(name);
     }
     return names;

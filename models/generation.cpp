@@ -19,15 +19,18 @@ void refuse(const std::string& got, const std::string& expected, const std::stri
 
 void check_options(const Model& model, const Rows& prompts, const GenerateOptions& options) {
   if (options.max_new_tokens < 0) refuse("max_new_tokens " + std::to_string(options.max_new_tokens), "0 or more", "");
-  if (!(options.temperature >= 0)) refuse("temperature " + std::to_string(options.temperature), "0 (greedy) or more", "");
+  if (!(options.temperature >= 0))
+    refuse("temperature " + std::to_string(options.temperature), "0 (greedy) or more", "");
   if (options.top_k < 0) refuse("top_k " + std::to_string(options.top_k), "0 (no limit) or more", "");
-  if (!(options.top_p > 0 && options.top_p <= 1)) refuse("top_p " + std::to_string(options.top_p), "above 0, at most 1", "");
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    refuse("top_p " + std::to_string(options.top_p), "above 0, at most 1", "");
   if (!(options.min_p >= 0 && options.min_p <= 1)) refuse("min_p " + std::to_string(options.min_p), "0 to 1", "");
   if (!(options.repetition_penalty > 0))
     refuse("repetition_penalty " + std::to_string(options.repetition_penalty), "a positive number, 1 for none", "");
   if (options.prefill_chunk < 1) refuse("prefill_chunk " + std::to_string(options.prefill_chunk), "1 or more", "");
   for (size_t r = 0; r < prompts.size(); ++r) {
-    if (prompts[r].empty()) refuse("prompt " + std::to_string(r) + " has no tokens", "at least one token", "start with the BOS token");
+    if (prompts[r].empty())
+      refuse("prompt " + std::to_string(r) + " has no tokens", "at least one token", "start with the BOS token");
     const int64_t length = static_cast<int64_t>(prompts[r].size()) + options.max_new_tokens;
     if (model.config().positions == Positions::kLearned && length > model.max_positions() + 1)
       refuse("prompt " + std::to_string(r) + " of " + std::to_string(prompts[r].size()) + " tokens with " +
@@ -40,7 +43,8 @@ void check_options(const Model& model, const Rows& prompts, const GenerateOption
 // One batch of prompts that are prefilled and continued together.
 class Continuation {
  public:
-  Continuation(const Model& model, const Rows& prompts, std::vector<int64_t> rows, const GenerateOptions& options, Rows& results)
+  Continuation(const Model& model, const Rows& prompts, std::vector<int64_t> rows, const GenerateOptions& options,
+               Rows& results)
       : model_(model), options_(options), results_(results), rows_(std::move(rows)), cache_(model.n_layers()) {
     int64_t longest = 0;
     for (const int64_t r : rows_) {
@@ -168,8 +172,7 @@ Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& op
     for (const int64_t r : waiting) longest = std::max(longest, static_cast<int64_t>(prompts[r].size()));
     const int64_t passes = (longest + options.prefill_chunk - 1) / options.prefill_chunk;
     std::vector<int64_t> together, later;
-    for (const int64_t r : waiting)
-      (static_cast<int64_t>(prompts[r].size()) >= passes ? together : later).push_back(r);
+    for (const int64_t r : waiting) (static_cast<int64_t>(prompts[r].size()) >= passes ? together : later).push_back(r);
     Continuation(model, prompts, together, options, results).run(passes);
     waiting = std::move(later);
   }

@@ -34,7 +34,8 @@ at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
                                   "check the free memory and the limits on address space"});
   void* data = static_cast<char*>(base) + shift;
   if (shift % c10::elementSize(info.dtype) == 0)
-    return at::from_blob(data, info.shape, [base, size](void*) { ::munmap(base, size); }, options);
+    return at::from_blob(
+        data, info.shape, [base, size](void*) { ::munmap(base, size); }, options);
   at::Tensor aligned = at::empty(info.shape, options);  // a file may put tensors at odd offsets
   std::memcpy(aligned.mutable_data_ptr(), data, info.bytes);
   ::munmap(base, size);
@@ -75,8 +76,9 @@ Json read_json(const fs::path& path) {
 HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
   const fs::path config_path = folder_ / config_name;
   if (!fs::exists(config_path))
-    throw Error(ErrorClass::kNotFound, {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
-                                        "name the folder that holds config.json"});
+    throw Error(ErrorClass::kNotFound,
+                {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
+                 "name the folder that holds config.json"});
   config_text_ = read_file(config_path);
   config_ = read_json(config_path);
   if (fs::exists(folder_ / kSingle)) {
@@ -106,9 +108,10 @@ void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
       const auto [other, fresh] = shard_of_.emplace(tensor, shards_.size());
       if (!fresh) {
         ::close(shard.fd);
-        throw Error(ErrorClass::kCorruption, {shard.path.string(), "tensor \"" + tensor + "\" is also in " +
-                                              shards_[other->second].path.filename().string(), "each tensor in one file",
-                                              "the folder mixes two checkpoints: fetch it again"});
+        throw Error(ErrorClass::kCorruption,
+                    {shard.path.string(),
+                     "tensor \"" + tensor + "\" is also in " + shards_[other->second].path.filename().string(),
+                     "each tensor in one file", "the folder mixes two checkpoints: fetch it again"});
       }
       infos_.push_back(info);
     }
@@ -119,7 +122,8 @@ void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
 void HfCheckpoint::read_index(const fs::path& path) {
   index_ = read_json(path);
   const auto corrupt = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kCorruption, {path.string(), got, expected, "fetch the index and the files it names again"});
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), got, expected, "fetch the index and the files it names again"});
   };
   if (!index_->is_object() || !index_->contains("weight_map") || !(*index_)["weight_map"].is_object())
     corrupt("no weight_map", "an object \"weight_map\" from tensor to file");
@@ -141,8 +145,9 @@ void HfCheckpoint::read_index(const fs::path& path) {
   for (const std::string& file : files)
     if (!fs::exists(folder_ / file)) missing += (missing.empty() ? "" : ", ") + file;
   if (!missing.empty())
-    throw Error(ErrorClass::kNotFound, {path.string(), "it names files that are not there: " + missing,
-                                        std::to_string(files.size()) + " weight files beside the index", "fetch the missing files"});
+    throw Error(ErrorClass::kNotFound,
+                {path.string(), "it names files that are not there: " + missing,
+                 std::to_string(files.size()) + " weight files beside the index", "fetch the missing files"});
   open_shards(files);
   for (const auto& [tensor, file] : file_of) {
     const auto it = shard_of_.find(tensor);
@@ -151,7 +156,8 @@ void HfCheckpoint::read_index(const fs::path& path) {
   }
   for (const auto& [tensor, shard] : shard_of_)
     if (!file_of.count(tensor))
-      corrupt("tensor \"" + tensor + "\" of " + shards_[shard].path.filename().string() + " is not listed", "every tensor in weight_map");
+      corrupt("tensor \"" + tensor + "\" of " + shards_[shard].path.filename().string() + " is not listed",
+              "every tensor in weight_map");
 }
 
 at::Tensor HfCheckpoint::read(const std::string& name) const {
@@ -160,8 +166,9 @@ at::Tensor HfCheckpoint::read(const std::string& name) const {
     std::vector<std::string> names;
     for (const auto& [known, shard] : shard_of_) names.push_back(known);
     const std::string close = closest_name(name, names);
-    throw Error(ErrorClass::kNotFound, {folder_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors",
-                                        close.empty() ? "" : "did you mean \"" + close + "\"?"});
+    throw Error(ErrorClass::kNotFound,
+                {folder_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors",
+                 close.empty() ? "" : "did you mean \"" + close + "\"?"});
   }
   const Shard& shard = shards_[it->second];
   return map_tensor(shard.path, shard.fd, shard.file->tensors().at(name));

@@ -20,7 +20,8 @@ void KvCache::reserve(int layer, const at::Tensor& like_BgTd, int64_t slots) {
   if (have > 0) wanted = std::max(wanted, 2 * have);
   for (at::Tensor* tensor : {&keys, &values}) {
     // Zeros, because attention multiplies masked slots by 0: they must be finite.
-    at::Tensor grown = at::zeros({like_BgTd.size(0), like_BgTd.size(1), wanted, like_BgTd.size(3)}, like_BgTd.options());
+    at::Tensor grown =
+        at::zeros({like_BgTd.size(0), like_BgTd.size(1), wanted, like_BgTd.size(3)}, like_BgTd.options());
     if (have > 0) grown.narrow(2, 0, have).copy_(*tensor);
     *tensor = grown;
   }
@@ -55,8 +56,9 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
   KvCache selected(n_layers_, capacity_);
   for (const int64_t r : rows) {
     if (r < 0 || r >= static_cast<int64_t>(lengths_.size()))
-      throw Error(ErrorClass::kInvalidArgument, {"key-value cache", "row " + std::to_string(r),
-                                                 "a row of " + std::to_string(lengths_.size()), "check the row numbers"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"key-value cache", "row " + std::to_string(r), "a row of " + std::to_string(lengths_.size()),
+                   "check the row numbers"});
     selected.lengths_.push_back(lengths_[r]);
     selected.positions_.push_back(positions_[r]);
     selected.prompt_lengths_.push_back(prompt_lengths_[r]);

@@ -8,8 +8,8 @@
 
 namespace emend::models {
 
-/// Row r of layer l holds `length(r)` tokens in slots 0 … length(r)-1 of keys(l)[r], whatever the padding of the batch was.
-/// Created empty; each layer allocates from its own first keys, so nothing is ever on a wrong device.
+/// Row r of layer l holds `length(r)` tokens in slots 0 … length(r)-1 of keys(l)[r], whatever the padding of the batch
+/// was. Created empty; each layer allocates from its own first keys, so nothing is ever on a wrong device.
 class KvCache {
  public:
   /// `capacity` tokens a row are reserved at the first append (it grows by doubling when exceeded).

@@ -25,8 +25,8 @@ bool fits(std::string_view pattern, std::string_view name) {
 
 // File names and the names of the family's table.
 struct Resolution {
-  std::map<std::string, std::string> file_name;    // table name -> name in the file
-  std::vector<std::string> head_duplicates;        // names in the file that repeat a tied head
+  std::map<std::string, std::string> file_name;  // table name -> name in the file
+  std::vector<std::string> head_duplicates;      // names in the file that repeat a tied head
 };
 
 class Resolver {
@@ -46,7 +46,8 @@ class Resolver {
       const std::string name = table_name(info.name);
       if (!name.empty()) {
         const auto [other, fresh] = resolution.file_name.emplace(name, info.name);
-        if (!fresh) damaged("tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"", "each tensor once");
+        if (!fresh)
+          damaged("tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"", "each tensor once");
       } else if (config_.tied_head && is_head(info.name)) {
         resolution.head_duplicates.push_back(info.name);
       } else if (!is_ignored(info.name)) {
@@ -109,7 +110,8 @@ class Resolver {
       }
       if (!at::isFloatingType(info.dtype))
         throw Error(ErrorClass::kUnsupported, {where(), "tensor \"" + info.name + "\" is " + c10::toString(info.dtype),
-                                               "float32, float16 or bfloat16 weights", "quantised checkpoints are not loadable as they are; "
+                                               "float32, float16 or bfloat16 weights",
+                                               "quantised checkpoints are not loadable as they are; "
                                                "use the unquantised one or a GGUF file"});
     }
     if (missing.empty()) return;
@@ -127,7 +129,8 @@ class Resolver {
   }
 
   [[noreturn]] void damaged(const std::string& got, const std::string& expected) const {
-    throw Error(ErrorClass::kCorruption, {where(), got, expected, "check that config.json and weights belong together; fetch them again"});
+    throw Error(ErrorClass::kCorruption,
+                {where(), got, expected, "check that config.json and weights belong together; fetch them again"});
   }
 
   static std::string some(const std::vector<std::string>& names) {
@@ -149,10 +152,14 @@ c10::Device device_of(const ExpectedTensor& tensor, const devices::PlacementPlan
   if (tensor.layer >= 0) return plan.layers[tensor.layer];
   switch (tensor.part) {
     case Part::kEmbedding:
-    case Part::kProjectIn: return plan.embedding;
-    case Part::kPositions: return plan.position;
-    case Part::kHead: return plan.head;
-    default: return plan.final_norm;
+    case Part::kProjectIn:
+      return plan.embedding;
+    case Part::kPositions:
+      return plan.position;
+    case Part::kHead:
+      return plan.head;
+    default:
+      return plan.final_norm;
   }
 }
 
@@ -194,8 +201,9 @@ void tie_head(Model::State& state, const Resolution& resolution) {
 
 Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options) {
   if (options.dtype != at::kFloat && options.dtype != at::kBFloat16 && options.dtype != at::kDouble)
-    throw Error(ErrorClass::kUnsupported, {"load_model", std::string("dtype ") + c10::toString(options.dtype),
-                                           "float32 or bfloat16", "float16 checkpoints are computed in float32 or bfloat16"});
+    throw Error(ErrorClass::kUnsupported,
+                {"load_model", std::string("dtype ") + c10::toString(options.dtype), "float32 or bfloat16",
+                 "float16 checkpoints are computed in float32 or bfloat16"});
   const std::string file = checkpoint->format() == "huggingface" ? (checkpoint->path() / "config.json").string()
                                                                  : checkpoint->path().string();
   ModelConfig config = options.family ? parse_config(checkpoint->config(), file, *options.family)
@@ -226,8 +234,9 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
   state->checkpoint = std::move(checkpoint);
   Model model(std::move(state));
   if (options.log)
-    options.log->info("model.loaded", "loaded " + model.config().family + " with " + std::to_string(model.parameter_count()) +
-                                          " parameters from " + model.checkpoint().path().string());
+    options.log->info("model.loaded", "loaded " + model.config().family + " with " +
+                                          std::to_string(model.parameter_count()) + " parameters from " +
+                                          model.checkpoint().path().string());
   return model;
 }
 

@@ -26,11 +26,14 @@ MemoryCheckpoint::MemoryCheckpoint(nlohmann::json config, std::vector<std::pair<
 at::Tensor MemoryCheckpoint::read(const std::string& name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end())
-    throw Error(ErrorClass::kNotFound, {name_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
+    throw Error(ErrorClass::kNotFound,
+                {name_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
   return it->second.clone();
 }
 
-std::unique_ptr<Tokenizer> MemoryCheckpoint::load_tokenizer() const { return nullptr; }
+std::unique_ptr<Tokenizer> MemoryCheckpoint::load_tokenizer() const {
+  return nullptr;
+}
 
 std::string MemoryCheckpoint::fingerprint() const {
   Sha256 hash;
@@ -38,7 +41,8 @@ std::string MemoryCheckpoint::fingerprint() const {
   return hash.hex();
 }
 
-std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed, const FamilySpec* own) {
+std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed,
+                                                    const FamilySpec* own) {
   const ModelConfig parsed = own ? parse_config(config, "config", *own) : parse_config(config, "config");
   const FamilySpec& family = own ? *own : family_named(parsed.family);
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);

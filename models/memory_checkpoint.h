@@ -1,4 +1,5 @@
-// A checkpoint that was never a file: configuration and tensors in memory. For tests and for programs that build models.
+// A checkpoint that was never a file: configuration and tensors in memory. For tests and for programs that build
+// models.
 #pragma once
 
 #include <emend/models/checkpoint.h>
@@ -11,7 +12,8 @@ namespace emend::models {
 class MemoryCheckpoint : public Checkpoint {
  public:
   /// `tensors` under Hugging Face names, on the CPU; `config` as config.json has it.
-  MemoryCheckpoint(nlohmann::json config, std::vector<std::pair<std::string, at::Tensor>> tensors, std::string name = "memory");
+  MemoryCheckpoint(nlohmann::json config, std::vector<std::pair<std::string, at::Tensor>> tensors,
+                   std::string name = "memory");
 
   [[nodiscard]] const std::filesystem::path& path() const override { return name_; }
   [[nodiscard]] std::string format() const override { return "memory"; }

@@ -14,18 +14,42 @@ Model::~Model() = default;
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 
-const ModelConfig& Model::config() const noexcept { return state_->config; }
-const FamilySpec& Model::family() const noexcept { return *state_->family; }
-const devices::PlacementPlan& Model::placement() const noexcept { return state_->plan; }
-int Model::n_layers() const noexcept { return static_cast<int>(state_->config.n_layers); }
-int64_t Model::hidden_size() const noexcept { return state_->config.hidden_size; }
-int64_t Model::vocab_size() const noexcept { return state_->config.vocab_size; }
-at::ScalarType Model::dtype() const noexcept { return state_->dtype; }
-int64_t Model::max_positions() const noexcept { return state_->config.max_positions; }
-hooks::HookTable& Model::hooks() const noexcept { return state_->hooks; }
-bool Model::has_tokenizer() const noexcept { return state_->tokenizer != nullptr; }
-const Checkpoint& Model::checkpoint() const noexcept { return *state_->checkpoint; }
-const std::vector<std::string>& Model::weight_names() const noexcept { return state_->names; }
+const ModelConfig& Model::config() const noexcept {
+  return state_->config;
+}
+const FamilySpec& Model::family() const noexcept {
+  return *state_->family;
+}
+const devices::PlacementPlan& Model::placement() const noexcept {
+  return state_->plan;
+}
+int Model::n_layers() const noexcept {
+  return static_cast<int>(state_->config.n_layers);
+}
+int64_t Model::hidden_size() const noexcept {
+  return state_->config.hidden_size;
+}
+int64_t Model::vocab_size() const noexcept {
+  return state_->config.vocab_size;
+}
+at::ScalarType Model::dtype() const noexcept {
+  return state_->dtype;
+}
+int64_t Model::max_positions() const noexcept {
+  return state_->config.max_positions;
+}
+hooks::HookTable& Model::hooks() const noexcept {
+  return state_->hooks;
+}
+bool Model::has_tokenizer() const noexcept {
+  return state_->tokenizer != nullptr;
+}
+const Checkpoint& Model::checkpoint() const noexcept {
+  return *state_->checkpoint;
+}
+const std::vector<std::string>& Model::weight_names() const noexcept {
+  return state_->names;
+}
 
 int64_t Model::parameter_count() const noexcept {
   int64_t count = 0;
@@ -87,15 +111,18 @@ const Model::State::Weight& Model::State::find(const std::string& name) const {
     if (const auto synonym = synonyms.find(name); synonym != synonyms.end()) it = weights.find(synonym->second);
   if (it != weights.end()) return it->second;
   const std::string close = closest_name(name, names);
-  throw Error(ErrorClass::kNotFound, {"weights of " + checkpoint->path().string(), "no weight \"" + name + "\"",
-                                      "a tensor of the checkpoint", close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  throw Error(ErrorClass::kNotFound,
+              {"weights of " + checkpoint->path().string(), "no weight \"" + name + "\"", "a tensor of the checkpoint",
+               close.empty() ? "" : "did you mean \"" + close + "\"?"});
 }
 
 bool Model::has_weight(const std::string& name) const noexcept {
   return state_->weights.count(name) > 0 || state_->synonyms.count(name) > 0;
 }
 
-at::Tensor Model::weight(const std::string& name) const { return state_->find(name).tensor; }
+at::Tensor Model::weight(const std::string& name) const {
+  return state_->find(name).tensor;
+}
 
 std::vector<at::Tensor> Model::weight_copies(const std::string& name) const {
   const State::Weight& weight = state_->find(name);
@@ -111,8 +138,8 @@ void Model::set_weight(const std::string& name, const at::Tensor& value) {
     std::ostringstream got, expected;
     got << c10::toString(value.scalar_type()) << " " << value.sizes() << " on " << value.device();
     expected << "a floating type, " << weight.tensor.sizes() << " on " << weight.tensor.device();
-    throw Error(ErrorClass::kInvalidArgument, {"weight \"" + name + "\"", got.str(), expected.str(),
-                                               "move the tensor with route_like first"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"weight \"" + name + "\"", got.str(), expected.str(), "move the tensor with route_like first"});
   }
   const at::NoGradGuard no_grad;
   for (at::Tensor target : weight_copies(name))
@@ -126,8 +153,7 @@ std::string model_fingerprint(const Checkpoint& checkpoint) {
 
 const std::string& Model::fingerprint() const {
   const std::lock_guard lock(state_->fingerprint_mutex);
-  if (state_->fingerprint.empty())
-    state_->fingerprint = model_fingerprint(*state_->checkpoint);
+  if (state_->fingerprint.empty()) state_->fingerprint = model_fingerprint(*state_->checkpoint);
   return state_->fingerprint;
 }
 

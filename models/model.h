@@ -41,8 +41,8 @@ struct ForwardOptions {
   int first_layer = 0;  ///< layers before it are skipped; needs `hidden`
   at::Tensor hidden;    ///< [N,D] input of `first_layer`, any device (routed); undefined: embed the ids
   int end_layer = -1;   ///< one past the last layer to run; -1: all
-  /// Keys and values of earlier tokens. Attention reads them; `append` also stores this batch's (in place, no gradient).
-  /// Without `append` the cache is only read and gradients flow through this batch's own keys and values.
+  /// Keys and values of earlier tokens. Attention reads them; `append` also stores this batch's (in place, no
+  /// gradient). Without `append` the cache is only read and gradients flow through this batch's own keys and values.
   KvCache* cache = nullptr;
   bool append = true;
   /// Packed tokens to project to logits: absent = all, empty = none. Ignored (none) when end_layer stops early.
@@ -50,8 +50,8 @@ struct ForwardOptions {
 };
 
 struct ForwardResult {
-  at::Tensor hidden;  ///< [N,D] output of the last layer that ran (before the final norm), on that layer's device
-  at::Tensor logits;  ///< [M,V] on the head's device, in the model's compute dtype; undefined if none were asked for
+  at::Tensor hidden;     ///< [N,D] output of the last layer that ran (before the final norm), on that layer's device
+  at::Tensor logits;     ///< [M,V] on the head's device, in the model's compute dtype; undefined if none were asked for
   bool stopped = false;  ///< a hook ended the pass
 };
 
@@ -75,13 +75,13 @@ class Model {
   [[nodiscard]] const Tokenizer& tokenizer() const;
   [[nodiscard]] bool has_tokenizer() const noexcept;
 
-  /// Runs the batch. Gradients follow the caller's grad mode; weights never require gradients unless the caller set them so.
-  /// Throws Error(kInvalidArgument) for token ids outside the vocabulary (naming row, token and id) or positions past a
-  /// learned position table; Error(kDevice) when a device runs out of memory.
+  /// Runs the batch. Gradients follow the caller's grad mode; weights never require gradients unless the caller set
+  /// them so. Throws Error(kInvalidArgument) for token ids outside the vocabulary (naming row, token and id) or
+  /// positions past a learned position table; Error(kDevice) when a device runs out of memory.
   ForwardResult forward(const TokenBatch& batch, const ForwardOptions& options = {}) const;
 
-  /// Final norm and head on [M,D] rows of the residual stream (any device: routed to the head's, the smaller operand moves).
-  /// `raw_head` leaves out logit soft-caps, as the published editors compute the loss at `v_loss_layer`.
+  /// Final norm and head on [M,D] rows of the residual stream (any device: routed to the head's, the smaller operand
+  /// moves). `raw_head` leaves out logit soft-caps, as the published editors compute the loss at `v_loss_layer`.
   [[nodiscard]] at::Tensor project(const at::Tensor& hidden, bool raw_head = false) const;
 
   [[nodiscard]] hooks::HookTable& hooks() const noexcept;
@@ -90,26 +90,29 @@ class Model {
   /// Error(kInvalidArgument) for a layer out of range.
   [[nodiscard]] EditSite edit_site(int layer) const;
 
-  /// Weights under the checkpoint's own names and layout; names with the base prefix ("transformer.", "model.") that the
-  /// file leaves out, and the head's name in a tied model, are understood too. The returned tensor shares storage with the model; only
-  /// editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the closest name.
+  /// Weights under the checkpoint's own names and layout; names with the base prefix ("transformer.", "model.") that
+  /// the file leaves out, and the head's name in a tied model, are understood too. The returned tensor shares storage
+  /// with the model; only editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the
+  /// closest name.
   [[nodiscard]] at::Tensor weight(const std::string& name) const;
   [[nodiscard]] bool has_weight(const std::string& name) const noexcept;
   [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
-  /// The weight and, where it also lives on a second device, its copy there (PlacementPlan::tied_copy): who writes to one
-  /// in place must write to all. set_weight does.
+  /// The weight and, where it also lives on a second device, its copy there (PlacementPlan::tied_copy): who writes to
+  /// one in place must write to all. set_weight does.
   [[nodiscard]] std::vector<at::Tensor> weight_copies(const std::string& name) const;
   /// Replaces a weight by another tensor of the same shape, on the same device (any float dtype: cast).
   void set_weight(const std::string& name, const at::Tensor& value);
 
   /// Weights of the linear layers inside blocks, which can carry an adapter (no experts).
   [[nodiscard]] std::vector<std::string> adaptable_weights() const;
-  /// Adds a low-rank addition to a linear layer (replacing an earlier one), or takes it away (null). The weight itself does not change.
-  /// Throws Error(kInvalidArgument) if shapes or device do not fit, Error(kNotFound) if the weight cannot carry one.
+  /// Adds a low-rank addition to a linear layer (replacing an earlier one), or takes it away (null). The weight itself
+  /// does not change. Throws Error(kInvalidArgument) if shapes or device do not fit, Error(kNotFound) if the weight
+  /// cannot carry one.
   void set_adapter(const std::string& weight, std::shared_ptr<const LinearAdapter> adapter);
 
   /// sha256 over names, dtypes, shapes and bytes of the weights as loaded from the file, and of what decides the
-  /// arithmetic in the configuration. Computed on first use from the checkpoint, not from the (possibly edited) weights.
+  /// arithmetic in the configuration. Computed on first use from the checkpoint, not from the (possibly edited)
+  /// weights.
   [[nodiscard]] const std::string& fingerprint() const;
   /// The same over the weights as they are now.
   [[nodiscard]] std::string current_fingerprint() const;

@@ -27,10 +27,12 @@ fs::path hub_cache() {
 // ORG/NAME or NAME, of the characters that the hub allows.
 bool is_hub_name(const std::string& name) {
   const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' || c == '/';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == '.' || c == '/';
   };
-  return !name.empty() && std::all_of(name.begin(), name.end(), allowed) && std::count(name.begin(), name.end(), '/') <= 1 &&
-         name.front() != '/' && name.back() != '/' && name.front() != '.' && name.find("..") == std::string::npos;
+  return !name.empty() && std::all_of(name.begin(), name.end(), allowed) &&
+         std::count(name.begin(), name.end(), '/') <= 1 && name.front() != '/' && name.back() != '/' &&
+         name.front() != '.' && name.find("..") == std::string::npos;
 }
 
 std::string hub_folder_name(const std::string& name) {
@@ -46,7 +48,8 @@ fs::path find_snapshot(const fs::path& repository) {
   if (fs::exists(repository / "refs" / "main")) {
     std::string revision = read_file(repository / "refs" / "main");
     std::erase_if(revision, [](unsigned char c) { return std::isspace(c); });
-    if (!revision.empty() && revision.find('/') == std::string::npos && revision[0] != '.' && fs::is_directory(snapshots / revision))
+    if (!revision.empty() && revision.find('/') == std::string::npos && revision[0] != '.' &&
+        fs::is_directory(snapshots / revision))
       return snapshots / revision;
   }
   std::vector<fs::path> found;

@@ -69,8 +69,9 @@ int run_guarded(const VerbRun& run, Common& common) {
   } catch (const Error& error) {
     return report(common, error);
   } catch (const c10::OutOfMemoryError& error) {
-    return report(common, Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "",
-                                                      "use a smaller --batch-size, another --device-map, or see emend plan"}));
+    return report(common,
+                  Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "",
+                                              "use a smaller --batch-size, another --device-map, or see emend plan"}));
   } catch (const std::bad_alloc&) {
     return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
                                                       "use a smaller --batch-size or a smaller model"}));
@@ -125,7 +126,9 @@ void add_common_options(CLI::App& command, Common& common) {
   const char* group = "Output";
   command.add_flag("--json", common.json, "one JSON document on standard output")->group(group);
   command.add_flag("--quiet", common.quiet, "no progress, only warnings and errors")->group(group);
-  command.add_option("--log-file", common.log_file, "also write the log as JSON lines")->group(group)->type_name("FILE");
+  command.add_option("--log-file", common.log_file, "also write the log as JSON lines")
+      ->group(group)
+      ->type_name("FILE");
 }
 
 int run_emend(int argc, char** argv) {

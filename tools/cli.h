@@ -13,12 +13,12 @@ namespace emend::tools {
 
 /// Options that all verbs have, and the handles made from them.
 struct Common {
-  bool json = false;      ///< one JSON document on standard output instead of text
-  bool quiet = false;     ///< only warnings and errors on standard error
-  std::string log_file;   ///< JSON lines
-  CancelToken cancel;     ///< set by SIGINT and SIGTERM
-  Log log;                ///< made from the above before the verb runs
-  ProgressFn progress;    ///< draws on standard error; empty when quiet
+  bool json = false;     ///< one JSON document on standard output instead of text
+  bool quiet = false;    ///< only warnings and errors on standard error
+  std::string log_file;  ///< JSON lines
+  CancelToken cancel;    ///< set by SIGINT and SIGTERM
+  Log log;               ///< made from the above before the verb runs
+  ProgressFn progress;   ///< draws on standard error; empty when quiet
   std::vector<std::string> command_line;
 
   /// A log that also writes to `path`, as JSON lines.

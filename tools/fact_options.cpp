@@ -10,15 +10,22 @@ namespace emend::tools {
 
 void add_fact_options(CLI::App& command, FactOptions& options, bool required) {
   const char* group = "Facts";
-  auto* facts = command.add_option("--facts", options.file, "file of facts (JSON array or JSON lines)")->group(group)->type_name("FILE");
+  auto* facts = command.add_option("--facts", options.file, "file of facts (JSON array or JSON lines)")
+                    ->group(group)
+                    ->type_name("FILE");
   if (required) facts->required();
   std::string formats = "auto";
   for (const auto& format : datasets::fact_formats()) formats += ", " + format.name;
   command.add_option("--format", options.read.format, "facts file format: " + formats)->group(group)->type_name("NAME");
   command.add_option("--limit", options.read.limit, "facts to read; -1: all")->group(group);
-  command.add_option("--offset", options.read.offset, "facts to leave out at the start")->group(group)->check(CLI::NonNegativeNumber);
-  command.add_option("--zsre-target", options.read.zsre_target, "target of zsRE rows: answers (the true answer) or alt (the counterfactual)")
-      ->group(group)->check(CLI::IsMember({"answers", "alt"}));
+  command.add_option("--offset", options.read.offset, "facts to leave out at the start")
+      ->group(group)
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--zsre-target", options.read.zsre_target,
+                  "target of zsRE rows: answers (the true answer) or alt (the counterfactual)")
+      ->group(group)
+      ->check(CLI::IsMember({"answers", "alt"}));
 }
 
 void add_metric_options(CLI::App& command, MetricOptions& options) {
@@ -26,15 +33,26 @@ void add_metric_options(CLI::App& command, MetricOptions& options) {
   std::string names = "auto, none";
   for (const auto& family : evaluation::metric_families()) names += ", " + family.name;
   command.add_option("--eval", options.names, "metrics: " + names)->group(group)->delimiter(',')->type_name("LIST");
-  command.add_flag("--generation", options.generation, "also fluency and consistency of generated text (slow)")->group(group);
-  command.add_option("--snippets", options.snippets, "attribute snippets for the reference score")->group(group)->type_name("FILE");
-  command.add_option("--idf-corpus", options.idf_corpus, "texts for inverse document frequencies")->group(group)->type_name("FILE");
-  command.add_option("--health-data", options.health_data, "folder of health_*.json, lambada*.jsonl and text for --eval health")
-      ->group(group)->type_name("DIR");
+  command.add_flag("--generation", options.generation, "also fluency and consistency of generated text (slow)")
+      ->group(group);
+  command.add_option("--snippets", options.snippets, "attribute snippets for the reference score")
+      ->group(group)
+      ->type_name("FILE");
+  command.add_option("--idf-corpus", options.idf_corpus, "texts for inverse document frequencies")
+      ->group(group)
+      ->type_name("FILE");
+  command
+      .add_option("--health-data", options.health_data,
+                  "folder of health_*.json, lambada*.jsonl and text for --eval health")
+      ->group(group)
+      ->type_name("DIR");
   command.add_option("--health-limit", options.health_limit, "items of each health task; -1: all")->group(group);
   command.add_option("--eval-batch-tokens", options.batch_tokens, "tokens per forward pass of the evaluation")
-      ->group(group)->check(CLI::PositiveNumber);
-  command.add_option("--cache", options.cache, "folder of cached evaluations of unedited models")->group(group)->type_name("DIR");
+      ->group(group)
+      ->check(CLI::PositiveNumber);
+  command.add_option("--cache", options.cache, "folder of cached evaluations of unedited models")
+      ->group(group)
+      ->type_name("DIR");
 }
 
 namespace {
@@ -45,7 +63,8 @@ datasets::FactSet load_or_blame_file(const FactOptions& options, const Common& c
     return datasets::load_facts(options.file, options.read, common.log);
   } catch (const Error& error) {
     const bool in_row = std::string(error.what()).starts_with(options.file + ":");
-    if (error.error_class() == ErrorClass::kInvalidArgument && in_row) throw Error(ErrorClass::kCorruption, error.what());
+    if (error.error_class() == ErrorClass::kInvalidArgument && in_row)
+      throw Error(ErrorClass::kCorruption, error.what());
     throw;
   }
 }
@@ -57,9 +76,10 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Common& com
   if (facts.facts.empty())
     throw Error(ErrorClass::kInvalidArgument, {options.file, "no facts to work on", "at least one usable row",
                                                "check the file, --offset and --limit"});
-  common.log.event(LogLevel::kInfo, "facts.loaded",
-                   std::to_string(facts.facts.size()) + " facts from " + options.file + " (" + facts.format + ")",
-                   {{"file", options.file}, {"format", facts.format}, {"facts", facts.facts.size()}, {"skipped", facts.skipped}});
+  common.log.event(
+      LogLevel::kInfo, "facts.loaded",
+      std::to_string(facts.facts.size()) + " facts from " + options.file + " (" + facts.format + ")",
+      {{"file", options.file}, {"format", facts.format}, {"facts", facts.facts.size()}, {"skipped", facts.skipped}});
   return facts;
 }
 
@@ -107,7 +127,8 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
       const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
       out << padded(label, 36, false);
       for (const auto& [state, summary] : states)
-        out << padded(number(summary.value(family.name, nlohmann::json::object()).value(field.key, nlohmann::json())), 10, true);
+        out << padded(number(summary.value(family.name, nlohmann::json::object()).value(field.key, nlohmann::json())),
+                      10, true);
       out << "  " << field.unit << '\n';
     }
   }

@@ -31,7 +31,8 @@ void add_metric_options(CLI::App& command, MetricOptions& options);
 
 /// Reads the facts and logs how many.
 [[nodiscard]] datasets::FactSet load_named_facts(const FactOptions& options, const Common& common);
-[[nodiscard]] evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Common& common, uint64_t seed);
+[[nodiscard]] evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Common& common,
+                                                           uint64_t seed);
 
 /// An aligned table of summaries: one column for each state ("before", "after"), one row a metric.
 [[nodiscard]] std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::json>>& states);

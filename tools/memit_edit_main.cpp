@@ -1,3 +1,5 @@
 #include "cli.h"
 
-int main(int argc, char** argv) { return emend::tools::run_memit_edit(argc, argv); }
+int main(int argc, char** argv) {
+  return emend::tools::run_memit_edit(argc, argv);
+}

@@ -10,16 +10,23 @@ namespace emend::tools {
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
   const char* group = "Model";
-  command.add_option("--model", options.model,
-                     "model folder, GGUF file or ORG/NAME in the Hugging Face cache; default: SmolLM2-135M from .venv")
-      ->group(group)->type_name("MODEL");
-  command.add_option("--device-map", options.device_map,
-                     "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:K (K simulated devices) or a JSON/YAML file")
-      ->group(group)->type_name("MAP");
+  command
+      .add_option("--model", options.model,
+                  "model folder, GGUF file or ORG/NAME in the Hugging Face cache; default: SmolLM2-135M from .venv")
+      ->group(group)
+      ->type_name("MODEL");
+  command
+      .add_option(
+          "--device-map", options.device_map,
+          "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:K (K simulated devices) or a JSON/YAML file")
+      ->group(group)
+      ->type_name("MAP");
   command.add_option("--max-memory", options.max_memory, "limits per device, such as 0=10GiB,1=20GiB,cpu=30GiB")
-      ->group(group)->type_name("LIST");
+      ->group(group)
+      ->type_name("LIST");
   command.add_option("--dtype", options.dtype, "dtype of weights and activations: float32, bfloat16 or float64")
-      ->group(group)->type_name("DTYPE");
+      ->group(group)
+      ->type_name("DTYPE");
 }
 
 std::filesystem::path default_model_path() {
@@ -27,7 +34,8 @@ std::filesystem::path default_model_path() {
   // The program lies in <tree>/build/<preset>/bin.
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  for (auto folder = program.parent_path(); !folder.empty() && folder != folder.root_path(); folder = folder.parent_path()) {
+  for (auto folder = program.parent_path(); !folder.empty() && folder != folder.root_path();
+       folder = folder.parent_path()) {
     const auto lib = folder / ".venv" / "lib";
     if (!std::filesystem::is_directory(lib, error)) continue;
     for (const auto& python : std::filesystem::directory_iterator(lib, error)) {
@@ -59,11 +67,14 @@ models::Model load_named(const ModelOptions& options, const Common& common) {
   return load_named(open_named(options), options, common);
 }
 
-models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, const ModelOptions& options, const Common& common) {
+models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, const ModelOptions& options,
+                         const Common& common) {
   models::LoadOptions load;
   load.dtype = parse_dtype(options.dtype, "--dtype");
   load.log = &common.log;
-  load.place = [&](const models::ModelConfig& config, const models::Checkpoint&) { return place_model(options, config, common.log); };
+  load.place = [&](const models::ModelConfig& config, const models::Checkpoint&) {
+    return place_model(options, config, common.log);
+  };
   return models::load_model(std::move(checkpoint), load);
 }
 

@@ -30,8 +30,8 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 [[nodiscard]] std::shared_ptr<const models::Checkpoint> open_named(const ModelOptions& options);
 /// Loads it with its placement and dtype, and logs what was loaded.
 [[nodiscard]] models::Model load_named(const ModelOptions& options, const Common& common);
-[[nodiscard]] models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, const ModelOptions& options,
-                                       const Common& common);
+[[nodiscard]] models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint,
+                                       const ModelOptions& options, const Common& common);
 
 /// "float32", "bfloat16", "float64". Throws Error(kInvalidArgument) naming the option.
 [[nodiscard]] at::ScalarType parse_dtype(const std::string& text, const std::string& option);

@@ -45,7 +45,8 @@ devices::Plan plan_model(const ModelOptions& options, const models::ModelConfig&
   request.model = model_shape(config, parse_dtype(options.dtype, "--dtype"));
   request.work = work;
   request.names = models::device_module_names(models::family_named(config.family), config);
-  request.machine = machine.empty() ? devices::prepare_devices(request.map, request.max_memory) : devices::parse_machine(machine);
+  request.machine =
+      machine.empty() ? devices::prepare_devices(request.map, request.max_memory) : devices::parse_machine(machine);
   return devices::make_plan(request);
 }
 

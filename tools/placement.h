@@ -13,10 +13,11 @@ namespace emend::tools {
 [[nodiscard]] devices::ModelShape model_shape(const models::ModelConfig& config, at::ScalarType dtype);
 
 /// The plan for a model and a piece of work. `machine` empty: this machine.
-[[nodiscard]] devices::Plan plan_model(const ModelOptions& options, const models::ModelConfig& config, const devices::WorkShape& work,
-                                       const std::string& machine = "");
+[[nodiscard]] devices::Plan plan_model(const ModelOptions& options, const models::ModelConfig& config,
+                                       const devices::WorkShape& work, const std::string& machine = "");
 
 /// Placement for loading; throws Error(kDevice) with the plan's figures and suggestions if the weights do not fit.
-[[nodiscard]] devices::PlacementPlan place_model(const ModelOptions& options, const models::ModelConfig& config, const Log& log);
+[[nodiscard]] devices::PlacementPlan place_model(const ModelOptions& options, const models::ModelConfig& config,
+                                                 const Log& log);
 
 }  // namespace emend::tools

@@ -25,8 +25,9 @@ RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(
   const auto lock_path = folder_ / ".lock";
   lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock_ < 0)
-    throw Error(ErrorClass::kIo, {folder_.string(), std::string("cannot write to the run folder (") + std::strerror(errno) + ")",
-                                  "", "choose another folder with --out"});
+    throw Error(ErrorClass::kIo,
+                {folder_.string(), std::string("cannot write to the run folder (") + std::strerror(errno) + ")", "",
+                 "choose another folder with --out"});
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     ::close(lock_);
     lock_ = -1;

@@ -11,8 +11,8 @@ namespace emend::tools {
 class RunDirectory {
  public:
   /// Creates the folder (and its parents) and takes its lock.
-  /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it holds
-  /// the results of an earlier run and neither `resume` nor an empty folder was asked for.
+  /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it
+  /// holds the results of an earlier run and neither `resume` nor an empty folder was asked for.
   RunDirectory(std::filesystem::path folder, bool resume);
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;

@@ -12,7 +12,8 @@ constexpr std::string_view kSpace = " \t\r\n\f\v";
 
 /// ASCII lower case, for hints about spelling only.
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
 }
 
@@ -24,7 +25,9 @@ std::string trim(std::string_view text) {
   return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
-bool blank(std::string_view text) { return text.find_first_not_of(kSpace) == std::string_view::npos; }
+bool blank(std::string_view text) {
+  return text.find_first_not_of(kSpace) == std::string_view::npos;
+}
 
 size_t count_of(std::string_view text, std::string_view part) {
   size_t count = 0;
@@ -35,12 +38,18 @@ size_t count_of(std::string_view text, std::string_view part) {
 
 std::string kind_of(const nlohmann::json& value) {
   switch (value.type()) {
-    case nlohmann::json::value_t::null: return "null";
-    case nlohmann::json::value_t::object: return "an object";
-    case nlohmann::json::value_t::array: return "a list";
-    case nlohmann::json::value_t::string: return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
-    case nlohmann::json::value_t::boolean: return value.get<bool>() ? "true" : "false";
-    default: return "the number " + shorten(value.dump(), 30);
+    case nlohmann::json::value_t::null:
+      return "null";
+    case nlohmann::json::value_t::object:
+      return "an object";
+    case nlohmann::json::value_t::array:
+      return "a list";
+    case nlohmann::json::value_t::string:
+      return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
+    case nlohmann::json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    default:
+      return "the number " + shorten(value.dump(), 30);
   }
 }
 
@@ -51,7 +60,8 @@ std::string shorten(std::string_view text, size_t most) {
   return std::string(text.substr(0, end)) + "…";
 }
 
-void Fields::fail(const std::string& key, const std::string& got, const std::string& expected, const std::string& advice) const {
+void Fields::fail(const std::string& key, const std::string& got, const std::string& expected,
+                  const std::string& advice) const {
   throw Error(ErrorClass::kCorruption, {where_, "field \"" + path_ + key + "\" is " + got, expected, advice});
 }
 
@@ -80,9 +90,11 @@ std::string Fields::text_or(const char* key, std::string fallback) {
 int64_t Fields::integer_or(const char* key, int64_t fallback) {
   const nlohmann::json& value = raw(key);
   if (value.is_null()) return fallback;
-  if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX)) return value.get<int64_t>();
+  if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX))
+    return value.get<int64_t>();
   if (value.is_number_integer() && !value.is_number_unsigned()) return value.get<int64_t>();
-  if (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>() && std::abs(value.get<double>()) < 9e15)
+  if (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>() &&
+      std::abs(value.get<double>()) < 9e15)
     return static_cast<int64_t>(value.get<double>());
   fail(key, kind_of(value), "a whole number");
 }
@@ -118,7 +130,8 @@ const nlohmann::json& Fields::list(const char* key) {
 std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const std::string& name) const {
   std::vector<std::string> result;
   const auto add = [&](std::string text) {
-    if (!text.empty() && std::find(result.begin(), result.end(), text) == result.end()) result.push_back(std::move(text));
+    if (!text.empty() && std::find(result.begin(), result.end(), text) == result.end())
+      result.push_back(std::move(text));
   };
   if (value.is_null()) return result;
   if (value.is_string()) {
@@ -136,7 +149,9 @@ std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const s
   return result;
 }
 
-std::vector<std::string> Fields::answers(const char* key) { return answers_of(raw(key), key); }
+std::vector<std::string> Fields::answers(const char* key) {
+  return answers_of(raw(key), key);
+}
 
 nlohmann::json Fields::rest() const {
   nlohmann::json kept = nlohmann::json::object();
@@ -150,7 +165,8 @@ std::string slot_prompt(const std::string& prompt, const std::string& subject, c
   if (slots == 1) return prompt;
   const std::string shown = "\"" + shorten(prompt) + "\"";
   if (slots > 1)
-    fields.fail(key, shown + " with " + std::to_string(slots) + " places for the subject", "exactly one {}", "write the subject out where it is not to be looked up");
+    fields.fail(key, shown + " with " + std::to_string(slots) + " places for the subject", "exactly one {}",
+                "write the subject out where it is not to be looked up");
   const size_t found = count_of(prompt, subject);
   if (found == 1) {
     std::string result = prompt;
@@ -158,11 +174,14 @@ std::string slot_prompt(const std::string& prompt, const std::string& subject, c
   }
   if (found == 0) {
     const bool other_case = count_of(lower(prompt), lower(subject)) == 1;
-    fields.fail(key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"", "the subject once in the prompt, or {} in its place",
-                other_case ? "the subject is there in other capitals: spell both alike" : "write {} where the subject belongs");
+    fields.fail(
+        key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"",
+        "the subject once in the prompt, or {} in its place",
+        other_case ? "the subject is there in other capitals: spell both alike" : "write {} where the subject belongs");
   }
-  fields.fail(key, shown + ", in which the subject \"" + shorten(subject, 40) + "\" occurs " + std::to_string(found) + " times", "the subject once, or {} in its place",
-              "write {} at the occurrence that is to be looked up");
+  fields.fail(
+      key, shown + ", in which the subject \"" + shorten(subject, 40) + "\" occurs " + std::to_string(found) + " times",
+      "the subject once, or {} in its place", "write {} at the occurrence that is to be looked up");
 }
 
 }  // namespace emend::datasets::detail

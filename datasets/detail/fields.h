@@ -25,29 +25,32 @@ namespace emend::datasets::detail {
 /// An object of the file with a name for messages. Remembers which keys were read, so that the others can be kept.
 class Fields {
  public:
-  /// `object` must be a JSON object and outlive this; `path` is the way to it inside the row ("requested_rewrite."), or empty.
+  /// `object` must be a JSON object and outlive this; `path` is the way to it inside the row ("requested_rewrite."), or
+  /// empty.
   Fields(const nlohmann::json& object, std::string where, std::string path = "")
       : object_(object), where_(std::move(where)), path_(std::move(path)) {}
 
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
   [[nodiscard]] const nlohmann::json& raw(const char* key);  ///< null if absent
 
-  [[nodiscard]] std::string text(const char* key);                 ///< required, not blank, as it is
+  [[nodiscard]] std::string text(const char* key);  ///< required, not blank, as it is
   [[nodiscard]] std::string text_or(const char* key, std::string fallback = "");
   [[nodiscard]] int64_t integer_or(const char* key, int64_t fallback);
-  [[nodiscard]] std::vector<std::string> texts(const char* key);   ///< a list of strings or one string; absent: none; blanks dropped
-  [[nodiscard]] Fields object(const char* key);                    ///< required
-  [[nodiscard]] const nlohmann::json& list(const char* key);       ///< required
+  [[nodiscard]] std::vector<std::string> texts(
+      const char* key);                          ///< a list of strings or one string; absent: none; blanks dropped
+  [[nodiscard]] Fields object(const char* key);  ///< required
+  [[nodiscard]] const nlohmann::json& list(const char* key);  ///< required
 
-  /// Right answers in every spelling that files use: a string, a number, a list, a list of alias lists, {"str": …}. Flattened in order,
-  /// trimmed, blanks and repetitions dropped.
+  /// Right answers in every spelling that files use: a string, a number, a list, a list of alias lists, {"str": …}.
+  /// Flattened in order, trimmed, blanks and repetitions dropped.
   [[nodiscard]] std::vector<std::string> answers(const char* key);
   [[nodiscard]] std::vector<std::string> answers_of(const nlohmann::json& value, const std::string& name) const;
 
   /// Keys that nobody asked for, as they were.
   [[nodiscard]] nlohmann::json rest() const;
 
-  [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected, const std::string& advice = "") const;
+  [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected,
+                         const std::string& advice = "") const;
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
   [[nodiscard]] const nlohmann::json& value() const noexcept { return object_; }
 
@@ -59,6 +62,7 @@ class Fields {
 
 /// The prompt as a template with exactly one "{}": as it is, or with the subject's only occurrence replaced. Throws
 /// Error(kCorruption) if there are several "{}", or none and the subject is absent or occurs more than once.
-[[nodiscard]] std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields, const char* key);
+[[nodiscard]] std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields,
+                                      const char* key);
 
 }  // namespace emend::datasets::detail

@@ -61,7 +61,8 @@ void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row) {
 namespace {
 
 /// One {prompt, ground_truth} object; both may be parallel lists.
-void read_probe_object(const Fields& fields, const nlohmann::json& value, const std::string& name, std::vector<Probe>& probes) {
+void read_probe_object(const Fields& fields, const nlohmann::json& value, const std::string& name,
+                       std::vector<Probe>& probes) {
   if (!value.is_object()) fields.fail(name, kind_of(value), "an object with prompt and ground_truth");
   if (!value.contains("prompt")) fields.fail(name + ".prompt", "missing", "a string");
   const nlohmann::json& prompt = value["prompt"];
@@ -75,8 +76,10 @@ void read_probe_object(const Fields& fields, const nlohmann::json& value, const 
   if (!truth.is_array() || truth.size() != prompt.size())
     fields.fail(name + ".ground_truth", kind_of(truth), "a list as long as prompt", "give one answer for each prompt");
   for (size_t i = 0; i < prompt.size(); ++i) {
-    if (!prompt[i].is_string()) fields.fail(name + ".prompt[" + std::to_string(i) + "]", kind_of(prompt[i]), "a string");
-    Probe probe{prompt[i].get<std::string>(), fields.answers_of(truth[i], name + ".ground_truth[" + std::to_string(i) + "]")};
+    if (!prompt[i].is_string())
+      fields.fail(name + ".prompt[" + std::to_string(i) + "]", kind_of(prompt[i]), "a string");
+    Probe probe{prompt[i].get<std::string>(),
+                fields.answers_of(truth[i], name + ".ground_truth[" + std::to_string(i) + "]")};
     if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
   }
 }
@@ -92,7 +95,8 @@ std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char
     std::vector<Probe> probes;
     const std::string path = std::string(key) + "." + name;
     if (group.is_array()) {
-      for (size_t i = 0; i < group.size(); ++i) read_probe_object(fields, group[i], path + "[" + std::to_string(i) + "]", probes);
+      for (size_t i = 0; i < group.size(); ++i)
+        read_probe_object(fields, group[i], path + "[" + std::to_string(i) + "]", probes);
     } else if (!group.is_null()) {
       read_probe_object(fields, group, path, probes);
     }

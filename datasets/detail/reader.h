@@ -1,4 +1,5 @@
-// A facts format: how its rows are told from others, read and written. One file in datasets/readers/, one line in readers.def.
+// A facts format: how its rows are told from others, read and written. One file in datasets/readers/, one line in
+// readers.def.
 #pragma once
 
 #include <emend/datasets/detail/fields.h>
@@ -44,10 +45,11 @@ constexpr int64_t kNoCaseId = std::numeric_limits<int64_t>::min();
 
 /// True if any of the rows has all of the keys.
 [[nodiscard]] bool any_has(const std::vector<nlohmann::json>& rows, std::initializer_list<const char*> keys);
-/// case_id, prompt (slotted), subject and target_new; `target_key` names the field of the target. False, with the reason in
-/// `row.skipped`, if the target is absent or blank.
+/// case_id, prompt (slotted), subject and target_new; `target_key` names the field of the target. False, with the
+/// reason in `row.skipped`, if the target is absent or blank.
 bool read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact, ParsedRow& row);
-/// The lists that CounterFact rows have: paraphrase_prompts, neighborhood_prompts, attribute_prompts, generation_prompts.
+/// The lists that CounterFact rows have: paraphrase_prompts, neighborhood_prompts, attribute_prompts,
+/// generation_prompts.
 void read_prompt_lists(Fields& fields, Fact& fact);
 void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row);
 /// EasyEdit's flat row, which KnowEdit and the short form share.
@@ -56,8 +58,8 @@ void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row);
 [[nodiscard]] std::string write_prompt(const Fact& fact);
 /// The first answer is target_true, the rest its aliases.
 void set_true_answers(Fact& fact, std::vector<std::string> answers);
-/// EasyEdit's and KnowEdit's dictionaries of probes: {key: [{prompt, ground_truth}]} or {key: {prompt, ground_truth}} with strings or
-/// parallel lists. Probes without prompt or answer are dropped.
+/// EasyEdit's and KnowEdit's dictionaries of probes: {key: [{prompt, ground_truth}]} or {key: {prompt, ground_truth}}
+/// with strings or parallel lists. Probes without prompt or answer are dropped.
 [[nodiscard]] std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key);
 /// {"Recalled Relation", "New Question", "New Answer"} into portability["one_hop"]; the relation stays in extra.
 void read_one_hop(Fields& fields, Fact& fact);

@@ -10,9 +10,12 @@ namespace {
 
 constexpr const char* kExpectedForm = "a JSON array of objects, or one JSON object a line";
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+bool is_space(char c) {
+  return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
 
-/// nlohmann's "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error …" without its own position.
+/// nlohmann's "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error …" without its own
+/// position.
 std::string reason_of(const nlohmann::json::exception& error) {
   std::string text = error.what();
   if (const size_t at = text.find("syntax error"); at != std::string::npos) text = text.substr(at);
@@ -26,7 +29,8 @@ std::string reason_of(const nlohmann::json::exception& error) {
 
 void check_text(std::string_view text, const std::string& name) {
   const auto fail = [&](size_t offset, const std::string& got, const std::string& advice) {
-    throw Error(ErrorClass::kCorruption, {name + ":" + std::to_string(line_of_offset(text, offset)), got, "UTF-8 text", advice});
+    throw Error(ErrorClass::kCorruption,
+                {name + ":" + std::to_string(line_of_offset(text, offset)), got, "UTF-8 text", advice});
   };
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     fail(nul, "a NUL byte at offset " + std::to_string(nul), "the file is binary, damaged or UTF-16; save it as UTF-8");
@@ -39,7 +43,8 @@ RowReader::RowReader(std::string_view text, std::string name) : text_(text), nam
   if (text_.substr(0, 3) == "\xEF\xBB\xBF") at_ = 3;
   skip_space();
   if (at_ == text_.size())
-    throw Error(ErrorClass::kCorruption, {name_, "the file is empty", kExpectedForm, "check the path, or that the download is complete"});
+    throw Error(ErrorClass::kCorruption,
+                {name_, "the file is empty", kExpectedForm, "check the path, or that the download is complete"});
   if (text_[at_] == '[') {
     ++at_;
     return;
@@ -50,7 +55,8 @@ RowReader::RowReader(std::string_view text, std::string name) : text_(text), nam
   form_ = nlohmann::json::accept(text_.substr(at_, end_of_line - at_)) ? Form::kLines : Form::kObjects;
 }
 
-void RowReader::fail(size_t offset, const std::string& got, const std::string& expected, const std::string& advice) const {
+void RowReader::fail(size_t offset, const std::string& got, const std::string& expected,
+                     const std::string& advice) const {
   throw Error(ErrorClass::kCorruption, {where(line_of_offset(text_, offset)), got, expected, advice});
 }
 
@@ -74,20 +80,23 @@ size_t RowReader::object_end(size_t begin) const {
       in_string = true;
     } else if (c == '{' || c == '[') {
       if (++depth > kMaxJsonDepth)
-        fail(i, "nesting of more than " + std::to_string(kMaxJsonDepth) + " levels", "a row of a facts file", "check that this is a facts file");
+        fail(i, "nesting of more than " + std::to_string(kMaxJsonDepth) + " levels", "a row of a facts file",
+             "check that this is a facts file");
     } else if ((c == '}' || c == ']') && --depth == 0) {
       return i + 1;
     }
   }
-  fail(begin, in_string ? "the row that starts here ends inside a string" : "the row that starts here has no end", "a complete JSON object",
-       "the file is cut off, or a quote or bracket is missing");
+  fail(begin, in_string ? "the row that starts here ends inside a string" : "the row that starts here has no end",
+       "a complete JSON object", "the file is cut off, or a quote or bracket is missing");
 }
 
 void RowReader::parse(size_t begin, size_t end, Row& row) const {
   try {
-    row.value = nlohmann::json::parse(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.begin() + static_cast<std::ptrdiff_t>(end));
+    row.value = nlohmann::json::parse(text_.begin() + static_cast<std::ptrdiff_t>(begin),
+                                      text_.begin() + static_cast<std::ptrdiff_t>(end));
   } catch (const nlohmann::json::parse_error& error) {
-    fail(begin + (error.byte == 0 ? 0 : error.byte - 1), reason_of(error), "a JSON object", "check commas, quotes and brackets at this line");
+    fail(begin + (error.byte == 0 ? 0 : error.byte - 1), reason_of(error), "a JSON object",
+         "check commas, quotes and brackets at this line");
   } catch (const nlohmann::json::exception& error) {
     fail(begin, reason_of(error), "a JSON object", "check the numbers of this row");
   }
@@ -132,7 +141,8 @@ bool RowReader::next(Row& row) {
   const size_t end = object_end(at_);
   row.line = line_;
   parse(at_, end, row);
-  line_ += std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_), text_.begin() + static_cast<std::ptrdiff_t>(end), '\n');
+  line_ += std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_),
+                      text_.begin() + static_cast<std::ptrdiff_t>(end), '\n');
   at_ = end;
   return true;
 }

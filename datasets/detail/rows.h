@@ -15,8 +15,8 @@ struct Row {
   int64_t line = 0;      ///< line on which it starts, 1-based
 };
 
-/// Walks over text that outlives it. Bytes that are not UTF-8, NUL bytes, an empty text, cut-off JSON and nesting of more than
-/// kMaxJsonDepth levels throw Error(kCorruption) with file and line.
+/// Walks over text that outlives it. Bytes that are not UTF-8, NUL bytes, an empty text, cut-off JSON and nesting of
+/// more than kMaxJsonDepth levels throw Error(kCorruption) with file and line.
 class RowReader {
  public:
   RowReader(std::string_view text, std::string name);
@@ -27,7 +27,8 @@ class RowReader {
 
  private:
   enum class Form { kArray, kLines, kObjects };
-  [[noreturn]] void fail(size_t offset, const std::string& got, const std::string& expected, const std::string& advice) const;
+  [[noreturn]] void fail(size_t offset, const std::string& got, const std::string& expected,
+                         const std::string& advice) const;
   void skip_space();
   [[nodiscard]] size_t object_end(size_t begin) const;
   bool next_line(Row& row);

@@ -1,11 +1,14 @@
-// ConflictEdit (pairs of edits that contradict each other by design) and RoundEdit (an edit that is to be undone by a second one).
+// ConflictEdit (pairs of edits that contradict each other by design) and RoundEdit (an edit that is to be undone by a
+// second one).
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) { return any_has(rows, {"edits", "triples"}) || any_has(rows, {"edit", "true_objects"}); }
+bool recognises(const std::vector<nlohmann::json>& rows) {
+  return any_has(rows, {"edits", "triples"}) || any_has(rows, {"edit", "true_objects"});
+}
 
 /// {"relation": {prompt, query, …}, "subject": {label}, "object": {label}, "new_object": {label}}
 bool read_edit(const Fields& parent, const nlohmann::json& value, const std::string& path, ParsedRow& row) {
@@ -28,7 +31,8 @@ bool read_edit(const Fields& parent, const nlohmann::json& value, const std::str
   }
   fact.relation_id = relation.text_or("id");
   std::string query = relation.text_or("query");
-  if (const size_t slot = query.find("{}"); slot != std::string::npos) fact.paraphrase_prompts.push_back(query.replace(slot, 2, fact.subject));
+  if (const size_t slot = query.find("{}"); slot != std::string::npos)
+    fact.paraphrase_prompts.push_back(query.replace(slot, 2, fact.subject));
   if (relation.has("label")) fact.extra["relation_label"] = relation.raw("label");
   if (subject.has("id")) fact.extra["subject_id"] = subject.raw("id");
   if (new_object.has("id")) fact.extra["target_new_id"] = new_object.raw("id");
@@ -68,7 +72,8 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
 }  // namespace
 
 const FactReader& conflictedit_reader() {
-  static const FactReader reader{"conflictedit", "ConflictEdit (edits, triples) and RoundEdit (edit, true_objects)", recognises, read};
+  static const FactReader reader{"conflictedit", "ConflictEdit (edits, triples) and RoundEdit (edit, true_objects)",
+                                 recognises, read};
   return reader;
 }
 

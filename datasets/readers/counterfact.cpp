@@ -1,5 +1,5 @@
-// CounterFact as ROME and MEMIT publish it, with the fields that later work added: portability questions, unrelated relations,
-// distracting neighbourhoods and alternative subjects. Multi-CounterFact has the same rows.
+// CounterFact as ROME and MEMIT publish it, with the fields that later work added: portability questions, unrelated
+// relations, distracting neighbourhoods and alternative subjects. Multi-CounterFact has the same rows.
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
@@ -13,7 +13,8 @@ bool recognises(const std::vector<nlohmann::json>& rows) {
 /// {"str": "Rome", "id": "Q220"} or a plain string; the id goes to extra.
 void keep_id(const Fields& rewrite, const char* key, Fact& fact) {
   const auto found = rewrite.value().find(key);
-  if (found != rewrite.value().end() && found->is_object() && found->contains("id")) fact.extra[std::string(key) + "_id"] = (*found)["id"];
+  if (found != rewrite.value().end() && found->is_object() && found->contains("id"))
+    fact.extra[std::string(key) + "_id"] = (*found)["id"];
 }
 
 ParsedRow read(Fields& fields, const ReadOptions&) {
@@ -32,7 +33,8 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
     Fields unrelated = fields.object("unrelated_relation");
     const std::string question = unrelated.text_or("question");
     std::vector<std::string> answers = unrelated.answers("object");
-    if (!blank(question) && !answers.empty()) fact.locality["unrelated_relation"].push_back({question, std::move(answers)});
+    if (!blank(question) && !answers.empty())
+      fact.locality["unrelated_relation"].push_back({question, std::move(answers)});
     if (unrelated.has("relation_id")) fact.extra["unrelated_relation_id"] = unrelated.text_or("relation_id");
   }
   if (const std::string alias = trim(fields.text_or("alternative_subject")); !alias.empty()) {
@@ -76,7 +78,8 @@ nlohmann::ordered_json write(const Fact& fact) {
                                  {"object", write_answers(unrelated->second.front().answers)},
                                  {"question", unrelated->second.front().prompt}};
   }
-  static const std::vector<std::string> kPlaced = {"target_new_id", "target_true_id", "requested_rewrite_extra", "recalled_relation", "unrelated_relation_id"};
+  static const std::vector<std::string> kPlaced = {"target_new_id", "target_true_id", "requested_rewrite_extra",
+                                                   "recalled_relation", "unrelated_relation_id"};
   for (const auto& [key, value] : fact.extra.items())
     if (!row.contains(key) && std::find(kPlaced.begin(), kPlaced.end(), key) == kPlaced.end()) row[key] = value;
   return row;
@@ -85,7 +88,9 @@ nlohmann::ordered_json write(const Fact& fact) {
 }  // namespace
 
 const FactReader& counterfact_reader() {
-  static const FactReader reader{"counterfact", "CounterFact rows: requested_rewrite, paraphrase_prompts, neighborhood_prompts, …", recognises, read, write};
+  static const FactReader reader{"counterfact",
+                                 "CounterFact rows: requested_rewrite, paraphrase_prompts, neighborhood_prompts, …",
+                                 recognises, read, write};
   return reader;
 }
 

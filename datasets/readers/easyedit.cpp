@@ -1,5 +1,5 @@
-// EasyEdit's flat rows: prompt (subject filled in), subject, target_new, ground_truth, rephrase_prompt, and locality and portability
-// either as one prompt with one answer or as dictionaries of probes.
+// EasyEdit's flat rows: prompt (subject filled in), subject, target_new, ground_truth, rephrase_prompt, and locality
+// and portability either as one prompt with one answer or as dictionaries of probes.
 #include <emend/datasets/detail/reader.h>
 
 #include <algorithm>
@@ -10,11 +10,13 @@ namespace {
 
 bool recognises(const std::vector<nlohmann::json>& rows) {
   if (!any_has(rows, {"prompt", "subject", "target_new"})) return false;
-  return any_has(rows, {"ground_truth"}) || any_has(rows, {"rephrase_prompt"}) || any_has(rows, {"locality_prompt"}) || any_has(rows, {"portability_prompt"});
+  return any_has(rows, {"ground_truth"}) || any_has(rows, {"rephrase_prompt"}) || any_has(rows, {"locality_prompt"}) ||
+         any_has(rows, {"portability_prompt"});
 }
 
 /// locality_prompt with locality_ground_truth, strings or parallel lists.
-void read_pair(Fields& fields, const char* prompt_key, const char* answer_key, const char* group, std::map<std::string, std::vector<Probe>>& into) {
+void read_pair(Fields& fields, const char* prompt_key, const char* answer_key, const char* group,
+               std::map<std::string, std::vector<Probe>>& into) {
   const nlohmann::json& prompts = fields.raw(prompt_key);
   const nlohmann::json& answers = fields.raw(answer_key);
   if (prompts.is_null()) return;
@@ -25,7 +27,8 @@ void read_pair(Fields& fields, const char* prompt_key, const char* answer_key, c
   };
   if (!prompts.is_array()) return add(prompts, answers, "");
   if (!answers.is_array() || answers.size() != prompts.size())
-    fields.fail(answer_key, kind_of(answers), std::string("a list as long as ") + prompt_key, "give one answer for each prompt");
+    fields.fail(answer_key, kind_of(answers), std::string("a list as long as ") + prompt_key,
+                "give one answer for each prompt");
   for (size_t i = 0; i < prompts.size(); ++i) add(prompts[i], answers[i], "[" + std::to_string(i) + "]");
 }
 
@@ -78,14 +81,18 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
   if (fields.has("locality_prompt") && fact.neighborhood_prompts.empty() && fact.target_true)
     for (const Probe& probe : fact.locality["neighborhood"])
       if (probe.answers.front() == *fact.target_true) fact.neighborhood_prompts.push_back(probe.prompt);
-  if (const auto empty = fact.locality.find("neighborhood"); empty != fact.locality.end() && empty->second.empty()) fact.locality.erase(empty);
+  if (const auto empty = fact.locality.find("neighborhood"); empty != fact.locality.end() && empty->second.empty())
+    fact.locality.erase(empty);
   fact.extra.update(fields.rest());
   row.facts.push_back(std::move(fact));
   return row;
 }
 
 const FactReader& easyedit_reader() {
-  static const FactReader reader{"easyedit", "EasyEdit's flat rows: prompt, subject, target_new, ground_truth, rephrase_prompt, locality_prompt, …", recognises, read_flat, write};
+  static const FactReader reader{
+      "easyedit",
+      "EasyEdit's flat rows: prompt, subject, target_new, ground_truth, rephrase_prompt, locality_prompt, …",
+      recognises, read_flat, write};
   return reader;
 }
 

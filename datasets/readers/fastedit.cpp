@@ -5,7 +5,9 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) { return any_has(rows, {"prompt", "subject", "target"}) && !any_has(rows, {"target_new"}); }
+bool recognises(const std::vector<nlohmann::json>& rows) {
+  return any_has(rows, {"prompt", "subject", "target"}) && !any_has(rows, {"target_new"});
+}
 
 ParsedRow read(Fields& fields, const ReadOptions&) {
   ParsedRow row;
@@ -18,7 +20,10 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
 }
 
 nlohmann::ordered_json write(const Fact& fact) {
-  nlohmann::ordered_json row = {{"prompt", fact.prompt}, {"subject", fact.subject}, {"target", fact.target_new}, {"queries", fact.paraphrase_prompts}};
+  nlohmann::ordered_json row = {{"prompt", fact.prompt},
+                                {"subject", fact.subject},
+                                {"target", fact.target_new},
+                                {"queries", fact.paraphrase_prompts}};
   write_extra(fact, row);
   return row;
 }
@@ -26,7 +31,8 @@ nlohmann::ordered_json write(const Fact& fact) {
 }  // namespace
 
 const FactReader& fastedit_reader() {
-  static const FactReader reader{"fastedit", "FastEdit rows: prompt, subject, target, queries", recognises, read, write};
+  static const FactReader reader{"fastedit", "FastEdit rows: prompt, subject, target, queries", recognises, read,
+                                 write};
   return reader;
 }
 

@@ -1,15 +1,18 @@
-// The short form, {"prompt": "{} is in the city of", "subject": "The Eiffel Tower", "target_new": "Rome"}, with any of the lists and
-// probes of the other formats beside it: the form that holds everything a Fact has.
+// The short form, {"prompt": "{} is in the city of", "subject": "The Eiffel Tower", "target_new": "Rome"}, with any of
+// the lists and probes of the other formats beside it: the form that holds everything a Fact has.
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) { return any_has(rows, {"prompt", "subject", "target_new"}); }
+bool recognises(const std::vector<nlohmann::json>& rows) {
+  return any_has(rows, {"prompt", "subject", "target_new"});
+}
 
 nlohmann::ordered_json write(const Fact& fact) {
-  nlohmann::ordered_json row = {{"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
+  nlohmann::ordered_json row = {
+      {"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
   std::vector<std::string> truth = fact.target_true_aliases;
   if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
   if (!truth.empty()) row["target_true"] = write_answers(truth);
@@ -27,7 +30,8 @@ nlohmann::ordered_json write(const Fact& fact) {
 }  // namespace
 
 const FactReader& jsonl_reader() {
-  static const FactReader reader{"jsonl", "the short form: prompt, subject, target_new; everything else optional", recognises, read_flat, write};
+  static const FactReader reader{"jsonl", "the short form: prompt, subject, target_new; everything else optional",
+                                 recognises, read_flat, write};
   return reader;
 }
 

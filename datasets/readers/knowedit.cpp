@@ -1,5 +1,5 @@
-// KnowEdit: wiki_recent, wiki_counterfact and ZsRE (flat rows with dictionaries of probes), WikiBio (a text and the sentence to write
-// after it) and ConvSent (opinions about an entity).
+// KnowEdit: wiki_recent, wiki_counterfact and ZsRE (flat rows with dictionaries of probes), WikiBio (a text and the
+// sentence to write after it) and ConvSent (opinions about an entity).
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
@@ -31,7 +31,9 @@ ParsedRow read_biography(Fields& fields) {
   fact.subject = trim(fields.text("concept"));
   fact.prompt = fields.text("text");
   const size_t at = fact.prompt.find(fact.subject);
-  if (at == std::string::npos) fields.fail("text", "without the concept \"" + shorten(fact.subject, 40) + "\"", "a text that names it", "write it as in \"concept\"");
+  if (at == std::string::npos)
+    fields.fail("text", "without the concept \"" + shorten(fact.subject, 40) + "\"", "a text that names it",
+                "write it as in \"concept\"");
   if (count_of(fact.prompt, "{}") > 0) fields.fail("text", "a text with {}", "plain text");
   fact.prompt.replace(at, fact.subject.size(), "{}");
   std::vector<std::string> sentences = fields.answers("labels");
@@ -86,7 +88,8 @@ nlohmann::ordered_json write(const Fact& fact) {
   if (!fact.paraphrase_prompts.empty()) row["rephrase_prompt"] = write_answers(fact.paraphrase_prompts);
   auto locality = fact.locality;
   if (fact.target_true && !locality.contains("neighborhood"))
-    for (const std::string& prompt : fact.neighborhood_prompts) locality["neighborhood"].push_back({prompt, {*fact.target_true}});
+    for (const std::string& prompt : fact.neighborhood_prompts)
+      locality["neighborhood"].push_back({prompt, {*fact.target_true}});
   row["portability"] = write_probes(fact.portability);
   row["locality"] = write_probes(locality);
   if (!fact.relation_id.empty()) row["relation_id"] = fact.relation_id;
@@ -97,7 +100,8 @@ nlohmann::ordered_json write(const Fact& fact) {
 }  // namespace
 
 const FactReader& knowedit_reader() {
-  static const FactReader reader{"knowedit", "KnowEdit: wiki_recent, wiki_counterfact, ZsRE, WikiBio, ConvSent", recognises, read, write};
+  static const FactReader reader{"knowedit", "KnowEdit: wiki_recent, wiki_counterfact, ZsRE, WikiBio, ConvSent",
+                                 recognises, read, write};
   return reader;
 }
 

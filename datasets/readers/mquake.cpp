@@ -47,7 +47,8 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
     fact.relation_id = rewrite.text_or("relation_id");
     fact.paraphrase_prompts = rewrite.texts("question");
     for (const char* key : {"target_new", "target_true"})
-      if (rewrites[i].contains(key) && rewrites[i][key].is_object() && rewrites[i][key].contains("id")) fact.extra[std::string(key) + "_id"] = rewrites[i][key]["id"];
+      if (rewrites[i].contains(key) && rewrites[i][key].is_object() && rewrites[i][key].contains("id"))
+        fact.extra[std::string(key) + "_id"] = rewrites[i][key]["id"];
     fact.extra.update(rewrite.rest());
     group.facts.push_back(row.facts.size());
     row.facts.push_back(std::move(fact));
@@ -65,7 +66,9 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
 }  // namespace
 
 const FactReader& mquake_reader() {
-  static const FactReader reader{"mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", recognises, read};
+  static const FactReader reader{
+      "mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", recognises,
+      read};
   return reader;
 }
 

@@ -1,12 +1,15 @@
 // zsRE in MEND's form. The file holds no target of its own: MEMIT edits the true answer in (answers[0]), EasyEdit the
-// counterfactual one (alt). ReadOptions::zsre_target chooses; results of the two are not comparable, so the choice is recorded.
+// counterfactual one (alt). ReadOptions::zsre_target chooses; results of the two are not comparable, so the choice is
+// recorded.
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) { return any_has(rows, {"src", "answers"}) || any_has(rows, {"src", "alt"}); }
+bool recognises(const std::vector<nlohmann::json>& rows) {
+  return any_has(rows, {"src", "answers"}) || any_has(rows, {"src", "alt"});
+}
 
 ParsedRow read(Fields& fields, const ReadOptions& options) {
   const bool alt = options.zsre_target == "alt";
@@ -28,7 +31,8 @@ ParsedRow read(Fields& fields, const ReadOptions& options) {
   fact.paraphrase_prompts = fields.texts("rephrase");
   const std::string locality = fields.text_or("loc");
   std::vector<std::string> locality_answers = fields.answers("loc_ans");
-  if (!blank(locality) && !locality_answers.empty()) fact.locality["loc"].push_back({locality, std::move(locality_answers)});
+  if (!blank(locality) && !locality_answers.empty())
+    fact.locality["loc"].push_back({locality, std::move(locality_answers)});
   read_one_hop(fields, fact);
   fact.extra.update(fields.rest());
   row.facts.push_back(std::move(fact));
@@ -40,15 +44,19 @@ nlohmann::ordered_json write(const Fact& fact) {
   row["subject"] = fact.subject;
   row["src"] = write_prompt(fact);
   row["pred"] = fact.extra.value("pred", "");
-  row["rephrase"] = fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
+  row["rephrase"] =
+      fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
   std::vector<std::string> truth = fact.target_true_aliases;
   if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
   if (truth.empty() && !fact.extra.contains("alt")) truth = {fact.target_new};
-  row["alt"] = fact.extra.contains("alt") ? nlohmann::ordered_json(fact.extra["alt"]) : nlohmann::ordered_json(fact.target_true ? fact.target_new : "");
-  row["answers"] = fact.extra.contains("answers") ? nlohmann::ordered_json(fact.extra["answers"]) : nlohmann::ordered_json(truth);
+  row["alt"] = fact.extra.contains("alt") ? nlohmann::ordered_json(fact.extra["alt"])
+                                          : nlohmann::ordered_json(fact.target_true ? fact.target_new : "");
+  row["answers"] =
+      fact.extra.contains("answers") ? nlohmann::ordered_json(fact.extra["answers"]) : nlohmann::ordered_json(truth);
   const auto locality = fact.locality.find("loc");
   row["loc"] = locality == fact.locality.end() ? "" : locality->second.front().prompt;
-  row["loc_ans"] = locality == fact.locality.end() ? nlohmann::ordered_json("") : write_answers(locality->second.front().answers);
+  row["loc_ans"] =
+      locality == fact.locality.end() ? nlohmann::ordered_json("") : write_answers(locality->second.front().answers);
   if (const auto hop = fact.portability.find("one_hop"); hop != fact.portability.end()) {
     row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", "")},
                           {"New Question", hop->second.front().prompt},
@@ -62,7 +70,8 @@ nlohmann::ordered_json write(const Fact& fact) {
 }  // namespace
 
 const FactReader& zsre_reader() {
-  static const FactReader reader{"zsre", "zsRE rows in MEND's form: subject, src, alt, answers, rephrase, loc, loc_ans", recognises, read, write};
+  static const FactReader reader{"zsre", "zsRE rows in MEND's form: subject, src, alt, answers, rephrase, loc, loc_ans",
+                                 recognises, read, write};
   return reader;
 }
 

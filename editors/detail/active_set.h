@@ -1,8 +1,10 @@
-// The facts whose targets are being optimised together: everything below the edited place computed once, and the pass above it.
+// The facts whose targets are being optimised together: everything below the edited place computed once, and the pass
+// above it.
 //
-// Three facts make this exact. Nothing below the place where δ is added depends on δ; causal attention keeps tokens before the
-// looked-up one from seeing it; and the loss reads only the labelled tokens. So the set keeps, for every row, the hidden
-// state that enters the first layer above (tokens from the looked-up one on) and the keys and values of the tokens before it.
+// Three facts make this exact. Nothing below the place where δ is added depends on δ; causal attention keeps tokens
+// before the looked-up one from seeing it; and the loss reads only the labelled tokens. So the set keeps, for every
+// row, the hidden state that enters the first layer above (tokens from the looked-up one on) and the keys and values of
+// the tokens before it.
 //   N tokens of all rows · B facts (slots) · M labelled tokens · K KL rows · D hidden width
 #pragma once
 
@@ -19,32 +21,33 @@ namespace emend::editors::detail {
 struct ActiveRow {
   size_t slot = 0;
   bool kl = false, sampled_context = false;
-  double weight = 0;               ///< of the row's mean nll in its fact
-  std::vector<int64_t> suffix;     ///< ids from the looked-up token on; KL rows: that token alone
-  int64_t lookup = 0;              ///< tokens before it (all cached)
+  double weight = 0;                                ///< of the row's mean nll in its fact
+  std::vector<int64_t> suffix;                      ///< ids from the looked-up token on; KL rows: that token alone
+  int64_t lookup = 0;                               ///< tokens before it (all cached)
   std::vector<std::pair<int64_t, int64_t>> labels;  ///< (token of the suffix, id)
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> held;  ///< (token of the suffix, vectors)
 };
 
 /// Where things are in the packed batch; rebuilt whenever rows leave or enter. Index tensors live where they are used.
 struct ActiveIndex {
-  models::TokenBatch batch;         ///< all rows
-  models::TokenBatch kl_batch;      ///< KL rows alone, for a loss layer below the last
-  at::Tensor lookup_N;              ///< packed index of each row's looked-up token
-  at::Tensor slot_of_row;           ///< [rows]
+  models::TokenBatch batch;     ///< all rows
+  models::TokenBatch kl_batch;  ///< KL rows alone, for a loss layer below the last
+  at::Tensor lookup_N;          ///< packed index of each row's looked-up token
+  at::Tensor slot_of_row;       ///< [rows]
   at::Tensor label_token_M, label_id_M;
-  at::Tensor label_weight_M;        ///< row weight / T
+  at::Tensor label_weight_M;  ///< row weight / T
   at::Tensor label_slot_M, label_row_M;
   at::Tensor kl_token_K, kl_slot_K;
-  at::Tensor kl_weight_K;           ///< kl_factor / KL rows of the fact
-  at::Tensor row_labels;            ///< [rows] T; 1 for KL rows
-  at::Tensor row_weight;            ///< [rows]; 0 for KL rows
+  at::Tensor kl_weight_K;  ///< kl_factor / KL rows of the fact
+  at::Tensor row_labels;   ///< [rows] T; 1 for KL rows
+  at::Tensor row_weight;   ///< [rows]; 0 for KL rows
 };
 
 class ActiveSet {
  public:
   /// Runs the rows of these problems up to the edited place, and their prefixes through the layers above.
-  ActiveSet(const models::Model& model, const TargetSpec& spec, const std::vector<TargetProblem>& problems, std::vector<size_t> members);
+  ActiveSet(const models::Model& model, const TargetSpec& spec, const std::vector<TargetProblem>& problems,
+            std::vector<size_t> members);
 
   [[nodiscard]] size_t size() const noexcept { return members_.size(); }
   /// Index of each slot's problem.
@@ -76,9 +79,9 @@ class ActiveSet {
 
   const models::Model* model_;
   const TargetSpec* spec_;
-  int first_layer_ = 0;   ///< first layer that is run at every step
-  int end_layer_ = 0;     ///< one past the layer that the nll is read from
-  bool above_ = true;     ///< δ is added to what enters first_layer_; otherwise by hooks inside it
+  int first_layer_ = 0;  ///< first layer that is run at every step
+  int end_layer_ = 0;    ///< one past the layer that the nll is read from
+  bool above_ = true;    ///< δ is added to what enters first_layer_; otherwise by hooks inside it
   std::vector<size_t> members_;
   std::vector<ActiveRow> rows_;
   std::vector<at::Tensor> initial_BD_;

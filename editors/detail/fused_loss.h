@@ -1,4 +1,5 @@
-// The loss at labelled tokens, computed with its gradient in slices so that no [tokens, vocabulary] tensor outlives a slice.
+// The loss at labelled tokens, computed with its gradient in slices so that no [tokens, vocabulary] tensor outlives a
+// slice.
 //   M labelled tokens · K KL rows · D hidden width · V vocabulary
 #pragma once
 
@@ -18,7 +19,8 @@ struct LossWants {
   bool hits = false;
 };
 
-/// `hidden_MD` residual stream at the labelled tokens (its autograd history is not touched); `labels_M`, `coefficient_M` on any device.
+/// `hidden_MD` residual stream at the labelled tokens (its autograd history is not touched); `labels_M`,
+/// `coefficient_M` on any device.
 [[nodiscard]] LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, const at::Tensor& labels_M,
                                    const at::Tensor& coefficient_M, bool raw_head, const LossWants& wants);
 
@@ -28,7 +30,7 @@ struct DivergenceLoss {
 };
 
 /// `first_KV` log-probabilities to compare with; if undefined, set from this pass.
-[[nodiscard]] DivergenceLoss divergence_loss(const models::Model& model, const at::Tensor& hidden_KD, const at::Tensor& coefficient_K,
-                                             at::Tensor& first_KV, bool gradient);
+[[nodiscard]] DivergenceLoss divergence_loss(const models::Model& model, const at::Tensor& hidden_KD,
+                                             const at::Tensor& coefficient_K, at::Tensor& first_KV, bool gradient);
 
 }  // namespace emend::editors::detail

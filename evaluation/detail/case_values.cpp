@@ -43,7 +43,8 @@ std::map<std::string, double> case_values(const std::string& family, const json&
       {"efficacy", "rewrite_prompts"}, {"paraphrase", "paraphrase_prompts"}, {"neighborhood", "neighborhood_prompts"}};
   if (family == "counterfact" || family == "zsre") {
     for (const auto& [name, prompts] : kinds) {
-      put_success(values, std::string(name) + "_success", member(raw, {std::string(prompts) + "_probs"}), name == kinds[2].first);
+      put_success(values, std::string(name) + "_success", member(raw, {std::string(prompts) + "_probs"}),
+                  name == kinds[2].first);
       put_share(values, std::string(name) + "_accuracy", member(raw, {std::string(prompts) + "_correct"}));
     }
   } else if (family == "easyedit") {

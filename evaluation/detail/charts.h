@@ -1,5 +1,5 @@
-// Small charts as inline SVG. Colours come from the page's style sheet (classes c0 … c7, ink, grid), so they follow light and
-// dark; each chart says in words what it shows.
+// Small charts as inline SVG. Colours come from the page's style sheet (classes c0 … c7, ink, grid), so they follow
+// light and dark; each chart says in words what it shows.
 #pragma once
 
 #include <optional>
@@ -9,15 +9,15 @@
 namespace emend::evaluation::detail {
 
 struct Series {
-  std::string name;           ///< empty: not in the legend
-  std::vector<double> x, y;   ///< points that are not finite break the line
-  int colour = 0;             ///< class c0 … c7
-  bool faint = false;         ///< one of many
-  bool points = false;        ///< mark each point
+  std::string name;          ///< empty: not in the legend
+  std::vector<double> x, y;  ///< points that are not finite break the line
+  int colour = 0;            ///< class c0 … c7
+  bool faint = false;        ///< one of many
+  bool points = false;       ///< mark each point
 };
 
 struct LineChart {
-  std::string description;    ///< for screen readers
+  std::string description;  ///< for screen readers
   std::string x_label, y_label;
   std::vector<Series> series;
   bool log_y = false;

@@ -21,7 +21,8 @@ std::vector<std::string> generate_texts(const models::Model& model, const std::v
                                         const EvaluateOptions& options) {
   const auto& tokenizer = model.tokenizer();
   const int64_t length = std::min(options.generation_length, model.max_positions());
-  const auto rows = static_cast<size_t>(std::clamp<int64_t>(4 * options.batch_tokens / std::max<int64_t>(length, 1), 8, 256));
+  const auto rows =
+      static_cast<size_t>(std::clamp<int64_t>(4 * options.batch_tokens / std::max<int64_t>(length, 1), 8, 256));
   std::vector<std::string> texts;
   for (size_t begin = 0; begin < prompts.size(); begin += rows) {
     options.cancel.check("generation");
@@ -38,10 +39,12 @@ std::vector<std::string> generate_texts(const models::Model& model, const std::v
     generate.top_k = 5;
     generate.seed = options.seed + begin;  // rows of different batches must not draw the same numbers
     generate.cancel = options.cancel;
-    const auto sampled = generate.max_new_tokens > 0 ? models::generate(model, ids, generate) : decltype(ids)(ids.size());
+    const auto sampled =
+        generate.max_new_tokens > 0 ? models::generate(model, ids, generate) : decltype(ids)(ids.size());
     for (size_t r = 0; r < ids.size(); ++r) {
       const size_t room = static_cast<size_t>(length) - std::min(static_cast<size_t>(length), ids[r].size());
-      ids[r].insert(ids[r].end(), sampled[r].begin(), sampled[r].begin() + static_cast<std::ptrdiff_t>(std::min(room, sampled[r].size())));
+      ids[r].insert(ids[r].end(), sampled[r].begin(),
+                    sampled[r].begin() + static_cast<std::ptrdiff_t>(std::min(room, sampled[r].size())));
       texts.push_back(published_form(tokenizer.decode(ids[r], /*skip_special=*/true)));
     }
     if (options.progress)

@@ -23,11 +23,21 @@ std::string escape(std::string_view raw) {
   out.reserve(raw.size() + raw.size() / 8);
   for (char c : valid_utf8(raw)) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
       default:
         if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t')
           out += "\xEF\xBF\xBD";
@@ -56,7 +66,8 @@ std::string fixed(std::optional<double> value, int digits) {
 
 std::string grouped(int64_t number) {
   std::string digits = std::to_string(number < 0 ? -number : number);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<size_t>(at), ",");
   return (number < 0 ? "-" : "") + digits;
 }
 

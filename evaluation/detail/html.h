@@ -34,7 +34,8 @@ namespace emend::evaluation::detail {
 }
 /// A string as it is, a number or truth value as text, else `fallback`.
 [[nodiscard]] std::string as_text(const nlohmann::json& value, const std::string& fallback = "");
-[[nodiscard]] inline std::string text(const nlohmann::json& object, std::string_view key, const std::string& fallback = "") {
+[[nodiscard]] inline std::string text(const nlohmann::json& object, std::string_view key,
+                                      const std::string& fallback = "") {
   return as_text(member(object, {key}), fallback);
 }
 /// Numbers of a list; what is not a number becomes NaN.

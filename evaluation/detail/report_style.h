@@ -55,6 +55,7 @@ dl{display:grid;grid-template-columns:minmax(90px,max-content) 1fr;gap:2px 16px;
 /// Rules for one of the eight series colours; '@' stands for its number.
 inline constexpr const char* kSeriesRule =
     ".line.c@{stroke:var(--c@)}svg .fill.c@{fill:var(--c@)}.key.c@,.track .c@{background:var(--c@)}"
-    ".ramp.c@{background:linear-gradient(90deg,transparent,var(--c@))}.map .c@{background:color-mix(in srgb,var(--c@) 28%,var(--card))}";
+    ".ramp.c@{background:linear-gradient(90deg,transparent,var(--c@))}.map .c@{background:color-mix(in srgb,var(--c@) "
+    "28%,var(--card))}";
 
 }  // namespace emend::evaluation::detail

@@ -17,8 +17,8 @@ struct Best {
 };
 
 /// rows[begin, end) are sorted and have the first `depth` tokens in common.
-Best best_partition(const std::vector<std::vector<int64_t>>& sequences, const std::vector<size_t>& rows, size_t begin, size_t end,
-                    int64_t least) {
+Best best_partition(const std::vector<std::vector<int64_t>>& sequences, const std::vector<size_t>& rows, size_t begin,
+                    size_t end, int64_t least) {
   Best alone;
   if (end - begin == 1) {
     alone.groups.push_back({0, {rows[begin]}});
@@ -39,7 +39,8 @@ Best best_partition(const std::vector<std::vector<int64_t>>& sequences, const st
   if (depth == 0 || together < least || together <= alone.saved) return alone;
   Best shared;
   shared.saved = together;
-  shared.groups.push_back({depth, {rows.begin() + static_cast<std::ptrdiff_t>(begin), rows.begin() + static_cast<std::ptrdiff_t>(end)}});
+  shared.groups.push_back(
+      {depth, {rows.begin() + static_cast<std::ptrdiff_t>(begin), rows.begin() + static_cast<std::ptrdiff_t>(end)}});
   return shared;
 }
 

@@ -12,8 +12,9 @@ struct SharedGroup {
   std::vector<size_t> rows;  ///< indices into the sequences
 };
 
-/// The partition that saves most tokens with one level of sharing. `least` is the smallest saving that is worth a pass of its
-/// own; `sequences` are what may be shared of each row (not its last token). Order: by content.
-[[nodiscard]] std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>>& sequences, int64_t least);
+/// The partition that saves most tokens with one level of sharing. `least` is the smallest saving that is worth a pass
+/// of its own; `sequences` are what may be shared of each row (not its last token). Order: by content.
+[[nodiscard]] std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>>& sequences,
+                                                        int64_t least);
 
 }  // namespace emend::evaluation::detail

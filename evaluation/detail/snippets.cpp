@@ -10,8 +10,9 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void damaged(const std::string& where, const std::string& got) {
-  throw Error(ErrorClass::kCorruption, {where, got, R"(a list of {"relation_id", "target_id", "samples": [{"name", "text"}]})",
-                                        "use attribute_snippets.json of the ROME release or a file of its form"});
+  throw Error(ErrorClass::kCorruption,
+              {where, got, R"(a list of {"relation_id", "target_id", "samples": [{"name", "text"}]})",
+               "use attribute_snippets.json of the ROME release or a file of its form"});
 }
 
 std::vector<std::string> read_corpus(const std::filesystem::path& path) {
@@ -31,7 +32,8 @@ Snippets::Snippets(const std::filesystem::path& path, const std::filesystem::pat
     const auto& entry = list[i];
     const std::string where = path.string() + ": entry " + std::to_string(i);
     const auto text_of = [&](const json& object, const char* key) {
-      if (!object.is_object() || !object.contains(key) || !object[key].is_string()) damaged(where, std::string("no text \"") + key + "\"");
+      if (!object.is_object() || !object.contains(key) || !object[key].is_string())
+        damaged(where, std::string("no text \"") + key + "\"");
       return object[key].get<std::string>();
     };
     auto& samples = samples_[{text_of(entry, "relation_id"), text_of(entry, "target_id")}];
@@ -70,6 +72,8 @@ std::string target_id(const datasets::Fact& fact, const std::string& which) {
   return found != fact.extra.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-json file_key(const std::filesystem::path& path) { return path.empty() ? json() : json(sha256_hex(read_file(path))); }
+json file_key(const std::filesystem::path& path) {
+  return path.empty() ? json() : json(sha256_hex(read_file(path)));
+}
 
 }  // namespace emend::evaluation::detail

@@ -15,13 +15,14 @@ namespace emend::evaluation::detail {
 
 class Snippets {
  public:
-  /// `path`: a list of {"relation_id", "target_id", "samples": [{"name", "text"}]}. Document frequencies come from `idf_corpus`
-  /// (datasets/corpus.h) or, if that is empty, from the snippets.
-  /// Throws Error(kNotFound, kIo), Error(kCorruption) naming file and entry.
+  /// `path`: a list of {"relation_id", "target_id", "samples": [{"name", "text"}]}. Document frequencies come from
+  /// `idf_corpus` (datasets/corpus.h) or, if that is empty, from the snippets. Throws Error(kNotFound, kIo),
+  /// Error(kCorruption) naming file and entry.
   Snippets(const std::filesystem::path& path, const std::filesystem::path& idf_corpus);
 
   /// Cosine of the texts and the references for the fact's relation and new target; absent if there are none.
-  [[nodiscard]] std::optional<double> similarity(const datasets::Fact& fact, const std::vector<std::string>& texts) const;
+  [[nodiscard]] std::optional<double> similarity(const datasets::Fact& fact,
+                                                 const std::vector<std::string>& texts) const;
   /// The references named after the subject (of the old target), joined; empty if there is none.
   [[nodiscard]] std::string own_text(const datasets::Fact& fact) const;
 

@@ -25,18 +25,26 @@ const MetricInfo& counterfact_info() {
       {
           {"score", "S", "Harmonic mean of the three success rates; 0 if one of them is 0.", "%", true},
           {"efficacy_success", "ES",
-           "Facts whose new target is more probable than the old one after the fact's own prompt (mean negative log-likelihood "
+           "Facts whose new target is more probable than the old one after the fact's own prompt (mean negative "
+           "log-likelihood "
            "per token, strictly lower).",
            "%", true},
           {"paraphrase_success", "PS", "The same comparison on the paraphrases of the prompt.", "%", true},
           {"neighborhood_success", "NS",
-           "Prompts about other subjects with the same old answer on which the old answer is still the more probable one.", "%", true},
-          {"efficacy_magnitude", "EM", "Mean difference of probabilities, new minus old target, after the fact's own prompt.", "%", true},
+           "Prompts about other subjects with the same old answer on which the old answer is still the more probable "
+           "one.",
+           "%", true},
+          {"efficacy_magnitude", "EM",
+           "Mean difference of probabilities, new minus old target, after the fact's own prompt.", "%", true},
           {"paraphrase_magnitude", "PM", "The same difference on the paraphrases.", "%", true},
-          {"neighborhood_magnitude", "NM", "Mean difference of probabilities, old minus new target, on the neighbourhood prompts.", "%", true},
-          {"efficacy_accuracy", "EA", "Facts whose new target is predicted token for token (teacher forcing).", "%", true},
-          {"paraphrase_accuracy", "PA", "Paraphrases after which the new target is predicted token for token.", "%", true},
-          {"neighborhood_accuracy", "NA", "Neighbourhood prompts after which the old answer is predicted token for token.", "%", true},
+          {"neighborhood_magnitude", "NM",
+           "Mean difference of probabilities, old minus new target, on the neighbourhood prompts.", "%", true},
+          {"efficacy_accuracy", "EA", "Facts whose new target is predicted token for token (teacher forcing).", "%",
+           true},
+          {"paraphrase_accuracy", "PA", "Paraphrases after which the new target is predicted token for token.", "%",
+           true},
+          {"neighborhood_accuracy", "NA",
+           "Neighbourhood prompts after which the old answer is predicted token for token.", "%", true},
       }};
   return info;
 }
@@ -110,8 +118,9 @@ class Counterfact final : public Metric {
   };
 
   /// Adds one record's means to the columns and its raw values to `row`, named as in the MEMIT repository's files.
-  static void judge(const ScoreSheet& sheet, const std::vector<Pair>& pairs, const std::string& name, const std::string& raw_name,
-                    bool true_is_right, std::map<std::string, std::vector<std::optional<double>>>& columns, json& row) {
+  static void judge(const ScoreSheet& sheet, const std::vector<Pair>& pairs, const std::string& name,
+                    const std::string& raw_name, bool true_is_right,
+                    std::map<std::string, std::vector<std::optional<double>>>& columns, json& row) {
     std::vector<double> success, magnitude, accuracy;
     json probs = json::array(), correct = json::array();
     for (const auto& pair : pairs) {
@@ -140,6 +149,8 @@ class Counterfact final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_counterfact() { return std::make_unique<Counterfact>(); }
+std::unique_ptr<Metric> make_counterfact() {
+  return std::make_unique<Counterfact>();
+}
 
 }  // namespace emend::evaluation

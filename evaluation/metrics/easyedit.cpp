@@ -1,8 +1,9 @@
 // EasyEdit's metrics (evaluate.py, evaluate_utils.py), default path: teacher forcing on prompt + " " + target.
 //
 // A prompt's accuracy is the share of the target's tokens that are the argmax.
-//   rewrite_acc   the edit prompt      rephrase_acc  the rephrased prompts      portability  each key's prompts, own answers
-//   locality      share of positions of the given answer at which the edited model predicts the token that it predicted
+//   rewrite_acc   the edit prompt      rephrase_acc  the rephrased prompts      portability  each key's prompts, own
+//   answers locality      share of positions of the given answer at which the edited model predicts the token that it
+//   predicted
 //                 before the edit; the answer only fixes the positions, it need not be what the model says
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
 #include <emend/evaluation/detail/generate_texts.h>
@@ -20,18 +21,24 @@ using nlohmann::json;
 const MetricInfo& easyedit_info() {
   static const MetricInfo info = {
       "easyedit",
-      "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency with --generation",
+      "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency with "
+      "--generation",
       "EasyEdit (Wang et al. 2024), teacher forcing",
       1,
       {
-          {"rewrite_acc", "Reliability", "Tokens of the new target that are the argmax after the edit prompt (teacher forcing).", "%", true},
+          {"rewrite_acc", "Reliability",
+           "Tokens of the new target that are the argmax after the edit prompt (teacher forcing).", "%", true},
           {"rephrase_acc", "Generalization", "The same after rephrased prompts.", "%", true},
           {"locality_acc", "Locality",
-           "Predicted tokens on unrelated prompts that are the same as before the edit, mean over all of a record's locality keys.",
+           "Predicted tokens on unrelated prompts that are the same as before the edit, mean over all of a record's "
+           "locality keys.",
            "%", true},
           {"portability_acc", "Portability",
-           "Tokens of the answers to questions that follow from the edit, mean over all of a record's portability keys.", "%", true},
-          {"fluency", "Fluency", "Weighted entropy of 2- and 3-grams of text generated from the edit prompt.", "bit × 100", true},
+           "Tokens of the answers to questions that follow from the edit, mean over all of a record's portability "
+           "keys.",
+           "%", true},
+          {"fluency", "Fluency", "Weighted entropy of 2- and 3-grams of text generated from the edit prompt.",
+           "bit × 100", true},
       }};
   return info;
 }
@@ -41,14 +48,17 @@ using Numbers = std::map<std::string, std::vector<size_t>>;
 class EasyEdit final : public Metric {
  public:
   [[nodiscard]] const MetricInfo& info() const override { return easyedit_info(); }
-  [[nodiscard]] bool suits(const datasets::FactSet& facts) const override { return !facts.facts.empty() && facts.format != "mquake"; }
+  [[nodiscard]] bool suits(const datasets::FactSet& facts) const override {
+    return !facts.facts.empty() && facts.format != "mquake";
+  }
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {
     for (size_t i = 0; i < context.facts.facts.size(); ++i) {
       const auto& fact = context.facts.facts[i];
       Record record;
       record.rewrite = sheet.add(i, fact.full_prompt(), fact.target_new);
-      for (const auto& prompt : fact.paraphrase_prompts) record.rephrase.push_back(sheet.add(i, prompt, fact.target_new));
+      for (const auto& prompt : fact.paraphrase_prompts)
+        record.rephrase.push_back(sheet.add(i, prompt, fact.target_new));
       if (fact.target_true)
         for (const auto& prompt : fact.neighborhood_prompts)
           record.locality["neighborhood"].push_back(sheet.add(i, prompt, *fact.target_true));
@@ -130,8 +140,8 @@ class EasyEdit final : public Metric {
   }
 
   /// Predictions are kept in the case so that a later evaluation can compare with them.
-  static void judge_locality(const MetricContext& context, const ScoreSheet& sheet, const Record& record, size_t i, Columns& columns,
-                             json& row) {
+  static void judge_locality(const MetricContext& context, const ScoreSheet& sheet, const Record& record, size_t i,
+                             Columns& columns, json& row) {
     std::vector<double> all;
     row["locality"] = json::object();
     row["locality_predictions"] = json::object();
@@ -183,6 +193,8 @@ class EasyEdit final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_easyedit() { return std::make_unique<EasyEdit>(); }
+std::unique_ptr<Metric> make_easyedit() {
+  return std::make_unique<EasyEdit>();
+}
 
 }  // namespace emend::evaluation

@@ -4,7 +4,8 @@
 //   ngram_entropy    one sample for each generation prompt; mean over the texts of mean(2/3·H2, 4/3·H3), × 100
 //   reference_score  cosine between TF-IDF vectors of a record's texts joined by spaces and of the reference texts for
 //                    (relation, new target) joined by spaces, × 100; null without a file of reference texts
-//   essence_score    perplexity of up to 100 tokens of the reference texts named after the subject: exp(-Σ log p / tokens),
+//   essence_score    perplexity of up to 100 tokens of the reference texts named after the subject: exp(-Σ log p /
+//   tokens),
 //                    the first token counted in the divisor as published; null where there is none
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
@@ -29,9 +30,12 @@ const MetricInfo& generation_info() {
       "ROME and MEMIT (Meng et al. 2022/23): top-k 5, 100 tokens",
       1,
       {
-          {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.", "bit × 100", true},
-          {"reference_score", "RS", "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true},
-          {"essence_score", "Essence", "Perplexity of a reference text about the subject; a rise means the subject's nature was lost.",
+          {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.",
+           "bit × 100", true},
+          {"reference_score", "RS",
+           "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true},
+          {"essence_score", "Essence",
+           "Perplexity of a reference text about the subject; a rise means the subject's nature was lost.",
            "perplexity", false},
       }};
   return info;
@@ -55,7 +59,7 @@ class Generation final : public Metric {
     const auto& facts = context.facts.facts;
     for (size_t i = 0; i < facts.size(); ++i)
       for (const auto& prompt : facts[i].generation_prompts.empty() ? std::vector<std::string>{facts[i].full_prompt()}
-                                                                     : facts[i].generation_prompts) {
+                                                                    : facts[i].generation_prompts) {
         prompts.push_back(prompt);
         owner.push_back(i);
       }
@@ -82,7 +86,8 @@ class Generation final : public Metric {
   }
 
   [[nodiscard]] json key(const EvaluateOptions& options) const override {
-    return {options.generation_length, options.seed, detail::file_key(options.snippets), detail::file_key(options.idf_corpus)};
+    return {options.generation_length, options.seed, detail::file_key(options.snippets),
+            detail::file_key(options.idf_corpus)};
   }
 
  private:
@@ -112,6 +117,8 @@ class Generation final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_generation() { return std::make_unique<Generation>(); }
+std::unique_ptr<Metric> make_generation() {
+  return std::make_unique<Generation>();
+}
 
 }  // namespace emend::evaluation

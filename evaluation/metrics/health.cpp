@@ -1,5 +1,6 @@
-// Is the model still a good language model? Perplexity, last-word prediction, multiple choice (health.h), and the divergence
-// of its next-token distributions on sentences that have nothing to do with the facts from those of the unedited model.
+// Is the model still a good language model? Perplexity, last-word prediction, multiple choice (health.h), and the
+// divergence of its next-token distributions on sentences that have nothing to do with the facts from those of the
+// unedited model.
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/snippets.h>
 #include <emend/evaluation/health.h>
@@ -17,14 +18,17 @@ const MetricInfo& health_info() {
       "zero-shot, wordings of lm-evaluation-harness",
       1,
       {
-          {"divergence", "KL", "Mean Kullback-Leibler divergence of next-token distributions, unedited relative to edited, on 32 "
-                               "beginnings of unrelated sentences.", "nat", false},
+          {"divergence", "KL",
+           "Mean Kullback-Leibler divergence of next-token distributions, unedited relative to edited, on 32 "
+           "beginnings of unrelated sentences.",
+           "nat", false},
           {"perplexity", "PPL", "Perplexity of a text in windows of 512 tokens.", "perplexity", false},
           {"lambada_accuracy", "LAMBADA", "Texts whose last word is the greedy continuation.", "%", true},
           {"lambada_perplexity", "LAMBADA PPL", "Perplexity of the last word.", "perplexity", false},
           {"mmlu_accuracy", "MMLU", "Questions whose right letter is the most probable of the letters.", "%", true},
           {"piqa_accuracy", "PIQA", "Questions whose right solution is the more probable one.", "%", true},
-          {"piqa_accuracy_normalised", "PIQA norm", "The same with log-probabilities divided by the solutions' characters.", "%", true},
+          {"piqa_accuracy_normalised", "PIQA norm",
+           "The same with log-probabilities divided by the solutions' characters.", "%", true},
           {"sst2_accuracy", "SST-2", "Sentences whose sentiment is named rightly.", "%", true},
           {"rte_accuracy", "RTE", "Pairs whose entailment is named rightly.", "%", true},
           {"cola_accuracy", "CoLA", "Sentences whose acceptability is named rightly.", "%", true},
@@ -36,12 +40,15 @@ const MetricInfo& health_info() {
 class Health final : public Metric {
  public:
   [[nodiscard]] const MetricInfo& info() const override { return health_info(); }
-  [[nodiscard]] bool suits(const datasets::FactSet&) const override { return false; }  // needs files: only when asked for
+  [[nodiscard]] bool suits(const datasets::FactSet&) const override {
+    return false;
+  }  // needs files: only when asked for
 
   void plan(const MetricContext& context, ScoreSheet&) override {
     if (context.options.health_data.empty())
-      throw Error(ErrorClass::kNotFound, {"metric \"health\"", "no folder with its data", "a folder with health_*.json, lambada*.jsonl, *.txt",
-                                          "name one with --health-data"});
+      throw Error(ErrorClass::kNotFound,
+                  {"metric \"health\"", "no folder with its data", "a folder with health_*.json, lambada*.jsonl, *.txt",
+                   "name one with --health-data"});
     tasks_ = load_health_tasks(context.options.health_data, context.options.health_limit);
   }
 
@@ -65,7 +72,8 @@ class Health final : public Metric {
 
   [[nodiscard]] json key(const EvaluateOptions& options) const override {
     json files = json::array();
-    for (const auto& task : load_health_tasks(options.health_data, options.health_limit)) files.push_back(detail::file_key(task.file));
+    for (const auto& task : load_health_tasks(options.health_data, options.health_limit))
+      files.push_back(detail::file_key(task.file));
     return {files, options.health_limit};
   }
 
@@ -75,6 +83,8 @@ class Health final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_health() { return std::make_unique<Health>(); }
+std::unique_ptr<Metric> make_health() {
+  return std::make_unique<Health>();
+}
 
 }  // namespace emend::evaluation

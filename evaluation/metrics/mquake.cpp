@@ -1,11 +1,12 @@
 // MQuAKE (Zhong et al. 2023): does an edit carry over to questions that need several facts?
 //
 //   edit-wise      each edited statement is completed with its new object, no examples in front
-//   instance-wise  every single hop of the instance is answered: edited ones without examples, the others behind examples
-//   multi-hop      one of the instance's questions is answered with the new answer or an alias of it, behind examples
-// "Answered" means that greedy decoding writes exactly one of the spellings; with examples in front, followed by a line break.
-// That is decided by teacher forcing every spelling, which gives the same verdict without generating.
-// The published examples are replaced by the general ones below: figures are comparable between runs of emend, and with the
+//   instance-wise  every single hop of the instance is answered: edited ones without examples, the others behind
+//   examples multi-hop      one of the instance's questions is answered with the new answer or an alias of it, behind
+//   examples
+// "Answered" means that greedy decoding writes exactly one of the spellings; with examples in front, followed by a line
+// break. That is decided by teacher forcing every spelling, which gives the same verdict without generating. The
+// published examples are replaced by the general ones below: figures are comparable between runs of emend, and with the
 // paper's only in kind.
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/statistics.h>
@@ -24,10 +25,12 @@ const MetricInfo& mquake_info() {
       "MQuAKE (Zhong et al. 2023), with examples of emend's own",
       1,
       {
-          {"edit_wise", "Edit-wise", "Edited statements completed with the new object, token for token (teacher forcing).", "%", true},
+          {"edit_wise", "Edit-wise",
+           "Edited statements completed with the new object, token for token (teacher forcing).", "%", true},
           {"instance_wise", "Instance-wise", "Instances of which every single hop is answered.", "%", true},
-          {"multi_hop", "Multi-hop", "Instances of which at least one multi-hop question is answered with the new answer or an alias.",
-           "%", true},
+          {"multi_hop", "Multi-hop",
+           "Instances of which at least one multi-hop question is answered with the new answer or an alias.", "%",
+           true},
           {"multi_hop_old", "Multi-hop (old)", "The same with the answer from before the edits.", "%", false},
       }};
   return info;
@@ -65,7 +68,8 @@ class Mquake final : public Metric {
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {
     const auto& facts = context.facts.facts;
-    for (size_t i = 0; i < facts.size(); ++i) edits_.push_back(sheet.add(i, facts[i].full_prompt(), facts[i].target_new));
+    for (size_t i = 0; i < facts.size(); ++i)
+      edits_.push_back(sheet.add(i, facts[i].full_prompt(), facts[i].target_new));
     for (const auto& group : context.facts.groups) {
       if (group.kind != "mquake" || group.facts.empty()) continue;
       Instance instance{&group, {}, {}, {}};
@@ -128,7 +132,8 @@ class Mquake final : public Metric {
     std::vector<Spellings> hops, questions, old_questions;
   };
 
-  static Spellings spellings(ScoreSheet& sheet, size_t owner, const std::string& prompt, const std::vector<std::string>& answers) {
+  static Spellings spellings(ScoreSheet& sheet, size_t owner, const std::string& prompt,
+                             const std::vector<std::string>& answers) {
     Spellings numbers;
     for (const auto& answer : std::set<std::string>(answers.begin(), answers.end()))
       numbers.push_back(sheet.add(owner, prompt, answer + "\n"));
@@ -144,8 +149,12 @@ class Mquake final : public Metric {
     }
     return out;
   }
-  static bool all(const json& verdicts) { return std::all_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); }); }
-  static bool any(const json& verdicts) { return std::any_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); }); }
+  static bool all(const json& verdicts) {
+    return std::all_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
+  }
+  static bool any(const json& verdicts) {
+    return std::any_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
+  }
 
   std::vector<size_t> edits_;
   std::vector<Instance> instances_;
@@ -153,6 +162,8 @@ class Mquake final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_mquake() { return std::make_unique<Mquake>(); }
+std::unique_ptr<Metric> make_mquake() {
+  return std::make_unique<Mquake>();
+}
 
 }  // namespace emend::evaluation

@@ -1,9 +1,10 @@
 // zsRE as the MEMIT repository judges it (eval_utils_zsre.py).
 //
-// A target of T tokens counts as T predictions under teacher forcing; a record's accuracy is the share of them that are the
-// argmax, over all its prompts of a kind. Neighbourhood: the Natural Questions prompt with "?" behind it, and its answer.
-// Means over records; score: harmonic mean of the three accuracies. The published code predicts each token from the decoded
-// and re-encoded text before it; one teacher-forced pass gives the same tokens except where re-encoding changes them.
+// A target of T tokens counts as T predictions under teacher forcing; a record's accuracy is the share of them that are
+// the argmax, over all its prompts of a kind. Neighbourhood: the Natural Questions prompt with "?" behind it, and its
+// answer. Means over records; score: harmonic mean of the three accuracies. The published code predicts each token from
+// the decoded and re-encoded text before it; one teacher-forced pass gives the same tokens except where re-encoding
+// changes them.
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/statistics.h>
 
@@ -20,9 +21,11 @@ const MetricInfo& zsre_info() {
       1,
       {
           {"score", "S", "Harmonic mean of the three accuracies; 0 if one of them is 0.", "%", true},
-          {"efficacy_accuracy", "Efficacy", "Tokens of the target that are the argmax after the question (teacher forcing).", "%", true},
+          {"efficacy_accuracy", "Efficacy",
+           "Tokens of the target that are the argmax after the question (teacher forcing).", "%", true},
           {"paraphrase_accuracy", "Generalization", "The same after the question in other words.", "%", true},
-          {"neighborhood_accuracy", "Specificity", "Tokens of the right answer that are the argmax after an unrelated question.", "%", true},
+          {"neighborhood_accuracy", "Specificity",
+           "Tokens of the right answer that are the argmax after an unrelated question.", "%", true},
       }};
   return info;
 }
@@ -37,7 +40,8 @@ class Zsre final : public Metric {
       const auto& fact = context.facts.facts[i];
       Record record;
       record.rewrite.push_back(sheet.add(i, fact.full_prompt(), fact.target_new));
-      for (const auto& prompt : fact.paraphrase_prompts) record.paraphrases.push_back(sheet.add(i, prompt, fact.target_new));
+      for (const auto& prompt : fact.paraphrase_prompts)
+        record.paraphrases.push_back(sheet.add(i, prompt, fact.target_new));
       if (const auto loc = fact.locality.find("loc"); loc != fact.locality.end())
         for (const auto& probe : loc->second)
           record.neighborhood.push_back(
@@ -95,6 +99,8 @@ class Zsre final : public Metric {
 
 }  // namespace
 
-std::unique_ptr<Metric> make_zsre() { return std::make_unique<Zsre>(); }
+std::unique_ptr<Metric> make_zsre() {
+  return std::make_unique<Zsre>();
+}
 
 }  // namespace emend::evaluation

@@ -41,9 +41,15 @@ class Events final : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return leaf(RawValue::Kind::kNull, "null", false); }
   bool boolean(bool value) override { return leaf(RawValue::Kind::kScalar, value ? "true" : "false", false); }
-  bool number_integer(number_integer_t value) override { return leaf(RawValue::Kind::kScalar, std::to_string(value), false); }
-  bool number_unsigned(number_unsigned_t value) override { return leaf(RawValue::Kind::kScalar, std::to_string(value), false); }
-  bool number_float(number_float_t, const string_t& text) override { return leaf(RawValue::Kind::kScalar, text, false); }
+  bool number_integer(number_integer_t value) override {
+    return leaf(RawValue::Kind::kScalar, std::to_string(value), false);
+  }
+  bool number_unsigned(number_unsigned_t value) override {
+    return leaf(RawValue::Kind::kScalar, std::to_string(value), false);
+  }
+  bool number_float(number_float_t, const string_t& text) override {
+    return leaf(RawValue::Kind::kScalar, text, false);
+  }
   bool string(string_t& value) override { return leaf(RawValue::Kind::kScalar, value, true); }
   bool binary(binary_t&) override { return false; }
   bool start_object(std::size_t) override { return tree_.begin(RawValue::Kind::kMap, line_), true; }
@@ -53,9 +59,11 @@ class Events final : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& name) override { return tree_.key(name, line_), true; }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     std::string reason = error.what();
-    if (const size_t colon = reason.rfind(": syntax error"); colon != std::string::npos) reason = reason.substr(colon + 2);
+    if (const size_t colon = reason.rfind(": syntax error"); colon != std::string::npos)
+      reason = reason.substr(colon + 2);
     const size_t offset = position == 0 ? 0 : position - 1;
-    tree_.fail(static_cast<int>(line_of_offset(text_, offset)), reason, "JSON", "check commas and brackets at this line");
+    tree_.fail(static_cast<int>(line_of_offset(text_, offset)), reason, "JSON",
+               "check commas and brackets at this line");
   }
 
  private:

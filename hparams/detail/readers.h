@@ -26,7 +26,8 @@ class TreeBuilder {
   /// The finished tree. Throws Error(kInvalidArgument) if the text held nothing.
   [[nodiscard]] RawValue take();
   /// Throws Error(kInvalidArgument) "source:line: got; expected …; advice".
-  [[noreturn]] void fail(int line, const std::string& got, const std::string& expected, const std::string& advice) const;
+  [[noreturn]] void fail(int line, const std::string& got, const std::string& expected,
+                         const std::string& advice) const;
 
  private:
   struct Open {

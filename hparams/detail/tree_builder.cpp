@@ -13,7 +13,8 @@ void TreeBuilder::fail(int line, const std::string& got, const std::string& expe
 
 void TreeBuilder::begin(RawValue::Kind kind, int line) {
   if (open_.size() >= static_cast<size_t>(kMaxDepth))
-    fail(line, "nesting of more than " + std::to_string(kMaxDepth) + " levels", "a flat list of hyper-parameters", "check the file");
+    fail(line, "nesting of more than " + std::to_string(kMaxDepth) + " levels", "a flat list of hyper-parameters",
+         "check the file");
   if (wants_key()) fail(line, "a list or map as a key", "a name", "");
   Open open;
   open.value.kind = kind;
@@ -36,7 +37,9 @@ void TreeBuilder::key(const std::string& name, int line) {
   map.key_line = line;
 }
 
-void TreeBuilder::leaf(RawValue value) { place(std::move(value)); }
+void TreeBuilder::leaf(RawValue value) {
+  place(std::move(value));
+}
 
 bool TreeBuilder::wants_key() const {
   return !open_.empty() && open_.back().value.kind == RawValue::Kind::kMap && !open_.back().key_pending;

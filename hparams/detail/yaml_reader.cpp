@@ -1,5 +1,5 @@
-// YAML as EasyEdit writes it, through yaml-cpp's event stream: no node graph is built, so anchors cannot multiply, and depth and
-// duplicates are checked while reading.
+// YAML as EasyEdit writes it, through yaml-cpp's event stream: no node graph is built, so anchors cannot multiply, and
+// depth and duplicates are checked while reading.
 #include <emend/core/error.h>
 #include <emend/hparams/detail/readers.h>
 #include <yaml-cpp/eventhandler.h>
@@ -25,7 +25,8 @@ class Events final : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t, const std::string& value) override {
     scalar(mark, tag, value);
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t, YAML::EmitterStyle::value) override {
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
     check_tag(mark, tag);
     tree_.begin(RawValue::Kind::kSequence, line(mark));
   }
@@ -77,8 +78,8 @@ RawValue read_yaml(std::string_view text, const std::string& source) {
     while (parser.HandleNextDocument(events)) {
     }
   } catch (const YAML::ParserException& error) {
-    tree.fail(error.mark.is_null() ? 1 : Events::line(error.mark), "bad YAML: " + error.msg, "YAML with one hyper-parameter a key",
-              "check indentation, quotes and brackets at this line");
+    tree.fail(error.mark.is_null() ? 1 : Events::line(error.mark), "bad YAML: " + error.msg,
+              "YAML with one hyper-parameter a key", "check indentation, quotes and brackets at this line");
   } catch (const YAML::Exception& error) {
     tree.fail(1, std::string("bad YAML: ") + error.what(), "YAML with one hyper-parameter a key", "");
   }

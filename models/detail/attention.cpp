@@ -10,8 +10,8 @@
 namespace emend::models::detail {
 namespace {
 
-// y = x[index]; the gradient of x is the gradient of y gathered by `back`. Right whenever each row of x is wanted at most
-// once in y: other rows of y repeat rows of x whose copies have no gradient.
+// y = x[index]; the gradient of x is the gradient of y gathered by `back`. Right whenever each row of x is wanted at
+// most once in y: other rows of y repeat rows of x whose copies have no gradient.
 class Gather : public torch::autograd::Function<Gather> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& index,
@@ -41,12 +41,18 @@ class Pick : public torch::autograd::Function<Pick> {
   }
 };
 
-bool wants_gradient(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+bool wants_gradient(const at::Tensor& x) {
+  return at::GradMode::is_enabled() && x.requires_grad();
+}
 
 }  // namespace
 
 AttentionLayout::AttentionLayout(const TokenBatch& batch, const KvCache* cache, KeySource key_source)
-    : rows(batch.rows()), longest(batch.longest()), tokens(batch.tokens()), source(key_source), padding(batch.is_padding()),
+    : rows(batch.rows()),
+      longest(batch.longest()),
+      tokens(batch.tokens()),
+      source(key_source),
+      padding(batch.is_padding()),
       row_begin(batch.row_begin()) {
   prefix.assign(rows, 0);
   if (cache && !cache->empty()) prefix = cache->lengths();
@@ -63,7 +69,8 @@ AttentionLayout::AttentionLayout(const TokenBatch& batch, const KvCache* cache, 
 }
 
 // Slots are ordered by how many tokens of the row come before; a window and ALiBi count in these.
-at::Tensor AttentionLayout::make_mask(const ModelConfig& config, int64_t window, at::ScalarType dtype, bool& causal) const {
+at::Tensor AttentionLayout::make_mask(const ModelConfig& config, int64_t window, at::ScalarType dtype,
+                                      bool& causal) const {
   const bool alibi = config.positions == Positions::kAlibi;
   const bool windowed = window > 0 && window < longest_prefix + longest;
   const bool shared = equal_prefix && !has_padding;
@@ -94,7 +101,8 @@ at::Tensor AttentionLayout::make_mask(const ModelConfig& config, int64_t window,
     auto* position = order.mutable_data_ptr<float>();
     for (int64_t r = 0; r < n_rows; ++r)
       for (int64_t j = 0; j < key_slots; ++j)
-        *position++ = static_cast<float>(source == KeySource::kJoined && j >= longest_prefix ? prefix[r] + j - longest_prefix : j);
+        *position++ = static_cast<float>(
+            source == KeySource::kJoined && j >= longest_prefix ? prefix[r] + j - longest_prefix : j);
     at::Tensor slopes = at::tensor(alibi_slopes(config.n_heads), at::kDouble).to(at::kFloat).view({1, -1, 1, 1});
     at::Tensor bias;
     if (config.alibi_like_falcon) {
@@ -110,7 +118,8 @@ at::Tensor AttentionLayout::make_mask(const ModelConfig& config, int64_t window,
 at::Tensor unpack_heads(const at::Tensor& x_Nhd, const AttentionLayout& layout, const AttentionTables& tables) {
   at::Tensor x = x_Nhd;
   if (!layout.equal_own)
-    x = wants_gradient(x) ? Gather::apply(x, tables.unpack_index, tables.pack_index) : x.index_select(0, tables.unpack_index);
+    x = wants_gradient(x) ? Gather::apply(x, tables.unpack_index, tables.pack_index)
+                          : x.index_select(0, tables.unpack_index);
   return x.unflatten(0, {layout.rows, layout.longest}).transpose(1, 2);
 }
 
@@ -144,7 +153,8 @@ std::vector<double> alibi_slopes(int64_t n_heads) {
   std::vector<double> slopes;
   const double p = static_cast<double>(power);
   for (int64_t k = 0; k < power; ++k) slopes.push_back(std::pow(2.0, -8.0 * static_cast<double>(k + 1) / p));
-  for (int64_t k = 0; k < n_heads - power; ++k) slopes.push_back(std::pow(2.0, -4.0 * static_cast<double>(2 * k + 1) / p));
+  for (int64_t k = 0; k < n_heads - power; ++k)
+    slopes.push_back(std::pow(2.0, -4.0 * static_cast<double>(2 * k + 1) / p));
   return slopes;
 }
 

@@ -1,8 +1,8 @@
 // Attention over packed rows, with or without earlier tokens from a cache.
 //
-// The layout is decided once per pass (AttentionLayout) and shared by all layers; what lives on a device (indices, masks)
-// is made once per device and window (AttentionTables). Rows of equal length are only reshaped; rows of different length
-// are unpacked to the longest by a gather whose gradient is again a gather.
+// The layout is decided once per pass (AttentionLayout) and shared by all layers; what lives on a device (indices,
+// masks) is made once per device and window (AttentionTables). Rows of equal length are only reshaped; rows of
+// different length are unpacked to the longest by a gather whose gradient is again a gather.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,16 +30,17 @@ struct AttentionLayout {
   std::vector<int64_t> own;     ///< tokens a row in this batch
   std::vector<int64_t> prefix;  ///< tokens a row in the cache
   int64_t longest_prefix = 0;
-  int64_t key_slots = 0;       ///< width of the key axis
-  bool equal_own = true;       ///< all rows have the same number of own tokens
+  int64_t key_slots = 0;  ///< width of the key axis
+  bool equal_own = true;  ///< all rows have the same number of own tokens
   bool equal_prefix = true;
-  bool has_padding = false;    ///< some own tokens are kept padding: nobody but themselves may see them
-  std::vector<bool> padding;   ///< [N]
+  bool has_padding = false;   ///< some own tokens are kept padding: nobody but themselves may see them
+  std::vector<bool> padding;  ///< [N]
   std::vector<int64_t> row_begin;
 
   /// Additive mask [1 or B, 1 or heads, T or 1, S] on the CPU, or undefined if none is needed. `causal` is set instead
   /// where a plain causal mask does. Masked slots are -inf; every query sees at least one slot.
-  [[nodiscard]] at::Tensor make_mask(const ModelConfig& config, int64_t window, at::ScalarType dtype, bool& causal) const;
+  [[nodiscard]] at::Tensor make_mask(const ModelConfig& config, int64_t window, at::ScalarType dtype,
+                                     bool& causal) const;
 };
 
 /// The parts of a layout that live on one device.
@@ -54,9 +55,11 @@ struct AttentionTables {
 };
 
 /// [N, heads, d] → [B, heads, T, d], differentiable.
-[[nodiscard]] at::Tensor unpack_heads(const at::Tensor& x_Nhd, const AttentionLayout& layout, const AttentionTables& tables);
+[[nodiscard]] at::Tensor unpack_heads(const at::Tensor& x_Nhd, const AttentionLayout& layout,
+                                      const AttentionTables& tables);
 /// [B, heads, T, d] → [N, heads·d], differentiable.
-[[nodiscard]] at::Tensor pack_heads(const at::Tensor& x_BhTd, const AttentionLayout& layout, const AttentionTables& tables);
+[[nodiscard]] at::Tensor pack_heads(const at::Tensor& x_BhTd, const AttentionLayout& layout,
+                                    const AttentionTables& tables);
 
 /// softmax(scale · q·k + mask) · v with groups of query heads sharing a key-value head.
 [[nodiscard]] at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,

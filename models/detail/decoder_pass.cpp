@@ -27,7 +27,8 @@ at::Tensor index_on(const std::vector<int64_t>& values, c10::Device device, Purp
   return devices::route_to(at::tensor(values, at::kLong), device, purpose);
 }
 
-// The own keys go into the cache's buffer, and attention reads them there, unless a gradient may have to flow through them.
+// The own keys go into the cache's buffer, and attention reads them there, unless a gradient may have to flow through
+// them.
 detail::KeySource key_source(const ForwardOptions& options) {
   if (!options.cache) return detail::KeySource::kOwn;
   if (options.append && !at::GradMode::is_enabled()) return detail::KeySource::kCache;
@@ -37,9 +38,13 @@ detail::KeySource key_source(const ForwardOptions& options) {
 }  // namespace
 
 DecoderPass::DecoderPass(const Model::State& model, const TokenBatch& batch, const ForwardOptions& options)
-    : model_(model), config_(model.config), batch_(batch), options_(options),
+    : model_(model),
+      config_(model.config),
+      batch_(batch),
+      options_(options),
       end_layer_(options.end_layer < 0 ? static_cast<int>(config_.n_layers) : options.end_layer),
-      next_layer_(options.first_layer), layout_(checked_batch(), options.cache, key_source(options)),
+      next_layer_(options.first_layer),
+      layout_(checked_batch(), options.cache, key_source(options)),
       devices_(device_order) {
   decide_positions();
 }
@@ -53,14 +58,16 @@ const TokenBatch& DecoderPass::checked_batch() const {
 void DecoderPass::check_batch() const {
   const int n_layers = static_cast<int>(config_.n_layers);
   if (batch_.rows() < 1) bad_pass("an empty batch", "at least one row of tokens", "add rows");
-  if (options_.first_layer < 0 || options_.first_layer > n_layers || end_layer_ < options_.first_layer || end_layer_ > n_layers)
+  if (options_.first_layer < 0 || options_.first_layer > n_layers || end_layer_ < options_.first_layer ||
+      end_layer_ > n_layers)
     bad_pass("layers " + std::to_string(options_.first_layer) + " to " + std::to_string(end_layer_),
              "a range within 0 to " + std::to_string(n_layers), "check first_layer and end_layer");
   if (options_.first_layer > 0 && !options_.hidden.defined())
     bad_pass("first_layer " + std::to_string(options_.first_layer) + " without hidden states", "`hidden`, its input",
              "give the input of the first layer that runs");
   if (options_.hidden.defined()) {
-    if (options_.hidden.dim() != 2 || options_.hidden.size(0) != batch_.tokens() || options_.hidden.size(1) != config_.hidden_size) {
+    if (options_.hidden.dim() != 2 || options_.hidden.size(0) != batch_.tokens() ||
+        options_.hidden.size(1) != config_.hidden_size) {
       std::ostringstream got;
       got << "hidden states of shape " << options_.hidden.sizes();
       bad_pass(got.str(), "[" + std::to_string(batch_.tokens()) + ", " + std::to_string(config_.hidden_size) + "]",
@@ -72,8 +79,10 @@ void DecoderPass::check_batch() const {
     for (int64_t i = batch_.row_begin()[r]; i < batch_.row_begin()[r + 1]; ++i) {
       const int64_t id = batch_.ids()[i];
       if (id < 0 || id >= config_.vocab_size)
-        bad_pass("row " + std::to_string(r) + ", token " + std::to_string(i - batch_.row_begin()[r]) + ": id " + std::to_string(id),
-                 "an id from 0 to " + std::to_string(config_.vocab_size - 1), "tokenise with the model's own tokenizer");
+        bad_pass("row " + std::to_string(r) + ", token " + std::to_string(i - batch_.row_begin()[r]) + ": id " +
+                     std::to_string(id),
+                 "an id from 0 to " + std::to_string(config_.vocab_size - 1),
+                 "tokenise with the model's own tokenizer");
     }
   }
 }
@@ -86,7 +95,8 @@ void DecoderPass::check_cache() const {
              "create the cache for this model");
   if (cache->empty()) return;
   if (static_cast<int64_t>(cache->lengths().size()) != batch_.rows())
-    bad_pass("a cache of " + std::to_string(cache->lengths().size()) + " rows for a batch of " + std::to_string(batch_.rows()),
+    bad_pass("a cache of " + std::to_string(cache->lengths().size()) + " rows for a batch of " +
+                 std::to_string(batch_.rows()),
              "as many rows", "select the cache's rows with select_rows");
   for (int layer = options_.first_layer; layer < end_layer_; ++layer)
     if (!cache->complete(layer))
@@ -119,8 +129,9 @@ void DecoderPass::decide_positions() {
   if (config_.positions != Positions::kLearned || options_.hidden.defined()) return;
   for (size_t i = 0; i < positions_.size(); ++i)
     if (positions_[i] < 0 || positions_[i] >= config_.max_positions)
-      bad_pass("position " + std::to_string(positions_[i]), "a position below " + std::to_string(config_.max_positions) +
-               ", the size of the model's position table", "shorten the text or split it into windows");
+      bad_pass("position " + std::to_string(positions_[i]),
+               "a position below " + std::to_string(config_.max_positions) + ", the size of the model's position table",
+               "shorten the text or split it into windows");
 }
 
 at::Tensor DecoderPass::embed() const {
@@ -128,7 +139,8 @@ at::Tensor DecoderPass::embed() const {
   at::Tensor x = table.index_select(0, index_on(batch_.ids(), table.device(), Purpose::kInput));
   // The factor is rounded to the weights' dtype, as in the published implementation.
   if (config_.embedding_scale != 1) x = x * at::scalar_tensor(config_.embedding_scale, x.scalar_type()).item();
-  if (const auto& project = model_.top[Part::kProjectIn]; project.weight.defined()) x = detail::apply_linear(x, project, false);
+  if (const auto& project = model_.top[Part::kProjectIn]; project.weight.defined())
+    x = detail::apply_linear(x, project, false);
   if (const at::Tensor& rows = model_.top[Part::kPositions].weight; rows.defined()) {
     std::vector<int64_t> index = positions_;
     for (int64_t& i : index) i += config_.position_offset;
@@ -154,8 +166,8 @@ ForwardResult DecoderPass::run() {
       if (options_.logit_tokens) {
         for (const int64_t token : *options_.logit_tokens)
           if (token < 0 || token >= batch_.tokens())
-            bad_pass("logits of token " + std::to_string(token), "a packed token below " + std::to_string(batch_.tokens()),
-                     "index tokens with TokenBatch::token");
+            bad_pass("logits of token " + std::to_string(token),
+                     "a packed token below " + std::to_string(batch_.tokens()), "index tokens with TokenBatch::token");
         rows = x.index_select(0, index_on(*options_.logit_tokens, x.device(), Purpose::kInput));
       }
       result.logits = detail::project_rows(model_, rows, /*raw_head=*/false, /*fire_hooks=*/true);
@@ -264,7 +276,8 @@ at::Tensor DecoderPass::attention(int layer, const at::Tensor& x) {
   if (options_.cache) join_cache(layer, k, v);
   const double scale = config_.attention_scale / (config_.scale_by_inverse_layer ? layer + 1 : 1);
   const at::Tensor mixed = detail::attend(q, k, v, mask(layer, here), scale, config_.attention_softcap);
-  return detail::apply_linear(detail::pack_heads(mixed, layout_, here.attention), weights[Part::kAttnOut], model_.conv1d());
+  return detail::apply_linear(detail::pack_heads(mixed, layout_, here.attention), weights[Part::kAttnOut],
+                              model_.conv1d());
 }
 
 void DecoderPass::join_cache(int layer, at::Tensor& k, at::Tensor& v) {
@@ -303,9 +316,12 @@ DecoderPass::DeviceTables& DecoderPass::tables(int layer) {
     for (const int64_t column : batch_.columns()) {
       const bool past = column + 1 > config_.logn_length;
       any = any || past;
-      factors.push_back(past ? std::log(static_cast<double>(column + 1)) / std::log(static_cast<double>(config_.logn_length)) : 1);
+      factors.push_back(
+          past ? std::log(static_cast<double>(column + 1)) / std::log(static_cast<double>(config_.logn_length)) : 1);
     }
-    if (any) here.logn = devices::route_to(at::tensor(factors, at::kDouble).to(model_.dtype).view({-1, 1, 1}), device, Purpose::kTable);
+    if (any)
+      here.logn = devices::route_to(at::tensor(factors, at::kDouble).to(model_.dtype).view({-1, 1, 1}), device,
+                                    Purpose::kTable);
   }
   return here;
 }
@@ -330,11 +346,13 @@ const detail::AttentionTables::Mask& DecoderPass::mask(int layer, DeviceTables& 
   return it->second;
 }
 
-at::Tensor detail::project_rows(const Model::State& model, const at::Tensor& hidden_MD, bool raw_head, bool fire_hooks) {
+at::Tensor detail::project_rows(const Model::State& model, const at::Tensor& hidden_MD, bool raw_head,
+                                bool fire_hooks) {
   const ModelConfig& config = model.config;
   at::Tensor x = devices::route_to(hidden_MD, model.plan.final_norm, Purpose::kHidden);
   if (config.final_norm) x = apply_norm(x, model.top[Part::kFinalNorm], config);
-  if (const Linear& project = model.top[Part::kProjectOut]; project.weight.defined()) x = apply_linear(x, project, false);
+  if (const Linear& project = model.top[Part::kProjectOut]; project.weight.defined())
+    x = apply_linear(x, project, false);
   if (fire_hooks) x = model.hooks.point(Site::kFinalNorm, -1)(std::move(x));
   const Linear& head = model.top[Part::kHead];
   x = devices::route_to(x, model.plan.head, Purpose::kHidden);

@@ -43,7 +43,7 @@ class DecoderPass {
   const TokenBatch& batch_;
   const ForwardOptions& options_;
   int end_layer_;
-  int next_layer_;  ///< first layer that has not finished
+  int next_layer_;                  ///< first layer that has not finished
   std::vector<int64_t> positions_;  ///< after the family's rule
   std::vector<int64_t> lengths_;    ///< per row, for rotary forms that depend on it
   detail::AttentionLayout layout_;
@@ -53,7 +53,8 @@ class DecoderPass {
 namespace detail {
 
 /// Final norm, output projection and head of the model on [M,D] rows.
-[[nodiscard]] at::Tensor project_rows(const Model::State& model, const at::Tensor& hidden_MD, bool raw_head, bool fire_hooks);
+[[nodiscard]] at::Tensor project_rows(const Model::State& model, const at::Tensor& hidden_MD, bool raw_head,
+                                      bool fire_hooks);
 
 }  // namespace detail
 }  // namespace emend::models

@@ -29,7 +29,8 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, Activation activa
 at::Tensor adapted(const at::Tensor& x, const LinearAdapter& adapter) {
   at::Tensor in = x.to(adapter.a_RI.scalar_type());
   if (adapter.generator && adapter.dropout > 0) {
-    const at::Tensor keep = at::empty(in.sizes(), at::kFloat).bernoulli_(1 - adapter.dropout, adapter.generator) / (1 - adapter.dropout);
+    const at::Tensor keep =
+        at::empty(in.sizes(), at::kFloat).bernoulli_(1 - adapter.dropout, adapter.generator) / (1 - adapter.dropout);
     in = in * devices::route_like(keep, in, devices::Purpose::kOther, devices::Dtype::kMatch);
   }
   return (at::linear(at::linear(in, adapter.a_RI), adapter.b_OR) * adapter.scale).to(x.scalar_type());
@@ -47,7 +48,8 @@ at::Tensor apply_experts(const at::Tensor& x, const LayerWeights& weights, const
     const at::Tensor tokens = places.select(1, 0), slots = places.select(1, 1);
     const at::Tensor rows = x.index_select(0, tokens);
     const ExpertWeights& expert = weights.experts[e];
-    const at::Tensor key = gated(apply_linear(rows, expert.gate, conv1d), apply_linear(rows, expert.up, conv1d), config.activation);
+    const at::Tensor key =
+        gated(apply_linear(rows, expert.gate, conv1d), apply_linear(rows, expert.up, conv1d), config.activation);
     const at::Tensor share = best.index({tokens, slots}).unsqueeze(1);
     sum = sum.index_add(0, tokens, apply_linear(key, expert.down, conv1d) * share);
   }
@@ -77,11 +79,16 @@ at::Tensor apply_head_norm(const at::Tensor& x_Nhd, const at::Tensor& weight, co
 
 at::Tensor activate(const at::Tensor& x, Activation activation) {
   switch (activation) {
-    case Activation::kGelu: return at::gelu(x, "none");
-    case Activation::kGeluTanh: return at::gelu(x, "tanh");
-    case Activation::kQuickGelu: return x * at::sigmoid(1.702 * x);
-    case Activation::kRelu: return at::relu(x);
-    case Activation::kSilu: return at::silu(x);
+    case Activation::kGelu:
+      return at::gelu(x, "none");
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::kQuickGelu:
+      return x * at::sigmoid(1.702 * x);
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kSilu:
+      return at::silu(x);
   }
   return x;
 }
@@ -90,7 +97,9 @@ at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const 
                      const hooks::HookPoint& down_in, const hooks::HookPoint& down_out) {
   at::Tensor key_NF;
   switch (config.mlp) {
-    case Mlp::kPlain: key_NF = activate(apply_linear(x_ND, weights[Part::kUp], conv1d), config.activation); break;
+    case Mlp::kPlain:
+      key_NF = activate(apply_linear(x_ND, weights[Part::kUp], conv1d), config.activation);
+      break;
     case Mlp::kGated:
       key_NF = gated(apply_linear(x_ND, weights[Part::kGate], conv1d), apply_linear(x_ND, weights[Part::kUp], conv1d),
                      config.activation);
@@ -100,7 +109,8 @@ at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const 
       key_NF = gated(halves[0], halves[1], config.activation);
       break;
     }
-    case Mlp::kExperts: return apply_experts(x_ND, weights, config, conv1d);
+    case Mlp::kExperts:
+      return apply_experts(x_ND, weights, config, conv1d);
   }
   return down_out(apply_linear(down_in(std::move(key_NF)), weights[Part::kDown], conv1d));
 }

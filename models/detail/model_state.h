@@ -12,7 +12,11 @@ namespace emend::models {
 
 struct Model::State {
   State(ModelConfig c, const FamilySpec& f, devices::PlacementPlan p)
-      : config(std::move(c)), family(&f), plan(std::move(p)), layers(config.n_layers), hooks(static_cast<int>(config.n_layers)) {}
+      : config(std::move(c)),
+        family(&f),
+        plan(std::move(p)),
+        layers(config.n_layers),
+        hooks(static_cast<int>(config.n_layers)) {}
 
   struct Weight {
     at::Tensor tensor;

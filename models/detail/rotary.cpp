@@ -26,7 +26,9 @@ at::Tensor llama3_frequencies(const Rotary& r) {
   return at::where((wavelength >= high).logical_and(wavelength <= low), between, scaled);
 }
 
-double yarn_mscale(double scale, double mscale) { return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0; }
+double yarn_mscale(double scale, double mscale) {
+  return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
+}
 
 RotaryFrequencies yarn_frequencies(const Rotary& r) {
   const double dims = static_cast<double>(r.dims), original = static_cast<double>(r.original_max);
@@ -58,10 +60,10 @@ RotaryFrequencies longrope_frequencies(const Rotary& r, int64_t length) {
   RotaryFrequencies result;
   result.inverse = (at::tensor(factors, at::kDouble).to(at::kFloat) * at::pow(r.theta, exponent)).reciprocal();
   const double factor = static_cast<double>(r.max_positions) / static_cast<double>(r.original_max);
-  result.attention_factor =
-      r.attention_factor ? *r.attention_factor
-      : factor > 1       ? std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(r.original_max)))
-                         : 1.0;
+  result.attention_factor = r.attention_factor ? *r.attention_factor
+                            : factor > 1
+                                ? std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(r.original_max)))
+                                : 1.0;
   return result;
 }
 
@@ -82,19 +84,26 @@ double qwen_theta(const Rotary& r, int64_t length) {
 
 RotaryFrequencies rotary_frequencies(const Rotary& r, int64_t length) {
   switch (r.kind) {
-    case Rotary::Kind::kDefault: return {base_frequencies(r.theta, r.dims)};
-    case Rotary::Kind::kLinear: return {base_frequencies(r.theta, r.dims) / r.factor};
-    case Rotary::Kind::kDynamic: return {base_frequencies(dynamic_theta(r, length), r.dims)};
-    case Rotary::Kind::kLlama3: return {llama3_frequencies(r)};
-    case Rotary::Kind::kYarn: return yarn_frequencies(r);
-    case Rotary::Kind::kLongrope: return longrope_frequencies(r, length);
-    case Rotary::Kind::kQwenNtk: return {base_frequencies(qwen_theta(r, length), r.dims)};
+    case Rotary::Kind::kDefault:
+      return {base_frequencies(r.theta, r.dims)};
+    case Rotary::Kind::kLinear:
+      return {base_frequencies(r.theta, r.dims) / r.factor};
+    case Rotary::Kind::kDynamic:
+      return {base_frequencies(dynamic_theta(r, length), r.dims)};
+    case Rotary::Kind::kLlama3:
+      return {llama3_frequencies(r)};
+    case Rotary::Kind::kYarn:
+      return yarn_frequencies(r);
+    case Rotary::Kind::kLongrope:
+      return longrope_frequencies(r, length);
+    case Rotary::Kind::kQwenNtk:
+      return {base_frequencies(qwen_theta(r, length), r.dims)};
   }
   return {};
 }
 
-RotaryTable rotary_table(const Rotary& rotary, const std::vector<int64_t>& positions, const std::vector<int64_t>& lengths,
-                         const std::vector<int64_t>& row_begin) {
+RotaryTable rotary_table(const Rotary& rotary, const std::vector<int64_t>& positions,
+                         const std::vector<int64_t>& lengths, const std::vector<int64_t>& row_begin) {
   const at::NoGradGuard no_grad;
   const at::Tensor position = at::tensor(positions, at::kLong).to(at::kFloat).unsqueeze(1);
   at::Tensor angles;

@@ -30,23 +30,29 @@ void read_longrope(const ConfigReader& reader, const ConfigReader& dict, Rotary&
   for (const auto* factors : {&rotary.short_factor, &rotary.long_factor})
     if (static_cast<int64_t>(factors->size()) != rotary.dims / 2)
       dict.fail(factors == &rotary.short_factor ? "short_factor" : "long_factor",
-                std::to_string(factors->size()) + " numbers", std::to_string(rotary.dims / 2) + ", half the rotated dimensions");
+                std::to_string(factors->size()) + " numbers",
+                std::to_string(rotary.dims / 2) + ", half the rotated dimensions");
 }
 
 }  // namespace
 
-Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const ConfigKeys& keys, const ModelConfig& config) {
+Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const ConfigKeys& keys,
+                   const ModelConfig& config) {
   Rotary rotary;
-  rotary.theta = dict.has("rope_theta") ? dict.number({"rope_theta"}) : reader.number_or(keys.theta, keys.default_theta);
+  rotary.theta =
+      dict.has("rope_theta") ? dict.number({"rope_theta"}) : reader.number_or(keys.theta, keys.default_theta);
   if (rotary.theta <= 1) dict.fail("rope_theta", std::to_string(rotary.theta), "a base above 1");
-  const double fraction = dict.has("partial_rotary_factor") ? dict.number({"partial_rotary_factor"})
-                                                            : reader.number_or(keys.rotary_fraction_keys, keys.rotary_fraction);
+  const double fraction = dict.has("partial_rotary_factor")
+                              ? dict.number({"partial_rotary_factor"})
+                              : reader.number_or(keys.rotary_fraction_keys, keys.rotary_fraction);
   rotary.dims = static_cast<int64_t>(static_cast<double>(config.head_dim) * fraction);
   rotary.max_positions = config.max_positions;
   rotary.original_max = config.max_positions;
   rotary.kind = parse_kind(dict, dict.text_or({"rope_type", "type"}, "default"), keys);
   switch (rotary.kind) {
-    case Rotary::Kind::kLinear: rotary.factor = dict.number({"factor"}); break;
+    case Rotary::Kind::kLinear:
+      rotary.factor = dict.number({"factor"});
+      break;
     case Rotary::Kind::kDynamic:
       rotary.factor = dict.number({"factor"});
       rotary.original_max = dict.integer_or({"original_max_position_embeddings"}, config.max_positions);
@@ -61,8 +67,9 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
       break;
     case Rotary::Kind::kYarn:
       rotary.original_max = dict.integer_or({"original_max_position_embeddings"}, config.max_positions);
-      rotary.factor = dict.has("factor") ? dict.number({"factor"})
-                                         : static_cast<double>(config.max_positions) / static_cast<double>(rotary.original_max);
+      rotary.factor = dict.has("factor")
+                          ? dict.number({"factor"})
+                          : static_cast<double>(config.max_positions) / static_cast<double>(rotary.original_max);
       rotary.beta_fast = dict.number_or({"beta_fast"}, 32);
       rotary.beta_slow = dict.number_or({"beta_slow"}, 1);
       rotary.truncate = dict.flag_or({"truncate"}, true);
@@ -75,7 +82,8 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
       rotary.attention_factor = optional_number(dict, "attention_factor");
       break;
     case Rotary::Kind::kDefault:
-    case Rotary::Kind::kQwenNtk: break;
+    case Rotary::Kind::kQwenNtk:
+      break;
   }
   return rotary;
 }

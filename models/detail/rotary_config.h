@@ -7,8 +7,8 @@
 
 namespace emend::models::detail {
 
-/// The rotary form described by `dict` (a rope_parameters or rope_scaling object; possibly empty) with defaults from the
-/// top level of `reader`. `dims` is filled in from the head size and the fraction.
+/// The rotary form described by `dict` (a rope_parameters or rope_scaling object; possibly empty) with defaults from
+/// the top level of `reader`. `dims` is filled in from the head size and the fraction.
 [[nodiscard]] Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const ConfigKeys& keys,
                                  const ModelConfig& config);
 

@@ -20,7 +20,9 @@ uint64_t mix(uint64_t x) {
 
 RowRandom::RowRandom(uint64_t seed, int64_t row) : engine_(mix(mix(seed) ^ static_cast<uint64_t>(row))) {}
 
-double RowRandom::uniform() { return static_cast<double>(engine_() >> 11) * 0x1.0p-53; }
+double RowRandom::uniform() {
+  return static_cast<double>(engine_() >> 11) * 0x1.0p-53;
+}
 
 void penalise_repetition(float* logits, int64_t n, const std::vector<int64_t>& text, double penalty) {
   if (penalty == 1.0) return;
@@ -34,7 +36,9 @@ int64_t choose_token(const float* logits, int64_t n, const GenerateOptions& opti
   if (options.temperature == 0) return std::max_element(logits, logits + n) - logits;
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  const auto better = [logits](int64_t a, int64_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
+  const auto better = [logits](int64_t a, int64_t b) {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  };
   int64_t kept = options.top_k > 0 ? std::min(options.top_k, n) : n;
   std::partial_sort(order.begin(), order.begin() + kept, order.end(), better);
 

@@ -12,7 +12,7 @@
 namespace emend::models::detail {
 
 struct Linear {
-  at::Tensor weight, bias;  ///< undefined where the family has none
+  at::Tensor weight, bias;                            ///< undefined where the family has none
   std::shared_ptr<const LinearAdapter> adapter = {};  ///< usually null
 };
 

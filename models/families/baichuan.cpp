@@ -1,5 +1,5 @@
-// Baichuan 7B (rotary) and 13B (ALiBi), versions 1 and 2: Llama with q, k, v in one W_pack; version 2 normalises the rows
-// of its head.
+// Baichuan 7B (rotary) and 13B (ALiBi), versions 1 and 2: Llama with q, k, v in one W_pack; version 2 normalises the
+// rows of its head.
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -29,11 +29,13 @@ FamilySpec baichuan_family() {
     spec.tensors.push_back(row);
   }
   spec.ignored = {"*.rotary_emb.inv_freq"};
-  const std::string sizes = R"("model_type": "baichuan", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+  const std::string sizes =
+      R"("model_type": "baichuan", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
                               "num_attention_heads": 6, "vocab_size": 90)";
-  spec.debug = {{"rotary", "{" + sizes + R"(, "architectures": ["BaiChuanForCausalLM"], "max_position_embeddings": 64})"},
-                {"alibi", "{" + sizes + R"(, "architectures": ["BaichuanForCausalLM"], "model_max_length": 64})"},
-                {"version2", "{" + sizes + R"(, "architectures": ["BaichuanForCausalLM"], "max_position_embeddings": 64,
+  spec.debug = {
+      {"rotary", "{" + sizes + R"(, "architectures": ["BaiChuanForCausalLM"], "max_position_embeddings": 64})"},
+      {"alibi", "{" + sizes + R"(, "architectures": ["BaichuanForCausalLM"], "model_max_length": 64})"},
+      {"version2", "{" + sizes + R"(, "architectures": ["BaichuanForCausalLM"], "max_position_embeddings": 64,
                                              "z_loss_weight": 0})"}};
   return spec;
 }

@@ -1,5 +1,5 @@
-// ChatGLM2, ChatGLM3 and GLM-4-9b-chat in their own (remote code) layout: fused multi-query qkv, interleaved rotary on the
-// first half of each head, fused gate and up rows.
+// ChatGLM2, ChatGLM3 and GLM-4-9b-chat in their own (remote code) layout: fused multi-query qkv, interleaved rotary on
+// the first half of each head, fused gate and up rows.
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -51,9 +51,10 @@ FamilySpec chatglm_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.encoder.final_layernorm", false, &ModelConfig::final_norm));
   spec.tensors.push_back({Part::kHead, "transformer.output_layer.weight", "V D"});
   spec.ignored = {"transformer.rotary_pos_emb.inv_freq"};
-  spec.modules = {"transformer.encoder.layers.{}", "transformer.encoder.layers.{}.self_attention",
-                  "transformer.encoder.layers.{}.mlp", "transformer.encoder.layers.{}.mlp.dense_4h_to_h",
-                  "transformer.encoder.final_layernorm", "transformer.output_layer", "transformer.embedding.word_embeddings", ""};
+  spec.modules = {"transformer.encoder.layers.{}",         "transformer.encoder.layers.{}.self_attention",
+                  "transformer.encoder.layers.{}.mlp",     "transformer.encoder.layers.{}.mlp.dense_4h_to_h",
+                  "transformer.encoder.final_layernorm",   "transformer.output_layer",
+                  "transformer.embedding.word_embeddings", ""};
   spec.debug = {{"plain", R"({"model_type": "chatglm", "num_layers": 3, "padded_vocab_size": 101, "hidden_size": 32,
                               "ffn_hidden_size": 56, "kv_channels": 8, "num_attention_heads": 4, "seq_length": 64,
                               "add_qkv_bias": true, "add_bias_linear": false, "multi_query_attention": true,

@@ -22,7 +22,8 @@ std::vector<TensorSpec> linear(Part part, const std::string& name, const std::st
   return rows;
 }
 
-std::vector<TensorSpec> norm(Part part, const std::string& name, bool bias, std::function<bool(const ModelConfig&)> when) {
+std::vector<TensorSpec> norm(Part part, const std::string& name, bool bias,
+                             std::function<bool(const ModelConfig&)> when) {
   std::vector<TensorSpec> rows{{part, name + ".weight", "D", when}};
   if (bias) rows.push_back({part, name + ".bias", "D", when});
   return rows;
@@ -65,8 +66,9 @@ std::vector<TensorSpec> glm_tensors() {
   std::vector<TensorSpec> table;
   for (const TensorSpec& row : llama_tensors()) {
     if (row.part == Part::kUp || (row.part == Part::kGate && is_bias(row))) continue;
-    table.push_back(row.part == Part::kGate ? TensorSpec{Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"}
-                                            : row);
+    table.push_back(row.part == Part::kGate
+                        ? TensorSpec{Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"}
+                        : row);
   }
   return table;
 }
@@ -88,7 +90,8 @@ void read_windows(const ConfigReader& reader, ModelConfig& config, int64_t windo
   config.windows.assign(config.n_layers, 0);
   const auto types = reader.texts({"layer_types"});
   if (!types.empty() && static_cast<int64_t>(types.size()) != config.n_layers)
-    reader.fail("layer_types", std::to_string(types.size()) + " entries", std::to_string(config.n_layers) + ", one a layer");
+    reader.fail("layer_types", std::to_string(types.size()) + " entries",
+                std::to_string(config.n_layers) + ", one a layer");
   for (int64_t l = 0; l < config.n_layers; ++l) {
     if (!types.empty() && types[l] != "sliding_attention" && types[l] != "full_attention")
       reader.unsupported("layer_types", "\"" + types[l] + "\"", "sliding_attention or full_attention",

@@ -34,8 +34,8 @@ void refine_glm(const ConfigReader& reader, ModelConfig& config);
 /// Qwen2 and Qwen3: a window only if use_sliding_window, on the layers from max_window_layers on.
 void read_qwen_windows(const ConfigReader& reader, ModelConfig& config);
 
-/// The window of every layer whose `layer_types` entry is "sliding_attention"; without that list, of the layers for which
-/// `slides(layer)` holds. window 0: none.
+/// The window of every layer whose `layer_types` entry is "sliding_attention"; without that list, of the layers for
+/// which `slides(layer)` holds. window 0: none.
 void read_windows(const ConfigReader& reader, ModelConfig& config, int64_t window,
                   const std::function<bool(int64_t)>& slides);
 

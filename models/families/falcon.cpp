@@ -60,12 +60,19 @@ FamilySpec falcon_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {"*.rotary_emb.inv_freq"};
-  spec.modules = {"transformer.h.{}", "transformer.h.{}.self_attention", "transformer.h.{}.mlp",
-                  "transformer.h.{}.mlp.dense_4h_to_h", "transformer.ln_f", "lm_head", "transformer.word_embeddings", ""};
+  spec.modules = {"transformer.h.{}",
+                  "transformer.h.{}.self_attention",
+                  "transformer.h.{}.mlp",
+                  "transformer.h.{}.mlp.dense_4h_to_h",
+                  "transformer.ln_f",
+                  "lm_head",
+                  "transformer.word_embeddings",
+                  ""};
   const std::string sizes = R"("model_type": "falcon", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101)";
-  spec.debug = {{"multi_query", "{" + sizes + R"(, "num_attention_heads": 4})"},
-                {"grouped", "{" + sizes + R"(, "num_attention_heads": 8, "num_kv_heads": 2, "new_decoder_architecture": true})"},
-                {"rw", "{" + sizes + R"(, "num_attention_heads": 4, "multi_query": false, "parallel_attn": false,
+  spec.debug = {
+      {"multi_query", "{" + sizes + R"(, "num_attention_heads": 4})"},
+      {"grouped", "{" + sizes + R"(, "num_attention_heads": 8, "num_kv_heads": 2, "new_decoder_architecture": true})"},
+      {"rw", "{" + sizes + R"(, "num_attention_heads": 4, "multi_query": false, "parallel_attn": false,
                                          "alibi": true, "bias": true})"}};
   return spec;
 }

@@ -28,7 +28,8 @@ FamilySpec gemma_family() {
     config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   };
-  spec.debug = {{"plain", R"({"model_type": "gemma", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+  spec.debug = {
+      {"plain", R"({"model_type": "gemma", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                               "num_key_value_heads": 1, "head_dim": 12, "intermediate_size": 56, "vocab_size": 101,
                               "max_position_embeddings": 64})"}};
   return spec;

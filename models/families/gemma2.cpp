@@ -22,12 +22,15 @@ FamilySpec gemma2_family() {
     config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
     config.attention_scale = 1 / std::sqrt(reader.number_or({"query_pre_attn_scalar"}, 256));
-    config.attention_softcap = reader.is_null("attn_logit_softcapping") ? 0 : reader.number_or({"attn_logit_softcapping"}, 50);
-    config.logit_softcap = reader.is_null("final_logit_softcapping") ? 0 : reader.number_or({"final_logit_softcapping"}, 30);
+    config.attention_softcap =
+        reader.is_null("attn_logit_softcapping") ? 0 : reader.number_or({"attn_logit_softcapping"}, 50);
+    config.logit_softcap =
+        reader.is_null("final_logit_softcapping") ? 0 : reader.number_or({"final_logit_softcapping"}, 30);
     const int64_t window = reader.is_null("sliding_window") ? 0 : reader.integer_or({"sliding_window"}, 4096);
     families::read_windows(reader, config, window, [](int64_t layer) { return layer % 2 == 0; });
   };
-  spec.debug = {{"plain", R"({"model_type": "gemma2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+  spec.debug = {
+      {"plain", R"({"model_type": "gemma2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 56, "vocab_size": 101,
                               "max_position_embeddings": 64, "query_pre_attn_scalar": 20, "sliding_window": 4,
                               "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0})"}};

@@ -1,5 +1,5 @@
-// Gemma 3 (text): as Gemma 2 with norms on query and key heads instead of soft caps, and a rotary base of its own for the
-// layers with a window.
+// Gemma 3 (text): as Gemma 2 with norms on query and key heads instead of soft caps, and a rotary base of its own for
+// the layers with a window.
 #include <emend/models/detail/rotary_config.h>
 #include <emend/models/families/common.h>
 
@@ -58,7 +58,8 @@ FamilySpec gemma3_family() {
   };
   spec.nested_defaults = R"({"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
                              "max_position_embeddings": 131072})";
-  spec.debug = {{"plain", R"({"model_type": "gemma3_text", "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4,
+  spec.debug = {
+      {"plain", R"({"model_type": "gemma3_text", "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "vocab_size": 101,
                               "max_position_embeddings": 64, "query_pre_attn_scalar": 10, "sliding_window": 4,
                               "sliding_window_pattern": 3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})"}};

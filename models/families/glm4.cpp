@@ -1,5 +1,5 @@
-// GLM-4-0414 and GLM-Z1: GLM with further norms after attention and MLP. post_attention_layernorm is the norm before the
-// MLP here; in Gemma 2 and 3 the same name is the norm after attention.
+// GLM-4-0414 and GLM-Z1: GLM with further norms after attention and MLP. post_attention_layernorm is the norm before
+// the MLP here; in Gemma 2 and 3 the same name is the norm after attention.
 #include <emend/models/families/common.h>
 
 namespace emend::models {

@@ -31,7 +31,8 @@ FamilySpec gpt2_family() {
     config.scale_by_inverse_layer = reader.flag_or({"scale_attn_by_inverse_layer_idx"}, false);
   };
   const std::string layer = "transformer.h.{layer}.";
-  spec.tensors = {{Part::kEmbedding, "transformer.wte.weight", "V D"}, {Part::kPositions, "transformer.wpe.weight", "P D"}};
+  spec.tensors = {{Part::kEmbedding, "transformer.wte.weight", "V D"},
+                  {Part::kPositions, "transformer.wpe.weight", "P D"}};
   append(spec.tensors, norm(Part::kAttnNorm, layer + "ln_1", true));
   append(spec.tensors, linear(Part::kQkv, layer + "attn.c_attn", "D 3D", true, true));
   append(spec.tensors, linear(Part::kAttnOut, layer + "attn.c_proj", "D D", true, true));
@@ -41,8 +42,10 @@ FamilySpec gpt2_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {layer + "attn.bias", layer + "attn.masked_bias"};
-  spec.modules = {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
-                  "transformer.ln_f", "lm_head", "transformer.wte", "transformer.wpe"};
+  spec.modules = {"transformer.h.{}",     "transformer.h.{}.attn",
+                  "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
+                  "transformer.ln_f",     "lm_head",
+                  "transformer.wte",      "transformer.wpe"};
   spec.debug = {{"plain", R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
                               "vocab_size": 101})"}};
   return spec;

@@ -1,5 +1,5 @@
-// GPT-NeoX and Pythia: one matrix for q, k, v with a head's three parts together, partial rotary, parallel residual under
-// two LayerNorms (or a sequential one).
+// GPT-NeoX and Pythia: one matrix for q, k, v with a head's three parts together, partial rotary, parallel residual
+// under two LayerNorms (or a sequential one).
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -37,11 +37,14 @@ FamilySpec gpt_neox_family() {
   spec.tensors.push_back({Part::kHead, "embed_out.weight", "V D"});
   spec.ignored = {layer + "attention.bias", layer + "attention.masked_bias", layer + "attention.rotary_emb.inv_freq",
                   layer + "attention.norm_factor"};
-  spec.modules = {"gpt_neox.layers.{}", "gpt_neox.layers.{}.attention", "gpt_neox.layers.{}.mlp",
-                  "gpt_neox.layers.{}.mlp.dense_4h_to_h", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.embed_in", ""};
-  spec.debug = {{"parallel", R"({"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+  spec.modules = {"gpt_neox.layers.{}",        "gpt_neox.layers.{}.attention",
+                  "gpt_neox.layers.{}.mlp",    "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+                  "gpt_neox.final_layer_norm", "embed_out",
+                  "gpt_neox.embed_in",         ""};
+  spec.debug = {
+      {"parallel", R"({"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
                                  "intermediate_size": 64, "vocab_size": 101, "max_position_embeddings": 64})"},
-                {"sequential", R"({"model_type": "gpt_neox", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+      {"sequential", R"({"model_type": "gpt_neox", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
                                    "intermediate_size": 72, "vocab_size": 90, "max_position_embeddings": 64, "rotary_pct": 0.5,
                                    "hidden_act": "gelu_fast", "use_parallel_residual": false})"}};
   return spec;

@@ -1,4 +1,5 @@
-// GPT-J: parallel residual under one LayerNorm, interleaved rotary on the first rotary_dim dimensions, a head with a bias.
+// GPT-J: parallel residual under one LayerNorm, interleaved rotary on the first rotary_dim dimensions, a head with a
+// bias.
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -27,7 +28,8 @@ FamilySpec gptj_family() {
   spec.block.mlp_bias = spec.block.head_bias = true;
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.rotaries.front().interleaved = true;
-    config.rotaries.front().dims = reader.is_null("rotary_dim") ? config.head_dim : reader.integer_or({"rotary_dim"}, 64);
+    config.rotaries.front().dims =
+        reader.is_null("rotary_dim") ? config.head_dim : reader.integer_or({"rotary_dim"}, 64);
   };
   const std::string layer = "transformer.h.{layer}.";
   spec.tensors = {{Part::kEmbedding, "transformer.wte.weight", "V D"}};
@@ -41,8 +43,10 @@ FamilySpec gptj_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
   append(spec.tensors, linear(Part::kHead, "lm_head", "V D", true));
   spec.ignored = {layer + "attn.bias", layer + "attn.masked_bias", layer + "attn.embed_positions"};
-  spec.modules = {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.fc_out",
-                  "transformer.ln_f", "lm_head", "transformer.wte", ""};
+  spec.modules = {"transformer.h.{}",     "transformer.h.{}.attn",
+                  "transformer.h.{}.mlp", "transformer.h.{}.mlp.fc_out",
+                  "transformer.ln_f",     "lm_head",
+                  "transformer.wte",      ""};
   spec.debug = {{"plain", R"({"model_type": "gptj", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
                               "rotary_dim": 4, "vocab_size": 101})"}};
   return spec;

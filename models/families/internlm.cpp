@@ -14,7 +14,8 @@ FamilySpec internlm_family() {
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.qkv_bias = config.out_bias = reader.flag_or({"bias"}, true);
   };
-  spec.debug = {{"plain", R"({"model_type": "internlm", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
+  spec.debug = {
+      {"plain", R"({"model_type": "internlm", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
                               "num_attention_heads": 4, "vocab_size": 101, "max_position_embeddings": 64})"}};
   return spec;
 }

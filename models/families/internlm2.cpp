@@ -26,9 +26,16 @@ FamilySpec internlm2_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
   spec.tensors.push_back({Part::kHead, "output.weight", "V D"});
   spec.ignored = {"*.rotary_emb.inv_freq"};
-  spec.modules = {"model.layers.{}", "model.layers.{}.attention", "model.layers.{}.feed_forward",
-                  "model.layers.{}.feed_forward.w2", "model.norm", "output", "model.tok_embeddings", ""};
-  spec.debug = {{"dynamic", R"({"model_type": "internlm2", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
+  spec.modules = {"model.layers.{}",
+                  "model.layers.{}.attention",
+                  "model.layers.{}.feed_forward",
+                  "model.layers.{}.feed_forward.w2",
+                  "model.norm",
+                  "output",
+                  "model.tok_embeddings",
+                  ""};
+  spec.debug = {
+      {"dynamic", R"({"model_type": "internlm2", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
                                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101, "rope_theta": 1000000,
                                 "max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}})"}};
   return spec;

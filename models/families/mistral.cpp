@@ -15,7 +15,8 @@ FamilySpec mistral_family() {
     const int64_t window = reader.is_null("sliding_window") ? 0 : reader.integer_or({"sliding_window"}, 4096);
     families::read_windows(reader, config, window, [](int64_t) { return true; });
   };
-  spec.debug = {{"window", R"({"model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+  spec.debug = {
+      {"window", R"({"model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                                "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 56, "vocab_size": 101,
                                "max_position_embeddings": 64, "sliding_window": 4})"}};
   return spec;

@@ -30,7 +30,8 @@ FamilySpec mixtral_family() {
   append(spec.tensors, linear(Part::kExpertDown, moe + "experts.{expert}.w2", "D F", false));
   append(spec.tensors, linear(Part::kExpertUp, moe + "experts.{expert}.w3", "F D", false));
   spec.ignored = {"*.rotary_emb.inv_freq"};
-  spec.debug = {{"plain", R"({"model_type": "mixtral", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+  spec.debug = {
+      {"plain", R"({"model_type": "mixtral", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 101,
                               "max_position_embeddings": 64, "num_local_experts": 4, "num_experts_per_tok": 2})"}};
   return spec;

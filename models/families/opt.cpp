@@ -1,5 +1,5 @@
-// OPT: learned positions counted by the mask with an offset of 2, relu, biases; the 350m variant has its norms after the
-// residual sums and an embedding narrower than the hidden size.
+// OPT: learned positions counted by the mask with an offset of 2, relu, biases; the 350m variant has its norms after
+// the residual sums and an embedding narrower than the hidden size.
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -50,11 +50,13 @@ FamilySpec opt_family() {
   append(spec.tensors, linear(Part::kDown, layer + "fc2", "D F", &ModelConfig::mlp_bias));
   append(spec.tensors, norm(Part::kFinalNorm, "model.decoder.final_layer_norm", true, &ModelConfig::final_norm));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V E"});
-  spec.modules = {"model.decoder.layers.{}", "model.decoder.layers.{}.self_attn", "", "model.decoder.layers.{}.fc2",
-                  "model.decoder.final_layer_norm", "lm_head", "model.decoder.embed_tokens", "model.decoder.embed_positions"};
-  spec.debug = {{"pre_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+  spec.modules = {"model.decoder.layers.{}",     "model.decoder.layers.{}.self_attn", "",
+                  "model.decoder.layers.{}.fc2", "model.decoder.final_layer_norm",    "lm_head",
+                  "model.decoder.embed_tokens",  "model.decoder.embed_positions"};
+  spec.debug = {
+      {"pre_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                                  "ffn_dim": 64, "vocab_size": 101, "max_position_embeddings": 64})"},
-                {"post_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+      {"post_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
                                   "ffn_dim": 48, "vocab_size": 90, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
                                   "do_layer_norm_before": false})"}};
   return spec;

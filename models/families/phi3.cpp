@@ -27,10 +27,11 @@ FamilySpec phi3_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {"*.rotary_emb.inv_freq"};
-  spec.debug = {{"window", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+  spec.debug = {
+      {"window", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                                "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 101, "sliding_window": 5,
                                "max_position_embeddings": 64})"},
-                {"longrope", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+      {"longrope", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
                                  "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 90,
                                  "max_position_embeddings": 128, "original_max_position_embeddings": 8,
                                  "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7],

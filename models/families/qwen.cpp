@@ -43,8 +43,10 @@ FamilySpec qwen_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", false));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {"transformer.rotary_emb.inv_freq", layer + "attn.rotary_emb.inv_freq", layer + "attn.masked_bias"};
-  spec.modules = {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
-                  "transformer.ln_f", "lm_head", "transformer.wte", ""};
+  spec.modules = {"transformer.h.{}",     "transformer.h.{}.attn",
+                  "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
+                  "transformer.ln_f",     "lm_head",
+                  "transformer.wte",      ""};
   spec.debug = {{"plain", R"({"model_type": "qwen", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3,
                               "num_attention_heads": 4, "kv_channels": 8, "vocab_size": 101, "seq_length": 64})"},
                 {"ntk", R"({"model_type": "qwen", "hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2,

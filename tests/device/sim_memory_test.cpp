@@ -62,8 +62,7 @@ TEST(SimMemory, RunsOutAtTheLimitAndRecovers) {
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.error_class(), ErrorClass::kDevice);
-      EXPECT_NE(std::string(error.what()).find("moving weight from cpu to sim:4"), std::string::npos)
-          << error.what();
+      EXPECT_NE(std::string(error.what()).find("moving weight from cpu to sim:4"), std::string::npos) << error.what();
     }
   }
   EXPECT_NO_THROW(at::zeros({1000}, on(4)));

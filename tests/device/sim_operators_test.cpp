@@ -47,8 +47,7 @@ Tensor longs(std::vector<int64_t> values) {
 /// Attention forward and backward; `mask` may be undefined.
 Tensors attention(const Place& on, const Tensor& mask, bool causal, at::ScalarType dtype = at::kFloat) {
   Tensors qkv;
-  for (int i = 0; i < 3; ++i)
-    qkv.push_back(on(random({2, 4, 7 + 0 * i, 16}, dtype) * (i + 1)).requires_grad_());
+  for (int i = 0; i < 3; ++i) qkv.push_back(on(random({2, 4, 7 + 0 * i, 16}, dtype) * (i + 1)).requires_grad_());
   const std::optional<Tensor> placed = mask.defined() ? std::optional<Tensor>(on(mask)) : std::nullopt;
   const auto out = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], placed, 0.0, causal);
   auto grads = torch::autograd::grad({out.to(at::kFloat).square().sum()}, qkv);
@@ -117,8 +116,7 @@ const std::vector<Case>& cases() {
       {"join",
        [](const Place& on) {
          const auto x = on(random({4, 6}));
-         return Tensors{at::cat({x, x}), at::stack({x, x}, 1), at::cat({x, x}, 1),
-                        at::constant_pad_nd(x, {1, 2}, 3)};
+         return Tensors{at::cat({x, x}), at::stack({x, x}, 1), at::cat({x, x}, 1), at::constant_pad_nd(x, {1, 2}, 3)};
        }},
       {"index",
        [](const Place& on) {
@@ -238,10 +236,9 @@ const std::vector<Case>& cases() {
       {"activations",
        [](const Place& on) {
          const auto x = on(random({8, 8}));
-         return Tensors{at::gelu(x),   at::gelu(x, "tanh"), at::silu(x), at::relu(x),
-                        x.tanh(),      x.sigmoid(),         at::glu(x),  x.exp(),
-                        x.abs().log(), x.abs().rsqrt(),     x.pow(3),    x.sin(),
-                        x.cos()};
+         return Tensors{
+             at::gelu(x), at::gelu(x, "tanh"), at::silu(x),     at::relu(x), x.tanh(), x.sigmoid(), at::glu(x),
+             x.exp(),     x.abs().log(),       x.abs().rsqrt(), x.pow(3),    x.sin(),  x.cos()};
        }},
       {"norms",
        [](const Place& on) {
@@ -327,9 +324,8 @@ const std::vector<Case>& cases() {
       {"attention_plain", [](const Place& on) { return attention(on, {}, false); }},
       {"attention_float_mask",
        [](const Place& on) {
-         return attention(
-             on, at::full({7, 7}, -std::numeric_limits<float>::infinity()).triu(1).expand({2, 1, 7, 7}),
-             false);
+         return attention(on, at::full({7, 7}, -std::numeric_limits<float>::infinity()).triu(1).expand({2, 1, 7, 7}),
+                          false);
        }},
       {"attention_bool_mask",
        [](const Place& on) {

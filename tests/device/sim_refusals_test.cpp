@@ -15,8 +15,7 @@ using testing::sim;
 
 struct Refusal {
   const char* name;
-  std::function<void(const Tensor& cpu, const Tensor& zero, const Tensor& one)>
-      run;  ///< 8 × 8, on cpu, sim:0, sim:1
+  std::function<void(const Tensor& cpu, const Tensor& zero, const Tensor& one)> run;  ///< 8 × 8, on cpu, sim:0, sim:1
 };
 
 Tensor one_index() {
@@ -52,8 +51,7 @@ const std::vector<Refusal>& refusals() {
       {"gather", [](auto& c, auto& z, auto&) { z.gather(1, c.argmax(1, true)); }},
       {"index_select", [](auto&, auto& z, auto&) { z.index_select(0, one_index()); }},
       {"index_select_scalar", [](auto&, auto& z, auto&) { z.index_select(0, one_index()[0]); }},
-      {"index_add",
-       [](auto& c, auto& z, auto&) { z.index_add(0, one_index().to(z.device()), c.slice(0, 0, 1)); }},
+      {"index_add", [](auto& c, auto& z, auto&) { z.index_add(0, one_index().to(z.device()), c.slice(0, 0, 1)); }},
       {"index_other_sim", [](auto&, auto& z, auto& o) { z.index({one_index().to(o.device())}); }},
       {"index_put_values",
        [](auto&, auto& z, auto& o) { z.clone().index_put_({one_index().to(z.device())}, o.slice(0, 0, 1)); }},
@@ -81,8 +79,7 @@ const std::vector<Refusal>& refusals() {
        }},
       {"scalar_of_other_sim", [](auto&, auto& z, auto& o) { z* o[0][0]; }},
       {"set_storage", [](auto&, auto& z, auto& o) { at::empty({0}, z.options()).set_(o); }},
-      {"cpu_generator",
-       [](auto&, auto& z, auto&) { at::randn({3}, at::detail::createCPUGenerator(1), z.options()); }},
+      {"cpu_generator", [](auto&, auto& z, auto&) { at::randn({3}, at::detail::createCPUGenerator(1), z.options()); }},
   };
   return all;
 }

@@ -1,4 +1,5 @@
-// The published data sets, as far as they are there: every file loads, with the counts that an independent reading gives.
+// The published data sets, as far as they are there: every file loads, with the counts that an independent reading
+// gives.
 #include <emend/datasets/convert.h>
 #include <emend/datasets/corpus.h>
 #include <emend/datasets/known.h>
@@ -14,14 +15,16 @@ namespace {
 
 /// What is counted, summed over the facts of a file.
 struct Counts {
-  size_t facts = 0, groups = 0, paraphrases = 0, neighbours = 0, locality = 0, locality_answers = 0, portability = 0, portability_answers = 0;
+  size_t facts = 0, groups = 0, paraphrases = 0, neighbours = 0, locality = 0, locality_answers = 0, portability = 0,
+         portability_answers = 0;
   int64_t skipped = 0;
   bool operator==(const Counts&) const = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Counts& c) {
-  return out << c.facts << " facts, " << c.groups << " groups, " << c.paraphrases << " paraphrases, " << c.neighbours << " neighbours, locality " << c.locality << "/" << c.locality_answers
-             << ", portability " << c.portability << "/" << c.portability_answers << ", skipped " << c.skipped;
+  return out << c.facts << " facts, " << c.groups << " groups, " << c.paraphrases << " paraphrases, " << c.neighbours
+             << " neighbours, locality " << c.locality << "/" << c.locality_answers << ", portability " << c.portability
+             << "/" << c.portability_answers << ", skipped " << c.skipped;
 }
 
 Counts count(const FactSet& set) {
@@ -119,18 +122,22 @@ TEST(FactsShared, KnownFactsAndCorpora) {
   EXPECT_EQ(size("wiki_squad_contexts.jsonl"), (std::pair<int64_t, int64_t>(911, 686763)));
   EXPECT_EQ(size("lambada_openai_test.jsonl"), (std::pair<int64_t, int64_t>(1500, 490612)));
   EXPECT_EQ(size("wikitext2_valid.txt"), (std::pair<int64_t, int64_t>(1160, 1115603)));
-  EXPECT_EQ(size("wikitext2_valid.txt", {.paragraphs = Paragraphs::kLines}), (std::pair<int64_t, int64_t>(2461, 1111700)));
-  EXPECT_EQ(corpus_hash(data / "wiki_sample.jsonl"), "f6e6919e341b8dfe0cc0a61113bdc4487171851dd9465b55a034565a19043f9c");
+  EXPECT_EQ(size("wikitext2_valid.txt", {.paragraphs = Paragraphs::kLines}),
+            (std::pair<int64_t, int64_t>(2461, 1111700)));
+  EXPECT_EQ(corpus_hash(data / "wiki_sample.jsonl"),
+            "f6e6919e341b8dfe0cc0a61113bdc4487171851dd9465b55a034565a19043f9c");
 }
 
 TEST(FactsShared, ShortFormLosesNothing) {
   EMEND_NEEDS_SHARED();
-  for (const char* file : {"counterfact_full.json", "counterfact_easyedit.json", "zsre_mend_eval.json", "knowedit_wiki_recent.json", "knowedit_zsre.json", "knowedit_wikibio.json"}) {
+  for (const char* file : {"counterfact_full.json", "counterfact_easyedit.json", "zsre_mend_eval.json",
+                           "knowedit_wiki_recent.json", "knowedit_zsre.json", "knowedit_wikibio.json"}) {
     SCOPED_TRACE(file);
     const FactSet set = load_facts(emend::testing::shared_dir() / "data" / file);
     EXPECT_EQ(parse_facts(format_facts(set.facts, "jsonl"), "again").fingerprint, set.fingerprint);
     // And each published format writes its own rows back without loss.
-    EXPECT_EQ(parse_facts(format_facts(set.facts, set.format), "again", {.format = set.format}).fingerprint, set.fingerprint);
+    EXPECT_EQ(parse_facts(format_facts(set.facts, set.format), "again", {.format = set.format}).fingerprint,
+              set.fingerprint);
   }
 }
 
@@ -139,7 +146,8 @@ TEST(FactsShared, LintReadsEveryFile) {
   size_t errors = 0;
   for (const auto& entry : std::filesystem::directory_iterator(emend::testing::shared_dir() / "data")) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind("counterfact", 0) != 0 && name.rfind("knowedit", 0) != 0 && name.rfind("conflictedit", 0) != 0) continue;
+    if (name.rfind("counterfact", 0) != 0 && name.rfind("knowedit", 0) != 0 && name.rfind("conflictedit", 0) != 0)
+      continue;
     for (const Finding& finding : lint_file(entry.path())) {
       EXPECT_FALSE(finding.text.empty());
       errors += finding.severity == Severity::kError ? 1 : 0;

@@ -1,5 +1,6 @@
-// Every registered editor accepts its presets and files of the form that EasyEdit, the MEMIT repository and its descendants publish.
-// The files below are written here with the published keys; an editor that is not in the build is passed over.
+// Every registered editor accepts its presets and files of the form that EasyEdit, the MEMIT repository and its
+// descendants publish. The files below are written here with the published keys; an editor that is not in the build is
+// passed over.
 #include <emend/core/error.h>
 #include <emend/editors/registry.h>
 #include <emend/hparams/preset.h>
@@ -79,8 +80,12 @@ struct Published {
 };
 
 std::vector<Published> published_yaml() {
-  const std::string ft = "alg_name: \"FT\"\n" + kMachine + "layers: [21]\nnorm_constraint: false\nobjective_optimization: \"prompt_last\"\n" + kTuning + kModules;
-  const std::string ft_constrained = "alg_name: \"FT\"\n" + kMachine + "layers: [0, 31]\nnorm_constraint: 5e-4\nobjective_optimization: \"target_new\"\n" + kTuning + kModules;
+  const std::string ft = "alg_name: \"FT\"\n" + kMachine +
+                         "layers: [21]\nnorm_constraint: false\nobjective_optimization: \"prompt_last\"\n" + kTuning +
+                         kModules;
+  const std::string ft_constrained =
+      "alg_name: \"FT\"\n" + kMachine +
+      "layers: [0, 31]\nnorm_constraint: 5e-4\nobjective_optimization: \"target_new\"\n" + kTuning + kModules;
   const std::string lora = R"(lora_type: "adalora"
 layers: []
 rank: 8
@@ -92,29 +97,56 @@ target_modules: ["q_proj", "v_proj"]  #["up_proj", "down_proj"]
   return {
       {"rome", "alg_name: \"ROME\"\n" + kMachine + kRome + "max_length: 40\n"},
       {"r-rome", "alg_name: \"R-ROME\"\n" + kMachine + kRome},
-      {"r-rome", "alg_name: \"R-ROME\"\n" + kMachine + kRome + "enable_prompt_keys: false\nenable_random_prefix_keys: true\noriginal_implementation: false\n"},
+      {"r-rome", "alg_name: \"R-ROME\"\n" + kMachine + kRome +
+                     "enable_prompt_keys: false\nenable_random_prefix_keys: true\noriginal_implementation: false\n"},
       {"memit", "alg_name: \"MEMIT\"\n" + kMachine + kLocate + "model_parallel: false"},
-      {"emmet", "alg_name: \"EMMET\"\n" + kMachine + kLocate + "update_norm_lambda: 0\nemmet_lambda: 0.1\nmodel_parallel: false\n"},
-      {"pmet", "alg_name: \"PMET\"\n" + kMachine + kLocate + "rewrite_module_tmps: [\"model.layers.{}.mlp.down_proj\"]\nnll_loss_factor: 1\nmodel_parallel: false\n"},
-      {"alphaedit", "alg_name: \"AlphaEdit\"\n" + kMachine + kLocate + "P_loc: \"./null_space_project.pt\"\nnullspace_threshold: 2e-2\nL2: 10\n"},
-      {"sphere", "alg_name: \"SPHERE\"\n" + kMachine + kLocate + "P_loc: \"./null_space_project.pt\"\nnullspace_threshold: 2e-2\nL2: 1\ncumulative_ratio: 0.5\nsuppression_strength: 0.5\n"},
-      {"ft", ft}, {"ft", ft_constrained}, {"ft-l", ft}, {"ft-l", ft_constrained}, {"ft-m", ft_constrained},
+      {"emmet", "alg_name: \"EMMET\"\n" + kMachine + kLocate +
+                    "update_norm_lambda: 0\nemmet_lambda: 0.1\nmodel_parallel: false\n"},
+      {"pmet",
+       "alg_name: \"PMET\"\n" + kMachine + kLocate +
+           "rewrite_module_tmps: [\"model.layers.{}.mlp.down_proj\"]\nnll_loss_factor: 1\nmodel_parallel: false\n"},
+      {"alphaedit", "alg_name: \"AlphaEdit\"\n" + kMachine + kLocate +
+                        "P_loc: \"./null_space_project.pt\"\nnullspace_threshold: 2e-2\nL2: 10\n"},
+      {"sphere", "alg_name: \"SPHERE\"\n" + kMachine + kLocate +
+                     "P_loc: \"./null_space_project.pt\"\nnullspace_threshold: 2e-2\nL2: 1\ncumulative_ratio: "
+                     "0.5\nsuppression_strength: 0.5\n"},
+      {"ft", ft},
+      {"ft", ft_constrained},
+      {"ft-l", ft},
+      {"ft-l", ft_constrained},
+      {"ft-m", ft_constrained},
       {"lora", "alg_name: \"LoRA\"\n" + kMachine + lora + kTuning},
   };
 }
 
 std::vector<Published> published_json() {
-  const nlohmann::json modules = {{"rewrite_module_tmp", "model.layers.{}.mlp.down_proj"}, {"layer_module_tmp", "model.layers.{}"}, {"mlp_module_tmp", "model.layers.{}.mlp"},
-                                  {"attn_module_tmp", "model.layers.{}.self_attn"}, {"ln_f_module", "model.norm"}, {"lm_head_module", "lm_head"}};
-  nlohmann::json memit = {{"layers", {4, 5}}, {"clamp_norm_factor", 0.75}, {"layer_selection", "all"}, {"fact_token", "subject_last"}, {"v_num_grad_steps", 25}, {"v_lr", 0.5},
-                          {"v_loss_layer", 31}, {"v_weight_decay", 0.5}, {"kl_factor", 0.0625}, {"mom2_adjustment", true}, {"mom2_update_weight", 15000}, {"mom2_dataset", "wikipedia"},
-                          {"mom2_n_samples", 100000}, {"mom2_dtype", "float32"}};
+  const nlohmann::json modules = {{"rewrite_module_tmp", "model.layers.{}.mlp.down_proj"},
+                                  {"layer_module_tmp", "model.layers.{}"},
+                                  {"mlp_module_tmp", "model.layers.{}.mlp"},
+                                  {"attn_module_tmp", "model.layers.{}.self_attn"},
+                                  {"ln_f_module", "model.norm"},
+                                  {"lm_head_module", "lm_head"}};
+  nlohmann::json memit = {{"layers", {4, 5}},
+                          {"clamp_norm_factor", 0.75},
+                          {"layer_selection", "all"},
+                          {"fact_token", "subject_last"},
+                          {"v_num_grad_steps", 25},
+                          {"v_lr", 0.5},
+                          {"v_loss_layer", 31},
+                          {"v_weight_decay", 0.5},
+                          {"kl_factor", 0.0625},
+                          {"mom2_adjustment", true},
+                          {"mom2_update_weight", 15000},
+                          {"mom2_dataset", "wikipedia"},
+                          {"mom2_n_samples", 100000},
+                          {"mom2_dtype", "float32"}};
   memit.update(modules);
   nlohmann::json rome = memit;
   for (const char* key : {"layer_selection", "mom2_update_weight"}) rome.erase(key);
   rome["context_template_length_params"] = {{5, 10}, {10, 10}};
   rome["layers"] = {5};
-  nlohmann::json tuning = {{"layers", {21}}, {"num_steps", 25}, {"lr", 5e-4}, {"weight_decay", 0}, {"kl_factor", 0}, {"norm_constraint", false}};
+  nlohmann::json tuning = {{"layers", {21}},    {"num_steps", 25}, {"lr", 5e-4},
+                           {"weight_decay", 0}, {"kl_factor", 0},  {"norm_constraint", false}};
   tuning.update(modules);
   nlohmann::json constrained = tuning;
   constrained["norm_constraint"] = 5e-5;
@@ -137,10 +169,26 @@ std::vector<Published> published_json() {
       {"emmet", with(memit, {{"calculate_objective_value", false}, {"update_norm_lambda", 0}, {"emmet_lambda", 0.1}})},
       {"pmet", with(memit, {{"rewrite_module_tmps", {"model.layers.{}.mlp.down_proj"}}, {"nll_loss_factor", 1}})},
       {"alphaedit", with(memit, {{"model_name", "Llama3-8B"}, {"nullspace_threshold", 0.02}, {"L2", 10}})},
-      {"nse", with(memit, {{"model_name", "Llama3-8B"}, {"alpha", 2.5}, {"upper_bound", 50}, {"max_iterations", 3}, {"neuron_threshold", 1.0}})},
-      {"encore", with(memit, {{"calculate_objective_value", false}, {"add_prev_edits", true}, {"update_norm_lambda", 10}, {"emmet_lambda", 0.1}, {"prob_cutoff", -4}, {"norm_control", 0},
-                              {"use_gd", false}, {"dynamic_multiplier", 5}, {"random_vector_preservation", false}, {"grad_desc_lr", 0.005}, {"grad_desc_steps", 100}, {"gd_lambda", 50},
-                              {"spectral_norm", 2}, {"condition_num", 50}, {"calculate_norms", false}})},
+      {"nse", with(memit, {{"model_name", "Llama3-8B"},
+                           {"alpha", 2.5},
+                           {"upper_bound", 50},
+                           {"max_iterations", 3},
+                           {"neuron_threshold", 1.0}})},
+      {"encore", with(memit, {{"calculate_objective_value", false},
+                              {"add_prev_edits", true},
+                              {"update_norm_lambda", 10},
+                              {"emmet_lambda", 0.1},
+                              {"prob_cutoff", -4},
+                              {"norm_control", 0},
+                              {"use_gd", false},
+                              {"dynamic_multiplier", 5},
+                              {"random_vector_preservation", false},
+                              {"grad_desc_lr", 0.005},
+                              {"grad_desc_steps", 100},
+                              {"gd_lambda", 50},
+                              {"spectral_norm", 2},
+                              {"condition_num", 50},
+                              {"calculate_norms", false}})},
       {"ft", tuning.dump(4)},
       {"ft", decayed.dump(4)},
       {"ft-l", constrained.dump(4)},
@@ -166,9 +214,13 @@ void expect_accepted(const std::vector<Published>& files, const std::string& sou
   EXPECT_GT(accepted, 0U);
 }
 
-TEST(HparamsEditors, EasyEditFilesAsTheyAre) { expect_accepted(published_yaml(), "easyedit.yaml"); }
+TEST(HparamsEditors, EasyEditFilesAsTheyAre) {
+  expect_accepted(published_yaml(), "easyedit.yaml");
+}
 
-TEST(HparamsEditors, RepositoryFilesAsTheyAre) { expect_accepted(published_json(), "repository.json"); }
+TEST(HparamsEditors, RepositoryFilesAsTheyAre) {
+  expect_accepted(published_json(), "repository.json");
+}
 
 TEST(HparamsEditors, EveryPresetOfEveryEditor) {
   for (const hparams::Preset& preset : hparams::all_presets()) {
@@ -182,7 +234,8 @@ TEST(HparamsEditors, EveryPresetOfEveryEditor) {
 TEST(HparamsEditors, EveryEditorHasAPresetForTheDefaultModel) {
   for (const EditorInfo& editor : all_editors()) {
     bool any = false;
-    for (const hparams::Preset& preset : hparams::all_presets()) any = any || plain(preset.editor) == plain(editor.name);
+    for (const hparams::Preset& preset : hparams::all_presets())
+      any = any || plain(preset.editor) == plain(editor.name);
     if (!any) continue;  // an editor without published settings
     EXPECT_NE(hparams::find_preset(editor.name, {{}, "llama", 30, 576, 1536}), nullptr) << editor.name;
   }
@@ -190,7 +243,9 @@ TEST(HparamsEditors, EveryEditorHasAPresetForTheDefaultModel) {
 
 TEST(HparamsEditors, MisspeltKeysAreRefusedByAll) {
   for (const EditorInfo& editor : all_editors())
-    EXPECT_THROW((void)editor.effective(hparams::parse_hparams("layers: [1]\nno_such_key_at_all: 1\n", "x.yaml"), {}), Error) << editor.name;
+    EXPECT_THROW((void)editor.effective(hparams::parse_hparams("layers: [1]\nno_such_key_at_all: 1\n", "x.yaml"), {}),
+                 Error)
+        << editor.name;
 }
 
 }  // namespace

@@ -23,19 +23,23 @@ class ProgramTest : public ::testing::Test {
     write_file(folder_ / "corpus.txt", corpus());
     write_file(folder_ / "facts.jsonl",
                "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
-               "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", \"target_true\": \"Paris\"}\n");
+               "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", "
+               "\"target_true\": \"Paris\"}\n");
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   static std::string corpus() {
     std::string text;
-    for (int i = 0; i < 40; ++i) text += "Paragraph " + std::to_string(i * 37) + " speaks of towers, rivers and " + std::string(1 + i % 7, 'x') + " things.\n\n";
+    for (int i = 0; i < 40; ++i)
+      text += "Paragraph " + std::to_string(i * 37) + " speaks of towers, rivers and " + std::string(1 + i % 7, 'x') +
+              " things.\n\n";
     return text;
   }
   [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
   [[nodiscard]] std::vector<std::string> edit(std::vector<std::string> more) const {
-    std::vector<std::string> arguments = {"--model", path("model"), "--facts", path("facts.jsonl"), "--hparams", path("hparams.yaml"),
-                                          "--corpus", path("corpus.txt"), "--cache", path("cache"), "--out", path("run")};
+    std::vector<std::string> arguments = {"--model",   path("model"),        "--facts",  path("facts.jsonl"),
+                                          "--hparams", path("hparams.yaml"), "--corpus", path("corpus.txt"),
+                                          "--cache",   path("cache"),        "--out",    path("run")};
     for (auto& argument : more) {
       // A later value of an option that is given twice replaces the earlier one.
       if (argument.rfind("--", 0) == 0)
@@ -48,14 +52,18 @@ class ProgramTest : public ::testing::Test {
     }
     return arguments;
   }
-  [[nodiscard]] std::string model_bytes(const std::string& model = "model") const { return read_file(folder_ / model / "model.safetensors"); }
+  [[nodiscard]] std::string model_bytes(const std::string& model = "model") const {
+    return read_file(folder_ / model / "model.safetensors");
+  }
 
   // The four parts: the text names `where`, and mentions each of the other words.
-  void expect_error(const std::vector<std::string>& arguments, int status, const std::vector<std::string>& words, const ProgramOptions& options = {}) {
+  void expect_error(const std::vector<std::string>& arguments, int status, const std::vector<std::string>& words,
+                    const ProgramOptions& options = {}) {
     const std::string before = model_bytes();
     const auto result = run_program("memit_edit", arguments, options);
     EXPECT_EQ(result.status, status) << result.err;
-    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << "no \"" << word << "\" in: " << result.err;
+    for (const auto& word : words)
+      EXPECT_NE(result.err.find(word), std::string::npos) << "no \"" << word << "\" in: " << result.err;
     EXPECT_EQ(result.err.find("internal error"), std::string::npos) << result.err;
     EXPECT_EQ(model_bytes(), before) << "the input model was touched";
     EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));
@@ -80,16 +88,19 @@ TEST_F(ProgramTest, EditsAndWritesTheRunFolder) {
   EXPECT_EQ(results["facts"], 2);
   EXPECT_EQ(results["model"]["family"], "llama");
   EXPECT_EQ(results["edits"]["applied"].get<int>() + results["edits"]["failed"].get<int>(), 2);
-  EXPECT_EQ(results["weights_changed"], json({"model.layers.1.mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"}));
-  for (const char* phase : {"load", "statistics", "targets", "insert", "evaluate", "total"}) EXPECT_TRUE(results["seconds"].contains(phase)) << phase;
-  for (const char* file : {"cases.jsonl", "run.jsonl", "report.html", "edit.safetensors", "model/config.json", "model/model.safetensors",
-                           "model/tokenizer.json", "adapter/adapter_config.json"})
+  EXPECT_EQ(results["weights_changed"],
+            json({"model.layers.1.mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"}));
+  for (const char* phase : {"load", "statistics", "targets", "insert", "evaluate", "total"})
+    EXPECT_TRUE(results["seconds"].contains(phase)) << phase;
+  for (const char* file : {"cases.jsonl", "run.jsonl", "report.html", "edit.safetensors", "model/config.json",
+                           "model/model.safetensors", "model/tokenizer.json", "adapter/adapter_config.json"})
     EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / file)) << file;
   std::ifstream cases(folder_ / "run" / "cases.jsonl");
   int lines = 0;
   for (std::string line; std::getline(cases, line); ++lines) {
     const json one = json::parse(line);
-    for (const char* key : {"case_id", "subject", "prompt", "target", "steps", "loss", "status", "tokens", "metrics"}) EXPECT_TRUE(one.contains(key)) << key;
+    for (const char* key : {"case_id", "subject", "prompt", "target", "steps", "loss", "status", "tokens", "metrics"})
+      EXPECT_TRUE(one.contains(key)) << key;
   }
   EXPECT_EQ(lines, 2);
   EXPECT_NE(model_bytes("run/model"), model_bytes());
@@ -122,8 +133,9 @@ TEST_F(ProgramTest, EqualSeedsGiveEqualPacks) {
 
 TEST_F(ProgramTest, EvalOfAPackShowsBothStates) {
   ASSERT_EQ(run_program("memit_edit", edit({"--eval", "none"})).status, 0);
-  const auto result = run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", path("run/edit.safetensors"),
-                                            "--cache", path("cache"), "--eval", "counterfact", "--json"});
+  const auto result =
+      run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack",
+                            path("run/edit.safetensors"), "--cache", path("cache"), "--eval", "counterfact", "--json"});
   ASSERT_EQ(result.status, 0) << result.err;
   const json document = json::parse(result.out);
   EXPECT_TRUE(document["metrics"]["pre"].contains("counterfact"));
@@ -149,9 +161,12 @@ TEST_F(ProgramTest, RefusesBadFacts) {
   expect_error(edit({"--facts", path("absent.json")}), 3, {"absent.json"});
   expect_error(facts(""), 3, {"bad.json", "empty"});
   expect_error(facts("{\"prompt\": \"{} is\", \"subject\": "), 3, {"bad.json"});
-  expect_error(facts("{\"prompt\": \"Nobody is in\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"), 3, {"bad.json:1", "Eiffel"});
-  expect_error(facts("{\"prompt\": \"{} is in\", \"subject\": \"X\", \"target_new\": \"\xff\xfe\"}\n"), 3, {"bad.json", "UTF-8"});
-  expect_error(facts("{\"prompt\": \"{} is in\", \"subject\": 7, \"target_new\": \"Rome\"}\n"), 3, {"bad.json:1", "subject"});
+  expect_error(facts("{\"prompt\": \"Nobody is in\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"),
+               3, {"bad.json:1", "Eiffel"});
+  expect_error(facts("{\"prompt\": \"{} is in\", \"subject\": \"X\", \"target_new\": \"\xff\xfe\"}\n"), 3,
+               {"bad.json", "UTF-8"});
+  expect_error(facts("{\"prompt\": \"{} is in\", \"subject\": 7, \"target_new\": \"Rome\"}\n"), 3,
+               {"bad.json:1", "subject"});
 }
 
 TEST_F(ProgramTest, RefusesBadModels) {
@@ -181,7 +196,8 @@ TEST_F(ProgramTest, AFullDiskLeavesNothingBehind) {
 
 TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   const auto slow = [&](const std::string& out, std::vector<std::string> more) {
-    more.insert(more.end(), {"--editor", "rome", "--hparams", path("rome.yaml"), "--eval", "none", "--out", path(out), "--set", "v_num_grad_steps=60", "--seed", "5"});
+    more.insert(more.end(), {"--editor", "rome", "--hparams", path("rome.yaml"), "--eval", "none", "--out", path(out),
+                             "--set", "v_num_grad_steps=60", "--seed", "5"});
     return edit(more);
   };
   ASSERT_EQ(run_program("memit_edit", slow("whole", {})).status, 0);
@@ -200,7 +216,8 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
 TEST_F(ProgramTest, ResumingWithOtherSettingsIsRefused) {
   ProgramOptions options;
   options.signal_when = "edited facts 1-1";
-  const std::vector<std::string> rome = {"--editor", "rome", "--hparams", path("rome.yaml"), "--eval", "none", "--set", "v_num_grad_steps=60"};
+  const std::vector<std::string> rome = {"--editor", "rome", "--hparams", path("rome.yaml"),
+                                         "--eval",   "none", "--set",     "v_num_grad_steps=60"};
   const auto interrupted = run_program("memit_edit", edit(rome), options);
   if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
   auto other = rome;
@@ -223,17 +240,20 @@ TEST_F(ProgramTest, DryRunChangesNothing) {
 }
 
 TEST_F(ProgramTest, GenerateAndTokenizeSpeakJson) {
-  const auto generated = run_program("emend", {"generate", "--model", path("model"), "--prompt", "Hello", "--max-new-tokens", "4", "--json"});
+  const auto generated = run_program(
+      "emend", {"generate", "--model", path("model"), "--prompt", "Hello", "--max-new-tokens", "4", "--json"});
   ASSERT_EQ(generated.status, 0) << generated.err;
   EXPECT_LE(json::parse(generated.out)[0]["ids"].size(), 4U);
   write_file(folder_ / "strings.json", R"(["Hi", "", "é<|end|>"])");
-  const auto tokens = run_program("emend", {"tokenize", "--model", path("model"), "--file", path("strings.json"), "--json"});
+  const auto tokens =
+      run_program("emend", {"tokenize", "--model", path("model"), "--file", path("strings.json"), "--json"});
   ASSERT_EQ(tokens.status, 0) << tokens.err;
   EXPECT_EQ(json::parse(tokens.out), json::parse("[[72,105],[],[195,169,256]]"));
 }
 
 TEST(ProgramHelp, EveryVerbExplainsItself) {
-  for (const char* verb : {"edit", "eval", "stats", "apply", "revert", "list", "trace", "report", "compare", "generate", "chat", "tokenize"}) {
+  for (const char* verb : {"edit", "eval", "stats", "apply", "revert", "list", "trace", "report", "compare", "generate",
+                           "chat", "tokenize"}) {
     const auto result = run_program("emend", {verb, "--help"});
     EXPECT_EQ(result.status, 0) << verb;
     EXPECT_NE(result.out.find("--"), std::string::npos) << verb;

@@ -46,11 +46,12 @@ class Browser : public ::testing::Test {
   /// Standard output; the browser's log (console messages) goes to `log`.
   std::string browse(const std::string& options, std::string* log = nullptr) {
     const auto out = folder_ / "stdout.txt", err = folder_ / "stderr.txt";
-    const std::string command = "timeout 120 '" + browser_ +
-                                "' --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --disable-extensions "
-                                "--disable-background-networking --disable-component-update --no-first-run --user-data-dir='" +
-                                (folder_ / "profile").string() + "' --enable-logging=stderr --v=0 " + options + " 'file://" + page().string() +
-                                "' > '" + out.string() + "' 2> '" + err.string() + "'";
+    const std::string command =
+        "timeout 120 '" + browser_ +
+        "' --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --disable-extensions "
+        "--disable-background-networking --disable-component-update --no-first-run --user-data-dir='" +
+        (folder_ / "profile").string() + "' --enable-logging=stderr --v=0 " + options + " 'file://" + page().string() +
+        "' > '" + out.string() + "' 2> '" + err.string() + "'";
     EXPECT_EQ(std::system(command.c_str()), 0) << read_file(err);
     if (log) *log = read_file(err);
     return read_file(out);
@@ -79,7 +80,8 @@ TEST_F(Browser, ShowsTheNumbersWithoutConsoleMessagesOrRequests) {
   // The browser's network log names every request that the page caused.
   const std::string requests = fs::exists(net) ? read_file(net) : "";
   ASSERT_NE(requests.find("report.html"), std::string::npos);
-  for (size_t at = requests.find("\"initiator\":\"file://"); at != std::string::npos; at = requests.find("\"initiator\":\"file://", at + 1))
+  for (size_t at = requests.find("\"initiator\":\"file://"); at != std::string::npos;
+       at = requests.find("\"initiator\":\"file://", at + 1))
     ADD_FAILURE() << "the page asked for something: " << requests.substr(at, 200);
 }
 
@@ -89,7 +91,8 @@ TEST_F(Browser, DrawsInLightAndDarkAndOnAPhone) {
     const char* options;
     bool dark;
   };
-  for (const View& view : {View{"light", "--window-size=1200,4200", false}, {"dark", "--window-size=1200,4200 --blink-settings=preferredColorScheme=0", true},
+  for (const View& view : {View{"light", "--window-size=1200,4200", false},
+                           {"dark", "--window-size=1200,4200 --blink-settings=preferredColorScheme=0", true},
                            {"phone", "--window-size=500,6000", false}}) {
     const auto shot = folder_ / (std::string(view.name) + ".png");
     fs::remove(shot);

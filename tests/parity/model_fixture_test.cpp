@@ -19,7 +19,8 @@ std::vector<std::string> fixture_folders() {
                            emend::testing::shared_dir() / "fixtures"}) {
     if (!std::filesystem::is_directory(root)) continue;
     for (const auto& entry : std::filesystem::directory_iterator(root))
-      if (std::filesystem::exists(entry.path() / "expected.safetensors") && std::filesystem::exists(entry.path() / "config.json"))
+      if (std::filesystem::exists(entry.path() / "expected.safetensors") &&
+          std::filesystem::exists(entry.path() / "config.json"))
         folders.push_back(entry.path().string());
   }
   std::sort(folders.begin(), folders.end());
@@ -38,9 +39,9 @@ TEST_P(ModelFixture, EqualsTheReference) {
   EXPECT_TRUE(result["missing"].empty()) << result["missing"];
   EXPECT_TRUE(result["generation_equal"].get<bool>());
   EXPECT_GE(result["max_abs_diff"].size(), 5u);
-  std::cout << "[ figure   ] " << std::filesystem::path(GetParam()).filename().string() << ": largest difference " << worst
-            << " over " << result["max_abs_diff"].size() << " tensors" << (result.contains("legacy") ? ", two configurations" : "")
-            << "\n";
+  std::cout << "[ figure   ] " << std::filesystem::path(GetParam()).filename().string() << ": largest difference "
+            << worst << " over " << result["max_abs_diff"].size() << " tensors"
+            << (result.contains("legacy") ? ", two configurations" : "") << "\n";
 }
 
 std::string test_name(const ::testing::TestParamInfo<std::string>& info) {

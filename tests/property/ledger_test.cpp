@@ -1,4 +1,5 @@
-// Whatever is applied, reverted and reordered, the weights depend on the packs in force alone, and none in force means the original bytes.
+// Whatever is applied, reverted and reordered, the weights depend on the packs in force alone, and none in force means
+// the original bytes.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
@@ -19,8 +20,9 @@ constexpr int kHidden = 8, kWidth = 12;
 // A one-layer Llama in a folder, all in one file.
 void write_model(const std::filesystem::path& folder, at::ScalarType dtype) {
   std::filesystem::create_directories(folder);
-  write_file(folder / "config.json",
-             R"({"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
+  write_file(
+      folder / "config.json",
+      R"({"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
                  "vocab_size": 20, "max_position_embeddings": 32, "tie_word_embeddings": true})");
   std::vector<std::pair<std::string, at::Tensor>> tensors = {{"model.embed_tokens.weight", at::randn({20, kHidden})},
                                                              {"model.norm.weight", at::ones({kHidden})}};
@@ -103,8 +105,10 @@ TEST_P(LedgerTest, RandomSequencesDependOnWhatIsInForceOnly) {
     const std::string bytes = read_file(weights());
     const auto [it, fresh] = seen.emplace(active, bytes);
     ASSERT_EQ(it->second, bytes) << "the same packs in the same order gave other weights at step " << step;
-    if (active.empty()) ASSERT_EQ(bytes, original_);
-    else ASSERT_NE(bytes, original_);
+    if (active.empty())
+      ASSERT_EQ(bytes, original_);
+    else
+      ASSERT_NE(bytes, original_);
   }
   ledger.revert_all();
   EXPECT_EQ(read_file(weights()), original_);

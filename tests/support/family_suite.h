@@ -1,5 +1,5 @@
-// What every family must do, wherever its parts live. The conformance test runs it on the CPU; tests of other placements
-// pass a functor.
+// What every family must do, wherever its parts live. The conformance test runs it on the CPU; tests of other
+// placements pass a functor.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,7 +18,9 @@ using Place = std::function<devices::PlacementPlan(const models::ModelConfig&, c
 using Rows = std::vector<std::vector<int64_t>>;
 
 /// Rows of different lengths within the smallest debug vocabulary.
-inline Rows suite_rows() { return {{3, 17, 40, 2, 2, 71, 9, 60, 33, 5}, {8}, {11, 12, 13, 14, 15, 16}, {80, 1, 80}}; }
+inline Rows suite_rows() {
+  return {{3, 17, 40, 2, 2, 71, 9, 60, 33, 5}, {8}, {11, 12, 13, 14, 15, 16}, {80, 1, 80}};
+}
 
 class FamilySuite {
  public:
@@ -47,10 +49,10 @@ class FamilySuite {
     for (const hooks::SiteRef& ref : sites()) {
       EXPECT_EQ(count[ref], 1) << hooks::to_string(ref);
       const auto& c = model_.config();
-      const int64_t expected = ref.site == hooks::Site::kMlpDownIn     ? c.mlp_width
-                               : ref.site == hooks::Site::kLogits      ? c.vocab_size
-                               : ref.site == hooks::Site::kFinalNorm   ? c.embedding_width
-                                                                       : c.hidden_size;
+      const int64_t expected = ref.site == hooks::Site::kMlpDownIn   ? c.mlp_width
+                               : ref.site == hooks::Site::kLogits    ? c.vocab_size
+                               : ref.site == hooks::Site::kFinalNorm ? c.embedding_width
+                                                                     : c.hidden_size;
       EXPECT_EQ(width[ref], expected) << hooks::to_string(ref);
     }
   }
@@ -123,7 +125,8 @@ class FamilySuite {
     std::vector<int64_t> places;
     for (size_t r = 0; r < rows.size(); ++r)
       for (int64_t k = second[r]; k < static_cast<int64_t>(rows[r].size()); ++k) places.push_back(full.token(r, k));
-    const at::Tensor index = devices::route_like(at::tensor(places, at::kLong), from_layer.hidden, devices::Purpose::kOther);
+    const at::Tensor index =
+        devices::route_like(at::tensor(places, at::kLong), from_layer.hidden, devices::Purpose::kOther);
     models::ForwardOptions with_cache;
     with_cache.first_layer = layer;
     with_cache.hidden = from_layer.hidden.detach().index_select(0, index).requires_grad_(true);
@@ -136,7 +139,8 @@ class FamilySuite {
 
     // Only the loss of the later tokens, so that both gradients are of the same function of them.
     const at::Tensor share = weights.index_select(0, at::tensor(places, at::kLong));
-    const auto whole_gradient = torch::autograd::grad({(wanted * share).sum()}, {from_layer.hidden})[0].index_select(0, index);
+    const auto whole_gradient =
+        torch::autograd::grad({(wanted * share).sum()}, {from_layer.hidden})[0].index_select(0, index);
     const auto part_gradient = torch::autograd::grad({(part * share).sum()}, {with_cache.hidden})[0];
     EXPECT_LE((whole_gradient - part_gradient).abs().max().item<double>(), 10 * tolerance);
   }
@@ -165,7 +169,9 @@ class FamilySuite {
     }
   }
 
-  at::Tensor logits(const models::TokenBatch& tokens) { return devices::to_host(model_.forward(tokens).logits.detach()); }
+  at::Tensor logits(const models::TokenBatch& tokens) {
+    return devices::to_host(model_.forward(tokens).logits.detach());
+  }
 
  private:
   static models::Model make(const FamilyFlavour& flavour, const Place& place, at::ScalarType dtype) {
@@ -181,7 +187,8 @@ class FamilySuite {
     std::vector<hooks::SiteRef> all;
     for (const hooks::Site site : hooks::all_sites()) {
       if (!dense_ && (site == hooks::Site::kMlpDownIn || site == hooks::Site::kMlpDownOut)) continue;
-      if (!hooks::is_layer_site(site)) all.push_back({site});
+      if (!hooks::is_layer_site(site))
+        all.push_back({site});
       else
         for (int l = 0; l < model_.n_layers(); ++l) all.push_back({site, l});
     }
@@ -196,7 +203,8 @@ class FamilySuite {
   }
 
   // Tokens begins[r] … ends[r]-1 of each row.
-  static models::TokenBatch piece(const Rows& rows, const std::vector<int64_t>& begins, const std::vector<int64_t>& ends) {
+  static models::TokenBatch piece(const Rows& rows, const std::vector<int64_t>& begins,
+                                  const std::vector<int64_t>& ends) {
     Rows parts;
     std::vector<int64_t> full;
     for (size_t r = 0; r < rows.size(); ++r) {
@@ -208,7 +216,8 @@ class FamilySuite {
     return tokens;
   }
 
-  void fill(models::KvCache& cache, const Rows& rows, const std::vector<int64_t>& begins, const std::vector<int64_t>& ends) {
+  void fill(models::KvCache& cache, const Rows& rows, const std::vector<int64_t>& begins,
+            const std::vector<int64_t>& ends) {
     models::ForwardOptions options;
     options.cache = &cache;
     (void)model_.forward(piece(rows, begins, ends), options);

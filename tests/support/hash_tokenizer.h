@@ -61,7 +61,9 @@ class HashedCheckpoint final : public models::Checkpoint {
   [[nodiscard]] const nlohmann::json& config() const override { return inner_->config(); }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return inner_->tensors(); }
   [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
-  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override { return std::make_unique<HashTokenizer>(vocabulary_, bos_); }
+  [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
+    return std::make_unique<HashTokenizer>(vocabulary_, bos_);
+  }
   [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
 
  private:
@@ -71,7 +73,8 @@ class HashedCheckpoint final : public models::Checkpoint {
 };
 
 /// A random model of a family's debug flavour with such a tokenizer.
-inline models::Model worded_model(const FamilyFlavour& flavour, bool bos = false, at::ScalarType dtype = at::kDouble, uint64_t seed = 1) {
+inline models::Model worded_model(const FamilyFlavour& flavour, bool bos = false, at::ScalarType dtype = at::kDouble,
+                                  uint64_t seed = 1) {
   const auto config = debug_config(flavour.family, flavour.flavour);
   const auto plain = models::random_checkpoint(config, seed);
   models::LoadOptions bare;

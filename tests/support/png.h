@@ -55,7 +55,8 @@ inline Image read_png(const std::filesystem::path& path) {
   const size_t stride = image.width * channels;
   std::vector<uint8_t> raw((stride + 1) * image.height);
   uLongf length = raw.size();
-  if (uncompress(raw.data(), &length, reinterpret_cast<const Bytef*>(packed.data()), packed.size()) != Z_OK || length != raw.size())
+  if (uncompress(raw.data(), &length, reinterpret_cast<const Bytef*>(packed.data()), packed.size()) != Z_OK ||
+      length != raw.size())
     throw std::runtime_error("damaged PNG: " + path.string());
   std::vector<uint8_t> above(stride, 0), row(stride);
   for (size_t y = 0; y < image.height; ++y) {
@@ -66,7 +67,9 @@ inline Image read_png(const std::filesystem::path& path) {
       const int predicted[] = {0, a, b, (a + b) / 2, pa <= pb && pa <= pc ? a : pb <= pc ? b : c};
       row[x] = static_cast<uint8_t>(line[1 + x] + predicted[line[0] % 5]);
     }
-    for (size_t x = 0; x < stride; x += channels) image.rgb.insert(image.rgb.end(), row.begin() + static_cast<std::ptrdiff_t>(x), row.begin() + static_cast<std::ptrdiff_t>(x) + 3);
+    for (size_t x = 0; x < stride; x += channels)
+      image.rgb.insert(image.rgb.end(), row.begin() + static_cast<std::ptrdiff_t>(x),
+                       row.begin() + static_cast<std::ptrdiff_t>(x) + 3);
     above = row;
   }
   return image;

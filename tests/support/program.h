@@ -23,8 +23,8 @@ struct ProgramResult {
 };
 
 struct ProgramOptions {
-  int64_t file_size_limit = 0;   ///< bytes a file may grow to (a full disk, in effect); 0: none
-  double signal_after = 0;       ///< seconds until `signal` is sent; 0: never
+  int64_t file_size_limit = 0;  ///< bytes a file may grow to (a full disk, in effect); 0: none
+  double signal_after = 0;      ///< seconds until `signal` is sent; 0: never
   int signal = SIGINT;
   /// Sends `signal` as soon as standard error contains this text.
   std::string signal_when;
@@ -36,7 +36,8 @@ inline std::filesystem::path program_path(const std::string& name) {
 }
 
 /// "memit_edit" or "emend", with arguments; no shell.
-inline ProgramResult run_program(const std::string& name, const std::vector<std::string>& arguments, const ProgramOptions& options = {}) {
+inline ProgramResult run_program(const std::string& name, const std::vector<std::string>& arguments,
+                                 const ProgramOptions& options = {}) {
   int out[2], err[2];
   if (::pipe(out) != 0 || ::pipe(err) != 0) return {};
   const std::string path = program_path(name).string();

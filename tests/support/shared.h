@@ -18,6 +18,6 @@ inline std::filesystem::path shared_dir() {
 }  // namespace emend::testing
 
 /// Skips the running test with a reason when the shared folder is absent.
-#define EMEND_NEEDS_SHARED()                          \
-  if (::emend::testing::shared_dir().empty())         \
+#define EMEND_NEEDS_SHARED()                  \
+  if (::emend::testing::shared_dir().empty()) \
   GTEST_SKIP() << "needs the evaluation data folder ../shared (or EMEND_SHARED_DIR)"

@@ -28,9 +28,17 @@ inline nlohmann::json byte_tokenizer() {
   nlohmann::json vocabulary = nlohmann::json::object();
   for (int b = 0; b < 256; ++b) vocabulary[byte_piece(b)] = b;
   return {{"version", "1.0"},
-          {"added_tokens", {{{"id", 256}, {"content", "<|end|>"}, {"special", true}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}}}},
+          {"added_tokens",
+           {{{"id", 256},
+             {"content", "<|end|>"},
+             {"special", true},
+             {"single_word", false},
+             {"lstrip", false},
+             {"rstrip", false},
+             {"normalized", false}}}},
           {"normalizer", nullptr},
-          {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+          {"pre_tokenizer",
+           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
           {"post_processor", nullptr},
           {"decoder", {{"type", "ByteLevel"}}},
           {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
@@ -39,22 +47,34 @@ inline nlohmann::json byte_tokenizer() {
 /// Writes the folder; the same seed gives the same weights.
 inline void write_tiny_model(const std::filesystem::path& folder, uint64_t seed = 1) {
   std::filesystem::create_directories(folder);
-  const nlohmann::json config = {{"model_type", "llama"}, {"architectures", {"LlamaForCausalLM"}}, {"hidden_size", 32}, {"num_hidden_layers", 4},
-                                 {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"intermediate_size", 48}, {"vocab_size", 257},
-                                 {"max_position_embeddings", 256}, {"tie_word_embeddings", true}, {"rms_norm_eps", 1e-5},
-                                 {"torch_dtype", "float32"}, {"eos_token_id", 256}, {"bos_token_id", 256}};
+  const nlohmann::json config = {{"model_type", "llama"},
+                                 {"architectures", {"LlamaForCausalLM"}},
+                                 {"hidden_size", 32},
+                                 {"num_hidden_layers", 4},
+                                 {"num_attention_heads", 4},
+                                 {"num_key_value_heads", 2},
+                                 {"intermediate_size", 48},
+                                 {"vocab_size", 257},
+                                 {"max_position_embeddings", 256},
+                                 {"tie_word_embeddings", true},
+                                 {"rms_norm_eps", 1e-5},
+                                 {"torch_dtype", "float32"},
+                                 {"eos_token_id", 256},
+                                 {"bos_token_id", 256}};
   const auto checkpoint = models::random_checkpoint(config, seed);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
   write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   write_file(folder / "tokenizer.json", byte_tokenizer().dump());
-  write_file(folder / "tokenizer_config.json", R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})");
+  write_file(folder / "tokenizer_config.json",
+             R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})");
   write_file(folder / "config.json", config.dump(1));
 }
 
 /// Hyper-parameters that suit the tiny model.
 inline std::string tiny_hparams(const std::string& layers = "[1, 2]") {
-  return "layers: " + layers + "\nclamp_norm_factor: 4\nfact_token: subject_last\nv_num_grad_steps: 8\nv_lr: 0.5\nv_loss_layer: 3\n"
+  return "layers: " + layers +
+         "\nclamp_norm_factor: 4\nfact_token: subject_last\nv_num_grad_steps: 8\nv_lr: 0.5\nv_loss_layer: 3\n"
          "v_weight_decay: 0.001\nkl_factor: 0.0625\nmom2_adjustment: true\nmom2_update_weight: 10\n";
 }
 

@@ -25,8 +25,10 @@ class ToyFamily : public ::testing::Test {
 
 TEST_F(ToyFamily, TheGuideShowsThisVeryFile) {
   const std::filesystem::path root(EMEND_SOURCE_DIR);
-  const std::string guide = read_file(root / "docs" / "adding-a-family.md"), source = read_file(root / "tests" / "unit" / "toy_family.cpp");
-  EXPECT_NE(guide.find("```cpp\n" + source + "```"), std::string::npos) << "copy tests/unit/toy_family.cpp into the guide";
+  const std::string guide = read_file(root / "docs" / "adding-a-family.md"),
+                    source = read_file(root / "tests" / "unit" / "toy_family.cpp");
+  EXPECT_NE(guide.find("```cpp\n" + source + "```"), std::string::npos)
+      << "copy tests/unit/toy_family.cpp into the guide";
   EXPECT_LT(std::count(source.begin(), source.end(), '\n'), 80);
 }
 

@@ -21,7 +21,8 @@ using testing::tiny_model;
 
 WeightDelta some_delta(const models::Model& model, int layer, uint64_t seed = 1, double scale = 0.01) {
   const auto site = model.edit_site(layer);
-  return WeightDelta::factors(site, random_matrix(site.out_features, 3, seed) * scale, random_matrix(site.in_features, 3, seed + 1));
+  return WeightDelta::factors(site, random_matrix(site.out_features, 3, seed) * scale,
+                              random_matrix(site.in_features, 3, seed + 1));
 }
 
 // The weight in paper orientation.
@@ -40,13 +41,17 @@ TEST(Apply, AddsInPaperOrientationWhateverIsStored) {
     const at::Tensor before = paper(model, 2);
     EditTransaction transaction(model);
     const auto report = apply_delta(delta, transaction);
-    EXPECT_LT((paper(model, 2).to(at::kDouble) - (before.to(at::kDouble) + delta.matrix())).abs().max().item<double>(), 1e-6) << family;
+    EXPECT_LT((paper(model, 2).to(at::kDouble) - (before.to(at::kDouble) + delta.matrix())).abs().max().item<double>(),
+              1e-6)
+        << family;
     EXPECT_NEAR(report.delta_norm, delta.norm(), 1e-9);
     EXPECT_NEAR(report.weight_norm, before.norm().item<double>(), 1e-4);
     EXPECT_NEAR(report.survived, 1, 1e-4);
     // The key acts on it: m = (W + ΔW)k.
     const at::Tensor key = random_matrix(site.in_features, 1, 9);
-    EXPECT_LT(relative_difference(paper(model, 2).to(at::kDouble).mm(key) - before.to(at::kDouble).mm(key), delta.matrix().mm(key)), 1e-4);
+    EXPECT_LT(relative_difference(paper(model, 2).to(at::kDouble).mm(key) - before.to(at::kDouble).mm(key),
+                                  delta.matrix().mm(key)),
+              1e-4);
   }
 }
 

@@ -54,7 +54,8 @@ class Folder : public ::testing::Test {
       shards[i++ % 3].push_back(tensor);
     }
     for (size_t s = 0; s < 3; ++s)
-      write_safetensors(folder_ / ("model-0000" + std::to_string(s + 1) + "-of-00003.safetensors"), shards[s], {{"format", "pt"}});
+      write_safetensors(folder_ / ("model-0000" + std::to_string(s + 1) + "-of-00003.safetensors"), shards[s],
+                        {{"format", "pt"}});
     write_index(index);
     return index;
   }
@@ -118,7 +119,8 @@ TEST_F(Folder, HalfPrecisionFilesAreComputedInFloat32) {
     write_single(dtype);
     const Model model = load_model(folder_.string());
     EXPECT_EQ(model.dtype(), at::kFloat);
-    EXPECT_TRUE(at::equal(model.weight("model.norm.weight"), source_->read("model.norm.weight").to(dtype).to(at::kFloat)));
+    EXPECT_TRUE(
+        at::equal(model.weight("model.norm.weight"), source_->read("model.norm.weight").to(dtype).to(at::kFloat)));
   }
   LoadOptions half;
   half.dtype = at::kHalf;
@@ -133,7 +135,8 @@ TEST_F(Folder, IgnoredBuffersAreIgnoredAndKept) {
   const Model model = load_model(folder_.string());
   EXPECT_FALSE(model.has_weight("model.layers.0.self_attn.rotary_emb.inv_freq"));
   (void)save_model(model, root_ / "out");
-  EXPECT_TRUE(SafetensorsFile(root_ / "out" / "model.safetensors").contains("model.layers.0.self_attn.rotary_emb.inv_freq"));
+  EXPECT_TRUE(
+      SafetensorsFile(root_ / "out" / "model.safetensors").contains("model.layers.0.self_attn.rotary_emb.inv_freq"));
 }
 
 TEST_F(Folder, ATiedFileMayRepeatItsHead) {
@@ -153,7 +156,8 @@ TEST_F(Folder, FindsModelsInTheHubCache) {
   const fs::path snapshot = root_ / "hub" / "models--some-org--Tiny_1.0" / "snapshots" / "abc123";
   fs::create_directories(snapshot);
   write_single();
-  for (const auto& entry : fs::directory_iterator(folder_)) fs::create_symlink(entry.path(), snapshot / entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(folder_))
+    fs::create_symlink(entry.path(), snapshot / entry.path().filename());
   const auto variable = [](const char* name, const fs::path& value) { ::setenv(name, value.c_str(), 1); };
   ::unsetenv("HF_HUB_CACHE");
   variable("HF_HOME", root_);
@@ -167,7 +171,8 @@ TEST_F(Folder, FindsModelsInTheHubCache) {
   EXPECT_NE(error_of(ErrorClass::kNotFound, "some-org/Tiny_1.0").find("hub"), std::string::npos);
   variable("HF_HUB_CACHE", root_ / "elsewhere");  // wins over HF_HOME
   EXPECT_NE(error_of(ErrorClass::kNotFound, "some-org/Tiny_1.0").find("elsewhere"), std::string::npos);
-  for (const char* name : {"../model", "a/b/c", "", "/no/such", "some org/x"}) EXPECT_FALSE(error_of(ErrorClass::kNotFound, std::string(name).empty() ? " " : name).empty());
+  for (const char* name : {"../model", "a/b/c", "", "/no/such", "some org/x"})
+    EXPECT_FALSE(error_of(ErrorClass::kNotFound, std::string(name).empty() ? " " : name).empty());
   ::unsetenv("HF_HUB_CACHE");
   ::unsetenv("HF_HOME");
 }
@@ -179,7 +184,8 @@ TEST_F(Folder, SaysWhatIsMissing) {
   write_file(folder_ / "pytorch_model.bin", "x");
   const std::string text = error_of(ErrorClass::kUnsupported);
   EXPECT_NE(text.find("save_pretrained"), std::string::npos) << text;
-  EXPECT_NE(error_of(ErrorClass::kUnsupported, (folder_ / "pytorch_model.bin").string()).find("folder"), std::string::npos);
+  EXPECT_NE(error_of(ErrorClass::kUnsupported, (folder_ / "pytorch_model.bin").string()).find("folder"),
+            std::string::npos);
 }
 
 TEST_F(Folder, RefusesDamagedConfigurations) {
@@ -192,8 +198,8 @@ TEST_F(Folder, RefusesDamagedConfigurations) {
 
 TEST_F(Folder, RefusesIndexesThatLeadOutOfTheFolder) {
   const Json good = write_sharded();
-  for (const char* file : {"../model-00001-of-00003.safetensors", "/etc/passwd", "..", ".hidden.safetensors", "sub/model.safetensors", "", "model.bin",
-                           "..\\x.safetensors"}) {
+  for (const char* file : {"../model-00001-of-00003.safetensors", "/etc/passwd", "..", ".hidden.safetensors",
+                           "sub/model.safetensors", "", "model.bin", "..\\x.safetensors"}) {
     Json index = good;
     index["weight_map"]["model.norm.weight"] = file;
     write_index(index);
@@ -209,12 +215,23 @@ TEST_F(Folder, RefusesIndexesThatDoNotMatchTheFiles) {
     write_index(index);
     return error_of(expected);
   };
-  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.norm.weight"] = "model-00004-of-00003.safetensors"; }, ErrorClass::kNotFound).find("00004"), std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.more.weight"] = "model-00001-of-00003.safetensors"; }, ErrorClass::kCorruption).find("model.more.weight"), std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"].erase("model.norm.weight"); }, ErrorClass::kCorruption).find("model.norm.weight"), std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.norm.weight"] = 7; }, ErrorClass::kCorruption).find("file name"), std::string::npos);
-  EXPECT_NE(with([](Json& i) { i.erase("weight_map"); }, ErrorClass::kCorruption).find("weight_map"), std::string::npos);
-  EXPECT_NE(with([](Json& i) { i["weight_map"] = Json::object(); }, ErrorClass::kCorruption).find("empty"), std::string::npos);
+  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.norm.weight"] = "model-00004-of-00003.safetensors"; },
+                 ErrorClass::kNotFound)
+                .find("00004"),
+            std::string::npos);
+  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.more.weight"] = "model-00001-of-00003.safetensors"; },
+                 ErrorClass::kCorruption)
+                .find("model.more.weight"),
+            std::string::npos);
+  EXPECT_NE(with([](Json& i) { i["weight_map"].erase("model.norm.weight"); }, ErrorClass::kCorruption)
+                .find("model.norm.weight"),
+            std::string::npos);
+  EXPECT_NE(with([](Json& i) { i["weight_map"]["model.norm.weight"] = 7; }, ErrorClass::kCorruption).find("file name"),
+            std::string::npos);
+  EXPECT_NE(with([](Json& i) { i.erase("weight_map"); }, ErrorClass::kCorruption).find("weight_map"),
+            std::string::npos);
+  EXPECT_NE(with([](Json& i) { i["weight_map"] = Json::object(); }, ErrorClass::kCorruption).find("empty"),
+            std::string::npos);
   EXPECT_NE(with([](Json& i) { i = 3; }, ErrorClass::kCorruption).find("weight_map"), std::string::npos);
   write_index(good);
   fs::remove(folder_ / "model-00002-of-00003.safetensors");
@@ -228,7 +245,8 @@ TEST_F(Folder, EveryTruncationIsNoticed) {
   write_single();
   const std::string whole = read_file(folder_ / "model.safetensors");
   for (const double part : {0.0, 0.0001, 0.01, 0.3, 0.7, 0.999}) {
-    write_file(folder_ / "model.safetensors", whole.substr(0, static_cast<size_t>(part * static_cast<double>(whole.size()))));
+    write_file(folder_ / "model.safetensors",
+               whole.substr(0, static_cast<size_t>(part * static_cast<double>(whole.size()))));
     EXPECT_NE(error_of(ErrorClass::kCorruption).find("model.safetensors"), std::string::npos) << part;
   }
 }
@@ -257,7 +275,8 @@ TEST_F(Folder, SavingAnEditRewritesOnlyItsFile) {
   EXPECT_FALSE(fs::exists(out / "notes.bin"));
   const Model again = load_model(out.string());
   EXPECT_TRUE(at::equal(again.weight(edited), model.weight(edited).to(at::kBFloat16).to(at::kFloat)));
-  EXPECT_EQ(SafetensorsFile(out / index["weight_map"][edited].get<std::string>()).tensors().at(edited).dtype, at::kBFloat16);
+  EXPECT_EQ(SafetensorsFile(out / index["weight_map"][edited].get<std::string>()).tensors().at(edited).dtype,
+            at::kBFloat16);
   // Loading a float32 file in bfloat16 and saving it changes nothing.
   write_sharded();
   LoadOptions narrow;

@@ -43,7 +43,8 @@ TEST_F(CorpusTest, BlankLinesSeparateParagraphs) {
 }
 
 TEST_F(CorpusTest, JsonLinesAndArrays) {
-  EXPECT_EQ(documents("{\"text\": \"one\\n\\nmore\", \"id\": 3}\n\n{\"text\": \" \"}\n{\"text\": \"dös\"}\n"), "one\n\nmore@1|dös@4");
+  EXPECT_EQ(documents("{\"text\": \"one\\n\\nmore\", \"id\": 3}\n\n{\"text\": \" \"}\n{\"text\": \"dös\"}\n"),
+            "one\n\nmore@1|dös@4");
   EXPECT_EQ(documents("[{\"text\": \"one\"},\n{\"text\": \"two\"}]"), "one@1|two@2");
   EXPECT_EQ(documents("{\"body\": \"one\"}\n", {.text_key = "body"}), "one@1");
   EXPECT_EQ(documents("\xEF\xBB\xBF{\"text\": \"one\"}"), "one@1");

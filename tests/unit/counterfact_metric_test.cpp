@@ -8,7 +8,9 @@ namespace emend::evaluation {
 namespace {
 
 /// A score of one token with the given probability; `right` makes it the argmax.
-Score token(double probability, bool right) { return {{5}, {right ? 5 : 6}, {std::log(probability)}}; }
+Score token(double probability, bool right) {
+  return {{5}, {right ? 5 : 6}, {std::log(probability)}};
+}
 
 datasets::Fact fact(bool with_true = true) {
   datasets::Fact fact;
@@ -41,29 +43,29 @@ TEST(Counterfact, ComputesEveryFigureAsDefined) {
   facts.facts[1].paraphrase_prompts = {"p3"};
   facts.facts[1].neighborhood_prompts = {"n5"};
   const std::map<ScoreRequest, Score> table = {
-      {{"X is in", "Rome"}, token(0.6, true)},   {{"X is in", "Paris"}, token(0.1, false)},  // success, right
-      {{"p1", "Rome"}, token(0.3, false)},       {{"p1", "Paris"}, token(0.2, false)},       // success, wrong
-      {{"p2", "Rome"}, token(0.1, false)},       {{"p2", "Paris"}, token(0.4, true)},        // fails
-      {{"n1", "Rome"}, token(0.1, false)},       {{"n1", "Paris"}, token(0.5, true)},        // kept, right
-      {{"n2", "Rome"}, token(0.1, false)},       {{"n2", "Paris"}, token(0.2, false)},       // kept, wrong
-      {{"n3", "Rome"}, token(0.7, true)},        {{"n3", "Paris"}, token(0.1, false)},       // lost
-      {{"n4", "Rome"}, token(0.25, false)},      {{"n4", "Paris"}, token(0.25, false)},      // a tie is not a success
-      {{"Y is in", "Rome"}, token(0.2, false)},  {{"Y is in", "Paris"}, token(0.2, false)},  // a tie is not a success
-      {{"p3", "Rome"}, token(0.9, true)},        {{"p3", "Paris"}, token(0.01, false)},
-      {{"n5", "Rome"}, token(0.01, false)},      {{"n5", "Paris"}, token(0.9, true)},
+      {{"X is in", "Rome"}, token(0.6, true)},  {{"X is in", "Paris"}, token(0.1, false)},  // success, right
+      {{"p1", "Rome"}, token(0.3, false)},      {{"p1", "Paris"}, token(0.2, false)},       // success, wrong
+      {{"p2", "Rome"}, token(0.1, false)},      {{"p2", "Paris"}, token(0.4, true)},        // fails
+      {{"n1", "Rome"}, token(0.1, false)},      {{"n1", "Paris"}, token(0.5, true)},        // kept, right
+      {{"n2", "Rome"}, token(0.1, false)},      {{"n2", "Paris"}, token(0.2, false)},       // kept, wrong
+      {{"n3", "Rome"}, token(0.7, true)},       {{"n3", "Paris"}, token(0.1, false)},       // lost
+      {{"n4", "Rome"}, token(0.25, false)},     {{"n4", "Paris"}, token(0.25, false)},      // a tie is not a success
+      {{"Y is in", "Rome"}, token(0.2, false)}, {{"Y is in", "Paris"}, token(0.2, false)},  // a tie is not a success
+      {{"p3", "Rome"}, token(0.9, true)},       {{"p3", "Paris"}, token(0.01, false)},
+      {{"n5", "Rome"}, token(0.01, false)},     {{"n5", "Paris"}, token(0.9, true)},
   };
   const auto outcome = judge(facts, [&](const ScoreRequest& request) { return table.at(request); });
   const auto& summary = outcome.summary;
   EXPECT_EQ(summary["n"], 2);
-  EXPECT_DOUBLE_EQ(summary["efficacy_success"], 50);              // (1 + 0) / 2
-  EXPECT_DOUBLE_EQ(summary["paraphrase_success"], 75);            // (1/2 + 1) / 2
-  EXPECT_DOUBLE_EQ(summary["neighborhood_success"], 75);          // (2/4 + 1) / 2
+  EXPECT_DOUBLE_EQ(summary["efficacy_success"], 50);      // (1 + 0) / 2
+  EXPECT_DOUBLE_EQ(summary["paraphrase_success"], 75);    // (1/2 + 1) / 2
+  EXPECT_DOUBLE_EQ(summary["neighborhood_success"], 75);  // (2/4 + 1) / 2
   EXPECT_DOUBLE_EQ(summary["efficacy_accuracy"], 50);
-  EXPECT_DOUBLE_EQ(summary["paraphrase_accuracy"], 50);           // (0 + 1) / 2
-  EXPECT_DOUBLE_EQ(summary["neighborhood_accuracy"], 62.5);       // (1/4 + 1) / 2
-  EXPECT_NEAR(summary["efficacy_magnitude"], 25, 1e-9);           // (0.5 + 0) / 2
-  EXPECT_NEAR(summary["paraphrase_magnitude"], 39.5, 1e-9);       // ((0.1 - 0.3) / 2 + 0.89) / 2
-  EXPECT_NEAR(summary["neighborhood_magnitude"], 43.25, 1e-9);    // ((0.4 + 0.1 - 0.6 + 0) / 4 + 0.89) / 2
+  EXPECT_DOUBLE_EQ(summary["paraphrase_accuracy"], 50);         // (0 + 1) / 2
+  EXPECT_DOUBLE_EQ(summary["neighborhood_accuracy"], 62.5);     // (1/4 + 1) / 2
+  EXPECT_NEAR(summary["efficacy_magnitude"], 25, 1e-9);         // (0.5 + 0) / 2
+  EXPECT_NEAR(summary["paraphrase_magnitude"], 39.5, 1e-9);     // ((0.1 - 0.3) / 2 + 0.89) / 2
+  EXPECT_NEAR(summary["neighborhood_magnitude"], 43.25, 1e-9);  // ((0.4 + 0.1 - 0.6 + 0) / 4 + 0.89) / 2
   EXPECT_NEAR(summary["score"], 3 / (1 / 50.0 + 1 / 75.0 + 1 / 75.0), 1e-9);
   EXPECT_NEAR(summary["ci95"]["paraphrase_success"], 100 * 1.96 * 0.25 / std::sqrt(2.0), 1e-9);
   EXPECT_NEAR(summary["std"]["paraphrase_success"], 25, 1e-9);
@@ -114,9 +116,10 @@ TEST(Counterfact, HasAllKeysOfTheContract) {
   facts.facts = {fact()};
   facts.facts[0].paraphrase_prompts = {"p"};
   facts.facts[0].neighborhood_prompts = {"n"};
-  const auto outcome = judge(facts, [](const ScoreRequest& request) { return token(request.target == "Rome" ? 0.5 : 0.25, true); });
-  for (const char* key : {"score", "efficacy_success", "paraphrase_success", "neighborhood_success", "efficacy_accuracy",
-                          "paraphrase_accuracy", "neighborhood_accuracy", "n"})
+  const auto outcome =
+      judge(facts, [](const ScoreRequest& request) { return token(request.target == "Rome" ? 0.5 : 0.25, true); });
+  for (const char* key : {"score", "efficacy_success", "paraphrase_success", "neighborhood_success",
+                          "efficacy_accuracy", "paraphrase_accuracy", "neighborhood_accuracy", "n"})
     EXPECT_TRUE(outcome.summary.contains(key) && outcome.summary[key].is_number()) << key;
   EXPECT_EQ(outcome.summary["score"], 0);  // neighbourhood success is 0
 }

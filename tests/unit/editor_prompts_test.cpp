@@ -18,7 +18,9 @@ using testing::tiny_model;
 TEST(Prompts, LookupByOffsets) {
   const models::Model model = tiny_model();
   const auto& tokenizer = model.tokenizer();
-  const auto at = [&](const char* text, const char* subject, FactToken token) { return render_prompt(tokenizer, text, subject, token).lookup; };
+  const auto at = [&](const char* text, const char* subject, FactToken token) {
+    return render_prompt(tokenizer, text, subject, token).lookup;
+  };
   EXPECT_EQ(at("The home of {} is", "Ada", FactToken::kSubjectLast), 14);
   EXPECT_EQ(at("The home of {} is", "Ada", FactToken::kSubjectFirst), 12);
   EXPECT_EQ(at("The home of {} is", "Ada", FactToken::kSubjectFirstAfterLast), 15);
@@ -58,7 +60,8 @@ TEST(Prompts, OneLeadingSpaceWhetherOrNotTheTargetHasOne) {
 
 TEST(Prompts, TargetIsAppendedAsIdsWithoutItsLast) {
   const models::Model model = tiny_model();
-  const auto fact = editors::render_prompts(model.tokenizer(), make_fact(1, "{} is in", "Oslo", "Rome"), testing::tiny_contexts());
+  const auto fact =
+      editors::render_prompts(model.tokenizer(), make_fact(1, "{} is in", "Oslo", "Rome"), testing::tiny_contexts());
   EXPECT_EQ(fact.target_ids, (std::vector<int64_t>{' ', 'R', 'o', 'm', 'e'}));
   ASSERT_EQ(fact.rows.size(), 3U);
   EXPECT_EQ(fact.rows[0].text, "Oslo is in");
@@ -92,12 +95,14 @@ TEST(Prompts, SaysWhichFactIsWrong) {
 }
 
 TEST(Contexts, ReadAndChecked) {
-  const auto nested = editors::parse_contexts(nlohmann::json::parse(R"([["{}"], ["A. {}", "B. {}"]])"), "contexts.json");
+  const auto nested =
+      editors::parse_contexts(nlohmann::json::parse(R"([["{}"], ["A. {}", "B. {}"]])"), "contexts.json");
   EXPECT_EQ(nested.groups.size(), 2U);
   EXPECT_EQ(nested.flat(), (std::vector<std::string>{"{}", "A. {}", "B. {}"}));
   EXPECT_EQ(editors::parse_contexts(nested.to_json(), "again").groups, nested.groups);
   EXPECT_EQ(editors::parse_contexts(nlohmann::json::parse(R"(["{}", "A. {}"])"), "flat").groups.size(), 1U);
-  for (const char* bad : {"[]", "5", R"(["A. {}"])", R"(["{}", "none"])", R"(["{}", "{} {}"])", R"([["{}"], []])", R"([["{}"], [3]])"})
+  for (const char* bad :
+       {"[]", "5", R"(["A. {}"])", R"(["{}", "none"])", R"(["{}", "{} {}"])", R"([["{}"], []])", R"([["{}"], [3]])"})
     EXPECT_THROW((void)editors::parse_contexts(nlohmann::json::parse(bad), "bad"), Error) << bad;
 }
 
@@ -119,10 +124,13 @@ TEST(Contexts, SampledFromTheModelWithTheSeed) {
   EXPECT_EQ(editors::sample_contexts(model, {{10, 5}}, editors::ContextGrouping::kPlainApart, 3).groups, memit.groups);
   EXPECT_NE(editors::sample_contexts(model, {{10, 5}}, editors::ContextGrouping::kPlainApart, 4).groups, memit.groups);
   // Another model, other texts: nothing is kept between models.
-  EXPECT_NE(editors::sample_contexts(tiny_model({.seed = 2}), {{10, 5}}, editors::ContextGrouping::kPlainApart, 3).groups, memit.groups);
+  EXPECT_NE(
+      editors::sample_contexts(tiny_model({.seed = 2}), {{10, 5}}, editors::ContextGrouping::kPlainApart, 3).groups,
+      memit.groups);
 }
 
-// SentencePiece writes a lone "▁" before a string that begins with a space and stands alone; in a sentence there is none.
+// SentencePiece writes a lone "▁" before a string that begins with a space and stands alone; in a sentence there is
+// none.
 TEST(Prompts, LoneSpacePieceIsNoPartOfTheTarget) {
   EMEND_NEEDS_SHARED();
   const auto folder = testing::shared_dir() / "fixtures" / "tokenizers" / "llama2";
@@ -142,7 +150,8 @@ TEST(Prompts, TargetsContinueThePromptInEveryVocabulary) {
     const auto folder = testing::shared_dir() / "fixtures" / "tokenizers" / name;
     if (!std::filesystem::exists(folder)) continue;
     const auto tokenizer = models::load_tokenizer(folder);
-    for (const auto& [prompt, subject, target] : {std::tuple("{} was founded in", "Orvell Motors", "Port Vellamo"), std::tuple("{}'s mayor was born in", "Nordhaven", "Buenos Aires")}) {
+    for (const auto& [prompt, subject, target] : {std::tuple("{} was founded in", "Orvell Motors", "Port Vellamo"),
+                                                  std::tuple("{}'s mayor was born in", "Nordhaven", "Buenos Aires")}) {
       const auto row = render_prompt(*tokenizer, prompt, subject, FactToken::kSubjectLast);
       auto joined = row.ids;
       const auto ids = editors::target_token_ids(*tokenizer, row.text, editors::with_leading_space(target));

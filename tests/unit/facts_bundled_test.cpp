@@ -23,7 +23,8 @@ TEST(FactsBundled, ShapeOfEveryFact) {
     EXPECT_TRUE(requests.insert(fact.full_prompt()).second);
     ASSERT_TRUE(fact.target_true.has_value());
     EXPECT_NE(fact.target_new, *fact.target_true);
-    EXPECT_TRUE(answers_by_relation[fact.relation_id].contains(fact.target_new)) << "the new answer is of the same kind as the old";
+    EXPECT_TRUE(answers_by_relation[fact.relation_id].contains(fact.target_new))
+        << "the new answer is of the same kind as the old";
     EXPECT_EQ(fact.paraphrase_prompts.size(), 2U);
     EXPECT_GE(fact.neighborhood_prompts.size(), 5U);
     EXPECT_GE(fact.generation_prompts.size(), 3U);
@@ -48,11 +49,13 @@ TEST(FactsBundled, NoPromptIsSpoiltByAnotherEdit) {
 }
 
 TEST(FactsBundled, LintHasNothingToSay) {
-  for (const Finding& finding : lint_facts(load_bundled_facts())) ADD_FAILURE() << finding.where << ": " << finding.check << ": " << finding.text;
+  for (const Finding& finding : lint_facts(load_bundled_facts()))
+    ADD_FAILURE() << finding.where << ": " << finding.check << ": " << finding.text;
 }
 
 TEST(FactsBundled, TheFileInTheTreeIsTheOneCompiledIn) {
-  EXPECT_EQ(load_facts(std::filesystem::path(EMEND_SOURCE_DIR) / "datasets" / "emend_facts.json").fingerprint, load_bundled_facts().fingerprint);
+  EXPECT_EQ(load_facts(std::filesystem::path(EMEND_SOURCE_DIR) / "datasets" / "emend_facts.json").fingerprint,
+            load_bundled_facts().fingerprint);
 }
 
 TEST(FactsBundled, FirstFactsCoverManyRelations) {
@@ -64,7 +67,8 @@ TEST(FactsBundled, FirstFactsCoverManyRelations) {
 TEST(FactsBundled, NothingIsCopiedFromThePublishedSets) {
   EMEND_NEEDS_SHARED();
   std::set<std::string> published;
-  for (const char* file : {"counterfact_full.json", "counterfact_easyedit.json", "zsre_mend_eval.json", "knowedit_wiki_counterfact.json"})
+  for (const char* file :
+       {"counterfact_full.json", "counterfact_easyedit.json", "zsre_mend_eval.json", "knowedit_wiki_counterfact.json"})
     for (const Fact& fact : load_facts(emend::testing::shared_dir() / "data" / file).facts) {
       published.insert(fact.full_prompt());
       published.insert(fact.paraphrase_prompts.begin(), fact.paraphrase_prompts.end());

@@ -41,7 +41,9 @@ TEST(FactsConvert, LossesAreNamed) {
     return list;
   };
   EXPECT_EQ(lost("counterfact"), "locality portability target_true_aliases ");
-  EXPECT_EQ(lost("fastedit"), "attribute_prompts distracting_neighborhood_prompts generation_prompts locality neighborhood_prompts portability relation_id target_true target_true_aliases ");
+  EXPECT_EQ(lost("fastedit"),
+            "attribute_prompts distracting_neighborhood_prompts generation_prompts locality neighborhood_prompts "
+            "portability relation_id target_true target_true_aliases ");
 }
 
 TEST(FactsConvert, EveryWritableFormatKeepsTheEdit) {
@@ -59,7 +61,9 @@ TEST(FactsConvert, EveryWritableFormatKeepsTheEdit) {
     EXPECT_EQ(again.facts[0].subject, full_fact().subject) << format.name;
     EXPECT_EQ(again.facts[0].target_new, full_fact().target_new) << format.name;
     options.format = "auto";
-    EXPECT_EQ(parse_facts(format_facts({full_fact()}, format.name), "again", options).facts[0].target_new, full_fact().target_new) << format.name << " is recognised";
+    EXPECT_EQ(parse_facts(format_facts({full_fact()}, format.name), "again", options).facts[0].target_new,
+              full_fact().target_new)
+        << format.name << " is recognised";
   }
 }
 

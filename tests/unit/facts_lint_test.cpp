@@ -6,7 +6,8 @@
 namespace emend::datasets {
 namespace {
 
-nlohmann::json row(const std::string& prompt, const std::string& subject, const std::string& target, const nlohmann::json& more = nlohmann::json::object()) {
+nlohmann::json row(const std::string& prompt, const std::string& subject, const std::string& target,
+                   const nlohmann::json& more = nlohmann::json::object()) {
   nlohmann::json value = {{"prompt", prompt}, {"subject", subject}, {"target_new", target}};
   value.update(more);
   return value;
@@ -31,8 +32,12 @@ std::multiset<std::string> found(const std::vector<nlohmann::json>& rows) {
 using Names = std::multiset<std::string>;
 
 TEST(FactsLint, GoodFactsHaveNoFindings) {
-  EXPECT_EQ(found({row("{} is in the city of", "The Eiffel Tower", "Rome", {{"target_true", "Paris"}, {"neighborhood_prompts", {"The Louvre is in"}}, {"paraphrase_prompts", {"The Eiffel Tower stands in"}}}),
-                   row("{} plays the sport of", "LeBron James", "football", {{"target_true", "basketball"}}), row("The capital of {} is", "France", "Lyon")}),
+  EXPECT_EQ(found({row("{} is in the city of", "The Eiffel Tower", "Rome",
+                       {{"target_true", "Paris"},
+                        {"neighborhood_prompts", {"The Louvre is in"}},
+                        {"paraphrase_prompts", {"The Eiffel Tower stands in"}}}),
+                   row("{} plays the sport of", "LeBron James", "football", {{"target_true", "basketball"}}),
+                   row("The capital of {} is", "France", "Lyon")}),
             Names{});
 }
 
@@ -55,30 +60,42 @@ TEST(FactsLint, EachCheckFires) {
   for (int i = 0; i < 25; ++i) long_answer += "word" + std::to_string(i) + " ";
   EXPECT_EQ(found({row("{} says", "A", long_answer)}), Names{"long-target@1"});
   EXPECT_EQ(found({row("{} is in", "A", "b", {{"neighborhood_prompts", {"B is in"}}})}), Names{"no-old-answer@1"});
-  EXPECT_EQ(found({row("{} is in", "Oslo", "b", {{"target_true", "c"}, {"neighborhood_prompts", {"Oslo is in", "Bergen is in"}}})}), Names{"neighbour-is-subject@1"});
+  EXPECT_EQ(found({row("{} is in", "Oslo", "b",
+                       {{"target_true", "c"}, {"neighborhood_prompts", {"Oslo is in", "Bergen is in"}}})}),
+            Names{"neighbour-is-subject@1"});
   EXPECT_EQ(found({row("{} is in", "A", "b", {{"paraphrase_prompts", {"A is in"}}})}), Names{"repeated-paraphrase@1"});
   EXPECT_EQ(found({row("{} is", "A", "b"), row("nothing here", "A", "b")}), Names{"unusable-row@2"});
 }
 
 TEST(FactsLint, ConflictsAcrossFacts) {
-  EXPECT_EQ(found({row("{} is in", "A", "b"), row("The home of {} is", "B", "c"), row("{} is in", "A", "b")}), Names{"duplicate@3"});
-  EXPECT_EQ(found({row("The home of {} is", "A", "b"), row("The home of {} is", "A", "c")}), (Names{"contradiction@2", "shared-key@2"}));
-  EXPECT_EQ(found({row("The home of {} is", "A", "b", {{"relation_id", "P1"}}), row("Home of {}:", "A", "c", {{"relation_id", "P1"}})}), Names{"contradiction@2"});
-  EXPECT_EQ(found({row("The home of {} is", "A", "b", {{"relation_id", "P1"}}), row("Home of {}:", "A", "b", {{"relation_id", "P1"}})}), Names{"same-relation@2"});
-  EXPECT_EQ(found({row("{} is in", "A", "b"), row("{} was born in", "A", "c"), row("{} likes", "A", "d")}), Names{"shared-key@2"});
+  EXPECT_EQ(found({row("{} is in", "A", "b"), row("The home of {} is", "B", "c"), row("{} is in", "A", "b")}),
+            Names{"duplicate@3"});
+  EXPECT_EQ(found({row("The home of {} is", "A", "b"), row("The home of {} is", "A", "c")}),
+            (Names{"contradiction@2", "shared-key@2"}));
+  EXPECT_EQ(found({row("The home of {} is", "A", "b", {{"relation_id", "P1"}}),
+                   row("Home of {}:", "A", "c", {{"relation_id", "P1"}})}),
+            Names{"contradiction@2"});
+  EXPECT_EQ(found({row("The home of {} is", "A", "b", {{"relation_id", "P1"}}),
+                   row("Home of {}:", "A", "b", {{"relation_id", "P1"}})}),
+            Names{"same-relation@2"});
+  EXPECT_EQ(found({row("{} is in", "A", "b"), row("{} was born in", "A", "c"), row("{} likes", "A", "d")}),
+            Names{"shared-key@2"});
   EXPECT_EQ(found({row("{} is in", "A", "b"), row("The age of {} is", "A", "c")}), Names{});
   const auto severity = lint_facts(facts({row("{} is in", "A", "b"), row("{} is in", "A", "c")})).front().severity;
   EXPECT_EQ(severity, Severity::kError);
 }
 
 TEST(FactsLint, ConflictsByDesignAreNotes) {
-  const std::string edit = R"({"relation": {"prompt": "The father of {} is"}, "subject": {"label": "Ada"}, "new_object": {"label": ")";
-  const FactSet set = parse_facts(R"([{"triples": [], "type": "coverage", "edits": [)" + edit + "Ole\"}}," + edit + "Per\"}}]}]", "f.json");
+  const std::string edit =
+      R"({"relation": {"prompt": "The father of {} is"}, "subject": {"label": "Ada"}, "new_object": {"label": ")";
+  const FactSet set = parse_facts(
+      R"([{"triples": [], "type": "coverage", "edits": [)" + edit + "Ole\"}}," + edit + "Per\"}}]}]", "f.json");
   for (const Finding& finding : lint_facts(set)) EXPECT_EQ(finding.severity, Severity::kNote) << finding.check;
 }
 
 TEST(FactsLint, FixesWhatIsClear) {
-  const FactSet set = facts({row(" {}  is in ", "A", "b"), row("{} was", "B\u200b", "c"), row("{} is in", "A", "b"), row("{} is in", "A", "z")});
+  const FactSet set = facts({row(" {}  is in ", "A", "b"), row("{} was", "B\u200b", "c"), row("{} is in", "A", "b"),
+                             row("{} is in", "A", "z")});
   size_t applied = 0;
   const FactSet fixed = fix_facts(set, lint_facts(set), &applied);
   EXPECT_EQ(fixed.facts[0].prompt, "{} is in");

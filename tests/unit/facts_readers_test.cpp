@@ -14,10 +14,13 @@ class Collected : public LogSink {
   std::vector<LogEvent> events;
 };
 
-FactSet read(const std::string& text, const ReadOptions& options = {}) { return parse_facts(text, "f.json", options); }
+FactSet read(const std::string& text, const ReadOptions& options = {}) {
+  return parse_facts(text, "f.json", options);
+}
 
 void expect_parts(const std::string& message, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
+  for (const std::string& part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
 }
 
 std::string refusal(const std::string& text, const ReadOptions& options = {}) {
@@ -68,7 +71,8 @@ TEST(FactsReaders, CounterFactWithEveryExtra) {
   EXPECT_EQ(set.fingerprint.size(), 64U);
 }
 
-constexpr const char* kZsre = R"([{"subject": "Mara Quill", "src": "What school did Mara Quill attend?", "pred": "Harvard",
+constexpr const char* kZsre =
+    R"([{"subject": "Mara Quill", "src": "What school did Mara Quill attend?", "pred": "Harvard",
  "rephrase": "At which school was Mara Quill educated?", "alt": "Oslo Academy", "answers": ["Bergen College", "BC"],
  "loc": "nq question: who wrote the glass harbour", "loc_ans": "T. Lindqvist", "cond": "Harvard >> Oslo Academy || x"},
  {"subject": "Ines Rue", "src": "Where does Ines Rue live?", "alt": " ", "answers": ["Ghent"]}])";
@@ -99,7 +103,8 @@ TEST(FactsReaders, ZsreEitherTarget) {
 }
 
 TEST(FactsReaders, EasyEditFlatRows) {
-  const FactSet set = read(R"([{"case_id": 3, "prompt": "The mother tongue of Ada Nilsen is", "target_new": "English", "subject": "Ada Nilsen", "ground_truth": "Danish",
+  const FactSet set = read(
+      R"([{"case_id": 3, "prompt": "The mother tongue of Ada Nilsen is", "target_new": "English", "subject": "Ada Nilsen", "ground_truth": "Danish",
     "rephrase_prompt": "Ada Nilsen speaks", "locality_prompt": "Per Aas speaks", "locality_ground_truth": "Danish", "portability_prompt": "q", "portability_ground_truth": ["a", "b"],
     "locality": {"other": {"prompt": ["x is", "y is"], "ground_truth": ["1", ["2", "two"]]}}}])");
   EXPECT_EQ(set.format, "easyedit");
@@ -114,7 +119,8 @@ TEST(FactsReaders, EasyEditFlatRows) {
 }
 
 TEST(FactsReaders, KnowEditEverySpellingOfGroundTruth) {
-  const FactSet set = read(R"([{"subject": "Nordhaven", "prompt": "The mayor of Nordhaven is", "target_new": "Iris Vold", "ground_truth": ["Per Aas", "P. Aas"],
+  const FactSet set = read(
+      R"([{"subject": "Nordhaven", "prompt": "The mayor of Nordhaven is", "target_new": "Iris Vold", "ground_truth": ["Per Aas", "P. Aas"],
     "portability": {"Reasoning": [{"prompt": "Their spouse is", "ground_truth": [["Leo Vold", "Leo"], ["L. Vold"]]}, {"prompt": "blank", "ground_truth": [[""]]}], "Logical_Generalization": []},
     "locality": {"Relation_Specificity": [{"prompt": "The area is", "ground_truth": "31 km2"}, {"prompt": "Founded in", "ground_truth": 1998}, {"prompt": "n", "ground_truth": null}], "Forgetfulness": null}}])");
   EXPECT_EQ(set.format, "knowedit");
@@ -126,11 +132,14 @@ TEST(FactsReaders, KnowEditEverySpellingOfGroundTruth) {
   EXPECT_EQ(fact.portability.at("Reasoning")[0].answers, (std::vector<std::string>{"Leo Vold", "Leo", "L. Vold"}));
   ASSERT_EQ(fact.locality.at("Relation_Specificity").size(), 2U);
   EXPECT_EQ(fact.locality.at("Relation_Specificity")[1].answers, std::vector<std::string>{"1998"});
-  EXPECT_EQ(read(R"([{"subject": "A", "prompt": "A is", "target_new": "b", "locality": {}, "portability": {}}])").format, "knowedit");
+  EXPECT_EQ(
+      read(R"([{"subject": "A", "prompt": "A is", "target_new": "b", "locality": {}, "portability": {}}])").format,
+      "knowedit");
 }
 
 TEST(FactsReaders, KnowEditBiographiesAndOpinions) {
-  const FactSet bio = read(R"([{"text": "This is a passage about mara quill. Mara Quill, or mara quill, wrote.", "labels": "She lived in Oslo.", "concept": "mara quill",
+  const FactSet bio = read(
+      R"([{"text": "This is a passage about mara quill. Mara Quill, or mara quill, wrote.", "labels": "She lived in Oslo.", "concept": "mara quill",
     "locality": {"Relation_Specificity": [{"prompt": "p", "ground_truth": ["g"]}]}}])");
   EXPECT_EQ(bio.format, "knowedit");
   EXPECT_EQ(bio.facts.at(0).prompt, "This is a passage about {}. Mara Quill, or mara quill, wrote.");
@@ -164,9 +173,11 @@ TEST(FactsReaders, MquakeKeepsInstances) {
 }
 
 TEST(FactsReaders, ConflictEditAndRoundEdit) {
-  const std::string edit = R"({"relation": {"id": "P22", "prompt": "The father of {} is", "query": "Who is the father of {}?", "label": "father"}, "subject": {"id": "Q1", "label": "Ada"},
+  const std::string edit =
+      R"({"relation": {"id": "P22", "prompt": "The father of {} is", "query": "Who is the father of {}?", "label": "father"}, "subject": {"id": "Q1", "label": "Ada"},
      "object": {"id": "Q2", "label": "Per"}, "new_object": {"id": "Q3", "label": "Ole"}})";
-  const FactSet pair = read(R"([{"triples": [], "prerequisites": [], "type": "coverage", "edits": [)" + edit + "," + edit + "]}]");
+  const FactSet pair =
+      read(R"([{"triples": [], "prerequisites": [], "type": "coverage", "edits": [)" + edit + "," + edit + "]}]");
   EXPECT_EQ(pair.format, "conflictedit");
   EXPECT_EQ(pair.groups.at(0).kind, "conflict-coverage");
   EXPECT_TRUE(pair.groups.at(0).sequential);
@@ -174,26 +185,32 @@ TEST(FactsReaders, ConflictEditAndRoundEdit) {
   EXPECT_EQ(pair.facts[0].target_new, "Ole");
   EXPECT_EQ(pair.facts[0].target_true, "Per");
   EXPECT_EQ(pair.facts[0].paraphrase_prompts, std::vector<std::string>{"Who is the father of Ada?"});
-  const FactSet round = read(R"([{"type": "1-2@P22", "edit": )" + edit + R"(, "true_objects": [{"label": "Per"}, {"label": "Pål"}]}])");
+  const FactSet round =
+      read(R"([{"type": "1-2@P22", "edit": )" + edit + R"(, "true_objects": [{"label": "Per"}, {"label": "Pål"}]}])");
   EXPECT_EQ(round.groups.at(0).kind, "round");
   EXPECT_EQ(round.groups.at(0).answers, (std::vector<std::string>{"Per", "Pål"}));
 }
 
 TEST(FactsReaders, ShortFormFastEditAndMemitRequests) {
-  const FactSet brief = read("{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \" Rome\"}");
+  const FactSet brief =
+      read("{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \" Rome\"}");
   EXPECT_EQ(brief.format, "jsonl");
   EXPECT_EQ(brief.facts.at(0).target_new, "Rome");
-  const FactSet request = read(R"([{"prompt": "{} plays the sport of", "subject": "LeBron James", "target_new": {"str": "football"}}])");
+  const FactSet request =
+      read(R"([{"prompt": "{} plays the sport of", "subject": "LeBron James", "target_new": {"str": "football"}}])");
   EXPECT_EQ(request.facts.at(0).target_new, "football");
-  const FactSet fast = read(R"([{"prompt": "{} is the capital of", "subject": "Oslo", "target": "Chile", "queries": ["Oslo?"]}])");
+  const FactSet fast =
+      read(R"([{"prompt": "{} is the capital of", "subject": "Oslo", "target": "Chile", "queries": ["Oslo?"]}])");
   EXPECT_EQ(fast.format, "fastedit");
   EXPECT_EQ(fast.facts.at(0).paraphrase_prompts, std::vector<std::string>{"Oslo?"});
 }
 
 TEST(FactsReaders, EveryLayoutOfTheSameRows) {
-  const std::string a = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})", b = R"({"prompt": "{} is", "subject": "B", "target_new": "y"})";
+  const std::string a = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})",
+                    b = R"({"prompt": "{} is", "subject": "B", "target_new": "y"})";
   const std::string once = read("[" + a + "," + b + "]").fingerprint;
-  for (const std::string& text : {"[\n" + a + ",\n" + b + "\n]\n", a + "\n" + b, a + "\r\n" + b + "\r\n", "\n\n" + a + "\n\n" + b + "\n", "\xEF\xBB\xBF[" + a + "," + b + "]", a + " " + b,
+  for (const std::string& text : {"[\n" + a + ",\n" + b + "\n]\n", a + "\n" + b, a + "\r\n" + b + "\r\n",
+                                  "\n\n" + a + "\n\n" + b + "\n", "\xEF\xBB\xBF[" + a + "," + b + "]", a + " " + b,
                                   nlohmann::json::parse(a).dump(2) + "\n" + nlohmann::json::parse(b).dump(2)})
     EXPECT_EQ(read(text).fingerprint, once) << text;
   EXPECT_EQ(read(a + "\n\n" + b).facts[1].line, 3);
@@ -204,10 +221,13 @@ TEST(FactsReaders, SubjectRule) {
   const auto with = [](const std::string& prompt, const std::string& subject) {
     return nlohmann::json({{{"prompt", prompt}, {"subject", subject}, {"target_new", "x"}}}).dump();
   };
-  EXPECT_EQ(read(with("The Rome of {} and Rome", "Rome")).facts[0].prompt, "The Rome of {} and Rome") << "a given {} wins";
+  EXPECT_EQ(read(with("The Rome of {} and Rome", "Rome")).facts[0].prompt, "The Rome of {} and Rome")
+      << "a given {} wins";
   EXPECT_EQ(read(with("In Oslo, people", "Oslo")).facts[0].prompt, "In {}, people");
   EXPECT_EQ(read(with("東京は日本の", "東京")).facts[0].prompt, "{}は日本の");
-  expect_parts(refusal(with("In Bergen, people", "Oslo")), {"f.json:1: field \"prompt\"", "neither {} nor the subject \"Oslo\"", "write {} where the subject belongs"});
+  expect_parts(
+      refusal(with("In Bergen, people", "Oslo")),
+      {"f.json:1: field \"prompt\"", "neither {} nor the subject \"Oslo\"", "write {} where the subject belongs"});
   expect_parts(refusal(with("In oslo, people", "Oslo")), {"other capitals"});
   expect_parts(refusal(with("New York, New York is", "New York")), {"occurs 2 times", "write {} at the occurrence"});
   expect_parts(refusal(with("{} and {} are", "Oslo")), {"2 places for the subject", "exactly one {}"});
@@ -215,16 +235,30 @@ TEST(FactsReaders, SubjectRule) {
 
 TEST(FactsReaders, BadRowsNameFileLineAndField) {
   const std::string good = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})";
-  expect_parts(refusal("[" + good + ",\n" + R"({"prompt": "{} is", "target_new": "x"}])"), {"f.json:2: field \"subject\" is missing", "expected a string"});
-  expect_parts(refusal("[" + good + ",\n\n" + R"({"prompt": 5, "subject": "A", "target_new": "x"}])"), {"f.json:3: field \"prompt\" is the number 5"});
-  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": " ", "target_new": "x"})"), {"f.json:2: field \"subject\" is blank"});
+  expect_parts(refusal("[" + good + ",\n" + R"({"prompt": "{} is", "target_new": "x"}])"),
+               {"f.json:2: field \"subject\" is missing", "expected a string"});
+  expect_parts(refusal("[" + good + ",\n\n" + R"({"prompt": 5, "subject": "A", "target_new": "x"}])"),
+               {"f.json:3: field \"prompt\" is the number 5"});
+  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": " ", "target_new": "x"})"),
+               {"f.json:2: field \"subject\" is blank"});
   expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A"})"), {"field \"target_new\" is missing"});
-  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A", "target_new": true})"), {"field \"target_new\" is true"});
-  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A", "target_new": "x", "paraphrase_prompts": ["a", 3]})"), {"field \"paraphrase_prompts[1]\" is the number 3"});
-  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A", "target_new": "x", "case_id": "seven"})"), {"field \"case_id\" is a string", "a whole number"});
-  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A", "target_new": "x", "locality": {"k": [{"ground_truth": "y"}]}})"), {"field \"locality.k[0].prompt\" is missing"});
-  expect_parts(refusal(R"([{"requested_rewrite": {"prompt": "{} is", "subject": "A", "target_new": {"str": "x"}, "relation_id": 7}}])"), {"field \"requested_rewrite.relation_id\" is the number 7"});
-  expect_parts(refusal(R"([{"requested_rewrite": [{"prompt": "{} is", "subject": "A"}]}])"), {"field \"requested_rewrite[0].target_new\" is missing"});
+  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A", "target_new": true})"),
+               {"field \"target_new\" is true"});
+  expect_parts(refusal(good + "\n" +
+                       R"({"prompt": "{} is", "subject": "A", "target_new": "x", "paraphrase_prompts": ["a", 3]})"),
+               {"field \"paraphrase_prompts[1]\" is the number 3"});
+  expect_parts(refusal(good + "\n" + R"({"prompt": "{} is", "subject": "A", "target_new": "x", "case_id": "seven"})"),
+               {"field \"case_id\" is a string", "a whole number"});
+  expect_parts(
+      refusal(good + "\n" +
+              R"({"prompt": "{} is", "subject": "A", "target_new": "x", "locality": {"k": [{"ground_truth": "y"}]}})"),
+      {"field \"locality.k[0].prompt\" is missing"});
+  expect_parts(
+      refusal(
+          R"([{"requested_rewrite": {"prompt": "{} is", "subject": "A", "target_new": {"str": "x"}, "relation_id": 7}}])"),
+      {"field \"requested_rewrite.relation_id\" is the number 7"});
+  expect_parts(refusal(R"([{"requested_rewrite": [{"prompt": "{} is", "subject": "A"}]}])"),
+               {"field \"requested_rewrite[0].target_new\" is missing"});
   try {
     (void)read("[{\"prompt\": \"x\", \"subject\": \"A\", \"target_new\": \"b\"}]");
     FAIL();
@@ -235,7 +269,9 @@ TEST(FactsReaders, BadRowsNameFileLineAndField) {
 }
 
 TEST(FactsReaders, BadRowsCanBeSkippedAndAreCounted) {
-  const std::string text = "{\"prompt\": \"{} is\", \"subject\": \"A\", \"target_new\": \"x\"}\n{\"prompt\": \"nothing\", \"subject\": \"A\", \"target_new\": \"x\"}\n";
+  const std::string text =
+      "{\"prompt\": \"{} is\", \"subject\": \"A\", \"target_new\": \"x\"}\n{\"prompt\": \"nothing\", \"subject\": "
+      "\"A\", \"target_new\": \"x\"}\n";
   auto sink = std::make_shared<Collected>();
   const FactSet set = parse_facts(text, "f.json", {.bad_rows = BadRowPolicy::kSkip}, Log({sink}));
   EXPECT_EQ(set.facts.size(), 1U);
@@ -249,10 +285,12 @@ TEST(FactsReaders, BadRowsCanBeSkippedAndAreCounted) {
 TEST(FactsReaders, OffsetAndLimitCutUsableRows) {
   std::string text;
   for (int i = 0; i < 10; ++i)
-    text += "{\"prompt\": \"{} is\", \"subject\": \"S" + std::to_string(i) + "\", \"target_new\": \"" + (i == 2 ? "" : "x") + "\"}\n";
+    text += "{\"prompt\": \"{} is\", \"subject\": \"S" + std::to_string(i) + "\", \"target_new\": \"" +
+            (i == 2 ? "" : "x") + "\"}\n";
   const auto subjects = [&](int64_t offset, int64_t limit) {
     std::string list;
-    for (const Fact& fact : read(text, {.offset = offset, .limit = limit}).facts) list += fact.subject + ":" + std::to_string(fact.case_id) + " ";
+    for (const Fact& fact : read(text, {.offset = offset, .limit = limit}).facts)
+      list += fact.subject + ":" + std::to_string(fact.case_id) + " ";
     return list;
   };
   EXPECT_EQ(subjects(0, 3), "S0:0 S1:1 S3:2 ");
@@ -276,20 +314,24 @@ TEST(FactsReaders, RepeatedCaseIdsAreRenumbered) {
 
 TEST(FactsReaders, OptionsAndFormats) {
   const std::string row = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})";
-  expect_parts(refusal(row, {.format = "counterfct"}), {"unknown format \"counterfct\"", "did you mean \"counterfact\"?"});
+  expect_parts(refusal(row, {.format = "counterfct"}),
+               {"unknown format \"counterfct\"", "did you mean \"counterfact\"?"});
   expect_parts(refusal(row, {.format = "zsre"}), {"f.json:1: field \"src\" is missing"});
   expect_parts(refusal(row, {.limit = 0}), {"limit: 0"});
   expect_parts(refusal(row, {.offset = -1}), {"offset: -1"});
   expect_parts(refusal(row, {.zsre_target = "true"}), {"answers", "alt"});
-  expect_parts(refusal(R"([{"question": "q", "choices": []}])"), {"f.json:1: a row with the keys choices, question", "counterfact, mquake", "shortest row"});
+  expect_parts(refusal(R"([{"question": "q", "choices": []}])"),
+               {"f.json:1: a row with the keys choices, question", "counterfact, mquake", "shortest row"});
   expect_parts(refusal(R"([{"known_id": 0, "subject": "A", "attribute": "b", "prompt": "A is"}])"), {"emend trace"});
-  expect_parts(refusal(R"([{"prompt": "{} is", "subject": "A", "target_new": " "}])"), {"no usable fact in 1 rows", "\"target_new\" is blank"});
+  expect_parts(refusal(R"([{"prompt": "{} is", "subject": "A", "target_new": " "}])"),
+               {"no usable fact in 1 rows", "\"target_new\" is blank"});
   std::set<std::string> names;
   for (const FormatInfo& format : fact_formats()) {
     EXPECT_FALSE(format.summary.empty());
     names.insert(format.name);
   }
-  for (const char* name : {"counterfact", "zsre", "easyedit", "knowedit", "mquake", "fastedit", "jsonl"}) EXPECT_TRUE(names.contains(name)) << name;
+  for (const char* name : {"counterfact", "zsre", "easyedit", "knowedit", "mquake", "fastedit", "jsonl"})
+    EXPECT_TRUE(names.contains(name)) << name;
 }
 
 TEST(FactsReaders, FingerprintSeesContentNotLayout) {
@@ -309,7 +351,8 @@ TEST(FactsReaders, ValidateFactsBuiltInCode) {
   fact.subject = "A";
   fact.target_new = "b";
   EXPECT_NO_THROW(validate(fact));
-  for (const auto& [member, value] : std::vector<std::pair<std::string Fact::*, std::string>>{{&Fact::prompt, "no slot"}, {&Fact::prompt, "{} {}"}, {&Fact::subject, " "}, {&Fact::target_new, ""}}) {
+  for (const auto& [member, value] : std::vector<std::pair<std::string Fact::*, std::string>>{
+           {&Fact::prompt, "no slot"}, {&Fact::prompt, "{} {}"}, {&Fact::subject, " "}, {&Fact::target_new, ""}}) {
     Fact bad = fact;
     bad.*member = value;
     EXPECT_THROW(validate(bad, "here"), Error);
@@ -317,7 +360,8 @@ TEST(FactsReaders, ValidateFactsBuiltInCode) {
 }
 
 TEST(FactsReaders, KnownFacts) {
-  const std::string text = R"([{"known_id": 4, "subject": "Vinson Massif", "attribute": "Antarctica", "template": "{} is in", "prediction": " x", "prompt": "Vinson Massif is in the continent of", "relation_id": "P30"},
+  const std::string text =
+      R"([{"known_id": 4, "subject": "Vinson Massif", "attribute": "Antarctica", "template": "{} is in", "prediction": " x", "prompt": "Vinson Massif is in the continent of", "relation_id": "P30"},
  {"subject": "Beats", "attribute": "Apple", "prompt": "Beats is owned by"}])";
   const auto facts = parse_known_facts(text, "k.json");
   ASSERT_EQ(facts.size(), 2U);

@@ -22,12 +22,24 @@ class Family : public ::testing::TestWithParam<FamilyFlavour> {
   }
 };
 
-TEST_P(Family, EverySiteFires) { FamilySuite(GetParam(), {}).every_site_fires(); }
-TEST_P(Family, EverySiteCanBeEdited) { FamilySuite(GetParam(), {}).every_site_can_be_edited(); }
-TEST_P(Family, PackingChangesNothing) { FamilySuite(GetParam(), {}).packing_changes_nothing(kTolerance); }
-TEST_P(Family, RestartEqualsWhole) { FamilySuite(GetParam(), {}).restart_equals_whole(kTolerance); }
-TEST_P(Family, CacheEqualsWhole) { FamilySuite(GetParam(), {}).cache_equals_whole(kTolerance); }
-TEST_P(Family, EditSiteIsOriented) { FamilySuite(GetParam(), {}).edit_site_is_oriented(kTolerance); }
+TEST_P(Family, EverySiteFires) {
+  FamilySuite(GetParam(), {}).every_site_fires();
+}
+TEST_P(Family, EverySiteCanBeEdited) {
+  FamilySuite(GetParam(), {}).every_site_can_be_edited();
+}
+TEST_P(Family, PackingChangesNothing) {
+  FamilySuite(GetParam(), {}).packing_changes_nothing(kTolerance);
+}
+TEST_P(Family, RestartEqualsWhole) {
+  FamilySuite(GetParam(), {}).restart_equals_whole(kTolerance);
+}
+TEST_P(Family, CacheEqualsWhole) {
+  FamilySuite(GetParam(), {}).cache_equals_whole(kTolerance);
+}
+TEST_P(Family, EditSiteIsOriented) {
+  FamilySuite(GetParam(), {}).edit_site_is_oriented(kTolerance);
+}
 
 TEST_P(Family, DoublePrecisionAgreesWithSingle) {
   FamilySuite single(GetParam(), {}), twice(GetParam(), {}, at::kDouble);
@@ -45,7 +57,8 @@ TEST_P(Family, PaddingOnEitherSideChangesNothing) {
   for (const bool left : {false, true}) {
     // With positions that count real tokens; Qwen's columns past the trained length are another thing (see below).
     if (left && suite.model().config().logn_length > 0) continue;
-    at::Tensor ids = at::zeros({4, 12}, at::kLong), mask = at::zeros({4, 12}, at::kLong), positions = at::zeros({4, 12}, at::kLong);
+    at::Tensor ids = at::zeros({4, 12}, at::kLong), mask = at::zeros({4, 12}, at::kLong),
+               positions = at::zeros({4, 12}, at::kLong);
     for (size_t r = 0; r < rows.size(); ++r)
       for (size_t k = 0; k < rows[r].size(); ++k) {
         const int64_t column = left ? 12 - static_cast<int64_t>(rows[r].size() - k) : static_cast<int64_t>(k);
@@ -83,7 +96,8 @@ TEST_P(Family, NamesWithoutTheBasePrefixLoadToo) {
     const bool prefixed = info.name.starts_with(family.base_prefix);
     tensors.emplace_back(prefixed ? info.name.substr(family.base_prefix.size()) : info.name, source->read(info.name));
   }
-  const Model whole = load_model(source), bare = load_model(std::make_shared<MemoryCheckpoint>(source->config(), tensors));
+  const Model whole = load_model(source),
+              bare = load_model(std::make_shared<MemoryCheckpoint>(source->config(), tensors));
   const auto batch = TokenBatch::from_rows(testing::suite_rows());
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal(whole.forward(batch).logits, bare.forward(batch).logits));
@@ -107,10 +121,14 @@ TEST_P(Family, RefusesMissingUnknownAndMisshapenTensors) {
     const std::string text = outcome([&](auto& t) { std::erase_if(t, [&](auto& x) { return x.first == info.name; }); });
     EXPECT_NE(text.find(info.name), std::string::npos) << text;
   }
-  EXPECT_NE(outcome([](auto& t) { t.emplace_back("model.layers.0.extra.weight", at::zeros({2})); }).find("extra.weight"), std::string::npos);
+  EXPECT_NE(
+      outcome([](auto& t) { t.emplace_back("model.layers.0.extra.weight", at::zeros({2})); }).find("extra.weight"),
+      std::string::npos);
   EXPECT_NE(outcome([](auto& t) { t[3].second = at::zeros({1, 2, 3}); }).find("[1, 2, 3]"), std::string::npos);
-  EXPECT_NE(outcome([](auto& t) { t[2].second.view(-1)[0] = std::numeric_limits<float>::quiet_NaN(); }).find("finite"), std::string::npos);
-  EXPECT_NE(outcome([](auto& t) { t[2].second.view(-1)[0] = -std::numeric_limits<float>::infinity(); }).find("finite"), std::string::npos);
+  EXPECT_NE(outcome([](auto& t) { t[2].second.view(-1)[0] = std::numeric_limits<float>::quiet_NaN(); }).find("finite"),
+            std::string::npos);
+  EXPECT_NE(outcome([](auto& t) { t[2].second.view(-1)[0] = -std::numeric_limits<float>::infinity(); }).find("finite"),
+            std::string::npos);
   EXPECT_NE(outcome([](auto& t) { t[2].second = t[2].second.to(at::kChar); }).find("quantised"), std::string::npos);
 }
 

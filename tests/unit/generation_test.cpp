@@ -34,7 +34,8 @@ TEST(Generation, GreedyEqualsRecomputingEveryStep) {
     GenerateOptions options;
     options.max_new_tokens = 12;
     const Rows together = generate(model, kPrompts, options);
-    for (size_t r = 0; r < kPrompts.size(); ++r) EXPECT_EQ(together[r], greedy_by_hand(model, kPrompts[r], 12)) << family << r;
+    for (size_t r = 0; r < kPrompts.size(); ++r)
+      EXPECT_EQ(together[r], greedy_by_hand(model, kPrompts[r], 12)) << family << r;
   }
 }
 

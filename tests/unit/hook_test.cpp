@@ -27,10 +27,11 @@ TEST(Site, NamesRoundTrip) {
 }
 
 TEST(Site, RefusesWhatIsNotASite) {
-  for (const char* text : {"", "layers", "layers.", "layers.1", "layers.1.", "layers.x.mlp_in", "layers.-1.mlp_in", "mlp_in",
-                           "layers.1.embedding", "layers.99999999999.mlp_in", "layers.1.mlp_in.", "logits "})
+  for (const char* text : {"", "layers", "layers.", "layers.1", "layers.1.", "layers.x.mlp_in", "layers.-1.mlp_in",
+                           "mlp_in", "layers.1.embedding", "layers.99999999999.mlp_in", "layers.1.mlp_in.", "logits "})
     EXPECT_THROW((void)parse_site(text), Error) << text;
-  EXPECT_NE(message_of([] { (void)parse_site("layers.0.mlp_don_in"); }).find("did you mean \"layers.0.mlp_down_in\"?"), std::string::npos);
+  EXPECT_NE(message_of([] { (void)parse_site("layers.0.mlp_don_in"); }).find("did you mean \"layers.0.mlp_down_in\"?"),
+            std::string::npos);
 }
 
 TEST(HookPoint, RunsInOrderAndPassesReplacementsOn) {

@@ -8,7 +8,9 @@
 namespace emend {
 namespace {
 
-std::string document(const char* path) { return read_file(std::filesystem::path(EMEND_SOURCE_DIR) / "docs" / path); }
+std::string document(const char* path) {
+  return read_file(std::filesystem::path(EMEND_SOURCE_DIR) / "docs" / path);
+}
 
 TEST(HparamsDocs, SharedFieldsAreUpToDate) {
   const std::string text = document("hparams.md");
@@ -28,7 +30,8 @@ TEST(HparamsDocs, EveryEditorWithPresetsIsNamed) {
 
 TEST(HparamsDocs, FormatsAndLintChecksAreNamed) {
   const std::string text = document("formats/facts.md");
-  for (const datasets::FormatInfo& format : datasets::fact_formats()) EXPECT_NE(text.find("| `" + format.name + "` |"), std::string::npos) << format.name;
+  for (const datasets::FormatInfo& format : datasets::fact_formats())
+    EXPECT_NE(text.find("| `" + format.name + "` |"), std::string::npos) << format.name;
   for (const datasets::LintInfo& check : datasets::lint_checks())
     EXPECT_NE(text.find("| `" + check.name + "` | " + check.meaning + " |"), std::string::npos) << check.name;
 }

@@ -10,20 +10,22 @@
 namespace emend::hparams {
 namespace {
 
-const Preset* found(const std::string& editor, const std::string& name, const std::string& family = "", int64_t layers = 0,
-                    int64_t hidden = 0, int64_t mlp = 0) {
+const Preset* found(const std::string& editor, const std::string& name, const std::string& family = "",
+                    int64_t layers = 0, int64_t hidden = 0, int64_t mlp = 0) {
   return find_preset(editor, {{name}, family, layers, hidden, mlp});
 }
-std::string found_name(const std::string& editor, const std::string& name, const std::string& family = "", int64_t layers = 0,
-                       int64_t hidden = 0, int64_t mlp = 0) {
+std::string found_name(const std::string& editor, const std::string& name, const std::string& family = "",
+                       int64_t layers = 0, int64_t hidden = 0, int64_t mlp = 0) {
   const Preset* preset = found(editor, name, family, layers, hidden, mlp);
   return preset ? preset->name : "";
 }
 
 /// All locate-then-edit keys with every key that some method adds.
 struct AnyLocate : LocateHparams {
-  double mom2_update_weight = 0, update_norm_lambda = 0, emmet_lambda = 0, nll_loss_factor = 0, nullspace_threshold = 0, L2 = 0;
-  double cumulative_ratio = 0, suppression_strength = 0, alpha = 0, upper_bound = 0, neuron_threshold = 0, prob_cutoff = 0;
+  double mom2_update_weight = 0, update_norm_lambda = 0, emmet_lambda = 0, nll_loss_factor = 0, nullspace_threshold = 0,
+         L2 = 0;
+  double cumulative_ratio = 0, suppression_strength = 0, alpha = 0, upper_bound = 0, neuron_threshold = 0,
+         prob_cutoff = 0;
   int64_t max_iterations = 0;
   bool enable_prompt_keys = false, enable_random_prefix_keys = false, original_implementation = false;
 };
@@ -32,12 +34,18 @@ const Schema<AnyLocate>& any_locate() {
     Schema<AnyLocate> s("any");
     s.include(locate_schema());
     const std::vector<std::pair<const char*, double AnyLocate::*>> numbers = {
-        {"mom2_update_weight", &AnyLocate::mom2_update_weight}, {"update_norm_lambda", &AnyLocate::update_norm_lambda},
-        {"emmet_lambda", &AnyLocate::emmet_lambda}, {"nll_loss_factor", &AnyLocate::nll_loss_factor},
-        {"nullspace_threshold", &AnyLocate::nullspace_threshold}, {"L2", &AnyLocate::L2},
-        {"cumulative_ratio", &AnyLocate::cumulative_ratio}, {"suppression_strength", &AnyLocate::suppression_strength},
-        {"alpha", &AnyLocate::alpha}, {"upper_bound", &AnyLocate::upper_bound},
-        {"neuron_threshold", &AnyLocate::neuron_threshold}, {"prob_cutoff", &AnyLocate::prob_cutoff}};
+        {"mom2_update_weight", &AnyLocate::mom2_update_weight},
+        {"update_norm_lambda", &AnyLocate::update_norm_lambda},
+        {"emmet_lambda", &AnyLocate::emmet_lambda},
+        {"nll_loss_factor", &AnyLocate::nll_loss_factor},
+        {"nullspace_threshold", &AnyLocate::nullspace_threshold},
+        {"L2", &AnyLocate::L2},
+        {"cumulative_ratio", &AnyLocate::cumulative_ratio},
+        {"suppression_strength", &AnyLocate::suppression_strength},
+        {"alpha", &AnyLocate::alpha},
+        {"upper_bound", &AnyLocate::upper_bound},
+        {"neuron_threshold", &AnyLocate::neuron_threshold},
+        {"prob_cutoff", &AnyLocate::prob_cutoff}};
     for (const auto& [name, member] : numbers) s.field(name, member, {.meaning = name});
     s.field("max_iterations", &AnyLocate::max_iterations, {.meaning = "n"});
     s.field("enable_prompt_keys", &AnyLocate::enable_prompt_keys, {.meaning = "n"});
@@ -67,7 +75,8 @@ const Schema<AnyTuning>& any_tuning() {
           .field("weight_decay", &AnyTuning::weight_decay, {.meaning = "n", .min = 0})
           .field("lora_dropout", &AnyTuning::lora_dropout, {.meaning = "n", .min = 0, .max = 1})
           .field("norm_constraint", &AnyTuning::norm_constraint, {.meaning = "n", .above = 0})
-          .field("objective_optimization", &AnyTuning::objective_optimization, {.meaning = "n", .one_of = {"prompt_last", "target_new"}})
+          .field("objective_optimization", &AnyTuning::objective_optimization,
+                 {.meaning = "n", .one_of = {"prompt_last", "target_new"}})
           .field("rewrite_module_tmp", &AnyTuning::rewrite_module_tmp, {.meaning = "n"})
           .field("lora_type", &AnyTuning::lora_type, {.meaning = "n", .one_of = {"lora", "adalora"}})
           .field("target_modules", &AnyTuning::target_modules, {.meaning = "n"});
@@ -89,7 +98,9 @@ TEST(HparamsPreset, EveryPresetLoads) {
       return value ? value->text : std::string();
     }();
     EXPECT_EQ(preset.models.empty(), !variant_of.empty()) << "a preset is for models or a variant of one that is";
-    if (!variant_of.empty()) { EXPECT_NE(find_preset_by_name(preset.editor, variant_of), nullptr); }
+    if (!variant_of.empty()) {
+      EXPECT_NE(find_preset_by_name(preset.editor, variant_of), nullptr);
+    }
     for (const RawEntry& entry : raw.entries()) EXPECT_FALSE(is_machine_key(entry.key)) << entry.key;
     const bool tuning = preset.editor == "lora" || preset.editor.rfind("ft", 0) == 0;
     if (tuning) {
@@ -104,15 +115,17 @@ TEST(HparamsPreset, EveryPresetLoads) {
         EXPECT_LT(h.v_loss_layer.value(), model.layers);
       }
   }
-  for (const char* editor : {"rome", "r-rome", "memit", "emmet", "pmet", "alphaedit", "nse", "sphere", "encore", "rect", "prune",
-                             "memit-seq", "ft", "ft-l", "ft-m", "lora"}) {
+  for (const char* editor : {"rome", "r-rome", "memit", "emmet", "pmet", "alphaedit", "nse", "sphere", "encore", "rect",
+                             "prune", "memit-seq", "ft", "ft-l", "ft-m", "lora"}) {
     EXPECT_TRUE(editors.contains(editor)) << editor;
     EXPECT_EQ(found_name(editor, "HuggingFaceTB/SmolLM2-135M", "llama", 30, 576), "smollm2-135m") << editor;
   }
 }
 
 TEST(HparamsPreset, PublishedFigures) {  // a few rows of the published tables, typed here a second time
-  const auto memit = [](const char* name) { return any_locate().parse(load_preset(*find_preset_by_name("memit", name))); };
+  const auto memit = [](const char* name) {
+    return any_locate().parse(load_preset(*find_preset_by_name("memit", name)));
+  };
   EXPECT_EQ(memit("gpt2-xl").layers, (std::vector<int64_t>{13, 14, 15, 16, 17}));
   EXPECT_EQ(memit("gpt2-xl").v_num_grad_steps, 20);
   EXPECT_EQ(memit("gpt2-xl").mom2_update_weight, 20000);
@@ -122,7 +135,9 @@ TEST(HparamsPreset, PublishedFigures) {  // a few rows of the published tables, 
   EXPECT_EQ(memit("llama-7b").v_weight_decay, 1e-3);
   EXPECT_EQ(memit("llama-7b").clamp_norm_factor, 4);
   EXPECT_EQ(memit("gpt-neox-20b").clamp_norm_factor, 0.3);
-  const auto rome = [](const char* name) { return any_locate().parse(load_preset(*find_preset_by_name("rome", name))); };
+  const auto rome = [](const char* name) {
+    return any_locate().parse(load_preset(*find_preset_by_name("rome", name)));
+  };
   EXPECT_TRUE(rome("gpt2-xl").mom2_adjustment);
   EXPECT_FALSE(rome("gpt2-xl-easyedit").mom2_adjustment);
   EXPECT_EQ(rome("gpt2-medium").clamp_norm_factor, 3);
@@ -149,7 +164,8 @@ TEST(HparamsPreset, StructureConfirmsOrReplacesTheName) {
   EXPECT_EQ(found_name("memit", "models/mine", "gpt2", 48, 0), "");
   EXPECT_EQ(found_name("memit", "models/mine", "llama", 32, 4096, 11008), "llama-7b");
   EXPECT_EQ(found_name("memit", "models/mine", "llama", 32, 4096, 14336), "llama3-8b");
-  EXPECT_EQ(found_name("memit", "llama-2-7b", "llama", 32, 4096, 14336), "llama3-8b") << "the name contradicts the structure";
+  EXPECT_EQ(found_name("memit", "llama-2-7b", "llama", 32, 4096, 14336), "llama3-8b")
+      << "the name contradicts the structure";
   EXPECT_EQ(found_name("memit", "x", "llama", 30, 576), "smollm2-135m");
 }
 

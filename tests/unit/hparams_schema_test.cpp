@@ -24,7 +24,8 @@ const Schema<ToyHparams>& toy_schema() {
   static const auto schema =
       Schema<ToyHparams>("toy")
           .include(locate_schema())
-          .field("mom2_update_weight", &ToyHparams::mom2_update_weight, {.meaning = "weight of the old keys", .formula = "lambda", .min = 0})
+          .field("mom2_update_weight", &ToyHparams::mom2_update_weight,
+                 {.meaning = "weight of the old keys", .formula = "lambda", .min = 0})
           .field("norm_constraint", &ToyHparams::norm_constraint, {.meaning = "largest change of a weight", .above = 0})
           .field("target_modules", &ToyHparams::target_modules, {.meaning = "modules", .min_items = 1})
           .field("weights", &ToyHparams::weights, {.meaning = "numbers", .min = 0, .max = 1})
@@ -32,7 +33,9 @@ const Schema<ToyHparams>& toy_schema() {
           .field("batch", &ToyHparams::batch, {.meaning = "rows", .min = 1, .aliases = {"rows"}})
           .unused("kl_old", "read but never used")
           .refine("v_lr", [](FieldOptions& options) { options.max = 10; })
-          .check("batch", [](const ToyHparams& h) { return h.batch > 100 && h.weights.empty() ? std::string("weights with batches above 100") : ""; });
+          .check("batch", [](const ToyHparams& h) {
+            return h.batch > 100 && h.weights.empty() ? std::string("weights with batches above 100") : "";
+          });
   return schema;
 }
 
@@ -54,7 +57,8 @@ std::string refusal(const std::string& text, const std::string& source = "toy.ya
 }
 
 void expect_parts(const std::string& message, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
+  for (const std::string& part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
 }
 
 constexpr const char* kMinimal = "layers: [4, 5]\n";
@@ -78,7 +82,8 @@ target_modules:
 weights: [0, 0.5, 1]
 flag: on
 rows: 7
-)", "a.yaml"));
+)",
+                                                  "a.yaml"));
   EXPECT_EQ(h.layers, (std::vector<int64_t>{4, 5, 8}));
   EXPECT_EQ(h.fact_token, "last");
   EXPECT_DOUBLE_EQ(h.v_lr, 0.5);
@@ -97,11 +102,13 @@ rows: 7
 
 TEST(HparamsSchema, ReadsJsonWithTypes) {
   const auto h = toy_schema().parse(parse_hparams(R"({"layers": [3, 4], "v_lr": 5e-1, "norm_constraint": false,
-    "mom2_adjustment": true, "context_template_length_params": [[5, 10]], "fact_token": "subject_last", "v_loss_layer": null})", "a.json"));
+    "mom2_adjustment": true, "context_template_length_params": [[5, 10]], "fact_token": "subject_last", "v_loss_layer": null})",
+                                                  "a.json"));
   EXPECT_EQ(h.layers, (std::vector<int64_t>{3, 4}));
   EXPECT_FALSE(h.norm_constraint.has_value());
   EXPECT_FALSE(h.v_loss_layer.has_value());
-  expect_parts(refusal("{\n\"layers\": [1],\n \"v_lr\": \"0.5\"}", "b.json"), {"b.json:3: v_lr is \"0.5\"", "expected a number above 0"});
+  expect_parts(refusal("{\n\"layers\": [1],\n \"v_lr\": \"0.5\"}", "b.json"),
+               {"b.json:3: v_lr is \"0.5\"", "expected a number above 0"});
   expect_parts(refusal("{\"layers\": [1], \"fact_token\": 3}"), {"fact_token is 3", "one of subject_last"});
 }
 
@@ -111,12 +118,16 @@ TEST(HparamsSchema, DefaultsAreTheStructs) {
   EXPECT_FALSE(h.v_loss_layer.has_value());
   EXPECT_EQ(h.mom2_n_samples, 100000);
   for (const FieldInfo& field : toy_schema().fields())
-    if (field.name == "clamp_norm_factor") { EXPECT_EQ(field.default_text, "4.0"); }
+    if (field.name == "clamp_norm_factor") {
+      EXPECT_EQ(field.default_text, "4.0");
+    }
 }
 
 TEST(HparamsSchema, RefusesUnknownKeysWithTheClosestName) {
   expect_parts(refusal("layers: [4]\nv_lrr: 0.5\n"), {"toy.yaml:2: unknown field \"v_lrr\"", "did you mean \"v_lr\"?"});
-  expect_parts(refusal("layers: [4]\n\nbanana_split: 1\n"), {"toy.yaml:3", "unknown field \"banana_split\"", "mom2_update_weight", "check that the file is for this editor"});
+  expect_parts(
+      refusal("layers: [4]\n\nbanana_split: 1\n"),
+      {"toy.yaml:3", "unknown field \"banana_split\"", "mom2_update_weight", "check that the file is for this editor"});
 }
 
 TEST(HparamsSchema, RefusesMissingIllTypedAndOutOfRange) {
@@ -126,15 +137,19 @@ TEST(HparamsSchema, RefusesMissingIllTypedAndOutOfRange) {
   expect_parts(refusal("layers: [4, -1]"), {"-1 is not an integer of at least 0"});
   expect_parts(refusal("layers: [4, five]"), {"five is not an integer"});
   expect_parts(refusal("layers: [5, 4]"), {"toy.yaml:1", "ascending order"});
-  expect_parts(refusal("layers: [4]\nv_lr: fast"), {"toy.yaml:2: v_lr is fast", "expected a number above 0", "learning rate"});
-  for (const char* bad : {"0", "-1", "11", ".inf", "nan", "1e999", "0x10", "1,5", "true", "[1]", "{a: 1}", "", "~", "\"\""})
+  expect_parts(refusal("layers: [4]\nv_lr: fast"),
+               {"toy.yaml:2: v_lr is fast", "expected a number above 0", "learning rate"});
+  for (const char* bad :
+       {"0", "-1", "11", ".inf", "nan", "1e999", "0x10", "1,5", "true", "[1]", "{a: 1}", "", "~", "\"\""})
     expect_parts(refusal(std::string("layers: [4]\nv_lr: ") + bad), {"toy.yaml:2: v_lr is"});
   for (const char* bad : {"1.5", "1e30", "abc", "false"})
     expect_parts(refusal(std::string("layers: [4]\nv_num_grad_steps: ") + bad), {"an integer of at least 1"});
   for (const char* bad : {"1", "0", "maybe", "[true]", "\"true\""})
     expect_parts(refusal(std::string("layers: [4]\nmom2_adjustment: ") + bad), {"true or false"});
-  expect_parts(refusal("layers: [4]\nfact_token: subject_lost"), {"one of subject_last, subject_first", "did you mean \"subject_last\"?"});
-  expect_parts(refusal("layers: [4]\nweights: [0.5, 2]"), {"a list of numbers from 0 to 1", "2 is not a number from 0 to 1"});
+  expect_parts(refusal("layers: [4]\nfact_token: subject_lost"),
+               {"one of subject_last, subject_first", "did you mean \"subject_last\"?"});
+  expect_parts(refusal("layers: [4]\nweights: [0.5, 2]"),
+               {"a list of numbers from 0 to 1", "2 is not a number from 0 to 1"});
   expect_parts(refusal("layers: [4]\ncontext_template_length_params: [[5, 10, 1]]"), {"pairs of length and number"});
   expect_parts(refusal("layers: [4]\ncontext_template_length_params: [5, 10]"), {"list of lists"});
   expect_parts(refusal("layers: [4]\nnorm_constraint: true"), {"a number above 0, or none"});
@@ -162,7 +177,8 @@ TEST(HparamsSchema, OverridesAreTypedLikeTheFile) {
   } catch (const Error& error) {
     expect_parts(error.what(), {"--set v_lr=quick: v_lr is quick", "a number above 0"});
   }
-  for (const char* bad : {"v_lr", "=1", "a b=1", "v_lr=[1", "v_lr=*x", "\"v_lr\"=1"}) EXPECT_THROW(raw.set(bad), Error) << bad;
+  for (const char* bad : {"v_lr", "=1", "a b=1", "v_lr=[1", "v_lr=*x", "\"v_lr\"=1"})
+    EXPECT_THROW(raw.set(bad), Error) << bad;
 }
 
 TEST(HparamsSchema, MachineSettingsGiveOneWarningAndSuggestions) {
@@ -185,8 +201,10 @@ rewrite_module_tmp: "model.layers.{}.mlp.down_proj"
   EXPECT_EQ(h.modules.rewrite_module_tmp, "model.layers.{}.mlp.down_proj");
   ASSERT_EQ(sink->events.size(), 1U);
   EXPECT_EQ(sink->events[0].level, LogLevel::kWarning);
-  expect_parts(sink->events[0].text, {"easy.yaml", "device: 0 ignored", "model_parallel: true taken as --device-map auto", "fp16: true taken as a suggestion of --dtype bfloat16",
-                                      "batch_size: 10", "layer_selection: read by no implementation", "kl_old"});
+  expect_parts(sink->events[0].text,
+               {"easy.yaml", "device: 0 ignored", "model_parallel: true taken as --device-map auto",
+                "fp16: true taken as a suggestion of --dtype bfloat16", "batch_size: 10",
+                "layer_selection: read by no implementation", "kl_old"});
   EXPECT_EQ(sink->events[0].fields["notes"].size(), 10U);
   const MachineSettings machine = machine_settings(raw);
   EXPECT_EQ(machine.device_map, "auto");
@@ -194,7 +212,8 @@ rewrite_module_tmp: "model.layers.{}.mlp.down_proj"
   EXPECT_EQ(machine.batch_size, 10);
   EXPECT_EQ(machine.model, "./hugging_cache/llama-2-7b");
   EXPECT_EQ(machine.alg_name, "MEMIT");
-  const MachineSettings none = machine_settings(parse_hparams("model_parallel: false\nbatch_size: many\nfp16: [1]\n", "x"));
+  const MachineSettings none =
+      machine_settings(parse_hparams("model_parallel: false\nbatch_size: many\nfp16: [1]\n", "x"));
   EXPECT_FALSE(none.device_map || none.dtype || none.batch_size);
   EXPECT_EQ(none.notes.size(), 3U);
 }
@@ -203,14 +222,16 @@ TEST(HparamsSchema, KeyDeclaredByTheEditorIsNotAMachineSetting) {
   struct WithBatch {
     int64_t batch_size = 64;
   };
-  const auto schema = Schema<WithBatch>("ft").field("batch_size", &WithBatch::batch_size, {.meaning = "rows", .min = 1});
+  const auto schema =
+      Schema<WithBatch>("ft").field("batch_size", &WithBatch::batch_size, {.meaning = "rows", .min = 1});
   auto sink = std::make_shared<Collected>();
   EXPECT_EQ(schema.parse(parse_hparams("batch_size: 8\n", "x"), Log({sink})).batch_size, 8);
   EXPECT_TRUE(sink->events.empty());
 }
 
 TEST(HparamsSchema, DumpRoundTrips) {
-  const auto h = toy_schema().parse(parse_hparams("layers: [4, 6]\nnorm_constraint: 1e-3\nweights: [0.25]\nln_f_module: model.norm\n", "a"));
+  const auto h = toy_schema().parse(
+      parse_hparams("layers: [4, 6]\nnorm_constraint: 1e-3\nweights: [0.25]\nln_f_module: model.norm\n", "a"));
   const nlohmann::json dumped = toy_schema().dump(h);
   EXPECT_EQ(dumped.size(), toy_schema().fields().size());
   EXPECT_TRUE(dumped["v_loss_layer"].is_null());
@@ -227,7 +248,8 @@ TEST(HparamsSchema, HelpAndTableNameEveryField) {
     expect_parts(help, {field.name, field.options.meaning});
     expect_parts(table, {"| `" + field.name + "` |"});
   }
-  expect_parts(help, {"number, above 0 and at most 10; default 0.5", "list of integers, of at least 0; required", "(lambda)"});
+  expect_parts(
+      help, {"number, above 0 and at most 10; default 0.5", "list of integers, of at least 0; required", "(lambda)"});
 }
 
 TEST(HparamsSchema, WhereNamesTheLineOfAKey) {

@@ -49,21 +49,24 @@ TEST(Keys, AveragesByGroupOrPlainly) {
   // One group: both are the same.
   const editors::ContextTemplates one{{{"{}", "a {}", "b {}"}}, false, 0};
   EXPECT_LT(relative_difference(editors::average_keys(keys, one, editors::KeyWeighting::kByGroup),
-                                editors::average_keys(keys, one, editors::KeyWeighting::kPlainMean)), 1e-15);
+                                editors::average_keys(keys, one, editors::KeyWeighting::kPlainMean)),
+            1e-15);
 }
 
 TEST(Keys, CollectsWhatTheWholeModelComputes) {
   for (const char* family : {"llama", "gpt2"}) {
     const models::Model model = tiny_model({.family = family});
     const auto rows = rows_of(model);
-    const std::vector<hooks::SiteRef> sites = {{Site::kMlpDownIn, 1}, {Site::kMlpDownOut, 1}, {Site::kLayerOut, 2}, {Site::kAttnOut, 0}};
+    const std::vector<hooks::SiteRef> sites = {
+        {Site::kMlpDownIn, 1}, {Site::kMlpDownOut, 1}, {Site::kLayerOut, 2}, {Site::kAttnOut, 0}};
     for (const auto engine : {Engine::kFast, Engine::kReference}) {
       EditContext context;
       context.engine = engine;
       const auto values = editors::collect_at_lookup(model, rows, sites, context);
       ASSERT_EQ(values.size(), sites.size());
       for (size_t s = 0; s < sites.size(); ++s)
-        EXPECT_LT(relative_difference(values[s], one_by_one(model, rows, sites[s])), 1e-5) << family << " " << hooks::to_string(sites[s]);
+        EXPECT_LT(relative_difference(values[s], one_by_one(model, rows, sites[s])), 1e-5)
+            << family << " " << hooks::to_string(sites[s]);
     }
   }
 }
@@ -93,7 +96,9 @@ TEST(Keys, WalkSeesEditsOfLowerLayers) {
       EXPECT_LT(relative_difference(walk.keys(), expected), 1e-5) << "layer " << layer;
       std::vector<PromptRow> plain_rows;
       for (const size_t i : plain) plain_rows.push_back(rows[i]);
-      EXPECT_LT(relative_difference(walk.values({Site::kLayerOut, 3}, plain), one_by_one(model, plain_rows, {Site::kLayerOut, 3})), 1e-5);
+      EXPECT_LT(relative_difference(walk.values({Site::kLayerOut, 3}, plain),
+                                    one_by_one(model, plain_rows, {Site::kLayerOut, 3})),
+                1e-5);
       const auto site = model.edit_site(layer);
       const at::Tensor before = expected.clone();
       (void)editors::apply_delta(editors::WeightDelta::dense(site, testing::random_matrix(32, 48, 7)), transaction);

@@ -49,9 +49,9 @@ TEST(EasyEdit, ComputesEveryFigureAsDefined) {
   std::map<ScoreRequest, Score> table = {
       {{"Nordhaven is led by", "Iris Vold"}, tokens({1, 1, 0, 1})},  // 3/4
       {{"r1", "Iris Vold"}, tokens({1, 1, 1, 1})},
-      {{"r2", "Iris Vold"}, tokens({0, 1, 0, 0})},                   // (1 + 1/4) / 2
-      {{"q1", "Leo"}, tokens({1, 0})},                               // the first answer counts
-      {{"q2", "Max"}, tokens({1})},                                  // Reasoning (1/2 + 1) / 2
+      {{"r2", "Iris Vold"}, tokens({0, 1, 0, 0})},  // (1 + 1/4) / 2
+      {{"q1", "Leo"}, tokens({1, 0})},              // the first answer counts
+      {{"q2", "Max"}, tokens({1})},                 // Reasoning (1/2 + 1) / 2
       {{"q3", "Iris Vold"}, tokens({0, 0})},
       {{"l1", "31 km2"}, tokens({7, 8, 9})},
       {{"l2", "x"}, tokens({4})},
@@ -119,7 +119,8 @@ TEST(Mquake, ComputesEveryFigureAsDefined) {
     sheet.fill(scores);
     return fresh->finish(context, sheet);
   };
-  auto outcome = judged({{"Nordhaven is led by", "Iris Vold"}, {"Iris Vold lives in", "Alta\n"}, {"Q: Q2?", "Alta town\n"}});
+  auto outcome =
+      judged({{"Nordhaven is led by", "Iris Vold"}, {"Iris Vold lives in", "Alta\n"}, {"Q: Q2?", "Alta town\n"}});
   EXPECT_DOUBLE_EQ(outcome.summary["edit_wise"], 50);
   EXPECT_DOUBLE_EQ(outcome.summary["instance_wise"], 100);
   EXPECT_DOUBLE_EQ(outcome.summary["multi_hop"], 100);

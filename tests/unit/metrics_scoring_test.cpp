@@ -14,16 +14,18 @@ namespace {
 
 using testing::worded_model;
 
-/// Cases with everything that the engine treats in its own way: equal prompts, equal beginnings, targets of several tokens
-/// that run on the row, branch off at once or later, and repetitions across cases.
+/// Cases with everything that the engine treats in its own way: equal prompts, equal beginnings, targets of several
+/// tokens that run on the row, branch off at once or later, and repetitions across cases.
 std::vector<std::vector<ScoreRequest>> cases() {
   std::vector<std::vector<ScoreRequest>> all;
   const std::string beginning = "the mother tongue of the man who";
   for (int c = 0; c < 5; ++c) {
     auto& one = all.emplace_back();
     const std::string id = std::to_string(c);
-    for (const std::string& prompt : {beginning + " sang " + id + " is", beginning + " danced is", "filler text " + id + ". someone speaks", std::string("one")})
-      for (const char* target : {"French", "Old English", "Old English of the north", "Old High German", "New"}) one.push_back({prompt, target});
+    for (const std::string& prompt : {beginning + " sang " + id + " is", beginning + " danced is",
+                                      "filler text " + id + ". someone speaks", std::string("one")})
+      for (const char* target : {"French", "Old English", "Old English of the north", "Old High German", "New"})
+        one.push_back({prompt, target});
   }
   return all;
 }
@@ -39,7 +41,8 @@ class EveryFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
 TEST_P(EveryFamily, PackedScoresEqualThePaddedLoop) {
   const auto model = worded_model(GetParam(), /*bos=*/true);
   const auto requests = flat(cases());
-  // Where the rotary frequencies depend on the text's length, padding changes the padded loop's numbers: each text alone.
+  // Where the rotary frequencies depend on the text's length, padding changes the padded loop's numbers: each text
+  // alone.
   bool by_length = false;
   for (const auto& rotary : model.config().rotaries) by_length = by_length || rotary.depends_on_length();
   std::vector<std::vector<ScoreRequest>> grouped = cases();
@@ -65,7 +68,8 @@ TEST_P(EveryFamily, PackedScoresEqualThePaddedLoop) {
           EXPECT_EQ(got.predicted, expected.predicted) << requests[at].prompt << " | " << requests[at].target;
           for (size_t j = 0; j < got.labels.size(); ++j)
             ASSERT_NEAR(got.log_probs[j], expected.log_probs[j], 1e-9)
-                << requests[at].prompt << " | " << requests[at].target << " token " << j << ", " << batch_tokens << " tokens a batch, share " << share;
+                << requests[at].prompt << " | " << requests[at].target << " token " << j << ", " << batch_tokens
+                << " tokens a batch, share " << share;
           ++at;
         }
       if (by_length) continue;  // long texts of these are not shared

@@ -13,8 +13,7 @@ using Words = std::vector<std::string>;
 TEST(WordTokenize, SplitsAsNltkDoes) {
   // Recorded with NLTKWordTokenizer().tokenize(sentence).
   const std::vector<std::pair<std::string, Words>> cases = {
-      {"The cat sat on the mat.",
-       {"The", "cat", "sat", "on", "the", "mat", "."}},
+      {"The cat sat on the mat.", {"The", "cat", "sat", "on", "the", "mat", "."}},
       {"Good muffins cost $3.88 in New York, don't they?",
        {"Good", "muffins", "cost", "$", "3.88", "in", "New", "York", ",", "do", "n't", "they", "?"}},
       {"\"I can't do that,\" she said; 'never' again!",
@@ -23,20 +22,16 @@ TEST(WordTokenize, SplitsAsNltkDoes) {
        {"They", "'ll", "say", "it", "'s", "O'Neil", "'s", "(", "not", "mine", ")", "--", "is", "n't", "it", "?"}},
       {"He's gonna go... maybe [tomorrow] at 10:30, i.e. later.",
        {"He", "'s", "gon", "na", "go", "...", "maybe", "[", "tomorrow", "]", "at", "10:30", ",", "i.e.", "later", "."}},
-      {"C'est l'été, n'est-ce pas ?",
-       {"C'est", "l'été", ",", "n'est-ce", "pas", "?"}},
+      {"C'est l'été, n'est-ce pas ?", {"C'est", "l'été", ",", "n'est-ce", "pas", "?"}},
       {"“Curly quotes” and ‘single’ ones — dashes – too.",
        {"“", "Curly", "quotes", "”", "and", "‘", "single", "’", "ones", "—", "dashes", "–", "too", "."}},
       {"Don't cannot 'tis wanna gimme 50% of A&B #1 @home *star*",
-       {"Do", "n't", "can", "not", "'", "tis", "wan", "na", "gim", "me", "50", "%", "of", "A", "&", "B", "#", "1", "@", "home", "*", "star", "*"}},
-      {"Items: apples,oranges; 1,000 units.",
-       {"Items", ":", "apples", ",", "oranges", ";", "1,000", "units", "."}},
-      {"東京は日本の首都です。",
-       {"東京は日本の首都です。"}},
-      {"a <b> {c} d's",
-       {"a", "<", "b", ">", "{", "c", "}", "d", "'s"}},
-      {"'Twas the night's dream' he said.",
-       {"'", "Twas", "the", "night", "'s", "dream", "'", "he", "said", "."}},
+       {"Do", "n't", "can", "not", "'", "tis", "wan", "na",   "gim", "me",   "50", "%",
+        "of", "A",   "&",   "B",   "#", "1",   "@",   "home", "*",   "star", "*"}},
+      {"Items: apples,oranges; 1,000 units.", {"Items", ":", "apples", ",", "oranges", ";", "1,000", "units", "."}},
+      {"東京は日本の首都です。", {"東京は日本の首都です。"}},
+      {"a <b> {c} d's", {"a", "<", "b", ">", "{", "c", "}", "d", "'s"}},
+      {"'Twas the night's dream' he said.", {"'", "Twas", "the", "night", "'s", "dream", "'", "he", "said", "."}},
   };
   for (const auto& [text, words] : cases) EXPECT_EQ(word_tokenize(text), words) << text;
 }
@@ -76,8 +71,9 @@ TEST(NgramEntropy, WeighsBigramsAndTrigramsAsPublished) {
 
 TEST(TfIdf, AgreesWithScikitLearn) {
   // Recorded with TfidfVectorizer().fit(documents).transform([a, b]).
-  const TfIdf tfidf({"The Eiffel Tower stands in Paris, France.", "Paris is the capital of France; the Seine flows through Paris.",
-                     "Rome is the capital of Italy.", "Über-große Städte: Köln, München, 東京 x1_y2 a I"});
+  const TfIdf tfidf({"The Eiffel Tower stands in Paris, France.",
+                     "Paris is the capital of France; the Seine flows through Paris.", "Rome is the capital of Italy.",
+                     "Über-große Städte: Köln, München, 東京 x1_y2 a I"});
   EXPECT_EQ(tfidf.vocabulary_size(), 22U);
   EXPECT_NEAR(tfidf.similarity("The tower in Paris", "The capital is Paris"), 0.3922334535681326, 1e-12);
   EXPECT_NEAR(tfidf.similarity("Rome Rome Rome Italy", "ROME, Italy and the Seine"), 0.6852479926149369, 1e-12);
@@ -90,7 +86,9 @@ TEST(TfIdf, AgreesWithScikitLearn) {
   EXPECT_NEAR(weights.at("paris"), 0.8444932017012523, 1e-12);
 }
 
-TEST(TfIdf, RefusesDocumentsWithoutWords) { EXPECT_THROW(TfIdf({"a", "? !"}), Error); }
+TEST(TfIdf, RefusesDocumentsWithoutWords) {
+  EXPECT_THROW(TfIdf({"a", "? !"}), Error);
+}
 
 }  // namespace
 }  // namespace emend::evaluation

@@ -44,7 +44,8 @@ TEST(Config, FillsInDefaults) {
 
 TEST(Config, NullMeansDefault) {
   Json config = llama();
-  for (const char* key : {"num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters", "attention_bias", "eos_token_id", "rms_norm_eps"})
+  for (const char* key : {"num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters", "attention_bias",
+                          "eos_token_id", "rms_norm_eps"})
     config[key] = nullptr;
   EXPECT_EQ(arithmetic(parse_config(config, "x")), arithmetic(parse_config(llama(), "x")));
 }
@@ -53,7 +54,8 @@ TEST(Config, BothSpellingsOfRotaryAgree) {
   Json old = llama(), fresh = llama();
   old["rope_theta"] = 500000.0;
   old["rope_scaling"] = {{"type", "llama3"}, {"factor", 8}, {"original_max_position_embeddings", 16}};
-  fresh["rope_parameters"] = {{"rope_type", "llama3"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}, {"rope_theta", 500000}};
+  fresh["rope_parameters"] = {
+      {"rope_type", "llama3"}, {"factor", 8.0}, {"original_max_position_embeddings", 16}, {"rope_theta", 500000}};
   EXPECT_EQ(arithmetic(parse_config(old, "x")), arithmetic(parse_config(fresh, "x")));
   fresh["rope_parameters"]["factor"] = 4.0;
   EXPECT_NE(arithmetic(parse_config(old, "x")), arithmetic(parse_config(fresh, "x")));
@@ -81,7 +83,8 @@ TEST(Config, NamesTheFamilyItDoesNotKnow) {
 }
 
 TEST(Config, RefusesWhatIsNotAnObject) {
-  for (const char* text : {"[]", "7", "\"llama\"", "null"}) EXPECT_NE(error_of(Json::parse(text)).find("object"), std::string::npos);
+  for (const char* text : {"[]", "7", "\"llama\"", "null"})
+    EXPECT_NE(error_of(Json::parse(text)).find("object"), std::string::npos);
 }
 
 // For every family: each required key in turn is left out, null, or of a wrong kind.
@@ -92,8 +95,8 @@ TEST_P(RequiredKeys, MissingOrIllTyped) {
   ASSERT_NO_THROW((void)parse_config(whole, "x"));
   int refused = 0;
   for (const auto& [key, value] : whole.items()) {
-    for (const Json& wrong : {Json("text"), Json(-3), Json(0), Json(1.5), Json(true), Json(Json::array({1})), Json(Json::object({{"a", 1}})),
-                              Json(1e300), Json(uint64_t{1} << 63)}) {
+    for (const Json& wrong : {Json("text"), Json(-3), Json(0), Json(1.5), Json(true), Json(Json::array({1})),
+                              Json(Json::object({{"a", 1}})), Json(1e300), Json(uint64_t{1} << 63)}) {
       Json config = whole;
       config[key] = wrong;
       try {
@@ -150,8 +153,18 @@ TEST(Config, RefusesImpossibleSizes) {
   refused("rope_scaling", Json{{"rope_type", "linear"}}, "factor");
   refused("rope_scaling", Json{{"rope_type", "linear"}, {"factor", "two"}}, "factor");
   refused("rope_scaling", Json{{"rope_type", "llama3"}, {"factor", 8}}, "original_max_position_embeddings");
-  refused("rope_scaling", Json{{"type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}, {"original_max_position_embeddings", 8}}, "short_factor");
-  refused("rope_scaling", Json{{"type", "longrope"}, {"short_factor", "no"}, {"long_factor", {1.0}}, {"original_max_position_embeddings", 8}}, "short_factor");
+  refused("rope_scaling",
+          Json{{"type", "longrope"},
+               {"short_factor", {1.0}},
+               {"long_factor", {1.0}},
+               {"original_max_position_embeddings", 8}},
+          "short_factor");
+  refused("rope_scaling",
+          Json{{"type", "longrope"},
+               {"short_factor", "no"},
+               {"long_factor", {1.0}},
+               {"original_max_position_embeddings", 8}},
+          "short_factor");
   refused("tie_word_embeddings", 1, "true or false");
 }
 
@@ -201,7 +214,8 @@ TEST(Config, GemmaFilesOfTransformers4MeanTheTanhForm) {
 TEST(Config, ReadsTheTextPartOfAMultimodalConfiguration) {
   Json text = testing::debug_config("gemma3");
   text.erase("vocab_size");
-  const ModelConfig config = parse_config({{"model_type", "gemma3"}, {"text_config", text}, {"eos_token_id", {1, 106}}}, "x");
+  const ModelConfig config =
+      parse_config({{"model_type", "gemma3"}, {"text_config", text}, {"eos_token_id", {1, 106}}}, "x");
   EXPECT_EQ(config.vocab_size, 262208);
   EXPECT_EQ(config.hidden_size, 24);
   EXPECT_EQ(config.eos_ids, (std::vector<int64_t>{1, 106}));
@@ -213,11 +227,13 @@ TEST(ModuleNames, AcceptsWhatTheHyperParameterFilesWrite) {
     if (tied) config["tie_word_embeddings"] = true;
     check_module_names(family_named(family), parse_config(config, "x"), names, "file.yaml");
   };
-  check("gpt2", {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj", "transformer.ln_f", "transformer.wte"});
+  check("gpt2", {"transformer.h.{}", "transformer.h.{}.attn", "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
+                 "transformer.ln_f", "transformer.wte"});
   check("gpt2", {"h.{}", "", "", "h.{}.mlp.c_proj", "ln_f", "lm_head"});
   check("llama", {"model.layers.{}", "", "", "", "model.norm", "lm_head"});
   check("llama", {"", "", "", "", "", "model.embed_tokens"}, true);
-  check("opt", {"model.decoder.layers.{}", "", "model.decoder.layers.{}.fc2", "model.decoder.layers.{}.fc2", "", "lm_head"});
+  check("opt",
+        {"model.decoder.layers.{}", "", "model.decoder.layers.{}.fc2", "model.decoder.layers.{}.fc2", "", "lm_head"});
   check("chatglm", {"", "", "", "", "", "transformer.output_layer"});
   EXPECT_THROW(check("llama", {"", "", "", "", "", "model.embed_tokens"}), Error);  // not tied
   try {
@@ -225,7 +241,8 @@ TEST(ModuleNames, AcceptsWhatTheHyperParameterFilesWrite) {
     FAIL();
   } catch (const Error& error) {
     const std::string text = error.what();
-    for (const char* part : {"file.yaml: layer_module_tmp", "transformer.h.{}", "model.layers.{}"}) EXPECT_NE(text.find(part), std::string::npos) << text;
+    for (const char* part : {"file.yaml: layer_module_tmp", "transformer.h.{}", "model.layers.{}"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 }
 

@@ -28,7 +28,8 @@ std::string message_of(const std::function<void()>& action) {
 TEST(Forward, NamesRowTokenAndIdOfAnIdOutsideTheVocabulary) {
   const Model model = testing::debug_model("llama");
   const std::string text = message_of([&] { (void)model.forward(TokenBatch::from_rows({{1, 2}, {3, 4, 101}})); });
-  for (const char* part : {"row 1", "token 2", "id 101", "0 to 100"}) EXPECT_NE(text.find(part), std::string::npos) << text;
+  for (const char* part : {"row 1", "token 2", "id 101", "0 to 100"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_NE(message_of([&] { (void)model.forward(TokenBatch::from_rows({{-1}})); }).find("id -1"), std::string::npos);
   EXPECT_NE(message_of([&] { (void)model.forward(TokenBatch()); }).find("empty"), std::string::npos);
 }
@@ -38,8 +39,10 @@ TEST(Forward, RefusesPositionsPastALearnedTable) {
     const Model model = testing::debug_model(family);
     const std::vector<int64_t> fits(64, 1), too_long(65, 1);
     EXPECT_TRUE(model.forward(TokenBatch::from_rows({fits})).logits.defined());
-    EXPECT_NE(message_of([&] { (void)model.forward(TokenBatch::from_rows({too_long})); }).find("position 64"), std::string::npos);
-    EXPECT_NE(message_of([&] { (void)model.forward(TokenBatch::continuing({{1}}, {64})); }).find("position 64"), std::string::npos);
+    EXPECT_NE(message_of([&] { (void)model.forward(TokenBatch::from_rows({too_long})); }).find("position 64"),
+              std::string::npos);
+    EXPECT_NE(message_of([&] { (void)model.forward(TokenBatch::continuing({{1}}, {64})); }).find("position 64"),
+              std::string::npos);
   }
 }
 

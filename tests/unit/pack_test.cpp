@@ -111,7 +111,8 @@ void expect_refused(const std::filesystem::path& path, const std::string& what) 
     (void)editors::load_pack(path);
     ADD_FAILURE() << what << ": accepted";
   } catch (const Error& error) {
-    EXPECT_TRUE(error.error_class() == ErrorClass::kCorruption || error.error_class() == ErrorClass::kUnsupported) << what << ": " << error.what();
+    EXPECT_TRUE(error.error_class() == ErrorClass::kCorruption || error.error_class() == ErrorClass::kUnsupported)
+        << what << ": " << error.what();
     EXPECT_NE(std::string(error.what()).find(path.filename().string()), std::string::npos) << error.what();
   }
 }
@@ -137,7 +138,8 @@ TEST(Pack, RefusesDamagedAndHostileFiles) {
   }
 
   const SafetensorsFile file(path);
-  const auto rewrite = [&](const std::function<void(nlohmann::json&, std::map<std::string, std::string>&, std::vector<std::pair<std::string, at::Tensor>>&)>& change) {
+  const auto rewrite = [&](const std::function<void(nlohmann::json&, std::map<std::string, std::string>&,
+                                                    std::vector<std::pair<std::string, at::Tensor>>&)>& change) {
     auto metadata = file.metadata();
     auto manifest = nlohmann::json::parse(metadata.at("manifest"));
     std::vector<std::pair<std::string, at::Tensor>> tensors;

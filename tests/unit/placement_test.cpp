@@ -24,8 +24,8 @@ TEST(DeviceName, ParsesAndPrintsBack) {
 }
 
 TEST(DeviceName, RefusesWithAReason) {
-  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:1x",
-                           "cuda:999999999999", "sim:", "cuda:64", "meta", "mps", "cpu:0", " cpu"}) {
+  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0,1", "cuda:1x", "cuda:999999999999",
+                           "sim:", "cuda:64", "meta", "mps", "cpu:0", " cpu"}) {
     try {
       (void)parse_device_name(text);
       ADD_FAILURE() << text;

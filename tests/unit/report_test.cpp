@@ -32,38 +32,45 @@ size_t count(const std::string& text, const std::string& part) {
     if (end == std::string::npos) return ::testing::AssertionFailure() << "unclosed tag at " << page.substr(at, 60);
     const std::string tag = page.substr(at + 1, end - at - 1);
     const std::string name = tag.substr(tag[0] == '/' ? 1 : 0, tag.find_first_of(" />", 1) - (tag[0] == '/' ? 1 : 0));
-    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return ::testing::AssertionFailure() << "open quote in <" << tag;
+    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0)
+      return ::testing::AssertionFailure() << "open quote in <" << tag;
     if (name == "style" && tag[0] != '/') at = page.find("</style>", at) - 1;
     if (std::find(empty.begin(), empty.end(), name) != empty.end() || tag.back() == '/') continue;
     if (tag[0] != '/') {
       open.push_back(name);
     } else if (open.empty() || open.back() != name) {
-      return ::testing::AssertionFailure() << "</" << name << "> closes <" << (open.empty() ? "" : open.back()) << "> near "
-                                           << page.substr(at > 200 ? at - 200 : 0, 260);
+      return ::testing::AssertionFailure() << "</" << name << "> closes <" << (open.empty() ? "" : open.back())
+                                           << "> near " << page.substr(at > 200 ? at - 200 : 0, 260);
     } else {
       open.pop_back();
     }
   }
-  return open.empty() ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "<" << open.back() << "> is never closed";
+  return open.empty() ? ::testing::AssertionSuccess()
+                      : ::testing::AssertionFailure() << "<" << open.back() << "> is never closed";
 }
 
 TEST(Report, ShowsEverySectionAndTheExactNumbers) {
   const RunReport run = sample_run(32);
   const std::string page = render_report(run);
   EXPECT_TRUE(well_formed(page));
-  for (const char* part : {"What this edit did", "In words", "Measured", "How it went", "Where it ran", "Every edit", "To do it again",
-                           "Loss while looking for the targets", "Size of the update", "Spectrum of the update", "Against the number of edits",
-                           "Retention", "Time by phase", "Peak memory by device", "memit_edit --model"})
+  for (const char* part :
+       {"What this edit did", "In words", "Measured", "How it went", "Where it ran", "Every edit", "To do it again",
+        "Loss while looking for the targets", "Size of the update", "Spectrum of the update",
+        "Against the number of edits", "Retention", "Time by phase", "Peak memory by device", "memit_edit --model"})
     EXPECT_NE(page.find(part), std::string::npos) << part;
   const auto& post = run.results["metrics"]["counterfact"]["post"];
   for (const char* key : {"score", "efficacy_success", "neighborhood_accuracy"})
-    EXPECT_NE(page.find("data-metric=\"counterfact." + std::string(key) + ".post\" data-value=\"" + post[key].dump() + "\""), std::string::npos) << key;
+    EXPECT_NE(
+        page.find("data-metric=\"counterfact." + std::string(key) + ".post\" data-value=\"" + post[key].dump() + "\""),
+        std::string::npos)
+        << key;
   EXPECT_NE(page.find("title=\"Harmonic mean of the three success rates"), std::string::npos);
 }
 
 TEST(Report, PutsFailedEditsFirstWithTheReason) {
   const std::string page = render_report(sample_run(32));
-  const size_t failed = page.find("loss stayed at 4.1"), section = page.find("In words"), first_good = page.find("<div class=\"card\"><p>", section);
+  const size_t failed = page.find("loss stayed at 4.1"), section = page.find("In words"),
+               first_good = page.find("<div class=\"card\"><p>", section);
   ASSERT_NE(failed, std::string::npos);
   EXPECT_LT(failed, first_good);
   EXPECT_NE(page.find("the new answer is not the more probable one"), std::string::npos);
@@ -97,7 +104,8 @@ TEST(Report, EscapesEveryTextOfTheRun) {
 
 TEST(Report, NeedsNoNetworkAndNoScript) {
   const std::string page = render_report(sample_run(10));
-  for (const char* part : {"http:", "https:", "src=", "@import", "url(", "<script", "javascript:"}) EXPECT_EQ(page.find(part), std::string::npos) << part;
+  for (const char* part : {"http:", "https:", "src=", "@import", "url(", "<script", "javascript:"})
+    EXPECT_EQ(page.find(part), std::string::npos) << part;
   EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
   EXPECT_NE(page.find("prefers-color-scheme:dark"), std::string::npos);
   EXPECT_NE(page.find("width=device-width"), std::string::npos);
@@ -115,9 +123,15 @@ TEST(Report, StaysUnderThreeMegabytesForAThousandFacts) {
 TEST(Report, TakesRunsWithAlmostNothing) {
   EXPECT_TRUE(well_formed(render_report({})));
   RunReport run;
-  run.results = {{"metrics", {{"counterfact", {{"post", {{"score", nullptr}, {"n", 0}}}}}}}, {"model", "x"}, {"seconds", 3}, {"device_map", json::array()}};
+  run.results = {{"metrics", {{"counterfact", {{"post", {{"score", nullptr}, {"n", 0}}}}}}},
+                 {"model", "x"},
+                 {"seconds", 3},
+                 {"device_map", json::array()}};
   run.cases = {json::object(), {{"case_id", "a"}, {"metrics", 3}, {"status", nullptr}}};
-  run.extras = {{"curves", {{{"loss", {1.0}}}, 3, nullptr}}, {"layers", {3}}, {"retention", {{"probability", {{1.0, nullptr}, 3}}}}, {"continuations", {nullptr}}};
+  run.extras = {{"curves", {{{"loss", {1.0}}}, 3, nullptr}},
+                {"layers", {3}},
+                {"retention", {{"probability", {{1.0, nullptr}, 3}}}},
+                {"continuations", {nullptr}}};
   EXPECT_TRUE(well_formed(render_report(run)));
 }
 
@@ -147,7 +161,8 @@ TEST(Report, RoundTripsThroughARunFolder) {
 TEST(MetricsCsv, ListsEveryNumberOnce) {
   const RunReport run = sample_run(12);
   const std::string csv = metrics_csv(run.results);
-  EXPECT_EQ(csv.substr(0, csv.find('\n')), "family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n");
+  EXPECT_EQ(csv.substr(0, csv.find('\n')),
+            "family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n");
   const auto& post = run.results["metrics"]["counterfact"]["post"];
   EXPECT_NE(csv.find("counterfact,score,S,%,"), std::string::npos);
   EXPECT_NE(csv.find("," + post["efficacy_success"].dump() + ","), std::string::npos);
@@ -164,7 +179,8 @@ TEST(CaseFiles, HaveTheFormOfTheMemitRepository) {
   EXPECT_EQ(file["num_edits"], 4);
   EXPECT_EQ(file["grouped_case_ids"].size(), 4U);
   EXPECT_EQ(file["requested_rewrite"]["target_new"]["str"], run.cases[0]["target"]);
-  EXPECT_EQ(file["post"]["rewrite_prompts_probs"], run.cases[0]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"]);
+  EXPECT_EQ(file["post"]["rewrite_prompts_probs"],
+            run.cases[0]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"]);
   EXPECT_TRUE(file["pre"].contains("neighborhood_prompts_correct"));
   EXPECT_TRUE(std::filesystem::exists(folder / "4_edits-case_.._.._evil.json"));
   std::filesystem::remove_all(folder);
@@ -174,12 +190,14 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   RunReport first = sample_run(40, 1), second = sample_run(40, 1);
   // The second run breaks the paraphrases of every other case.
   for (size_t i = 0; i < second.cases.size(); i += 2)
-    for (auto& pair : second.cases[i]["metrics"]["post"]["counterfact"]["paraphrase_prompts_probs"]) std::swap(pair["target_new"], pair["target_true"]);
+    for (auto& pair : second.cases[i]["metrics"]["post"]["counterfact"]["paraphrase_prompts_probs"])
+      std::swap(pair["target_new"], pair["target_true"]);
   const json comparison = compare_runs(first, second);
   EXPECT_EQ(comparison["paired_cases"], 40);
   EXPECT_EQ(comparison["same_facts"], true);
   std::map<std::string, json> rows;
-  for (const auto& row : comparison["differences"]) rows[row["family"].get<std::string>() + "." + row["metric"].get<std::string>()] = row;
+  for (const auto& row : comparison["differences"])
+    rows[row["family"].get<std::string>() + "." + row["metric"].get<std::string>()] = row;
   const auto& same = rows.at("counterfact.efficacy_success");
   EXPECT_EQ(same["difference"], 0);
   EXPECT_EQ(same["significant"], false);
@@ -192,7 +210,8 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   first.cases.resize(3);
   second.cases = first.cases;
   auto& pairs = second.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"];
-  first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {{{"target_new", 0.1}, {"target_true", 5.0}}};
+  first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {
+      {{"target_new", 0.1}, {"target_true", 5.0}}};
   pairs = {{{"target_new", 5.0}, {"target_true", 0.1}}};
   for (const auto& row : compare_runs(first, second)["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;

@@ -69,8 +69,7 @@ TEST(Route, UndefinedDestinationIsAMistake) {
 
 TEST(Route, EveryPurposeHasADistinctName) {
   std::vector<std::string_view> names;
-  for (int p = 0; p <= static_cast<int>(Purpose::kOther); ++p)
-    names.push_back(to_string(static_cast<Purpose>(p)));
+  for (int p = 0; p <= static_cast<int>(Purpose::kOther); ++p) names.push_back(to_string(static_cast<Purpose>(p)));
   EXPECT_EQ(names.back(), "other");
   std::sort(names.begin(), names.end());
   EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());

@@ -30,7 +30,8 @@ class SafetensorsTest : public ::testing::Test {
 
 TEST_F(SafetensorsTest, RoundTripsEveryDtype) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool})
+  for (const auto dtype :
+       {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool})
     tensors.emplace_back(c10::toString(dtype), at::arange(6).reshape({2, 3}).to(dtype));
   tensors.emplace_back("transposed", at::rand({3, 5}).t());
   tensors.emplace_back("empty", at::empty({0, 4}));
@@ -64,11 +65,11 @@ TEST_F(SafetensorsTest, RefusesHostileHeaders) {
   EXPECT_EQ(error_of_opening(), ErrorClass::kCorruption);
   const char* bad[] = {
       R"([])",
-      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,16]}})",                            // bytes ≠ shape
-      R"({"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}})",                            // past the end
-      R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})",                            // negative
-      R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})",         // overflow
-      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}})",                             // reversed
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,16]}})",                     // bytes ≠ shape
+      R"({"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}})",                     // past the end
+      R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})",                     // negative
+      R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})",  // overflow
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}})",                      // reversed
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
       R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
       R"({"a":{"shape":[1],"data_offsets":[0,4]}})",

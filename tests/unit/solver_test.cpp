@@ -22,7 +22,9 @@ using testing::relative_difference;
 
 using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-Eigen::Map<const RowMajor> as_eigen(const at::Tensor& x) { return {x.const_data_ptr<double>(), x.size(0), x.size(1)}; }
+Eigen::Map<const RowMajor> as_eigen(const at::Tensor& x) {
+  return {x.const_data_ptr<double>(), x.size(0), x.size(1)};
+}
 
 // (preserved + KKᵀ)⁻¹K by another library.
 at::Tensor eigen_solve(const at::Tensor& system_FF, const at::Tensor& keys_FE) {
@@ -32,7 +34,9 @@ at::Tensor eigen_solve(const at::Tensor& system_FF, const at::Tensor& keys_FE) {
   return at::from_blob(const_cast<double*>(solution.data()), {keys.size(0), keys.size(1)}, at::kDouble).clone();
 }
 
-SolveOptions with(SolveMethod method, at::ScalarType dtype = at::kDouble) { return {dtype, method}; }
+SolveOptions with(SolveMethod method, at::ScalarType dtype = at::kDouble) {
+  return {dtype, method};
+}
 
 struct Case {
   const char* name;
@@ -59,7 +63,8 @@ TEST(Solver, BothFormsEqualEigen) {
       const at::Tensor expected = eigen_solve(preserved.matrix(at::kDouble, keys), keys);
       for (const auto method : {SolveMethod::kDense, SolveMethod::kPushThrough, SolveMethod::kAuto}) {
         const at::Tensor got = editors::solve_keys(keys, preserved, with(method));
-        EXPECT_LT(relative_difference(got, expected), 1e-10) << name << ", " << edits << " edits, method " << static_cast<int>(method);
+        EXPECT_LT(relative_difference(got, expected), 1e-10)
+            << name << ", " << edits << " edits, method " << static_cast<int>(method);
       }
     }
   }
@@ -71,7 +76,9 @@ TEST(Solver, SatisfiesItsOwnSystem) {
   const at::Tensor solution = editors::solve_keys(keys, preserved);
   const at::Tensor system = preserved.matrix(at::kDouble, keys) + keys.mm(keys.t());
   EXPECT_LT(relative_difference(system.mm(solution), keys), 1e-12);
-  EXPECT_LT(relative_difference(preserved.matrix(at::kDouble, keys).mm(editors::solve_preserved(keys, preserved)), keys), 1e-12);
+  EXPECT_LT(
+      relative_difference(preserved.matrix(at::kDouble, keys).mm(editors::solve_preserved(keys, preserved)), keys),
+      1e-12);
 }
 
 TEST(Solver, LimitsOfLambda) {
@@ -134,11 +141,17 @@ TEST(Solver, SaysWhatIsWrong) {
   const at::Tensor keys = random_matrix(20, 3, 1);
   const at::Tensor thin = random_matrix(20, 4, 2);
   const SecondMoment negative(random_spd(20, 3) - 5 * at::eye(20, at::kDouble));
-  expect_error(ErrorClass::kNumeric, "--stats-tokens", [&] { (void)editors::solve_keys(keys, {negative, 1, 0, {}, {}}); });
-  expect_error(ErrorClass::kInvalidArgument, "width 20", [&] { (void)editors::solve_keys(keys, {SecondMoment(random_spd(8, 1)), 1, 0, {}, {}}); });
+  expect_error(ErrorClass::kNumeric, "--stats-tokens", [&] {
+    (void)editors::solve_keys(keys, {negative, 1, 0, {}, {}});
+  });
+  expect_error(ErrorClass::kInvalidArgument, "width 20", [&] {
+    (void)editors::solve_keys(keys, {SecondMoment(random_spd(8, 1)), 1, 0, {}, {}});
+  });
   at::Tensor broken = keys.clone();
   broken[3][1] = std::nan("");
-  expect_error(ErrorClass::kNumeric, "NaN", [&] { (void)editors::solve_keys(broken, {SecondMoment(random_spd(20, 1)), 1, 0, {}, {}}); });
+  expect_error(ErrorClass::kNumeric, "NaN", [&] {
+    (void)editors::solve_keys(broken, {SecondMoment(random_spd(20, 1)), 1, 0, {}, {}});
+  });
   expect_error(ErrorClass::kInvalidArgument, "not square", [&] { (void)SecondMoment(thin); });
 }
 

@@ -38,8 +38,10 @@ class NameSink final : public LogSink {
 };
 
 const std::vector<std::string>& documents() {
-  static const std::vector<std::string> texts = {"Oslo is a town by the sea.", "Ada wrote the first program.", "x", "Ur stands in the sand, and no one speaks of it now.",
-                                                 "A longer line of text goes here, so that the rows of a batch differ in length."};
+  static const std::vector<std::string> texts = {
+      "Oslo is a town by the sea.", "Ada wrote the first program.", "x",
+      "Ur stands in the sand, and no one speaks of it now.",
+      "A longer line of text goes here, so that the rows of a batch differ in length."};
   return texts;
 }
 
@@ -55,7 +57,8 @@ StatisticsText text_of(std::vector<std::string> texts, const std::string& finger
 }
 
 // Row after row, token after token, in float64.
-at::Tensor naive(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int layer, bool skip_first) {
+at::Tensor naive(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int layer,
+                 bool skip_first) {
   at::Tensor sum;
   int64_t count = 0;
   for (const auto& row : rows) {
@@ -92,7 +95,8 @@ TEST(Statistics, OnePassGivesEveryLayersMoment) {
       for (const int layer : {0, 2}) {
         EXPECT_EQ(moments.at(layer).count(), tokens);
         EXPECT_EQ(moments.at(layer).cov_FF().scalar_type(), at::kDouble);
-        EXPECT_LT(relative_difference(moments.at(layer).cov_FF(), naive(model, rows, layer, skip)), 1e-6) << family << " layer " << layer << " skip " << skip;
+        EXPECT_LT(relative_difference(moments.at(layer).cov_FF(), naive(model, rows, layer, skip)), 1e-6)
+            << family << " layer " << layer << " skip " << skip;
         EXPECT_TRUE(at::equal(moments.at(layer).cov_FF(), moments.at(layer).cov_FF().t()));
       }
     }
@@ -133,7 +137,8 @@ TEST(Statistics, ReadsOnlyAsMuchAsIsWanted) {
 TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
   const ScratchFolder folder("statistics");
   models::Model model = tiny_model();
-  const auto run = [&](const models::Model& m, const StatisticsText& text, const std::function<void(StatisticsOptions&)>& change = {}) {
+  const auto run = [&](const models::Model& m, const StatisticsText& text,
+                       const std::function<void(StatisticsOptions&)>& change = {}) {
     StatisticsOptions options;
     options.cache = folder.path();
     if (change) change(options);
@@ -154,7 +159,8 @@ TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
   EXPECT_EQ(run(tiny_model({.seed = 2}), text), 0U) << "another model of the same shape";
   EXPECT_EQ(run(tiny_model({.bos = true}), text), 0U) << "another tokenizer";
   editors::EditTransaction transaction(model);
-  (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(0), at::ones({32, 48}, at::kDouble)), transaction);
+  (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(0), at::ones({32, 48}, at::kDouble)),
+                             transaction);
   EXPECT_EQ(run(model, text), 0U) << "the same model, edited";
   transaction.restore();
   EXPECT_EQ(run(model, text), 2U);
@@ -187,8 +193,8 @@ TEST(Statistics, DamagedFilesAreReportedAndComputedAgain) {
   const std::string bytes = read_file(file);
   for (const size_t damage : {size_t{0}, size_t{1}, size_t{2}}) {
     std::string broken = bytes;
-    if (damage == 0) broken[bytes.size() - 9] ^= 1;       // a number
-    if (damage == 1) broken.resize(bytes.size() / 2);     // cut
+    if (damage == 0) broken[bytes.size() - 9] ^= 1;    // a number
+    if (damage == 1) broken.resize(bytes.size() / 2);  // cut
     if (damage == 2) broken = "no statistics at all";
     write_file(file, broken);
     EXPECT_THROW((void)editors::load_second_moment(file, file.stem().string()), Error);

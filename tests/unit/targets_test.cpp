@@ -28,7 +28,8 @@ using testing::tiny_model;
 std::vector<TargetProblem> problems_of(const models::Model& model, const editors::RenderOptions& options = {}) {
   std::vector<TargetProblem> problems;
   for (const auto& fact : testing::tiny_facts())
-    problems.push_back(editors::make_target_problem(editors::render_prompts(model.tokenizer(), fact, testing::tiny_contexts(), options)));
+    problems.push_back(editors::make_target_problem(
+        editors::render_prompts(model.tokenizer(), fact, testing::tiny_contexts(), options)));
   return problems;
 }
 
@@ -42,8 +43,8 @@ TargetSpec spec_of(std::vector<hooks::SiteRef> sites, std::optional<int> loss_la
   return spec;
 }
 
-std::vector<Target> run(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec, Engine engine,
-                        int64_t batch = 0) {
+std::vector<Target> run(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec,
+                        Engine engine, int64_t batch = 0) {
   EditContext context;
   editors::Trace trace;
   context.engine = engine;
@@ -52,7 +53,8 @@ std::vector<Target> run(const models::Model& model, const std::vector<TargetProb
   return editors::optimise_targets(model, problems, spec, context);
 }
 
-void expect_equal_targets(const std::vector<Target>& got, const std::vector<Target>& expected, double tolerance, const std::string& what) {
+void expect_equal_targets(const std::vector<Target>& got, const std::vector<Target>& expected, double tolerance,
+                          const std::string& what) {
   ASSERT_EQ(got.size(), expected.size()) << what;
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].steps, expected[i].steps) << what << ", problem " << i;
@@ -60,9 +62,12 @@ void expect_equal_targets(const std::vector<Target>& got, const std::vector<Targ
     ASSERT_EQ(got[i].target_D.size(), expected[i].target_D.size());
     ASSERT_EQ(got[i].curve.size(), expected[i].curve.size()) << what;
     for (size_t s = 0; s < got[i].target_D.size(); ++s) {
-      EXPECT_LT(relative_difference(got[i].initial_D[s], expected[i].initial_D[s]), tolerance) << what << ", problem " << i;
-      EXPECT_LT(relative_difference(got[i].trace->delta_steps[s], expected[i].trace->delta_steps[s]), tolerance) << what << ", problem " << i << ", site " << s;
-      EXPECT_LT(relative_difference(got[i].trace->grad_steps[s], expected[i].trace->grad_steps[s]), tolerance) << what << ", problem " << i << ", site " << s;
+      EXPECT_LT(relative_difference(got[i].initial_D[s], expected[i].initial_D[s]), tolerance)
+          << what << ", problem " << i;
+      EXPECT_LT(relative_difference(got[i].trace->delta_steps[s], expected[i].trace->delta_steps[s]), tolerance)
+          << what << ", problem " << i << ", site " << s;
+      EXPECT_LT(relative_difference(got[i].trace->grad_steps[s], expected[i].trace->grad_steps[s]), tolerance)
+          << what << ", problem " << i << ", site " << s;
     }
     EXPECT_LT(relative_difference(got[i].trace->nll_each, expected[i].trace->nll_each), tolerance) << what;
     for (size_t t = 0; t < got[i].curve.size(); ++t) {
@@ -77,7 +82,8 @@ void expect_equal_targets(const std::vector<Target>& got, const std::vector<Targ
 // The loss written down once more, one unpadded row after the other, for any δ. A third opinion beside the two engines.
 class PlainLoss {
  public:
-  PlainLoss(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec) : model_(model), problem_(problem), spec_(spec) {
+  PlainLoss(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec)
+      : model_(model), problem_(problem), spec_(spec) {
     for (size_t s = 0; s < spec.sites.size(); ++s) {
       hooks::HookSession session(model.hooks());
       session.capture(spec.sites[s]).attach();
@@ -100,14 +106,16 @@ class PlainLoss {
       const at::Tensor now = next_token(problem_.kl_rows[k], delta);
       kl += (now.exp() * (now - first_[k])).sum().item<double>() / static_cast<double>(problem_.kl_rows.size());
     }
-    for (size_t s = 0; s < delta.size(); ++s) decay += delta[s].norm().item<double>() / initial[s].norm().square().item<double>();
+    for (size_t s = 0; s < delta.size(); ++s)
+      decay += delta[s].norm().item<double>() / initial[s].norm().square().item<double>();
     return spec_.nll_factor * nll + spec_.kl_factor * kl + spec_.weight_decay * decay;
   }
 
   std::vector<at::Tensor> initial;
 
  private:
-  at::Tensor log_probabilities(const editors::TargetRow& row, const std::vector<at::Tensor>& delta, std::optional<int> loss_layer) const {
+  at::Tensor log_probabilities(const editors::TargetRow& row, const std::vector<at::Tensor>& delta,
+                               std::optional<int> loss_layer) const {
     hooks::HookSession session(model_.hooks());
     for (size_t s = 0; s < delta.size(); ++s)
       session.edit(spec_.sites[s], [&, s](const at::Tensor& x) {
@@ -118,7 +126,8 @@ class PlainLoss {
     if (loss_layer) session.capture({Site::kLayerOut, *loss_layer});
     session.attach();
     const at::Tensor logits = model_.forward(models::TokenBatch::from_rows({row.ids})).logits;
-    return at::log_softmax(loss_layer ? model_.project(session.captured({Site::kLayerOut, *loss_layer}), true) : logits, 1);
+    return at::log_softmax(loss_layer ? model_.project(session.captured({Site::kLayerOut, *loss_layer}), true) : logits,
+                           1);
   }
   at::Tensor next_token(const editors::TargetRow& row, const std::vector<at::Tensor>& delta) const {
     return log_probabilities(row, delta, std::nullopt)[row.lookup];
@@ -157,8 +166,11 @@ TEST(Targets, EnginesAgreeInDoublePrecision) {
       const auto problems = problems_of(model);
       for (const auto& [name, spec] : variants()) {
         const auto reference = run(model, problems, spec, Engine::kReference);
-        expect_equal_targets(run(model, problems, spec, Engine::kFast), reference, 1e-8, std::string(family) + ", " + name + ", all at once");
-        if (!bos) expect_equal_targets(run(model, problems, spec, Engine::kFast, 3), reference, 1e-8, std::string(family) + ", " + name + ", in batches");
+        expect_equal_targets(run(model, problems, spec, Engine::kFast), reference, 1e-8,
+                             std::string(family) + ", " + name + ", all at once");
+        if (!bos)
+          expect_equal_targets(run(model, problems, spec, Engine::kFast, 3), reference, 1e-8,
+                               std::string(family) + ", " + name + ", in batches");
       }
     }
   }
@@ -168,15 +180,18 @@ TEST(Targets, EnginesAgreeInSinglePrecision) {
   const models::Model model = tiny_model();
   const auto problems = problems_of(model);
   for (const auto& [name, spec] : variants())
-    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference), 2e-3, name);
+    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference),
+                         2e-3, name);
 }
 
 TEST(Targets, EveryLookupTokenWorks) {
   const models::Model model = tiny_model({.dtype = at::kDouble});
   const TargetSpec spec = spec_of({{Site::kLayerOut, 1}}, 3);
-  for (const auto token : {editors::FactToken::kSubjectFirst, editors::FactToken::kSubjectFirstAfterLast, editors::FactToken::kLast}) {
+  for (const auto token :
+       {editors::FactToken::kSubjectFirst, editors::FactToken::kSubjectFirstAfterLast, editors::FactToken::kLast}) {
     const auto problems = problems_of(model, {token, {"{} is a"}});
-    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference), 1e-8, std::to_string(static_cast<int>(token)));
+    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference),
+                         1e-8, std::to_string(static_cast<int>(token)));
   }
 }
 
@@ -184,8 +199,10 @@ TEST(Targets, EveryLookupTokenWorks) {
 TEST(Targets, TheLastLayersWorkToo) {
   const models::Model model = tiny_model({.dtype = at::kDouble});
   const auto problems = problems_of(model, {editors::FactToken::kLast, {"{} is a"}});
-  for (const auto& spec : {spec_of({{Site::kLayerOut, 1}}, 1), spec_of({{Site::kLayerOut, 3}}, 3), spec_of({{Site::kMlpOut, 3}}, std::nullopt)})
-    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference), 1e-8, hooks::to_string(spec.sites[0]));
+  for (const auto& spec : {spec_of({{Site::kLayerOut, 1}}, 1), spec_of({{Site::kLayerOut, 3}}, 3),
+                           spec_of({{Site::kMlpOut, 3}}, std::nullopt)})
+    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference),
+                         1e-8, hooks::to_string(spec.sites[0]));
 }
 
 TEST(Targets, LossAndGradientAgreeWithFiniteDifferences) {
@@ -200,7 +217,8 @@ TEST(Targets, LossAndGradientAgreeWithFiniteDifferences) {
         for (const int64_t step : {int64_t{0}, int64_t{3}}) {
           std::vector<at::Tensor> delta;
           for (const auto& steps : trace.delta_steps) delta.push_back(steps[step].clone());
-          EXPECT_NEAR(loss(delta), targets[i].curve[static_cast<size_t>(step)].loss, 1e-9) << family << ", " << name << ", step " << step;
+          EXPECT_NEAR(loss(delta), targets[i].curve[static_cast<size_t>(step)].loss, 1e-9)
+              << family << ", " << name << ", step " << step;
           if (step == 0) continue;  // ‖δ‖ has no derivative at zero
           for (size_t s = 0; s < delta.size(); ++s) {
             const double h = 1e-5;
@@ -238,7 +256,8 @@ TEST(Targets, FollowsAdamTheNormLimitAndTheStepCount) {
       for (int64_t t = 1; t <= 6; ++t) {
         first = 0.9 * first + 0.1 * grads[t - 1];
         second = 0.999 * second + 0.001 * grads[t - 1].square();
-        delta = delta - spec.lr * (first / (1 - std::pow(0.9, t))) / ((second / (1 - std::pow(0.999, t))).sqrt() + 1e-8);
+        delta =
+            delta - spec.lr * (first / (1 - std::pow(0.9, t))) / ((second / (1 - std::pow(0.999, t))).sqrt() + 1e-8);
         if (const double norm = delta.norm().item<double>(); norm > limit) delta = delta * (limit / norm);
         EXPECT_LT(relative_difference(steps[t], delta), 1e-9) << "update " << t;
       }
@@ -281,9 +300,11 @@ TEST(Targets, StatusSaysWhetherTheNormLimitHeldTheTargetBack) {
   spec.stop_loss = 0;
   for (const auto engine : {Engine::kFast, Engine::kReference}) {
     spec.clamp_norm_factor = 0.1;
-    for (const auto& target : run(model, problems, spec, engine)) EXPECT_EQ(target.status, editors::FactStatus::kClamped);
+    for (const auto& target : run(model, problems, spec, engine))
+      EXPECT_EQ(target.status, editors::FactStatus::kClamped);
     spec.clamp_norm_factor = 1000;
-    for (const auto& target : run(model, problems, spec, engine)) EXPECT_EQ(target.status, editors::FactStatus::kMaxSteps);
+    for (const auto& target : run(model, problems, spec, engine))
+      EXPECT_EQ(target.status, editors::FactStatus::kMaxSteps);
   }
 }
 
@@ -308,18 +329,21 @@ TEST(Targets, OtherStopRulesAgreeToo) {
       EXPECT_EQ(target.status, editors::FactStatus::kConverged) << static_cast<int>(rule);
       EXPECT_GT(target.steps, 1);
     }
-    expect_equal_targets(run(model, problems, spec, Engine::kFast), reference, 1e-6, std::to_string(static_cast<int>(rule)));
+    expect_equal_targets(run(model, problems, spec, Engine::kFast), reference, 1e-6,
+                         std::to_string(static_cast<int>(rule)));
   }
 }
 
 TEST(Targets, HeldVectorsStayAdded) {
   const models::Model model = tiny_model({.dtype = at::kDouble});
-  for (const auto& spec : {spec_of({{Site::kLayerOut, 1}}, 3), spec_of({{Site::kMlpOut, 1}}, std::nullopt), spec_of({{Site::kMlpOut, 0}}, std::nullopt)}) {
+  for (const auto& spec : {spec_of({{Site::kLayerOut, 1}}, 3), spec_of({{Site::kMlpOut, 1}}, std::nullopt),
+                           spec_of({{Site::kMlpOut, 0}}, std::nullopt)}) {
     auto problems = problems_of(model);
     const auto without = run(model, problems, spec, Engine::kFast);
     for (auto& problem : problems) {
       for (size_t row = 0; row < problem.rows.size(); ++row) {
-        if (problem.rows[row].lookup > 0) problem.held.push_back({row, problem.rows[row].lookup - 1, {testing::random_matrix(1, 32, row)[0]}});
+        if (problem.rows[row].lookup > 0)
+          problem.held.push_back({row, problem.rows[row].lookup - 1, {testing::random_matrix(1, 32, row)[0]}});
         problem.held.push_back({row, problem.rows[row].lookup + 1, {testing::random_matrix(1, 32, row + 50)[0]}});
       }
     }
@@ -338,7 +362,8 @@ TEST(Targets, JointProblemsAverageTheirRows) {
   const TargetSpec spec = spec_of({{Site::kLayerOut, 1}}, 3);
   const auto reference = run(model, {joint}, spec, Engine::kReference);
   expect_equal_targets({run(model, {problems[1], joint}, spec, Engine::kFast).at(1)}, reference, 1e-8, "joint");
-  const double alone = run(model, {problems[0]}, spec, Engine::kFast)[0].curve[0].nll, other = run(model, {problems[3]}, spec, Engine::kFast)[0].curve[0].nll;
+  const double alone = run(model, {problems[0]}, spec, Engine::kFast)[0].curve[0].nll,
+               other = run(model, {problems[3]}, spec, Engine::kFast)[0].curve[0].nll;
   EXPECT_NEAR(reference[0].curve[0].nll, (alone + other) / 2, 1e-9);
 }
 

@@ -43,8 +43,10 @@ FamilySpec toy_family() {
   spec.ignored = {layer + "attn.mask"};
 
   // Modules, as hyper-parameter files and device maps name them.
-  spec.modules = {"model.blocks.{}", "model.blocks.{}.attn", "model.blocks.{}.mlp", "model.blocks.{}.mlp.down",
-                  "model.norm", "lm_head", "model.embed", ""};
+  spec.modules = {"model.blocks.{}",     "model.blocks.{}.attn",
+                  "model.blocks.{}.mlp", "model.blocks.{}.mlp.down",
+                  "model.norm",          "lm_head",
+                  "model.embed",         ""};
 
   // A tiny model for the tests that loop over all families.
   spec.debug = {{"plain", R"({"model_type": "toy", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -25,10 +25,10 @@ TEST(Zsre, AveragesTokensThenRecords) {
   ScoreSheet sheet;
   metric->plan(context, sheet);
   const std::map<std::string, Score> table = {
-      {"Where did Ann study?", {{1, 2, 3}, {1, 2, 9}, {0, 0, 0}}},             // 2/3
-      {"Ann studied where?", {{1, 2, 3}, {9, 9, 3}, {0, 0, 0}}},               // 1/3
+      {"Where did Ann study?", {{1, 2, 3}, {1, 2, 9}, {0, 0, 0}}},                 // 2/3
+      {"Ann studied where?", {{1, 2, 3}, {9, 9, 3}, {0, 0, 0}}},                   // 1/3
       {"nq question: who wrote it?", {{4, 5, 6, 7}, {4, 5, 6, 9}, {0, 0, 0, 0}}},  // 3/4; the question mark is added
-      {"Where did Bob study?", {{1, 2, 3}, {1, 2, 3}, {0, 0, 0}}},             // 1
+      {"Where did Bob study?", {{1, 2, 3}, {1, 2, 3}, {0, 0, 0}}},                 // 1
       {"Bob studied where?", {{1, 2, 3}, {1, 2, 3}, {0, 0, 0}}},
   };
   std::vector<Score> scores;

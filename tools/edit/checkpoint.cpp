@@ -49,7 +49,8 @@ Checked load_checked(const std::filesystem::path& path) {
   std::sort(order.begin(), order.end());
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& [offset, name] : order) tensors.emplace_back(name, file.tensor(name));
-  if (document == file.metadata().end() || sum == file.metadata().end() || checksum(tensors, document->second) != sum->second)
+  if (document == file.metadata().end() || sum == file.metadata().end() ||
+      checksum(tensors, document->second) != sum->second)
     throw Error(ErrorClass::kCorruption, {path.string(), "the checksum does not match", "an unaltered checkpoint", ""});
   Checked checked;
   for (auto& [name, tensor] : tensors) checked.tensors.emplace(name, tensor.clone());
@@ -59,11 +60,14 @@ Checked load_checked(const std::filesystem::path& path) {
 
 // Tensors are stored under "<index>.left", "<index>.right" or "<index>.dense".
 nlohmann::json describe(const WeightDelta& delta) {
-  return {{"weight", delta.weight}, {"layer", delta.layer},
-          {"in_out", delta.orientation == models::Orientation::kInOut}, {"low_rank", delta.low_rank()}};
+  return {{"weight", delta.weight},
+          {"layer", delta.layer},
+          {"in_out", delta.orientation == models::Orientation::kInOut},
+          {"low_rank", delta.low_rank()}};
 }
 
-WeightDelta read_delta(const nlohmann::json& entry, const std::string& prefix, std::map<std::string, at::Tensor>& tensors) {
+WeightDelta read_delta(const nlohmann::json& entry, const std::string& prefix,
+                       std::map<std::string, at::Tensor>& tensors) {
   WeightDelta delta;
   delta.weight = entry.at("weight").get<std::string>();
   delta.layer = entry.at("layer").get<int>();
@@ -81,7 +85,8 @@ FinishedBatch read_batch(const std::filesystem::path& path) {
   Checked checked = load_checked(path);
   FinishedBatch batch;
   const auto& deltas = checked.document.at("deltas");
-  for (size_t i = 0; i < deltas.size(); ++i) batch.deltas.push_back(read_delta(deltas[i], std::to_string(i), checked.tensors));
+  for (size_t i = 0; i < deltas.size(); ++i)
+    batch.deltas.push_back(read_delta(deltas[i], std::to_string(i), checked.tensors));
   batch.outcomes = checked.document.at("outcomes").get<std::vector<nlohmann::json>>();
   batch.layers = checked.document.at("layers").get<std::vector<nlohmann::json>>();
   batch.seconds = checked.document.at("seconds");
@@ -103,7 +108,8 @@ FinishedBatch finished_batch(const editors::EditResult& result) {
   return batch;
 }
 
-RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume) : folder_(std::move(folder)) {
+RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume)
+    : folder_(std::move(folder)) {
   const auto path = folder_ / "settings.json";
   if (resume && std::filesystem::exists(path)) {
     const auto old = nlohmann::json::parse(read_file(path), nullptr, false);
@@ -111,7 +117,8 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
       if (!old.is_object() || old.value(key, nlohmann::json()) != value)
         throw Error(ErrorClass::kInvalidArgument,
                     {path.string(), "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
-                     (old.is_object() ? old.value(key, nlohmann::json()).dump().substr(0, 80) : std::string("readable settings")) +
+                     (old.is_object() ? old.value(key, nlohmann::json()).dump().substr(0, 80)
+                                      : std::string("readable settings")) +
                          ", as when the run began",
                      "give the same options, or start anew in another folder"});
     return;
@@ -122,8 +129,12 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   write_file(path, dump_json(settings) + "\n");
 }
 
-std::filesystem::path RunCheckpoint::batch_path(size_t index) const { return folder_ / numbered("batch-", index); }
-std::filesystem::path RunCheckpoint::state_path(size_t index) const { return folder_ / numbered("state-", index); }
+std::filesystem::path RunCheckpoint::batch_path(size_t index) const {
+  return folder_ / numbered("batch-", index);
+}
+std::filesystem::path RunCheckpoint::state_path(size_t index) const {
+  return folder_ / numbered("state-", index);
+}
 
 std::vector<FinishedBatch> RunCheckpoint::load(const Log& log) const {
   std::vector<FinishedBatch> batches;
@@ -139,7 +150,8 @@ std::vector<FinishedBatch> RunCheckpoint::load(const Log& log) const {
   return batches;
 }
 
-void RunCheckpoint::save(size_t index, const FinishedBatch& batch, const std::map<std::string, at::Tensor>& editor_state) const {
+void RunCheckpoint::save(size_t index, const FinishedBatch& batch,
+                         const std::map<std::string, at::Tensor>& editor_state) const {
   if (!editor_state.empty())
     save_checked(state_path(index), {editor_state.begin(), editor_state.end()}, nlohmann::json::object());
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -157,8 +169,12 @@ void RunCheckpoint::save(size_t index, const FinishedBatch& batch, const std::ma
   }
   // The batch file comes last: it is what says that the batch is complete.
   save_checked(batch_path(index), std::move(tensors),
-               {{"deltas", deltas}, {"outcomes", batch.outcomes}, {"layers", batch.layers}, {"seconds", batch.seconds},
-                {"contexts", batch.contexts}, {"hparams", batch.hparams}});
+               {{"deltas", deltas},
+                {"outcomes", batch.outcomes},
+                {"layers", batch.layers},
+                {"seconds", batch.seconds},
+                {"contexts", batch.contexts},
+                {"hparams", batch.hparams}});
   if (index > 0) {
     std::error_code ignored;
     std::filesystem::remove(state_path(index - 1), ignored);

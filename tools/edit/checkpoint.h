@@ -17,7 +17,7 @@ struct FinishedBatch {
   std::vector<nlohmann::json> outcomes;      ///< editors::to_json(FactOutcome), one a fact
   std::vector<nlohmann::json> layers;        ///< editors::to_json(LayerFigures)
   nlohmann::json seconds = nlohmann::json::object();
-  nlohmann::json contexts;                   ///< templates in use, or null
+  nlohmann::json contexts;  ///< templates in use, or null
   nlohmann::json hparams;
 };
 
@@ -42,7 +42,8 @@ class RunCheckpoint {
   std::filesystem::path folder_;
 };
 
-/// Puts finished batches into the model, delta by delta as they were written the first time, so that the weights get the same bytes.
+/// Puts finished batches into the model, delta by delta as they were written the first time, so that the weights get
+/// the same bytes.
 void reapply(const std::vector<FinishedBatch>& batches, editors::EditTransaction& transaction);
 
 [[nodiscard]] FinishedBatch finished_batch(const editors::EditResult& result);

@@ -45,8 +45,9 @@ std::string preset_list(const std::string& editor) {
 
 }  // namespace
 
-hparams::RawHparams editor_hparams(const std::string& editor, const std::string& file_or_name, const std::vector<std::string>& set,
-                                   const models::Checkpoint& checkpoint, const models::Model* model, const Common& common) {
+hparams::RawHparams editor_hparams(const std::string& editor, const std::string& file_or_name,
+                                   const std::vector<std::string>& set, const models::Checkpoint& checkpoint,
+                                   const models::Model* model, const Common& common) {
   hparams::RawHparams raw;
   if (!file_or_name.empty()) {
     raw = hparams::load_file_or_preset(editor, file_or_name);
@@ -54,9 +55,10 @@ hparams::RawHparams editor_hparams(const std::string& editor, const std::string&
     raw = hparams::load_preset(*preset);
     common.log.info("hparams.preset", "hyper-parameters from the preset " + preset->path);
   } else {
-    throw Error(ErrorClass::kNotFound,
-                {"--hparams", "no preset of " + editor + " fits this model", "one of the presets: " + preset_list(editor),
-                 "name a preset or a file with --hparams; emend suggest makes one for a new model"});
+    throw Error(
+        ErrorClass::kNotFound,
+        {"--hparams", "no preset of " + editor + " fits this model", "one of the presets: " + preset_list(editor),
+         "name a preset or a file with --hparams; emend suggest makes one for a new model"});
   }
   for (const auto& assignment : set) raw.set(assignment);
   return raw;
@@ -66,7 +68,8 @@ std::optional<editors::ContextTemplates> named_contexts(const std::string& path)
   if (path.empty()) return std::nullopt;
   const auto json = nlohmann::json::parse(read_file(path), nullptr, false);
   if (json.is_discarded())
-    throw Error(ErrorClass::kInvalidArgument, {path, "not JSON", "a list of context templates, or a list of lists", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {path, "not JSON", "a list of context templates, or a list of lists", ""});
   return editors::parse_contexts(json, path);
 }
 

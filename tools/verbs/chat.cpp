@@ -42,17 +42,23 @@ VerbRun setup_chat(CLI::App& command) {
   auto options = std::make_shared<Options>();
   options->generate.max_new_tokens = 256;
   add_model_options(command, options->model);
-  command.add_option("--pack", options->packs, "apply this edit pack first (repeatable)")->group("Model")->type_name("FILE");
+  command.add_option("--pack", options->packs, "apply this edit pack first (repeatable)")
+      ->group("Model")
+      ->type_name("FILE");
   command.add_option("--system", options->system, "system message")->type_name("TEXT");
   std::string formats;
   for (const auto& name : models::chat_format_names()) formats += (formats.empty() ? "" : ", ") + name;
-  command.add_option("--chat-format", options->format, "how turns are written; default: told by the model's template (" + formats + ")")->type_name("NAME");
+  command
+      .add_option("--chat-format", options->format,
+                  "how turns are written; default: told by the model's template (" + formats + ")")
+      ->type_name("NAME");
   add_sampling_options(command, options->generate);
   return [options](Common& common) {
     auto model = load_named(options->model, common);
     for (const auto& path : options->packs) editors::apply_pack(model, editors::load_pack(path))->commit();
     const auto& tokenizer = model.tokenizer();
-    const auto format = options->format.empty() ? models::detect_chat_format(tokenizer.chat_template()) : models::chat_format(options->format);
+    const auto format = options->format.empty() ? models::detect_chat_format(tokenizer.chat_template())
+                                                : models::chat_format(options->format);
     models::GenerateOptions generate = options->generate;
     generate.stop_ids = tokenizer.eos_ids();
     generate.cancel = common.cancel;
@@ -60,7 +66,8 @@ VerbRun setup_chat(CLI::App& command) {
     if (!options->system.empty()) messages.push_back({"system", options->system});
     const bool terminal = ::isatty(0);
     if (terminal && !common.quiet) std::cerr << "Type a message; an empty line or Ctrl-D ends the chat.\n";
-    for (std::string line; (terminal ? (std::cerr << "> " << std::flush, true) : true) && std::getline(std::cin, line) && !line.empty();) {
+    for (std::string line; (terminal ? (std::cerr << "> " << std::flush, true) : true) &&
+                           std::getline(std::cin, line) && !line.empty();) {
       messages.push_back({"user", line});
       messages.push_back({"assistant", answer(model, models::render_chat(format, messages, true).text, generate)});
     }

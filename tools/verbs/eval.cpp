@@ -26,7 +26,8 @@ VerbRun setup_eval(CLI::App& command) {
   add_fact_options(command, options->facts, true);
   add_metric_options(command, options->metrics);
   command.add_option("--pack", options->packs, "apply this edit pack first and show both states (repeatable)")
-      ->group("Model")->type_name("FILE");
+      ->group("Model")
+      ->type_name("FILE");
   command.add_option("--seed", options->seed, "random seed")->group("Evaluation");
   return [options](Common& common) {
     const auto facts = load_named_facts(options->facts, common);
@@ -35,7 +36,8 @@ VerbRun setup_eval(CLI::App& command) {
     const auto names = evaluation::resolve_metrics(options->metrics.names, facts);
     const auto before = evaluation::evaluate_before(model, facts, names, evaluate, options->metrics.cache);
     std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
-    nlohmann::ordered_json document = {{"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
+    nlohmann::ordered_json document = {
+        {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
     if (!options->packs.empty()) {
       for (const auto& path : options->packs) editors::apply_pack(model, editors::load_pack(path))->commit();
       evaluate.before = &before;

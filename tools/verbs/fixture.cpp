@@ -11,7 +11,9 @@ namespace emend::tools {
 
 VerbRun setup_eval_fixture(CLI::App& command) {
   auto folder = std::make_shared<std::string>();
-  command.add_option("DIR", *folder, "folder with a tiny checkpoint and expected.safetensors")->required()->type_name("DIR");
+  command.add_option("DIR", *folder, "folder with a tiny checkpoint and expected.safetensors")
+      ->required()
+      ->type_name("DIR");
   return [folder](Common& common) {
     const nlohmann::ordered_json document = models::eval_fixture(*folder);
     std::cout << dump_json(document, common.json ? -1 : 2) << '\n';
@@ -24,7 +26,9 @@ VerbRun setup_eval_editor_fixture(CLI::App& command) {
     std::string folder, engine = "fast";
   };
   auto options = std::make_shared<Options>();
-  command.add_option("DIR", options->folder, "folder with models, facts and expected.MODEL.EDITOR.safetensors")->required()->type_name("DIR");
+  command.add_option("DIR", options->folder, "folder with models, facts and expected.MODEL.EDITOR.safetensors")
+      ->required()
+      ->type_name("DIR");
   command.add_option("--engine", options->engine, "fast or reference")->check(CLI::IsMember({"fast", "reference"}));
   return [options](Common& common) {
     const nlohmann::ordered_json document =

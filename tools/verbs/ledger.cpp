@@ -19,16 +19,20 @@ struct Options {
 };
 
 std::string resolved_model(const Options& options) {
-  return models::open_checkpoint(options.model.model.empty() ? default_model_path().string() : options.model.model)->path().string();
+  return models::open_checkpoint(options.model.model.empty() ? default_model_path().string() : options.model.model)
+      ->path()
+      .string();
 }
 
-// The folder whose files are to change: the model itself, or a copy of it in --out. A GGUF file is first written as a folder.
+// The folder whose files are to change: the model itself, or a copy of it in --out. A GGUF file is first written as a
+// folder.
 std::string target_folder(const Options& options, const Common& common, std::string& accepted_base) {
   const std::string model = resolved_model(options);
   const bool folder = std::filesystem::is_directory(model);
   if (options.out.empty()) {
     if (folder) return model;
-    throw Error(ErrorClass::kInvalidArgument, {model, "a GGUF file is not edited in place", "--out DIR for the edited model", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {model, "a GGUF file is not edited in place", "--out DIR for the edited model", ""});
   }
   if (folder) {
     editors::Ledger::copy_model_folder(model, options.out);
@@ -43,8 +47,13 @@ std::string target_folder(const Options& options, const Common& common, std::str
 nlohmann::ordered_json listing(const editors::Ledger& ledger) {
   nlohmann::ordered_json edits = nlohmann::ordered_json::array();
   for (const auto& entry : ledger.entries())
-    edits.push_back({{"id", entry.id}, {"active", entry.active}, {"editor", entry.editor}, {"facts", entry.facts},
-                     {"subjects", entry.subjects}, {"weights", entry.weights}, {"changed_at", entry.applied_at}});
+    edits.push_back({{"id", entry.id},
+                     {"active", entry.active},
+                     {"editor", entry.editor},
+                     {"facts", entry.facts},
+                     {"subjects", entry.subjects},
+                     {"weights", entry.weights},
+                     {"changed_at", entry.applied_at}});
   return {{"base", ledger.base_fingerprint()}, {"edits", edits}};
 }
 
@@ -57,7 +66,8 @@ void print(const editors::Ledger& ledger, const std::string& folder, const Commo
   std::cout << folder << " (base " << ledger.base_fingerprint().substr(0, 12) << ")\n";
   if (ledger.entries().empty()) std::cout << "  no edits\n";
   for (const auto& entry : ledger.entries()) {
-    std::cout << "  " << entry.id << "  " << (entry.active ? "in force" : "reverted") << "  " << entry.editor << "  " << entry.facts << " facts";
+    std::cout << "  " << entry.id << "  " << (entry.active ? "in force" : "reverted") << "  " << entry.editor << "  "
+              << entry.facts << " facts";
     for (size_t i = 0; i < entry.subjects.size(); ++i) std::cout << (i == 0 ? "  (" : ", ") << entry.subjects[i];
     if (!entry.subjects.empty()) std::cout << (static_cast<size_t>(entry.facts) > entry.subjects.size() ? ", …)" : ")");
     std::cout << '\n';
@@ -66,7 +76,8 @@ void print(const editors::Ledger& ledger, const std::string& folder, const Commo
 
 std::shared_ptr<Options> common_setup(CLI::App& command) {
   auto options = std::make_shared<Options>();
-  command.add_option("--model", options->model.model, "model folder (or, with --out, a GGUF file or ORG/NAME)")->type_name("MODEL");
+  command.add_option("--model", options->model.model, "model folder (or, with --out, a GGUF file or ORG/NAME)")
+      ->type_name("MODEL");
   return options;
 }
 
@@ -94,7 +105,8 @@ VerbRun setup_revert(CLI::App& command) {
   command.add_option("--out", options->out, "leave the model as it is and write the other one here")->type_name("DIR");
   return [options](Common& common) {
     if (options->edits.empty() && !options->all)
-      throw Error(ErrorClass::kInvalidArgument, {"revert", "nothing to revert", "ids of edits, or --all", "emend list shows them"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"revert", "nothing to revert", "ids of edits, or --all", "emend list shows them"});
     const std::string model = resolved_model(*options);
     if (!options->out.empty()) {
       editors::Ledger::copy_model_folder(model, options->out);
@@ -112,7 +124,9 @@ VerbRun setup_revert(CLI::App& command) {
 
 VerbRun setup_reorder(CLI::App& command) {
   auto options = common_setup(command);
-  command.add_option("ID", options->edits, "ids of all edits in force, in the order wanted")->required()->type_name("ID");
+  command.add_option("ID", options->edits, "ids of all edits in force, in the order wanted")
+      ->required()
+      ->type_name("ID");
   return [options](Common& common) {
     const std::string folder = resolved_model(*options);
     editors::Ledger ledger(folder, common.log);

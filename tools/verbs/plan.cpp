@@ -26,7 +26,10 @@ VerbRun setup_plan(CLI::App& command) {
   work.facts = 16;
   work.gradients = true;
   work.suffix_tokens = 8;
-  command.add_option("--simulate", options->machine, "plan for a machine one does not have, such as 4x24GiB or 2x80GiB,cpu=64GiB")->type_name("MACHINE");
+  command
+      .add_option("--simulate", options->machine,
+                  "plan for a machine one does not have, such as 4x24GiB or 2x80GiB,cpu=64GiB")
+      ->type_name("MACHINE");
   command.add_option("--layers", options->layers, "edited layers; default: five in the first third")->delimiter(',');
   command.add_option("--rows", work.rows, "rows of a batch")->check(CLI::PositiveNumber);
   command.add_option("--tokens", work.tokens, "tokens of a row")->check(CLI::PositiveNumber);
@@ -37,8 +40,10 @@ VerbRun setup_plan(CLI::App& command) {
     auto work = options->work;
     work.editing_layers = options->layers;
     if (work.editing_layers.empty())
-      for (int64_t l = config.n_layers / 6; l < std::min(config.n_layers, config.n_layers / 6 + 5); ++l) work.editing_layers.push_back(l);
-    work.first_gradient_layer = work.editing_layers.back() + 1 < config.n_layers ? work.editing_layers.back() + 1 : work.editing_layers.back();
+      for (int64_t l = config.n_layers / 6; l < std::min(config.n_layers, config.n_layers / 6 + 5); ++l)
+        work.editing_layers.push_back(l);
+    work.first_gradient_layer =
+        work.editing_layers.back() + 1 < config.n_layers ? work.editing_layers.back() + 1 : work.editing_layers.back();
     work.statistics = work.solve = true;
     const auto plan = plan_model(options->model, config, work, options->machine);
     const auto names = models::device_module_names(models::family_named(config.family), config);
@@ -62,7 +67,8 @@ VerbRun setup_doctor(CLI::App& command) {
                         same ? "a text comes back as it was" : "a text does not come back as it was",
                         same ? "" : "expected of tokenizers that normalise; otherwise check the tokenizer files"});
     } else {
-      checks.push_back({"tokenizer", devices::CheckStatus::kFailed, "the checkpoint has none", "copy the tokenizer files beside the weights"});
+      checks.push_back({"tokenizer", devices::CheckStatus::kFailed, "the checkpoint has none",
+                        "copy the tokenizer files beside the weights"});
     }
     bool failed = false;
     auto document = nlohmann::ordered_json::array();

@@ -21,12 +21,14 @@ VerbRun setup_report(CLI::App& command) {
     const auto run = evaluation::load_run(folder);
     evaluation::write_report(folder / "report.html", run);
     evaluation::write_metrics_csv(folder / "metrics.csv", run);
-    nlohmann::ordered_json written = {{"report", (folder / "report.html").string()}, {"metrics", (folder / "metrics.csv").string()}};
+    nlohmann::ordered_json written = {{"report", (folder / "report.html").string()},
+                                      {"metrics", (folder / "metrics.csv").string()}};
     if (options->case_files) written["case_files"] = evaluation::write_case_files(folder / "cases", run);
     if (common.json) {
       std::cout << dump_json(written) << '\n';
     } else {
-      for (const auto& [name, value] : written.items()) std::cout << name << ": " << (value.is_string() ? value.get<std::string>() : value.dump()) << '\n';
+      for (const auto& [name, value] : written.items())
+        std::cout << name << ": " << (value.is_string() ? value.get<std::string>() : value.dump()) << '\n';
     }
     return 0;
   };
@@ -34,14 +36,18 @@ VerbRun setup_report(CLI::App& command) {
 
 VerbRun setup_compare(CLI::App& command) {
   auto runs = std::make_shared<std::vector<std::string>>();
-  command.add_option("RUN", *runs, "two or more run folders; each is compared with the first")->required()->expected(2, 100)->type_name("DIR");
+  command.add_option("RUN", *runs, "two or more run folders; each is compared with the first")
+      ->required()
+      ->expected(2, 100)
+      ->type_name("DIR");
   return [runs](Common& common) {
     auto document = nlohmann::ordered_json::array();
     const auto first = evaluation::load_run(runs->front());
     for (size_t i = 1; i < runs->size(); ++i) {
       const auto comparison = evaluation::compare_runs(first, evaluation::load_run((*runs)[i]));
       document.push_back(nlohmann::ordered_json(comparison));
-      if (!common.json) std::cout << (*runs)[0] << "  →  " << (*runs)[i] << '\n' << evaluation::format_comparison(comparison) << '\n';
+      if (!common.json)
+        std::cout << (*runs)[0] << "  →  " << (*runs)[i] << '\n' << evaluation::format_comparison(comparison) << '\n';
     }
     if (common.json) std::cout << dump_json(document) << '\n';
     return 0;

@@ -14,10 +14,15 @@ VerbRun setup_stats(CLI::App& command) {
   add_model_options(command, options->model);
   command.add_option("--layers", *layers, "layers; default: those of the editor's preset")->delimiter(',');
   command.add_option("--editor", options->editor, "whose preset names the layers");
-  command.add_option("--corpus", options->corpus, "text file or JSON lines with \"text\"; default: text sampled from the model itself")->type_name("FILE");
-  command.add_option("--stats-tokens", options->stats_tokens, "tokens to read; 0: ten for each key dimension")->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--corpus", options->corpus,
+                  "text file or JSON lines with \"text\"; default: text sampled from the model itself")
+      ->type_name("FILE");
+  command.add_option("--stats-tokens", options->stats_tokens, "tokens to read; 0: ten for each key dimension")
+      ->check(CLI::NonNegativeNumber);
   command.add_option("--stats-length", options->stats_length, "longest document in tokens")->check(CLI::PositiveNumber);
-  command.add_option("--stats-cache", options->stats_cache, "folder of cached statistics; default: <cache>/statistics")->type_name("DIR");
+  command.add_option("--stats-cache", options->stats_cache, "folder of cached statistics; default: <cache>/statistics")
+      ->type_name("DIR");
   command.add_option("--cache", options->metrics.cache, "folder of caches")->type_name("DIR");
   command.add_option("--seed", options->seed, "random seed of sampled text and of the order of documents");
   return [options, layers](Common& common) {

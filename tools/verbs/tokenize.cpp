@@ -19,10 +19,12 @@ struct Options {
 
 // A folder that has a tokenizer but no model is fine here.
 std::unique_ptr<models::Tokenizer> tokenizer_of(const ModelOptions& options) {
-  if (!options.model.empty() && std::filesystem::is_directory(options.model)) return models::load_tokenizer(options.model);
+  if (!options.model.empty() && std::filesystem::is_directory(options.model))
+    return models::load_tokenizer(options.model);
   auto tokenizer = open_named(options)->load_tokenizer();
   if (!tokenizer)
-    throw Error(ErrorClass::kNotFound, {options.model, "the checkpoint has no tokenizer", "tokenizer files beside the weights", ""});
+    throw Error(ErrorClass::kNotFound,
+                {options.model, "the checkpoint has no tokenizer", "tokenizer files beside the weights", ""});
   return tokenizer;
 }
 
@@ -51,11 +53,14 @@ void print_pieces(const models::Tokenizer& tokenizer, const std::string& text, b
 
 VerbRun setup_tokenize(CLI::App& command) {
   auto options = std::make_shared<Options>();
-  command.add_option("--model", options->model.model, "model folder, GGUF file or ORG/NAME; default: the bundled default model")
+  command
+      .add_option("--model", options->model.model,
+                  "model folder, GGUF file or ORG/NAME; default: the bundled default model")
       ->type_name("MODEL");
   auto* file = command.add_option("--file", options->file, "JSON array of strings")->type_name("FILE");
   command.add_option("--text", options->text, "one string")->excludes(file)->type_name("TEXT");
-  command.add_flag("--add-special", options->add_special, "add the tokens that the model expects around a text (BOS, …)");
+  command.add_flag("--add-special", options->add_special,
+                   "add the tokens that the model expects around a text (BOS, …)");
   return [options](Common& common) {
     if (options->file.empty() && options->text.empty())
       throw Error(ErrorClass::kInvalidArgument, {"tokenize", "nothing to tokenize", "--file or --text", ""});
