@@ -5,7 +5,7 @@
 #include <emend/datasets/fact.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <random>
 
 namespace emend::datasets {
@@ -20,7 +20,7 @@ std::string repeat(const std::string& text, size_t times) {
 }
 
 void expect_refusal(const std::string& text, const std::string& part, ErrorClass expected = ErrorClass::kCorruption) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // processor time: a busy machine must not fail the test
   try {
     (void)parse_facts(text, "bad.json");
     ADD_FAILURE() << "accepted: " << text.substr(0, 200);
@@ -32,8 +32,8 @@ void expect_refusal(const std::string& text, const std::string& part, ErrorClass
     EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
     EXPECT_LT(message.size(), 1500U);
   }
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(taken.count(), 2.0) << part;
+  const double taken = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(taken, 2.0) << part;
 }
 
 TEST(FactsHostile, EmptyAndForeign) {
@@ -53,7 +53,8 @@ TEST(FactsHostile, CutOffAnywhere) {
   const std::string text = "[\n" + kRow + ",\n" + kRow + "\n]";
   ASSERT_EQ(parse_facts(text, "whole").facts.size(), 2U);
   for (size_t length = 1; length < text.size(); ++length) expect_refusal(text.substr(0, length), "bad.json");
-  expect_refusal("[\n" + kRow + ",\n{\"prompt\": \"{} is\", \"sub", "bad.json:3: the row that starts here ends inside a string");
+  expect_refusal("[\n" + kRow + ",\n{\"prompt\": \"{} is\", \"sub",
+                 "bad.json:3: the row that starts here ends inside a string");
   expect_refusal("[\n" + kRow + ",\n{\"prompt\": [1, 2", "bad.json:3: the row that starts here has no end");
   expect_refusal("[\n" + kRow + "\n", "bad.json:3: the array has no closing ]");
   expect_refusal(kRow + "\n" + kRow.substr(0, 20), "bad.json:2");
@@ -66,14 +67,16 @@ TEST(FactsHostile, PunctuationAndTrailingText) {
   expect_refusal(kRow + "\n{\"prompt\": \"{} is\",, \"subject\": \"A\"}", "bad.json:2: syntax error");
   expect_refusal(kRow + "\n{'prompt': 'x'}", "bad.json:2: syntax error");
   expect_refusal("[{\"prompt\": \"{} is\",\n \"subject\": \"A\",\n \"target_new\" \"x\"}]", "bad.json:3: syntax error");
-  expect_refusal("[{\"prompt\": \"\\ud800 {} is\", \"subject\": \"A\", \"target_new\": \"x\"}]", "bad.json:1: syntax error");
+  expect_refusal("[{\"prompt\": \"\\ud800 {} is\", \"subject\": \"A\", \"target_new\": \"x\"}]",
+                 "bad.json:1: syntax error");
   expect_refusal("[{\"prompt\": \"{} is\", \"subject\": \"A\", \"target_new\": 1e99999}]", "bad.json:1");
 }
 
 TEST(FactsHostile, BytesThatAreNotText) {
   expect_refusal("[\n{\"prompt\": \"\xff\"}]", "bad.json:2: a byte that is not UTF-8");
   expect_refusal("[\n\n{\"prompt\": \"caf\xe9 {}\", \"subject\": \"A\"}]", "bad.json:3: a byte that is not UTF-8");
-  for (const char* sequence : {"\x80", "\xC0\x80", "\xC3", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80", "\xF4\x90\x80\x80", "\xF8\x88\x80\x80\x80"})
+  for (const char* sequence : {"\x80", "\xC0\x80", "\xC3", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80",
+                               "\xF4\x90\x80\x80", "\xF8\x88\x80\x80\x80"})
     expect_refusal(std::string("[\"") + sequence + "\"]", "not UTF-8");
   std::string with_nul = "[\n" + kRow + "]";
   with_nul[10] = '\0';
@@ -112,8 +115,11 @@ TEST(FactsHostile, FilesThatCannotBeRead) {
 
 /// Random damage to a good file never gives anything but facts or an Error.
 TEST(FactsHostile, RandomDamage) {
-  const std::string text = "[\n" + kRow + ",\n{\"case_id\": 1, \"requested_rewrite\": {\"prompt\": \"{} é\", \"subject\": \"B\", \"target_new\": {\"str\": \"y\"}}, \"paraphrase_prompts\": [\"p\"]},\n" +
-                           "{\"subject\": \"C\", \"src\": \"Where is C?\", \"answers\": [\"x\", [\"y\"]], \"alt\": \"z\", \"loc\": \"l\", \"loc_ans\": 3}\n]";
+  const std::string text = "[\n" + kRow +
+                           ",\n{\"case_id\": 1, \"requested_rewrite\": {\"prompt\": \"{} é\", \"subject\": \"B\", "
+                           "\"target_new\": {\"str\": \"y\"}}, \"paraphrase_prompts\": [\"p\"]},\n" +
+                           "{\"subject\": \"C\", \"src\": \"Where is C?\", \"answers\": [\"x\", [\"y\"]], \"alt\": "
+                           "\"z\", \"loc\": \"l\", \"loc_ans\": 3}\n]";
   std::mt19937 random(7);
   size_t accepted = 0;
   for (int round = 0; round < 20'000; ++round) {
@@ -122,13 +128,19 @@ TEST(FactsHostile, RandomDamage) {
     for (int i = 0; i < changes; ++i) {
       const size_t at = random() % damaged.size();
       switch (random() % 3) {
-        case 0: damaged[at] = static_cast<char>(random()); break;
-        case 1: damaged.erase(at, 1 + random() % 5); break;
-        default: damaged.insert(at, 1, "{}[]\",:0n\\"[random() % 10]);
+        case 0:
+          damaged[at] = static_cast<char>(random());
+          break;
+        case 1:
+          damaged.erase(at, 1 + random() % 5);
+          break;
+        default:
+          damaged.insert(at, 1, "{}[]\",:0n\\"[random() % 10]);
       }
     }
     try {
-      const FactSet set = parse_facts(damaged, "bad.json", {.bad_rows = round % 2 ? BadRowPolicy::kSkip : BadRowPolicy::kError});
+      const FactSet set =
+          parse_facts(damaged, "bad.json", {.bad_rows = round % 2 ? BadRowPolicy::kSkip : BadRowPolicy::kError});
       for (const Fact& fact : set.facts) validate(fact);
       ++accepted;
     } catch (const Error& error) {
@@ -149,7 +161,8 @@ class CorpusHostile : public ::testing::Test {
       ADD_FAILURE() << "accepted: " << text.substr(0, 100);
     } catch (const Error& error) {
       EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << "\"" << part << "\" is not in: " << error.what();
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "\"" << part << "\" is not in: " << error.what();
     }
   }
 };
@@ -157,7 +170,10 @@ class CorpusHostile : public ::testing::Test {
 TEST_F(CorpusHostile, Refusals) {
   expect_bad("", "the file is empty");
   expect_bad("  \n \n", "the file is empty");
-  expect_bad("good\n\nb\xff" "d\n", ":3: a byte that is not UTF-8");
+  expect_bad(
+      "good\n\nb\xff"
+      "d\n",
+      ":3: a byte that is not UTF-8");
   expect_bad(std::string("good\nba\0d\n", 10), ":2: a NUL byte");
   expect_bad("{\"text\": \"a\"}\n{\"txt\": \"b\"}\n", ":2: field \"text\" is missing");
   expect_bad("{\"text\": \"a\"}\n{\"text\": 5}\n", ":2: field \"text\" is the number 5");

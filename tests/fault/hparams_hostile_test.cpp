@@ -4,7 +4,7 @@
 #include <emend/hparams/locate.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 
 namespace emend::hparams {
 namespace {
@@ -17,7 +17,7 @@ std::string repeat(const std::string& text, size_t times) {
 
 /// The message with which `text` is refused; fails if it is accepted or takes longer than two seconds.
 std::string refusal(const std::string& text) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // processor time: a busy machine must not fail the test
   std::string message;
   try {
     (void)locate_schema().parse(parse_hparams(text, "bad.yaml"));
@@ -26,8 +26,8 @@ std::string refusal(const std::string& text) {
     EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument) << error.what();
     message = error.what();
   }
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  EXPECT_LT(taken.count(), 2.0) << message;
+  const double taken = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  EXPECT_LT(taken, 2.0) << message;
   EXPECT_EQ(message.rfind("bad.yaml", 0), 0U) << message;
   EXPECT_LT(message.size(), 1200U) << "a message must not echo the file";
   return message;
