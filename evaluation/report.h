@@ -3,8 +3,8 @@
 // The input is plain data, as the run's own files hold it, so a report can be written again at any time
 // (`emend report RUN`) and by programs that never saw the model.
 //
-// Goals: the page explains itself, needs no network and no script to be read, prints, fits a phone, follows light and dark.
-// Non-goals: interactive exploration, styling options.
+// Goals: the page explains itself, needs no network and no script to be read, prints, fits a phone, follows light and
+// dark. Non-goals: interactive exploration, styling options.
 #pragma once
 
 #include <filesystem>
@@ -25,12 +25,13 @@ struct RunReport {
   ///                      "probability_before": 0.01, "probability_after": 0.97}],
   ///   "curves": [{"case_id": 7, "loss": […], "nll": […], "kl": […], "weight_decay": […], "probability": […]}],
   ///   "layers": [{"layer": 4, "weight": "…", "update_norm": 1.2, "weight_norm": 60.1, "relative": 0.02,
-  ///               "spectrum": [leading singular values of the update], "survived": 0.99 (of the update after the cast)}],
-  ///   "efficacy_by_edits": [{"edits": 10, "efficacy_success": 99.0, "paraphrase_success": …, "neighborhood_success": …}],
+  ///               "spectrum": [leading singular values of the update],
+  ///               "survived": 0.99 (of the update after the cast)}],
+  ///   "efficacy_by_edits": [{"edits": 10, "efficacy_success": 99.0, "paraphrase_success": …}],
   ///   "retention": RetentionMatrix::to_json(),
   ///   "memory": {"cpu": {"weights": bytes, "statistics": …, "peak": …, "limit": …}},
-  ///   "placement": {"devices": ["cpu"], "layers": {"0": "cpu"}, "embedding": "cpu", "head": "cpu", "edited_layers": [4,5]},
-  ///   "trace": {"svg": ["…"]}  (heat maps of causal tracing)
+  ///   "placement": {"devices": ["cpu"], "layers": {"0": "cpu"}, "head": "cpu", "edited_layers": [4,5]},
+  ///   "trace": to_json(TraceSummary) (evaluation/tracing.h): heat maps of causal tracing
   nlohmann::json extras = nlohmann::json::object();
 };
 
@@ -38,8 +39,8 @@ struct RunReport {
 /// results.json is missing, Error(kCorruption) naming file and line for damaged JSON.
 [[nodiscard]] RunReport load_run(const std::filesystem::path& folder);
 
-/// The page as text. All texts that come from data are escaped. At most 3 MB for 1,000 facts: longer lists are cut with a
-/// note that names the file that holds them all.
+/// The page as text. All texts that come from data are escaped. At most 3 MB for 1,000 facts: longer lists are cut with
+/// a note that names the file that holds them all.
 [[nodiscard]] std::string render_report(const RunReport& run);
 /// Writes the page, atomically. Throws Error(kIo).
 void write_report(const std::filesystem::path& path, const RunReport& run);
@@ -48,13 +49,13 @@ void write_report(const std::filesystem::path& path, const RunReport& run);
 [[nodiscard]] std::string metrics_csv(const nlohmann::json& results);
 void write_metrics_csv(const std::filesystem::path& path, const RunReport& run);
 
-/// One file a case as the MEMIT repository writes them ("{N}_edits-case_{id}.json", counterfact and zsre families), which
-/// its summary script reads. The folder is created. Returns how many files were written.
+/// One file a case as the MEMIT repository writes them ("{N}_edits-case_{id}.json", counterfact and zsre families),
+/// which its summary script reads. The folder is created. Returns how many files were written.
 int64_t write_case_files(const std::filesystem::path& folder, const RunReport& run);
 
 /// Paired differences (second minus first, after editing) over the cases that both runs hold, with 95 % intervals:
-/// {"first": "…", "second": "…", "paired_cases": 300, "same_facts": true, "differences": [{"family", "metric", "paper_name",
-///  "first", "second", "difference", "ci95": [low, high], "n", "significant"}], "notes": [...]}.
+/// {"first": "…", "second": "…", "paired_cases": 300, "same_facts": true, "differences": [{"family", "metric",
+///  "paper_name", "first", "second", "difference", "ci95": [low, high], "n", "significant"}], "notes": [...]}.
 [[nodiscard]] nlohmann::json compare_runs(const RunReport& first, const RunReport& second);
 /// The same as an aligned text table.
 [[nodiscard]] std::string format_comparison(const nlohmann::json& comparison);

@@ -2,6 +2,7 @@
 #include <emend/evaluation/detail/charts.h>
 #include <emend/evaluation/detail/html.h>
 #include <emend/evaluation/detail/report_sections.h>
+#include <emend/evaluation/tracing.h>
 
 #include <algorithm>
 #include <cmath>
@@ -45,7 +46,8 @@ std::vector<double> median_curve(const std::vector<std::vector<double>>& curves)
   return out;
 }
 
-std::string curves_figure(const json& curves, const char* key, const std::string& title, const std::string& y_label, bool log, int colour) {
+std::string curves_figure(const json& curves, const char* key, const std::string& title, const std::string& y_label,
+                          bool log, int colour) {
   if (!curves.is_array()) return "";
   LineChart chart;
   std::vector<std::vector<double>> all;
@@ -55,7 +57,9 @@ std::string curves_figure(const json& curves, const char* key, const std::string
   }
   if (all.empty()) return "";
   const size_t step = (all.size() + kCurvesMost - 1) / kCurvesMost;
-  for (size_t i = 0; i < all.size(); i += step) chart.series.push_back({i == 0 && all.size() > 1 ? "one fact" : "", steps_from(1, all[i].size()), all[i], colour, all.size() > 1, false});
+  for (size_t i = 0; i < all.size(); i += step)
+    chart.series.push_back({i == 0 && all.size() > 1 ? "one fact" : "", steps_from(1, all[i].size()), all[i], colour,
+                            all.size() > 1, false});
   if (all.size() > 1) {
     const auto median = median_curve(all);
     chart.series.push_back({"median", steps_from(1, median.size()), median, colour, false, false});
@@ -65,15 +69,19 @@ std::string curves_figure(const json& curves, const char* key, const std::string
   chart.log_y = log;
   if (!log) chart.y_low = 0, chart.y_high = 1;
   chart.description = title + " of " + std::to_string(all.size()) + " facts by optimisation step";
-  return figure(title, step > 1 ? "every " + std::to_string(step) + "th of " + std::to_string(all.size()) + " facts" : "", line_chart(chart));
+  return figure(title,
+                step > 1 ? "every " + std::to_string(step) + "th of " + std::to_string(all.size()) + " facts" : "",
+                line_chart(chart));
 }
 
 std::string bar(const std::string& name, const std::string& track, const std::string& value) {
-  return "<div class=\"bar\"><span>" + escape(name) + "</span><span class=\"track\">" + track + "</span><span class=\"value\">" + value + "</span></div>";
+  return "<div class=\"bar\"><span>" + escape(name) + "</span><span class=\"track\">" + track +
+         "</span><span class=\"value\">" + value + "</span></div>";
 }
 
 std::string piece(double share, int colour, const std::string& title) {
-  return "<i class=\"c" + std::to_string(colour) + "\" style=\"width:" + fixed(100 * std::clamp(share, 0.0, 1.0), 2) + "%\" title=\"" + escape(title) + "\"></i>";
+  return "<i class=\"c" + std::to_string(colour) + "\" style=\"width:" + fixed(100 * std::clamp(share, 0.0, 1.0), 2) +
+         "%\" title=\"" + escape(title) + "\"></i>";
 }
 
 std::string layers_figures(const json& layers) {
@@ -87,14 +95,20 @@ std::string layers_figures(const json& layers) {
     const double norm = number(layer, "update_norm").value_or(0);
     const std::string name = "layer " + text(layer, "layer", "?");
     std::string value = significant(norm);
-    if (const auto relative = number(layer, "relative")) value += " <span class=\"soft\">(" + fixed(100 * *relative, 2) + " %)</span>";
-    bars += bar(name, highest > 0 ? piece(norm / highest, 0, text(layer, "weight") + ": " + significant(norm)) : "", value);
+    if (const auto relative = number(layer, "relative"))
+      value += " <span class=\"soft\">(" + fixed(100 * *relative, 2) + " %)</span>";
+    bars +=
+        bar(name, highest > 0 ? piece(norm / highest, 0, text(layer, "weight") + ": " + significant(norm)) : "", value);
     if (const auto kept = number(layer, "survived"); kept && *kept < 0.999)
-      bars += "<p class=\"soft small\">" + escape(name) + ": " + fixed(100 * *kept, 1) + " % of the update survived the cast to the weights' type.</p>";
+      bars += "<p class=\"soft small\">" + escape(name) + ": " + fixed(100 * *kept, 1) +
+              " % of the update survived the cast to the weights' type.</p>";
     auto values = numbers(member(layer, {"spectrum"}));
-    if (!values.empty()) spectrum.series.push_back({name, steps_from(1, values.size()), values, colour++ % 8, false, values.size() < 2});
+    if (!values.empty())
+      spectrum.series.push_back({name, steps_from(1, values.size()), values, colour++ % 8, false, values.size() < 2});
   }
-  std::string out = figure("Size of the update", "Frobenius norm of what was added to each edited matrix, and its share of the matrix's own norm.", bars);
+  std::string out =
+      figure("Size of the update",
+             "Frobenius norm of what was added to each edited matrix, and its share of the matrix's own norm.", bars);
   if (!spectrum.series.empty()) {
     spectrum.x_label = "singular value";
     spectrum.y_label = "size";
@@ -109,8 +123,13 @@ std::string by_edits_figure(const json& rows) {
   if (!rows.is_array() || rows.size() < 2) return "";
   LineChart chart;
   int colour = 0;
-  for (const auto& [key, name] : {std::pair{"efficacy_success", "efficacy"}, {"paraphrase_success", "paraphrases"}, {"neighborhood_success", "neighbours"},
-                                  {"score", "score"}, {"rewrite_acc", "rewrite"}, {"rephrase_acc", "rephrase"}, {"locality_acc", "locality"}}) {
+  for (const auto& [key, name] : {std::pair{"efficacy_success", "efficacy"},
+                                  {"paraphrase_success", "paraphrases"},
+                                  {"neighborhood_success", "neighbours"},
+                                  {"score", "score"},
+                                  {"rewrite_acc", "rewrite"},
+                                  {"rephrase_acc", "rephrase"},
+                                  {"locality_acc", "locality"}}) {
     Series series{name, {}, {}, colour++, false, true};
     for (const auto& row : rows)
       if (const auto value = number(row, key)) {
@@ -133,7 +152,8 @@ HeatMap shrink(const std::vector<std::vector<double>>& values, const std::vector
   HeatMap map;
   size_t columns = 0;
   for (const auto& row : values) columns = std::max(columns, row.size());
-  const size_t by_row = (values.size() + kHeatRows - 1) / kHeatRows, by_column = std::max<size_t>(1, (columns + kHeatColumns - 1) / kHeatColumns);
+  const size_t by_row = (values.size() + kHeatRows - 1) / kHeatRows,
+               by_column = std::max<size_t>(1, (columns + kHeatColumns - 1) / kHeatColumns);
   for (size_t r = 0; r < values.size(); r += by_row) {
     auto& row = map.values.emplace_back();
     for (size_t c = 0; c < columns; c += by_column) {
@@ -158,7 +178,10 @@ std::string retention_figure(const json& retention) {
   map.description = "Probability of each fact's new target after each number of edits";
   map.x_label = "fact, in the order of editing";
   map.colour = 2;
-  return figure("Retention", "Probability of each fact's new answer after so many edits: what was written first should keep its colour further down.", heat_map(map));
+  return figure("Retention",
+                "Probability of each fact's new answer after so many edits: what was written first should keep its "
+                "colour further down.",
+                heat_map(map));
 }
 
 std::string seconds_figure(const json& seconds) {
@@ -171,10 +194,13 @@ std::string seconds_figure(const json& seconds) {
   const std::vector<std::string> order = {"load", "statistics", "targets", "insert", "evaluate"};
   std::vector<std::string> keys = order;
   for (const auto& item : seconds.items())
-    if (std::find(order.begin(), order.end(), item.key()) == order.end() && item.key() != "total") keys.push_back(item.key());
+    if (std::find(order.begin(), order.end(), item.key()) == order.end() && item.key() != "total")
+      keys.push_back(item.key());
   for (const auto& key : keys)
-    if (const auto value = number(seconds, key)) bars += bar(key, piece(*value / highest, 1, key), escape(duration(*value)));
-  if (const auto total = number(seconds, "total")) bars += "<p class=\"soft small\">total " + escape(duration(*total)) + "</p>";
+    if (const auto value = number(seconds, key))
+      bars += bar(key, piece(*value / highest, 1, key), escape(duration(*value)));
+  if (const auto total = number(seconds, "total"))
+    bars += "<p class=\"soft small\">total " + escape(duration(*total)) + "</p>";
   return figure("Time by phase", "", bars);
 }
 
@@ -209,23 +235,40 @@ std::string memory_figure(const RunReport& run) {
     if (peak > sum) track += piece((peak - sum) / highest, 7, "peak: " + bytes(peak));
     other = other || (sum > 0 && peak > sum);
     std::string value = escape(bytes(peak));
-    if (const auto limit = number(device, "limit")) value += " <span class=\"soft\">of " + escape(bytes(*limit)) + "</span>";
+    if (const auto limit = number(device, "limit"))
+      value += " <span class=\"soft\">of " + escape(bytes(*limit)) + "</span>";
     bars += bar(item.key(), track, value);
   }
   std::string legend;
-  for (size_t i : used) legend += "<span><i class=\"key c" + std::to_string(i) + "\"></i>" + escape(parts[i]) + "</span>";
+  for (size_t i : used)
+    legend += "<span><i class=\"key c" + std::to_string(i) + "\"></i>" + escape(parts[i]) + "</span>";
   if (other) legend += "<span><i class=\"key c7\"></i>not told apart</span>";
-  return figure("Peak memory by device", "", bars + (legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>"));
+  return figure("Peak memory by device", "",
+                bars + (legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>"));
+}
+
+std::string trace_figures(const json& trace) {
+  std::string out;
+  for (TraceKind kind : {TraceKind::kState, TraceKind::kMlp, TraceKind::kAttention}) {
+    std::string svg = summary_svg(trace, kind);
+    if (svg.empty()) continue;
+    const std::string name = " xmlns=\"http://www.w3.org/2000/svg\"";  // needed in a file of its own only
+    if (const size_t at = svg.find(name); at != std::string::npos) svg.erase(at, name.size());
+    out += figure("Causal tracing: " + std::string(to_string(kind)), "", svg);
+  }
+  return out;
 }
 
 }  // namespace
 
 std::string plots_section(const RunReport& run) {
   const json& curves = member(run.extras, {"curves"});
-  std::string out = curves_figure(curves, "loss", "Loss while looking for the targets", "loss", true, 0) +
-                    curves_figure(curves, "probability", "Probability of the new answer", "probability", false, 2) +
-                    layers_figures(member(run.extras, {"layers"})) + by_edits_figure(member(run.extras, {"efficacy_by_edits"})) +
-                    retention_figure(member(run.extras, {"retention"})) + seconds_figure(member(run.results, {"seconds"})) + memory_figure(run);
+  std::string out =
+      curves_figure(curves, "loss", "Loss while looking for the targets", "loss", true, 0) +
+      curves_figure(curves, "probability", "Probability of the new answer", "probability", false, 2) +
+      layers_figures(member(run.extras, {"layers"})) + by_edits_figure(member(run.extras, {"efficacy_by_edits"})) +
+      retention_figure(member(run.extras, {"retention"})) + seconds_figure(member(run.results, {"seconds"})) +
+      memory_figure(run) + trace_figures(member(run.extras, {"trace"}));
   return out.empty() ? "" : "<section><h2>How it went</h2><div class=\"charts\">" + out + "</div></section>";
 }
 
@@ -237,7 +280,8 @@ std::string devices_section(const RunReport& run) {
     const json& layers = member(placement, {"layers"});
     std::vector<std::pair<int64_t, std::string>> ordered;
     if (layers.is_object())
-      for (const auto& item : layers.items()) ordered.emplace_back(std::strtoll(item.key().c_str(), nullptr, 10), as_text(item.value()));
+      for (const auto& item : layers.items())
+        ordered.emplace_back(std::strtoll(item.key().c_str(), nullptr, 10), as_text(item.value()));
     std::sort(ordered.begin(), ordered.end());
     for (const auto& [layer, device] : ordered) places.emplace_back(std::to_string(layer), device);
     places.emplace_back("head", text(placement, "head"));
@@ -263,12 +307,14 @@ std::string devices_section(const RunReport& run) {
     auto found = std::find(devices.begin(), devices.end(), device);
     if (found == devices.end()) found = devices.insert(devices.end(), device);
     const auto colour = std::to_string((found - devices.begin()) % 8);
-    boxes += "<span class=\"c" + colour + (edited.count(part) ? " edited" : "") + "\" title=\"" + escape(part + " on " + device) + "\">" + escape(part) + "</span>";
+    boxes += "<span class=\"c" + colour + (edited.count(part) ? " edited" : "") + "\" title=\"" +
+             escape(part + " on " + device) + "\">" + escape(part) + "</span>";
   }
   for (size_t i = 0; i < devices.size(); ++i)
     legend += "<span><i class=\"key c" + std::to_string(i % 8) + "\"></i>" + escape(devices[i]) + "</span>";
   if (!edited.empty()) legend += "<span>framed: edited layers</span>";
-  return "<section><h2>Where it ran</h2><div class=\"card\"><div class=\"map\">" + boxes + "</div><div class=\"legend\">" + legend + "</div></div></section>";
+  return "<section><h2>Where it ran</h2><div class=\"card\"><div class=\"map\">" + boxes +
+         "</div><div class=\"legend\">" + legend + "</div></div></section>";
 }
 
 }  // namespace emend::evaluation::detail

@@ -1,0 +1,392 @@
+// Causal tracing.
+//
+// Legend: S noise draws · T tokens of the prompt · L layers · D model width.
+//
+// A *cell* is one kind, token and layer of the heat map; a *row* is one cell under one draw, and holds the tokens from
+// the restored one to the prompt's end. What lies before is read from the noised run's keys and values, which restoring
+// a token cannot change; tokens before the subject are the same in both runs and have no cells. A *sweep* takes the
+// rows of one token through the layers from below: a row joins where its cell's effect begins, so that no layer below
+// is run again, and all cells share one batch above.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/evaluation/detail/scoring.h>
+#include <emend/evaluation/detail/trace_parts.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace emend::evaluation {
+namespace {
+
+using hooks::Site;
+
+constexpr int kDrawsARound = 3;
+
+at::Tensor index_for(const std::vector<int64_t>& values, const at::Tensor& like) {
+  return devices::route_like(at::tensor(values, at::kLong), like, devices::Purpose::kInput);
+}
+
+struct Cell {
+  TraceKind kind;
+  int layer, low, high;             // restored in [low, high)
+  std::vector<double> differences;  // restored - noised probability of the answer, a draw
+
+  /// The layer from whose input on all of the row's tokens have to be run.
+  [[nodiscard]] int joins() const { return low + 1; }
+  /// Whether the mean over the draws so far is known to `precision`.
+  [[nodiscard]] bool known(double precision) const {
+    const auto n = static_cast<double>(differences.size());
+    if (n < 2) return false;
+    double sum = 0, squares = 0;
+    for (double x : differences) sum += x, squares += x * x;
+    return std::max(0.0, squares - sum * sum / n) / (n - 1) / n <= precision * precision;
+  }
+};
+
+struct Row {
+  size_t cell;
+  int64_t draw;
+};
+
+class FactTracer {
+ public:
+  FactTracer(const models::Model& model, const KnownFact& fact, const TraceOptions& options)
+      : model_(model),
+        options_(options),
+        tokens_(detail::trace_tokens(model.tokenizer(), fact)),
+        length_(static_cast<int64_t>(tokens_.ids.size())),
+        layers_(model.n_layers()) {
+    if (options.noise <= 0 || options.samples < 1 || options.window < 1)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"causal tracing", "noise, samples or window not positive", "positive numbers", "see TraceOptions"});
+    trace_.fact = fact;
+    trace_.window = options.window;
+    trace_.subject_begin = tokens_.subject_begin;
+    trace_.subject_end = tokens_.subject_end;
+    for (int64_t id : tokens_.ids) trace_.tokens.push_back(model.tokenizer().decode(std::vector<int64_t>{id}));
+  }
+
+  void run_clean();
+  FactTrace run();
+  [[nodiscard]] const FactTrace& trace() const { return trace_; }
+
+ private:
+  void run_noised();
+  void trace_token(int64_t token);
+  void sweep(int64_t token, std::vector<Cell>& cells, const std::vector<Row>& rows);
+  [[nodiscard]] at::Tensor joining_states(int64_t token, int layer, const std::vector<Cell>& cells,
+                                          const std::vector<Row>& rows) const;
+  [[nodiscard]] at::Tensor restored_outputs(TraceKind kind, int64_t token, int layer,
+                                            const std::vector<int64_t>& draws) const;
+  [[nodiscard]] models::KvCache keys_before(int layer, int64_t token, const std::vector<int64_t>& draws) const;
+
+  const models::Model& model_;
+  const TraceOptions& options_;
+  detail::TraceTokens tokens_;
+  int64_t length_;
+  int layers_;
+  FactTrace trace_;
+  std::map<TraceKind, std::vector<at::Tensor>> clean_;  // [kind][layer] [T, D]
+  std::vector<at::Tensor> noised_in_;                   // [layer] [S·T, D]; at L the output of the last
+  std::vector<models::KvCache> noised_keys_;            // [layer], each with that layer alone
+  std::vector<double> noised_p_;                        // [draw]
+};
+
+/// The clean run: the answer, its probability, and what can be put back.
+void FactTracer::run_clean() {
+  hooks::HookSession session(model_.hooks());
+  for (int l = 0; l < layers_; ++l)
+    for (Site site : {Site::kLayerOut, Site::kMlpOut, Site::kAttnOut}) session.capture({site, l});
+  session.attach();
+  const auto batch = models::TokenBatch::from_rows({tokens_.ids});
+  models::ForwardOptions forward;
+  forward.logit_tokens = {{batch.token(0, -1)}};
+  const at::Tensor logits = model_.forward(batch, forward).logits;
+  for (int l = 0; l < layers_; ++l)
+    for (TraceKind kind : {TraceKind::kState, TraceKind::kMlp, TraceKind::kAttention})
+      clean_[kind].push_back(session.captured({detail::trace_site(kind), l}));
+  session.finish();
+  trace_.answer = devices::to_host(logits.argmax(-1), devices::Purpose::kHost).item<int64_t>();
+  trace_.answer_text = model_.tokenizer().decode(std::vector<int64_t>{trace_.answer});
+  trace_.clean = detail::answer_probabilities(logits, trace_.answer)[0];
+}
+
+/// The noised runs, layer by layer: inputs, keys and values, and the answer's probability.
+void FactTracer::run_noised() {
+  const at::Tensor noise_SnD =
+      detail::trace_noise(options_, tokens_.subject_end - tokens_.subject_begin, model_.hidden_size());
+  const auto batch = models::TokenBatch::from_rows(
+      std::vector<std::vector<int64_t>>(static_cast<size_t>(options_.samples), tokens_.ids));
+  std::vector<int64_t> places, last;
+  for (int s = 0; s < options_.samples; ++s) {
+    for (int64_t t = tokens_.subject_begin; t < tokens_.subject_end; ++t) places.push_back(batch.token(s, t));
+    last.push_back(batch.token(s, -1));
+  }
+  hooks::HookSession session(model_.hooks());
+  session.edit({Site::kEmbedding, -1}, [&](const at::Tensor& x) {
+    return x.index_add(
+        0, index_for(places, x),
+        devices::route_like(noise_SnD.reshape({-1, x.size(1)}), x, devices::Purpose::kHidden, devices::Dtype::kMatch));
+  });
+  session.attach();
+  models::ForwardOptions embed;
+  embed.end_layer = 0;
+  noised_in_.push_back(model_.forward(batch, embed).hidden);
+  session.finish();
+  at::Tensor logits;
+  for (int l = 0; l < layers_; ++l) {
+    models::ForwardOptions forward;
+    forward.first_layer = l;
+    forward.end_layer = l + 1;
+    forward.hidden = noised_in_.back();
+    forward.cache = &noised_keys_.emplace_back(layers_, length_);
+    forward.logit_tokens = last;
+    auto result = model_.forward(batch, forward);
+    noised_in_.push_back(std::move(result.hidden));
+    logits = result.logits;
+  }
+  noised_p_ = detail::answer_probabilities(logits, trace_.answer);
+  for (double p : noised_p_) trace_.corrupted += p / static_cast<double>(noised_p_.size());
+}
+
+FactTrace FactTracer::run() {
+  run_noised();
+  for (TraceKind kind : options_.kinds)
+    trace_.restored[kind].assign(static_cast<size_t>(length_),
+                                 std::vector<double>(static_cast<size_t>(layers_), trace_.corrupted));
+  for (int64_t token = tokens_.subject_begin; token < length_; ++token) trace_token(token);
+  trace_.draws /= static_cast<double>((length_ - tokens_.subject_begin) * layers_) *
+                  static_cast<double>(std::max<size_t>(1, options_.kinds.size()));
+  return std::move(trace_);
+}
+
+/// All kinds and layers at one token: draws are added until every cell is known well enough.
+void FactTracer::trace_token(int64_t token) {
+  std::vector<Cell> cells;
+  for (TraceKind kind : options_.kinds)
+    for (int layer = 0; layer < layers_; ++layer) {
+      const auto [low, high] = detail::trace_layers(kind, layer, options_.window, layers_);
+      cells.push_back({kind, layer, low, high, {}});
+    }
+  std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.low < b.low; });
+  const int round = options_.precision > 0 ? kDrawsARound : options_.samples;
+  const auto most = static_cast<size_t>(std::max<int64_t>(1, options_.batch_tokens / (length_ - token)));
+  for (int draw = 0; draw < options_.samples; draw += round) {
+    std::vector<Row> rows;
+    for (size_t c = 0; c < cells.size(); ++c) {
+      if (draw > 0 && cells[c].known(options_.precision)) continue;
+      for (int d = draw; d < std::min(options_.samples, draw + round); ++d) rows.push_back({c, d});
+    }
+    for (size_t begin = 0; begin < rows.size(); begin += most) {
+      options_.cancel.check("causal tracing");
+      sweep(token, cells,
+            {rows.begin() + static_cast<std::ptrdiff_t>(begin),
+             rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + most))});
+    }
+  }
+  for (const auto& cell : cells) {
+    double sum = 0;
+    for (double x : cell.differences) sum += x;
+    trace_.draws += static_cast<double>(cell.differences.size());
+    trace_.restored[cell.kind][static_cast<size_t>(token)][static_cast<size_t>(cell.layer)] +=
+        sum / static_cast<double>(cell.differences.size());
+  }
+}
+
+models::KvCache FactTracer::keys_before(int layer, int64_t token, const std::vector<int64_t>& draws) const {
+  models::KvCache cache = noised_keys_[static_cast<size_t>(layer)].select_rows(draws);
+  cache.truncate(std::vector<int64_t>(draws.size(), token));
+  return cache;
+}
+
+/// Output of `layer` at `token` where the MLP or the attention of that layer alone is restored, [rows, D].
+at::Tensor FactTracer::restored_outputs(TraceKind kind, int64_t token, int layer,
+                                        const std::vector<int64_t>& draws) const {
+  const at::Tensor& clean = clean_.at(kind)[static_cast<size_t>(layer)];
+  hooks::HookSession session(model_.hooks());
+  session.edit({detail::trace_site(kind), layer}, [&](const at::Tensor& x) {
+    return devices::route_like(clean.narrow(0, token, 1), x, devices::Purpose::kHidden).expand_as(x).contiguous();
+  });
+  session.attach();
+  const at::Tensor& in = noised_in_[static_cast<size_t>(layer)];
+  std::vector<int64_t> places;
+  for (int64_t draw : draws) places.push_back(draw * length_ + token);
+  auto cache = keys_before(layer, token, draws);
+  models::ForwardOptions forward;
+  forward.first_layer = layer;
+  forward.end_layer = layer + 1;
+  forward.hidden = in.index_select(0, index_for(places, in));
+  forward.cache = &cache;
+  forward.append = false;
+  forward.logit_tokens.emplace();
+  const auto batch = models::TokenBatch::continuing(
+      std::vector<std::vector<int64_t>>(draws.size(), {tokens_.ids[static_cast<size_t>(token)]}),
+      std::vector<int64_t>(draws.size(), token));
+  at::Tensor out = model_.forward(batch, forward).hidden;
+  session.finish();
+  return out;
+}
+
+/// Inputs of `layer` of the rows that join there, [rows · (T - token), D]: the noised run's, and at the first token
+/// what the restoration in the layer below left.
+at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vector<Cell>& cells,
+                                      const std::vector<Row>& rows) const {
+  const at::Tensor& noised = noised_in_[static_cast<size_t>(layer)];
+  const int64_t own = length_ - token;
+  std::vector<int64_t> places;
+  for (const Row& row : rows)
+    for (int64_t t = token; t < length_; ++t) places.push_back(row.draw * length_ + t);
+  at::Tensor states = noised.index_select(0, index_for(places, noised));
+  for (TraceKind kind : options_.kinds) {
+    std::vector<int64_t> firsts, draws;
+    for (size_t r = 0; r < rows.size(); ++r)
+      if (cells[rows[r].cell].kind == kind) {
+        firsts.push_back(static_cast<int64_t>(r) * own);
+        draws.push_back(rows[r].draw);
+      }
+    if (firsts.empty()) continue;
+    at::Tensor values = kind == TraceKind::kState ? clean_.at(kind)[static_cast<size_t>(layer - 1)]
+                                                        .narrow(0, token, 1)
+                                                        .expand({static_cast<int64_t>(firsts.size()), -1})
+                                                  : restored_outputs(kind, token, layer - 1, draws);
+    states.index_copy_(0, index_for(firsts, states),
+                       devices::route_like(values.contiguous(), states, devices::Purpose::kHidden));
+  }
+  return states;
+}
+
+/// Runs rows of one token, ordered by where they join, and records their probabilities.
+void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vector<Row>& rows) {
+  const int64_t own = length_ - token;
+  const std::vector<int64_t> ids(tokens_.ids.begin() + token, tokens_.ids.end());
+  size_t active = 0;
+  models::TokenBatch batch;
+  std::vector<int64_t> draws, ends;
+  at::Tensor hidden_ND, logits;
+  for (int layer = cells[rows[0].cell].joins(); layer <= layers_; ++layer) {
+    const size_t begin = active;
+    while (active < rows.size() && cells[rows[active].cell].joins() == layer) ++active;
+    const std::vector<Row> joining(rows.begin() + static_cast<std::ptrdiff_t>(begin),
+                                   rows.begin() + static_cast<std::ptrdiff_t>(active));
+    if (!joining.empty()) {
+      const at::Tensor more = joining_states(token, layer, cells, joining);
+      for (size_t r = begin; r < active; ++r) {
+        draws.push_back(rows[r].draw);
+        ends.push_back(static_cast<int64_t>(r + 1) * own - 1);
+      }
+      hidden_ND = begin == 0 ? more : at::cat({devices::route_like(hidden_ND, more, devices::Purpose::kHidden), more});
+      batch = models::TokenBatch::continuing(std::vector<std::vector<int64_t>>(active, ids),
+                                             std::vector<int64_t>(active, token));
+    }
+    if (layer == layers_) break;
+    hooks::HookSession session(model_.hooks());
+    for (TraceKind kind : options_.kinds) {
+      if (kind == TraceKind::kState) continue;
+      std::vector<int64_t> firsts;
+      for (size_t r = 0; r < active; ++r)
+        if (const Cell& cell = cells[rows[r].cell]; cell.kind == kind && cell.high > layer)
+          firsts.push_back(static_cast<int64_t>(r) * own);
+      if (firsts.empty()) continue;
+      session.edit({detail::trace_site(kind), layer}, [&clean = clean_.at(kind)[static_cast<size_t>(layer)], token,
+                                                       firsts](const at::Tensor& x) {
+        const at::Tensor value = devices::route_like(clean.narrow(0, token, 1), x, devices::Purpose::kHidden)
+                                     .expand({static_cast<int64_t>(firsts.size()), -1});
+        return x.index_copy(0, index_for(firsts, x), value);
+      });
+    }
+    session.attach();
+    auto cache = keys_before(layer, token, draws);
+    models::ForwardOptions forward;
+    forward.first_layer = layer;
+    forward.end_layer = layer + 1;
+    forward.hidden = std::move(hidden_ND);
+    forward.cache = &cache;
+    forward.append = false;
+    forward.logit_tokens.emplace();
+    hidden_ND = model_.forward(batch, forward).hidden;
+    session.finish();
+  }
+  const auto p = detail::answer_probabilities(model_.project(hidden_ND.index_select(0, index_for(ends, hidden_ND))),
+                                              trace_.answer);
+  for (size_t r = 0; r < rows.size(); ++r)
+    cells[rows[r].cell].differences.push_back(p[r] - noised_p_[static_cast<size_t>(rows[r].draw)]);
+}
+
+}  // namespace
+
+std::string_view to_string(TraceKind kind) noexcept {
+  return kind == TraceKind::kState ? "state" : kind == TraceKind::kMlp ? "mlp" : "attention";
+}
+
+double embedding_deviation(const models::Model& model, const std::vector<KnownFact>& facts) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> ids;
+  for (const auto& fact : facts) {
+    const auto own = model.tokenizer().encode_ids(fact.subject);
+    ids.insert(ids.end(), own.begin(), own.end());
+  }
+  if (ids.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"causal tracing", "no facts to measure the embeddings on",
+                                               "known facts with subjects", "give a facts file"});
+  const auto part_named = [&](models::Part part) -> at::Tensor {
+    for (const auto& tensor : models::expected_tensors(model.family(), model.config()))
+      if (tensor.part == part && !tensor.bias) return model.weight(tensor.name);
+    return {};
+  };
+  const at::Tensor table = part_named(models::Part::kEmbedding);
+  EMEND_CHECK(table.defined(), "every family has an embedding");
+  at::Tensor rows = table.index_select(0, index_for(ids, table)).to(at::kFloat) * model.config().embedding_scale;
+  if (const at::Tensor project = part_named(models::Part::kProjectIn); project.defined())
+    rows = rows.matmul(devices::route_like(project, rows, devices::Purpose::kWeight, devices::Dtype::kMatch).t());
+  return devices::to_host(rows.to(at::kDouble).std(), devices::Purpose::kHost).item<double>();
+}
+
+FactTrace trace_fact(const models::Model& model, const KnownFact& fact, const TraceOptions& options) {
+  const at::NoGradGuard no_grad;
+  FactTracer tracer(model, fact, options);
+  tracer.run_clean();
+  return tracer.run();
+}
+
+TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact>& facts, const TraceOptions& given) {
+  const at::NoGradGuard no_grad;
+  TraceOptions options = given;
+  if (options.noise <= 0) options.noise = options.noise_multiple * embedding_deviation(model, facts);
+  TraceSummary summary;
+  summary.noise = options.noise;
+  summary.window = options.window;
+  summary.samples = options.samples;
+  summary.precision = options.precision;
+  summary.n_layers = model.n_layers();
+  const int64_t most = options.max_facts < 0 ? static_cast<int64_t>(facts.size()) : options.max_facts;
+  for (const auto& fact : facts) {
+    if (summary.facts == most) break;
+    options.cancel.check("causal tracing");
+    FactTracer tracer(model, fact, options);
+    tracer.run_clean();
+    if (!options.any_answer) {
+      const auto expected = encode_request(model.tokenizer(), {fact.prompt, fact.attribute});
+      if (tracer.trace().answer != expected.ids[static_cast<size_t>(expected.begin)]) {
+        ++summary.skipped;
+        continue;
+      }
+    }
+    summary.traces.push_back(tracer.run());
+    ++summary.facts;
+    if (options.progress)
+      options.progress(
+          {"trace", static_cast<double>(summary.facts),
+           static_cast<double>(std::min<int64_t>(most, static_cast<int64_t>(facts.size()))),
+           std::to_string(summary.facts) + " facts, " + std::to_string(summary.skipped) + " not known to the model"});
+  }
+  average(summary, options.kinds);
+  return summary;
+}
+
+}  // namespace emend::evaluation

@@ -1,0 +1,195 @@
+// Causal tracing on random models: the batched computation against full passes, averages by hand, heat maps.
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/evaluation/tracing.h>
+#include <emend/models/config.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/hash_tokenizer.h"
+
+namespace emend::evaluation {
+namespace {
+
+using testing::worded_model;
+
+KnownFact fact() {
+  KnownFact fact;
+  fact.subject = "tall iron tower";
+  fact.prompt = "the tall iron tower is in";
+  fact.attribute = "Paris";
+  return fact;
+}
+
+TraceOptions options() {
+  TraceOptions options;
+  options.noise = 2.0;
+  options.samples = 3;
+  options.window = 2;
+  options.precision = 0;
+  return options;
+}
+
+class EveryFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
+
+TEST_P(EveryFamily, BatchedTraceEqualsFullPasses) {
+  const auto model = worded_model(GetParam());
+  for (const auto& rotary : model.config().rotaries)
+    if (rotary.depends_on_length()) GTEST_SKIP() << "rotary frequencies change with the length of such short texts";
+  const FactTrace expected = trace_fact_reference(model, fact(), options());
+  for (const auto& [batch_tokens, precision] : {std::pair{1, 0.0}, {4096, 0.0}, {50, 1e-12}}) {
+    TraceOptions given = options();
+    given.batch_tokens = batch_tokens;
+    given.precision = precision;
+    const FactTrace got = trace_fact(model, fact(), given);
+    EXPECT_EQ(got.answer, expected.answer);
+    EXPECT_NEAR(got.clean, expected.clean, 1e-9);
+    EXPECT_NEAR(got.corrupted, expected.corrupted, 1e-9);
+    EXPECT_EQ(got.subject_begin, 1);
+    EXPECT_EQ(got.subject_end, 4);
+    EXPECT_GT(std::abs(got.clean - got.corrupted), 1e-6) << "the noise must matter";
+    ASSERT_EQ(got.restored.size(), 3U);
+    for (const auto& [kind, rows] : expected.restored)
+      for (size_t t = 0; t < rows.size(); ++t)
+        for (size_t l = 0; l < rows[t].size(); ++l)
+          ASSERT_NEAR(got.restored.at(kind)[t][l], rows[t][l], 1e-9)
+              << to_string(kind) << " token " << t << " layer " << l;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, EveryFamily, ::testing::ValuesIn(testing::all_flavours()),
+                         [](const auto& info) { return info.param.family + "_" + info.param.flavour; });
+
+TEST(Tracing, RestoringEverythingThatReachesTheAnswerGivesTheCleanRun) {
+  const auto model = worded_model({"llama", ""});
+  const FactTrace trace = trace_fact(model, fact(), options());
+  // The last token's state at the last layer is all that the answer is read from.
+  EXPECT_NEAR(trace.restored.at(TraceKind::kState).back().back(), trace.clean, 1e-9);
+  // Before the subject nothing is noised, so nothing is restored.
+  for (double p : trace.restored.at(TraceKind::kMlp)[0]) EXPECT_EQ(p, trace.corrupted);
+}
+
+TEST(Tracing, DrawsStopWhereTheEffectIsKnown) {
+  const auto model = worded_model({"llama", ""});
+  TraceOptions all = options(), some = options(), few = options();
+  all.samples = some.samples = few.samples = 8;
+  some.precision = 0.002;
+  few.precision = 1;
+  const FactTrace exact = trace_fact(model, fact(), all), near = trace_fact(model, fact(), some),
+                  rough = trace_fact(model, fact(), few);
+  EXPECT_EQ(exact.draws, 8);
+  EXPECT_EQ(rough.draws, 3);
+  EXPECT_LE(near.draws, 8);
+  EXPECT_EQ(near.corrupted, exact.corrupted) << "the noised run always has all draws";
+  for (const auto& [kind, rows] : exact.restored)
+    for (size_t t = 0; t < rows.size(); ++t)
+      for (size_t l = 0; l < rows[t].size(); ++l) EXPECT_NEAR(near.restored.at(kind)[t][l], rows[t][l], 0.02);
+}
+
+TEST(Tracing, TracesOnlyWhatTheModelKnowsAndIsDeterministic) {
+  const auto model = worded_model({"llama", ""}, true);
+  KnownFact known = fact();
+  const int64_t answer = trace_fact(model, known, options()).answer;
+  // A word that the tokenizer maps to the model's answer.
+  for (int i = 0;; ++i) {
+    known.attribute = "word" + std::to_string(i);
+    if (model.tokenizer().encode_ids(" " + known.attribute)[0] == answer) break;
+    ASSERT_LT(i, 100000);
+  }
+  KnownFact unknown = fact();
+  unknown.attribute = known.attribute + "x";
+  TraceOptions given = options();
+  given.noise = 0;  // measured
+  const TraceSummary summary = trace_facts(model, {unknown, known, known}, given);
+  EXPECT_EQ(summary.facts, 2);
+  EXPECT_EQ(summary.skipped, 1);
+  EXPECT_NEAR(summary.noise, 3 * embedding_deviation(model, {unknown, known, known}), 1e-12);
+  EXPECT_EQ(summary.traces[0].restored, summary.traces[1].restored);
+  given.any_answer = true;
+  EXPECT_EQ(trace_facts(model, {unknown}, given).facts, 1);
+  given.any_answer = false;
+  given.max_facts = 1;
+  EXPECT_EQ(trace_facts(model, {known, known}, given).facts, 1);
+  given.cancel.request();
+  EXPECT_THROW((void)trace_facts(model, {known}, given), Error);
+}
+
+TEST(Tracing, MeasuresTheSubjectsEmbeddings) {
+  const auto model = worded_model({"llama", ""});
+  KnownFact one = fact();
+  const auto ids = model.tokenizer().encode_ids(one.subject);
+  std::string name;
+  for (const auto& candidate : model.weight_names())
+    if (candidate.find("embed_tokens") != std::string::npos) name = candidate;
+  const at::Tensor rows = model.weight(name).index_select(0, at::tensor(ids, at::kLong));
+  EXPECT_NEAR(embedding_deviation(model, {one}), rows.std().item<double>(), 1e-6);
+  EXPECT_THROW((void)embedding_deviation(model, {}), Error);
+}
+
+TEST(Tracing, RefusesFactsWithoutTheirSubject) {
+  const auto model = worded_model({"llama", ""});
+  KnownFact wrong = fact();
+  wrong.subject = "bridge";
+  EXPECT_THROW((void)trace_fact(model, wrong, options()), Error);
+  TraceOptions none = options();
+  none.noise = 0;
+  EXPECT_THROW((void)trace_fact(model, fact(), none), Error);
+}
+
+/// A trace of 7 tokens, subject 1…3, whose restored probability is 0.1 · token + 0.01 · layer.
+FactTrace made_up() {
+  FactTrace trace;
+  trace.tokens = {"a", " b", " c", " d", " e", " f", " g"};
+  trace.subject_begin = 1;
+  trace.subject_end = 4;
+  trace.corrupted = 0.05;
+  trace.clean = 0.9;
+  trace.answer_text = " <x> & y";
+  for (TraceKind kind : {TraceKind::kState, TraceKind::kMlp})
+    for (int t = 0; t < 7; ++t) trace.restored[kind].push_back({0.1 * t, 0.1 * t + 0.01, 0.1 * t + 0.02});
+  return trace;
+}
+
+TEST(TraceSummaryTest, AveragesByKindOfToken) {
+  TraceSummary summary;
+  summary.n_layers = 3;
+  summary.facts = 2;
+  FactTrace short_subject = made_up();
+  short_subject.subject_begin = 1;
+  short_subject.subject_end = 2;
+  summary.traces = {made_up(), short_subject};
+  average(summary, {TraceKind::kState, TraceKind::kMlp});
+  const auto& effect = summary.effect.at(TraceKind::kState);
+  ASSERT_EQ(effect.size(), 6U);
+  EXPECT_NEAR(effect[0][0], 0.1 - 0.05, 1e-12);  // only the longer subject has a first token
+  EXPECT_NEAR(effect[1][1], 0.21 - 0.05, 1e-12);
+  EXPECT_NEAR(effect[2][0], (0.3 + 0.1) / 2 - 0.05, 1e-12);                        // last subject token: 3 and 1
+  EXPECT_NEAR(effect[3][0], (0.4 + 0.2) / 2 - 0.05, 1e-12);                        // first subsequent: 4 and 2
+  EXPECT_NEAR(effect[4][2], (0.52 + (0.32 + 0.42 + 0.52) / 3) / 2 - 0.05, 1e-12);  // further: 5; 3, 4, 5
+  EXPECT_NEAR(effect[5][0], 0.6 - 0.05, 1e-12);
+  EXPECT_NEAR(summary.clean, 0.9, 1e-12);
+  const auto suggestion = suggest_layers(summary, 2);
+  EXPECT_EQ(suggestion["peak"], 2);
+  EXPECT_EQ(suggestion["layers"], nlohmann::json({1, 2}));
+  EXPECT_THROW((void)suggest_layers({}, 2), Error);
+}
+
+TEST(TraceSummaryTest, DrawsHeatMaps) {
+  TraceSummary summary;
+  summary.n_layers = 3;
+  summary.facts = 1;
+  summary.traces = {made_up()};
+  average(summary, {TraceKind::kState, TraceKind::kMlp});
+  const std::string one = trace_svg(summary.traces[0], TraceKind::kState);
+  EXPECT_NE(one.find("xmlns="), std::string::npos);
+  EXPECT_NE(one.find("&lt;x&gt; &amp; y"), std::string::npos);
+  EXPECT_NE(one.find(" d*<"), std::string::npos) << "subject tokens carry a star";
+  EXPECT_EQ(summary_svg(summary, TraceKind::kMlp), summary_svg(to_json(summary), TraceKind::kMlp));
+  EXPECT_NE(summary_svg(summary, TraceKind::kMlp).find("last subject token"), std::string::npos);
+  EXPECT_EQ(summary_svg(nlohmann::json::object(), TraceKind::kMlp), "");
+  EXPECT_THROW((void)trace_svg(summary.traces[0], TraceKind::kAttention), Error);
+}
+
+}  // namespace
+}  // namespace emend::evaluation
