@@ -1,14 +1,15 @@
 // Writing a model as a Hugging Face folder.
 //
 // A tensor counts as changed when its weight differs from what the checkpoint gives in the model's own dtype: loading a
-// float32 file in bfloat16 changes nothing by itself. Files without a changed tensor are linked; changed ones keep their
-// layout and every other byte. config.json comes last, so that a folder that was not finished is not a model.
+// float32 file in bfloat16 changes nothing by itself. Files without a changed tensor are linked; changed ones keep
+// their layout and every other byte. config.json comes last, so that a folder that was not finished is not a model.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/hf_checkpoint.h>
+#include <emend/models/detail/model_folder.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -31,9 +32,10 @@ std::string torch_name(at::ScalarType dtype) {
 at::Tensor as_stored(const at::Tensor& weight, at::ScalarType dtype, const std::string& name) {
   const at::Tensor host = devices::to_host(weight.detach(), devices::Purpose::kHost);
   const at::Tensor stored = host.to(dtype);
-  if (dtype == at::kHalf && !at::isfinite(stored.sum(at::kFloat)).item<bool>() && !at::isfinite(stored).all().item<bool>())
-    throw Error(ErrorClass::kNumeric, {"save_model", "tensor \"" + name + "\" has values beyond float16's range", "at most 65504",
-                                       "save in bfloat16 or float32"});
+  if (dtype == at::kHalf && !at::isfinite(stored.sum(at::kFloat)).item<bool>() &&
+      !at::isfinite(stored).all().item<bool>())
+    throw Error(ErrorClass::kNumeric, {"save_model", "tensor \"" + name + "\" has values beyond float16's range",
+                                       "at most 65504", "save in bfloat16 or float32"});
   return stored;
 }
 
@@ -49,16 +51,12 @@ void prepare_folder(const fs::path& folder) {
                                   "check the path and its permissions"});
 }
 
-bool is_weight_file(const std::string& name) {
-  return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
-}
-
 // Weight files of an earlier save that the new one does not overwrite would make the folder ambiguous.
 void remove_stale(const fs::path& folder, const std::set<std::string>& written) {
   std::vector<fs::path> stale;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (is_weight_file(name) && !written.count(name)) stale.push_back(entry.path());
+    if (detail::is_weight_file(name) && !written.count(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) fs::remove(path);
 }
@@ -76,20 +74,6 @@ void link_or_copy(const fs::path& from, const fs::path& to) {
                                   "check the free space and the permissions"});
 }
 
-// Tokenizer, generation settings, chat template, remote code, licence: whatever is small text beside the weights.
-void copy_companions(const fs::path& from, const fs::path& to) {
-  if (fs::equivalent(from, to)) return;
-  static const std::set<std::string> kKinds = {".json", ".txt", ".model", ".tiktoken", ".py", ".jinja"};
-  for (const auto& entry : fs::directory_iterator(from)) {
-    const std::string name = entry.path().filename().string();
-    const bool licence = name.starts_with("LICENSE") || name.starts_with("NOTICE");
-    if (!entry.is_regular_file() || name == "config.json" || is_weight_file(name) || name.ends_with(".index.json") ||
-        !(licence || kKinds.count(entry.path().extension().string())))
-      continue;
-    write_file(to / name, read_file(entry.path()));
-  }
-}
-
 std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype) {
   if (!dtype) return original;
   OrderedJson config = OrderedJson::parse(original);
@@ -101,8 +85,8 @@ std::string config_text(const std::string& original, std::optional<at::ScalarTyp
 }
 
 // One weight file of the checkpoint; returns the names of its changed tensors and adds its bytes to `total`.
-std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoint::Shard& shard, const fs::path& target,
-                                    std::optional<at::ScalarType> dtype, uint64_t& total) {
+std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoint::Shard& shard,
+                                    const fs::path& target, std::optional<at::ScalarType> dtype, uint64_t& total) {
   std::vector<std::string> changed;
   std::map<std::string, at::Tensor> replaced;
   bool converted = false;
@@ -129,8 +113,8 @@ std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoi
   return changed;
 }
 
-std::vector<std::string> save_from_folder(const Model& model, const detail::HfCheckpoint& source, const fs::path& folder,
-                                          std::optional<at::ScalarType> dtype) {
+std::vector<std::string> save_from_folder(const Model& model, const detail::HfCheckpoint& source,
+                                          const fs::path& folder, std::optional<at::ScalarType> dtype) {
   std::vector<std::string> changed;
   std::set<std::string> written;
   uint64_t total = 0;
@@ -147,7 +131,7 @@ std::vector<std::string> save_from_folder(const Model& model, const detail::HfCh
     written.insert(name);
   }
   remove_stale(folder, written);
-  copy_companions(source.path(), folder);
+  detail::copy_companions(source.path(), folder);
   write_file(folder / "config.json", config_text(source.config_text(), dtype));
   return changed;
 }
@@ -197,8 +181,8 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
 
 std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   if (dtype && *dtype != at::kFloat && *dtype != at::kHalf && *dtype != at::kBFloat16)
-    throw Error(ErrorClass::kInvalidArgument, {"save_model", std::string("dtype ") + c10::toString(*dtype),
-                                               "float32, float16 or bfloat16", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {"save_model", std::string("dtype ") + c10::toString(*dtype), "float32, float16 or bfloat16", ""});
   const at::NoGradGuard no_grad;
   prepare_folder(folder);
   if (const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&model.checkpoint()))

@@ -4,6 +4,8 @@
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/detail/hf_checkpoint.h>
+#include <emend/models/detail/model_folder.h>
 #include <emend/models/gguf/convert.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -34,24 +36,32 @@ std::optional<at::ScalarType> folder_dtype(const std::string& type) {
   }
 }
 
+std::string type_name(at::ScalarType dtype) {
+  return dtype == at::kFloat      ? "F32"
+         : dtype == at::kHalf     ? "F16"
+         : dtype == at::kBFloat16 ? "BF16"
+                                  : c10::toString(dtype);
+}
+
 /// Writes the weights and the small files of a checkpoint into a folder.
 class FolderWriter {
  public:
   FolderWriter(const Checkpoint& checkpoint, const fs::path& folder, const ConvertOptions& options)
-      : checkpoint_(checkpoint), folder_(folder), options_(options), dtype_(folder_dtype(options.type)) {}
+      : checkpoint_(checkpoint),
+        dtype_(folder_dtype(options.type)),
+        staged_(folder, options.overwrite),
+        folder_(staged_.path()),
+        options_(options) {}
 
   ConvertReport write() {
     report_.format = ModelFormat::kHuggingFace;
     report_.tensors = static_cast<int64_t>(checkpoint_.tensors().size());
     plan_shards();
-    make_folder();
     for (size_t i = 0; i < shards_.size(); ++i) write_shard(i);
     if (shards_.size() > 1) write_index();
-    if (options_.vocabulary) write_tokenizer();
-    Json config = checkpoint_.config();
-    config["torch_dtype"] = dtype_name();
-    config.erase("dtype");
-    add_file("config.json", config.dump(2) + "\n");
+    write_companions();
+    write_config();
+    report_.files = staged_.commit();
     return std::move(report_);
   }
 
@@ -81,20 +91,10 @@ class FolderWriter {
       shards_.back().push_back(&info);
       size += bytes;
       report_.bytes += bytes;
+      ++report_.types[type_name(dtype_of(info))];
     }
     if (shards_.empty())
       throw Error(ErrorClass::kCorruption, {checkpoint_.path().string(), "no tensors", "a model with weights", ""});
-  }
-
-  void make_folder() const {
-    std::error_code error;
-    fs::create_directories(folder_, error);
-    if (error || !fs::is_directory(folder_))
-      throw Error(ErrorClass::kIo, {folder_.string(), "cannot create the folder (" + error.message() + ")", "",
-                                    "check the path and its permissions"});
-    if (fs::exists(folder_ / "config.json") || fs::exists(folder_ / "model.safetensors.index.json"))
-      throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the folder already holds a model",
-                                                 "a new or empty folder", "choose another target or remove it first"});
   }
 
   [[nodiscard]] std::string shard_name(size_t index) const {
@@ -107,7 +107,11 @@ class FolderWriter {
   void write_shard(size_t index) {
     std::vector<std::pair<std::string, at::Tensor>> tensors;
     for (const TensorInfo* info : shards_[index]) {
-      const at::Tensor stored = checkpoint_.read(info->name).to(dtype_of(*info));
+      const at::Tensor original = checkpoint_.read(info->name);
+      at::Tensor stored = original.to(dtype_of(*info));
+      // A constant beside the weights, such as GPT-2's masked_bias of -1e9: as large as the dtype allows.
+      if (dtype_of(*info) == at::kHalf && stored.numel() == 1)
+        stored = at::clamp(original, -65504, 65504).to(at::kHalf);
       if (dtype_of(*info) == at::kHalf && !at::isfinite(stored).all().item<bool>())
         throw Error(ErrorClass::kNumeric, {checkpoint_.path().string() + ": tensor " + info->name,
                                            "values beyond float16's range", "at most 65504", "convert to BF16 or F32"});
@@ -116,50 +120,77 @@ class FolderWriter {
         options_.progress({"convert", static_cast<double>(++done_), static_cast<double>(report_.tensors), info->name});
     }
     write_safetensors(folder_ / shard_name(index), tensors, {{"format", "pt"}});
-    report_.files.push_back(folder_ / shard_name(index));
   }
 
   void write_index() {
     Json index = {{"metadata", {{"total_size", report_.bytes}}}, {"weight_map", Json::object()}};
     for (size_t i = 0; i < shards_.size(); ++i)
       for (const TensorInfo* info : shards_[i]) index["weight_map"][info->name] = shard_name(i);
-    add_file("model.safetensors.index.json", index.dump(2) + "\n");
+    write_file(folder_ / "model.safetensors.index.json", index.dump(2) + "\n");
   }
 
-  void write_tokenizer() {
-    const auto tokenizer = checkpoint_.load_tokenizer();
-    if (!tokenizer) {
-      report_.notes.emplace_back("the source has no tokenizer");
+  void write_companions() {
+    if (const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint_)) {
+      (void)detail::copy_companions(source->path(), folder_, options_.vocabulary);
       return;
     }
-    save_tokenizer(*tokenizer, folder_);
-    for (const auto& entry : fs::directory_iterator(folder_))
-      if (std::find(report_.files.begin(), report_.files.end(), entry.path()) == report_.files.end())
-        report_.files.push_back(entry.path());
+    if (checkpoint_.config().contains("auto_map"))
+      report_.notes.emplace_back(
+          "config.json names Python files (auto_map) that the source does not hold; emend does not need them");
+    if (!options_.vocabulary) return;
+    if (const auto tokenizer = checkpoint_.load_tokenizer())
+      save_tokenizer(*tokenizer, folder_);
+    else
+      report_.notes.emplace_back("the source has no tokenizer");
   }
 
-  void add_file(const std::string& name, const std::string& text) {
-    write_file(folder_ / name, text);
-    report_.files.push_back(folder_ / name);
+  // The source's own text with another dtype; unchanged if the dtype stays.
+  void write_config() {
+    const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint_);
+    if (source && !dtype_) {
+      write_file(folder_ / "config.json", source->config_text());
+      return;
+    }
+    Json config = source ? Json::parse(source->config_text()) : Json(checkpoint_.config());
+    bool named = false;
+    for (const char* key : {"torch_dtype", "dtype"})
+      if (config.contains(key)) config[key] = dtype_name(), named = true;
+    if (!named) config["torch_dtype"] = dtype_name();
+    write_file(folder_ / "config.json", config.dump(2) + "\n");
   }
 
   const Checkpoint& checkpoint_;
+  std::optional<at::ScalarType> dtype_;
+  detail::StagedFolder staged_;
   fs::path folder_;
   const ConvertOptions& options_;
-  std::optional<at::ScalarType> dtype_;
   std::vector<std::vector<const TensorInfo*>> shards_;
   int64_t done_ = 0;
   ConvertReport report_;
 };
 
 ConvertReport to_gguf(const Checkpoint& checkpoint, const fs::path& target, const ConvertOptions& options) {
+  std::error_code error;
+  if (fs::is_directory(target, error))
+    throw Error(ErrorClass::kInvalidArgument,
+                {target.string(), "a folder", "the name of a GGUF file", "name a file in it, such as model.gguf"});
+  if (fs::exists(target, error) && !options.overwrite)
+    throw Error(ErrorClass::kInvalidArgument, {target.string(), "the file is already there", "a name that is free",
+                                               "choose another target, or replace the file with --force (overwrite)"});
   GgufWriteOptions writing;
   if (!options.type.empty()) writing.type = parse_ggml_type(options.type);
   writing.vocabulary = options.vocabulary;
   writing.log = options.log;
   writing.progress = options.progress;
+  if (target.has_parent_path()) fs::create_directories(target.parent_path(), error);
   const GgufWriteReport written = write_gguf(checkpoint, target, writing);
-  return {ModelFormat::kGguf, {target}, written.bytes, static_cast<int64_t>(written.tensors.size()), written.notes};
+  ConvertReport report;
+  report.files = {target};
+  report.bytes = written.bytes;
+  report.tensors = static_cast<int64_t>(written.tensors.size());
+  report.notes = written.notes;
+  for (const auto& tensor : written.tensors) ++report.types[std::string(to_string(tensor.type))];
+  return report;
 }
 
 }  // namespace

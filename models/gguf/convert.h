@@ -5,6 +5,7 @@
 #include <emend/models/gguf/gguf_writer.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct ConvertOptions {
   std::string type = {};
   bool vocabulary = true;                    ///< false: leave the tokenizer out
   uint64_t shard_bytes = uint64_t{5} << 30;  ///< largest weight file of a folder
+  bool overwrite = false;                    ///< replace a model that is already at the target
   const Log* log = nullptr;
   ProgressFn progress = {};  ///< phase "convert", in tensors
 };
@@ -34,13 +36,15 @@ struct ConvertReport {
   std::vector<std::filesystem::path> files;  ///< written, weights and small ones
   uint64_t bytes = 0;                        ///< of weight files
   int64_t tensors = 0;
-  std::vector<std::string> notes;  ///< what the target cannot express
+  std::map<std::string, int64_t> types;  ///< how many tensors have which type ("F16", "Q8_0", …)
+  std::vector<std::string> notes;        ///< what the target cannot express
 };
 
 /// Converts `source` (a folder, a .gguf file, or ORG/NAME in the cache) to `target`. One weight file is in memory at a
-/// time. Every file appears complete or not at all; a folder's config.json comes last, so that an unfinished folder is
-/// not a model. Throws as open_checkpoint and write_gguf do; Error(kInvalidArgument) for a type that the target's
-/// format cannot hold or a target that is the source.
+/// time. The target appears complete or not at all: a folder is filled beside its final place and moved there. From a
+/// folder to a folder, tokenizer, generation settings and remote code are copied as they are. Throws as open_checkpoint
+/// and write_gguf do; Error(kInvalidArgument) for a type that the target's format cannot hold, a target that is the
+/// source, or one that is taken and not to be overwritten.
 ConvertReport convert_model(const std::string& source, const std::filesystem::path& target,
                             const ConvertOptions& options = {});
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <map>
 
 namespace emend::models {
 namespace {
@@ -63,6 +64,9 @@ const std::vector<GgmlType>& writable_ggml_types() {
 GgmlType parse_ggml_type(std::string_view name) {
   std::string upper(name);
   std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
+  static const std::map<std::string, std::string> kTorchNames = {
+      {"FLOAT32", "F32"}, {"FLOAT16", "F16"}, {"BFLOAT16", "BF16"}, {"FP32", "F32"}, {"FP16", "F16"}};
+  if (const auto other = kTorchNames.find(upper); other != kTorchNames.end()) upper = other->second;
   std::string known;
   for (const auto& named : kNamed) {
     if (named.name == upper) return named.type;

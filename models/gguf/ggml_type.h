@@ -33,7 +33,8 @@ enum class GgmlType : uint32_t {
 [[nodiscard]] std::string to_string(GgmlType type);
 /// The types that can be written, best known first.
 [[nodiscard]] const std::vector<GgmlType>& writable_ggml_types();
-/// Reads a name of a writable type, any case. Throws Error(kInvalidArgument) listing the names.
+/// Reads a name of a writable type, any case; also float32, float16 and bfloat16. Throws Error(kInvalidArgument)
+/// listing the names.
 [[nodiscard]] GgmlType parse_ggml_type(std::string_view name);
 
 /// Whether ggml can turn the type into float32. False for integers, removed types and unknown numbers.

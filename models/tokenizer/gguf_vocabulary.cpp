@@ -86,9 +86,18 @@ void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
   }
 }
 
+// A vocabulary of single characters has no merges; any other one needs them.
+void require_merges(const GgufVocabulary& source) {
+  for (size_t id = 0; source.merges.empty() && id < source.tokens.size(); ++id) {
+    const auto is_first_byte = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+    if (type_of(source, id) == kNormal &&
+        std::count_if(source.tokens[id].begin(), source.tokens[id].end(), is_first_byte) > 1)
+      damaged(source, "merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
+  }
+}
+
 void read_merges(const GgufVocabulary& source, PipelineSpec& spec) {
-  if (source.merges.empty())
-    damaged(source, "merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
+  require_merges(source);
   spec.merges.reserve(source.merges.size());
   for (size_t i = 0; i < source.merges.size(); ++i) {
     const std::string& text = source.merges[i];

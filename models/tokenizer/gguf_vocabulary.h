@@ -21,7 +21,7 @@ struct GgufVocabulary {
   std::vector<std::string> tokens;   ///< pieces, index = id
   std::vector<float> scores;         ///< "llama" needs them; empty otherwise
   std::vector<int32_t> token_types;  ///< token_type: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
-  std::vector<std::string> merges;   ///< "a b" strings, best first; "gpt2" needs them
+  std::vector<std::string> merges;   ///< "a b" strings, best first; a "gpt2" vocabulary of single bytes has none
   std::optional<int64_t> bos, eos, unk, pad;  ///< bos_token_id, eos_token_id, unknown_token_id, padding_token_id
   std::optional<int64_t> eot;                 ///< eot_token_id: a further id that ends a turn
   std::optional<bool> add_bos, add_eos;       ///< add_bos_token, add_eos_token

@@ -21,6 +21,8 @@ std::optional<GgufVocabulary> read_gguf_vocabulary(const GgufFile& file) {
       file.fail_key("tokenizer.ggml.token_type", std::to_string(type), "a type from 1 to 6");
     vocabulary.token_types.push_back(static_cast<int32_t>(type));
   }
+  if (model == "gpt2" && !file.find("tokenizer.ggml.merges"))
+    file.fail_key("tokenizer.ggml.merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
   vocabulary.merges = file.texts("tokenizer.ggml.merges");
   vocabulary.bos = file.integer("tokenizer.ggml.bos_token_id");
   vocabulary.eos = file.integer("tokenizer.ggml.eos_token_id");
@@ -41,7 +43,8 @@ GgufMetadata vocabulary_metadata(const GgufVocabulary& vocabulary) {
   metadata.set_texts("tokenizer.ggml.tokens", vocabulary.tokens);
   if (!vocabulary.scores.empty()) metadata.set_numbers("tokenizer.ggml.scores", vocabulary.scores);
   if (!vocabulary.token_types.empty()) metadata.set_integers("tokenizer.ggml.token_type", vocabulary.token_types);
-  if (!vocabulary.merges.empty()) metadata.set_texts("tokenizer.ggml.merges", vocabulary.merges);
+  if (vocabulary.model == "gpt2" || !vocabulary.merges.empty())  // a vocabulary of single bytes has none
+    metadata.set_texts("tokenizer.ggml.merges", vocabulary.merges);
   const auto id = [&](const char* key, const std::optional<int64_t>& value) {
     if (value) metadata.set_integer(key, *value);
   };

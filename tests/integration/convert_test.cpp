@@ -1,0 +1,284 @@
+// emend convert: folder to GGUF to folder for every family that llama.cpp names, dtypes, the tokenizer, refusals.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/safetensors.h>
+#include <emend/models/config.h>
+#include <emend/models/generation.h>
+#include <emend/models/gguf/convert.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <gtest/gtest.h>
+
+#include "support/debug_models.h"
+#include "support/program.h"
+#include "support/tiny_model.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+const std::string kStrings =
+    R"(["Hello, world", "  two  spaces\r\n\ttab", "Ünïcödé 日本語 🙂‍↔️", "<|end|>a<|end|>", "", "1234567 don't"])";
+
+class Convert : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) / ("emend_convert_test_" + std::to_string(::getpid()));
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+    write_file(root_ / "strings.json", kStrings);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return (root_ / name).string(); }
+
+  // A random model of the family's first flavour with a vocabulary of 257, and the byte-level tokenizer.
+  void write_model(const std::string& name, const models::FamilySpec& family, at::ScalarType dtype = at::kFloat) const {
+    json config = json::parse(family.debug.front().config);
+    for (const auto& key : family.keys.vocab)
+      if (config.contains(key)) config[key] = 257;
+    config["eos_token_id"] = 256;
+    fs::create_directories(root_ / name);
+    const auto checkpoint = models::random_checkpoint(config, 23);
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    for (const auto& info : checkpoint->tensors())
+      tensors.emplace_back(info.name, checkpoint->read(info.name).to(dtype));
+    write_safetensors(root_ / name / "model.safetensors", tensors, {{"format", "pt"}});
+    write_file(root_ / name / "tokenizer.json", byte_tokenizer().dump());
+    write_file(root_ / name / "tokenizer_config.json",
+               R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})");
+    write_file(root_ / name / "config.json", config.dump(1));
+  }
+
+  ProgramResult emend(const std::vector<std::string>& arguments, int status = 0) const {
+    auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_EQ(result.err.find("internal error"), std::string::npos) << result.err;
+    return result;
+  }
+  json convert(const std::string& source, const std::string& target, std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {"convert", path(source), path(target), "--json", "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = emend(arguments);
+    const json document = json::parse(result.out, nullptr, false);
+    EXPECT_TRUE(document.is_object()) << result.out;
+    for (const auto& file : document["files"]) EXPECT_TRUE(fs::exists(file.get<std::string>())) << file;
+    return document;
+  }
+  [[nodiscard]] std::string greedy(const std::string& model) const {
+    return emend({"generate", "--model", path(model), "--prompt", "The tower", "--max-new-tokens", "12",
+                  "--temperature", "0", "--ignore-eos", "--json", "--quiet"})
+        .out;
+  }
+  [[nodiscard]] std::string token_ids(const std::string& model) const {
+    return emend({"tokenize", "--model", path(model), "--file", path("strings.json"), "--json", "--quiet"}).out;
+  }
+  void expect_refusal(const std::vector<std::string>& arguments, int status,
+                      const std::vector<std::string>& words) const {
+    const auto result = emend(arguments, status);
+    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << word << ": " << result.err;
+  }
+  void nothing_left_over() const {
+    for (const auto& entry : fs::recursive_directory_iterator(root_)) {
+      const std::string name = entry.path().filename().string();
+      EXPECT_TRUE(name.find(".tmp-") == std::string::npos && name.find(".partial-") == std::string::npos)
+          << entry.path();
+    }
+  }
+
+  fs::path root_;
+};
+
+std::map<std::string, at::Tensor> tensors_of(const fs::path& folder) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".safetensors") {
+      const SafetensorsFile file(entry.path());
+      for (const auto& [name, info] : file.tensors()) tensors[name] = file.tensor(name).clone();
+    }
+  return tensors;
+}
+
+double largest(const at::Tensor& x) {
+  return x.abs().max().item<double>();
+}
+
+// Inside this process: starting the program some seventy times takes most of a minute.
+TEST_F(Convert, EveryFamilyThatLlamaCppNamesComesBackWithBitEqualTensorsIdsAndText) {
+  const auto strings = json::parse(kStrings);
+  const auto ids_of = [&](const std::string& name) {
+    const auto tokenizer = models::open_checkpoint(path(name))->load_tokenizer();
+    std::vector<std::vector<int64_t>> ids;
+    for (const auto& text : strings) ids.push_back(tokenizer->encode_ids(text.get<std::string>(), true));
+    return ids;
+  };
+  const auto text_of = [&](const std::string& name) {
+    const models::Model model = models::load_model(path(name));
+    models::GenerateOptions greedy;
+    greedy.temperature = 0;
+    greedy.max_new_tokens = 12;
+    return models::generate(model, {model.tokenizer().encode_ids("The tower")}, greedy);
+  };
+  for (const char* name : {"llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi", "gemma", "falcon", "chatglm"}) {
+    SCOPED_TRACE(name);
+    const auto& family = models::family_named(name);
+    // Gemma's norms are stored as 1 + w, which float32 holds exactly for half-precision w only, as published files
+    // have.
+    const bool shifted = models::parse_config(json::parse(family.debug.front().config), "debug").norm_one_plus;
+    write_model("source", family);
+    (void)models::convert_model(path("source"), path("model.gguf"), {.type = "F32"});
+    const auto back = models::convert_model(path("model.gguf"), path("back"));
+    EXPECT_EQ(back.format, models::ModelFormat::kHuggingFace);
+    EXPECT_EQ(back.types.size(), 1u);
+    const auto before = tensors_of(root_ / "source"), after = tensors_of(root_ / "back");
+    ASSERT_EQ(before.size(), after.size());
+    for (const auto& [tensor, value] : before) {
+      ASSERT_TRUE(after.count(tensor)) << tensor;
+      if (shifted && tensor.find("norm") != std::string::npos)
+        EXPECT_LE(largest(after.at(tensor) - value), 2.4e-7) << tensor;
+      else
+        EXPECT_TRUE(at::equal(after.at(tensor), value)) << tensor;
+    }
+    for (const char* other : {"model.gguf", "back"}) {
+      EXPECT_EQ(ids_of(other), ids_of("source")) << other;
+      EXPECT_EQ(text_of(other), text_of("source")) << other;
+    }
+    for (const char* left : {"source", "model.gguf", "back"}) fs::remove_all(root_ / left);
+  }
+}
+
+TEST_F(Convert, TheProgramGoesThereAndBack) {
+  write_model("source", models::family_named("gpt2"));
+  EXPECT_EQ(convert("source", "model.gguf")["format"], "gguf");
+  const auto back = convert("model.gguf", "back");
+  EXPECT_EQ(back["format"], "huggingface");
+  EXPECT_EQ(back["tensors"], tensors_of(root_ / "source").size());
+  for (const auto& [tensor, value] : tensors_of(root_ / "back"))
+    EXPECT_TRUE(at::equal(value, tensors_of(root_ / "source").at(tensor))) << tensor;
+  const std::string ids = token_ids("source"), text = greedy("source");
+  for (const char* other : {"model.gguf", "back"}) {
+    EXPECT_EQ(token_ids(other), ids) << other;
+    EXPECT_EQ(greedy(other), text) << other;
+  }
+}
+
+TEST_F(Convert, GemmaInBfloat16ComesBackBitEqual) {
+  write_model("source", models::family_named("gemma"), at::kBFloat16);
+  convert("source", "model.gguf");
+  convert("model.gguf", "back", {"--type", "bfloat16"});
+  const auto before = tensors_of(root_ / "source"), after = tensors_of(root_ / "back");
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& [tensor, value] : before) EXPECT_TRUE(at::equal(after.at(tensor), value)) << tensor;
+}
+
+TEST_F(Convert, NarrowTypesStayWithinTheirRounding) {
+  for (const char* name : {"llama", "gpt2", "falcon"}) {
+    SCOPED_TRACE(name);
+    write_model("source", models::family_named(name));
+    const auto before = tensors_of(root_ / "source");
+    for (const std::string type : {"F16", "BF16", "Q8_0"}) {
+      SCOPED_TRACE(type);
+      const auto written = models::convert_model(path("source"), path("model.gguf"), {.type = type, .overwrite = true});
+      EXPECT_GT(written.types.count(type), 0u);
+      (void)models::convert_model(path("model.gguf"), path("back"), {.type = "F32", .overwrite = true});
+      const auto after = tensors_of(root_ / "back");
+      for (const auto& [tensor, value] : before) {
+        const at::Tensor got = after.at(tensor), error = (got - value).abs();
+        // Half a step: 11 or 8 bits of each value; for Q8_0 of the block's largest, and its scale is itself an F16.
+        const at::Tensor bound = type == "F16"    ? value.abs() * std::pow(2.0, -11)
+                                 : type == "BF16" ? value.abs() * std::pow(2.0, -8)
+                                                  : at::full_like(value, 0.57 * largest(value) / 127);
+        EXPECT_TRUE((error <= bound + 1e-7).all().item<bool>()) << tensor << " " << largest(error);
+      }
+    }
+    for (const char* left : {"source", "model.gguf", "back"}) fs::remove_all(root_ / left);
+  }
+}
+
+TEST_F(Convert, FolderToFolderChangesOnlyTheDtype) {
+  write_model("source", models::family_named("llama"));
+  write_file(root_ / "source" / "generation_config.json", R"({"eos_token_id": 256})");
+  write_file(root_ / "source" / "modeling_remote.py", "pass\n");
+  const auto report = convert("source", "half", {"--type", "bfloat16", "--shard-size", "20KB"});
+  EXPECT_EQ(report["types"].value("BF16", 0), report["tensors"].get<int>());
+  EXPECT_TRUE(fs::exists(root_ / "half" / "model.safetensors.index.json"));
+  EXPECT_EQ(json::parse(read_file(root_ / "half" / "config.json"))["torch_dtype"], "bfloat16");
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "modeling_remote.py"})
+    EXPECT_EQ(read_file(root_ / "half" / file), read_file(root_ / "source" / file)) << file;
+  const auto before = tensors_of(root_ / "source"), after = tensors_of(root_ / "half");
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& [name, value] : before) EXPECT_TRUE(at::equal(after.at(name), value.to(at::kBFloat16))) << name;
+  EXPECT_EQ(token_ids("half"), token_ids("source"));
+  // Widening changes no value, and without a type nothing changes at all.
+  convert("half", "wide", {"--type", "F32"});
+  convert("source", "same");
+  for (const auto& [name, value] : tensors_of(root_ / "wide"))
+    EXPECT_TRUE(at::equal(value, after.at(name).to(at::kFloat)));
+  EXPECT_EQ(read_file(root_ / "same" / "config.json"), read_file(root_ / "source" / "config.json"));
+  EXPECT_EQ(greedy("same"), greedy("source"));
+  EXPECT_EQ(greedy("wide"), greedy("half"));
+}
+
+TEST_F(Convert, AnExistingTargetIsKeptUnlessForced) {
+  write_model("source", models::family_named("llama"));
+  convert("source", "model.gguf");
+  const std::string bytes = read_file(root_ / "model.gguf");
+  expect_refusal({"convert", path("source"), path("model.gguf")}, 2, {"model.gguf", "already there", "--force"});
+  EXPECT_EQ(read_file(root_ / "model.gguf"), bytes);
+  convert("source", "model.gguf", {"--type", "Q8_0", "--force"});
+  EXPECT_LT(fs::file_size(root_ / "model.gguf"), bytes.size());
+
+  fs::create_directories(root_ / "taken");
+  write_file(root_ / "taken" / "config.json", "{}");
+  write_file(root_ / "taken" / "model-00001-of-00002.safetensors", "old");
+  write_file(root_ / "taken" / "notes.md", "mine");
+  expect_refusal({"convert", path("source"), path("taken")}, 2, {"taken", "already holds a model", "--force"});
+  EXPECT_EQ(read_file(root_ / "taken" / "config.json"), "{}");
+  convert("source", "taken", {"--force"});
+  EXPECT_FALSE(fs::exists(root_ / "taken" / "model-00001-of-00002.safetensors"));
+  EXPECT_EQ(read_file(root_ / "taken" / "notes.md"), "mine");
+  EXPECT_EQ(greedy("taken"), greedy("source"));
+  expect_refusal({"convert", path("source"), path("source"), "--force"}, 2, {"the target is the source"});
+  EXPECT_EQ(greedy("taken"), greedy("source"));
+  nothing_left_over();
+}
+
+TEST_F(Convert, WhatCannotBeDoneIsSaidAndLeavesNothing) {
+  write_model("source", models::family_named("llama"));
+  write_model("opt", models::family_named("opt"));
+  write_file(root_ / "file.txt", "x");
+  expect_refusal({"convert", path("source"), path("out"), "--type", "Q8_0"}, 2, {"Q8_0", "F32, F16 or BF16", ".gguf"});
+  expect_refusal({"convert", path("source"), path("out.gguf"), "--type", "Q9"}, 2, {"Q9", "Q8_0"});
+  expect_refusal({"convert", path("source"), path("out"), "--shard-size", "lots"}, 2, {"--shard-size", "lots", "5GB"});
+  expect_refusal({"convert", path("nowhere"), path("out")}, 3, {"nowhere"});
+  expect_refusal({"convert", path("source"), path("file.txt")}, 2, {"file.txt", "a file"});
+  expect_refusal({"convert", path("opt"), path("out.gguf")}, 3, {"opt"});
+  expect_refusal({"convert", path("source")}, 2, {"--out is required"});
+  EXPECT_FALSE(fs::exists(root_ / "out") || fs::exists(root_ / "out.gguf"));
+
+  auto damaged = tensors_of(root_ / "source");
+  damaged.begin()->second.fill_(1e6);
+  std::vector<std::pair<std::string, at::Tensor>> list(damaged.begin(), damaged.end());
+  write_safetensors(root_ / "source" / "model.safetensors", list, {{"format", "pt"}});
+  expect_refusal({"convert", path("source"), path("out"), "--type", "F16"}, 4, {damaged.begin()->first, "65504"});
+  expect_refusal({"convert", path("source"), path("out.gguf"), "--type", "F16"}, 4, {});
+  ProgramOptions full_disk;
+  full_disk.file_size_limit = 4096;
+  for (const char* target : {"out", "out.gguf"}) {
+    const auto result = run_program("emend", {"convert", path("source"), path(target)}, full_disk);
+    EXPECT_NE(result.status, 0);
+    EXPECT_NE(result.err.find(target), std::string::npos) << result.err;
+  }
+  EXPECT_FALSE(fs::exists(root_ / "out") || fs::exists(root_ / "out.gguf"));
+  nothing_left_over();
+}
+
+TEST_F(Convert, HelpShowsExamples) {
+  const std::string help = emend({"convert", "--help"}).out;
+  for (const char* word : {"SOURCE", "TARGET", "--type", "--force", "Examples", "Q8_0", "--json"})
+    EXPECT_NE(help.find(word), std::string::npos) << word;
+}
+
+}  // namespace
+}  // namespace emend::testing
