@@ -12,7 +12,8 @@ namespace {
 // Adds the time of a scope to a phase.
 class PhaseTimer {
  public:
-  PhaseTimer(EditResult& result, const char* phase) : seconds_(&result.seconds[phase]), start_(std::chrono::steady_clock::now()) {}
+  PhaseTimer(EditResult& result, const char* phase)
+      : seconds_(&result.seconds[phase]), start_(std::chrono::steady_clock::now()) {}
   ~PhaseTimer() { *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
@@ -38,8 +39,14 @@ LayerFigures figures_of(const models::EditSite& site, const ApplyReport& report,
 // One fact in one layer.
 class RankOneStep {
  public:
-  RankOneStep(const RankOneRecipe& recipe, models::Model& model, const RenderedFact& fact, int layer, EditContext& context, EditResult& result)
-      : recipe_(recipe), model_(model), fact_(fact), site_(model.edit_site(layer)), context_(context), result_(result),
+  RankOneStep(const RankOneRecipe& recipe, models::Model& model, const RenderedFact& fact, int layer,
+              EditContext& context, EditResult& result)
+      : recipe_(recipe),
+        model_(model),
+        fact_(fact),
+        site_(model.edit_site(layer)),
+        context_(context),
+        result_(result),
         prefix_("case." + std::to_string(fact.case_id) + ".") {}
 
   FactOutcome run(EditTransaction& transaction) {
@@ -63,7 +70,8 @@ class RankOneStep {
 
   // u, of length 1, in the solve dtype.
   at::Tensor direction() {
-    const at::Tensor keys_PF = collect_at_lookup(model_, rows_of(recipe_.direction), {{hooks::Site::kMlpDownIn, site_.layer}}, context_)[0];
+    const at::Tensor keys_PF =
+        collect_at_lookup(model_, rows_of(recipe_.direction), {{hooks::Site::kMlpDownIn, site_.layer}}, context_)[0];
     if (context_.trace) {
       std::vector<int64_t> lookup;
       for (const auto& row : rows_of(recipe_.direction)) lookup.push_back(row.lookup);
@@ -71,9 +79,11 @@ class RankOneStep {
       record(context_, prefix_ + "key_lookup", at::tensor(lookup, at::kLong));
     }
     const at::Tensor home = solve_home(model_, site_);
-    at::Tensor u_F1 = devices::route_like(keys_PF.mean(0, true), home, devices::Purpose::kKeys).to(context_.solve_dtype).t();
+    at::Tensor u_F1 =
+        devices::route_like(keys_PF.mean(0, true), home, devices::Purpose::kKeys).to(context_.solve_dtype).t();
     if (recipe_.common.mom2_adjustment)
-      u_F1 = solve_preserved(u_F1, {context_.statistics->get(site_.layer), 1, 0, {}, {}}, {context_.solve_dtype}, &solve_);
+      u_F1 =
+          solve_preserved(u_F1, {context_.statistics->get(site_.layer), 1, 0, {}, {}}, {context_.solve_dtype}, &solve_);
     return (u_F1 / u_F1.norm()).squeeze(1);
   }
 
@@ -89,11 +99,15 @@ class RankOneStep {
   }
 
   void write(const at::Tensor& u_F, const Target& target, EditTransaction& transaction) {
-    const auto current = collect_at_lookup(model_, rows_of(recipe_.constraint),
-                                           {{hooks::Site::kMlpDownIn, site_.layer}, {hooks::Site::kMlpDownOut, site_.layer}}, context_);
-    const auto like_u = [&](const at::Tensor& x) { return devices::route_like(x, u_F, devices::Purpose::kSolve).to(u_F.scalar_type()); };
+    const auto current =
+        collect_at_lookup(model_, rows_of(recipe_.constraint),
+                          {{hooks::Site::kMlpDownIn, site_.layer}, {hooks::Site::kMlpDownOut, site_.layer}}, context_);
+    const auto like_u = [&](const at::Tensor& x) {
+      return devices::route_like(x, u_F, devices::Purpose::kSolve).to(u_F.scalar_type());
+    };
     const at::Tensor key_F = like_u(current[0].mean(0)), value_D = like_u(current[1].mean(0));
-    const at::Tensor gap_D = recipe_.target_is_current_plus_delta ? like_u(target.delta_D[0]) : like_u(target.target_D[0]) - value_D;
+    const at::Tensor gap_D =
+        recipe_.target_is_current_plus_delta ? like_u(target.delta_D[0]) : like_u(target.target_D[0]) - value_D;
     const at::Tensor divisor = key_F.dot(u_F);
     const at::Tensor v_D = gap_D / divisor;
     WeightDelta delta = WeightDelta::factors(site_, v_D.unsqueeze(1), u_F.unsqueeze(1));
@@ -144,6 +158,13 @@ FactOutcome edit_fact(const RankOneRecipe& recipe, models::Model& model, const R
 
 }  // namespace
 
+const hparams::Schema<RankOneHparams>& rank_one_schema() {
+  static const auto schema = hparams::Schema<RankOneHparams>("rank one")
+                                 .include(hparams::locate_schema())
+                                 .unused("mom2_update_weight", "the constraint is satisfied exactly");
+  return schema;
+}
+
 std::vector<int> RankOneEditor::statistics_layers() const {
   if (!recipe_.common.mom2_adjustment) return {};
   return {recipe_.common.layers.begin(), recipe_.common.layers.end()};
@@ -164,7 +185,8 @@ EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::F
     const PhaseTimer timer(result, "statistics");
     prepare_statistics(model, layers, recipe_.editor, context);
   }
-  RenderedBatch batch = render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
+  RenderedBatch batch =
+      render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
   result.outcomes = std::move(batch.outcomes);
   EditTransaction transaction(model, context.transaction);
   const auto total = static_cast<double>(batch.rendered.size());

@@ -17,14 +17,23 @@ enum class KeySource {
   kPlain,  ///< the plain prompt
 };
 
+/// ROME's defaults: a wide norm limit, twenty sampled contexts of two lengths.
+struct RankOneHparams : hparams::LocateHparams {
+  RankOneHparams() {
+    clamp_norm_factor = 4;
+    context_template_length_params = {{5, 10}, {10, 10}};
+  }
+};
+[[nodiscard]] const hparams::Schema<RankOneHparams>& rank_one_schema();
+
 struct RankOneRecipe {
   std::string editor;
-  nlohmann::json hparams;               ///< effective values, for the record
+  nlohmann::json hparams;  ///< effective values, for the record
   hparams::LocateHparams common;
   std::vector<std::string> kl_prompts = {"{} is a"};
-  KeySource direction = KeySource::kMean;      ///< k
-  KeySource constraint = KeySource::kPlain;    ///< k' and m
-  bool target_is_current_plus_delta = false;   ///< v* = m + δ instead of t0 + δ
+  KeySource direction = KeySource::kMean;     ///< k
+  KeySource constraint = KeySource::kPlain;   ///< k' and m
+  bool target_is_current_plus_delta = false;  ///< v* = m + δ instead of t0 + δ
 };
 
 class RankOneEditor : public Editor {
@@ -36,7 +45,8 @@ class RankOneEditor : public Editor {
   [[nodiscard]] bool is_batch_editor() const override { return false; }
   [[nodiscard]] std::vector<int> statistics_layers() const override;
   /// Facts in order, each on the model that the earlier ones left; the layers of a fact in ascending order.
-  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) override;
+  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
+                                EditContext& context) override;
 
  private:
   RankOneRecipe recipe_;

@@ -19,14 +19,17 @@ void check_row(const TargetProblem& problem, const TargetRow& row) {
   if (row.lookup < 0 || row.lookup >= length)
     refuse(problem, "looked-up token " + std::to_string(row.lookup), "a token of a row of " + std::to_string(length));
   for (const auto& [token, id] : row.labels)
-    if (token < row.lookup || token >= length) refuse(problem, "a label at token " + std::to_string(token), "a token from the looked-up one on");
+    if (token < row.lookup || token >= length)
+      refuse(problem, "a label at token " + std::to_string(token), "a token from the looked-up one on");
 }
 
 void check(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec) {
-  if (spec.sites.empty()) throw Error(ErrorClass::kInvalidArgument, {"targets", "no site", "one or two sites in one layer", ""});
+  if (spec.sites.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"targets", "no site", "one or two sites in one layer", ""});
   for (const auto& site : spec.sites) {
     if (site.layer != spec.sites[0].layer || site.layer < 0 || site.layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument, {"targets", hooks::to_string(site), "sites in one layer of the model", ""});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"targets", hooks::to_string(site), "sites in one layer of the model", ""});
   }
   if (spec.loss_layer && (*spec.loss_layer < spec.sites[0].layer || *spec.loss_layer >= model.n_layers()))
     throw Error(ErrorClass::kInvalidArgument, {"targets", "loss layer " + std::to_string(*spec.loss_layer),
@@ -39,7 +42,8 @@ void check(const models::Model& model, const std::vector<TargetProblem>& problem
       // A mistaken label would otherwise surface as an index error on a device.
       for (const auto& label : row.labels)
         if (label.second < 0 || label.second >= model.vocab_size())
-          refuse(problem, "target token " + std::to_string(label.second), "an id below the vocabulary size " + std::to_string(model.vocab_size()));
+          refuse(problem, "target token " + std::to_string(label.second),
+                 "an id below the vocabulary size " + std::to_string(model.vocab_size()));
     }
     for (const auto& row : problem.kl_rows) check_row(problem, row);
     for (const auto& held : problem.held) {
@@ -49,7 +53,9 @@ void check(const models::Model& model, const std::vector<TargetProblem>& problem
   }
 }
 
-double norm_of(const at::Tensor& x) { return x.defined() ? x.norm().item<double>() : 0; }
+double norm_of(const at::Tensor& x) {
+  return x.defined() ? x.norm().item<double>() : 0;
+}
 
 }  // namespace
 
@@ -58,13 +64,16 @@ namespace detail {
 bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state) {
   const bool low = inputs.loss < spec.stop_loss;
   switch (spec.stop_rule) {
-    case StopRule::kLoss: return low;
+    case StopRule::kLoss:
+      return low;
     case StopRule::kArgmax:
       state.nll_factor_scale = inputs.all_argmax ? 0.1 : 1;
       return (inputs.all_argmax && inputs.kl <= 0.01) || low;
     case StopRule::kMostProbable:
       if (inputs.sampled_argmax) ++state.hits;
       return state.hits >= spec.patience || low;
+    case StopRule::kProbability:
+      return inputs.probability > spec.stop_probability || low;
   }
   return low;
 }
@@ -82,15 +91,16 @@ TargetProblem make_target_problem(const RenderedFact& fact) {
   for (const auto& row : fact.rows) {
     TargetRow target{with_target(row, fact.target_ids), row.lookup, {}, weight, !problem.rows.empty()};
     const auto last = static_cast<int64_t>(row.ids.size()) - 1;  // this token predicts the target's first
-    for (size_t t = 0; t < fact.target_ids.size(); ++t) target.labels.emplace_back(last + static_cast<int64_t>(t), fact.target_ids[t]);
+    for (size_t t = 0; t < fact.target_ids.size(); ++t)
+      target.labels.emplace_back(last + static_cast<int64_t>(t), fact.target_ids[t]);
     problem.rows.push_back(std::move(target));
   }
   for (const auto& row : fact.kl_rows) problem.kl_rows.push_back({row.ids, row.lookup, {}, 0, false});
   return problem;
 }
 
-std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec,
-                                     EditContext& context) {
+std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems,
+                                     const TargetSpec& spec, EditContext& context) {
   check(model, problems, spec);
   const auto report = [&](size_t done, double loss) {
     if (!context.progress) return;
@@ -110,15 +120,22 @@ std::vector<Target> optimise_targets(const models::Model& model, const std::vect
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto& last = targets[i].curve.empty() ? LossTerms{} : targets[i].curve.back();
     context.log.event(LogLevel::kDebug, "targets.fact",
-                      "fact " + std::to_string(problems[i].case_id) + ": loss " + std::to_string(last.loss) + " after " +
-                          std::to_string(targets[i].steps) + " steps, " + std::string(to_string(targets[i].status)),
-                      {{"case_id", problems[i].case_id}, {"loss", last.loss}, {"nll", last.nll}, {"kl", last.kl},
-                       {"weight_decay", last.weight_decay}, {"probability", last.probability}, {"steps", targets[i].steps}});
+                      "fact " + std::to_string(problems[i].case_id) + ": loss " + std::to_string(last.loss) +
+                          " after " + std::to_string(targets[i].steps) + " steps, " +
+                          std::string(to_string(targets[i].status)),
+                      {{"case_id", problems[i].case_id},
+                       {"loss", last.loss},
+                       {"nll", last.nll},
+                       {"kl", last.kl},
+                       {"weight_decay", last.weight_decay},
+                       {"probability", last.probability},
+                       {"steps", targets[i].steps}});
   }
   return targets;
 }
 
-void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target, const TargetSpec& spec) {
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target,
+                   const TargetSpec& spec) {
   const size_t rewriting = problem.rows.size();
   std::vector<const TargetRow*> rows;
   for (const auto& row : problem.rows) rows.push_back(&row);
@@ -127,8 +144,10 @@ void record_target(Trace& trace, const std::string& prefix, const TargetProblem&
   for (const auto* row : rows) width = std::max(width, row->ids.size());
   const auto count = static_cast<int64_t>(rows.size()), columns = static_cast<int64_t>(width);
   at::Tensor ids = at::zeros({count, columns}, at::kLong), mask = at::zeros({count, columns}, at::kLong);
-  at::Tensor labels = at::full({static_cast<int64_t>(rewriting), columns}, -100, at::kLong), lookup = at::zeros({count}, at::kLong);
-  auto ids_at = ids.accessor<int64_t, 2>(), mask_at = mask.accessor<int64_t, 2>(), labels_at = labels.accessor<int64_t, 2>();
+  at::Tensor labels = at::full({static_cast<int64_t>(rewriting), columns}, -100, at::kLong),
+             lookup = at::zeros({count}, at::kLong);
+  auto ids_at = ids.accessor<int64_t, 2>(), mask_at = mask.accessor<int64_t, 2>(),
+       labels_at = labels.accessor<int64_t, 2>();
   for (size_t r = 0; r < rows.size(); ++r) {
     const auto row = static_cast<int64_t>(r);
     for (size_t k = 0; k < rows[r]->ids.size(); ++k) {
@@ -146,7 +165,9 @@ void record_target(Trace& trace, const std::string& prefix, const TargetProblem&
   for (const auto& label : problem.rows[0].labels) target_ids.push_back(label.second);
   trace[prefix + "target_ids"] = at::tensor(target_ids, at::kLong);
   for (size_t s = 0; s < target.target_D.size(); ++s) {
-    const std::string suffix = spec.sites.size() == 1 ? "" : spec.sites[s].site == hooks::Site::kAttnOut ? "_attn" : "_mlp";
+    const std::string suffix = spec.sites.size() == 1                        ? ""
+                               : spec.sites[s].site == hooks::Site::kAttnOut ? "_attn"
+                                                                             : "_mlp";
     trace[prefix + "target_init" + suffix] = target.initial_D[s];
     trace[prefix + "target" + suffix] = target.target_D[s];
     if (!target.trace) continue;
@@ -157,7 +178,8 @@ void record_target(Trace& trace, const std::string& prefix, const TargetProblem&
   at::Tensor losses = at::zeros({static_cast<int64_t>(target.curve.size()), 5}, at::kDouble);
   for (size_t i = 0; i < target.curve.size(); ++i) {
     const auto& terms = target.curve[i];
-    losses[static_cast<int64_t>(i)].copy_(at::tensor({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability}, at::kDouble));
+    losses[static_cast<int64_t>(i)].copy_(
+        at::tensor({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability}, at::kDouble));
   }
   trace[prefix + "losses"] = losses;
 }

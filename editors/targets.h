@@ -1,7 +1,7 @@
 // The optimised target vectors: which hidden value at the looked-up token makes the model say the new fact.
 //
-// For each fact a delta δ (zero at first) is added to the output of one or more modules at the looked-up token of every row, and moved by
-// Adam so that loss = nll_factor·nll + kl + weight decay falls:
+// For each fact a delta δ (zero at first) is added to the output of one or more modules at the looked-up token of every
+// row, and moved by Adam so that loss = nll_factor·nll + kl + weight decay falls:
 //   nll   mean over the rewriting rows of −(1/T)Σ log p(target token)
 //   kl    kl_factor · KL(edited ‖ original) of the next-token distribution of the KL rows at their looked-up token
 //   wd    v_weight_decay · ‖δ‖/‖t0‖², summed over the sites
@@ -23,16 +23,21 @@ namespace emend::editors {
 
 /// When a fact has had enough, besides the last step.
 enum class StopRule {
-  kLoss,          ///< loss < stop_loss
-  kArgmax,        ///< PMET: also when every target token is the most probable one and kl ≤ 0.01; nll counts a tenth while it is
-  kMostProbable,  ///< ENCORE: when the target is the argmax in all sampled-context rows, `patience` times; also loss < stop_loss
+  kLoss,    ///< loss < stop_loss
+  kArgmax,  ///< PMET: also when every target token is the most probable one and kl ≤ 0.01; nll counts a tenth while it
+            ///< is
+  kMostProbable,  ///< ENCORE: when the target is the argmax in all sampled-context rows, `patience` times; also loss <
+                  ///< stop_loss
+  kProbability,   ///< ENCORE, other form: when the mean probability of the target exceeds stop_probability; also loss <
+                  ///< stop_loss
 };
 
 struct TargetSpec {
-  /// One or two of kLayerOut (MEMIT), kMlpOut (ROME), kMlpDownOut, kAttnOut (PMET), all in one layer. The first one's t0 counts for reports.
+  /// One or two of kLayerOut (MEMIT), kMlpOut (ROME), kMlpDownOut, kAttnOut (PMET), all in one layer. The first one's
+  /// t0 counts for reports.
   std::vector<hooks::SiteRef> sites;
-  /// nll is read from the head applied to this layer's output without logit soft-caps (MEMIT's v_loss_layer); absent: from the model's own
-  /// logits (ROME).
+  /// nll is read from the head applied to this layer's output without logit soft-caps (MEMIT's v_loss_layer); absent:
+  /// from the model's own logits (ROME).
   std::optional<int> loss_layer;
   int64_t steps = 25;
   double lr = 0.5;
@@ -43,6 +48,7 @@ struct TargetSpec {
   double stop_loss = 0.05;
   StopRule stop_rule = StopRule::kLoss;
   int64_t patience = 1;
+  double stop_probability = 1;
 };
 
 /// A row that δ is added to.
@@ -51,13 +57,13 @@ struct TargetRow {
   int64_t lookup = 0;  ///< δ goes here
   /// (token, id): after ids[0..token] the model shall say `id`. Empty for KL rows.
   std::vector<std::pair<int64_t, int64_t>> labels;
-  double weight = 0;       ///< of this row's mean nll in the fact's nll; the rows of a problem sum to 1
+  double weight = 0;             ///< of this row's mean nll in the fact's nll; the rows of a problem sum to 1
   bool sampled_context = false;  ///< not the plain prompt (kMostProbable looks at these)
 };
 
 /// A vector that stays added at one token while δ is optimised (earlier windows of a long target).
 struct HeldVector {
-  size_t row = 0;       ///< index into rows, then KL rows
+  size_t row = 0;  ///< index into rows, then KL rows
   int64_t token = 0;
   std::vector<at::Tensor> vectors_D;  ///< one a site
 };
@@ -86,23 +92,27 @@ struct Target {
   std::string reason;
   int64_t steps = 0;
   std::vector<LossTerms> curve;
-  std::optional<TargetTrace> trace;   ///< if the context asks for traces
+  std::optional<TargetTrace> trace;  ///< if the context asks for traces
 };
 
 /// The problem of one fact: every context row with the target behind it (equal weights), and the KL rows.
 [[nodiscard]] TargetProblem make_target_problem(const RenderedFact& fact);
 
-/// Solves all problems. The model is not changed; its hooks are free afterwards. Uses from the context: engine, batch limit, cancel, progress,
-/// log, trace. A fact whose loss is not finite comes back kFailed; the others go on.
-/// Throws Error(kInvalidArgument) for sites in different layers, empty problems or token indices out of range.
-[[nodiscard]] std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems,
-                                                   const TargetSpec& spec, EditContext& context);
+/// Solves all problems. The model is not changed; its hooks are free afterwards. Uses from the context: engine, batch
+/// limit, cancel, progress, log, trace. A fact whose loss is not finite comes back kFailed; the others go on. Throws
+/// Error(kInvalidArgument) for sites in different layers, empty problems or token indices out of range.
+[[nodiscard]] std::vector<Target> optimise_targets(const models::Model& model,
+                                                   const std::vector<TargetProblem>& problems, const TargetSpec& spec,
+                                                   EditContext& context);
 
-/// Records a problem and its target under `prefix`: input_ids, attention_mask, labels, lookup, target_init, delta_steps, grad_steps, nll_each,
-/// target_ids, losses [iterations, loss nll kl weight_decay probability], target. With several sites the per-site names end in "_attn" or "_mlp".
-void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target, const TargetSpec& spec);
+/// Records a problem and its target under `prefix`: input_ids, attention_mask, labels, lookup, target_init,
+/// delta_steps, grad_steps, nll_each, target_ids, losses [iterations, loss nll kl weight_decay probability], target.
+/// With several sites the per-site names end in "_attn" or "_mlp".
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target,
+                   const TargetSpec& spec);
 
 /// Fills the fields of an outcome that come from a fact's tokens and its target.
-[[nodiscard]] FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact, const Target& target);
+[[nodiscard]] FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact,
+                                       const Target& target);
 
 }  // namespace emend::editors

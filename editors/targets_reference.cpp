@@ -1,4 +1,5 @@
-// The published optimisation, step by step: the oracle. Plain on purpose; see targets_fast.cpp for the one that is used.
+// The published optimisation, step by step: the oracle. Plain on purpose; see targets_fast.cpp for the one that is
+// used.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
@@ -18,9 +19,9 @@ constexpr int64_t kNoLabel = -100;
 // All rows of a problem, padded to one width on the right.
 struct PaddedRows {
   models::TokenBatch batch;
-  at::Tensor labels;             // [J,T], kNoLabel where there is none
-  at::Tensor lengths;            // [J] labels in each row
-  std::vector<int64_t> lookup;   // packed index of the looked-up token of every row
+  at::Tensor labels;            // [J,T], kNoLabel where there is none
+  at::Tensor lengths;           // [J] labels in each row
+  std::vector<int64_t> lookup;  // packed index of the looked-up token of every row
   int64_t rewriting = 0, rows = 0, width = 0;
 };
 
@@ -67,7 +68,8 @@ struct Variable {
 };
 
 // Adds the variable at every looked-up token, and the held vectors where they belong.
-at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, const TargetProblem& problem, const PaddedRows& padded) {
+at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, const TargetProblem& problem,
+                     const PaddedRows& padded) {
   if (!variable.initial.defined()) {
     const auto work_dtype = output.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     variable.initial = output[padded.lookup[0]].detach().to(work_dtype).clone();
@@ -79,7 +81,8 @@ at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, 
   at::Tensor changed = output.index_add(0, index_on(padded.lookup, output), delta);
   for (const auto& held : problem.held) {
     const int64_t token = static_cast<int64_t>(held.row) * padded.width + held.token;
-    const at::Tensor vector = devices::route_like(held.vectors_D[site], output, devices::Purpose::kDelta, devices::Dtype::kMatch);
+    const at::Tensor vector =
+        devices::route_like(held.vectors_D[site], output, devices::Purpose::kDelta, devices::Dtype::kMatch);
     changed = changed.index_add(0, index_on({token}, output), vector.unsqueeze(0));
   }
   return changed;
@@ -98,7 +101,8 @@ class ReferenceRun {
   StepLoss forward(double nll_factor) {
     hooks::HookSession session(model_.hooks());
     for (size_t s = 0; s < variables_.size(); ++s)
-      session.edit(spec_.sites[s], [this, s](const at::Tensor& x) { return add_delta(x, variables_[s], s, problem_, padded_); });
+      session.edit(spec_.sites[s],
+                   [this, s](const at::Tensor& x) { return add_delta(x, variables_[s], s, problem_, padded_); });
     const hooks::SiteRef loss_site{hooks::Site::kLayerOut, spec_.loss_layer.value_or(0)};
     if (spec_.loss_layer) session.capture(loss_site, {.reference = true, .tokens = {}});
     session.attach();
@@ -115,14 +119,17 @@ class ReferenceRun {
   StepLoss loss(const at::Tensor& logits_NV, const at::Tensor& nll_logits_NV, double nll_factor) {
     StepLoss step;
     const int64_t rewriting_tokens = padded_.rewriting * padded_.width;
-    const at::Tensor log_p_JTV = at::log_softmax(nll_logits_NV, 1).narrow(0, 0, rewriting_tokens).view({padded_.rewriting, padded_.width, -1});
+    const at::Tensor log_p_JTV =
+        at::log_softmax(nll_logits_NV, 1).narrow(0, 0, rewriting_tokens).view({padded_.rewriting, padded_.width, -1});
     const at::Tensor labels_JT = devices::route_like(padded_.labels, log_p_JTV, devices::Purpose::kLabels);
     const at::Tensor mask_JT = labels_JT != kNoLabel;
     const at::Tensor picked_JT = log_p_JTV.gather(2, labels_JT.clamp_min(0).unsqueeze(2)).squeeze(2);
-    step.nll_each = -(picked_JT * mask_JT).sum(1) / devices::route_like(padded_.lengths, picked_JT, devices::Purpose::kLabels);
+    step.nll_each =
+        -(picked_JT * mask_JT).sum(1) / devices::route_like(padded_.lengths, picked_JT, devices::Purpose::kLabels);
     std::vector<double> weights;
     for (const auto& row : problem_.rows) weights.push_back(row.weight);
-    const at::Tensor weight_J = devices::route_like(at::tensor(weights, step.nll_each.scalar_type()), step.nll_each, devices::Purpose::kLabels);
+    const at::Tensor weight_J =
+        devices::route_like(at::tensor(weights, step.nll_each.scalar_type()), step.nll_each, devices::Purpose::kLabels);
     step.nll = (step.nll_each * weight_J).sum() * nll_factor;
     step.probability = (at::exp(-step.nll_each) * weight_J).sum().detach();
     note_argmax(step, log_p_JTV.detach(), picked_JT.detach(), mask_JT);
@@ -132,7 +139,8 @@ class ReferenceRun {
       const std::vector<int64_t> tokens(padded_.lookup.begin() + padded_.rewriting, padded_.lookup.end());
       const at::Tensor log_p_KV = at::log_softmax(logits_NV.index_select(0, index_on(tokens, logits_NV)), 1);
       if (!kl_first_.defined()) kl_first_ = log_p_KV.detach().clone();
-      const at::Tensor divergence = (log_p_KV.exp() * (log_p_KV - kl_first_)).sum() / static_cast<double>(tokens.size());
+      const at::Tensor divergence =
+          (log_p_KV.exp() * (log_p_KV - kl_first_)).sum() / static_cast<double>(tokens.size());
       step.kl = devices::route_like(divergence * spec_.kl_factor, step.nll, devices::Purpose::kLoss);
     }
     step.weight_decay = at::zeros_like(step.nll);
@@ -144,7 +152,8 @@ class ReferenceRun {
     return step;
   }
 
-  void note_argmax(StepLoss& step, const at::Tensor& log_p_JTV, const at::Tensor& picked_JT, const at::Tensor& mask_JT) const {
+  void note_argmax(StepLoss& step, const at::Tensor& log_p_JTV, const at::Tensor& picked_JT,
+                   const at::Tensor& mask_JT) const {
     if (spec_.stop_rule == StopRule::kLoss) return;
     const at::Tensor hit_JT = (picked_JT >= log_p_JTV.amax(2)).logical_or(mask_JT.logical_not());
     const at::Tensor hits = devices::to_host(hit_JT.all(1));
@@ -180,12 +189,14 @@ void update(Variable& v, const at::Tensor& gradient, int64_t step, const TargetS
 }
 
 void append_delta(const std::vector<Variable>& variables, std::vector<std::vector<at::Tensor>>& deltas) {
-  for (size_t s = 0; s < variables.size(); ++s) deltas[s].push_back(devices::to_host(variables[s].delta.detach()).clone());
+  for (size_t s = 0; s < variables.size(); ++s)
+    deltas[s].push_back(devices::to_host(variables[s].delta.detach()).clone());
 }
 
 }  // namespace
 
-Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec, const EditContext& context) {
+Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
+                          const EditContext& context) {
   const at::AutoGradMode with_grad(true);
   ReferenceRun run(model, problem, spec);
   Target target;
@@ -210,7 +221,7 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
       target.reason = "the loss is not a number at step " + std::to_string(it);
       break;
     }
-    met = stop_now(spec, {terms.loss, terms.kl, step.all_argmax, step.sampled_argmax}, stop);
+    met = stop_now(spec, {terms.loss, terms.kl, step.all_argmax, step.sampled_argmax, terms.probability}, stop);
     if (met || it == spec.steps - 1) break;
     std::vector<at::Tensor> variables;
     for (const auto& v : run.variables()) variables.push_back(v.delta);
@@ -229,12 +240,14 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
   }
   if (target.status != FactStatus::kFailed) {
     target.status = met ? FactStatus::kConverged
-                        : unmet_status(target.delta_D[0].norm().item<double>(), target.initial_D[0].norm().item<double>(), spec.clamp_norm_factor);
+                        : unmet_status(target.delta_D[0].norm().item<double>(),
+                                       target.initial_D[0].norm().item<double>(), spec.clamp_norm_factor);
   }
   if (context.trace) {
     for (size_t s = 0; s < n_sites; ++s) {
       trace.delta_steps.push_back(at::stack(deltas[s]));
-      trace.grad_steps.push_back(gradients[s].empty() ? at::zeros({0, target.delta_D[s].size(0)}) : at::stack(gradients[s]));
+      trace.grad_steps.push_back(gradients[s].empty() ? at::zeros({0, target.delta_D[s].size(0)})
+                                                      : at::stack(gradients[s]));
     }
     trace.nll_each = at::stack(nll_each);
     target.trace = std::move(trace);

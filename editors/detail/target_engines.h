@@ -8,15 +8,16 @@
 namespace emend::editors::detail {
 
 /// One problem at a time, as published: whole padded sentences through the whole model at every step.
-[[nodiscard]] Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
-                                        const EditContext& context);
+[[nodiscard]] Target optimise_reference(const models::Model& model, const TargetProblem& problem,
+                                        const TargetSpec& spec, const EditContext& context);
 
 /// Called as problems finish, with how many are done and the loss last seen.
 using FinishedFn = std::function<void(size_t done, double loss)>;
 
 /// All problems, in batches.
 [[nodiscard]] std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
-                                                const TargetSpec& spec, const EditContext& context, const FinishedFn& finished);
+                                                const TargetSpec& spec, const EditContext& context,
+                                                const FinishedFn& finished);
 
 /// Whether the stop rule is met, in terms that both engines have.
 struct StopState {
@@ -27,6 +28,7 @@ struct StopInputs {
   double loss = 0, kl = 0;
   bool all_argmax = false;      ///< every labelled position of every rewriting row
   bool sampled_argmax = false;  ///< every labelled position of the sampled-context rows
+  double probability = 0;       ///< weighted mean over the rewriting rows of exp(-nll of the row)
 };
 [[nodiscard]] bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state);
 

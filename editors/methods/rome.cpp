@@ -1,37 +1,31 @@
 // ROME: Locating and Editing Factual Associations in GPT (Meng et al., 2022), section 3. Steps in rank_one.h.
 //
-// The direction u comes from the key averaged over all contexts, the divisor k'·u from the plain prompt's key: that is the published
-// method. Where the two keys disagree, the divisor may be tiny and the change huge (R-ROME repairs it).
+// The direction u comes from the key averaged over all contexts, the divisor k'·u from the plain prompt's key: that is
+// the published method. Where the two keys disagree, the divisor may be tiny and the change huge (R-ROME repairs it).
 #include <emend/editors/rank_one.h>
 #include <emend/editors/registry.h>
 
 namespace emend::editors {
 namespace {
 
-struct RomeHparams : hparams::LocateHparams {
-  RomeHparams() {
-    clamp_norm_factor = 4;
-    context_template_length_params = {{5, 10}, {10, 10}};
-  }
-};
-
-const hparams::Schema<RomeHparams>& rome_schema() {
-  static const auto schema = hparams::Schema<RomeHparams>("rome")
-                                 .include(hparams::locate_schema())
-                                 .unused("mom2_update_weight", "ROME satisfies its constraint exactly");
+const hparams::Schema<RankOneHparams>& rome_schema() {
+  static const auto schema = hparams::Schema<RankOneHparams>("rome").include(rank_one_schema());
   return schema;
 }
 
-std::unique_ptr<Editor> make(const RomeHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
+std::unique_ptr<Editor> make(const RankOneHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                             const Log&) {
   check_locate_hparams(h, model, raw);
-  return std::make_unique<RankOneEditor>(RankOneRecipe{.editor = "rome", .hparams = rome_schema().dump(h), .common = h});
+  return std::make_unique<RankOneEditor>(
+      RankOneRecipe{.editor = "rome", .hparams = rome_schema().dump(h), .common = h});
 }
 
 }  // namespace
 
 EditorInfo make_rome() {
-  EditorInfo info = editor_entry<RomeHparams>("rome", "one fact at a time, a rank-one change of one layer",
-                                              "Meng et al., Locating and Editing Factual Associations in GPT, NeurIPS 2022", rome_schema(), make);
+  EditorInfo info = editor_entry<RankOneHparams>(
+      "rome", "one fact at a time, a rank-one change of one layer",
+      "Meng et al., Locating and Editing Factual Associations in GPT, NeurIPS 2022", rome_schema(), make);
   info.batch = false;
   return info;
 }
