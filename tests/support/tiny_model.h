@@ -27,21 +27,22 @@ inline std::string byte_piece(int byte) {
 inline nlohmann::json byte_tokenizer() {
   nlohmann::json vocabulary = nlohmann::json::object();
   for (int b = 0; b < 256; ++b) vocabulary[byte_piece(b)] = b;
-  return {{"version", "1.0"},
-          {"added_tokens",
-           {{{"id", 256},
-             {"content", "<|end|>"},
-             {"special", true},
-             {"single_word", false},
-             {"lstrip", false},
-             {"rstrip", false},
-             {"normalized", false}}}},
-          {"normalizer", nullptr},
-          {"pre_tokenizer",
-           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-          {"post_processor", nullptr},
-          {"decoder", {{"type", "ByteLevel"}}},
-          {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
+  return {
+      {"version", "1.0"},
+      {"added_tokens",
+       {{{"id", 256},
+         {"content", "<|end|>"},
+         {"special", true},
+         {"single_word", false},
+         {"lstrip", false},
+         {"rstrip", false},
+         {"normalized", false}}}},
+      {"normalizer", nullptr},
+      {"pre_tokenizer",
+       {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+      {"post_processor", nullptr},
+      {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
 }
 
 /// Writes the folder; the same seed gives the same weights.

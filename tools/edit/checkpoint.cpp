@@ -92,6 +92,7 @@ FinishedBatch read_batch(const std::filesystem::path& path) {
   batch.seconds = checked.document.at("seconds");
   batch.contexts = checked.document.at("contexts");
   batch.hparams = checked.document.at("hparams");
+  batch.closing = checked.document.value("closing", false);
   return batch;
 }
 
@@ -174,7 +175,8 @@ void RunCheckpoint::save(size_t index, const FinishedBatch& batch,
                 {"layers", batch.layers},
                 {"seconds", batch.seconds},
                 {"contexts", batch.contexts},
-                {"hparams", batch.hparams}});
+                {"hparams", batch.hparams},
+                {"closing", batch.closing}});
   if (index > 0) {
     std::error_code ignored;
     std::filesystem::remove(state_path(index - 1), ignored);
@@ -184,6 +186,20 @@ void RunCheckpoint::save(size_t index, const FinishedBatch& batch,
 std::map<std::string, at::Tensor> RunCheckpoint::editor_state(size_t batches) const {
   if (batches == 0 || !std::filesystem::exists(state_path(batches - 1))) return {};
   return load_checked(state_path(batches - 1)).tensors;
+}
+
+void RunCheckpoint::save_measured(const nlohmann::json& measured) const {
+  write_file(folder_ / "measured.json", dump_json(measured) + "\n");
+}
+
+nlohmann::json RunCheckpoint::measured(size_t edits) const {
+  const auto path = folder_ / "measured.json";
+  if (!std::filesystem::exists(path)) return nullptr;
+  const auto measured = nlohmann::json::parse(read_file(path), nullptr, false);
+  const auto steps = measured.is_object() ? measured.value("efficacy_by_edits", nlohmann::json()) : nlohmann::json();
+  const bool usable = steps.is_array() && !steps.empty() && steps.back().is_object() &&
+                      measured.contains("retention") && steps.back().value("edits", edits + 1) <= edits;
+  return usable ? measured : nlohmann::json();  // what is damaged is measured again where it is due
 }
 
 void RunCheckpoint::remove() const {

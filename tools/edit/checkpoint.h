@@ -19,6 +19,7 @@ struct FinishedBatch {
   nlohmann::json seconds = nlohmann::json::object();
   nlohmann::json contexts;  ///< templates in use, or null
   nlohmann::json hparams;
+  bool closing = false;  ///< the editor's correction after the last batch: it has no facts
 };
 
 /// Folder "checkpoint" of a run. Every file is written atomically with a checksum.
@@ -33,6 +34,10 @@ class RunCheckpoint {
   void save(size_t index, const FinishedBatch& batch, const std::map<std::string, at::Tensor>& editor_state) const;
   /// The editor's memory after the last of `batches` batches; empty if it has none.
   [[nodiscard]] std::map<std::string, at::Tensor> editor_state(size_t batches) const;
+  /// What was measured between batches so far: {"efficacy_by_edits": …, "retention": …}.
+  void save_measured(const nlohmann::json& measured) const;
+  /// Null if there is nothing, or if it goes beyond `edits` finished edits.
+  [[nodiscard]] nlohmann::json measured(size_t edits) const;
   /// The run is complete: the folder is no longer needed.
   void remove() const;
 

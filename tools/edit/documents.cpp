@@ -1,8 +1,8 @@
 #include "documents.h"
 
-#include <torch/version.h>
 #include <emend/devices/runtime.h>
 #include <emend/models/family.h>
+#include <torch/version.h>
 
 #include <cmath>
 #include <cstdio>
@@ -56,30 +56,38 @@ std::vector<const nlohmann::json*> outcomes_of(const RunRecord& record) {
 
 }  // namespace
 
-nlohmann::ordered_json results_document(const RunRecord& record, const EditOptions& options, const datasets::FactSet& facts,
-                                        const models::Model& model) {
+nlohmann::ordered_json results_document(const RunRecord& record, const EditOptions& options,
+                                        const datasets::FactSet& facts, const models::Model& model) {
   nlohmann::ordered_json document;
   document["schema"] = 1;
   document["emend"] = EMEND_VERSION_TEXT;
-  document["model"] = {{"path", record.model_path}, {"family", model.family().name}, {"fingerprint", model.fingerprint()},
+  document["model"] = {{"path", record.model_path},
+                       {"family", model.family().name},
+                       {"fingerprint", model.fingerprint()},
                        {"parameters", model.parameter_count()}};
   document["editor"] = record.editor;
   document["hparams"] = record.hparams;
   document["engine"] = options.engine;
   document["facts"] = facts.facts.size();
-  document["facts_file"] = {{"path", facts.path}, {"format", facts.format}, {"fingerprint", facts.fingerprint},
-                            {"skipped", facts.skipped}, {"choices", facts.choices}};
+  document["facts_file"] = {{"path", facts.path},
+                            {"format", facts.format},
+                            {"fingerprint", facts.fingerprint},
+                            {"skipped", facts.skipped},
+                            {"choices", facts.choices}};
   document["seed"] = options.seed;
   document["device_map"] = model.placement().to_json(models::device_module_names(model.family(), model.config()));
   document["dtype"] = options.model.dtype;
   document["metrics"] = metrics_document(record);
   for (const auto& [phase, seconds] : record.seconds) document["seconds"][phase] = rounded(seconds, 3);
   document["peak_bytes"] = peak_bytes(model);
-  document["edits"] = {{"applied", static_cast<int64_t>(facts.facts.size()) - record.failed}, {"failed", record.failed}};
+  document["edits"] = {{"applied", static_cast<int64_t>(facts.facts.size()) - record.failed},
+                       {"failed", record.failed}};
   document["weights_changed"] = record.weights_changed;
   document["batches"] = record.batches.size();
   document["statistics"] = record.statistics;
   document["transfers"] = record.transfers;
+  document["lint"] = record.findings;
+  document["guard"] = record.guard;
   if (!record.batches.empty()) document["contexts"] = record.batches.back().contexts;
   if (!record.retention.empty()) document["retention"] = record.retention.to_json();
   document["command"] = record.command_line;
@@ -91,7 +99,8 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
   const auto outcomes = outcomes_of(record);
   for (size_t i = 0; i < facts.facts.size(); ++i) {
     const auto& fact = facts.facts[i];
-    nlohmann::json line = {{"case_id", fact.case_id}, {"subject", fact.subject}, {"prompt", fact.prompt}, {"target", fact.target_new}};
+    nlohmann::json line = {
+        {"case_id", fact.case_id}, {"subject", fact.subject}, {"prompt", fact.prompt}, {"target", fact.target_new}};
     if (i < outcomes.size()) {
       for (const auto& [key, value] : outcomes[i]->items())
         if (key != "curve") line[key] = value;
@@ -112,8 +121,10 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
   extras["command"] = command;
   auto& continuations = extras["continuations"] = nlohmann::json::array();
   for (size_t i = 0; i < record.text_before.size() && i < record.text_after.size(); ++i)
-    continuations.push_back({{"case_id", facts.facts[i].case_id}, {"prompt", record.text_before[i].prompt},
-                             {"before", record.text_before[i].text}, {"after", record.text_after[i].text},
+    continuations.push_back({{"case_id", facts.facts[i].case_id},
+                             {"prompt", record.text_before[i].prompt},
+                             {"before", record.text_before[i].text},
+                             {"after", record.text_after[i].text},
                              {"target", facts.facts[i].target_new},
                              {"probability_before", record.text_before[i].probability},
                              {"probability_after", record.text_after[i].probability}});
@@ -133,9 +144,13 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
   const auto& plan = model.placement();
   for (size_t l = 0; l < plan.layers.size(); ++l) placed[std::to_string(l)] = devices::to_string(plan.layers[l]);
   for (const auto device : plan.devices()) used.push_back(devices::to_string(device));
-  extras["placement"] = {{"devices", used}, {"layers", placed}, {"embedding", devices::to_string(plan.embedding)},
-                         {"head", devices::to_string(plan.head)}, {"edited_layers", edited}};
-  for (const auto device : plan.devices()) extras["memory"][devices::to_string(device)]["peak"] = devices::device_memory_stats(device).peak;
+  extras["placement"] = {{"devices", used},
+                         {"layers", placed},
+                         {"embedding", devices::to_string(plan.embedding)},
+                         {"head", devices::to_string(plan.head)},
+                         {"edited_layers", edited}};
+  for (const auto device : plan.devices())
+    extras["memory"][devices::to_string(device)]["peak"] = devices::device_memory_stats(device).peak;
   if (!record.retention.empty()) extras["retention"] = record.retention.to_json();
   return extras;
 }
@@ -147,8 +162,10 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
     for (size_t i = 0; i < record.text_after.size(); ++i) {
       out << "  " << record.text_after[i].prompt << " …   asked for: " << facts.facts[i].target_new << '\n';
       if (i < record.text_before.size())
-        out << "    before  " << one_line(record.text_before[i].text) << "   (p = " << fixed(record.text_before[i].probability, 3) << ")\n";
-      out << "    after   " << one_line(record.text_after[i].text) << "   (p = " << fixed(record.text_after[i].probability, 3) << ")\n";
+        out << "    before  " << one_line(record.text_before[i].text)
+            << "   (p = " << fixed(record.text_before[i].probability, 3) << ")\n";
+      out << "    after   " << one_line(record.text_after[i].text)
+          << "   (p = " << fixed(record.text_after[i].probability, 3) << ")\n";
     }
     out << '\n';
   }
@@ -162,7 +179,8 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
     const auto outcomes = outcomes_of(record);
     for (size_t i = 0; i < outcomes.size(); ++i)
       if (outcomes[i]->value("status", "") == "failed")
-        out << "  " << facts.facts[i].where() << " (" << facts.facts[i].subject << "): " << outcomes[i]->value("reason", "") << '\n';
+        out << "  " << facts.facts[i].where() << " (" << facts.facts[i].subject
+            << "): " << outcomes[i]->value("reason", "") << '\n';
   } else {
     out << ", none failed\n";
   }

@@ -25,6 +25,8 @@ struct RunRecord {
   std::vector<FinishedBatch> batches;
   nlohmann::json efficacy_by_edits = nlohmann::json::array();
   evaluation::RetentionMatrix retention;
+  nlohmann::json findings = nlohmann::json::array();  ///< of the linter, about the facts as given
+  nlohmann::json guard = nlohmann::json::array();     ///< readings of the collapse guard, one a batch
   nlohmann::json statistics;
   nlohmann::json transfers;
   std::map<std::string, double> seconds;
@@ -36,7 +38,8 @@ struct RunRecord {
 [[nodiscard]] nlohmann::ordered_json results_document(const RunRecord& record, const EditOptions& options,
                                                       const datasets::FactSet& facts, const models::Model& model);
 [[nodiscard]] std::vector<nlohmann::json> case_documents(const RunRecord& record, const datasets::FactSet& facts);
-[[nodiscard]] nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model);
+[[nodiscard]] nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts,
+                                           const models::Model& model);
 /// What a person wants to know at the end.
 [[nodiscard]] std::string summary_text(const RunRecord& record, const datasets::FactSet& facts);
 

@@ -1,6 +1,8 @@
 // Everything that `memit_edit` can be told.
 #pragma once
 
+#include <emend/evaluation/collapse_guard.h>
+
 #include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
@@ -16,22 +18,26 @@ struct EditOptions {
   MetricOptions metrics;
 
   std::string editor = "memit";
-  std::string hparams;             ///< file or preset name; empty: the preset for the model
-  std::vector<std::string> set;    ///< KEY=VALUE
-  int64_t batch_size = 0;          ///< 0: all at once where the editor is a batch editor, else 1
+  std::string hparams;           ///< file or preset name; empty: the preset for the model
+  std::vector<std::string> set;  ///< KEY=VALUE
+  int64_t batch_size = 0;        ///< 0: all at once where the editor is a batch editor, else 1
   std::string engine = "fast";
-  std::string contexts;            ///< JSON file of context templates; empty: sampled from the model
+  std::string contexts;  ///< JSON file of context templates; empty: sampled from the model
   std::string solve_dtype = "float64";
   uint64_t seed = 0;
 
   std::string corpus;
-  int64_t stats_tokens = 0;        ///< 0: ten a key dimension
+  int64_t stats_tokens = 0;  ///< 0: ten a key dimension
   int64_t stats_length = 512;
   std::string stats_dtype = "float64";
-  std::string stats_cache;         ///< empty: "<cache>/statistics"
+  std::string stats_cache;  ///< empty: "<cache>/statistics"
+
+  bool fix = false;                  ///< apply the linter's clear fixes to the facts
+  std::string on_collapse = "warn";  ///< warn, skip, stop or revert
+  evaluation::GuardLimits guard;
 
   std::vector<std::string> eval_at = {"end"};
-  int64_t show = 5;                ///< continuations to print
+  int64_t show = 5;  ///< continuations to print
 
   std::string out;
   std::vector<std::string> save = {"pack"};

@@ -12,6 +12,7 @@
 
 #include "../run_directory.h"
 #include "documents.h"
+#include "guards.h"
 #include "inputs.h"
 #include "outputs.h"
 
@@ -35,7 +36,10 @@ class PhaseTimer {
 class EditRun {
  public:
   EditRun(const EditOptions& options, Common& common)
-      : options_(options), common_(common), schedule_(parse_eval_at(options.eval_at)) {}
+      : options_(options),
+        common_(common),
+        schedule_(parse_eval_at(options.eval_at)),
+        on_collapse_(parse_on_collapse(options.on_collapse)) {}
 
   int execute() {
     {
@@ -45,11 +49,12 @@ class EditRun {
       evaluate_before();
       edit_all();
       evaluate_after();
-      save_outputs(options_, *folder_, facts_, *model_, *transaction_, record_);
+      save_outputs(options_, *folder_, facts_, *model_, *transaction_, common_.log, record_);
     }
     write_documents();
     checkpoint_->remove();
     print();
+    if (stopped_) return exit_code(ErrorClass::kNumeric);
     return options_.strict && record_.failed > 0 ? 6 : 0;
   }
 
@@ -59,6 +64,9 @@ class EditRun {
   void evaluate_before();
   void edit_all();
   void edit_batch(size_t begin, size_t end);
+  [[nodiscard]] bool keep(editors::EditResult& result, std::span<const datasets::Fact> facts);
+  void resume();
+  void finish();
   void evaluate_between(size_t edits);
   void evaluate_after();
   void write_documents();
@@ -70,6 +78,8 @@ class EditRun {
   const EditOptions& options_;
   Common& common_;
   EvalSchedule schedule_;
+  OnCollapse on_collapse_;
+  bool stopped_ = false;  ///< by the collapse guard
   datasets::FactSet facts_;
   std::optional<RunDirectory> folder_;
   std::optional<models::Model> model_;
@@ -77,6 +87,7 @@ class EditRun {
   std::unique_ptr<editors::StatisticsProvider> statistics_;
   std::unique_ptr<editors::EditTransaction> transaction_;
   std::optional<RunCheckpoint> checkpoint_;
+  std::optional<evaluation::CollapseGuard> guard_;
   editors::EditContext context_;
   RunRecord record_;
 };
@@ -100,6 +111,8 @@ void EditRun::open() {
     common_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
   }
   model_.emplace(load_named(checkpoint, options_.model, common_));
+  check_outputs(options_, *model_);
+  facts_ = check_request(std::move(facts_), *model_, options_, common_, record_.findings);
   const auto raw = editor_hparams(record_.editor, options_.hparams, options_.set, *checkpoint, &*model_, common_);
   editor_ = editors::make_editor(record_.editor, raw, *model_, common_.log);
   record_.hparams = editor_->hparams();
@@ -114,17 +127,26 @@ void EditRun::open() {
   context_.progress = common_.progress;
   context_.log = common_.log;
   transaction_ = std::make_unique<editors::EditTransaction>(*model_);
-  context_.transaction = transaction_.get();
+  if (!options_.dry_run) guard_.emplace(*model_, options_.guard);
   if (folder_) checkpoint_.emplace(*folder_ / "checkpoint", settings(), options_.resume);
 }
 
 // Everything that decides the result; two runs with equal settings give equal packs.
 nlohmann::json EditRun::settings() const {
-  return {{"model", model_->fingerprint()},   {"facts", facts_.fingerprint}, {"editor", record_.editor},
-          {"hparams", record_.hparams},       {"seed", options_.seed},       {"engine", options_.engine},
-          {"dtype", options_.model.dtype},    {"batch_size", batch_size()},  {"corpus", options_.corpus},
-          {"stats_tokens", options_.stats_tokens}, {"stats_length", options_.stats_length},
-          {"stats_dtype", options_.stats_dtype},   {"solve_dtype", options_.solve_dtype}, {"contexts", options_.contexts}};
+  return {{"model", model_->fingerprint()},
+          {"facts", facts_.fingerprint},
+          {"editor", record_.editor},
+          {"hparams", record_.hparams},
+          {"seed", options_.seed},
+          {"engine", options_.engine},
+          {"dtype", options_.model.dtype},
+          {"batch_size", batch_size()},
+          {"corpus", options_.corpus},
+          {"stats_tokens", options_.stats_tokens},
+          {"stats_length", options_.stats_length},
+          {"stats_dtype", options_.stats_dtype},
+          {"solve_dtype", options_.solve_dtype},
+          {"contexts", options_.contexts}};
 }
 
 size_t EditRun::batch_size() const {
@@ -139,10 +161,15 @@ std::vector<datasets::Fact> EditRun::shown_facts() const {
 
 int EditRun::dry_run() {
   const size_t batch = batch_size();
-  nlohmann::ordered_json plan = {{"editor", record_.editor}, {"hparams", record_.hparams}, {"facts", facts_.facts.size()},
-                                 {"batches", (facts_.facts.size() + batch - 1) / batch}, {"batch_size", batch},
-                                 {"statistics_layers", editor_->statistics_layers()}, {"metrics", record_.metrics},
-                                 {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
+  nlohmann::ordered_json plan = {
+      {"editor", record_.editor},
+      {"hparams", record_.hparams},
+      {"facts", facts_.facts.size()},
+      {"batches", (facts_.facts.size() + batch - 1) / batch},
+      {"batch_size", batch},
+      {"statistics_layers", editor_->statistics_layers()},
+      {"metrics", record_.metrics},
+      {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
   std::cout << dump_json(plan) << '\n';
   return 0;
 }
@@ -151,26 +178,24 @@ void EditRun::evaluate_before() {
   const PhaseTimer timer(record_.seconds, "evaluate");
   if (!record_.metrics.empty()) {
     bool cached = false;
-    record_.before = evaluation::evaluate_before(*model_, facts_, record_.metrics,
-                                                 evaluate_options(options_.metrics, common_, options_.seed),
-                                                 std::filesystem::path(options_.metrics.cache) / "evaluations", &cached);
-    common_.log.info("evaluate.before", cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
+    record_.before = evaluation::evaluate_before(
+        *model_, facts_, record_.metrics, evaluate_options(options_.metrics, common_, options_.seed),
+        std::filesystem::path(options_.metrics.cache) / "evaluations", &cached);
+    common_.log.info("evaluate.before",
+                     cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
   }
-  if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, common_.cancel);
+  if (options_.show > 0)
+    record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, common_.cancel);
 }
 
 void EditRun::edit_all() {
   record_.batches = checkpoint_->load(common_.log);
-  if (!record_.batches.empty()) {
-    common_.log.info("run.resume", "going on after " + std::to_string(record_.batches.size()) + " finished batches");
-    reapply(record_.batches, *transaction_);
-    editor_->load_state(checkpoint_->editor_state(record_.batches.size()));
-    if (!record_.batches.back().contexts.is_null())
-      context_.contexts = editors::parse_contexts(record_.batches.back().contexts, "checkpoint");
-  }
+  if (!record_.batches.empty()) resume();
   const devices::TransferScope transfers;
   const size_t size = batch_size(), n = facts_.facts.size();
-  for (size_t begin = record_.batches.size() * size; begin < n; begin += size) edit_batch(begin, std::min(n, begin + size));
+  for (size_t begin = record_.batches.size() * size; begin < n; begin += size)
+    edit_batch(begin, std::min(n, begin + size));
+  if (!record_.batches.empty() && !record_.batches.back().closing) finish();
   record_.transfers = transfers.to_json();
   record_.statistics = statistics_->describe();
   for (const auto& batch : record_.batches)
@@ -178,17 +203,89 @@ void EditRun::edit_all() {
   record_.weights_changed = transaction_->changed();
 }
 
+// The model, the editor and the measurements as they were after the last finished batch.
+void EditRun::resume() {
+  const auto& batches = record_.batches;
+  common_.log.info("run.resume", "going on after " + std::to_string(batches.size()) + " finished batches");
+  // The statistics of a run are those of the unedited model.
+  if (const auto layers = editor_->statistics_layers(); !layers.empty()) statistics_->prepare(*model_, layers);
+  reapply(batches, *transaction_);
+  editor_->load_state(checkpoint_->editor_state(batches.size()));
+  if (!batches.back().contexts.is_null())
+    context_.contexts = editors::parse_contexts(batches.back().contexts, "checkpoint");
+  const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
+  size_t last = 0;
+  if (const auto measured = checkpoint_->measured(done); !measured.is_null()) {
+    record_.efficacy_by_edits = measured.at("efficacy_by_edits");
+    record_.retention = evaluation::RetentionMatrix::from_json(measured.at("retention"));
+    last = record_.efficacy_by_edits.back().at("edits");
+  }
+  if (last < done) evaluate_between(done);
+}
+
+// What the editor does once, after the last batch.
+void EditRun::finish() {
+  common_.cancel.check("edit");
+  editors::EditTransaction scope(*model_, transaction_.get());
+  context_.transaction = &scope;
+  const auto result = editor_->finish(*model_, context_);
+  scope.commit();
+  if (!result) return;
+  for (const auto& [phase, seconds] : result->seconds) record_.seconds[phase] += seconds;
+  record_.batches.push_back(finished_batch(*result));
+  record_.batches.back().closing = true;
+  checkpoint_->save(record_.batches.size() - 1, record_.batches.back(), editor_->state());
+  common_.log.event(LogLevel::kInfo, "edit.finish", "corrected the sum of all changes", result->to_json());
+}
+
 void EditRun::edit_batch(size_t begin, size_t end) {
   common_.cancel.check("edit");
   const std::span<const datasets::Fact> facts(facts_.facts.data() + begin, end - begin);
-  const auto result = editor_->edit(*model_, facts, context_);
+  editors::EditResult result;
+  if (stopped_) {
+    result.editor = record_.editor;
+    result.outcomes = failed_outcomes(facts, "not edited: the collapse guard had stopped the run");
+  } else {
+    editors::EditTransaction batch(*model_, transaction_.get());
+    context_.transaction = &batch;
+    const auto state = editor_->state();
+    result = editor_->edit(*model_, facts, context_);
+    if (!keep(result, facts)) {
+      batch.restore();
+      editor_->reset();
+      editor_->load_state(state);
+    }
+    batch.commit();
+  }
   for (const auto& [phase, seconds] : result.seconds) record_.seconds[phase] += seconds;
   record_.batches.push_back(finished_batch(result));
   checkpoint_->save(record_.batches.size() - 1, record_.batches.back(), editor_->state());
   common_.log.event(LogLevel::kInfo, "edit.batch",
-                    "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " + std::to_string(facts_.facts.size()),
+                    "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
+                        std::to_string(facts_.facts.size()),
                     result.to_json());
   evaluate_between(end);
+}
+
+// False if the batch is to be taken back: `result` then says so for every fact and has no delta.
+bool EditRun::keep(editors::EditResult& result, std::span<const datasets::Fact> facts) {
+  const auto reading = read_guard(*guard_, *model_, result);
+  record_.guard.push_back(evaluation::to_json(reading));
+  if (reading.alarms.empty()) return true;
+  std::string why;
+  for (const auto& alarm : reading.alarms) why += (why.empty() ? "" : "; ") + alarm;
+  common_.log.event(LogLevel::kWarning, "edit.collapse", "the model may be broken after this batch: " + why,
+                    record_.guard.back());
+  if (on_collapse_ == OnCollapse::kWarn) return true;
+  if (on_collapse_ == OnCollapse::kRevert)
+    throw Error(ErrorClass::kNumeric,
+                {"collapse guard", why, "a model that stays within the limits of --max-…",
+                 "nothing was saved; use smaller batches, another editor, or --on-collapse skip"});
+  stopped_ = on_collapse_ == OnCollapse::kStop;
+  result.deltas.clear();
+  result.layers.clear();
+  result.outcomes = failed_outcomes(facts, "taken back by the collapse guard: " + why);
+  return false;
 }
 
 // The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
@@ -201,7 +298,10 @@ void EditRun::evaluate_between(size_t edits) {
   record_.retention.add(static_cast<int64_t>(edits), efficacy);
   int64_t successes = 0;
   for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
-  record_.efficacy_by_edits.push_back({{"edits", edits}, {"efficacy_success", 100.0 * successes / static_cast<double>(edits)}});
+  record_.efficacy_by_edits.push_back(
+      {{"edits", edits}, {"efficacy_success", 100.0 * successes / static_cast<double>(edits)}});
+  checkpoint_->save_measured(
+      {{"efficacy_by_edits", record_.efficacy_by_edits}, {"retention", record_.retention.to_json()}});
 }
 
 void EditRun::evaluate_after() {
@@ -240,6 +340,8 @@ void EditRun::print() const {
 
 }  // namespace
 
-int run_edit(const EditOptions& options, Common& common) { return EditRun(options, common).execute(); }
+int run_edit(const EditOptions& options, Common& common) {
+  return EditRun(options, common).execute();
+}
 
 }  // namespace emend::tools

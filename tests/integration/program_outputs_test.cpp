@@ -1,0 +1,130 @@
+// What --save, --fix and the collapse guard do, and that no option of the contract is missing from the help.
+#include <emend/core/safetensors.h>
+#include <emend/models/checkpoint.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "support/program_fixture.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+
+class ProgramOutputsTest : public ProgramTest {
+ protected:
+  [[nodiscard]] json results() const { return json::parse(read_file(folder_ / "run" / "results.json")); }
+};
+
+TEST_F(ProgramOutputsTest, AGgufFileHoldsTheEditedWeights) {
+  const auto result = run_program("memit_edit", edit({"--save", "gguf,model", "--eval", "none", "--quiet"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const auto file = models::open_checkpoint(path("run/model.gguf")),
+             folder = models::open_checkpoint(path("run/model")), base = models::open_checkpoint(path("model"));
+  int changed = 0;
+  for (const auto& tensor : folder->tensors()) {
+    EXPECT_TRUE(at::equal(file->read(tensor.name), folder->read(tensor.name))) << tensor.name;
+    changed += !at::equal(folder->read(tensor.name), base->read(tensor.name));
+  }
+  EXPECT_EQ(changed, 2);
+  const auto generated =
+      run_program("emend", {"generate", "--model", path("run/model.gguf"), "--prompt",
+                            "The Eiffel Tower is in the city of", "--max-new-tokens", "3", "--json"});
+  EXPECT_EQ(generated.status, 0) << generated.err;
+}
+
+TEST_F(ProgramOutputsTest, LintRemarksAreReportedAndFixed) {
+  write_file(folder_ / "facts.jsonl",
+             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
+             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n");
+  auto result = run_program("memit_edit", edit({"--eval", "none"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("facts.jsonl:2"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("[duplicate]"), std::string::npos) << result.err;
+  EXPECT_EQ(results()["lint"][0]["check"], "duplicate");
+  EXPECT_EQ(results()["facts"], 2);
+  std::filesystem::remove_all(folder_ / "run");
+  result = run_program("memit_edit", edit({"--eval", "none", "--fix"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(results()["facts"], 1);
+}
+
+TEST_F(ProgramOutputsTest, StrictRefusesContradictions) {
+  write_file(folder_ / "facts.jsonl",
+             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
+             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Oslo\"}\n");
+  expect_error(edit({"--strict"}), 3, {"facts.jsonl", "--strict", "contradiction"});
+}
+
+TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {
+  // No update is this small: every batch raises the alarm.
+  const auto guarded = [&](const std::string& action, std::vector<std::string> more = {}) {
+    std::filesystem::remove_all(folder_ / "run");
+    more.insert(more.end(), {"--on-collapse", action, "--max-update", "1e-12", "--eval", "none", "--batch-size", "1",
+                             "--save", "pack,model"});
+    return run_program("memit_edit", edit(more));
+  };
+  auto result = guarded("warn");
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("may be broken"), std::string::npos) << result.err;
+  EXPECT_EQ(results()["edits"]["applied"], 2);
+  EXPECT_EQ(results()["guard"].size(), 2U);
+  EXPECT_GT(results()["guard"][0]["divergence"].get<double>(), 0);
+  EXPECT_EQ(results()["guard"][0]["alarms"].size(), 1U);
+
+  result = guarded("skip");
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(results()["edits"], json({{"applied", 0}, {"failed", 2}}));
+  EXPECT_TRUE(results()["weights_changed"].empty());
+  EXPECT_EQ(model_bytes("run/model"), model_bytes());
+
+  result = guarded("stop");
+  EXPECT_EQ(result.status, 4) << result.err;
+  EXPECT_EQ(results()["edits"]["failed"], 2);
+  EXPECT_EQ(results()["guard"].size(), 1U) << "the second batch was not edited";
+
+  result = guarded("revert");
+  EXPECT_EQ(result.status, 4) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "results.json"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));
+}
+
+// The options that scripts rely on.
+TEST(ProgramOptions, TheHelpHasEveryOptionOfTheContract) {
+  const auto help = run_program("memit_edit", {"--help"});
+  ASSERT_EQ(help.status, 0);
+  for (const char* option :
+       {"--model",      "--facts",       "--editor",       "--hparams",     "--set",        "--out",
+        "--format",     "--limit",       "--offset",       "--batch-size",  "--eval",       "--eval-at",
+        "--generation", "--corpus",      "--stats-tokens", "--stats-cache", "--device-map", "--max-memory",
+        "--dtype",      "--stats-dtype", "--solve-dtype",  "--engine",      "--save",       "--seed",
+        "--resume",     "--dry-run",     "--strict",       "--json",        "--quiet",      "--log-file"}) {
+    const std::string text = option;
+    size_t at = help.out.find(text);
+    while (at != std::string::npos && std::isalnum(static_cast<unsigned char>(help.out[at + text.size()])))
+      at = help.out.find(text, at + 1);
+    EXPECT_NE(at, std::string::npos) << option;
+  }
+  EXPECT_EQ(run_program("emend", {"edit", "--help"}).out.size() > 1000, true);
+}
+
+TEST(ProgramOptions, EveryVerbThatIsListedHasHelpOfItsOwn) {
+  const auto help = run_program("emend", {"--help"});
+  ASSERT_EQ(help.status, 0);
+  std::istringstream lines(help.out.substr(help.out.find("Subcommands:")));
+  int verbs = 0;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string verb;
+    if (!line.starts_with("  ") || line.starts_with("   ") || !(words >> verb)) continue;
+    const auto one = run_program("emend", {verb, "--help"});
+    EXPECT_EQ(one.status, 0) << verb;
+    EXPECT_NE(one.out.find("emend " + verb), std::string::npos) << one.out;
+    ++verbs;
+  }
+  EXPECT_GE(verbs, 14);
+}
+
+}  // namespace
+}  // namespace emend::testing
