@@ -4,6 +4,8 @@
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/editors/detail/fixture_compare.h>
+#include <emend/editors/detail/fixture_finetune.h>
+#include <emend/editors/detail/fixture_locate.h>
 #include <emend/editors/fixture.h>
 #include <emend/editors/locate.h>
 #include <emend/editors/registry.h>
@@ -158,6 +160,7 @@ class FixtureRun {
                              "ln_f_module", "lm_head_module"})
       if (modules.contains(name)) values[name] = modules.at(name);
     if (values.contains("v_num_grad_steps")) values["v_stop_loss"] = hparams_.value("stop_loss", 0.05);
+    detail::complete_finetune_values(editor_name_, values);
     return hparams::parse_hparams(values.dump(), "hparams.json");
   }
 
@@ -256,13 +259,19 @@ class FixtureRun {
         for (const auto& fact : facts_) cases.push_back(fact.case_id);  // editors without targets
       Trace trace;
       EditContext edit_context = context(trace, transaction, nested_);
-      if (i == 0) check_update(*editor, units[i]);
+      check_recorded(units, i);
       const EditResult result = editor->edit(model_, facts_of(cases), edit_context);
       for (const auto& outcome : result.outcomes)
         if (outcome.status == FactStatus::kFailed) comparison_.fail(units[i], outcome.reason);
+      detail::add_memory(trace, *editor);
       compare_batch(units[i], under(expected_, units[i]), trace, cases, i == 0);
+      if (const auto losses = losses_.find(units[i].substr(0, units[i].size() - 1)); losses != losses_.end())
+        detail::compare_training_losses(comparison_, *losses, trace, units[i]);
     }
     if (batches) compare_totals(prefix, transaction);
+    if (const auto projectors = expected_.find(prefix + "P"); projectors != expected_.end())
+      detail::compare_projectors(comparison_, projectors->first, projectors->second, *statistics_,
+                                 editor->statistics_layers(), editor->hparams().at("nullspace_threshold"));
   }
 
   void compare_batch(const std::string& unit, const Tensors& want, const Trace& trace,
@@ -290,6 +299,8 @@ class FixtureRun {
       const auto found = got.find(name);
       if (found == got.end()) {
         comparison_.fail(unit + name, "not computed");
+      } else if (editor_name_ == "rect" && name.ends_with(".weight_change")) {
+        detail::compare_masked(comparison_, unit + name, tensor, found->second);
       } else if (!compare_named(comparison_, unit + name, tensor, found->second,
                                 always_first_layer || name.starts_with(first), pristine)) {
         comparison_.add("other", unit + name, tensor, found->second, {detail::Measure::kRelative, 1e-3});
@@ -306,7 +317,18 @@ class FixtureRun {
     return "layer." + std::to_string(lowest) + ".";
   }
 
-  // The editor's own update from the recorded keys and residuals, before it has any memory of batches.
+  // The update of batch `index`, by an editor that remembers what was recorded before it.
+  void check_recorded(const std::vector<std::string>& units, size_t index) {
+    const auto editor = make_editor(editor_name_, raw_, model_, log_);
+    if (index > 0) {
+      const auto memory = expected_.find(units[index - 1] + "cache_after");
+      if (memory == expected_.end()) return;
+      detail::set_memory(*editor, memory->second);
+    }
+    check_update(*editor, units[index]);
+  }
+
+  // The editor's own update from the recorded keys and residuals.
   void check_update(const Editor& editor, const std::string& unit) {
     const auto* locate = dynamic_cast<const LocateEditor*>(&editor);
     if (!locate) return;
@@ -333,6 +355,9 @@ class FixtureRun {
                         {detail::Measure::kRelative, limit});
       comparison_.add("update_from_stored", name + "update from stored keys", want.at("update"), update.delta.matrix(),
                       {detail::Measure::kRelative, limit});
+      if (want.contains("weight_change"))
+        detail::compare_settled(comparison_, name + "weight_change from stored keys", want.at("weight_change"), *locate,
+                                problem, update.delta);
     }
   }
 

@@ -4,6 +4,7 @@
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/locate.h>
+#include <emend/editors/post_norm.h>
 #include <emend/editors/statistics.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
@@ -11,26 +12,34 @@
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 
 namespace emend::editors {
 namespace {
 
 class Stopwatch {
  public:
-  [[nodiscard]] double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  [[nodiscard]] double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-double mean_column_norm(const at::Tensor& x_DN) { return x_DN.norm(2, 0).mean().item<double>(); }
+double mean_column_norm(const at::Tensor& x_DN) {
+  return x_DN.norm(2, 0).mean().item<double>();
+}
 
 double divisor(ResidualSpread spread, size_t index, size_t count) {
   const auto left = static_cast<double>(count - index);
   switch (spread) {
-    case ResidualSpread::kEqual: return left;
-    case ResidualSpread::kSqrt: return std::sqrt(left);
-    case ResidualSpread::kNone: return 1;
+    case ResidualSpread::kEqual:
+      return left;
+    case ResidualSpread::kSqrt:
+      return std::sqrt(left);
+    case ResidualSpread::kNone:
+      return 1;
   }
   return 1;
 }
@@ -41,28 +50,28 @@ struct Grouped {
   std::vector<size_t> problem_of_fact;
 };
 
-Grouped group_facts(const std::vector<RenderedFact>& facts, bool merge_equal_keys) {
+Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_equal_keys) {
   Grouped grouped;
   std::map<std::vector<int64_t>, std::vector<size_t>> members;  // plain prompt up to the looked-up token -> facts
   std::map<std::vector<int64_t>, size_t> problem_of_key;
   const auto key_of = [](const RenderedFact& fact) {
     return std::vector<int64_t>(fact.rows[0].ids.begin(), fact.rows[0].ids.begin() + fact.rows[0].lookup + 1);
   };
-  for (size_t i = 0; i < facts.size(); ++i) members[key_of(facts[i])].push_back(i);
+  for (size_t i = 0; i < facts.size(); ++i) members[key_of(*facts[i])].push_back(i);
   for (size_t i = 0; i < facts.size(); ++i) {
-    const auto& same = members[key_of(facts[i])];
+    const auto& same = members[key_of(*facts[i])];
     if (!merge_equal_keys || same.size() == 1) {
       grouped.problem_of_fact.push_back(grouped.problems.size());
-      grouped.problems.push_back(make_target_problem(facts[i]));
+      grouped.problems.push_back(make_target_problem(*facts[i]));
       continue;
     }
-    const auto [found, is_new] = problem_of_key.emplace(key_of(facts[i]), grouped.problems.size());
+    const auto [found, is_new] = problem_of_key.emplace(key_of(*facts[i]), grouped.problems.size());
     grouped.problem_of_fact.push_back(found->second);
     if (!is_new) continue;
     TargetProblem joint;
-    joint.case_id = facts[i].case_id;
+    joint.case_id = facts[i]->case_id;
     for (const size_t member : same) {
-      TargetProblem one = make_target_problem(facts[member]);
+      TargetProblem one = make_target_problem(*facts[member]);
       for (auto& row : one.rows) {
         row.weight /= static_cast<double>(same.size());
         joint.rows.push_back(std::move(row));
@@ -74,19 +83,31 @@ Grouped group_facts(const std::vector<RenderedFact>& facts, bool merge_equal_key
   return grouped;
 }
 
-// One column a fact.
-at::Tensor target_matrix(const std::vector<Target>& targets, const std::vector<size_t>& order) {
-  std::vector<at::Tensor> columns;
-  for (const size_t i : order) columns.push_back(targets[i].target_D[0]);
-  return at::stack(columns, 1);
+// One column of the systems: a fact, or one window of its target.
+struct Unit {
+  const RenderedFact* rendered;
+  size_t fact;  // index into the rendered facts
+  size_t window;
+  std::optional<size_t> target;  // once it is optimised
+};
+
+// δ of memit_targets stands before the norm of a family that has one behind the matrix.
+bool acts_through_norm(const TargetSpec& spec, const models::Model& model) {
+  return model.config().mlp_post_norm() && spec.sites.size() == 1 && spec.sites[0].site == hooks::Site::kMlpDownOut;
 }
 
 class BatchEdit {
  public:
   BatchEdit(const LocateEditor& editor, const LocateRecipe& recipe, models::Model& model, EditContext& context)
-      : editor_(editor), recipe_(recipe), model_(model), context_(context), transaction_(model, context.transaction) {}
+      : editor_(editor),
+        recipe_(recipe),
+        model_(model),
+        context_(context),
+        transaction_(model, context.transaction),
+        through_norm_(acts_through_norm(recipe.targets, model)) {}
 
   EditResult run(std::span<const datasets::Fact> facts) {
+    EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
     if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {recipe_.editor, "no facts", "at least one fact", ""});
     result_.editor = recipe_.editor;
     result_.hparams = recipe_.hparams;
@@ -100,10 +121,12 @@ class BatchEdit {
   /// Keys of every layer with the model as it is now.
   std::vector<at::Tensor> keys_of_all_layers() {
     std::vector<hooks::SiteRef> sites;
-    for (const int64_t layer : recipe_.common.layers) sites.push_back({hooks::Site::kMlpDownIn, static_cast<int>(layer)});
+    for (const int64_t layer : recipe_.common.layers)
+      sites.push_back({hooks::Site::kMlpDownIn, static_cast<int>(layer)});
     std::vector<at::Tensor> keys_FN;
     for (const auto& keys_PF : collect_at_lookup(model_, all_rows(), sites, context_))
-      keys_FN.push_back(devices::to_host(average_keys(keys_PF, *result_.contexts, recipe_.weighting).t().to(context_.solve_dtype)));
+      keys_FN.push_back(
+          devices::to_host(average_keys(keys_PF, *context_.contexts, recipe_.weighting).t().to(context_.solve_dtype)));
     return keys_FN;
   }
 
@@ -119,47 +142,190 @@ class BatchEdit {
     Stopwatch statistics_watch;
     if (recipe_.needs_statistics) prepare_statistics(model_, editor_.statistics_layers(), recipe_.editor, context_);
     result_.seconds["statistics"] = statistics_watch.seconds();
-    batch_ = render_batch(model_, facts, *result_.contexts, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
+    batch_ = render_batch(model_, facts, *result_.contexts,
+                          {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
     result_.outcomes = batch_.outcomes;
   }
 
+  // Every fact, or every window of its target, is a unit: a target and a key of its own.
+  void make_units() {
+    for (size_t i = 0; i < batch_.rendered.size(); ++i) {
+      const RenderedFact& fact = batch_.rendered[i];
+      const auto windows = cut_target(static_cast<int64_t>(fact.target_ids.size()), recipe_.windows);
+      for (size_t w = 0; w < windows.size(); ++w)
+        units_.push_back({windows.size() == 1 ? &fact : &parts_.emplace_back(window_of(fact, windows[w])), i, w, {}});
+    }
+  }
+
+  // First windows of all facts, then second ones, …; the windows of a fact whose target failed are left out.
   void optimise() {
     Stopwatch watch;
-    const Grouped grouped = group_facts(batch_.rendered, recipe_.merge_equal_keys);
-    targets_ = optimise_targets(model_, grouped.problems, recipe_.targets, context_);
-    for (size_t i = 0; i < batch_.rendered.size(); ++i) {
-      const size_t problem = grouped.problem_of_fact[i];
-      const Target& target = targets_[problem];
-      if (context_.trace)
-        record_target(*context_.trace, "z." + std::to_string(batch_.rendered[i].case_id) + ".", grouped.problems[problem], target, recipe_.targets);
-      result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], target);
-      if (target.status == FactStatus::kFailed) continue;
-      columns_.push_back(i);
-      column_target_.push_back(problem);
+    make_units();
+    EditTransaction rewound(model_);  // gives the present weights back
+    if (const auto* originals = editor_.target_weights()) originals->write_into(rewound);
+    std::vector<std::vector<const Target*>> of_fact(batch_.rendered.size());
+    for (size_t round = 0;; ++round) {
+      std::vector<Unit*> now;
+      for (auto& unit : units_)
+        if (unit.window == round && (round == 0 || of_fact[unit.fact].back()->status != FactStatus::kFailed))
+          now.push_back(&unit);
+      if (now.empty()) break;
+      optimise_round(now);
+      for (const Unit* unit : now) of_fact[unit->fact].push_back(&targets_[*unit->target]);
     }
+    for (size_t i = 0; i < batch_.rendered.size(); ++i)
+      result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], summarise(of_fact[i]));
+    for (const Unit& unit : units_)
+      if (result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed) columns_.push_back(&unit);
     result_.seconds["targets"] = watch.seconds();
+  }
+
+  void optimise_round(const std::vector<Unit*>& now) {
+    std::vector<const RenderedFact*> facts;
+    for (const Unit* unit : now) facts.push_back(unit->rendered);
+    Grouped grouped = group_facts(facts, recipe_.merge_equal_keys);
+    for (size_t i = 0; i < now.size(); ++i)  // the earlier windows of a fact stand right before
+      for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
+        hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target]);
+    auto targets = optimise_targets(model_, grouped.problems, recipe_.targets, context_);
+    if (through_norm_) remember_streams(grouped.problems, targets);
+    for (size_t i = 0; i < now.size(); ++i) {
+      const size_t problem = grouped.problem_of_fact[i];
+      now[i]->target = targets_.size() + problem;
+      if (!context_.trace) continue;
+      std::string prefix = "z." + std::to_string(now[i]->rendered->case_id) + ".";
+      if (now[i]->window > 0) prefix += "window." + std::to_string(now[i]->window) + ".";
+      record_target(*context_.trace, prefix, grouped.problems[problem], targets[problem], recipe_.targets);
+    }
+    for (auto& target : targets) targets_.push_back(std::move(target));
+  }
+
+  // Where residuals are measured: where δ was, or in the stream behind the norm that it acted through (post_norm.h).
+  [[nodiscard]] hooks::SiteRef measured() const {
+    const hooks::SiteRef site = recipe_.targets.sites[0];
+    return through_norm_ ? hooks::SiteRef{hooks::Site::kLayerOut, site.layer} : site;
+  }
+
+  // The layer's outputs that the targets stand for.
+  void remember_streams(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
+    std::vector<PromptRow> plain;
+    for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
+    const PostNorm norm(model_, measured().layer);
+    auto sites = norm.sites();
+    sites.push_back(measured());
+    std::vector<at::Tensor> values, changed;
+    for (const auto& value : collect_at_lookup(model_, plain, sites, context_))
+      values.push_back(devices::to_host(value).to(at::kDouble));
+    const at::Tensor output_ND = values.back();
+    values.pop_back();
+    for (const auto& target : targets) changed.push_back(target.target_D[0].to(at::kDouble));
+    for (const auto& stream_D : norm.layer_output(values, output_ND, at::stack(changed)).unbind(0))
+      streams_.push_back(stream_D);
+  }
+
+  // What to add to the matrix's output so that the layer's output moves by the residual, as nearly as the norm allows.
+  at::Tensor before_norm(LayerWalk& walk, const LayerProblem& problem, const std::vector<size_t>& plain) {
+    const PostNorm norm(model_, problem.layer);
+    std::vector<at::Tensor> values;
+    for (const auto& site : norm.sites())
+      values.push_back(devices::route_like(walk.values(site, plain), problem.residual_DN, devices::Purpose::kKeys)
+                           .to(problem.dtype));
+    return norm.change_for(values, norm.apply(values) + problem.residual_DN.t()).t().contiguous();
   }
 
   [[nodiscard]] std::vector<PromptRow> all_rows() const {
     std::vector<PromptRow> rows;
-    for (const size_t i : columns_) rows.insert(rows.end(), batch_.rendered[i].rows.begin(), batch_.rendered[i].rows.end());
+    for (const Unit* unit : columns_) rows.insert(rows.end(), unit->rendered->rows.begin(), unit->rendered->rows.end());
     return rows;
+  }
+
+  // One column a unit.
+  [[nodiscard]] at::Tensor target_matrix() const {
+    std::vector<at::Tensor> columns;
+    for (const Unit* unit : columns_)
+      columns.push_back(through_norm_ ? streams_[*unit->target] : targets_[*unit->target].target_D[0]);
+    return at::stack(columns, 1);
   }
 
   void insert() {
     Stopwatch watch;
     const at::NoGradGuard no_grad;
-    const at::Tensor targets_DN = target_matrix(targets_, column_target_);
+    const std::vector<const Unit*> all = columns_;
+    for (int64_t pass = 0; pass < recipe_.passes.count; ++pass) {
+      columns_ = all;
+      select(pass);
+      if (columns_.empty()) break;
+      write_layers();
+    }
+    columns_ = all;
+    if (editor_.settles()) settle();
+    result_.seconds["insert"] = watch.seconds();
+  }
+
+  // Leaves out the facts whose residual is outside the recipe's limits.
+  void select(int64_t pass) {
+    const Passes& rule = recipe_.passes;
+    if (rule.above < 0 && std::isinf(rule.below)) return;
+    std::vector<PromptRow> plain;
+    for (const Unit* unit : columns_) plain.push_back(unit->rendered->rows[0]);
+    const at::Tensor current_ND = collect_at_lookup(model_, plain, {measured()}, context_)[0];
+    const at::Tensor targets_DN = target_matrix();
+    const at::Tensor residual_N =
+        (targets_DN - devices::route_like(current_ND, targets_DN, devices::Purpose::kKeys).t()).norm(2, 0);
+    std::vector<const Unit*> chosen;
+    for (size_t n = 0; n < columns_.size(); ++n) {
+      const double residual = residual_N[static_cast<int64_t>(n)].item<double>();
+      if (residual > rule.above && residual < rule.below) {
+        chosen.push_back(columns_[n]);
+      } else if (pass == 0 && !(residual < rule.below)) {
+        auto& outcome = result_.outcomes[batch_.places[columns_[n]->fact]];
+        outcome.status = FactStatus::kFailed;
+        outcome.reason = "the target is " + std::to_string(residual) + " away from the current value, the limit is " +
+                         std::to_string(rule.below);
+      }
+    }
+    columns_ = std::move(chosen);
+  }
+
+  // All weights back, then the settled changes.
+  void settle() {
+    transaction_.restore();
+    for (size_t i = 0; i < result_.deltas.size(); ++i) {
+      const models::EditSite site = model_.edit_site(result_.deltas[i].layer);
+      const at::Tensor weight_DF = oriented(site);
+      WeightDelta settled = editor_.settle(site, result_.deltas[i], weight_DF);
+      const at::Tensor before_DF = context_.trace ? weight_DF.clone() : at::Tensor();
+      const ApplyReport report = apply_delta(settled, transaction_);
+      LayerFigures& figures = result_.layers[i];
+      figures.update_norm = report.delta_norm;
+      figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
+      figures.survived = report.survived;
+      if (context_.trace)
+        record(context_, "layer." + std::to_string(site.layer) + ".weight_change", oriented(site) - before_DF);
+      result_.deltas[i] = std::move(settled);
+    }
+  }
+
+  // A view of the weight in paper orientation.
+  [[nodiscard]] at::Tensor oriented(const models::EditSite& site) const {
+    const at::Tensor weight = model_.weight(site.weight_name);
+    return site.orientation == models::Orientation::kInOut ? weight.t() : weight;
+  }
+
+  void write_layers() {
+    const at::Tensor targets_DN = target_matrix();
     LayerWalk walk(model_, all_rows(), context_);
     std::vector<size_t> plain;
     for (size_t n = 0; n < columns_.size(); ++n) plain.push_back(n * result_.contexts->size());
     const auto& layers = recipe_.common.layers;
     for (size_t i = 0; i < layers.size(); ++i) {
-      if (context_.progress) context_.progress({"insert", static_cast<double>(i), static_cast<double>(layers.size()), "layer " + std::to_string(layers[i])});
+      if (context_.progress)
+        context_.progress({"insert", static_cast<double>(i), static_cast<double>(layers.size()),
+                           "layer " + std::to_string(layers[i])});
       write_layer(walk, i, targets_DN, plain);
     }
-    if (context_.progress) context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
-    result_.seconds["insert"] = watch.seconds();
+    if (context_.progress)
+      context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
   }
 
   void write_layer(LayerWalk& walk, size_t index, const at::Tensor& targets_DN, const std::vector<size_t>& plain) {
@@ -170,18 +336,20 @@ class BatchEdit {
     problem.count = layers.size();
     problem.site = model_.edit_site(problem.layer);
     problem.dtype = context_.solve_dtype;
-    const at::Tensor weight = model_.weight(problem.site.weight_name);
-    problem.weight_DF = problem.site.orientation == models::Orientation::kInOut ? weight.t() : weight;
+    problem.weight_DF = oriented(problem.site);
     if (recipe_.needs_statistics) problem.moment = context_.statistics->get(problem.layer);
 
     walk.advance_to(problem.layer);
     const at::Tensor keys_PF = walk.keys();
-    const at::Tensor current_ND = walk.values(recipe_.targets.sites[0], plain);
+    const at::Tensor current_ND = walk.values(measured(), plain);
     const at::Tensor home = solve_home(model_, problem.site);
-    const auto at_home = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype); };
+    const auto at_home = [&](const at::Tensor& x) {
+      return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype);
+    };
     problem.keys_FN = at_home(average_keys(keys_PF, *result_.contexts, recipe_.weighting)).t().contiguous();
     const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
     problem.residual_DN = remaining_DN / divisor(recipe_.spread, index, layers.size());
+    if (through_norm_) problem.residual_DN = before_norm(walk, problem, plain);
     trace_problem(problem, keys_PF, current_ND, remaining_DN);
 
     LayerUpdate update = editor_.update(problem);
@@ -193,11 +361,13 @@ class BatchEdit {
       record(context_, prefix + "update", update.delta.matrix());
       if (update.delta.low_rank()) record(context_, prefix + "adj_k", update.delta.right_FR);
       record(context_, prefix + "weight_change", problem.weight_DF - before_DF);
+      for (const auto& [name, value] : update.more) record(context_, prefix + name, value);
     }
     result_.deltas.push_back(std::move(update.delta));
   }
 
-  void trace_problem(const LayerProblem& problem, const at::Tensor& keys_PF, const at::Tensor& current_ND, const at::Tensor& remaining_DN) {
+  void trace_problem(const LayerProblem& problem, const at::Tensor& keys_PF, const at::Tensor& current_ND,
+                     const at::Tensor& remaining_DN) {
     if (!context_.trace) return;
     const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
     std::vector<int64_t> lookup;
@@ -223,11 +393,13 @@ class BatchEdit {
     figures.condition = update.solve.condition;
     figures.jitter = update.solve.jitter;
     char text[160];
-    std::snprintf(text, sizeof text, "layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer, figures.residual_norm,
-                  figures.update_norm, figures.relative_update_norm, figures.solver.empty() ? "no solve" : figures.solver.c_str());
+    std::snprintf(text, sizeof text, "layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
+                  figures.residual_norm, figures.update_norm, figures.relative_update_norm,
+                  figures.solver.empty() ? "no solve" : figures.solver.c_str());
     context_.log.event(LogLevel::kInfo, "insert.layer", text, to_json(figures));
     if (figures.jitter > 0)
-      context_.log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " + std::to_string(figures.jitter) +
+      context_.log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " +
+                                                std::to_string(figures.jitter) +
                                                 " was added to its diagonal (more statistics tokens help)");
     result_.layers.push_back(std::move(figures));
   }
@@ -237,11 +409,14 @@ class BatchEdit {
   models::Model& model_;
   EditContext& context_;
   EditTransaction transaction_;
+  bool through_norm_;
   EditResult result_;
   RenderedBatch batch_;
-  std::vector<Target> targets_;
-  std::vector<size_t> columns_;        // facts that are written, as indices into batch_.rendered
-  std::vector<size_t> column_target_;  // their targets
+  std::deque<RenderedFact> parts_;    // windows; units point into it
+  std::vector<Unit> units_;           // in the order of the facts
+  std::deque<Target> targets_;        // outcomes are made from pointers to them
+  std::deque<at::Tensor> streams_;    // one a target, where they act through a norm
+  std::vector<const Unit*> columns_;  // what is written
 };
 
 }  // namespace
@@ -260,10 +435,38 @@ EditResult LocateEditor::edit(models::Model& model, std::span<const datasets::Fa
   return result;
 }
 
+Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge) {
+  Preserved preserved;
+  preserved.moment = problem.moment;
+  preserved.lambda = lambda;
+  preserved.ridge = problem.moment ? ridge : lambda + ridge;
+  return preserved;
+}
+
+LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved) {
+  LayerUpdate update;
+  const at::Tensor adj_FN = solve_keys(problem.keys_FN, preserved, {problem.dtype}, &update.solve);
+  update.delta = WeightDelta::factors(problem.site, problem.residual_DN, adj_FN);
+  return update;
+}
+
+LocateRecipe memit_recipe(std::string editor, nlohmann::json values, const hparams::LocateHparams& hparams,
+                          const models::Model& model, const hparams::RawHparams& raw) {
+  check_locate_hparams(hparams, model, raw);
+  LocateRecipe recipe;
+  recipe.editor = std::move(editor);
+  recipe.hparams = std::move(values);
+  recipe.common = hparams;
+  recipe.targets = memit_targets(hparams, model);
+  recipe.needs_statistics = hparams.mom2_adjustment;
+  return recipe;
+}
+
 TargetSpec memit_targets(const hparams::LocateHparams& hparams, const models::Model& model) {
   TargetSpec spec;
   const auto last = static_cast<int>(hparams.layers.back());
-  spec.sites = {{hooks::Site::kLayerOut, last}};
+  const auto site = model.config().mlp_post_norm() ? hooks::Site::kMlpDownOut : hooks::Site::kLayerOut;
+  spec.sites = {{site, last}};
   spec.loss_layer = std::max(last, static_cast<int>(hparams.v_loss_layer.value_or(model.n_layers() - 1)));
   spec.steps = hparams.v_num_grad_steps;
   spec.lr = hparams.v_lr;
@@ -286,33 +489,37 @@ TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer) {
   return spec;
 }
 
-void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model, const hparams::RawHparams& raw) {
+void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model,
+                          const hparams::RawHparams& raw) {
   const auto layer_range = "0 to " + std::to_string(model.n_layers() - 1);
   for (const int64_t layer : hparams.layers) {
     if (layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument, {raw.where("layers"), "layer " + std::to_string(layer), layer_range,
-                                                 "the model has " + std::to_string(model.n_layers()) + " layers: use hyper-parameters made for it"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.where("layers"), "layer " + std::to_string(layer), layer_range,
+                   "the model has " + std::to_string(model.n_layers()) + " layers: use hyper-parameters made for it"});
     (void)model.edit_site(static_cast<int>(layer));
   }
   if (hparams.v_loss_layer && *hparams.v_loss_layer >= model.n_layers())
-    throw Error(ErrorClass::kInvalidArgument, {raw.where("v_loss_layer"), "layer " + std::to_string(*hparams.v_loss_layer), layer_range,
-                                               "leave v_loss_layer out to use the last layer"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {raw.where("v_loss_layer"), "layer " + std::to_string(*hparams.v_loss_layer), layer_range,
+                 "leave v_loss_layer out to use the last layer"});
   const auto& names = hparams.modules;
   models::check_module_names(model.family(), model.config(),
-                             {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp, names.rewrite_module_tmp,
-                              names.ln_f_module, names.lm_head_module},
+                             {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp,
+                              names.rewrite_module_tmp, names.ln_f_module, names.lm_head_module},
                              raw.source());
 }
 
-const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams, ContextGrouping grouping,
-                                        EditContext& context) {
+const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,
+                                        ContextGrouping grouping, EditContext& context) {
   if (!context.contexts)
-    context.contexts = sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);
+    context.contexts =
+        sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);
   return *context.contexts;
 }
 
-RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts, const ContextTemplates& contexts,
-                           const RenderOptions& options) {
+RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts,
+                           const ContextTemplates& contexts, const RenderOptions& options) {
   RenderedBatch batch;
   batch.outcomes.resize(facts.size());
   for (size_t i = 0; i < facts.size(); ++i) {
@@ -329,9 +536,11 @@ RenderedBatch render_batch(const models::Model& model, std::span<const datasets:
   return batch;
 }
 
-void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor, EditContext& context) {
+void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
+                        EditContext& context) {
   if (!context.statistics)
-    throw Error(ErrorClass::kInvalidArgument, {editor, "no statistics", "second moments of the keys", "give a StatisticsProvider, or a corpus on the command line"});
+    throw Error(ErrorClass::kInvalidArgument, {editor, "no statistics", "second moments of the keys",
+                                               "give a StatisticsProvider, or a corpus on the command line"});
   context.statistics->prepare(model, layers);
 }
 

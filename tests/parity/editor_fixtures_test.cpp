@@ -2,6 +2,9 @@
 #include <emend/editors/fixture.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "support/shared.h"
 
 namespace {
@@ -9,15 +12,17 @@ namespace {
 using emend::editors::Engine;
 
 void expect_match(Engine engine, const emend::editors::FixtureFilter& wanted = {}) {
-  const auto report = emend::editors::eval_editor_fixture(emend::testing::shared_dir() / "fixtures" / "editors", engine, {}, wanted);
-  for (const char* editor : {"memit", "rome"}) {
+  const auto report =
+      emend::editors::eval_editor_fixture(emend::testing::shared_dir() / "fixtures" / "editors", engine, {}, wanted);
+  for (const char* editor : {"memit", "rome", "r_rome", "emmet", "pmet", "alphaedit", "memit_seq", "rect"}) {
     ASSERT_TRUE(report.contains(editor)) << editor;
     EXPECT_EQ(report[editor]["models"].size(), 2U) << editor;
     EXPECT_GT(report[editor]["compared"].get<int>(), 100) << editor;
   }
   for (const auto& [editor, result] : report.items()) {
     if (editor == "missing") continue;
-    EXPECT_TRUE(result.at("within_tolerance").get<bool>()) << editor << ": " << result.at("failures").dump(1).substr(0, 4000);
+    EXPECT_TRUE(result.at("within_tolerance").get<bool>())
+        << editor << ": " << result.at("failures").dump(1).substr(0, 4000);
     std::string line;
     for (const auto& [kind, value] : result["relative"].items()) line += kind + "=" + value.dump() + " ";
     ::testing::Test::RecordProperty(editor, line);
@@ -29,12 +34,17 @@ TEST(EditorFixtures, FastEngineMatches) {
   expect_match(Engine::kFast);
 }
 
-// The reference engine computes the whole vocabulary at every token: a variant of each kind is enough for every run of the tests.
-// `emend eval-editor-fixture --engine reference` does them all.
+// The reference engine computes the whole vocabulary at every token: a variant of each kind is enough for every run of
+// the tests. `emend eval-editor-fixture --engine reference` does them all.
 TEST(EditorFixtures, ReferenceEngineMatches) {
   EMEND_NEEDS_SHARED();
+  static const std::map<std::string, std::string> variants = {
+      {"memit", "a"}, {"rome", "seq"},      {"r_rome", "prompt"}, {"emmet", "a"},
+      {"pmet", "b"},  {"alphaedit", "one"}, {"memit_seq", "two"}, {"rect", "a"},
+  };
   expect_match(Engine::kReference, [](const std::string&, const std::string& editor, const std::string& variant) {
-    return (editor == "memit" && variant == "a") || (editor == "rome" && variant == "seq");
+    const auto found = variants.find(editor);
+    return found != variants.end() && found->second == variant;
   });
 }
 

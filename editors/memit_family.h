@@ -1,0 +1,32 @@
+// The hyper-parameters that MEMIT shares with the methods that add to it a memory, a mask or a restraint.
+#pragma once
+
+#include <emend/editors/locate.h>
+
+#include <string>
+
+namespace emend::editors {
+
+struct MemitHparams : hparams::LocateHparams {
+  double mom2_update_weight = 15000;
+  bool merge_equal_keys = false;
+};
+[[nodiscard]] const hparams::Schema<MemitHparams>& memit_hparams_schema();
+
+/// The recipe of `editor`; `effective` is the dump of the editor's own schema. Throws like check_locate_hparams.
+[[nodiscard]] LocateRecipe memit_family_recipe(std::string editor, nlohmann::json effective,
+                                               const MemitHparams& hparams, const models::Model& model,
+                                               const hparams::RawHparams& raw);
+
+/// MEMIT's update: closed_form with λC preserved. For methods that differ from MEMIT in their recipe alone.
+class MemitEditor : public LocateEditor {
+ public:
+  MemitEditor(LocateRecipe recipe, double lambda) : LocateEditor(std::move(recipe)), lambda_(lambda) {}
+
+  [[nodiscard]] LayerUpdate update(const LayerProblem& problem) const override;
+
+ private:
+  double lambda_;
+};
+
+}  // namespace emend::editors

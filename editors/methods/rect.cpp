@@ -1,0 +1,70 @@
+// RECT: Model Editing Harms General Abilities of Large Language Models: Regularization to the Rescue (Gu et al., EMNLP
+// 2024).
+//
+//   1. ΔW as MEMIT, all layers.
+//   2. Of each ΔW only the k percent of entries with the largest relative change |ΔW/W| are written.
+//
+//   D hidden width · F key width
+#include <ATen/ATen.h>
+#include <emend/devices/route.h>
+#include <emend/editors/memit_family.h>
+#include <emend/editors/registry.h>
+
+namespace emend::editors {
+namespace {
+
+struct RectHparams : MemitHparams {
+  double k_percent = 40;
+};
+
+const hparams::Schema<RectHparams>& rect_schema() {
+  static const auto schema = hparams::Schema<RectHparams>("rect")
+                                 .include(memit_hparams_schema())
+                                 .field("k_percent", &RectHparams::k_percent,
+                                        {.meaning = "share of the entries that are written, in percent",
+                                         .formula = "the k % with the largest |ΔW / (W + 1e-8)|",
+                                         .max = 100,
+                                         .above = 0});
+  return schema;
+}
+
+class Rect final : public LocateEditor {
+ public:
+  Rect(LocateRecipe recipe, const RectHparams& h)
+      : LocateEditor(std::move(recipe)), lambda_(h.mom2_update_weight), k_percent_(h.k_percent) {}
+
+  [[nodiscard]] LayerUpdate update(const LayerProblem& problem) const override {
+    return closed_form(problem, preserved_of(problem, lambda_));
+  }
+  [[nodiscard]] bool settles() const override { return true; }
+  [[nodiscard]] WeightDelta settle(const models::EditSite& site, const WeightDelta& solved,
+                                   const at::Tensor& weight_DF) const override {
+    const at::Tensor delta_DF = solved.matrix();
+    const at::Tensor weight = devices::route_like(weight_DF, delta_DF, devices::Purpose::kSolve).to(at::kDouble);
+    const at::Tensor change_DF = (delta_DF / (weight + 1e-8)).abs();
+    const auto dropped = static_cast<int64_t>(static_cast<double>(change_DF.numel()) * (100 - k_percent_) / 100);
+    if (dropped < 1) return solved;
+    const at::Tensor threshold = std::get<0>(change_DF.reshape({-1}).kthvalue(dropped));
+    return WeightDelta::dense(site, delta_DF * change_DF.ge(threshold).to(at::kDouble));
+  }
+
+ private:
+  double lambda_, k_percent_;
+};
+
+std::unique_ptr<Editor> make(const RectHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                             const Log&) {
+  return std::make_unique<Rect>(memit_family_recipe("rect", rect_schema().dump(h), h, model, raw), h);
+}
+
+}  // namespace
+
+EditorInfo make_rect() {
+  return editor_entry<RectHparams>(
+      "rect", "MEMIT, of whose change only the entries with the largest relative size are written",
+      "Gu et al., Model Editing Harms General Abilities of Large Language Models: Regularization to the Rescue, EMNLP "
+      "2024",
+      rect_schema(), make);
+}
+
+}  // namespace emend::editors
