@@ -1,0 +1,35 @@
+// Adam and AdamW, with the arithmetic of the published training loops.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace emend::editors {
+
+struct AdamOptions {
+  double lr = 1e-3;
+  double weight_decay = 0;  ///< 0 disables it
+  /// false: weight_decay·w is added to the gradient (Adam); true: the weight shrinks by lr·weight_decay (AdamW)
+  bool decoupled = false;
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+};
+
+class Adam {
+ public:
+  explicit Adam(AdamOptions options) : options_(options) {}
+  /// One update of all variables, in place and without history; moments live beside each variable in its dtype. An
+  /// undefined gradient leaves its variable alone. The list must be the same every time.
+  void step(const std::vector<at::Tensor>& variables, const std::vector<at::Tensor>& gradients);
+  [[nodiscard]] int64_t steps() const noexcept { return steps_; }
+
+ private:
+  AdamOptions options_;
+  int64_t steps_ = 0;
+  std::vector<at::Tensor> first_, second_;
+};
+
+/// Cuts every entry to [centre − radius, centre + radius], in place: the L∞ ball of FT-L and WISE.
+void clamp_to_box(at::Tensor value, const at::Tensor& centre, double radius);
+
+}  // namespace emend::editors
