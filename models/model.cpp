@@ -78,11 +78,24 @@ at::Tensor Model::project(const at::Tensor& hidden, bool raw_head) const {
   return detail::project_rows(*state_, hidden.to(state_->dtype), raw_head, /*fire_hooks=*/false);
 }
 
+// "self_attn.q_proj, …": what adaptable_weights() has of the first layer, without the layer's name.
+static std::string short_names(const std::vector<std::string>& weights) {
+  std::string text;
+  for (const std::string& name : weights) {
+    const size_t number = name.find(".0.");
+    if (number == std::string::npos || !name.ends_with(".weight")) continue;
+    text += (text.empty() ? "" : ", ") + name.substr(number + 3, name.size() - number - 3 - 7);
+  }
+  return text;
+}
+
 EditSite Model::edit_site(int layer) const {
   const ModelConfig& config = state_->config;
   if (!config.no_edit_site.empty())
-    throw Error(ErrorClass::kUnsupported, {"edit site of family " + config.family, config.no_edit_site,
-                                           "one matrix that a layer's keys enter", "choose a dense model"});
+    throw Error(ErrorClass::kUnsupported,
+                {"edit site of family " + config.family, config.no_edit_site, "one matrix that a layer's keys enter",
+                 "choose a dense model, or train an adapter on the dense matrices of this one (" +
+                     short_names(adaptable_weights()) + ")"});
   if (layer < 0 || layer >= config.n_layers)
     throw Error(ErrorClass::kInvalidArgument, {"edit site", "layer " + std::to_string(layer),
                                                "a layer from 0 to " + std::to_string(config.n_layers - 1),
