@@ -1,0 +1,52 @@
+// AnyEdit (Jiang et al., 2025), the MEMIT form: targets of any length, window by window (windows.h).
+//
+//   1. The target is cut into windows of `window_size` tokens. The first is optimised where MEMIT looks a fact up, each
+//      later one at the token before it, with the earlier windows' δ still added.
+//   2. Every window is a column of MEMIT's system: its key is the one of its own token.
+//
+// A target of at most one window is edited exactly as MEMIT edits it. The authors look the first window up at the last
+// token of the prompt; `fact_token: last` does that, subject_last reaches other wordings too.
+#include <emend/editors/memit_family.h>
+#include <emend/editors/registry.h>
+
+namespace emend::editors {
+namespace {
+
+struct AnyEditHparams : MemitHparams {
+  int64_t window_size = 20;
+  int64_t overlap = 0;
+};
+
+const hparams::Schema<AnyEditHparams>& anyedit_schema() {
+  static const auto schema =
+      hparams::Schema<AnyEditHparams>("anyedit")
+          .include(memit_hparams_schema())
+          .field("window_size", &AnyEditHparams::window_size, {.meaning = "tokens a window", .min = 1})
+          .field("overlap", &AnyEditHparams::overlap,
+                 {.meaning = "tokens that a window shares with the one before it", .min = 0})
+          .check("overlap",
+                 [](const AnyEditHparams& h) -> std::string {
+                   return h.overlap >= h.window_size ? "less than window_size" : "";
+                 })
+          .check("merge_equal_keys", [](const AnyEditHparams& h) -> std::string {
+            return h.merge_equal_keys ? "false: every window has a target of its own" : "";
+          });
+  return schema;
+}
+
+std::unique_ptr<Editor> make(const AnyEditHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                             const Log&) {
+  LocateRecipe recipe = memit_family_recipe("anyedit", anyedit_schema().dump(h), h, model, raw);
+  recipe.windows = {h.window_size, h.overlap};
+  return std::make_unique<MemitEditor>(std::move(recipe), h.mom2_update_weight);
+}
+
+}  // namespace
+
+EditorInfo make_anyedit() {
+  return editor_entry<AnyEditHparams>("anyedit", "long answers, written window by window",
+                                      "Jiang et al., AnyEdit: Edit Any Knowledge Encoded in Language Models, ICML 2025",
+                                      anyedit_schema(), make);
+}
+
+}  // namespace emend::editors
