@@ -3,8 +3,8 @@
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/case_values.h>
 #include <emend/evaluation/detail/html.h>
+#include <emend/evaluation/detail/page.h>
 #include <emend/evaluation/detail/report_sections.h>
-#include <emend/evaluation/detail/report_style.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
 
@@ -22,13 +22,6 @@ json parse_object(const std::string& text, const std::string& where) {
                 {where, value.is_discarded() ? "text that is not JSON" : "JSON that is no object", "one JSON object",
                  "write the run again"});
   return value;
-}
-
-std::string series_rules() {
-  std::string out;
-  for (char digit = '0'; digit < '8'; ++digit)
-    for (const char* c = detail::kSeriesRule; *c; ++c) out += *c == '@' ? digit : *c;
-  return out;
 }
 
 std::string csv_cell(const std::string& text) {
@@ -65,22 +58,14 @@ RunReport load_run(const std::filesystem::path& folder) {
 
 std::string render_report(const RunReport& run) {
   const auto cases = detail::case_states(run);
-  const std::string title = "emend: " + detail::text(run.results, "editor", "edits");
-  std::string page =
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src "
-      "data:\">"
-      "<link rel=\"icon\" href=\"data:,\"><title>" +
-      detail::escape(title) + "</title><style>" + detail::kReportStyle + series_rules() + "</style></head><body><main>";
-  page += detail::heading(run, cases);
-  page += detail::changes_section(run, cases);
-  page += detail::metrics_section(run);
-  page += detail::plots_section(run);
-  page += detail::devices_section(run);
-  page += detail::cases_section(run, cases);
-  page += detail::reproduce_section(run);
-  return page + "</main></body></html>\n";
+  std::string body = detail::heading(run, cases);
+  body += detail::changes_section(run, cases);
+  body += detail::metrics_section(run);
+  body += detail::plots_section(run);
+  body += detail::devices_section(run);
+  body += detail::cases_section(run, cases);
+  body += detail::reproduce_section(run);
+  return detail::html_page("emend: " + detail::text(run.results, "editor", "edits"), body);
 }
 
 void write_report(const std::filesystem::path& path, const RunReport& run) {

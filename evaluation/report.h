@@ -31,6 +31,7 @@ struct RunReport {
   ///   "retention": RetentionMatrix::to_json(),
   ///   "memory": {"cpu": {"weights": bytes, "statistics": …, "peak": …, "limit": …}},
   ///   "placement": {"devices": ["cpu"], "layers": {"0": "cpu"}, "head": "cpu", "edited_layers": [4,5]},
+  ///   "training_loss": [of every optimiser step of a fine-tuning],
   ///   "trace": to_json(TraceSummary) (evaluation/tracing.h): heat maps of causal tracing
   nlohmann::json extras = nlohmann::json::object();
 };

@@ -259,11 +259,24 @@ std::string trace_figures(const json& trace) {
   return out;
 }
 
+// Of a fine-tuning: one value a step.
+std::string training_figure(const json& losses) {
+  const auto y = numbers(losses);
+  if (y.empty()) return "";
+  LineChart chart;
+  chart.series.push_back({"", steps_from(1, y.size()), y, 0, false, false});
+  chart.x_label = "step";
+  chart.y_label = "loss (nat per token)";
+  chart.description = "Training loss by optimiser step";
+  return figure("Training loss", "", line_chart(chart));
+}
+
 }  // namespace
 
 std::string plots_section(const RunReport& run) {
   const json& curves = member(run.extras, {"curves"});
   std::string out =
+      training_figure(member(run.extras, {"training_loss"})) +
       curves_figure(curves, "loss", "Loss while looking for the targets", "loss", true, 0) +
       curves_figure(curves, "probability", "Probability of the new answer", "probability", false, 2) +
       layers_figures(member(run.extras, {"layers"})) + by_edits_figure(member(run.extras, {"efficacy_by_edits"})) +

@@ -107,6 +107,19 @@ std::vector<std::vector<double>> matrix(const json& rows) {
   return out;
 }
 
+/// Standard error over facts of the MLP effect at the subject's last token.
+double peak_error(const TraceSummary& summary, size_t layer) {
+  double sum = 0, squares = 0;
+  const auto n = static_cast<double>(summary.traces.size());
+  for (const auto& trace : summary.traces) {
+    const double effect =
+        trace.restored.at(TraceKind::kMlp)[static_cast<size_t>(trace.subject_end - 1)][layer] - trace.corrupted;
+    sum += effect;
+    squares += effect * effect;
+  }
+  return n < 2 ? 0 : std::sqrt(std::max(0.0, squares - sum * sum / n) / (n - 1) / n);
+}
+
 }  // namespace
 
 void average(TraceSummary& summary, const std::vector<TraceKind>& kinds) {
@@ -176,13 +189,29 @@ json suggest_layers(const TraceSummary& summary, int count) {
                  "trace facts that the model knows"});
   const auto& effect = found->second[kLastSubject];
   const auto peak = std::max_element(effect.begin(), effect.end()) - effect.begin();
+  const double best = effect[static_cast<size_t>(peak)], error = peak_error(summary, static_cast<size_t>(peak));
   // The published choice: layers up to and including the peak, which the causal path from the subject to the answer
   // passes.
   const auto n = static_cast<std::ptrdiff_t>(effect.size());
   const auto last = std::clamp<std::ptrdiff_t>(peak, std::min<std::ptrdiff_t>(count, n) - 1, n - 1);
-  json layers = json::array();
+  json layers = json::array(), why = json::array();
   for (std::ptrdiff_t l = std::max<std::ptrdiff_t>(0, last - count + 1); l <= last; ++l) layers.push_back(l);
-  return {{"peak", peak}, {"layers", layers}, {"effect", effect[static_cast<size_t>(peak)]}, {"facts", summary.facts}};
+  std::ptrdiff_t low = peak, high = peak;  // within one standard error of the peak
+  while (low > 0 && effect[static_cast<size_t>(low) - 1] >= best - error) --low;
+  while (high + 1 < n && effect[static_cast<size_t>(high) + 1] >= best - error) ++high;
+  why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) +
+                " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) + " ± " +
+                detail::fixed(error, 3) + " of probability, from " + detail::fixed(summary.corrupted, 3) +
+                " with a noised subject to " + detail::fixed(summary.clean, 3) + " without noise (" +
+                std::to_string(summary.facts) + " facts).");
+  why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
+                " are within one standard error of that peak.");
+  why.push_back("The range is the " + std::to_string(layers.size()) +
+                " layers that end at the peak, as MEMIT chooses it: each passes on what the next needs.");
+  if (best < 2 * error)
+    why.push_back("The peak is less than two standard errors above nothing: trace more facts before relying on it.");
+  return {{"peak", peak},           {"layers", layers}, {"effect", best}, {"standard_error", error},
+          {"facts", summary.facts}, {"why", why}};
 }
 
 std::string trace_svg(const FactTrace& trace, TraceKind kind) {

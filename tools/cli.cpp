@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <iostream>
 
@@ -113,6 +114,18 @@ int run_single(CLI::App& app, VerbSetup setup, int argc, char** argv) {
   return run_guarded(run, common);
 }
 
+// "convert facts" is the verb convert-facts, and so for any verb with a hyphen; a folder named facts is ./facts.
+std::vector<char*> join_verb(int argc, char** argv, std::string& joined) {
+  std::vector<char*> out(argv, argv + argc);
+  if (argc < 3) return out;
+  joined = std::string(argv[1]) + "-" + argv[2];
+  const auto& all = verbs();
+  if (std::none_of(all.begin(), all.end(), [&](const Verb& verb) { return joined == verb.name; })) return out;
+  out.erase(out.begin() + 1);
+  out[1] = joined.data();
+  return out;
+}
+
 }  // namespace
 
 Log Common::log_also_to(const std::string& path) const {
@@ -145,8 +158,10 @@ int run_emend(int argc, char** argv) {
     add_common_options(*command, commons[i]);
     commands.push_back(command);
   }
+  std::string joined;
+  std::vector<char*> words = join_verb(argc, argv, joined);
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::ParseError& error) {
     return finish_parsing(app, error);
   }

@@ -1,0 +1,194 @@
+// lint and convert-facts: facts files without a model.
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/datasets/convert.h>
+#include <emend/datasets/lint.h>
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+
+#include "../fact_options.h"
+#include "../run_directory.h"
+
+namespace emend::tools {
+namespace {
+
+using datasets::Finding;
+using datasets::Severity;
+
+constexpr const char* kLintExamples = R"(Examples:
+  emend lint facts.json                       what cannot work, or is probably not meant, line by line
+  emend lint facts.json --fix                 repair in place what has a clear remedy
+  emend lint facts.json --fix --out clean.json
+  emend lint facts.json --json --strict       for scripts; warnings count too
+
+Exit status: 0 nothing that stops an edit, 3 errors are left (with --strict: or warnings).
+Checks:)";
+
+constexpr const char* kConvertExamples = R"(Examples:
+  emend convert facts counterfact.json facts.jsonl --to jsonl
+  emend convert facts mine.jsonl mine.json --to counterfact
+  emend convert facts zsre_mend_eval.json easyedit.json --to easyedit --zsre-target alt
+
+What the target format has no place for is listed. The target appears complete or not at all.)";
+
+struct LintOptions {
+  FactOptions facts;
+  std::string out;
+  bool fix = false, strict = false;
+};
+
+std::string formats(bool writable) {
+  std::string names;
+  for (const auto& format : datasets::fact_formats())
+    if (format.writable || !writable) names += (names.empty() ? "" : ", ") + format.name;
+  return names;
+}
+
+void add_read_options(CLI::App& command, datasets::ReadOptions& read, bool with_range) {
+  command.add_option("--format", read.format, "format of the file: auto, " + formats(false))->type_name("NAME");
+  if (with_range) {
+    command.add_option("--limit", read.limit, "facts to read; -1: all");
+    command.add_option("--offset", read.offset, "facts to leave out at the start")->check(CLI::NonNegativeNumber);
+  }
+  command
+      .add_option("--zsre-target", read.zsre_target,
+                  "target of zsRE rows: answers (the true answer) or alt (the counterfactual)")
+      ->check(CLI::IsMember({"answers", "alt"}));
+  command.add_option("--sentiment", read.sentiment, "side of ConvSent rows that becomes the target")
+      ->check(CLI::IsMember({"pos", "neg"}));
+}
+
+bool writable(const std::string& format) {
+  const auto& all = datasets::fact_formats();
+  return std::any_of(all.begin(), all.end(), [&](const auto& f) { return f.name == format && f.writable; });
+}
+
+/// Writes the repaired facts in the format they came in. A file is only replaced if the format keeps everything.
+void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
+  if (!writable(facts.format))
+    throw Error(ErrorClass::kUnsupported,
+                {options.facts.file, "facts of format " + facts.format + " cannot be written",
+                 "one of " + formats(true), "convert the file first: emend convert facts IN OUT --to jsonl"});
+  const bool in_place = options.out.empty();
+  if (in_place) {
+    const auto lost = datasets::conversion_losses(facts.facts, facts.format);
+    if (!lost.empty() || !facts.bad_rows.empty())
+      throw Error(ErrorClass::kUnsupported,
+                  {options.facts.file, "writing it again would lose " + (lost.empty() ? "its unusable rows" : lost[0]),
+                   "a file that keeps everything", "write another file with --out"});
+  }
+  write_file(in_place ? options.facts.file : options.out, datasets::format_facts(facts.facts, facts.format));
+}
+
+nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datasets::FactSet& facts) {
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& finding : findings) {
+    nlohmann::ordered_json one = {{"severity", datasets::to_string(finding.severity)},
+                                  {"check", finding.check},
+                                  {"where", finding.where},
+                                  {"text", finding.text},
+                                  {"fixable", finding.fixable()}};
+    if (const size_t colon = finding.where.rfind(':'); colon != std::string::npos)
+      one["line"] = std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10);
+    if (finding.fact != Finding::kNoFact) one["case_id"] = facts.facts[finding.fact].case_id;
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+void print(const std::vector<Finding>& findings, const nlohmann::ordered_json& document) {
+  for (const auto& finding : findings)
+    std::cout << finding.where << ": " << datasets::to_string(finding.severity) << ": " << finding.text << " ["
+              << finding.check << (finding.fixable() ? ", fixable" : "") << "]\n";
+  std::cout << document["facts"] << " facts (" << document["format"].get<std::string>() << "): " << document["errors"]
+            << " errors, " << document["warnings"] << " warnings, " << document["notes"] << " notes\n";
+}
+
+int run_lint(const LintOptions& options, const Common& common) {
+  auto read = options.facts.read;
+  read.bad_rows = datasets::BadRowPolicy::kSkip;
+  read.allow_empty = true;
+  auto facts = datasets::load_facts(options.facts.file, read);
+  const auto findings = datasets::lint_facts(facts);
+  std::map<Severity, size_t> counts, left;
+  for (const auto& finding : findings) {
+    ++counts[finding.severity];
+    left[finding.severity] += !(options.fix && finding.fixable());
+  }
+  nlohmann::ordered_json document = {{"file", options.facts.file},
+                                     {"format", facts.format},
+                                     {"rows", facts.rows},
+                                     {"facts", facts.facts.size()},
+                                     {"errors", counts[Severity::kError]},
+                                     {"warnings", counts[Severity::kWarning]},
+                                     {"notes", counts[Severity::kNote]},
+                                     {"findings", to_json(findings, facts)}};
+  if (!common.json) print(findings, document);
+  if (options.fix) {
+    size_t applied = 0;
+    const auto fixed = datasets::fix_facts(std::move(facts), findings, &applied);
+    if (applied > 0 || !options.out.empty()) write_fixed(fixed, options);
+    document["fixed"] = applied;
+    document["written"] = options.out.empty() ? options.facts.file : options.out;
+    if (!common.json)
+      std::cout << applied << " fixes applied, " << fixed.facts.size() << " facts in "
+                << document["written"].get<std::string>() << '\n';
+  }
+  if (common.json) std::cout << dump_json(document) << '\n';
+  const bool bad = left[Severity::kError] > 0 || (options.strict && left[Severity::kWarning] > 0);
+  return bad ? exit_code(ErrorClass::kCorruption) : 0;
+}
+
+}  // namespace
+
+VerbRun setup_lint(CLI::App& command) {
+  auto options = std::make_shared<LintOptions>();
+  command.add_option("FACTS,--facts", options->facts.file, "file of facts")->required()->type_name("FILE");
+  add_read_options(command, options->facts.read, false);
+  auto* fix = command.add_flag("--fix", options->fix, "apply the fixes that are clear, in place or to --out");
+  command.add_option("--out", options->out, "where --fix writes")->type_name("FILE")->needs(fix);
+  command.add_flag("--strict", options->strict, "warnings count as errors for the exit status");
+  std::string checks = kLintExamples;
+  for (const auto& check : datasets::lint_checks())
+    checks +=
+        "\n  " + check.name + std::string(check.name.size() < 22 ? 22 - check.name.size() : 1, ' ') + check.meaning;
+  command.footer(checks);
+  return [options](Common& common) { return run_lint(*options, common); };
+}
+
+VerbRun setup_convert_facts(CLI::App& command) {
+  struct Options {
+    std::string in, out, to;
+    datasets::ReadOptions read;
+    bool force = false;
+  };
+  auto options = std::make_shared<Options>();
+  command.add_option("IN", options->in, "file of facts")->required()->type_name("FILE");
+  command.add_option("OUT", options->out, "file to write")->required()->type_name("FILE");
+  command.add_option("--to", options->to, "format to write: " + formats(true))->required()->type_name("NAME");
+  add_read_options(command, options->read, true);
+  command.add_flag("--force", options->force, "replace a file that is already there");
+  command.footer(kConvertExamples);
+  return [options](Common& common) {
+    if (std::filesystem::exists(options->out) && !options->force)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {options->out, "the file exists", "a new name", "give --force to replace it"});
+    const auto report = datasets::convert_facts(options->in, options->out, options->to, options->read, common.log);
+    if (common.json) {
+      std::cout << dump_json({{"in", options->in},
+                              {"out", options->out},
+                              {"from", report.from},
+                              {"to", report.to},
+                              {"facts", report.facts},
+                              {"lost", report.lost}})
+                << '\n';
+    } else {
+      std::cout << report.facts << " facts from " << report.from << " to " << report.to << ": " << options->out << '\n';
+    }
+    return 0;
+  };
+}
+
+}  // namespace emend::tools
