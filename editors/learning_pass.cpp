@@ -151,6 +151,59 @@ PassResult LearningPass::run(std::span<const double> weight_R,
   return result;
 }
 
+PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const std::vector<at::Tensor>& leaves,
+                                         int layers_per_segment, const RandomState& random) const {
+  EMEND_CHECK(engine_ == Engine::kFast && layers_per_segment > 0, "segments of at least one layer, fast engine");
+  struct Segment {
+    int begin = 0, end = 0;
+    at::Tensor entering_ND;
+    std::vector<at::Tensor> random;
+  };
+  const auto through = [&](const Segment& segment, const at::Tensor& entering_ND) {
+    models::ForwardOptions options;
+    options.first_layer = segment.begin;
+    options.end_layer = segment.end;
+    options.hidden = entering_ND;
+    options.logit_tokens.emplace();
+    return model_->forward(batch_, options).hidden;
+  };
+  std::vector<Segment> segments;
+  at::Tensor hidden_ND = entering_ND_;
+  {
+    const at::NoGradGuard no_grad;
+    for (int begin = first_layer_; begin < model_->n_layers(); begin += layers_per_segment) {
+      segments.push_back({begin, std::min(begin + layers_per_segment, model_->n_layers()), hidden_ND,
+                          random.save ? random.save() : std::vector<at::Tensor>()});
+      hidden_ND = through(segments.back(), hidden_ND);
+    }
+  }
+  const at::Tensor token_M = index_on(label_token_, hidden_ND);
+  const detail::LabelLoss loss = detail::label_loss(
+      *model_, hidden_ND.index_select(0, token_M), at::tensor(label_id_, at::kLong), coefficients(weight_R), false, {});
+  PassResult result;
+  result.nll = row_means(loss.nll_M);
+  result.gradients.resize(leaves.size());
+  at::Tensor grad_ND = at::zeros_like(hidden_ND);
+  grad_ND.index_add_(0, token_M,
+                     devices::route_like(loss.grad_MD, hidden_ND, devices::Purpose::kLoss, devices::Dtype::kMatch));
+  const std::vector<at::Tensor> after = random.save ? random.save() : std::vector<at::Tensor>();
+  const at::AutoGradMode with_grad(true);
+  for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment) {
+    if (random.load) random.load(segment->random);
+    at::Tensor entering_ND = segment->entering_ND;
+    std::vector<at::Tensor> wanted = leaves;
+    if (entering_ND.defined()) wanted.push_back(entering_ND = entering_ND.detach().requires_grad_(true));
+    const at::Tensor leaving_ND = through(*segment, entering_ND);
+    const auto grads = torch::autograd::grad({leaving_ND}, wanted, {grad_ND}, std::nullopt, false, true);
+    for (size_t i = 0; i < leaves.size(); ++i)
+      if (grads[i].defined())
+        result.gradients[i] = result.gradients[i].defined() ? result.gradients[i] + grads[i] : grads[i];
+    if (entering_ND.defined()) grad_ND = grads.back();
+  }
+  if (random.load) random.load(after);
+  return result;
+}
+
 PassResult LearningPass::measure() const {
   const at::NoGradGuard no_grad;
   const at::Tensor labels_M = at::tensor(label_id_, at::kLong);

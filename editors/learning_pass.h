@@ -44,6 +44,12 @@ struct PassResult {
   std::vector<at::Tensor> gradients;  ///< one a leaf, on the leaf's device; empty from measure()
 };
 
+/// What a recomputed part of a pass has to draw again as the first time (dropout masks).
+struct RandomState {
+  std::function<std::vector<at::Tensor>()> save;
+  std::function<void(const std::vector<at::Tensor>&)> load;
+};
+
 class LearningPass {
  public:
   /// Runs the rows up to `first_layer` (kFast) with the weights as they are: nothing below it may change as long as
@@ -57,6 +63,11 @@ class LearningPass {
   /// Throws Error(kNumeric) if a loss is not finite.
   [[nodiscard]] PassResult run(std::span<const double> weight_R,
                                const std::function<std::vector<at::Tensor>()>& leaves) const;
+  /// The same, keeping what enters every `layers_per_segment`-th layer and computing the rest again on the way back
+  /// (Chen et al. 2016, arXiv 1604.06174): memory for one segment of layers, at the price of a second forward pass.
+  /// `leaves` must not depend on what hooks catch. Fast engine only.
+  [[nodiscard]] PassResult run_in_segments(std::span<const double> weight_R, const std::vector<at::Tensor>& leaves,
+                                           int layers_per_segment, const RandomState& random = {}) const;
   /// The loss alone.
   [[nodiscard]] PassResult measure() const;
 

@@ -21,6 +21,8 @@ class Adam {
   /// One update of all variables, in place and without history; moments live beside each variable in its dtype. An
   /// undefined gradient leaves its variable alone. The list must be the same every time.
   void step(const std::vector<at::Tensor>& variables, const std::vector<at::Tensor>& gradients);
+  /// For schedules.
+  void set_learning_rate(double lr) noexcept { options_.lr = lr; }
   [[nodiscard]] int64_t steps() const noexcept { return steps_; }
 
  private:

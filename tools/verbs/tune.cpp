@@ -1,0 +1,216 @@
+#include <emend/core/error.h>
+#include <emend/editors/apply.h>
+#include <emend/editors/pack.h>
+#include <emend/editors/peft.h>
+#include <emend/editors/tuning.h>
+#include <emend/evaluation/report.h>
+#include <emend/models/family.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <iostream>
+
+#include "../model_options.h"
+#include "../run_directory.h"
+
+namespace emend::tools {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::string data, format, out;
+  int64_t limit = -1, max_length = 512;
+  editors::TuneOptions tune;
+  bool checkpointing = false, merge = false;
+};
+
+void add_data_options(CLI::App& command, Options& options) {
+  const char* group = "Data";
+  command
+      .add_option("--data", options.data,
+                  "instructions: JSON or JSON lines with instruction, input, output; or messages; or conversations")
+      ->group(group)
+      ->required()
+      ->type_name("FILE");
+  command.add_option("--limit", options.limit, "rows to read; -1: all")->group(group);
+  command.add_option("--max-length", options.max_length, "tokens of a row; what is longer is cut")->group(group);
+  std::string formats;
+  for (const auto& name : models::chat_format_names()) formats += (formats.empty() ? "" : ", ") + name;
+  command
+      .add_option("--chat-format", options.format,
+                  "how turns are written; default: told by the model's template (" + formats + ")")
+      ->group(group)
+      ->type_name("NAME");
+}
+
+void add_adapter_options(CLI::App& command, editors::LoraShape& lora) {
+  const char* group = "Adapter";
+  command.add_option("-r,--rank", lora.rank, "rank of the adapters")->group(group);
+  command.add_option("--alpha", lora.alpha, "lora_alpha: the change is (alpha/rank) B A")->group(group);
+  command.add_option("--dropout", lora.dropout, "share of the inputs left out in training")->group(group);
+  command
+      .add_option("--target-modules", lora.target_modules,
+                  "modules with an adapter (q_proj,v_proj or all-linear); default: queries and values")
+      ->group(group)
+      ->delimiter(',')
+      ->type_name("LIST");
+  command.add_option("--layers", lora.layers, "blocks with adapters; default: all")
+      ->group(group)
+      ->delimiter(',')
+      ->type_name("LIST");
+}
+
+void add_training_options(CLI::App& command, Options& options) {
+  const char* group = "Training";
+  auto& tune = options.tune;
+  command.add_option("--lr", tune.lr, "learning rate of AdamW")->group(group);
+  command.add_option("--weight-decay", tune.weight_decay, "weight decay of AdamW")->group(group);
+  command.add_option("--warmup", tune.warmup_steps, "steps over which the learning rate rises")->group(group);
+  command.add_option("--schedule", tune.schedule, "learning rate after the warm-up: linear, cosine or constant")
+      ->group(group)
+      ->check(CLI::IsMember({"linear", "cosine", "constant"}));
+  command.add_option("--batch-size", tune.batch_size, "rows of one pass")->group(group);
+  command.add_option("--accumulate", tune.accumulation, "passes of one optimiser step")->group(group);
+  command.add_option("--epochs", tune.epochs, "times through the rows")->group(group);
+  command.add_option("--steps", tune.steps, "optimiser steps instead of --epochs; 0: by epochs")->group(group);
+  command.add_option("--max-grad-norm", tune.max_grad_norm, "gradients are cut to this norm; 0: never")->group(group);
+  command
+      .add_flag("--gradient-checkpointing", options.checkpointing,
+                "keep the activations of a few layers at a time: less memory, about a third more time")
+      ->group(group);
+  command.add_option("--seed", tune.seed, "random seed of adapters, order and dropout")->group(group);
+  command.add_option("--out", options.out, "run folder; default: runs/<time>-tune-<model>")
+      ->group("Run")
+      ->type_name("DIR");
+  command.add_flag("--merge", options.merge, "also write the model with the adapter merged in")->group("Run");
+}
+
+nlohmann::ordered_json results_document(const Options& options, const models::Model& model,
+                                        const editors::TuningRows& rows, const editors::TuneResult& result) {
+  nlohmann::ordered_json document;
+  document["schema"] = 1;
+  document["model"] = {{"path", model.checkpoint().path().string()},
+                       {"family", model.family().name},
+                       {"fingerprint", model.fingerprint()},
+                       {"parameters", model.parameter_count()}};
+  const auto& tune = options.tune;
+  document["tune"] = {{"data", options.data},
+                      {"rank", tune.lora.rank},
+                      {"alpha", tune.lora.alpha},
+                      {"dropout", tune.lora.dropout},
+                      {"lr", tune.lr},
+                      {"weight_decay", tune.weight_decay},
+                      {"warmup", tune.warmup_steps},
+                      {"schedule", tune.schedule},
+                      {"batch_size", tune.batch_size},
+                      {"accumulate", tune.accumulation},
+                      {"seed", tune.seed},
+                      {"max_length", options.max_length}};
+  document["rows"] = {
+      {"used", rows.rows.size()}, {"cut", rows.cut}, {"dropped", rows.dropped}, {"labels", rows.labels}};
+  document["trained_parameters"] = result.parameters;
+  auto& weights = document["weights_changed"] = nlohmann::ordered_json::array();
+  for (const auto& delta : result.deltas) weights.push_back(delta.weight);
+  auto& steps = document["steps"] = nlohmann::ordered_json::array();
+  for (const auto& step : result.steps)
+    steps.push_back({{"loss", step.loss}, {"lr", step.lr}, {"grad_norm", step.grad_norm}, {"labels", step.labels}});
+  document["device_map"] = model.placement().to_json(models::device_module_names(model.family(), model.config()));
+  document["dtype"] = options.model.dtype;
+  document["seconds"] = {{"tune", result.seconds}};
+  return document;
+}
+
+// The adapter in PEFT's form, and with --merge the whole model; returns what → path.
+nlohmann::ordered_json save(const Options& options, const RunDirectory& folder, models::Model& model,
+                            const editors::TuneResult& result) {
+  editors::EditResult edit;
+  edit.editor = "tune";
+  edit.hparams = nlohmann::json::object();
+  edit.deltas = result.deltas;
+  edit.seed = options.tune.seed;
+  const auto pack = editors::EditPack::from_results(model, std::span<const editors::EditResult>(&edit, 1), {});
+  nlohmann::ordered_json files;
+  editors::export_peft(folder / "adapter", pack, model);
+  files["adapter"] = (folder / "adapter").string();
+  if (options.merge) {
+    editors::EditTransaction transaction(model);
+    for (const auto& delta : result.deltas) editors::apply_delta(delta, transaction);
+    models::save_model(model, folder / "model");
+    files["merged model"] = (folder / "model").string();
+  }
+  return files;
+}
+
+void write_report(const RunDirectory& folder, const nlohmann::ordered_json& results, const editors::TuneResult& result,
+                  const Common& common) {
+  evaluation::RunReport report;
+  report.results = results;
+  nlohmann::json losses = nlohmann::json::array();
+  for (const auto& step : result.steps) losses.push_back(step.loss);
+  report.extras["training_loss"] = losses;
+  std::string command;
+  for (const auto& word : common.command_line) command += (command.empty() ? "" : " ") + word;
+  report.extras["command"] = command;
+  report.extras["directory"] = folder.path().string();
+  folder.write_json("report.json", report.extras);
+  evaluation::write_report(folder / "report.html", report);
+}
+
+int run(const Options& given, Common& common) {
+  Options options = given;
+  options.tune.lora.seed = options.tune.seed;
+  options.tune.checkpoint_layers = options.checkpointing ? 4 : 0;
+  options.tune.cancel = common.cancel;
+  options.tune.progress = common.progress;
+  const auto instructions = datasets::load_instructions(options.data, options.limit);
+  const auto checkpoint = open_named(options.model);
+  const auto path = checkpoint->path();
+  const RunDirectory folder(
+      options.out.empty() ? RunDirectory::default_name(
+                                "tune", path.extension() == ".gguf" ? path.stem().string() : path.filename().string())
+                          : std::filesystem::path(options.out),
+      false);
+  auto model = load_named(checkpoint, options.model, common);
+  const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
+                                             : models::chat_format(options.format);
+  const auto rows = editors::tuning_rows(model, instructions, format, options.max_length, options.data);
+  common.log.info("tune.rows", std::to_string(rows.rows.size()) + " rows with " + std::to_string(rows.labels) +
+                                   " tokens to learn, written as " + format.name);
+  if (rows.cut > 0)
+    common.log.warning("tune.cut", std::to_string(rows.cut) + " rows are longer than " +
+                                       std::to_string(options.max_length) + " tokens and were cut, " +
+                                       std::to_string(rows.dropped) + " of them left out (--max-length)");
+  const auto result = editors::tune(model, rows.rows, options.tune);
+  auto document = results_document(options, model, rows, result);
+  document["files"] = save(options, folder, model, result);
+  document["command"] = common.command_line;
+  write_report(folder, document, result, common);
+  document["files"]["report"] = (folder / "report.html").string();
+  folder.write_json("results.json", document);
+  if (common.json) {
+    std::cout << dump_json(document) << '\n';
+    return 0;
+  }
+  std::cout << "Trained " << result.parameters << " parameters in " << result.deltas.size() << " layers, "
+            << result.steps.size() << " steps, " << result.seconds << " s\n"
+            << "Loss: first step " << result.steps.front().loss << ", last step " << result.steps.back().loss << '\n';
+  for (const auto& [what, where] : document["files"].items())
+    std::cout << what << ": " << where.get<std::string>() << '\n';
+  return 0;
+}
+
+}  // namespace
+
+VerbRun setup_tune(CLI::App& command) {
+  auto options = std::make_shared<Options>();
+  add_model_options(command, options->model);
+  add_data_options(command, *options);
+  add_adapter_options(command, options->tune.lora);
+  add_training_options(command, *options);
+  command.footer(
+      "Example\n"
+      "  emend tune --data instructions.json --steps 50 --out runs/tuned --merge\n"
+      "  emend generate --model runs/tuned/model --prompt \"…\"");
+  return [options](Common& common) { return run(*options, common); };
+}
+
+}  // namespace emend::tools
