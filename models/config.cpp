@@ -73,10 +73,17 @@ void refuse_quantised(const ConfigReader& reader) {
                        "use the unquantised checkpoint, or a GGUF conversion of it");
 }
 
+// Families that decide the number in `refine` do not declare the key.
+std::string kv_heads_key(const ConfigReader& reader, const ConfigKeys& keys) {
+  for (const char* known : {"multi_query_group_num", "num_kv_heads", "n_head_kv"})
+    if (reader.has(known)) return known;
+  return keys.kv_heads.empty() ? "number of key-value heads" : keys.kv_heads.front();
+}
+
 void check(const ConfigReader& reader, const FamilySpec& family, const ModelConfig& config) {
   const auto number = [](int64_t n) { return std::to_string(n); };
   if (config.n_heads % config.n_kv_heads != 0)
-    reader.fail(family.keys.kv_heads.front(), number(config.n_kv_heads),
+    reader.fail(kv_heads_key(reader, family.keys), number(config.n_kv_heads),
                 "a divisor of the " + number(config.n_heads) + " heads");
   if (config.positions == Positions::kRotary && config.rotaries.empty())
     throw Error(ErrorClass::kUnsupported,

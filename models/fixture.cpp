@@ -28,13 +28,12 @@ class FixtureRun {
   Json run() {
     for (const std::string side : {"right", "left"})
       if (expected_.contains(side + ".input_ids")) run_side(side);
-    if (expected_.contains("grad.k")) run_gradients();
-    if (expected_.contains("edit.u")) run_edit();
+    if (expected_.contains("grad.k") && expected_.contains("right.input_ids")) run_gradients();
+    if (expected_.contains("edit.u") && expected_.contains("grad.k")) run_edit();
     if (expected_.contains("gen.input_ids"))
-      generate("gen", expected_.tensor("gen.input_ids"), at::ones_like(expected_.tensor("gen.input_ids")), {});
+      generate("gen", integers("gen.input_ids"), at::ones_like(integers("gen.input_ids")), {});
     if (expected_.contains("genbatch.output_ids"))
-      generate("genbatch", expected_.tensor("left.input_ids"), expected_.tensor("left.attention_mask"),
-               expected_.tensor("left.position_ids"));
+      generate("genbatch", integers("left.input_ids"), integers("left.attention_mask"), positions("left"));
     return {{"family", model_.config().family},
             {"max_abs_diff", diffs_},
             {"missing", missing()},
@@ -42,19 +41,36 @@ class FixtureRun {
   }
 
  private:
+  // Ids, masks and positions in any integer type.
+  at::Tensor integers(const std::string& name) const { return expected_.tensor(name).to(at::kLong); }
+  // Undefined if there are none.
+  at::Tensor positions(const std::string& side) const {
+    return expected_.contains(side + ".position_ids") ? integers(side + ".position_ids") : at::Tensor();
+  }
+
   TokenBatch batch_of(const std::string& side, bool with_positions) const {
-    return TokenBatch::from_padded(expected_.tensor(side + ".input_ids"), expected_.tensor(side + ".attention_mask"),
-                                   with_positions ? expected_.tensor(side + ".position_ids") : at::Tensor());
+    return TokenBatch::from_padded(integers(side + ".input_ids"), integers(side + ".attention_mask"),
+                                   with_positions ? positions(side) : at::Tensor());
   }
 
   // Packed [N, …] against [B, T, …] at the real tokens.
   void compare_packed(const std::string& name, const std::string& side, const at::Tensor& got) {
     if (!expected_.contains(name)) return;
-    const at::Tensor mask = expected_.tensor(side + ".attention_mask").to(at::kBool);
-    compare(name, got, expected_.tensor(name).index({mask}));
+    const at::Tensor mask = expected_.tensor(side + ".attention_mask").to(at::kBool), wanted = expected_.tensor(name);
+    if (wanted.dim() != 3 || wanted.size(0) != mask.size(0) || wanted.size(1) != mask.size(1))
+      misfit(name, wanted, "rows, tokens and a width, as the attention mask has them");
+    compare(name, got, wanted.index({mask}));
+  }
+
+  [[noreturn]] void misfit(const std::string& name, const at::Tensor& wanted, const std::string& expected) const {
+    std::ostringstream shape;
+    shape << wanted.sizes();
+    throw Error(ErrorClass::kCorruption, {expected_.path().string() + ": " + name, "shape " + shape.str(), expected,
+                                          "record the fixture again: it does not belong to this checkpoint"});
   }
 
   void compare(const std::string& name, const at::Tensor& got, const at::Tensor& wanted) {
+    if (got.numel() != wanted.numel()) misfit(name, wanted, std::to_string(got.numel()) + " values");
     const at::Tensor mine = devices::to_host(got.detach()).to(at::kDouble).reshape(wanted.sizes());
     const double diff = wanted.numel() == 0 ? 0 : (mine - wanted.to(at::kDouble)).abs().max().item<double>();
     const double shown = std::isfinite(diff) ? diff : kNotFinite;
@@ -100,7 +116,9 @@ class FixtureRun {
     const int64_t token = batch.token(number("grad.row"), number("grad.position"));
     for (const auto& [name, site] :
          {std::pair<std::string, Site>{"grad.layer", Site::kLayerOut}, {"grad.rewrite", Site::kMlpDownOut}}) {
+      if (!expected_.contains(name + ".delta")) continue;
       for (const std::string point : {"zero", "delta"}) {
+        if (!expected_.contains(name + ".grad_" + point)) continue;
         at::Tensor delta = expected_.tensor(name + ".delta").clone().to(model_.dtype());
         if (point == "zero") delta.zero_();
         delta.requires_grad_(true);
@@ -115,11 +133,13 @@ class FixtureRun {
         const at::Tensor loss = loss_of(logits, batch);
         compare(name + ".grad_" + point, torch::autograd::grad({loss}, {delta})[0],
                 expected_.tensor(name + ".grad_" + point));
-        compare(name + ".loss_" + point, loss, expected_.tensor(name + ".loss_" + point));
+        if (expected_.contains(name + ".loss_" + point))
+          compare(name + ".loss_" + point, loss, expected_.tensor(name + ".loss_" + point));
         if (point == "delta") compare_packed(name + ".logits_delta", "right", logits);
         session.finish();
       }
     }
+    if (!expected_.contains("grad.weight")) return;
     at::Tensor weight = model_.weight(model_.edit_site(layer).weight_name);
     weight.requires_grad_(true);
     const at::Tensor loss = loss_of(model_.forward(batch).logits, batch);
@@ -142,9 +162,11 @@ class FixtureRun {
   // Greedy, with a cache, every step's logits.
   void generate(const std::string& name, const at::Tensor& ids, const at::Tensor& mask, const at::Tensor& positions) {
     const at::NoGradGuard no_grad;
-    const at::Tensor wanted_ids = expected_.tensor(name + ".output_ids"),
+    const at::Tensor wanted_ids = integers(name + ".output_ids"),
                      wanted_logits = expected_.tensor(name + ".step_logits");
     const int64_t width = ids.size(1), steps = wanted_ids.size(1) - width;
+    if (steps < 1 || wanted_ids.size(0) != ids.size(0) || wanted_logits.dim() != 3 || wanted_logits.size(1) != steps)
+      misfit(name + ".output_ids", wanted_ids, "the input and a new token for each step of " + name + ".step_logits");
     TokenBatch batch = TokenBatch::from_padded(ids, mask, positions);
     KvCache cache(model_.n_layers(), width);
     std::vector<int64_t> next_position;

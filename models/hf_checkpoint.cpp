@@ -61,16 +61,27 @@ at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
 
 }  // namespace
 
-Json read_json(const fs::path& path) {
-  const std::string text = read_file(path);
+Json parse_json_text(const std::string& text, const std::string& where) {
+  constexpr int kDeepest = 64;  // copies and printing go down the levels by recursion
+  const auto damaged = [&](const std::string& why) {
+    throw Error(ErrorClass::kCorruption, {where, "not valid JSON (" + why + ")", "a JSON object",
+                                          "the file is truncated or damaged: fetch it again"});
+  };
   try {
-    return Json::parse(text);
-  } catch (const Json::parse_error& error) {
+    return Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > kDeepest) damaged("nested deeper than " + std::to_string(kDeepest) + " levels");
+      return true;
+    });
+  } catch (const Json::exception& error) {
     std::string what = error.what();
     if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
-    throw Error(ErrorClass::kCorruption, {path.string(), "not valid JSON (" + what + ")", "a JSON object",
-                                          "the file is truncated or damaged: fetch it again"});
+    damaged(what);
   }
+  return {};
+}
+
+Json read_json(const fs::path& path) {
+  return parse_json_text(read_file(path), path.string());
 }
 
 HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
@@ -80,7 +91,7 @@ HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : fo
                 {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
                  "name the folder that holds config.json"});
   config_text_ = read_file(config_path);
-  config_ = read_json(config_path);
+  config_ = parse_json_text(config_text_, config_path.string());
   if (fs::exists(folder_ / kSingle)) {
     open_shards({kSingle});
   } else if (fs::exists(folder_ / kIndex)) {

@@ -45,7 +45,16 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
   const double fraction = dict.has("partial_rotary_factor")
                               ? dict.number({"partial_rotary_factor"})
                               : reader.number_or(keys.rotary_fraction_keys, keys.rotary_fraction);
+  if (fraction > 1)
+    (dict.has("partial_rotary_factor") ? dict : reader)
+        .fail(dict.has("partial_rotary_factor") ? "partial_rotary_factor" : keys.rotary_fraction_keys.front(),
+              std::to_string(fraction), "a share of the head, above 0 and at most 1");
   rotary.dims = static_cast<int64_t>(static_cast<double>(config.head_dim) * fraction);
+  if (dict.has("partial_rotary_factor") && (rotary.dims < 2 || rotary.dims % 2 != 0))
+    dict.fail("partial_rotary_factor",
+              std::to_string(fraction) + ", which is " + std::to_string(rotary.dims) + " rotary dimensions of " +
+                  std::to_string(config.head_dim),
+              "a share that gives an even number of them, at least 2");
   rotary.max_positions = config.max_positions;
   rotary.original_max = config.max_positions;
   rotary.kind = parse_kind(dict, dict.text_or({"rope_type", "type"}, "default"), keys);

@@ -16,6 +16,8 @@ FamilySpec mixtral_family() {
       "each token's keys enter the matrices of two of several experts, so no single matrix of a layer holds a fact";
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.n_experts = reader.integer_or({"num_local_experts"}, 8);
+    if (config.n_experts > 4096)
+      reader.fail("num_local_experts", std::to_string(config.n_experts), "at most 4096 experts");
     config.experts_per_token = reader.integer_or({"num_experts_per_tok"}, 2);
     if (config.experts_per_token > config.n_experts)
       reader.fail("num_experts_per_tok", std::to_string(config.experts_per_token),

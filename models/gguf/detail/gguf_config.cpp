@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/gguf/detail/gguf_config.h>
 #include <emend/models/gguf/detail/gguf_rotary.h>
 
@@ -439,7 +440,7 @@ const std::map<std::string, Synthesis> kSyntheses = {
 Json kept_config(const GgufFile& meta, const GgufArchitecture& architecture) {
   const auto text = meta.text(kConfigKey);
   if (!text) return {};
-  Json config = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const Json config = parse_json_text(*text, meta.path().string() + ": key " + std::string(kConfigKey));
   const auto type = config.is_object() ? config.find("model_type") : config.end();
   const auto& known = architecture.model_types;
   if (!config.is_object() || type == config.end() || !type->is_string() ||

@@ -29,6 +29,9 @@ json parse_json(std::string_view text, const std::string& file) {
     throw Error(ErrorClass::kCorruption, {file + ":" + std::to_string(line) + ":" + std::to_string(column),
                                           byte >= text.size() ? "the JSON text ends too early" : "not valid JSON here",
                                           "a complete JSON document in UTF-8", "get the file again"});
+  } catch (const json::exception& error) {  // a number beyond all bounds
+    throw Error(ErrorClass::kCorruption,
+                {file, error.what(), "a JSON document that can be read", "get the file again"});
   }
 }
 
