@@ -290,7 +290,7 @@ bool EditRun::keep(editors::EditResult& result, std::span<const datasets::Fact> 
 
 // The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
 void EditRun::evaluate_between(size_t edits) {
-  const size_t before = edits - std::min(edits, batch_size());
+  const size_t before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
   const bool due = schedule_.each || (schedule_.every > 0 && edits / schedule_.every > before / schedule_.every);
   if (!due) return;
   const PhaseTimer timer(record_.seconds, "evaluate");
