@@ -4,8 +4,9 @@
 
 #include <iostream>
 
-#include "support/debug_models.h"
+#include "support/family_suite.h"
 #include "support/shared.h"
+#include "support/spread_plan.h"
 
 namespace emend::models {
 namespace {
@@ -42,6 +43,54 @@ TEST_P(ModelFixture, EqualsTheReference) {
   std::cout << "[ figure   ] " << std::filesystem::path(GetParam()).filename().string() << ": largest difference "
             << worst << " over " << result["max_abs_diff"].size() << " tensors"
             << (result.contains("legacy") ? ", two configurations" : "") << "\n";
+}
+
+TEST_P(ModelFixture, EqualsTheReferenceOnThreeDevices) {
+  LoadOptions options;
+  options.place = testing::spread_plan;
+  const nlohmann::json result = eval_fixture(GetParam(), options);
+  for (const auto& [name, diff] : result["max_abs_diff"].items()) EXPECT_LE(diff.get<double>(), kTolerance) << name;
+  EXPECT_TRUE(result["missing"].empty()) << result["missing"];
+  EXPECT_TRUE(result["generation_equal"].get<bool>());
+}
+
+// What every family must do, on the model of the folder: sites, packing, restarts, caches, orientation, module names.
+TEST_P(ModelFixture, ConformsOnOneDeviceAndOnThree) {
+  for (const bool split : {false, true}) {
+    LoadOptions options;
+    options.tokenizer = false;
+    if (split) options.place = testing::spread_plan;
+    testing::FamilySuite suite(load_model(GetParam(), options));
+    suite.every_site_fires();
+    suite.every_site_can_be_edited();
+    suite.packing_changes_nothing(kTolerance);
+    suite.restart_equals_whole(kTolerance);
+    suite.cache_equals_whole(kTolerance);
+    suite.edit_site_is_oriented(kTolerance);
+    const ModuleNames& m = suite.model().family().modules;
+    check_module_names(suite.model().family(), suite.model().config(),
+                       {m.layer, m.attn, m.mlp, m.rewrite, m.ln_f, m.lm_head}, "test.yaml");
+    for (int l = 0; suite.model().config().no_edit_site.empty() && l < suite.model().n_layers(); ++l) {
+      std::string weight = m.rewrite + ".weight";
+      weight.replace(weight.find("{}"), 2, std::to_string(l));
+      EXPECT_TRUE(suite.model().has_weight(weight)) << weight;
+      EXPECT_TRUE(
+          at::equal(suite.model().weight(weight), suite.model().weight(suite.model().edit_site(l).weight_name)));
+    }
+  }
+}
+
+TEST_P(ModelFixture, SavesAndLoadsToTheSameWeights) {
+  const auto folder = std::filesystem::path(::testing::TempDir()) /
+                      ("emend_fixture_" + std::filesystem::path(GetParam()).filename().string());
+  std::filesystem::remove_all(folder);
+  const Model model = load_model(GetParam());
+  EXPECT_TRUE(save_model(model, folder).empty());
+  const Model again = load_model(folder.string());
+  EXPECT_EQ(again.current_fingerprint(), model.current_fingerprint());
+  EXPECT_EQ(again.fingerprint(), model.fingerprint());
+  EXPECT_EQ(again.weight_names(), model.weight_names());
+  std::filesystem::remove_all(folder);
 }
 
 std::string test_name(const ::testing::TestParamInfo<std::string>& info) {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "support/family_suite.h"
-#include "support/simulated.h"
+#include "support/spread_plan.h"
 
 namespace emend::models {
 namespace {
@@ -14,18 +14,6 @@ using testing::sim;
 
 constexpr double kTolerance = 2e-5;  // as on one device
 
-// Three devices in turn; the position table, the final norm and the head away from their neighbours.
-devices::PlacementPlan spread(const ModelConfig& config, const Checkpoint&) {
-  devices::PlacementPlan plan;
-  plan.embedding = sim(0);
-  plan.position = sim(1);
-  for (int64_t l = 0; l < config.n_layers; ++l) plan.layers.push_back(sim(static_cast<int>((l + 1) % 3)));
-  plan.final_norm = sim(0);
-  plan.head = sim(2);
-  plan.tied_copy = config.tied_head;
-  return plan;
-}
-
 double difference(const at::Tensor& a, const at::Tensor& b) {
   return (devices::to_host(a.detach()) - devices::to_host(b.detach())).abs().max().item<double>();
 }
@@ -33,7 +21,7 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 class Placement : public ::testing::TestWithParam<FamilyFlavour> {};
 
 TEST_P(Placement, ConformsOnThreeDevices) {
-  FamilySuite suite(GetParam(), spread);
+  FamilySuite suite(GetParam(), testing::spread_plan);
   suite.every_site_fires();
   suite.every_site_can_be_edited();
   suite.packing_changes_nothing(kTolerance);
@@ -43,7 +31,7 @@ TEST_P(Placement, ConformsOnThreeDevices) {
 }
 
 TEST_P(Placement, LogitsKeysAndGradientsEqualOneDevice) {
-  FamilySuite split(GetParam(), spread), whole(GetParam(), {});
+  FamilySuite split(GetParam(), testing::spread_plan), whole(GetParam(), {});
   EXPECT_EQ(split.model().current_fingerprint(), whole.model().current_fingerprint());
   const auto batch = TokenBatch::from_rows(testing::suite_rows());
   const bool dense = whole.model().config().no_edit_site.empty();
@@ -85,7 +73,7 @@ TEST_P(Placement, LogitsKeysAndGradientsEqualOneDevice) {
 }
 
 TEST_P(Placement, AWriteReachesBothCopiesOfATiedHead) {
-  FamilySuite suite(GetParam(), spread);
+  FamilySuite suite(GetParam(), testing::spread_plan);
   Model& model = suite.model();
   const auto& names = model.weight_names();
   const auto twice = std::find_if(names.begin(), names.end(),
@@ -101,7 +89,7 @@ TEST_P(Placement, AWriteReachesBothCopiesOfATiedHead) {
 TEST_P(Placement, SavesToTheSameFileAsOneDevice) {
   const auto folder =
       std::filesystem::path(::testing::TempDir()) / ("emend_placement_" + GetParam().family + "_" + GetParam().flavour);
-  FamilySuite split(GetParam(), spread);
+  FamilySuite split(GetParam(), testing::spread_plan);
   (void)save_model(split.model(), folder);
   FamilySuite whole(GetParam(), {});
   const Model again = load_model(folder.string());

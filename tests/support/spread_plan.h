@@ -1,0 +1,23 @@
+// A placement over three simulated devices that crosses a border wherever it can.
+#pragma once
+
+#include <emend/models/checkpoint.h>
+#include <emend/models/config.h>
+
+#include "support/simulated.h"
+
+namespace emend::testing {
+
+/// Layers on sim:1, sim:2, sim:0 in turn; the position table, the final norm and the head away from their neighbours.
+inline devices::PlacementPlan spread_plan(const models::ModelConfig& config, const models::Checkpoint&) {
+  devices::PlacementPlan plan;
+  plan.embedding = sim(0);
+  plan.position = sim(1);
+  for (int64_t l = 0; l < config.n_layers; ++l) plan.layers.push_back(sim(static_cast<int>((l + 1) % 3)));
+  plan.final_norm = sim(0);
+  plan.head = sim(2);
+  plan.tied_copy = config.tied_head;
+  return plan;
+}
+
+}  // namespace emend::testing
