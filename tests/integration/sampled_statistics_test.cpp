@@ -1,0 +1,56 @@
+// Second moments of text that the model samples itself serve as well as those of a corpus: the same facts, written once
+// with each, give the same score. This is why nothing has to be downloaded for an edit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/default_model.h"
+#include "support/program_fixture.h"
+#include "support/shared.h"
+#include "support/tiny_tokenizer.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kFacts = 24;
+
+json run(const std::filesystem::path& folder, const std::string& name, std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"--model",  default_model_path().string(),
+                                        "--facts",  (shared_dir() / "data" / "counterfact_full.json").string(),
+                                        "--offset", "1200",
+                                        "--limit",  std::to_string(kFacts),
+                                        "--cache",  (folder / "cache").string(),
+                                        "--eval",   "counterfact",
+                                        "--show",   "0",
+                                        "--save",   "none",
+                                        "--out",    (folder / name).string(),
+                                        "--json",   "--quiet"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  const auto result = run_program("memit_edit", arguments);
+  EXPECT_EQ(result.status, 0) << result.err;
+  return result.status == 0 ? json::parse(result.out) : json();
+}
+
+TEST(SampledStatistics, GiveTheScoreThatACorpusGives) {
+  EMEND_NEEDS_DEFAULT_MODEL();
+  EMEND_NEEDS_SHARED();
+  const TemporaryFolder folder("sampled_statistics");
+  const json sampled = run(folder.path(), "sampled", {});
+  const json corpus =
+      run(folder.path(), "corpus",
+          {"--corpus", (shared_dir() / "data" / "wiki_sample.jsonl").string(), "--stats-tokens", "120000"});
+  ASSERT_FALSE(sampled.is_null() || corpus.is_null());
+  EXPECT_LT(sampled["statistics"]["tokens"].get<int64_t>(), corpus["statistics"]["tokens"].get<int64_t>() / 6);
+  const auto& one = sampled["metrics"]["counterfact"]["post"];
+  const auto& other = corpus["metrics"]["counterfact"]["post"];
+  std::cout << "[ figure   ] score with " << sampled["statistics"]["tokens"] << " sampled tokens " << one["score"]
+            << ", with " << corpus["statistics"]["tokens"] << " of a corpus " << other["score"] << '\n';
+  EXPECT_GE(one["efficacy_success"].get<double>(), 95);
+  EXPECT_GE(other["efficacy_success"].get<double>(), 95);
+  EXPECT_NEAR(one["score"].get<double>(), other["score"].get<double>(), 3.0);
+}
+
+}  // namespace
+}  // namespace emend::testing
