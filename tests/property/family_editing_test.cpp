@@ -10,6 +10,7 @@
 
 #include "support/editor_models.h"
 #include "support/family_suite.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace {
@@ -17,12 +18,15 @@ namespace {
 using testing::FamilyFlavour;
 
 // The flavour with 257 tokens, so that the byte-level tokenizer fits.
-models::Model editable_model(const FamilyFlavour& flavour, uint64_t seed = 3) {
+models::Model editable_model(const FamilyFlavour& flavour, bool split = false) {
   nlohmann::json config = testing::debug_config(flavour.family, flavour.flavour);
   for (const auto& key : models::family_named(flavour.family).keys.vocab)
     if (config.contains(key)) config[key] = 257;
   config["eos_token_id"] = 256;
-  return models::load_model(std::make_shared<testing::ByteCheckpoint>(models::random_checkpoint(config, seed), false));
+  models::LoadOptions options;
+  if (split) options.place = testing::spread_plan;
+  return models::load_model(std::make_shared<testing::ByteCheckpoint>(models::random_checkpoint(config, 3), false),
+                            options);
 }
 
 // The subject ends the prompt: in some flavours attention sees no further than three tokens back.
@@ -170,6 +174,36 @@ TEST_P(FamilyEditing, ChangesThroughANormReachWhatCanBeReached) {
       const at::Tensor near = change + step * testing::random_matrix(output.size(0), output.size(1), seed);
       EXPECT_TRUE((distance(near) >= best - 1e-7).all().item<bool>()) << seed << " " << step;
     }
+}
+
+// Both engines, and three devices, write the same weights where the update goes through a norm.
+TEST_P(FamilyEditing, EnginesAndDevicesAgreeBehindANorm) {
+  if (models::family_named(GetParam().family).block.mlp == models::Mlp::kExperts) return;
+  struct Run {
+    editors::Engine engine;
+    bool split;
+  };
+  std::map<std::string, at::Tensor> expected;
+  for (const Run& run : {Run{editors::Engine::kFast, false}, Run{editors::Engine::kReference, false},
+                         Run{editors::Engine::kFast, true}}) {
+    models::Model model = editable_model(GetParam(), run.split);
+    if (!model.config().mlp_post_norm()) return;
+    auto statistics = own_statistics(model);
+    editors::EditContext context;
+    context.engine = run.engine;
+    context.contexts = testing::tiny_contexts();
+    context.statistics = &statistics;
+    const auto result = editors::make_editor("memit", hparams_for(model, true), model)->edit(model, facts(), context);
+    EXPECT_EQ(result.failed(), 0);
+    EXPECT_EQ(result.deltas.size(), model.n_layers() > 2 ? 2u : 1u);
+    for (const auto& delta : result.deltas) {
+      const at::Tensor matrix = devices::to_host(delta.matrix()).to(at::kDouble);
+      const std::string name = model.edit_site(delta.layer).weight_name;
+      if (expected.emplace(name, matrix).second) continue;
+      EXPECT_LT(testing::relative_difference(matrix, expected.at(name)), 2e-3)
+          << name << (run.split ? " on three devices" : " in the reference engine");
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyEditing, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
