@@ -242,7 +242,7 @@ std::string memory_figure(const RunReport& run) {
   std::string legend;
   for (size_t i : used)
     legend += "<span><i class=\"key c" + std::to_string(i) + "\"></i>" + escape(parts[i]) + "</span>";
-  if (other) legend += "<span><i class=\"key c7\"></i>not told apart</span>";
+  if (other) legend += "<span><i class=\"key c7\"></i>work, caches and the program</span>";
   return figure("Peak memory by device", "",
                 bars + (legend.empty() ? "" : "<div class=\"legend\">" + legend + "</div>"));
 }

@@ -1,5 +1,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <emend/core/error.h>
+#include <emend/core/utf8.h>
 #include <emend/evaluation/detail/regex.h>
 #include <pcre2.h>
 #include <utf8proc.h>
@@ -70,39 +71,21 @@ std::vector<std::string> Regex::find_all(std::string_view text) const {
 std::string valid_utf8(std::string_view text) {
   std::string out;
   out.reserve(text.size());
-  const auto* data = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
-  for (size_t at = 0; at < text.size();) {
-    utf8proc_int32_t point = 0;
-    const auto used = utf8proc_iterate(data + at, static_cast<utf8proc_ssize_t>(text.size() - at), &point);
-    if (used <= 0) {
-      out += "\xEF\xBF\xBD";
-      ++at;
-    } else {
-      out.append(text, at, static_cast<size_t>(used));
-      at += static_cast<size_t>(used);
-    }
+  while (const auto bad = first_invalid_utf8(text)) {
+    out.append(text.substr(0, *bad)).append("\xEF\xBF\xBD");
+    text.remove_prefix(*bad + 1);
   }
-  return out;
+  return out.append(text);
 }
 
 std::string lower_case(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  const auto* data = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
-  for (size_t at = 0; at < text.size();) {
-    utf8proc_int32_t point = 0;
-    const auto used = utf8proc_iterate(data + at, static_cast<utf8proc_ssize_t>(text.size() - at), &point);
-    if (used <= 0) {
-      out += "\xEF\xBF\xBD";
-      ++at;
-      continue;
-    }
-    utf8proc_uint8_t bytes[4];
-    const auto size = utf8proc_encode_char(utf8proc_tolower(point), bytes);
-    out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
-    at += static_cast<size_t>(used);
-  }
-  return out;
+  const std::string valid = valid_utf8(text);
+  utf8proc_uint8_t* mapped = nullptr;
+  const auto size = utf8proc_map_custom(
+      reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()), &mapped,
+      UTF8PROC_STABLE, [](utf8proc_int32_t point, void*) { return utf8proc_tolower(point); }, nullptr);
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
+  return size < 0 ? valid : std::string(reinterpret_cast<char*>(mapped), static_cast<size_t>(size));
 }
 
 std::string compatibility_form(std::string_view text) {

@@ -23,7 +23,7 @@ p{margin:.4em 0}.soft{color:var(--soft)}.small{font-size:.86rem}
 .after{background:var(--good-bg);border-radius:3px;padding:0 .2em}.before{color:var(--soft)}
 .failed .after{background:var(--bad-bg)}
 .said{display:grid;grid-template-columns:3.6rem 1fr;gap:6px;align-items:baseline;margin:.25em 0}.tag{color:var(--soft);font-size:.86rem}
-.prob{display:grid;grid-template-columns:3.6rem 1fr 4rem;gap:6px;align-items:center;font-size:.86rem;color:var(--soft)}
+.prob{display:grid;grid-template-columns:3.6rem 1fr 4.6rem;gap:6px;white-space:nowrap;align-items:center;font-size:.86rem;color:var(--soft)}
 .meter{height:8px;border-radius:4px;background:var(--line);overflow:hidden}.meter i{display:block;height:100%;background:var(--c0)}
 .meter i.old{background:var(--c7)}
 .scroll{overflow-x:auto}
