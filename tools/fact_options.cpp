@@ -50,6 +50,11 @@ void add_metric_options(CLI::App& command, MetricOptions& options) {
   command.add_option("--eval-batch-tokens", options.batch_tokens, "tokens per forward pass of the evaluation")
       ->group(group)
       ->check(CLI::PositiveNumber);
+  command
+      .add_option("--eval-engine", options.engine,
+                  "fast, or reference: the published loop, a padded batch a case (the same numbers, slow)")
+      ->group(group)
+      ->check(CLI::IsMember({"fast", "reference"}));
   command.add_option("--cache", options.cache, "folder of cached evaluations of unedited models")
       ->group(group)
       ->type_name("DIR");
@@ -86,6 +91,7 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Common& com
 evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Common& common, uint64_t seed) {
   evaluation::EvaluateOptions evaluate;
   evaluate.batch_tokens = options.batch_tokens;
+  evaluate.reference = options.engine == "reference";
   evaluate.generation = options.generation;
   evaluate.snippets = options.snippets;
   evaluate.idf_corpus = options.idf_corpus;

@@ -23,6 +23,7 @@ struct MetricOptions {
   std::string snippets, idf_corpus, health_data;
   int64_t health_limit = 100;
   int64_t batch_tokens = 2048;
+  std::string engine = "fast";
   std::string cache = ".cache/emend";  ///< evaluations of unedited models and key statistics
 };
 

@@ -68,6 +68,9 @@ void add_trace_options(CLI::App& command, TraceSettings& settings) {
       .add_option("--noise", settings.trace.noise_multiple, "noise in standard deviations of the subjects' embeddings")
       ->group(trace)
       ->check(CLI::PositiveNumber);
+  command.add_option("--batch-tokens", settings.trace.batch_tokens, "tokens of a forward pass")
+      ->group(trace)
+      ->check(CLI::PositiveNumber);
   command.add_option("--seed", settings.trace.seed, "random seed")->group(trace);
 }
 

@@ -1,3 +1,4 @@
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/evaluation/report.h>
 
@@ -7,18 +8,37 @@
 #include "../run_directory.h"
 
 namespace emend::tools {
+namespace {
+
+/// The averages of a trace; the single facts stay in their own file.
+nlohmann::json read_trace(const std::string& path) {
+  auto trace = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  if (!trace.is_object() || !trace.contains("effect"))
+    throw Error(ErrorClass::kCorruption,
+                {path, "no causal trace", "the trace.json that emend trace --out DIR writes", ""});
+  trace.erase("traces");
+  return trace;
+}
+
+}  // namespace
 
 VerbRun setup_report(CLI::App& command) {
   struct Options {
-    std::string run;
+    std::string run, trace;
     bool case_files = false;
   };
   auto options = std::make_shared<Options>();
   command.add_option("RUN", options->run, "run folder")->required()->type_name("DIR");
   command.add_flag("--case-files", options->case_files, "also write per-case files in the MEMIT repository's form");
+  command.add_option("--trace", options->trace, "trace.json of emend trace: its heat maps become part of the report")
+      ->type_name("FILE");
   return [options](Common& common) {
     const std::filesystem::path folder = options->run;
-    const auto run = evaluation::load_run(folder);
+    auto run = evaluation::load_run(folder);
+    if (!options->trace.empty()) {
+      run.extras["trace"] = read_trace(options->trace);
+      write_file(folder / "report.json", dump_json(run.extras) + "\n");
+    }
     evaluation::write_report(folder / "report.html", run);
     evaluation::write_metrics_csv(folder / "metrics.csv", run);
     nlohmann::ordered_json written = {{"report", (folder / "report.html").string()},
