@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "figures.h"
 #include "version.h"
 
 namespace emend::tools {
@@ -114,7 +115,7 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
 
 nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model) {
   nlohmann::json extras = {{"directory", record.out},
-                           {"versions", {{"emend", EMEND_VERSION_TEXT}, {"libtorch", TORCH_VERSION}}},
+                           {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
                            {"efficacy_by_edits", record.efficacy_by_edits}};
   std::string command;
   for (const auto& word : record.command_line) command += (command.empty() ? "" : " ") + word;
@@ -135,9 +136,7 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
     curve["case_id"] = outcome->value("case_id", int64_t{0});
     curves.push_back(std::move(curve));
   }
-  auto& layers = extras["layers"] = nlohmann::json::array();
-  if (!record.batches.empty())
-    for (const auto& layer : record.batches.back().layers) layers.push_back(layer);
+  const auto& layers = extras["layers"] = layer_figures(record.batches, model);
   nlohmann::json edited = nlohmann::json::array();
   for (const auto& layer : layers) edited.push_back(layer.value("layer", 0));
   nlohmann::json placed = nlohmann::json::object(), used = nlohmann::json::array();
@@ -149,8 +148,8 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
                          {"embedding", devices::to_string(plan.embedding)},
                          {"head", devices::to_string(plan.head)},
                          {"edited_layers", edited}};
-  for (const auto device : plan.devices())
-    extras["memory"][devices::to_string(device)]["peak"] = devices::device_memory_stats(device).peak;
+  extras["memory"] = memory_figures(model);
+  extras["machine"] = machine_figures();
   if (!record.retention.empty()) extras["retention"] = record.retention.to_json();
   return extras;
 }

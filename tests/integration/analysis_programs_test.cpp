@@ -1,0 +1,153 @@
+// lint, convert facts, trace and suggest as a user meets them.
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/models/model.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "support/program.h"
+#include "support/tiny_model.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+
+class AnalysisPrograms : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("emend_analysis_test_" + std::to_string(::getpid()));
+    std::filesystem::remove_all(folder_);
+    write_tiny_model(folder_ / "model");
+    write_file(folder_ / "facts.jsonl",
+               "{\"prompt\": \"{} is in the city of\", \"subject\": \"The  Eiffel Tower\", \"target_new\": \"Rome\"}\n"
+               "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", "
+               "\"target_true\": \"Paris\"}\n"
+               "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Lima\"}\n"
+               "{\"prompt\": \"Nothing here\", \"subject\": \"Spain\", \"target_new\": \"Lima\"}\n");
+    write_file(folder_ / "good.jsonl",
+               "{\"prompt\": \"The capital of {} is\", \"subject\": \"France\", \"target_new\": \"Oslo\", "
+               "\"target_true\": \"Paris\"}\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  /// A random model and prompts of which it answers one with a blank, the first token of every target here.
+  void write_known_facts() const {
+    std::vector<std::string> prompts;
+    for (char last = '!'; last <= '~'; ++last)
+      for (const char* middle : {" is ", " of a", " or x", " by 7"})
+        prompts.push_back(std::string("The capital of France") + middle + last);
+    for (uint64_t seed = 1; seed < 100; ++seed) {
+      write_tiny_model(folder_ / "model", seed);
+      const auto model = models::load_model(path("model"));
+      std::vector<std::vector<int64_t>> rows;
+      for (const auto& prompt : prompts) rows.push_back(model.tokenizer().encode_ids(prompt));
+      const auto batch = models::TokenBatch::from_rows(rows);
+      const at::Tensor answers = model.forward(batch).logits.argmax(-1);
+      for (size_t i = 0; i < prompts.size(); ++i)
+        if (answers[batch.token(static_cast<int64_t>(i), -1)].item<int64_t>() == ' ') {
+          const json known = {{{"prompt", prompts[i]}, {"subject", "France"}, {"attribute", "x"}}};
+          write_file(folder_ / "known.json", known.dump());
+          return;
+        }
+    }
+    FAIL() << "no model answers any prompt with a blank";
+  }
+  [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(AnalysisPrograms, LintNamesLinesAndItsStatusIsForScripts) {
+  const auto result = run_program("emend", {"lint", path("facts.jsonl"), "--json"});
+  EXPECT_EQ(result.status, 3) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document["facts"], 3);
+  EXPECT_EQ(document["errors"], 2);
+  std::map<std::string, int64_t> lines;
+  for (const auto& finding : document["findings"])
+    lines[finding["check"].get<std::string>()] = finding["line"].get<int64_t>();
+  EXPECT_EQ(lines.at("whitespace"), 1);
+  EXPECT_EQ(lines.at("contradiction"), 3);
+  EXPECT_EQ(lines.at("unusable-row"), 4);
+  const auto text = run_program("emend", {"lint", path("facts.jsonl")});
+  EXPECT_NE(text.out.find("facts.jsonl:4: error:"), std::string::npos) << text.out;
+  EXPECT_EQ(run_program("emend", {"lint", path("good.jsonl")}).status, 0);
+  EXPECT_EQ(run_program("emend", {"lint", path("absent.jsonl")}).status, 3);
+  EXPECT_EQ(run_program("emend", {"lint", path("good.jsonl"), "--out", path("x")}).status, 2) << "--out needs --fix";
+}
+
+TEST_F(AnalysisPrograms, LintFixesWhatIsClearAndLosesNothing) {
+  const std::string original = read_file(folder_ / "facts.jsonl");
+  auto result = run_program("emend", {"lint", path("facts.jsonl"), "--fix"});
+  EXPECT_EQ(result.status, 3) << "the unusable row would be lost";
+  EXPECT_EQ(read_file(folder_ / "facts.jsonl"), original);
+  result = run_program("emend", {"lint", path("facts.jsonl"), "--fix", "--out", path("fixed.jsonl"), "--json"});
+  EXPECT_EQ(result.status, 3) << "errors are left";
+  EXPECT_GE(json::parse(result.out)["fixed"].get<int>(), 1);
+  const std::string fixed = read_file(folder_ / "fixed.jsonl");
+  EXPECT_NE(fixed.find("\"The Eiffel Tower\""), std::string::npos) << fixed;
+  write_file(folder_ / "small.jsonl",
+             "{\"prompt\": \"{} is in\", \"subject\": \"The  Louvre\", \"target_new\": \"Rome\", \"mine\": 7}\n");
+  result = run_program("emend", {"lint", path("small.jsonl"), "--fix"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(read_file(folder_ / "small.jsonl"))["subject"], "The Louvre");
+  EXPECT_EQ(json::parse(read_file(folder_ / "small.jsonl"))["mine"], 7) << "other keys stay";
+}
+
+TEST_F(AnalysisPrograms, ConvertFactsIsAVerbOfTwoWords) {
+  auto result =
+      run_program("emend", {"convert", "facts", path("good.jsonl"), path("cf.json"), "--to", "counterfact", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["facts"], 1);
+  EXPECT_EQ(json::parse(read_file(folder_ / "cf.json"))[0]["requested_rewrite"]["target_true"]["str"], "Paris");
+  result = run_program("emend", {"convert-facts", path("cf.json"), path("again.jsonl"), "--to", "jsonl"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(read_file(folder_ / "again.jsonl"))["target_new"], "Oslo");
+  result = run_program("emend", {"convert", "facts", path("cf.json"), path("again.jsonl"), "--to", "jsonl"});
+  EXPECT_EQ(result.status, 2) << "the file exists";
+  EXPECT_NE(result.err.find("--force"), std::string::npos) << result.err;
+  EXPECT_EQ(run_program("emend", {"convert", "facts", path("cf.json"), path("y"), "--to", "nothing"}).status, 2);
+}
+
+TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
+  const auto result =
+      run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
+                            "France", "--out", path("trace"), "--samples", "4", "--dtype", "float32", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document["facts"], 1);
+  EXPECT_EQ(document["traces"][0]["prompt"], "The capital of France is");
+  EXPECT_EQ(document["effect"].size(), 3U);
+  EXPECT_EQ(json::parse(read_file(folder_ / "trace" / "trace.json"))["traces"], document["traces"]);
+  const std::string page = read_file(folder_ / "trace" / "trace.html");
+  EXPECT_NE(page.find("Layers to edit"), std::string::npos);
+  EXPECT_EQ(page.find("http://"), std::string::npos) << "no name from outside";
+  for (const char* kind : {"state", "mlp", "attention"})
+    EXPECT_NE(read_file(folder_ / "trace" / ("trace_" + std::string(kind) + ".svg")).find("</svg>"), std::string::npos);
+  auto wrong = run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is"});
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_NE(wrong.err.find("--subject"), std::string::npos) << wrong.err;
+  wrong = run_program("emend", {"trace", "--model", path("model"), "--prompt", "Here", "--subject", "France"});
+  EXPECT_EQ(wrong.status, 2) << wrong.err;
+}
+
+TEST_F(AnalysisPrograms, SuggestSaysWhenTheModelKnowsNothing) {
+  const auto result = run_program("emend", {"suggest", "--model", path("model"), "--facts", path("good.jsonl")});
+  EXPECT_EQ(result.status, 2) << result.out;
+  EXPECT_NE(result.err.find("knows none"), std::string::npos) << result.err;
+}
+
+TEST_F(AnalysisPrograms, SuggestWritesAFileThatMemitEditTakes) {
+  write_known_facts();
+  const auto result = run_program("emend", {"suggest", "--model", path("model"), "--facts", path("known.json"),
+                                            "--dtype", "float32", "--layers", "2", "--out", path("suggested.yaml")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const auto edited = run_program("memit_edit", {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams",
+                                                 path("suggested.yaml"), "--dry-run"});
+  EXPECT_EQ(edited.status, 0) << edited.err;
+}
+
+}  // namespace
+}  // namespace emend::testing
