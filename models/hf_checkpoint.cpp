@@ -42,6 +42,12 @@ at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
   return aligned;
 }
 
+// False also for links that lead nowhere or in circles.
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
 [[noreturn]] void no_weights(const fs::path& folder) {
   bool pickle = false, gguf = false;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -75,7 +81,9 @@ Json parse_json_text(const std::string& text, const std::string& where) {
   } catch (const Json::exception& error) {
     std::string what = error.what();
     if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
-    damaged(what);
+    for (char& c : what)  // it quotes the file, which may hold anything
+      if (c < 0x20 || c > 0x7e) c = '?';
+    damaged(what.substr(0, 200));
   }
   return {};
 }
@@ -86,15 +94,15 @@ Json read_json(const fs::path& path) {
 
 HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
   const fs::path config_path = folder_ / config_name;
-  if (!fs::exists(config_path))
+  if (!is_there(config_path))
     throw Error(ErrorClass::kNotFound,
                 {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
                  "name the folder that holds config.json"});
   config_text_ = read_file(config_path);
   config_ = parse_json_text(config_text_, config_path.string());
-  if (fs::exists(folder_ / kSingle)) {
+  if (is_there(folder_ / kSingle)) {
     open_shards({kSingle});
-  } else if (fs::exists(folder_ / kIndex)) {
+  } else if (is_there(folder_ / kIndex)) {
     read_index(folder_ / kIndex);
   } else {
     no_weights(folder_);
@@ -154,7 +162,7 @@ void HfCheckpoint::read_index(const fs::path& path) {
   if (files.empty()) corrupt("an empty weight_map", "at least one tensor");
   std::string missing;
   for (const std::string& file : files)
-    if (!fs::exists(folder_ / file)) missing += (missing.empty() ? "" : ", ") + file;
+    if (!is_there(folder_ / file)) missing += (missing.empty() ? "" : ", ") + file;
   if (!missing.empty())
     throw Error(ErrorClass::kNotFound,
                 {path.string(), "it names files that are not there: " + missing,
@@ -183,6 +191,12 @@ at::Tensor HfCheckpoint::read(const std::string& name) const {
   }
   const Shard& shard = shards_[it->second];
   return map_tensor(shard.path, shard.fd, shard.file->tensors().at(name));
+}
+
+std::string HfCheckpoint::file_of(const std::string& tensor) const {
+  const auto it = shard_of_.find(tensor);
+  if (it != shard_of_.end()) return shards_[it->second].path.string();
+  return (index_ ? folder_ / kIndex : shards_.front().path).string();
 }
 
 std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {

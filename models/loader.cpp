@@ -4,6 +4,7 @@
 #include <emend/core/log.h>
 #include <emend/devices/route.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_state.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -21,6 +22,12 @@ bool fits(std::string_view pattern, std::string_view name) {
   for (size_t skip = star; skip <= name.size(); ++skip)
     if (fits(rest, name.substr(skip))) return true;
   return false;
+}
+
+// The file that a message about a tensor names.
+std::string file_of(const Checkpoint& checkpoint, const std::string& tensor = "") {
+  const auto* folder = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint);
+  return folder ? folder->file_of(tensor) : checkpoint.path().string();
 }
 
 // File names and the names of the family's table.
@@ -47,7 +54,8 @@ class Resolver {
       if (!name.empty()) {
         const auto [other, fresh] = resolution.file_name.emplace(name, info.name);
         if (!fresh)
-          damaged("tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"", "each tensor once");
+          damaged(info.name, "tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"",
+                  "each tensor once");
       } else if (config_.tied_head && is_head(info.name)) {
         resolution.head_duplicates.push_back(info.name);
       } else if (!is_ignored(info.name)) {
@@ -106,31 +114,34 @@ class Resolver {
         std::ostringstream got, wanted;
         got << "tensor \"" << info.name << "\" has shape " << at::IntArrayRef(info.shape);
         wanted << at::IntArrayRef(tensor.shape) << " for this config.json";
-        damaged(got.str(), wanted.str());
+        damaged(info.name, got.str(), wanted.str());
       }
       if (!at::isFloatingType(info.dtype))
-        throw Error(ErrorClass::kUnsupported, {where(), "tensor \"" + info.name + "\" is " + c10::toString(info.dtype),
-                                               "float32, float16 or bfloat16 weights",
-                                               "quantised checkpoints are not loadable as they are; "
-                                               "use the unquantised one or a GGUF file"});
+        throw Error(ErrorClass::kUnsupported,
+                    {file_of(checkpoint_, info.name), "tensor \"" + info.name + "\" is " + c10::toString(info.dtype),
+                     "float32, float16 or bfloat16 weights",
+                     "quantised checkpoints are not loadable as they are; "
+                     "use the unquantised one or a GGUF file"});
     }
     if (missing.empty()) return;
     const bool head = missing.size() == 1 && missing.front() == head_;
-    damaged(head ? "no tensor \"" + head_ + "\", and config.json says that the head is not tied to the embedding"
+    damaged("",
+            head ? "no tensor \"" + head_ + "\", and config.json says that the head is not tied to the embedding"
                  : std::to_string(missing.size()) + " tensors are missing: " + some(missing),
             head ? "the head's weight, or tie_word_embeddings true" : "all tensors of family " + family_.name);
   }
 
   [[noreturn]] void refuse_unknown(const std::vector<std::string>& unknown) const {
     throw Error(ErrorClass::kUnsupported,
-                {where(), std::to_string(unknown.size()) + " tensors are not known: " + some(unknown),
+                {file_of(checkpoint_, unknown.front()),
+                 std::to_string(unknown.size()) + " tensors are not known: " + some(unknown),
                  "only tensors of family " + family_.name,
                  "config.json does not match the weights, or this is a variant that emend does not know"});
   }
 
-  [[noreturn]] void damaged(const std::string& got, const std::string& expected) const {
-    throw Error(ErrorClass::kCorruption,
-                {where(), got, expected, "check that config.json and weights belong together; fetch them again"});
+  [[noreturn]] void damaged(const std::string& tensor, const std::string& got, const std::string& expected) const {
+    throw Error(ErrorClass::kCorruption, {file_of(checkpoint_, tensor), got, expected,
+                                          "check that config.json and weights belong together; fetch them again"});
   }
 
   static std::string some(const std::vector<std::string>& names) {
@@ -138,7 +149,6 @@ class Resolver {
     for (size_t i = 0; i < names.size() && i < 4; ++i) text += (i ? ", " : "") + names[i];
     return names.size() > 4 ? text + ", …" : text;
   }
-  [[nodiscard]] std::string where() const { return checkpoint_.path().string(); }
 
   const Checkpoint& checkpoint_;
   const FamilySpec& family_;
@@ -168,7 +178,7 @@ void refuse_non_finite(const at::Tensor& tensor, const std::string& name, const 
   const at::Tensor sum = tensor.sum();
   if (at::isfinite(sum).item<bool>() || at::isfinite(tensor).all().item<bool>()) return;
   throw Error(ErrorClass::kCorruption,
-              {checkpoint.path().string(), "tensor \"" + name + "\" holds values that are not finite", "finite weights",
+              {file_of(checkpoint, name), "tensor \"" + name + "\" holds values that are not finite", "finite weights",
                "the checkpoint is damaged, or a float16 conversion overflowed: fetch it again"});
 }
 

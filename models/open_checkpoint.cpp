@@ -44,12 +44,13 @@ std::string hub_folder_name(const std::string& name) {
 // The snapshot that refs/main names, or the only one there is; empty if none.
 fs::path find_snapshot(const fs::path& repository) {
   const fs::path snapshots = repository / "snapshots";
-  if (!fs::is_directory(snapshots)) return {};
-  if (fs::exists(repository / "refs" / "main")) {
+  std::error_code ignored;
+  if (!fs::is_directory(snapshots, ignored)) return {};
+  if (fs::exists(repository / "refs" / "main", ignored)) {
     std::string revision = read_file(repository / "refs" / "main");
     std::erase_if(revision, [](unsigned char c) { return std::isspace(c); });
     if (!revision.empty() && revision.find('/') == std::string::npos && revision[0] != '.' &&
-        fs::is_directory(snapshots / revision))
+        fs::is_directory(snapshots / revision, ignored))
       return snapshots / revision;
   }
   std::vector<fs::path> found;

@@ -303,6 +303,48 @@ TEST(HostileConfig, SettingsOfOneFamily) {
   }
 }
 
+// Of several weight files the message names the one that holds the tensor, or the index that should list it.
+TEST(HostileTensors, TheFileIsNamed) {
+  namespace fs = std::filesystem;
+  const auto folder = fs::path(::testing::TempDir()) / "emend_model_hostile_files";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  const Json config = testing::debug_config("llama");
+  const auto checkpoint = random_checkpoint(config, 1);
+  write_file(folder / "config.json", config.dump());
+  // Puts "model.norm.weight" with this value into the second file, everything else into the first.
+  const auto load_with = [&](const std::optional<at::Tensor>& norm) {
+    Tensors first, second;
+    Json index = {{"weight_map", Json::object()}};
+    for (const TensorInfo& info : checkpoint->tensors()) {
+      const bool moved = info.name == "model.norm.weight";
+      if (moved && !norm) continue;
+      (moved ? second : first).emplace_back(info.name, moved ? *norm : checkpoint->read(info.name));
+      index["weight_map"][info.name] = moved ? "model-00002-of-00002.safetensors" : "model-00001-of-00002.safetensors";
+    }
+    write_safetensors(folder / "model-00001-of-00002.safetensors", first);
+    write_safetensors(folder / "model-00002-of-00002.safetensors", second);
+    write_file(folder / "model.safetensors.index.json", index.dump());
+    return outcome_of([&] { (void)load_model(folder.string()); });
+  };
+  const at::Tensor norm = checkpoint->read("model.norm.weight");
+  EXPECT_FALSE(load_with(norm).error) << load_with(norm).text;
+  expect_words(load_with(at::zeros({7})), ErrorClass::kCorruption,
+               {"model-00002-of-00002.safetensors", "model.norm.weight", "[7]", "[32]"}, "shape");
+  expect_words(load_with(at::zeros({32}, at::kInt)), ErrorClass::kUnsupported,
+               {"model-00002-of-00002.safetensors", "model.norm.weight", "Int"}, "dtype");
+  expect_words(load_with(norm / 0), ErrorClass::kCorruption,
+               {"model-00002-of-00002.safetensors", "model.norm.weight", "not finite"}, "values");
+  expect_words(load_with(std::nullopt), ErrorClass::kCorruption,
+               {"model.safetensors.index.json", "missing", "model.norm.weight"}, "missing");
+  (void)load_with(norm);
+  fs::remove(folder / "model-00002-of-00002.safetensors");
+  fs::create_symlink("model-00002-of-00002.safetensors", folder / "model-00002-of-00002.safetensors");  // to itself
+  expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kNotFound,
+               {"model.safetensors.index.json", "model-00002-of-00002.safetensors"}, "a link to itself");
+  fs::remove_all(folder);
+}
+
 // Text that is no JSON, although Python's json module writes it.
 TEST(HostileConfig, FilesThatAreNotJson) {
   const auto folder = std::filesystem::path(::testing::TempDir()) / "emend_model_hostile_test";

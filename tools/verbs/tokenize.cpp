@@ -29,7 +29,16 @@ std::unique_ptr<models::Tokenizer> tokenizer_of(const ModelOptions& options) {
 }
 
 std::vector<std::string> read_strings(const std::string& path) {
-  const auto document = nlohmann::json::parse(read_file(path), nullptr, false);
+  nlohmann::json document;
+  try {
+    document = nlohmann::json::parse(read_file(path));
+  } catch (const nlohmann::json::exception& error) {
+    std::string what = error.what();
+    if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
+    for (char& c : what)  // it quotes the file, which may hold anything
+      if (c < 0x20 || c > 0x7e) c = '?';
+    throw Error(ErrorClass::kInvalidArgument, {path, "not valid JSON (" + what + ")", "a JSON array of strings", ""});
+  }
   std::vector<std::string> strings;
   if (!document.is_array())
     throw Error(ErrorClass::kInvalidArgument, {path, "not a JSON array", "a JSON array of strings", ""});
