@@ -58,13 +58,13 @@ std::string at(double value) {
 
 /// A complete SVG document; inside a page it takes the page's text colour.
 std::string draw(const Map& map) {
-  constexpr double kLeft = 170, kCell = 15, kTop = 30, kBar = 90;
+  constexpr double kLeft = 172, kCell = 20, kTop = 32, kBar = 84;
   const size_t layers = map.values.empty() ? 0 : map.values[0].size();
-  const double cell_width = std::clamp(460.0 / static_cast<double>(std::max<size_t>(layers, 1)), 6.0, 22.0);
+  const double cell_width = std::clamp(330.0 / static_cast<double>(std::max<size_t>(layers, 1)), 5.0, 26.0);
   const double right = kLeft + cell_width * static_cast<double>(layers),
                bottom = kTop + kCell * static_cast<double>(map.rows.size());
-  const double width = right + kBar, height = bottom + 44;
-  const std::string text = " style=\"font:12px system-ui,sans-serif;fill:var(--ink,currentColor)\"";
+  const double width = std::max(right + kBar, 590.0), height = bottom + 48;
+  const std::string text = " style=\"font:15px system-ui,sans-serif;fill:var(--ink,currentColor)\"";
   std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + at(width) + " " + at(height) +
                     "\" width=\"" + at(width) + "\" height=\"" + at(height) + "\" role=\"img\" aria-label=\"" +
                     detail::escape(map.title) + "\">";
@@ -72,12 +72,12 @@ std::string draw(const Map& map) {
     out += "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor + "\"" + text + ">" +
            detail::escape(words) + "</text>";
   };
-  label(kLeft, 18, "start", map.title);
+  label(8, 20, "start", map.title);
   const auto shade = [&](double value) {
     return detail::fixed(std::clamp((value - map.low) / std::max(map.high - map.low, 1e-12), 0.0, 1.0), 3);
   };
   for (size_t r = 0; r < map.rows.size(); ++r) {
-    label(kLeft - 6, kTop + kCell * (static_cast<double>(r) + 0.8), "end", detail::shorten(map.rows[r], 24));
+    label(kLeft - 6, kTop + kCell * (static_cast<double>(r) + 0.78), "end", detail::shorten(map.rows[r], 24));
     for (size_t l = 0; l < map.values[r].size(); ++l)
       if (std::isfinite(map.values[r][l]))
         out += "<rect x=\"" + at(kLeft + cell_width * static_cast<double>(l)) + "\" y=\"" +
@@ -86,17 +86,17 @@ std::string draw(const Map& map) {
   }
   out += "<rect x=\"" + at(kLeft) + "\" y=\"" + at(kTop) + "\" width=\"" + at(right - kLeft) + "\" height=\"" +
          at(bottom - kTop) + "\" fill=\"none\" stroke=\"currentColor\" stroke-opacity=\"0.4\"/>";
-  const size_t step = std::max<size_t>(1, (layers + 9) / 10);
+  const size_t step = std::max<size_t>(1, (layers + 7) / 8);
   for (size_t l = 0; l < layers; l += step)
-    label(kLeft + cell_width * (static_cast<double>(l) + 0.5), bottom + 15, "middle", std::to_string(l));
-  label((kLeft + right) / 2, bottom + 34, "middle", "layer");
+    label(kLeft + cell_width * (static_cast<double>(l) + 0.5), bottom + 18, "middle", std::to_string(l));
+  label((kLeft + right) / 2, bottom + 40, "middle", "layer");
   for (int i = 0; i < 20; ++i)
     out += "<rect x=\"" + at(right + 14) + "\" y=\"" + at(bottom - (bottom - kTop) * (i + 1) / 20) +
            "\" width=\"12\" height=\"" + at((bottom - kTop) / 20 + 0.3) + "\" fill=\"" + map.colour +
            "\" fill-opacity=\"" + detail::fixed((i + 0.5) / 20, 3) + "\"/>";
   label(right + 31, kTop + 10, "start", detail::significant(map.high));
   label(right + 31, bottom, "start", detail::significant(map.low));
-  label(right + 14, bottom + 34, "start", map.scale_name);
+  label(right + 14, bottom + 40, "start", map.scale_name);
   return out + "</svg>";
 }
 
@@ -200,16 +200,17 @@ json suggest_layers(const TraceSummary& summary, int count) {
   while (low > 0 && effect[static_cast<size_t>(low) - 1] >= best - error) --low;
   while (high + 1 < n && effect[static_cast<size_t>(high) + 1] >= best - error) ++high;
   why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) +
-                " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) + " ± " +
-                detail::fixed(error, 3) + " of probability, from " + detail::fixed(summary.corrupted, 3) +
-                " with a noised subject to " + detail::fixed(summary.clean, 3) + " without noise (" +
-                std::to_string(summary.facts) + " facts).");
-  why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
-                " are within one standard error of that peak.");
+                " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) +
+                (summary.facts > 1 ? " ± " + detail::fixed(error, 3) : "") + " of probability, from " +
+                detail::fixed(summary.corrupted, 3) + " with a noised subject to " + detail::fixed(summary.clean, 3) +
+                " without noise (" + std::to_string(summary.facts) + (summary.facts == 1 ? " fact)." : " facts)."));
+  if (summary.facts > 1)
+    why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
+                  " are within one standard error of that peak.");
   why.push_back("The range is the " + std::to_string(layers.size()) +
                 " layers that end at the peak, as MEMIT chooses it: each passes on what the next needs.");
-  if (best < 2 * error)
-    why.push_back("The peak is less than two standard errors above nothing: trace more facts before relying on it.");
+  if (summary.facts < 10 || best < 2 * error)
+    why.push_back("Few facts, or a peak less than two standard errors above nothing: trace more before relying on it.");
   return {{"peak", peak},           {"layers", layers}, {"effect", best}, {"standard_error", error},
           {"facts", summary.facts}, {"why", why}};
 }

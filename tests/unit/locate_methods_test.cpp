@@ -1,0 +1,257 @@
+// EMMET, PMET, ENCORE and AnyEdit: the step in which each differs from MEMIT.
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/editors/locate.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/windows.h>
+#include <gtest/gtest.h>
+
+#include "support/editor_models.h"
+
+namespace emend {
+namespace {
+
+using editors::EditContext;
+using editors::EditResult;
+using editors::LayerProblem;
+using testing::random_matrix;
+using testing::random_spd;
+using testing::relative_difference;
+using testing::tiny_facts;
+using testing::tiny_model;
+
+std::unique_ptr<editors::Editor> make(const std::string& name, const std::string& more, const models::Model& model) {
+  const std::string steps = more.find("v_num_grad_steps") == std::string::npos ? "v_num_grad_steps: 6\n" : "";
+  return editors::make_editor(name, hparams::parse_hparams("layers: [1, 2]\n" + steps + more, "test.yaml"), model);
+}
+
+EditResult edit(editors::Editor& editor, models::Model& model, const std::vector<datasets::Fact>& facts,
+                EditContext& context) {
+  auto statistics = testing::tiny_statistics(model);
+  context.statistics = &statistics;
+  if (!context.contexts) context.contexts = testing::tiny_contexts();
+  EditResult result = editor.edit(model, facts, context);
+  context.statistics = nullptr;
+  return result;
+}
+
+LayerProblem made_up(const models::Model& model, int64_t facts) {
+  LayerProblem problem;
+  problem.layer = 1;
+  problem.count = 2;
+  problem.site = model.edit_site(1);
+  problem.weight_DF = model.weight(problem.site.weight_name);
+  problem.keys_FN = random_matrix(48, facts, 1);
+  problem.residual_DN = random_matrix(32, facts, 2);
+  problem.moment = editors::SecondMoment(random_spd(48, 7));
+  return problem;
+}
+
+at::Tensor update_of(const editors::Editor& editor, const LayerProblem& problem) {
+  return dynamic_cast<const editors::LocateEditor&>(editor).update(problem).delta.matrix();
+}
+
+void expect_refused(const models::Model& model, const std::string& editor, const std::string& more,
+                    const std::string& part) {
+  try {
+    (void)make(editor, more, model);
+    ADD_FAILURE() << "no error: " << editor << " with " << more;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("test.yaml"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Emmet, MeetsEveryFactExactlyAndDisturbsTheRestLeast) {
+  const models::Model model = tiny_model();
+  const auto problem = made_up(model, 5);
+  const at::Tensor delta = update_of(*make("emmet", "emmet_lambda: 0\n", model), problem);
+  EXPECT_LT(relative_difference(delta.mm(problem.keys_FN), problem.residual_DN), 1e-10);
+  // Any other solution moves the preserved keys more: add a change that leaves all keys alone.
+  const at::Tensor q = std::get<0>(at::linalg_qr(problem.keys_FN));
+  const at::Tensor noise = random_matrix(32, 48, 9);
+  const at::Tensor other = delta + 0.1 * (noise - noise.mm(q).mm(q.t()));
+  EXPECT_LT(relative_difference(other.mm(problem.keys_FN), problem.residual_DN), 1e-10);
+  const auto disturbance = [&](const at::Tensor& d) {
+    return d.mm(problem.moment.cov_FF()).mul(d).sum().item<double>();
+  };
+  EXPECT_LT(disturbance(delta), disturbance(other));
+}
+
+TEST(Emmet, IsTheFormulaWithBothWeights) {
+  const models::Model model = tiny_model();
+  const auto problem = made_up(model, 5);
+  const at::Tensor got =
+      update_of(*make("emmet", "mom2_update_weight: 3\nupdate_norm_lambda: 0.5\nemmet_lambda: 0.2\n", model), problem);
+  const at::Tensor c = 3 * problem.moment.cov_FF() + 0.5 * at::eye(48, at::kDouble), k = problem.keys_FN;
+  const at::Tensor ck = at::linalg_inv(c).mm(k);
+  const at::Tensor d = k.t().mm(ck) + 0.2 * at::eye(5, at::kDouble);
+  EXPECT_LT(relative_difference(got, problem.residual_DN.mm(at::linalg_inv(d)).mm(ck.t())), 1e-10);
+  // Without statistics C is the identity.
+  auto bare = problem;
+  bare.moment = {};
+  const at::Tensor identity = update_of(*make("emmet", "mom2_adjustment: false\nemmet_lambda: 0\n", model), bare);
+  EXPECT_LT(relative_difference(identity, problem.residual_DN.mm(at::linalg_pinv(k))), 1e-8);
+}
+
+TEST(Emmet, EqualKeysGetTheMeanOfTheirTargets) {
+  const models::Model model = tiny_model();
+  auto problem = made_up(model, 3);
+  problem.keys_FN.select(1, 2).copy_(problem.keys_FN.select(1, 1));
+  const at::Tensor moved = update_of(*make("emmet", "emmet_lambda: 0\n", model), problem).mm(problem.keys_FN);
+  EXPECT_LT(relative_difference(moved.select(1, 0), problem.residual_DN.select(1, 0)), 1e-8);
+  EXPECT_LT(relative_difference(moved.select(1, 1), problem.residual_DN.narrow(1, 1, 2).mean(1)), 1e-8);
+}
+
+TEST(Pmet, OptimisesTwoPlacesAndWritesOne) {
+  models::Model model = tiny_model();
+  const auto before = testing::all_weights(model);
+  editors::Trace trace;
+  EditContext context;
+  context.trace = &trace;
+  const auto editor = make("pmet", "rewrite_module_tmps: [\"model.layers.{}.mlp.down_proj\"]\n", model);
+  const auto result = edit(*editor, model, tiny_facts(), context);
+  EXPECT_EQ(result.failed(), 0);
+  for (const char* name : {"z.3.delta_steps_mlp", "z.3.delta_steps_attn"})
+    EXPECT_GT(trace.at(name)[-1].norm().item<double>(), 0) << name;
+  EXPECT_EQ(testing::changed_weights(model, before).size(), 2U) << "the MLP's matrices of two layers";
+  // sqrt(2) in the first of two layers, all in the last.
+  EXPECT_LT(relative_difference(trace.at("layer.1.resid") * std::sqrt(2.0), trace.at("layer.1.targets")), 1e-12);
+  EXPECT_TRUE(at::equal(trace.at("layer.2.resid"), trace.at("layer.2.targets")));
+}
+
+TEST(Pmet, OtherMatricesAreRefused) {
+  const models::Model model = tiny_model();
+  expect_refused(model, "pmet",
+                 "rewrite_module_tmps: [\"model.layers.{}.mlp.down_proj\", \"model.layers.{}.self_attn.o_proj\"]\n",
+                 "2 matrices");
+  expect_refused(model, "pmet", "rewrite_module_tmps: [\"model.layers.{}.self_attn.o_proj\"]\n", "o_proj");
+}
+
+TEST(Encore, HoldsTheNormBackAndRemembersEarlierBatches) {
+  models::Model model = tiny_model();
+  const auto problem = made_up(model, 4);
+  const auto loose = make("encore", "mom2_update_weight: 2\nupdate_norm_lambda: 0\n", model),
+             tight = make("encore", "mom2_update_weight: 2\nupdate_norm_lambda: 5\n", model);
+  const at::Tensor k = problem.keys_FN, c = 2 * problem.moment.cov_FF();
+  EXPECT_LT(relative_difference(update_of(*tight, problem), problem.residual_DN.mm(k.t()).mm(at::linalg_inv(
+                                                                c + 5 * at::eye(48, at::kDouble) + k.mm(k.t())))),
+            1e-10);
+  EXPECT_LT(update_of(*tight, problem).norm().item<double>(), update_of(*loose, problem).norm().item<double>());
+  EditContext context;
+  (void)edit(*loose, model, tiny_facts(), context);
+  EXPECT_EQ(loose->state().size(), 2U) << "keys of two layers";
+  const auto forgetful = make("encore", "add_prev_edits: false\n", model);
+  (void)edit(*forgetful, model, tiny_facts(), context);
+  EXPECT_TRUE(forgetful->state().empty());
+}
+
+TEST(Encore, StopsEarlier) {
+  // One token, which the random model can be made to say.
+  const auto facts = std::vector<datasets::Fact>{testing::make_fact(1, "{}", "Oslo", " ")};
+  const auto steps = [&](const std::string& more) {
+    models::Model model = tiny_model();
+    EditContext context;
+    const auto editor = make("encore",
+                             "v_num_grad_steps: 30\nclamp_norm_factor: 50\nv_stop_loss: 0\nv_weight_decay: 0\n"
+                             "kl_factor: 0\n" +
+                                 more,
+                             model);
+    return edit(*editor, model, facts, context).outcomes.at(0).steps;
+  };
+  const int64_t all = steps("prob_cutoff: 0\n");
+  EXPECT_EQ(all, 29);
+  const int64_t once = steps("prob_cutoff: -1\n"), thrice = steps("prob_cutoff: -3\n");
+  EXPECT_LT(thrice, all);
+  EXPECT_EQ(thrice, once + 2) << "once the most probable, it stays so";
+  const int64_t half = steps("prob_cutoff: 0.5\n"), sure = steps("prob_cutoff: 0.9\n");
+  EXPECT_LT(half, all);
+  EXPECT_LE(half, sure);
+}
+
+TEST(Encore, TrialsOfTheReferenceThatAreOffCannotBeSwitchedOn) {
+  const models::Model model = tiny_model();
+  expect_refused(model, "encore", "use_gd: true\n", "not carried");
+  expect_refused(model, "encore", "norm_control: 1\n", "not carried");
+  expect_refused(model, "encore", "random_vector_preservation: true\n", "not carried");
+  expect_refused(model, "encore", "prob_cutoff: -1.5\n", "whole number");
+}
+
+TEST(Windows, CoverTheTarget) {
+  using Cut = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(editors::cut_target(7, {0, 0}), (Cut{{0, 7}}));
+  EXPECT_EQ(editors::cut_target(7, {3, 0}), (Cut{{0, 3}, {3, 6}, {6, 7}}));
+  EXPECT_EQ(editors::cut_target(6, {3, 0}), (Cut{{0, 3}, {3, 6}}));
+  EXPECT_EQ(editors::cut_target(7, {3, 1}), (Cut{{0, 3}, {2, 5}, {4, 7}}));
+  EXPECT_EQ(editors::cut_target(3, {8, 2}), (Cut{{0, 3}}));
+}
+
+const datasets::Fact kLong = testing::make_fact(5, "The song of {} goes", "Ada", "la la lu la di da");
+
+TEST(AnyEdit, ShortTargetsAreEditedAsMemitDoes) {
+  models::Model memit = tiny_model(), windows = tiny_model();
+  EditContext a, b;
+  const auto first = make("memit", "mom2_update_weight: 3\n", memit),
+             second = make("anyedit", "mom2_update_weight: 3\nwindow_size: 10\n", windows);
+  (void)edit(*first, memit, tiny_facts(), a);
+  (void)edit(*second, windows, tiny_facts(), b);
+  EXPECT_TRUE(testing::changed_weights(windows, testing::all_weights(memit)).empty());
+}
+
+TEST(AnyEdit, EveryWindowIsAColumnWithItsOwnKey) {
+  for (const auto engine : {editors::Engine::kFast, editors::Engine::kReference}) {
+    models::Model model = tiny_model({.dtype = at::kDouble});
+    editors::Trace trace;
+    EditContext context;
+    context.engine = engine;
+    context.trace = &trace;
+    const auto editor = make("anyedit", "mom2_update_weight: 3\nwindow_size: 8\n", model);
+    const EditResult result = edit(*editor, model, {tiny_facts()[0], kLong}, context);
+    const auto target = trace.at("z.5.target_ids").size(0);
+    EXPECT_EQ(target, 8);
+    // " la la lu la di da" has 18 bytes: windows of 8, 8 and 2.
+    EXPECT_EQ(trace.at("z.5.window.1.target_ids").size(0), 8);
+    EXPECT_EQ(trace.at("z.5.window.2.target_ids").size(0), 2);
+    EXPECT_FALSE(trace.contains("z.5.window.3.target_ids"));
+    EXPECT_EQ(trace.at("layer.1.keys").size(1), 4) << "one fact with one window, one with three";
+    // A later window is looked up at the token before it.
+    const at::Tensor lookup = trace.at("z.5.window.1.lookup"), labels = trace.at("z.5.window.1.labels");
+    EXPECT_EQ(lookup.size(0), labels.size(0)) << "no divergence rows";
+    for (int64_t row = 0; row < lookup.size(0); ++row)
+      EXPECT_GE(labels[row][lookup[row].item<int64_t>()].item<int64_t>(), 0) << "it predicts the window's first token";
+    ASSERT_EQ(result.outcomes.size(), 2U);
+    EXPECT_EQ(result.outcomes[1].steps, 15) << "three windows of five updates";
+    EXPECT_EQ(result.outcomes[1].curve.size(), 18U);
+    const auto span = result.outcomes[1].target_span;
+    EXPECT_EQ(span.second - span.first, 18);
+  }
+}
+
+TEST(AnyEdit, EarlierWindowsStayWhileLaterOnesMove) {
+  models::Model model = tiny_model({.dtype = at::kDouble});
+  const auto rendered = editors::render_prompts(model.tokenizer(), kLong, testing::tiny_contexts());
+  const auto first = editors::window_of(rendered, {0, 8}), second = editors::window_of(rendered, {8, 16});
+  EXPECT_EQ(first.kl_rows.size(), 1U);
+  EXPECT_TRUE(second.kl_rows.empty());
+  EXPECT_EQ(second.rows[0].ids.size(), rendered.rows[0].ids.size() + 8);
+  EXPECT_EQ(second.rows[0].lookup, static_cast<int64_t>(second.rows[0].ids.size()) - 1);
+  editors::Target target;
+  target.delta_D = {random_matrix(1, 32, 3)[0]};
+  auto problem = editors::make_target_problem(second);
+  editors::hold(problem, first, target);
+  ASSERT_EQ(problem.held.size(), problem.rows.size());
+  for (size_t row = 0; row < problem.rows.size(); ++row) {
+    EXPECT_EQ(problem.held[row].row, row);
+    EXPECT_EQ(problem.held[row].token, rendered.rows[row].lookup);
+  }
+}
+
+TEST(AnyEdit, WhatCannotBeCutIsRefused) {
+  const models::Model model = tiny_model();
+  expect_refused(model, "anyedit", "window_size: 4\noverlap: 4\n", "less than window_size");
+  expect_refused(model, "anyedit", "merge_equal_keys: true\n", "target of its own");
+  expect_refused(model, "anyedit", "window_size: 0\n", "window_size");
+}
+
+}  // namespace
+}  // namespace emend

@@ -1,0 +1,265 @@
+// Edits beside the weights: GRACE, WISE and IKE on tiny models, their packs, and letting go of them.
+#include <emend/core/error.h>
+#include <emend/editors/grace_book.h>
+#include <emend/editors/pack.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/runtime.h>
+#include <emend/editors/wise_memory.h>
+#include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
+
+#include "support/editor_models.h"
+#include "support/simulated.h"
+
+namespace emend {
+namespace {
+
+using editors::EditContext;
+using editors::EditPack;
+using editors::RuntimePart;
+using editors::RuntimeScope;
+using testing::all_weights;
+using testing::changed_weights;
+using testing::make_fact;
+using testing::tiny_facts;
+using testing::tiny_model;
+
+const char* const kGrace = "layers: [2]\neps: 0.05\nval_init: warm\nn_iter: 40\nedit_lr: 0.3\n";
+const char* const kWise =
+    "layers: [1]\nmask_ratio: 0.6\nedit_lr: 0.5\nn_iter: 100\nact_margin: [0.05, 2, 0.5]\nact_ratio: 0.5\n"
+    "loc_prompts: [\"A b c d e f, unrelated words\"]\n";
+
+std::unique_ptr<editors::Editor> editor(const std::string& name, const models::Model& model,
+                                        const std::string& hparams) {
+  return editors::make_editor(name, hparams::parse_hparams(hparams, "test.yaml"), model);
+}
+
+at::Tensor logits(const models::Model& model, const std::string& text) {
+  const at::NoGradGuard no_grad;
+  return model.forward(models::TokenBatch::from_rows({model.tokenizer().encode_ids(text, true)})).logits.clone();
+}
+
+EditPack pack_of(const models::Model& model, const editors::Editor& editor, const editors::EditResult& result) {
+  EditPack pack = EditPack::from_results(model, std::span(&result, 1), tiny_facts());
+  pack.runtime = editor.runtime();
+  return pack;
+}
+
+struct Case {
+  const char* name;
+  const char* hparams;
+};
+const Case kInside[] = {{"grace", kGrace}, {"wise", kWise}};
+
+TEST(RuntimeEditors, WorkWithoutTouchingWeightsAndLetGo) {
+  const testing::ScratchFolder folder("runtime");
+  for (const char* family : {"llama", "gpt2"})
+    for (const auto& [name, hparams] : kInside) {
+      models::Model model = tiny_model({.family = family}), fresh = tiny_model({.family = family});
+      const auto before = all_weights(model);
+      const std::string prompt = tiny_facts()[0].full_prompt(), other = "A b c d e f, unrelated words";
+      const at::Tensor plain = logits(model, prompt), plain_other = logits(model, other);
+      EditContext context;
+      auto edit = editor(name, model, hparams);
+      const auto result = edit->edit(model, tiny_facts(), context);
+      EXPECT_TRUE(changed_weights(model, before).empty()) << name;
+      EXPECT_TRUE(result.deltas.empty());
+      for (const auto& outcome : result.outcomes)
+        EXPECT_LT(outcome.curve.back().nll, 0.95 * outcome.curve.front().nll) << family << " " << name;
+      const at::Tensor edited = logits(model, prompt);
+      EXPECT_GT((edited - plain).abs().max().item<double>(), 1e-3) << name;
+      EXPECT_TRUE(at::equal(logits(model, other), plain_other)) << family << " " << name << ": other prompts, byte for byte";
+
+      // Through a file into another model.
+      const auto path = folder.path() / "edit.safetensors";
+      editors::save_pack(path, pack_of(model, *edit, result));
+      const EditPack read = editors::load_pack(path);
+      ASSERT_EQ(read.runtime.size(), 1U);
+      EXPECT_EQ(read.runtime[0].values, edit->runtime()[0].values);
+      EXPECT_THROW((void)editors::apply_pack(fresh, read), Error) << "half an edit";
+      {
+        RuntimeScope scope;
+        editors::apply_pack(fresh, read, {.runtime_apart = true})->commit();
+        scope.add(read.runtime[0], fresh, path.string());
+        EXPECT_TRUE(at::equal(logits(fresh, prompt), edited)) << name;
+      }
+      EXPECT_TRUE(at::equal(logits(fresh, prompt), plain)) << name << ": the scope has ended";
+
+      edit->reset();
+      EXPECT_TRUE(at::equal(logits(model, prompt), plain)) << name;
+      EXPECT_TRUE(edit->runtime().empty());
+    }
+}
+
+TEST(RuntimeEditors, MemoryGoesOnAndSurvivesFailure) {
+  const auto facts = tiny_facts();
+  const std::span<const datasets::Fact> span(facts);
+  for (const auto& [name, hparams] : kInside) {
+    models::Model model = tiny_model(), other = tiny_model();
+    EditContext context;
+    auto edit = editor(name, model, hparams);
+    (void)edit->edit(model, span.subspan(0, 2), context);
+    const std::string prompt = facts[0].full_prompt();
+    const at::Tensor after_two = logits(model, prompt);
+    // A cancelled batch leaves the two in force.
+    EditContext cancelled;
+    cancelled.progress = [&](const ProgressUpdate&) { cancelled.cancel.request(); };
+    EXPECT_THROW((void)edit->edit(model, span.subspan(2), cancelled), Error);
+    EXPECT_TRUE(at::equal(logits(model, prompt), after_two)) << name;
+    // Another instance goes on from the memory.
+    auto resumed = editor(name, other, hparams);
+    resumed->load_state(edit->state());
+    EXPECT_TRUE(at::equal(logits(other, prompt), after_two)) << name;
+    (void)edit->edit(model, span.subspan(2), context);
+    (void)resumed->edit(other, span.subspan(2), context);
+    EXPECT_TRUE(at::equal(logits(other, facts[2].full_prompt()), logits(model, facts[2].full_prompt()))) << name;
+    EXPECT_THROW(resumed->load_state({{"keys", at::zeros({1, 2})}}), Error);
+  }
+}
+
+TEST(RuntimeEditors, SplitModelGivesTheSame) {
+  for (const auto& [name, hparams] : kInside) {
+    models::Model whole = tiny_model(), split = tiny_model({.place = [](const models::ModelConfig&, const auto&) {
+      auto plan = devices::PlacementPlan::single(testing::sim(0), 4);
+      plan.layers = {testing::sim(0), testing::sim(1), testing::sim(1), testing::sim(2)};
+      plan.final_norm = plan.head = testing::sim(2);
+      return plan;
+    }});
+    EditContext one, two;
+    auto a = editor(name, whole, hparams), b = editor(name, split, hparams);
+    (void)a->edit(whole, tiny_facts(), one);
+    (void)b->edit(split, tiny_facts(), two);
+    for (const auto& [tensor, value] : a->runtime()[0].tensors)
+      EXPECT_LT(testing::relative_difference(b->runtime()[0].tensors.at(tensor), value), 1e-2) << name << " " << tensor;
+  }
+}
+
+TEST(GraceBook, WidensSplitsAndReplaces) {
+  const auto key = [](double x) { return at::tensor({x, 0.0}).to(at::kFloat); };
+  const at::Tensor value = at::ones({3});
+  editors::GraceBook book;
+  EXPECT_EQ(book.admit(key(0), value, {1}, 10, 1, false), 0);
+  EXPECT_EQ(book.admit(key(5), value, {2}, 11, 1, false), 1) << "far away: an entry of its own";
+  EXPECT_EQ(book.admit(key(1.5), value, {1}, 12, 1, false), 0) << "the same answer nearby";
+  EXPECT_FLOAT_EQ(book.radius_E[0].item<float>(), 1.5F);
+  EXPECT_FLOAT_EQ(book.keys_EF[0][0].item<float>(), 0);
+  EXPECT_EQ(book.admit(key(4), value, {3}, 13, 1, false), 2) << "another answer nearby";
+  EXPECT_NEAR(book.radius_E[1].item<float>(), 0.5, 1e-4);
+  EXPECT_NEAR(book.radius_E[2].item<float>(), 0.5, 1e-6);
+  EXPECT_EQ(book.admit(key(5), value * 2, {4}, 14, 1, false), 1) << "the same prompt: the newer answer";
+  EXPECT_EQ(book.labels[1], (std::vector<int64_t>{4}));
+  EXPECT_EQ(book.values_ED[1][0].item<float>(), 2);
+  editors::GraceBook moving;
+  (void)moving.admit(key(0), value, {1}, 1, 1, true);
+  (void)moving.admit(key(1.5), value, {1}, 2, 1, true);
+  EXPECT_FLOAT_EQ(moving.keys_EF[0][0].item<float>(), 0.75F);
+}
+
+// Entries decide by distance and radius alone.
+TEST(GraceLookup, NearestEntryWithinItsRadius) {
+  editors::GraceLookup lookup{at::tensor({0.0, 0.0, 3.0, 0.0}).to(at::kFloat).view({2, 2}),
+                              at::tensor({1.0, 0.5}).to(at::kFloat)};
+  const auto [entry, within] = lookup.find(at::tensor({0.9, 0.0, 1.4, 0.0, 2.6, 0.0, 2.4, 0.0}).to(at::kFloat).view({4, 2}));
+  EXPECT_TRUE(at::equal(entry, at::tensor({0, 0, 1, 1}, at::kLong)));
+  EXPECT_TRUE(at::equal(within, at::tensor({1, 0, 1, 0}, at::kLong).to(at::kBool)));
+}
+
+TEST(Wise, EachTokenTakesItsStrongestMemoryOrNone) {
+  const models::Model model = tiny_model();
+  const auto site = model.edit_site(1);
+  std::vector<editors::WiseMemory> memories(2);
+  for (size_t m = 0; m < 2; ++m) {
+    memories[m].delta_DF = testing::random_matrix(site.out_features, site.in_features, m + 1, at::kFloat) * 0.3;
+    memories[m].threshold = 1e9;
+  }
+  const at::Tensor plain = logits(model, "Oslo is in");
+  RuntimeScope none;
+  none.add(editors::wise_part(memories, site), model, "test");
+  EXPECT_TRUE(at::equal(logits(model, "Oslo is in"), plain)) << "below every threshold";
+  none.clear();
+  memories[1].threshold = 0;
+  RuntimeScope second;
+  second.add(editors::wise_part(memories, site), model, "test");
+  const at::Tensor routed = logits(model, "Oslo is in");
+  second.clear();
+  models::Model changed = tiny_model();
+  changed.set_weight(site.weight_name, model.weight(site.weight_name) + memories[1].delta_DF);
+  EXPECT_LT(testing::relative_difference(routed, logits(changed, "Oslo is in")), 1e-5) << "all tokens take the second";
+}
+
+TEST(Ike, TellsWhatThePromptResembles) {
+  models::Model model = tiny_model();
+  EditContext context;
+  auto ike = editor("ike", model, "k: 2\nthreshold: 0.4\n");
+  const std::vector<datasets::Fact> facts = {make_fact(1, "{} is located in the city of", "The Eiffel Tower", "Rome"),
+                                             make_fact(2, "{} is located in the city of", "Big Ben", "Oslo"),
+                                             make_fact(3, "The mother tongue of {} is", "Danielle Darrieux", "English")};
+  (void)ike->edit(model, facts, context);
+  RuntimeScope scope;
+  scope.add(ike->runtime().at(0), model, "test");
+  const std::string told = scope.prefix("The Eiffel Tower is located in the city of");
+  EXPECT_NE(told.find("New Fact: The Eiffel Tower is located in the city of Rome\n"), std::string::npos) << told;
+  EXPECT_TRUE(told.ends_with("Prompt: The Eiffel Tower is located in the city of Rome\n\nPrompt: ")) << told;
+  EXPECT_EQ(told.find("Darrieux"), std::string::npos);
+  EXPECT_EQ(scope.prefix("Bread is made of"), "");
+  // The newer answer to the same prompt replaces the older one.
+  (void)ike->edit(model, std::vector{make_fact(4, "{} is located in the city of", "Big Ben", "Paris")}, context);
+  RuntimeScope later;
+  later.add(ike->runtime().at(0), model, "test");
+  const std::string ben = later.prefix("Big Ben is located in the city of");
+  EXPECT_NE(ben.find("Paris"), std::string::npos);
+  EXPECT_EQ(ben.find("Oslo"), std::string::npos);
+  datasets::FactSet set;
+  set.facts = facts;
+  set.facts[0].neighborhood_prompts = {"Bread is made of"};
+  const auto asked = later.with_prefixes(set);
+  EXPECT_TRUE(asked.facts[0].full_prompt().starts_with("New Fact: "));
+  EXPECT_EQ(asked.facts[0].neighborhood_prompts[0], "Bread is made of");
+  EXPECT_EQ(asked.facts[0].subject, facts[0].subject);
+}
+
+TEST(RuntimeParts, WhatDoesNotFitIsRefused) {
+  const models::Model model = tiny_model();
+  const auto site = model.edit_site(2);
+  editors::GraceBook book;
+  (void)book.admit(at::ones({48}), at::ones({32}), {1, 2}, 7, 0.5, false);
+  const RuntimePart good = book.part(2, site);
+  EXPECT_NO_THROW((void)editors::make_runtime(good, model, "x"));
+  const auto refused = [&](RuntimePart part, ErrorClass expected) {
+    try {
+      (void)editors::make_runtime(part, model, "some.pack");
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), expected) << error.what();
+      EXPECT_NE(std::string(error.what()).find("some.pack"), std::string::npos) << error.what();
+    }
+  };
+  RuntimePart part = good;
+  part.kind = "graceful";
+  refused(part, ErrorClass::kUnsupported);
+  part = good;
+  part.version = 99;
+  refused(part, ErrorClass::kUnsupported);
+  part = good;
+  part.tensors.erase("values");
+  refused(part, ErrorClass::kCorruption);
+  part = good;
+  part.tensors["radius"] = at::ones({2});
+  refused(part, ErrorClass::kCorruption);
+  part = good;
+  part.values.erase("labels");
+  refused(part, ErrorClass::kCorruption);
+  part = good;
+  part.values["labels"] = nlohmann::json::array();
+  refused(part, ErrorClass::kCorruption);
+  part = good;
+  part.values["layer"] = 17;
+  refused(part, ErrorClass::kInvalidArgument);
+  part = good;
+  part.values["shape"] = {1, 2};
+  refused(part, ErrorClass::kInvalidArgument);
+  EXPECT_EQ(editors::all_runtimes().size(), 3U);
+}
+
+}  // namespace
+}  // namespace emend
