@@ -135,16 +135,16 @@ std::string metric_row(const std::string& family, const Row& row) {
                  tag("td", "class=\"soft\"", n ? fixed(n, 0) : "–"));
 }
 
+std::string model_name(const RunReport& run) {
+  return std::filesystem::path(as_text(member(run.results, {"model", "path"}), "a model")).filename().string();
+}
+
 std::string verdict(const RunReport& run, const std::vector<CaseState>& cases) {
   const auto facts = number(run.results, "facts").value_or(static_cast<double>(cases.size()));
   const auto failed_cases = std::count_if(cases.begin(), cases.end(), [](const CaseState& c) { return c.failed(); });
-  std::string out =
-      tag("b", "", fixed(facts, 0) + (facts == 1 ? " fact" : " facts")) + " written with " +
-      tag("b", "", escape(text(run.results, "editor", "an editor"))) + " into " +
-      tag("b", "",
-          escape(
-              std::filesystem::path(as_text(member(run.results, {"model", "path"}), "a model")).filename().string())) +
-      ". ";
+  std::string out = tag("b", "", fixed(facts, 0) + (facts == 1 ? " fact" : " facts")) + " written with " +
+                    tag("b", "", escape(text(run.results, "editor", "an editor"))) + " into " +
+                    tag("b", "", escape(model_name(run))) + ". ";
   if (!cases.empty())
     out += failed_cases == 0
                ? "All of them hold. "
@@ -199,7 +199,21 @@ std::vector<CaseState> case_states(const RunReport& run) {
   return states;
 }
 
+// Of a fine-tuning.
+std::string training_verdict(const RunReport& run) {
+  const json& steps = member(run.results, {"steps"});
+  const json& rows = member(run.results, {"rows"});
+  std::string out = tag("b", "", std::to_string(steps.is_array() ? steps.size() : 0) + " steps") + " on " +
+                    escape(text(rows, "used")) + " rows into " + tag("b", "", escape(model_name(run))) + ".";
+  if (steps.is_array() && !steps.empty())
+    out += " Loss: first step " + fixed(number(steps.front(), "loss"), 3) + ", last step " +
+           fixed(number(steps.back(), "loss"), 3) + ".";
+  return out;
+}
+
 std::string heading(const RunReport& run, const std::vector<CaseState>& cases) {
+  if (run.results.contains("tune"))
+    return "<header><h1>What this training did</h1><p>" + training_verdict(run) + "</p></header>";
   std::string out = "<header><h1>What this edit did</h1><p>" + verdict(run, cases) + "</p>";
   std::string tiles;
   for (const auto& info : metric_families()) {
