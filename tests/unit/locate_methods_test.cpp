@@ -146,27 +146,29 @@ TEST(Encore, HoldsTheNormBackAndRemembersEarlierBatches) {
   EXPECT_TRUE(forgetful->state().empty());
 }
 
-TEST(Encore, StopsEarlier) {
-  // One token, which the random model can be made to say.
-  const auto facts = std::vector<datasets::Fact>{testing::make_fact(1, "{}", "Oslo", " ")};
-  const auto steps = [&](const std::string& more) {
+// The other form, by argmax, is targets_test's.
+TEST(Encore, StopsAtTheProbabilityAskedFor) {
+  const auto outcome = [&](const datasets::Fact& fact, const std::string& more) {
     models::Model model = tiny_model();
     EditContext context;
     const auto editor = make("encore",
-                             "v_num_grad_steps: 30\nclamp_norm_factor: 50\nv_stop_loss: 0\nv_weight_decay: 0\n"
+                             "v_num_grad_steps: 12\nclamp_norm_factor: 50\nv_stop_loss: 0\nv_weight_decay: 0\n"
                              "kl_factor: 0\n" +
                                  more,
                              model);
-    return edit(*editor, model, facts, context).outcomes.at(0).steps;
+    return edit(*editor, model, {fact}, context).outcomes.at(0);
   };
-  const int64_t all = steps("prob_cutoff: 0\n");
-  EXPECT_EQ(all, 29);
-  const int64_t once = steps("prob_cutoff: -1\n"), thrice = steps("prob_cutoff: -3\n");
-  EXPECT_LT(thrice, all);
-  EXPECT_EQ(thrice, once + 2) << "once the most probable, it stays so";
-  const int64_t half = steps("prob_cutoff: 0.5\n"), sure = steps("prob_cutoff: 0.9\n");
-  EXPECT_LT(half, all);
-  EXPECT_LE(half, sure);
+  // The first step whose mean probability exceeds it is the last.
+  const auto wanted = testing::make_fact(1, "{} is in", "Oslo", "Rome");
+  const auto all = outcome(wanted, "prob_cutoff: 0\n");
+  ASSERT_EQ(all.curve.size(), 12U);
+  const double cutoff = (all.curve[0].probability + all.curve[11].probability) / 2;
+  size_t first = 0;
+  while (all.curve[first].probability <= cutoff) ++first;
+  EXPECT_GT(first, 0U);
+  const auto stopped = outcome(wanted, "prob_cutoff: " + std::to_string(cutoff) + "\n");
+  EXPECT_EQ(stopped.steps, static_cast<int64_t>(first));
+  EXPECT_EQ(stopped.status, editors::FactStatus::kConverged);
 }
 
 TEST(Encore, TrialsOfTheReferenceThatAreOffCannotBeSwitchedOn) {

@@ -314,9 +314,10 @@ TEST(Targets, OtherStopRulesAgreeToo) {
   auto problems = problems_of(model, {editors::FactToken::kLast, {"{} is a"}});
   for (auto& problem : problems)
     for (auto& row : problem.rows) row.labels.resize(1);
-  for (const auto rule : {StopRule::kArgmax, StopRule::kMostProbable}) {
+  for (const auto rule : {StopRule::kArgmax, StopRule::kMostProbable, StopRule::kProbability}) {
     TargetSpec spec = spec_of({{Site::kMlpDownOut, 3}, {Site::kAttnOut, 3}}, 3);
-    if (rule == StopRule::kMostProbable) spec.sites.pop_back();
+    if (rule != StopRule::kArgmax) spec.sites.pop_back();
+    spec.stop_probability = 0.3;
     spec.stop_rule = rule;
     spec.steps = 30;
     spec.clamp_norm_factor = 50;
