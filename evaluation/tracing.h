@@ -7,7 +7,7 @@
 //
 // Computed once: the clean run, and the noised runs with their keys and values. A restored state then only re-runs the
 // tokens from its own on, and the layers above it; all states of a token share one batch. Draws stop early where the
-// effect is already known: most states restore nothing, and three draws show it.
+// effect is already known: most states restore nothing, and two draws show it.
 #pragma once
 
 #include <emend/core/cancel.h>

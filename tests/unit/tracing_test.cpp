@@ -79,7 +79,7 @@ TEST(Tracing, DrawsStopWhereTheEffectIsKnown) {
   const FactTrace exact = trace_fact(model, fact(), all), near = trace_fact(model, fact(), some),
                   rough = trace_fact(model, fact(), few);
   EXPECT_EQ(exact.draws, 8);
-  EXPECT_EQ(rough.draws, 3);
+  EXPECT_EQ(rough.draws, 2);
   EXPECT_LE(near.draws, 8);
   EXPECT_EQ(near.corrupted, exact.corrupted) << "the noised run always has all draws";
   for (const auto& [kind, rows] : exact.restored)
