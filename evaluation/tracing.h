@@ -31,7 +31,7 @@ struct TraceOptions {
   double noise_multiple = 3.0;  ///< of the embeddings' standard deviation; published value 3
   double noise = 0;             ///< standard deviation itself; 0: noise_multiple · embedding_deviation
   int samples = 10;             ///< noise draws at most, published value 10
-  double precision = 0.03;      ///< a state gets no more draws once its standard error is below; 0: always `samples`
+  double precision = 0.05;      ///< a state gets no more draws once its standard error is below; 0: always `samples`
   int window = 10;              ///< layers restored together for MLP and attention, centred
   std::vector<TraceKind> kinds = {TraceKind::kState, TraceKind::kMlp, TraceKind::kAttention};
   int64_t max_facts = -1;   ///< correctly predicted facts to trace; -1: all
