@@ -14,6 +14,7 @@
 #include <emend/datasets/fact.h>
 #include <emend/editors/contexts.h>
 #include <emend/editors/delta.h>
+#include <emend/editors/runtime.h>
 #include <emend/models/model.h>
 
 #include <map>
@@ -149,6 +150,10 @@ class Editor {
     (void)model, (void)context;
     return std::nullopt;
   }
+
+  /// What the edits so far add beside the weights, for the pack. While the instance lives they are in force in the
+  /// model; reset() takes them out. Empty for editors that change weights.
+  [[nodiscard]] virtual std::vector<RuntimePart> runtime() const { return {}; }
 
   /// Forgets earlier batches.
   virtual void reset() {}

@@ -7,6 +7,7 @@
 #include <emend/editors/finetune.h>
 #include <emend/editors/locate.h>
 #include <emend/editors/optimiser.h>
+#include <emend/editors/training_loop.h>
 #include <emend/editors/weight_change.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
@@ -15,13 +16,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 
 namespace emend::editors {
 namespace {
-
-// Input of the lowest trained layer is kept for all chunks as long as it takes no more than this.
-constexpr int64_t kHeldBytes = int64_t{1} << 30;
 
 // One weight that is trained. The master copy is float32 at least, so that half-precision weights do not lose steps.
 struct Trained {
@@ -46,14 +43,13 @@ class FineTuneRun {
         result_(result),
         transaction_(model, context.transaction) {}
 
-  void run(RenderedBatch batch) {
-    batch_ = std::move(batch);
-    facts_ = static_cast<int64_t>(batch_.rendered.size());
+  void run(const RenderedBatch& batch) {
+    batch_ = &batch;
     objective_ = parse_objective(hparams_.objective_optimization);
-    curves_.resize(batch_.rendered.size());
     choose_weights();
-    train();
-    finish();
+    train_weights();
+    for (const auto& trained : trained_) add_delta(trained);
+    record_trace();
     transaction_.commit();
   }
 
@@ -74,7 +70,7 @@ class FineTuneRun {
     std::vector<LearningRow> rows;
     size_t longest = 0;
     for (int64_t i = begin; i < end; ++i) {
-      rows.push_back(learning_row(batch_.rendered[static_cast<size_t>(i)], objective_));
+      rows.push_back(learning_row(batch_->rendered[static_cast<size_t>(i)], objective_));
       longest = std::max(longest, rows.back().labels.size());
     }
     if (hparams_.score_padding && objective_ == Objective::kPromptLast) score_padding(rows, longest);
@@ -101,22 +97,8 @@ class FineTuneRun {
     return static_cast<int>(*std::min_element(hparams_.layers.begin(), hparams_.layers.end()));
   }
 
-  [[nodiscard]] LearningPass make_pass(int64_t begin) const {
-    return {model_, rows(begin, std::min(facts_, begin + hparams_.batch_size)), lowest_layer(), context_.engine};
-  }
-
-  // The passes of all chunks, if they may be kept.
-  [[nodiscard]] std::vector<LearningPass> held_passes() const {
-    std::vector<LearningPass> passes;
-    int64_t tokens = 0;
-    for (const auto& fact : batch_.rendered)
-      tokens += static_cast<int64_t>(fact.rows[0].ids.size() + fact.target_ids.size());
-    if (tokens * model_.hidden_size() * 4 > kHeldBytes) return passes;
-    for (int64_t begin = 0; begin < facts_; begin += hparams_.batch_size) passes.push_back(make_pass(begin));
-    return passes;
-  }
-
-  void train() {
+  void train_weights() {
+    const auto facts = static_cast<int64_t>(batch_->rendered.size());
     std::vector<at::Tensor> weights, masters;
     for (const auto& trained : trained_) {
       transaction_.keep(trained.name);
@@ -124,74 +106,29 @@ class FineTuneRun {
       masters.push_back(trained.master);
     }
     const TrainableScope trainable(weights);
-    Adam adam({.lr = hparams_.lr, .weight_decay = hparams_.decay(facts_)});
-    const std::vector<LearningPass> held = held_passes();
-    for (int64_t epoch = 0; epoch < hparams_.num_steps; ++epoch) {
-      if (context_.progress)
-        context_.progress({"train", static_cast<double>(epoch), static_cast<double>(hparams_.num_steps), loss_text()});
-      double sum = 0;
-      for (int64_t begin = 0; begin < facts_; begin += hparams_.batch_size) {
-        context_.cancel.check("train");
-        const auto chunk = static_cast<size_t>(begin / hparams_.batch_size);
-        sum += held.empty() ? step(make_pass(begin), begin, trainable, adam, masters)
-                            : step(held[chunk], begin, trainable, adam, masters);
-      }
-      epoch_losses_.push_back(sum / static_cast<double>(facts_));
-      if (epoch_losses_.back() < hparams_.stop_loss) break;
-    }
-    updates_ = adam.steps();
+    Adam adam({.lr = hparams_.lr, .weight_decay = hparams_.decay(facts)});
+    const TrainingSteps steps = {.rows = [&](int64_t begin, int64_t end) { return rows(begin, end); },
+                                 .prepare = {},
+                                 .leaves = [&] { return trainable.weights(); },
+                                 .update = [&](const PassResult& result) { update(result, adam, masters); },
+                                 .finish = {}};
+    losses_ = train(model_, facts, {hparams_.num_steps, hparams_.batch_size, hparams_.stop_loss, lowest_layer()}, steps,
+                    context_);
+    note_outcomes(result_, model_, *batch_, losses_, hparams_.stop_loss);
   }
 
-  // One chunk: loss, update unless it is learnt, the box. Returns the sum of the facts' losses.
-  double step(const LearningPass& pass, int64_t begin, const TrainableScope& trainable, Adam& adam,
-              const std::vector<at::Tensor>& masters) {
-    const std::vector<double> weight_R(pass.rows(), 1.0 / static_cast<double>(pass.rows()));
-    const PassResult result = pass.run(weight_R, [&] { return trainable.weights(); });
-    double sum = 0;
-    for (size_t r = 0; r < result.nll.size(); ++r) {
-      sum += result.nll[r];
-      note(static_cast<size_t>(begin) + r, result.nll[r]);
-    }
-    const double loss = sum / static_cast<double>(pass.rows());
-    batch_losses_.push_back(loss);
-    if (loss >= hparams_.stop_loss) {
-      for (size_t i = 0; i < trained_.size(); ++i)
-        if (!result.gradients[i].defined())
-          throw Error(ErrorClass::kUnsupported, {trained_[i].name, "a weight that the loss does not depend on",
-                                                 "a linear layer of a block", "choose another rewrite_module_tmp"});
-      if (context_.trace && first_gradients_.size() < 3) first_gradients_.push_back(result.gradients);
-      adam.step(masters, result.gradients);
-    }
+  // One step of Adam, then the box.
+  void update(const PassResult& result, Adam& adam, const std::vector<at::Tensor>& masters) {
+    for (size_t i = 0; i < trained_.size(); ++i)
+      if (!result.gradients[i].defined())
+        throw Error(ErrorClass::kUnsupported, {trained_[i].name, "a weight that the loss does not depend on",
+                                               "a linear layer of a block", "choose another rewrite_module_tmp"});
+    if (context_.trace && first_gradients_.size() < 3) first_gradients_.push_back(result.gradients);
+    adam.step(masters, result.gradients);
     for (const auto& trained : trained_) {
       if (hparams_.norm_constraint) clamp_to_box(trained.master, trained.original, *hparams_.norm_constraint);
       write_weight(trained.name, trained.master, transaction_);
     }
-    return sum;
-  }
-
-  void note(size_t fact, double nll) { curves_[fact].push_back({nll, nll, 0, 0, std::exp(-nll)}); }
-
-  [[nodiscard]] std::string loss_text() const {
-    if (epoch_losses_.empty()) return "";
-    char text[40];
-    std::snprintf(text, sizeof text, "loss %.4g", epoch_losses_.back());
-    return text;
-  }
-
-  void finish() {
-    for (int64_t begin = 0; begin < facts_; begin += hparams_.batch_size) {
-      const PassResult last = make_pass(begin).measure();
-      for (size_t r = 0; r < last.nll.size(); ++r) note(static_cast<size_t>(begin) + r, last.nll[r]);
-    }
-    for (size_t i = 0; i < batch_.rendered.size(); ++i) {
-      Target target;
-      target.curve = curves_[i];
-      target.steps = updates_;
-      target.status = curves_[i].back().loss < hparams_.stop_loss ? FactStatus::kConverged : FactStatus::kMaxSteps;
-      result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], target);
-    }
-    for (const auto& trained : trained_) add_delta(trained);
-    record_trace();
   }
 
   void add_delta(const Trained& trained) {
@@ -206,8 +143,8 @@ class FineTuneRun {
   // Gradients of the first three updates, one layer as the fixtures have it, and the losses.
   void record_trace() {
     if (!context_.trace) return;
-    record(context_, "batch_losses", at::tensor(batch_losses_, at::kDouble));
-    record(context_, "epoch_losses", at::tensor(epoch_losses_, at::kDouble));
+    record(context_, "batch_losses", at::tensor(losses_.batch_losses, at::kDouble));
+    record(context_, "epoch_losses", at::tensor(losses_.epoch_losses, at::kDouble));
     for (size_t i = 0; i < trained_.size() && !first_gradients_.empty(); ++i) {
       if (trained_[i].layer != lowest_layer()) continue;
       std::vector<at::Tensor> steps;
@@ -226,12 +163,10 @@ class FineTuneRun {
   EditContext& context_;
   EditResult& result_;
   EditTransaction transaction_;
-  RenderedBatch batch_;
+  const RenderedBatch* batch_ = nullptr;
   Objective objective_ = Objective::kPromptLast;
-  int64_t facts_ = 0, updates_ = 0;
   std::vector<Trained> trained_;
-  std::vector<std::vector<LossTerms>> curves_;
-  std::vector<double> batch_losses_, epoch_losses_;
+  TrainingRecord losses_;
   std::vector<std::vector<at::Tensor>> first_gradients_;
 };
 
@@ -251,9 +186,9 @@ class FineTuneEditor final : public Editor {
     result.hparams = values_;
     result.engine = context.engine;
     result.seed = context.seed;
-    RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
-    result.outcomes = std::move(batch.outcomes);
-    if (!batch.rendered.empty()) FineTuneRun(hparams_, name_, model, context, result).run(std::move(batch));
+    const RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
+    result.outcomes = batch.outcomes;
+    if (!batch.rendered.empty()) FineTuneRun(hparams_, name_, model, context, result).run(batch);
     result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
   }

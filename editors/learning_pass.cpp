@@ -145,9 +145,12 @@ PassResult LearningPass::run(std::span<const double> weight_R,
   const at::Tensor hidden_MD = forward();
   const detail::LabelLoss loss = detail::label_loss(*model_, hidden_MD, labels_M, coefficient_M, false, {});
   result.nll = row_means(loss.nll_M);
+  const std::vector<at::Tensor> wanted = leaves();
+  result.gradients.resize(wanted.size());
+  if (!hidden_MD.requires_grad()) return result;  // no leaf took part
   const at::Tensor grad_MD =
       devices::route_like(loss.grad_MD, hidden_MD, devices::Purpose::kLoss, devices::Dtype::kMatch);
-  result.gradients = torch::autograd::grad({hidden_MD}, leaves(), {grad_MD}, std::nullopt, false, true);
+  result.gradients = torch::autograd::grad({hidden_MD}, wanted, {grad_MD}, std::nullopt, false, true);
   return result;
 }
 

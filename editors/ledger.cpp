@@ -75,6 +75,21 @@ void copy_one(const std::filesystem::path& from, const std::filesystem::path& to
 
 }  // namespace
 
+std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::path& model_folder) {
+  std::vector<std::filesystem::path> packs;
+  const auto ledger = model_folder / ".emend";
+  if (!std::filesystem::exists(ledger / "ledger.json")) return packs;
+  const auto state = nlohmann::json::parse(read_file(ledger / "ledger.json"), nullptr, false);
+  try {
+    for (const auto& id : state.at("active").get<std::vector<std::string>>())
+      if (state.at("packs").at(id).value("runtime", false)) packs.push_back(ledger / "packs" / (id + ".safetensors"));
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorClass::kCorruption,
+                {(ledger / "ledger.json").string(), "damaged ledger", "", std::string(error.what())});
+  }
+  return packs;
+}
+
 Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
     : folder_(std::move(model_folder)), ledger_(folder_ / ".emend"), log_(log) {
   if (!std::filesystem::is_directory(folder_))
@@ -110,7 +125,8 @@ Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
                     entry.at("facts").get<int64_t>(),
                     entry.at("subjects").get<std::vector<std::string>>(),
                     entry.at("weights").get<std::vector<std::string>>(),
-                    entry.at("applied_at").get<std::string>()};
+                    entry.at("applied_at").get<std::string>(),
+                    entry.value("runtime", false)};
     if (state.contains("pending")) {
       log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
       change(state.at("pending").get<std::vector<std::string>>());
@@ -170,6 +186,7 @@ std::string Ledger::apply(const std::filesystem::path& pack_path, const std::str
   for (const auto& fact : pack.facts)
     if (entry.subjects.size() < 3) entry.subjects.push_back(fact.value("subject", ""));
   for (const auto& delta : pack.deltas) entry.weights.push_back(delta.weight);
+  entry.runtime = !pack.runtime.empty();
   const auto files = files_of(folder_);
   for (const auto& delta : pack.deltas) {  // shapes are checked before anything is written
     const SafetensorsFile file(file_of(files, delta.weight, folder_));
@@ -277,11 +294,8 @@ void Ledger::rebuild(const std::vector<std::string>& active, const std::vector<s
 void Ledger::write_state() const {
   nlohmann::json packs = nlohmann::json::object();
   for (const auto& [id, entry] : known_)
-    packs[id] = {{"editor", entry.editor},
-                 {"facts", entry.facts},
-                 {"subjects", entry.subjects},
-                 {"weights", entry.weights},
-                 {"applied_at", entry.applied_at}};
+    packs[id] = {{"editor", entry.editor},   {"facts", entry.facts},           {"subjects", entry.subjects},
+                 {"weights", entry.weights}, {"applied_at", entry.applied_at}, {"runtime", entry.runtime}};
   const nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active_}, {"packs", packs}};
   write_file(ledger_ / "ledger.json", state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }

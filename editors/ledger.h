@@ -30,7 +30,13 @@ struct LedgerEntry {
   std::vector<std::string> subjects;  ///< the first few, for lists
   std::vector<std::string> weights;
   std::string applied_at;  ///< time of the last change, UTC
+  bool runtime = false;    ///< has parts beside the weights
 };
+
+/// The packs in force in a model folder that have parts beside the weights, in their order; empty for anything that is
+/// not a folder with a ledger. Reads only: takes no lock, finishes no change.
+/// Throws Error(kCorruption) for a damaged ledger.
+[[nodiscard]] std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::path& model_folder);
 
 class Ledger {
  public:

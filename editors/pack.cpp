@@ -105,6 +105,22 @@ class PackReader {
         refuse("weight " + entry.at("weight").dump() + " twice", "each weight once");
       pack_.deltas.push_back(read_delta(entry, std::to_string(pack_.deltas.size())));
     }
+    if (manifest.contains("runtime"))
+      for (const auto& entry : manifest.at("runtime")) read_runtime(entry);
+  }
+
+  void read_runtime(const nlohmann::json& entry) {
+    RuntimePart part;
+    part.kind = entry.at("kind");
+    part.version = entry.at("version");
+    part.values = entry.at("values");
+    const std::string prefix = "runtime." + std::to_string(pack_.runtime.size()) + ".";
+    for (const auto& [name, shape] : entry.at("tensors").items())
+      part.tensors.emplace(name, tensor(prefix + name, shape.get<std::vector<int64_t>>(), /*floating=*/false));
+    for (const auto& [name, value] : part.tensors)
+      if (!at::isfinite(value).all().item<bool>())
+        refuse("tensor \"" + prefix + name + "\" with entries that are not finite", "finite numbers");
+    pack_.runtime.push_back(std::move(part));
   }
 
   WeightDelta read_delta(const nlohmann::json& entry, const std::string& number) {
@@ -131,12 +147,12 @@ class PackReader {
     return delta;
   }
 
-  at::Tensor tensor(const std::string& name, const std::vector<int64_t>& shape) {
+  at::Tensor tensor(const std::string& name, const std::vector<int64_t>& shape, bool floating = true) {
     if (!file_.contains(name)) refuse("no tensor \"" + name + "\"", "every tensor that the manifest names");
     at::Tensor value = file_.tensor(name);
     if (value.sizes() != at::IntArrayRef(shape))
       refuse("tensor \"" + name + "\" of another shape than the manifest says", "the shape of the manifest");
-    if (!at::isFloatingType(value.scalar_type()))
+    if (floating && !at::isFloatingType(value.scalar_type()))
       refuse("tensor \"" + name + "\" of type " + c10::toString(value.scalar_type()), "floating point");
     used_.insert(name);
     tensors_.emplace_back(name, value);
@@ -150,6 +166,21 @@ class PackReader {
   std::set<std::string> used_;
 };
 
+// Describes the runtime parts and adds their tensors, as they are, to what is written.
+nlohmann::json runtime_manifest(const EditPack& pack, NamedTensors& tensors) {
+  auto list = nlohmann::json::array();
+  for (const auto& part : pack.runtime) {
+    auto shapes = nlohmann::json::object();
+    const std::string prefix = "runtime." + std::to_string(list.size()) + ".";
+    for (const auto& [name, value] : part.tensors) {
+      shapes[name] = value.sizes().vec();
+      tensors.emplace_back(prefix + name, devices::to_host(value.detach(), devices::Purpose::kDelta).contiguous());
+    }
+    list.push_back({{"kind", part.kind}, {"version", part.version}, {"values", part.values}, {"tensors", shapes}});
+  }
+  return list;
+}
+
 // Everything that can be wrong between a pack and a model, before anything is written.
 void require_fit(const models::Model& model, const EditPack& pack, const ApplyPackOptions& options) {
   if (!options.force && pack.base_fingerprint != model.fingerprint()) {
@@ -157,6 +188,10 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
                 {"edit pack", "a pack made for model " + pack.base_fingerprint.substr(0, 12),
                  "model " + model.fingerprint().substr(0, 12), "apply it to the model it was made from (or force it)"});
   }
+  if (!pack.runtime.empty() && !options.runtime_apart)
+    throw Error(ErrorClass::kUnsupported,
+                {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
+                 "attach it with RuntimeScope; generate, chat and eval take it with --pack"});
   for (const auto& delta : pack.deltas) {
     at::Tensor weight = model.weight(delta.weight);
     if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();
@@ -211,16 +246,17 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
     }
     deltas.push_back(std::move(entry));
   }
-  const nlohmann::json manifest = {{"base_fingerprint", pack.base_fingerprint},
-                                   {"editor", pack.editor},
-                                   {"hparams", pack.hparams},
-                                   {"facts", pack.facts},
-                                   {"extra", pack.extra},
-                                   {"deltas", deltas}};
+  nlohmann::json manifest = {{"base_fingerprint", pack.base_fingerprint},
+                             {"editor", pack.editor},
+                             {"hparams", pack.hparams},
+                             {"facts", pack.facts},
+                             {"extra", pack.extra},
+                             {"deltas", deltas}};
+  if (!pack.runtime.empty()) manifest["runtime"] = runtime_manifest(pack, tensors);
   const std::string text = manifest.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   write_safetensors(path, tensors,
                     {{"format", kPackFormat},
-                     {"version", std::to_string(kPackVersion)},
+                     {"version", std::to_string(pack.runtime.empty() ? 1 : kPackVersion)},
                      {"manifest", text},
                      {"checksum", checksum(text, tensors)}});
 }

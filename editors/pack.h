@@ -13,15 +13,17 @@
 
 namespace emend::editors {
 
-inline constexpr int kPackVersion = 1;
+/// The newest version. Packs without runtime parts are written as version 1.
+inline constexpr int kPackVersion = 2;
 
 struct EditPack {
   std::string base_fingerprint;  ///< Model::fingerprint() of the unedited model
   std::string editor;
-  nlohmann::json hparams;           ///< effective values
-  nlohmann::json facts;             ///< datasets::to_json of each
-  nlohmann::json extra;             ///< seed, contexts, engine, statistics, emend version, …
-  std::vector<WeightDelta> deltas;  ///< one a weight
+  nlohmann::json hparams;            ///< effective values
+  nlohmann::json facts;              ///< datasets::to_json of each
+  nlohmann::json extra;              ///< seed, contexts, engine, statistics, emend version, …
+  std::vector<WeightDelta> deltas;   ///< one a weight
+  std::vector<RuntimePart> runtime;  ///< what lies beside the weights (runtime.h)
 
   /// Of one or several results of the same run, in order.
   [[nodiscard]] static EditPack from_results(const models::Model& model, std::span<const EditResult> results,
@@ -36,6 +38,9 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
 
 struct ApplyPackOptions {
   bool force = false;  ///< apply although the model's fingerprint is another one (shapes must still fit)
+  /// The caller attaches the pack's runtime parts (RuntimeScope). Without it a pack that has any is refused, so that
+  /// half of an edit is never taken for all of it.
+  bool runtime_apart = false;
 };
 
 /// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out

@@ -80,6 +80,9 @@ std::string base_name(const models::Model& model) {
 
 std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
                                    const models::Model& model, const PeftOptions& options) {
+  if (!pack.runtime.empty())
+    throw Error(ErrorClass::kUnsupported, {"adapter", "an edit of " + pack.editor + ", which lies beside the weights",
+                                           "a change of weights", "save the pack; emend loads it with --pack"});
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   std::vector<PeftLayer> layers;

@@ -23,6 +23,7 @@ struct RunRecord {
   std::optional<evaluation::Evaluation> before, after;
   std::vector<evaluation::Continuation> text_before, text_after;  ///< of the first --show facts
   std::vector<FinishedBatch> batches;
+  std::vector<editors::RuntimePart> runtime;  ///< what the edits add beside the weights
   nlohmann::json efficacy_by_edits = nlohmann::json::array();
   evaluation::RetentionMatrix retention;
   nlohmann::json findings = nlohmann::json::array();  ///< of the linter, about the facts as given

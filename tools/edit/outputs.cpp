@@ -22,7 +22,9 @@ editors::EditPack make_pack(const datasets::FactSet& facts, const models::Model&
     all.deltas.insert(all.deltas.end(), batch.deltas.begin(), batch.deltas.end());
   if (!record.batches.empty() && !record.batches.back().contexts.is_null())
     all.contexts = editors::parse_contexts(record.batches.back().contexts, "run");
-  return editors::EditPack::from_results(model, std::span<const editors::EditResult>(&all, 1), facts.facts);
+  auto pack = editors::EditPack::from_results(model, std::span<const editors::EditResult>(&all, 1), facts.facts);
+  pack.runtime = record.runtime;
+  return pack;
 }
 
 // A copy of the model in which only the edited tensors differ. They get eight bits where the file has fewer.
@@ -65,6 +67,9 @@ void save_outputs(const EditOptions& options, const RunDirectory& folder, const 
   const auto pack = make_pack(facts, model, record, options.seed);
   editors::save_pack(pack_path, pack);
   record.files["edit pack"] = pack_path.string();
+  if (options.saves("gguf") && !pack.runtime.empty())
+    throw Error(ErrorClass::kUnsupported, {"--save", "gguf, with an edit of " + pack.editor + " beside the weights",
+                                           "pack or model", "emend loads such an edit with --pack"});
   if (options.saves("gguf")) record.files["edited GGUF file"] = write_edited_gguf(model, folder, log).string();
   if (options.saves("model")) {
     const auto path = folder / "model";

@@ -4,6 +4,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/pack.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/runtime.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/family.h>
 
@@ -74,6 +75,7 @@ class EditRun {
   [[nodiscard]] nlohmann::json settings() const;
   [[nodiscard]] size_t batch_size() const;
   [[nodiscard]] std::vector<datasets::Fact> shown_facts() const;
+  [[nodiscard]] datasets::FactSet asked_facts(datasets::FactSet facts) const;
 
   const EditOptions& options_;
   Common& common_;
@@ -211,6 +213,7 @@ void EditRun::resume() {
   if (const auto layers = editor_->statistics_layers(); !layers.empty()) statistics_->prepare(*model_, layers);
   reapply(batches, *transaction_);
   editor_->load_state(checkpoint_->editor_state(batches.size()));
+  record_.runtime = editor_->runtime();
   if (!batches.back().contexts.is_null())
     context_.contexts = editors::parse_contexts(batches.back().contexts, "checkpoint");
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
@@ -264,6 +267,7 @@ void EditRun::edit_batch(size_t begin, size_t end) {
                     "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
                         std::to_string(facts_.facts.size()),
                     result.to_json());
+  record_.runtime = editor_->runtime();
   evaluate_between(end);
 }
 
@@ -294,7 +298,7 @@ void EditRun::evaluate_between(size_t edits) {
   const bool due = schedule_.each || (schedule_.every > 0 && edits / schedule_.every > before / schedule_.every);
   if (!due) return;
   const PhaseTimer timer(record_.seconds, "evaluate");
-  const auto efficacy = evaluation::evaluate_efficacy(*model_, facts_.facts);
+  const auto efficacy = evaluation::evaluate_efficacy(*model_, asked_facts(facts_).facts);
   record_.retention.add(static_cast<int64_t>(edits), efficacy);
   int64_t successes = 0;
   for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
@@ -304,14 +308,26 @@ void EditRun::evaluate_between(size_t edits) {
       {{"efficacy_by_edits", record_.efficacy_by_edits}, {"retention", record_.retention.to_json()}});
 }
 
+// The facts as they are asked after the edits: editors that speak through the prompt (IKE) stand in front of it. The
+// edits themselves are in force as long as the editor lives.
+datasets::FactSet EditRun::asked_facts(datasets::FactSet facts) const {
+  editors::RuntimeScope prompts;
+  for (const auto& part : record_.runtime)
+    if (part.kind == "ike") prompts.add(part, *model_, record_.editor);
+  return prompts.empty() ? facts : prompts.with_prefixes(std::move(facts));
+}
+
 void EditRun::evaluate_after() {
   const PhaseTimer timer(record_.seconds, "evaluate");
   if (!record_.metrics.empty()) {
     auto evaluate = evaluate_options(options_.metrics, common_, options_.seed);
     evaluate.before = &*record_.before;
-    record_.after = evaluation::evaluate(*model_, facts_, record_.metrics, evaluate);
+    record_.after = evaluation::evaluate(*model_, asked_facts(facts_), record_.metrics, evaluate);
   }
-  if (options_.show > 0) record_.text_after = evaluation::continue_facts(*model_, shown_facts(), 12, 5, common_.cancel);
+  if (options_.show == 0) return;
+  datasets::FactSet shown;
+  shown.facts = shown_facts();
+  record_.text_after = evaluation::continue_facts(*model_, asked_facts(std::move(shown)).facts, 12, 5, common_.cancel);
 }
 
 void EditRun::write_documents() {

@@ -1,5 +1,4 @@
 #include <emend/core/error.h>
-#include <emend/editors/pack.h>
 #include <emend/models/chat.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <unistd.h>
@@ -7,6 +6,7 @@
 #include <iostream>
 
 #include "../model_options.h"
+#include "../packs.h"
 #include "../sampling_options.h"
 
 namespace emend::tools {
@@ -42,9 +42,7 @@ VerbRun setup_chat(CLI::App& command) {
   auto options = std::make_shared<Options>();
   options->generate.max_new_tokens = 256;
   add_model_options(command, options->model);
-  command.add_option("--pack", options->packs, "apply this edit pack first (repeatable)")
-      ->group("Model")
-      ->type_name("FILE");
+  add_pack_option(command, options->packs, "apply this edit pack first (repeatable)");
   command.add_option("--system", options->system, "system message")->type_name("TEXT");
   std::string formats;
   for (const auto& name : models::chat_format_names()) formats += (formats.empty() ? "" : ", ") + name;
@@ -55,7 +53,8 @@ VerbRun setup_chat(CLI::App& command) {
   add_sampling_options(command, options->generate);
   return [options](Common& common) {
     auto model = load_named(options->model, common);
-    for (const auto& path : options->packs) editors::apply_pack(model, editors::load_pack(path))->commit();
+    Packs packs(model);
+    packs.apply(model, options->packs);
     const auto& tokenizer = model.tokenizer();
     const auto format = options->format.empty() ? models::detect_chat_format(tokenizer.chat_template())
                                                 : models::chat_format(options->format);
@@ -68,7 +67,7 @@ VerbRun setup_chat(CLI::App& command) {
     if (terminal && !common.quiet) std::cerr << "Type a message; an empty line or Ctrl-D ends the chat.\n";
     for (std::string line; (terminal ? (std::cerr << "> " << std::flush, true) : true) &&
                            std::getline(std::cin, line) && !line.empty();) {
-      messages.push_back({"user", line});
+      messages.push_back({"user", packs.runtime().prefix(line) + line});
       messages.push_back({"assistant", answer(model, models::render_chat(format, messages, true).text, generate)});
     }
     return 0;

@@ -1,10 +1,10 @@
 #include <emend/core/error.h>
-#include <emend/editors/pack.h>
 
 #include <iostream>
 
 #include "../fact_options.h"
 #include "../model_options.h"
+#include "../packs.h"
 #include "../run_directory.h"
 
 namespace emend::tools {
@@ -25,23 +25,25 @@ VerbRun setup_eval(CLI::App& command) {
   add_model_options(command, options->model);
   add_fact_options(command, options->facts, true);
   add_metric_options(command, options->metrics);
-  command.add_option("--pack", options->packs, "apply this edit pack first and show both states (repeatable)")
-      ->group("Model")
-      ->type_name("FILE");
+  add_pack_option(command, options->packs, "apply this edit pack first and show both states (repeatable)");
   command.add_option("--seed", options->seed, "random seed")->group("Evaluation");
   return [options](Common& common) {
     const auto facts = load_named_facts(options->facts, common);
     auto model = load_named(options->model, common);
     auto evaluate = evaluate_options(options->metrics, common, options->seed);
     const auto names = evaluation::resolve_metrics(options->metrics.names, facts);
-    const auto before = evaluation::evaluate_before(model, facts, names, evaluate, options->metrics.cache);
+    Packs packs(model);
+    // What lies beside the weights is not in the model's fingerprint: such a state is not kept.
+    const auto before = packs.runtime().empty()
+                            ? evaluation::evaluate_before(model, facts, names, evaluate, options->metrics.cache)
+                            : evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
     std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
     nlohmann::ordered_json document = {
         {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
     if (!options->packs.empty()) {
-      for (const auto& path : options->packs) editors::apply_pack(model, editors::load_pack(path))->commit();
+      packs.apply(model, options->packs);
       evaluate.before = &before;
-      const auto after = evaluation::evaluate(model, facts, names, evaluate);
+      const auto after = evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
       states.emplace_back("after", after.summary);
       document["metrics"] = {{"pre", before.summary}, {"post", after.summary}};
     }

@@ -1,0 +1,256 @@
+// LoRA and AdaLoRA as editors (Hu et al., 2022; Zhang et al., 2023; the baseline of EasyEdit): low-rank adapters
+// trained on the target's tokens, then written into the weights as factors.
+//
+//   lora     ΔW = (α/r)·B·A
+//   adalora  ΔW = (α/r)·P·diag(λ)·Q with the penalty 0.5·mean(‖PᵀP − I‖ + ‖QQᵀ − I‖). As in EasyEdit's use of it the
+//            rank is never cut: no budget is scheduled.
+//   A: Adam over the facts in chunks, no early stop unless stop_loss is given.
+//
+//   O output width · I input width · R rank
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/apply.h>
+#include <emend/editors/lora.h>
+#include <emend/editors/optimiser.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/training_loop.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <chrono>
+
+namespace emend::editors {
+namespace {
+
+struct LoraHparams {
+  std::string lora_type = "adalora";
+  int64_t rank = 8;
+  double lora_alpha = 32, lora_dropout = 0.1;
+  std::vector<std::string> target_modules;
+  std::vector<int64_t> layers;
+  int64_t num_steps = 50, batch_size = 64;
+  double lr = 5e-3, weight_decay = 0, stop_loss = 0, kl_factor = 0;
+  std::optional<double> norm_constraint;
+  hparams::ModuleNames modules;
+};
+
+const hparams::Schema<LoraHparams>& lora_schema() {
+  using H = LoraHparams;
+  static const auto schema =
+      hparams::Schema<H>("lora")
+          .field("lora_type", &H::lora_type,
+                 {.meaning = "two factors, or three with a penalty that keeps the outer ones orthogonal",
+                  .one_of = {"lora", "adalora"}})
+          .field("rank", &H::rank, {.meaning = "rank of every adapter", .formula = "r", .min = 1, .aliases = {"r"}})
+          .field("lora_alpha", &H::lora_alpha,
+                 {.meaning = "scale of an adapter", .formula = "(alpha/r) B A", .above = 0})
+          .field("lora_dropout", &H::lora_dropout,
+                 {.meaning = "share of an adapter's inputs left out in training", .min = 0, .max = 0.99})
+          .field(
+              "target_modules", &H::target_modules,
+              {.meaning = "names of the linear layers, such as [q_proj, v_proj]; [all-linear] means every one; [] the "
+                          "query and value projections"})
+          .field("layers", &H::layers, {.meaning = "blocks that get adapters; [] means all", .min = 0})
+          .field("num_steps", &H::num_steps, {.meaning = "epochs over the facts", .min = 1})
+          .field("batch_size", &H::batch_size, {.meaning = "facts in one step", .min = 1})
+          .field("lr", &H::lr, {.meaning = "learning rate of Adam", .max = 1e30, .above = 0})
+          .field("weight_decay", &H::weight_decay, {.meaning = "Adam's weight decay; 0 disables it", .min = 0})
+          .field("stop_loss", &H::stop_loss,
+                 {.meaning = "loss below which training stops; 0 (as published) disables it", .min = 0})
+          .field("norm_constraint", &H::norm_constraint,
+                 {.meaning = "must be none: the published code reads it and limits nothing"})
+          .field("kl_factor", &H::kl_factor,
+                 {.meaning = "must be 0: the published code reads it and computes nothing with it", .min = 0})
+          .include(hparams::module_names_schema(), &H::modules)
+          .check("norm_constraint",
+                 [](const H& h) -> std::string { return h.norm_constraint ? "none: adapters have no box" : ""; })
+          .check("kl_factor", [](const H& h) -> std::string { return h.kl_factor == 0 ? "" : "0"; });
+  return schema;
+}
+
+// The three factors of AdaLoRA, put in place of the two that LoraAdapters attached (and takes away again).
+class OrthogonalAdapters {
+ public:
+  OrthogonalAdapters(models::Model& model, const LoraAdapters& base, const LoraShape& shape)
+      : model_(&model), weights_(base.weights()), scale_(shape.alpha / static_cast<double>(shape.rank)) {
+    at::Generator generator = at::detail::createCPUGenerator(shape.seed);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      const at::Tensor a_RI = base.parameters()[2 * i];
+      const at::Tensor b_OR = base.parameters()[2 * i + 1];
+      const auto normal = [&](at::IntArrayRef sizes) {
+        const at::Tensor drawn = at::empty(sizes, at::kFloat).normal_(0, 0.02, generator).to(a_RI.scalar_type());
+        return devices::route_like(drawn, a_RI, devices::Purpose::kDelta).detach().requires_grad_(true);
+      };
+      p_OR_.push_back(normal(b_OR.sizes()));
+      lambda_R_.push_back(at::zeros({shape.rank}, a_RI.options().requires_grad(false)).requires_grad_(true));
+      q_RI_.push_back(normal(a_RI.sizes()));
+      generators_.push_back(at::detail::createCPUGenerator(shape.seed + 1 + i));
+    }
+    dropout_ = shape.dropout;
+  }
+
+  [[nodiscard]] std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> all;
+    for (size_t i = 0; i < p_OR_.size(); ++i) all.insert(all.end(), {p_OR_[i], lambda_R_[i], q_RI_[i]});
+    return all;
+  }
+
+  /// Puts B = P·diag(λ), A = Q into the model, with their history.
+  void attach(bool training) {
+    const at::AutoGradMode with_grad(true);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      auto adapter = std::make_shared<models::LinearAdapter>();
+      adapter->a_RI = q_RI_[i];
+      adapter->b_OR = p_OR_[i] * lambda_R_[i];
+      adapter->scale = scale_;
+      adapter->dropout = dropout_;
+      if (training && dropout_ > 0) adapter->generator = generators_[i];
+      model_->set_adapter(weights_[i], adapter);
+    }
+  }
+
+  /// Adds the gradient of the penalty.
+  void add_penalty(std::vector<at::Tensor>& gradients) const {
+    const at::AutoGradMode with_grad(true);
+    const double share = 0.5 / static_cast<double>(2 * weights_.size());
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      const at::Tensor eye_RR = at::eye(lambda_R_[i].size(0), p_OR_[i].options().requires_grad(false));
+      const at::Tensor penalty =
+          ((p_OR_[i].t().mm(p_OR_[i]) - eye_RR).norm() + (q_RI_[i].mm(q_RI_[i].t()) - eye_RR).norm()) * share;
+      const auto added = torch::autograd::grad({penalty}, {p_OR_[i], q_RI_[i]});
+      for (const size_t part : {size_t{0}, size_t{2}}) {
+        at::Tensor& gradient = gradients[3 * i + part];
+        gradient = gradient.defined() ? gradient + added[part / 2] : added[part / 2];
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<WeightDelta> deltas(std::vector<WeightDelta> like) const {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < like.size(); ++i) {
+      like[i].left_DR = p_OR_[i].detach() * lambda_R_[i].detach() * scale_;
+      like[i].right_FR = q_RI_[i].detach().t().contiguous();
+    }
+    return like;
+  }
+
+ private:
+  models::Model* model_;
+  std::vector<std::string> weights_;
+  double scale_, dropout_ = 0;
+  std::vector<at::Tensor> p_OR_, lambda_R_, q_RI_;
+  std::vector<at::Generator> generators_;
+};
+
+class LoraEditor final : public Editor {
+ public:
+  explicit LoraEditor(LoraHparams hparams) : hparams_(std::move(hparams)), values_(lora_schema().dump(hparams_)) {}
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
+
+  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
+                                EditContext& context) override {
+    if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {name_, "no facts", "at least one fact", ""});
+    const auto start = std::chrono::steady_clock::now();
+    EditResult result;
+    result.editor = name_;
+    result.hparams = values_;
+    result.engine = context.engine;
+    result.seed = context.seed;
+    const RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
+    result.outcomes = batch.outcomes;
+    if (!batch.rendered.empty()) {
+      const auto deltas = trained(model, batch, context, result);
+      EditTransaction transaction(model, context.transaction);
+      for (const auto& delta : deltas) write(delta, transaction, result);
+      context.cancel.check("insert");
+      transaction.commit();
+    }
+    result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return result;
+  }
+
+ private:
+  // The model carries adapters in here alone.
+  std::vector<WeightDelta> trained(models::Model& model, const RenderedBatch& batch, const EditContext& context,
+                                   EditResult& result) const {
+    const LoraShape shape{hparams_.rank,           hparams_.lora_alpha, hparams_.lora_dropout,
+                          hparams_.target_modules, hparams_.layers,     context.seed};
+    LoraAdapters adapters(model, shape);
+    std::optional<OrthogonalAdapters> orthogonal;
+    if (hparams_.lora_type == "adalora") orthogonal.emplace(model, adapters, shape);
+    const std::vector<at::Tensor> parameters = orthogonal ? orthogonal->parameters() : adapters.parameters();
+    Adam adam({.lr = hparams_.lr, .weight_decay = hparams_.weight_decay});
+    bool training = true;
+    adapters.set_training(true);
+    const TrainingSteps steps = {
+        .rows =
+            [&](int64_t begin, int64_t end) {
+              std::vector<LearningRow> rows;
+              for (int64_t i = begin; i < end; ++i)
+                rows.push_back(learning_row(batch.rendered[static_cast<size_t>(i)], Objective::kTargetNew));
+              return rows;
+            },
+        .prepare =
+            [&](int64_t, int64_t) {
+              if (orthogonal) orthogonal->attach(training);
+            },
+        .leaves = [&] { return parameters; },
+        .update =
+            [&](const PassResult& pass) {
+              std::vector<at::Tensor> gradients = pass.gradients;
+              if (orthogonal) orthogonal->add_penalty(gradients);
+              adam.step(parameters, gradients);
+            },
+        .finish =
+            [&] {
+              training = false;
+              adapters.set_training(false);
+            }};
+    const TrainingRecord record =
+        train(model, static_cast<int64_t>(batch.rendered.size()),
+              {hparams_.num_steps, hparams_.batch_size, hparams_.stop_loss, adapters.first_layer()}, steps, context);
+    note_outcomes(result, model, batch, record, std::max(hparams_.stop_loss, 1e-2));
+    return orthogonal ? orthogonal->deltas(adapters.deltas()) : adapters.deltas();
+  }
+
+  static void write(const WeightDelta& delta, EditTransaction& transaction, EditResult& result) {
+    const ApplyReport report = apply_delta(delta, transaction);
+    LayerFigures figures;
+    figures.layer = delta.layer;
+    figures.weight = delta.weight;
+    figures.update_norm = report.delta_norm;
+    figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
+    figures.survived = report.survived;
+    result.layers.push_back(std::move(figures));
+    result.deltas.push_back(delta);
+  }
+
+  std::string name_ = "lora";
+  LoraHparams hparams_;
+  nlohmann::json values_;
+};
+
+std::unique_ptr<Editor> make(const LoraHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                             const Log&) {
+  for (const int64_t layer : h.layers)
+    if (layer >= model.n_layers())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.where("layers"), "layer " + std::to_string(layer),
+                   "0 to " + std::to_string(model.n_layers() - 1), "use hyper-parameters made for this model"});
+  return std::make_unique<LoraEditor>(h);
+}
+
+}  // namespace
+
+EditorInfo make_lora() {
+  EditorInfo info = editor_entry<LoraHparams>("lora", "low-rank adapters trained on the facts, then merged",
+                                              "Hu et al., LoRA, ICLR 2022; Zhang et al., AdaLoRA, "
+                                              "ICLR 2023",
+                                              lora_schema(), make);
+  info.statistics = false;
+  return info;
+}
+
+}  // namespace emend::editors

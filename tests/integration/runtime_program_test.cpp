@@ -1,0 +1,83 @@
+// Edits beside the weights through the programs: edit, evaluate, generate with a pack, apply and revert in a folder.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "support/program_fixture.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+
+class RuntimeProgramTest : public ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    write_file(folder_ / "grace.yaml", "layers: [2]\neps: 0.05\nval_init: warm\nn_iter: 60\nedit_lr: 0.3\n");
+    write_file(folder_ / "ike.yaml", "k: 1\nthreshold: 0.9\n");
+  }
+  [[nodiscard]] std::string continuation(const std::string& model, std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {
+        "generate",      "--model", path(model), "--prompt", "The capital of France is", "--max-new-tokens", "4",
+        "--temperature", "0",       "--json",    "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.status == 0 ? json::parse(result.out)[0]["ids"].dump() : "";
+  }
+};
+
+TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
+  const std::string original = model_bytes(), plain = continuation("model");
+  auto result = run_program("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--save",
+                                                "pack,model", "--eval", "counterfact", "--json", "--quiet"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json results = json::parse(result.out);
+  EXPECT_TRUE(results["weights_changed"].empty());
+  const auto& metrics = results["metrics"]["counterfact"];
+  EXPECT_GT(metrics["post"]["efficacy_magnitude"].get<double>(), 2 * metrics["pre"]["efficacy_magnitude"].get<double>())
+      << "the evaluation sees the edit";
+  const std::string pack = path("run/edit.safetensors");
+
+  const std::string edited = continuation("model", {"--pack", pack});
+  EXPECT_NE(edited, plain);
+  EXPECT_EQ(continuation("model"), plain);
+  // In the ledger of a folder: files keep their bytes, generate loads the edit by itself.
+  EXPECT_EQ(model_bytes("run/model"), original);
+  EXPECT_EQ(continuation("run/model"), edited);
+  result = run_program("emend", {"revert", pack, "--model", path("run/model")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(continuation("run/model"), plain);
+  result = run_program("emend", {"apply", pack, "--model", path("run/model")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(continuation("run/model"), edited);
+
+  result = run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", pack,
+                                 "--cache", path("cache"), "--eval", "counterfact", "--json", "--quiet"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json evaluated = json::parse(result.out)["metrics"];
+  EXPECT_NEAR(evaluated["post"]["counterfact"]["efficacy_magnitude"].get<double>(),
+              metrics["post"]["efficacy_magnitude"].get<double>(), 0.02);
+}
+
+TEST_F(RuntimeProgramTest, WhatCannotHoldSuchAnEditSaysSo) {
+  const auto result = run_program("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--save",
+                                                      "pack,peft", "--eval", "none", "--quiet"}));
+  EXPECT_NE(result.status, 0);
+  EXPECT_NE(result.err.find("beside the weights"), std::string::npos) << result.err;
+}
+
+TEST_F(RuntimeProgramTest, IkeStandsInFrontOfThePrompt) {
+  const std::string plain = continuation("model");
+  const auto result = run_program("memit_edit", edit({"--editor", "ike", "--hparams", path("ike.yaml"), "--save",
+                                                      "pack", "--eval", "counterfact", "--json", "--quiet"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const auto metrics = json::parse(result.out)["metrics"]["counterfact"];
+  EXPECT_NE(metrics["post"]["efficacy_magnitude"], metrics["pre"]["efficacy_magnitude"]);
+  EXPECT_NE(continuation("model", {"--pack", path("run/edit.safetensors")}), "");
+  EXPECT_EQ(continuation("model"), plain);
+}
+
+}  // namespace
+}  // namespace emend::testing
