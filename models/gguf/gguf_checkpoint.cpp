@@ -5,6 +5,7 @@
 #include <emend/models/gguf/detail/gguf_config.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
 #include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
+#include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/tokenizer/gguf_vocabulary.h>
 
@@ -47,7 +48,9 @@ class GgufCheckpoint : public Checkpoint {
 
   std::unique_ptr<Tokenizer> load_tokenizer() const override {
     const auto vocabulary = detail::read_gguf_vocabulary(files_.metadata());
-    return vocabulary ? tokenizer_from_gguf(*vocabulary) : nullptr;
+    if (!vocabulary) return nullptr;
+    if (auto kept = detail::kept_tokenizer(files_.metadata(), config_)) return kept;
+    return tokenizer_from_gguf(*vocabulary);
   }
 
   std::string fingerprint() const override {

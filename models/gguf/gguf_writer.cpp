@@ -9,6 +9,7 @@
 #include <emend/models/gguf/detail/gguf_tensors.h>
 #include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
+#include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -251,7 +252,8 @@ class Writer {
     const GgufFile& meta = base_->files.metadata();
     GgufMetadata metadata;
     for (const std::string& key : meta.keys())
-      if (!key.starts_with("split.") && (options_.vocabulary || !key.starts_with("tokenizer.")))
+      if (!key.starts_with("split.") &&
+          (options_.vocabulary || !(key.starts_with("tokenizer.") || key == detail::kTokenizerKey)))
         metadata.copy(key, *meta.find(key));
     if (!options_.vocabulary) metadata.set_text("tokenizer.ggml.model", "none");
     return metadata;
@@ -272,6 +274,7 @@ class Writer {
     auto [vocabulary, notes] = detail::hf_vocabulary(source_.checkpoint.path(), *tokenizer, source_.config.vocab_size,
                                                      source_.config.model_type);
     metadata.append(detail::vocabulary_metadata(vocabulary));
+    if (options_.keep_config) metadata.set_texts(detail::kTokenizerKey, detail::keep_tokenizer(*tokenizer));
     report_.notes.insert(report_.notes.end(), notes.begin(), notes.end());
     return metadata;
   }

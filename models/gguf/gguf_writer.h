@@ -30,7 +30,8 @@ struct GgufWriteOptions {
   /// Type of tensors whose values changed, where `type` is absent and there is a base. Absent: the base's type if that
   /// is Q8_0 or wider, else Q8_0, because the steps of a 4-bit grid are larger than most edits.
   std::optional<GgmlType> changed_type = {};
-  /// Keep the original config.json under the key "emend.config": GGUF has no place for some of its entries.
+  /// Keep the original config.json under the key "emend.config" and the tokenizer's files under "emend.tokenizer": GGUF
+  /// has no place for some of what they say.
   bool keep_config = true;
   /// Leave the vocabulary out (key tokenizer.ggml.model = "none"): for tokenizers that GGUF has no form for.
   bool vocabulary = true;

@@ -5,11 +5,15 @@
 #include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/gguf/convert.h>
+#include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
 #include "support/debug_models.h"
+#include "support/gguf_builder.h"
 #include "support/program.h"
+#include "support/random_text.h"
+#include "support/shared.h"
 #include "support/tiny_model.h"
 
 namespace emend::testing {
@@ -146,6 +150,88 @@ TEST_F(Convert, EveryFamilyThatLlamaCppNamesComesBackWithBitEqualTensorsIdsAndTe
     }
     for (const char* left : {"source", "model.gguf", "back"}) fs::remove_all(root_ / left);
   }
+}
+
+// Tokenizers as published, on a model of two layers' width: normalizers, added tokens, prefixes, scores, ranks.
+TEST_F(Convert, PublishedTokenizersKeepTheirIdsAndTheirFiles) {
+  EMEND_NEEDS_SHARED();
+  std::mt19937_64 random(31);
+  std::vector<std::string> texts = {"", " a", "<s>x</s>\n y", "[gMASK]sop <|user|>\n hi",
+                                    "n\u0303 e\u0301 \u1100\u1161"};
+  for (int i = 0; i < 150; ++i) texts.push_back(random_text(random));
+  for (const char* name :
+       {"gpt2", "llama3", "llama2", "phi3", "qwen2", "gpt_neox", "falcon", "smollm2", "chatglm3", "qwen_v1"}) {
+    SCOPED_TRACE(name);
+    for (const char* left : {"source", "model.gguf", "back"}) fs::remove_all(root_ / left);
+    const fs::path published = shared_dir() / "fixtures" / "tokenizers" / name;
+    const auto original = models::load_tokenizer(published);
+    const json config = {{"model_type", "llama"},         {"hidden_size", 8},
+                         {"num_hidden_layers", 1},        {"num_attention_heads", 2},
+                         {"intermediate_size", 16},       {"vocab_size", original->vocab_size() + 3},
+                         {"max_position_embeddings", 64}, {"tie_word_embeddings", true}};
+    fs::create_directories(root_ / "source");
+    const auto checkpoint = models::random_checkpoint(config, 2);
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
+    write_safetensors(root_ / "source" / "model.safetensors", tensors);
+    write_file(root_ / "source" / "config.json", config.dump());
+    models::save_tokenizer(*original, root_ / "source");
+    (void)models::convert_model(path("source"), path("model.gguf"), {.type = "F16"});
+    (void)models::convert_model(path("model.gguf"), path("back"));
+    const auto source = models::load_tokenizer(root_ / "source"), back = models::load_tokenizer(root_ / "back");
+    const auto from_gguf = models::open_checkpoint(path("model.gguf"))->load_tokenizer();
+    for (const auto* other : {from_gguf.get(), back.get()}) {
+      EXPECT_EQ(other->prefix_ids(), source->prefix_ids());
+      EXPECT_EQ(other->eos_ids(), source->eos_ids());
+      for (const auto& text : texts)
+        for (const bool special : {false, true}) {
+          const auto ids = source->encode_ids(text, special);
+          EXPECT_EQ(other->encode_ids(text, special), ids) << text;
+          EXPECT_EQ(other->decode(ids), source->decode(ids)) << text;
+        }
+    }
+    for (const auto& entry : fs::directory_iterator(root_ / "source")) {
+      const std::string file = entry.path().filename().string();
+      if (file != "config.json" && file != "model.safetensors") {
+        EXPECT_EQ(read_file(root_ / "back" / file), read_file(entry.path())) << file;
+      }
+    }
+    // Without the kept files the vocabulary of llama.cpp's form is there all the same.
+    models::GgufWriteOptions bare;
+    bare.keep_config = false;
+    (void)models::write_gguf(*models::open_checkpoint(path("source")), root_ / "model.gguf", bare);
+    EXPECT_GE(models::open_checkpoint(path("model.gguf"))->load_tokenizer()->vocab_size(), original->vocab_size());
+  }
+}
+
+TEST_F(Convert, DamagedKeptTokenizersAreRefusedByName) {
+  const auto refused = [&](const std::vector<std::string>& list) {
+    models::GgufMetadata metadata;
+    metadata.set_text("general.architecture", "llama");
+    metadata.set_texts(models::detail::kTokenizerKey, list);
+    write_gguf_file(root_ / "x.gguf", metadata, {});
+    try {
+      (void)models::detail::kept_tokenizer(models::GgufFile(root_ / "x.gguf"), json::object());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
+      const std::string text = error.what();
+      EXPECT_NE(text.find("emend.tokenizer"), std::string::npos) << text;
+      EXPECT_EQ(text.find("emend-tokenizer-"), std::string::npos) << text;
+      return;
+    }
+    ADD_FAILURE() << "accepted " << list[0];
+  };
+  const std::string good = byte_tokenizer().dump();
+  for (const char* name :
+       {"../tokenizer.json", "/etc/tokenizer.json", "config.json", "model.safetensors", "", "tokenizer/x"})
+    refused({name, good});
+  refused({"tokenizer.json"});
+  refused({"tokenizer.json", "{"});
+  refused({"tokenizer.json", "{}"});
+  refused({"tokenizer_config.json", "{}"});
+  refused({"hex:tokenizer.model", "0g"});
+  refused({"hex:tokenizer.model", "abc"});
+  refused({"hex:tokenizer.model", "00"});
 }
 
 TEST_F(Convert, TheProgramGoesThereAndBack) {
