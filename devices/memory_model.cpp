@@ -84,10 +84,13 @@ Figures MemoryModel::of_layer(int64_t l) const {
   figures.weights = m.layer_bytes[static_cast<size_t>(l)];
   figures.kv_cache = 2 * work_.cached_tokens * m.kv_heads * m.head_dim * m.compute_bytes;
   if (work_.gradients && l >= work_.first_gradient_layer) {
-    // Kept for the backward pass: inputs and outputs of two norms (4D), q, k, v and the attention's output,
-    // and the MLP's intermediates (gate, its activation, up, their product; or up and its activation).
-    const int64_t per_token =
-        4 * m.hidden + (2 * m.heads + 2 * m.kv_heads) * m.head_dim + m.mlp_width * (m.gated_mlp ? 4 : 2);
+    // Kept for the backward pass, weights being frozen: the inputs of the norms, rotated q and k, v, the attention's
+    // output (and the fused projection, of which v is a view), and the MLP's gate, its activation and up, or its
+    // activation's input; a few numbers a head and norm.
+    const int64_t per_token = (m.parallel ? 1 : 2) * m.hidden + (2 * m.heads + 2 * m.kv_heads) * m.head_dim +
+                              (m.fused_qkv && m.rotary_dim > 0 ? (m.heads + m.kv_heads) * m.head_dim : 0) +
+                              (m.qk_norm ? (m.heads + m.kv_heads) * m.head_dim : 0) +
+                              m.mlp_width * (m.gated_mlp ? 3 : 1) + m.heads + 2;
     figures.activations = work_.rows * work_.suffix_tokens * per_token * m.compute_bytes;
   }
   if (!is_editing_layer(l)) return figures;
@@ -97,6 +100,52 @@ Figures MemoryModel::of_layer(int64_t l) const {
   const auto last = *std::max_element(work_.editing_layers.begin(), work_.editing_layers.end());
   if (work_.gradients && l == last) figures.optimiser += 4 * work_.facts * m.hidden * kFloat;
   return figures;
+}
+
+// The residual stream, the normed input, the attention's branch and the MLP's input (4D), the MLP's intermediates, and
+// the rotary tables; or, where heads are wide, the attention's projections (keys and values not if they are in a
+// cache). Rows of different lengths need a mask of tokens² numbers a row, and save more than that: padding is not
+// computed.
+int64_t MemoryModel::live_forward() const {
+  const auto& m = model_;
+  const int64_t attention = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
+  const int64_t mlp = 4 * m.hidden + m.mlp_width * (m.gated_mlp && !m.gate_in_place ? 4 : 2);
+  const int64_t rotation = 2 * m.hidden + 4 * attention + (work_.cached_tokens > 0 ? 0 : 2 * kv);
+  const int64_t per_token = std::max(mlp, m.rotary_dim > 0 ? rotation : 0) + 2 * m.rotary_dim;
+  return work_.rows * work_.tokens * per_token * m.compute_bytes;
+}
+
+// The gradient of the residual stream and those of the MLP's intermediates.
+int64_t MemoryModel::live_backward() const {
+  const auto& m = model_;
+  const int64_t per_token = m.hidden + m.mlp_width * (m.gated_mlp ? 3 : 2) + 2 * m.rotary_dim;
+  return work_.rows * work_.suffix_tokens * per_token * m.compute_bytes;
+}
+
+// The logits' log-softmax; with them, or with its gradient, 2; on the way back 3.
+int64_t MemoryModel::logits(int copies) const {
+  return work_.rows * work_.scored_tokens * model_.vocab * kFloat * copies;
+}
+
+int64_t MemoryModel::activations_of(const std::vector<int64_t>& layers, bool has_embedding, bool has_head) const {
+  if (work_.rows == 0) return 0;
+  const int64_t hidden = work_.rows * work_.tokens * model_.hidden * model_.compute_bytes;
+  const int64_t scored = work_.rows * work_.scored_tokens * model_.hidden * model_.compute_bytes;
+  int64_t before = has_embedding ? hidden : 0, kept = 0, on_top = 0;
+  for (const int64_t l : layers) {
+    if (!work_.gradients || l < work_.first_gradient_layer) {
+      before = std::max(before, live_forward());
+      continue;
+    }
+    kept +=
+        of_layer(l).activations + (l == work_.first_gradient_layer ? hidden : 0);  // and what enters, for later steps
+    on_top = live_backward() + (has_head ? logits(1) : 0);
+  }
+  if (has_head) {
+    const int64_t input = work_.gradients ? scored : layers.empty() ? 0 : hidden;
+    on_top = std::max(on_top, of_head(true).activations + input);
+  }
+  return std::max(before, kept + on_top);
 }
 
 Figures MemoryModel::of_embedding() const {
@@ -120,8 +169,7 @@ Figures MemoryModel::of_final_norm() const {
 Figures MemoryModel::of_head(bool with_embedding) const {
   Figures figures;
   figures.weights = model_.tied ? (with_embedding ? 0 : model_.embedding_bytes) : model_.head_bytes;
-  // Logits and their log-softmax, and the gradient of one of them.
-  figures.activations = work_.rows * work_.scored_tokens * model_.vocab * kFloat * (work_.gradients ? 3 : 2);
+  figures.activations = logits(work_.gradients ? 3 : 2);
   return figures;
 }
 
@@ -130,12 +178,7 @@ Figures MemoryModel::of_device(c10::Device device, bool has_layer, bool has_edit
   Figures figures;
   if (device.is_cuda()) figures.reserved = kCudaReserve;
   if (has_layer && work_.rows > 0) {
-    // Live at the widest point of a block, if it drops nothing before its end: residuals, normed inputs and outputs
-    // (8D), the attention's projections before and after the rotation, the MLP's intermediates; and the padding mask.
-    const int64_t attention = 2 * (m.heads + 2 * m.kv_heads) * m.head_dim;
-    const int64_t per_token = 8 * m.hidden + attention + m.mlp_width * (m.gated_mlp ? 3 : 2);
-    figures.activations = work_.rows * work_.tokens * per_token * m.compute_bytes;
-    if (work_.rows > 1) figures.activations += work_.rows * work_.tokens * work_.tokens * m.compute_bytes;
+    figures.activations = std::max(live_forward(), work_.gradients ? live_backward() : 0);
   }
   if (has_editing_layer && work_.solve) {
     // The system and its factor, right-hand sides and solution, and the residuals.
@@ -163,13 +206,15 @@ std::vector<std::pair<c10::Device, Figures>> MemoryModel::account(const Placemen
         static_cast<int64_t>(work_.editing_layers.size()) * model_.mlp_width * model_.mlp_width * kDouble;
   }
   for (auto& [device, figures] : result) {
-    bool has_layer = false, edits = false;
+    std::vector<int64_t> layers;
+    bool edits = false;
     for (size_t l = 0; l < plan.layers.size(); ++l) {
       if (plan.layers[l] != device) continue;
-      has_layer = true;
+      layers.push_back(static_cast<int64_t>(l));
       edits |= is_editing_layer(static_cast<int64_t>(l));
     }
-    figures += of_device(device, has_layer, host_solves ? device == host : edits);
+    figures += of_device(device, !layers.empty(), host_solves ? device == host : edits);
+    figures.activations = activations_of(layers, device == plan.embedding, device == plan.head);
   }
   return result;
 }

@@ -25,6 +25,12 @@ struct ModelShape {
   int64_t positions = 0;  ///< rows of a learned position embedding, or 0
   bool gated_mlp = true;  ///< the MLP has a gate matrix beside the up projection
   bool tied = false;      ///< the head is the embedding
+  // What decides how much of a block is alive at once.
+  int64_t rotary_dim = 0;     ///< rotated dimensions of a head, or 0
+  bool parallel = false;      ///< attention and MLP read the same hidden state
+  bool fused_qkv = false;     ///< one matrix for q, k and v: keys and values are views of its output
+  bool qk_norm = false;       ///< queries and keys are normed, head by head
+  bool gate_in_place = true;  ///< SiLU: without gradients the gate's activation takes no memory of its own
 
   int64_t weight_bytes = 4;   ///< of one stored weight element
   int64_t compute_bytes = 4;  ///< of one activation element
@@ -96,12 +102,19 @@ class MemoryModel {
   [[nodiscard]] Figures of_head(bool with_embedding) const;
   /// What a device needs once if it has any layer; `has_editing_layer` adds the solve's workspace.
   [[nodiscard]] Figures of_device(c10::Device device, bool has_layer, bool has_editing_layer) const;
+  /// Activations of a device that holds these parts at their widest moment. That is less than the sum of the parts'
+  /// activations: a block's are gone when the head's logits are made.
+  [[nodiscard]] int64_t activations_of(const std::vector<int64_t>& layers, bool has_embedding, bool has_head) const;
   [[nodiscard]] bool is_editing_layer(int64_t l) const;
 
   /// Figures of every device that the plan uses, and of the CPU if the work uses it; limits are left at 0.
   [[nodiscard]] std::vector<std::pair<c10::Device, Figures>> account(const PlacementPlan& plan) const;
 
  private:
+  [[nodiscard]] int64_t live_forward() const;   // bytes of one block without gradients, at its widest moment
+  [[nodiscard]] int64_t live_backward() const;  // the same on the way back, without what was kept
+  [[nodiscard]] int64_t logits(int copies) const;
+
   ModelShape model_;
   WorkShape work_;
 };

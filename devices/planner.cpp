@@ -136,8 +136,30 @@ bool fits(const PlanRequest& request) {
   return Planner(request).run().fits;
 }
 
+/// "63KiB", "1200MiB": rounded up, as --max-memory takes it.
+std::string limit_text(int64_t bytes) {
+  const bool small = bytes < (10LL << 20);
+  const int64_t unit = small ? 1LL << 10 : 1LL << 20;
+  return std::to_string((bytes + unit - 1) / unit) + (small ? "KiB" : "MiB");
+}
+
+/// The limits that this very placement needs, where the devices have that much.
+void suggest_limits(const PlanRequest& request, const Plan& plan, std::vector<std::string>& found) {
+  std::string limits;
+  for (const auto& [device, figures] : plan.devices) {
+    const DeviceInfo* info = find_device(request.machine, device);
+    if (!request.max_memory.of(device) || !info) return;
+    if (device.type() != kSimulated && figures.total() > info->free_bytes) return;
+    limits += (limits.empty() ? "" : ",") + to_string(device) + "=" +
+              limit_text(std::max(figures.total(), *request.max_memory.of(device)));
+  }
+  const bool weights_alone = request.work.rows == 0 && request.work.editing_layers.empty();
+  if (!limits.empty())
+    found.push_back("--max-memory " + limits + " fits" + (weights_alone ? " the weights alone; work needs more" : ""));
+}
+
 /// Tries changes one at a time and keeps those that fit.
-std::vector<std::string> suggest(const PlanRequest& request) {
+std::vector<std::string> suggest(const PlanRequest& request, const Plan& plan) {
   std::vector<std::string> found;
   const auto attempt = [&](const auto& change, const std::string& text) {
     PlanRequest other = request;
@@ -173,6 +195,7 @@ std::vector<std::string> suggest(const PlanRequest& request) {
     };
     attempt(halve, "bfloat16 weights fit");
   }
+  suggest_limits(request, plan, found);
   const DeviceInfo* largest = nullptr;
   for (const auto& info : request.machine)
     if (!info.device.is_cpu() && (!largest || info.free_bytes > largest->free_bytes)) largest = &info;
@@ -197,7 +220,7 @@ std::vector<std::string> suggest(const PlanRequest& request) {
 
 Plan make_plan(const PlanRequest& request) {
   Plan plan = Planner(request).run();
-  if (!plan.fits) plan.suggestions = suggest(request);
+  if (!plan.fits) plan.suggestions = suggest(request, plan);
   return plan;
 }
 

@@ -1,6 +1,9 @@
 #include "cli.h"
 
 #include <emend/core/error.h>
+#include <emend/devices/placement.h>
+#include <emend/devices/runtime.h>
+#include <emend/devices/units.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,7 +59,21 @@ void open_handles(Common& common) {
   if (!common.quiet) common.progress = make_progress(2);
 }
 
+// What the accelerators hold, for errors about them.
+void report_memory(const Common& common) {
+  for (const auto& info : devices::visible_devices()) {
+    if (info.device.is_cpu()) continue;
+    const auto stats = devices::device_memory_stats(info.device);
+    if (stats.peak == 0) continue;
+    common.log.warning("memory", devices::to_string(info.device) + " holds " + devices::format_bytes(stats.allocated) +
+                                     " (at most " + devices::format_bytes(stats.peak) + ") of " +
+                                     devices::format_bytes(info.total_bytes) +
+                                     "; `emend plan` with the same options counts before it loads");
+  }
+}
+
 int report(const Common& common, const Error& error) {
+  if (error.error_class() == ErrorClass::kDevice) report_memory(common);
   common.log.event(LogLevel::kError, "error", error.what(),
                    {{"class", to_string(error.error_class())}, {"exit", exit_code(error.error_class())}});
   return exit_code(error.error_class());

@@ -1,5 +1,6 @@
 #include "placement.h"
 
+#include <emend/devices/units.h>
 #include <emend/models/family.h>
 
 namespace emend::tools {
@@ -16,6 +17,11 @@ devices::ModelShape model_shape(const models::ModelConfig& config, at::ScalarTyp
   shape.positions = config.positions == models::Positions::kLearned ? config.max_positions : 0;
   shape.gated_mlp = config.mlp != models::Mlp::kPlain;
   shape.tied = config.tied_head;
+  for (const auto& rotary : config.rotaries) shape.rotary_dim = std::max(shape.rotary_dim, rotary.dims);
+  shape.parallel = config.residual == models::Residual::kParallel;
+  shape.fused_qkv = config.qkv != models::Qkv::kSeparate;
+  shape.qk_norm = config.qk_norm;
+  shape.gate_in_place = config.activation == models::Activation::kSilu;
   shape.weight_bytes = shape.compute_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   // Exact sizes from the family's table rather than the planner's rule of thumb.
   shape.layer_bytes.assign(config.n_layers, 0);
@@ -54,6 +60,12 @@ devices::PlacementPlan place_model(const ModelOptions& options, const models::Mo
   const auto plan = plan_model(options, config, {});
   devices::require_fit(plan);
   for (const auto& warning : plan.warnings) log.warning("placement", warning);
+  // Where memory is limited, what is left decides whether the work fits.
+  if (!options.max_memory.empty())
+    for (const auto& [device, figures] : plan.devices)
+      log.info("placement", devices::to_string(device) + ": planned " + devices::format_bytes(figures.total()) +
+                                " of " + devices::format_bytes(figures.limit) + " for the model, " +
+                                devices::format_bytes(figures.limit - figures.total()) + " left for the work");
   return plan.placement;
 }
 
