@@ -147,7 +147,7 @@ std::string verdict(const RunReport& run, const std::vector<CaseState>& cases) {
                     tag("b", "", escape(model_name(run))) + ". ";
   if (!cases.empty())
     out += failed_cases == 0
-               ? "All of them hold. "
+               ? "In all of them the new answer is now the more probable one, or said in full. "
                : tag("span", "class=\"reason\"",
                      std::to_string(failed_cases) + " of " + std::to_string(cases.size()) + " did not work out") +
                      " (below). ";

@@ -60,7 +60,7 @@ json health(const models::Model& model) {
   json out;
   const auto text = perplexity(model, read_file(data() / "wikitext2_valid.txt").substr(0, 200000), 512, scaled(512));
   out["perplexity"] = {{"perplexity", text.value}, {"tokens", text.tokens}};
-  for (const auto& task : load_health_tasks(data(), scaled(6))) {
+  for (const auto& task : load_health_tasks(data(), scaled(4))) {
     if (task.name == "lambada") {
       const auto result = lambada(model, task.texts);
       out["lambada"] = {{"accuracy", result.accuracy}, {"perplexity", result.perplexity}};
@@ -157,7 +157,7 @@ TEST(MetricsTransformers, EveryFigureAgreesBeforeAndAfterAChange) {
   const State after = evaluate_all(model, &before);
   const json health_after = health(model);
 
-  json counts = {{"lambada", scaled(6)}, {"perplexity", scaled(512)}, {"choices", scaled(6)}};
+  json counts = {{"lambada", scaled(4)}, {"perplexity", scaled(512)}, {"choices", scaled(4)}};
   for (const auto& set : data_sets()) counts[set.name] = set.rows;
   write_file(folder / "counts.json", counts.dump());
   const auto quoted = [](const fs::path& path) { return "'" + path.string() + "' "; };

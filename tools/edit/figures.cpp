@@ -65,10 +65,10 @@ nlohmann::json layer_figures(const std::vector<FinishedBatch>& batches, const mo
 nlohmann::json machine_figures() {
   utsname system{};
   ::uname(&system);
-  nlohmann::json devices = nlohmann::json::array();
+  std::string devices;
   for (const auto& device : devices::visible_devices())
-    devices.push_back(devices::to_string(device.device) + ": " + device.name + ", " +
-                      devices::format_bytes(device.total_bytes));
+    devices += (devices.empty() ? "" : "; ") + devices::to_string(device.device) + ": " + device.name + ", " +
+               devices::format_bytes(device.total_bytes);
   return {{"devices", devices},
           {"processors", std::thread::hardware_concurrency()},
           {"threads", at::get_num_threads()},

@@ -12,7 +12,7 @@ namespace emend::tools {
 /// relative, spectrum (the leading singular values of what was added), survived (the least of the batches).
 [[nodiscard]] nlohmann::json layer_figures(const std::vector<FinishedBatch>& batches, const models::Model& model);
 
-/// {"devices": ["cpu: AMD EPYC, 16.0 GiB"], "processors": 2, "threads": 2, "system": "Linux …"}
+/// {"devices": "cpu: AMD EPYC, 16.0 GiB", "processors": 2, "threads": 2, "system": "Linux …"}
 [[nodiscard]] nlohmann::json machine_figures();
 
 /// By device: the weights' bytes and the peak.
