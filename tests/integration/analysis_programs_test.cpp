@@ -5,6 +5,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "support/program.h"
@@ -131,6 +132,38 @@ TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
   EXPECT_NE(wrong.err.find("--subject"), std::string::npos) << wrong.err;
   wrong = run_program("emend", {"trace", "--model", path("model"), "--prompt", "Here", "--subject", "France"});
   EXPECT_EQ(wrong.status, 2) << wrong.err;
+}
+
+TEST_F(AnalysisPrograms, TheReportHoldsSpectraAndTakesATrace) {
+  write_file(folder_ / "hparams.yaml", tiny_hparams());
+  std::string corpus;
+  for (int i = 0; i < 40; ++i)
+    corpus += "Paragraph " + std::to_string(i * 37) + " speaks of towers, rivers and " + std::string(1 + i % 7, 'x') +
+              " things.\n\n";
+  write_file(folder_ / "corpus.txt", corpus);
+  auto result = run_program("memit_edit",
+                            {"--model", path("model"), "--facts", path("good.jsonl"), "--hparams", path("hparams.yaml"),
+                             "--corpus", path("corpus.txt"), "--cache", path("cache"), "--out", path("run")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json extras = json::parse(read_file(folder_ / "run" / "report.json"));
+  ASSERT_EQ(extras["layers"].size(), 2U);
+  for (const auto& layer : extras["layers"]) {
+    const double norm = layer["update_norm"].get<double>();
+    double squares = 0;
+    for (const auto& value : layer["spectrum"]) squares += value.get<double>() * value.get<double>();
+    EXPECT_NEAR(std::sqrt(squares), norm, 1e-6 * norm) << "one fact: the spectrum holds all of the update";
+    EXPECT_NEAR(layer["relative"].get<double>(), norm / layer["weight_norm"].get<double>(), 1e-9);
+  }
+  EXPECT_GT(extras["memory"]["cpu"]["weights"].get<int64_t>(), 39232 * 4 / 2);
+  EXPECT_FALSE(extras["machine"]["devices"].get<std::string>().empty());
+  ASSERT_EQ(run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is", "--subject",
+                                  "France", "--out", path("trace"), "--samples", "2"})
+                .status,
+            0);
+  result = run_program("emend", {"report", path("run"), "--trace", path("trace/trace.json")});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(read_file(folder_ / "run" / "report.html").find("Causal tracing: mlp"), std::string::npos);
+  EXPECT_EQ(run_program("emend", {"report", path("run"), "--trace", path("run/results.json")}).status, 3);
 }
 
 TEST_F(AnalysisPrograms, SuggestSaysWhenTheModelKnowsNothing) {
