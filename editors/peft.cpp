@@ -78,19 +78,16 @@ std::string base_name(const models::Model& model) {
 
 }  // namespace
 
-std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
-                                   const models::Model& model, const PeftOptions& options) {
+std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options) {
   if (!pack.runtime.empty())
     throw Error(ErrorClass::kUnsupported, {"adapter", "an edit of " + pack.editor + ", which lies beside the weights",
                                            "a change of weights", "save the pack; emend loads it with --pack"});
   const c10::NoGradGuard no_grad;
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  std::vector<PeftLayer> layers;
-  nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), modules = nlohmann::ordered_json::array();
-  int64_t largest = 1;
-  bool in_out = false;
+  std::vector<AdapterFactors> all;
   for (const auto& delta : merge_deltas(pack.deltas)) {
-    const std::string module = module_of(delta.weight, model.family());
+    if (delta.shape().size() != 2 || !delta.weight.ends_with(".weight"))
+      throw Error(ErrorClass::kUnsupported, {delta.weight, "a change of something that is not a matrix",
+                                             "linear modules only", "save the whole model instead (--save model)"});
     const Factors factors = factors_of(delta, options);
     const int64_t rank = factors.left_DR.size(1);
     if (factors.error > options.max_error)
@@ -99,13 +96,28 @@ std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const Ed
           {delta.weight,
            "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
            "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
-    tensors.emplace_back("base_model.model." + module + ".lora_A.weight", factors.right_FR.t().contiguous());
-    tensors.emplace_back("base_model.model." + module + ".lora_B.weight", factors.left_DR);
+    all.push_back({delta.weight, delta.orientation, factors.right_FR.t().contiguous(), factors.left_DR, factors.error});
+  }
+  return all;
+}
+
+std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
+                                   const models::Model& model, const PeftOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::vector<PeftLayer> layers;
+  nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), modules = nlohmann::ordered_json::array();
+  int64_t largest = 1;
+  bool in_out = false;
+  for (const auto& factors : adapter_factors(pack, options)) {
+    const std::string module = module_of(factors.weight, model.family());
+    const int64_t rank = factors.a_RI.size(0);
+    tensors.emplace_back("base_model.model." + module + ".lora_A.weight", factors.a_RI);
+    tensors.emplace_back("base_model.model." + module + ".lora_B.weight", factors.b_OR);
     ranks[module] = rank;
     modules.push_back(module);
     largest = std::max(largest, rank);
-    in_out = in_out || delta.orientation == models::Orientation::kInOut;
-    layers.push_back({delta.weight, rank, factors.error});
+    in_out = in_out || factors.orientation == models::Orientation::kInOut;
+    layers.push_back({factors.weight, rank, factors.error});
   }
   const nlohmann::ordered_json config = {{"peft_type", "LORA"},
                                          {"task_type", "CAUSAL_LM"},

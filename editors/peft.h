@@ -18,6 +18,18 @@ struct PeftOptions {
   double max_error = 1e-5;
 };
 
+/// ΔW of one weight as adapters hold it: B·A.
+struct AdapterFactors {
+  std::string weight;
+  models::Orientation orientation = models::Orientation::kOutIn;
+  at::Tensor a_RI, b_OR;  ///< float32, host
+  double error = 0;       ///< ‖ΔW − BA‖/‖ΔW‖
+};
+/// The changes of a pack, one a weight. Throws Error(kInvalidArgument) if a cut to `max_rank` leaves more than
+/// max_error, naming weight, rank and error; Error(kUnsupported) for changes of biases and for edits beside the
+/// weights.
+[[nodiscard]] std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options = {});
+
 struct PeftLayer {
   std::string weight;
   int64_t rank = 0;

@@ -90,6 +90,24 @@ TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));
 }
 
+TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
+  const auto result = run_program("emend", {"bench", "--model", path("model"), "--facts", path("facts.jsonl"),
+                                            "--hparams", path("hparams.yaml"), "--corpus", path("corpus.txt"),
+                                            "--cache", path("cache"), "--bench-tokens", "300", "--json", "--quiet"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json document = json::parse(result.out);
+  for (const char* phase : {"targets", "keys_insert", "statistics", "evaluate"}) {
+    ASSERT_TRUE(document["phases"].contains(phase)) << phase;
+    const auto& one = document["phases"][phase];
+    EXPECT_NEAR(one["ratio"].get<double>(), one["reference_s"].get<double>() / one["fast_s"].get<double>(), 1e-9);
+  }
+  EXPECT_LT(document["phases"]["targets"]["gflop"].get<double>(),
+            document["phases"]["targets"]["reference_gflop"].get<double>());
+  EXPECT_LT(document["quality"]["z_relative_difference"].get<double>(), 1e-3);
+  EXPECT_GT(document["machine"]["gemm_peak_gflops"]["float32"].get<double>(), 0);
+  EXPECT_GT(document["peak_bytes"]["host"].get<int64_t>(), 0);
+}
+
 // The options that scripts rely on.
 TEST(ProgramOptions, TheHelpHasEveryOptionOfTheContract) {
   const auto help = run_program("memit_edit", {"--help"});

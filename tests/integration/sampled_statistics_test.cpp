@@ -19,7 +19,7 @@ constexpr int kFacts = 24;
 json run(const std::filesystem::path& folder, const std::string& name, std::vector<std::string> more) {
   std::vector<std::string> arguments = {"--model",  default_model_path().string(),
                                         "--facts",  (shared_dir() / "data" / "counterfact_full.json").string(),
-                                        "--offset", "1200",
+                                        "--offset", "720",
                                         "--limit",  std::to_string(kFacts),
                                         "--cache",  (folder / "cache").string(),
                                         "--eval",   "counterfact",

@@ -1,0 +1,127 @@
+// `emend export`: what other programs load gives what emend computes with the pack.
+#include <ATen/ATen.h>
+#include <emend/core/safetensors.h>
+#include <emend/models/batch.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/gguf/gguf_file.h>
+#include <emend/models/gguf/gguf_lora.h>
+#include <emend/models/gguf/gguf_writer.h>
+#include <emend/models/model.h>
+#include <gtest/gtest.h>
+
+#include "support/debug_models.h"
+#include "support/program_fixture.h"
+#include "support/tiny_tokenizer.h"
+
+namespace emend::testing {
+namespace {
+
+using nlohmann::json;
+
+// A tensor of the file, rows first.
+at::Tensor tensor_of(const models::GgufFile& file, const std::string& name) {
+  for (const auto& tensor : file.tensors())
+    if (tensor.name == name)
+      return at::from_blob(const_cast<std::byte*>(file.data(tensor)), tensor.shape, at::kFloat).clone();
+  ADD_FAILURE() << "no tensor " << name;
+  return {};
+}
+
+class ExportTest : public ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    const auto result = run_program("memit_edit", edit({"--save", "pack,model", "--eval", "none", "--quiet"}));
+    ASSERT_EQ(result.status, 0) << result.err;
+  }
+  [[nodiscard]] ProgramResult export_to(const std::string& form, const std::string& out,
+                                        std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {
+        "export", path("run/edit.safetensors"), "--model", path("model"), "--to", form, "--out", path(out), "--quiet",
+        "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_program("emend", arguments);
+  }
+};
+
+TEST_F(ExportTest, AllFormsHoldTheEditedWeights) {
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  const at::Tensor base = models::open_checkpoint(path("model"))->read(name),
+                   edited = models::open_checkpoint(path("run/model"))->read(name);
+  ASSERT_GT((edited - base).abs().max().item<double>(), 0);
+  auto result = export_to("model", "m");
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(at::equal(models::open_checkpoint(path("m"))->read(name), edited));
+  result = export_to("gguf", "m.gguf");
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_TRUE(at::equal(models::open_checkpoint(path("m.gguf"))->read(name), edited));
+  result = export_to("lora", "lora.gguf");
+  ASSERT_EQ(result.status, 0) << result.err;
+  const models::GgufFile lora(folder_ / "lora.gguf");
+  EXPECT_EQ(lora.required_text("general.type"), "adapter");
+  EXPECT_EQ(lora.required_text("adapter.type"), "lora");
+  EXPECT_EQ(lora.required_text("general.architecture"), "llama");
+  const at::Tensor a = tensor_of(lora, "blk.1.ffn_down.weight.lora_a"),
+                   b = tensor_of(lora, "blk.1.ffn_down.weight.lora_b");
+  EXPECT_LT((base + b.mm(a) - edited).abs().max().item<double>(), 1e-5);
+  result = export_to("peft", "adapter");
+  ASSERT_EQ(result.status, 0) << result.err;
+  const SafetensorsFile adapter(folder_ / "adapter" / "adapter_model.safetensors");
+  EXPECT_TRUE(adapter.contains("base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"));
+}
+
+TEST_F(ExportTest, RefusesInsteadOfOverwritingOrCutting) {
+  ASSERT_EQ(export_to("lora", "lora.gguf").status, 0);
+  auto result = export_to("lora", "lora.gguf");
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("--force"), std::string::npos) << result.err;
+  EXPECT_EQ(export_to("lora", "lora.gguf", {"--force"}).status, 0);
+  result = export_to("peft", "cut", {"--max-rank", "1", "--max-error", "1e-6"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("relative error"), std::string::npos) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "cut" / "adapter_config.json"));
+  write_tiny_model(folder_ / "other", 9);
+  result = run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("other"), "--to", "peft",
+                                 "--out", path("wrong")});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("a pack for the model"), std::string::npos) << result.err;
+}
+
+// Every adaptable weight of the families that llama.cpp names: b·a in the file's order is the change in the file's
+// order, which the whole model's GGUF writer defines.
+TEST(GgufLora, FactorsFollowTheRowsOfTheFile) {
+  const TemporaryFolder folder("gguf_lora");
+  int checked = 0;
+  for (const char* family : {"llama", "gpt2", "qwen2", "gpt_neox", "phi3", "falcon"}) {
+    auto model = debug_model(family, 3);
+    models::GgufWriteOptions options;
+    options.type = models::GgmlType::kF32;
+    options.vocabulary = false;
+    (void)models::write_gguf(model, folder.path() / "before.gguf", options);
+    std::vector<models::LoraFactors> factors;
+    at::manual_seed(1);
+    for (const auto& name : model.adaptable_weights()) {
+      if (!name.ends_with(".weight")) continue;
+      const at::Tensor weight = model.weight(name);
+      const bool turned = model.family().orientation == models::Orientation::kInOut;
+      const int64_t out = weight.size(turned ? 1 : 0), in = weight.size(turned ? 0 : 1);
+      const at::Tensor a = at::randn({2, in}), b = at::randn({out, 2}), change = b.mm(a);
+      factors.push_back({name, a, b});
+      model.set_weight(name, weight + (turned ? change.t() : change));
+    }
+    (void)models::write_gguf(model, folder.path() / "after.gguf", options);
+    const auto adapted = models::write_gguf_lora(model, factors, folder.path() / "lora.gguf");
+    const models::GgufFile before(folder.path() / "before.gguf"), after(folder.path() / "after.gguf"),
+        lora(folder.path() / "lora.gguf");
+    for (const auto& name : adapted) {
+      const at::Tensor change = tensor_of(lora, name + ".lora_b").mm(tensor_of(lora, name + ".lora_a"));
+      EXPECT_LT((tensor_of(before, name) + change - tensor_of(after, name)).abs().max().item<double>(), 1e-4)
+          << family << " " << name;
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 40);
+}
+
+}  // namespace
+}  // namespace emend::testing
