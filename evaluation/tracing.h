@@ -91,9 +91,10 @@ void average(TraceSummary& summary, const std::vector<TraceKind>& kinds);
 
 [[nodiscard]] std::string_view to_string(TraceKind kind) noexcept;  ///< "state", "mlp", "attention"
 [[nodiscard]] nlohmann::json to_json(const TraceSummary& summary);
-/// The layer with the largest average effect of MLP outputs at the subject's last token, and the `count` layers that
-/// end there, as the MEMIT paper chooses its range: {"peak": 8, "layers": [4,5,6,7,8], "effect": 0.12,
-/// "standard_error": 0.02, "facts": 50, "why": ["…"]}. Throws Error(kInvalidArgument) if no MLP outputs were traced.
+/// The layer with the largest average effect of MLP outputs at the subject's last token, among windows without the
+/// first layer's MLP (which reads the noised embedding itself), and the `count` layers that end there, as the MEMIT
+/// paper chooses its range: {"peak": 8, "layers": [4,5,6,7,8], "effect": 0.12, "standard_error": 0.02, "facts": 50,
+/// "why": ["…"]}. Throws Error(kInvalidArgument) if no MLP outputs were traced.
 [[nodiscard]] nlohmann::json suggest_layers(const TraceSummary& summary, int count = 5);
 
 /// Heat maps as the ROME paper draws them (layers to the right, tokens downwards, darker is larger), as SVG text.

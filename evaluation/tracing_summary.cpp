@@ -188,7 +188,10 @@ json suggest_layers(const TraceSummary& summary, int count) {
                 {"suggested layers", "no traces of MLP outputs", "at least one traced fact with kind mlp",
                  "trace facts that the model knows"});
   const auto& effect = found->second[kLastSubject];
-  const auto peak = std::max_element(effect.begin(), effect.end()) - effect.begin();
+  // The first MLP works on the embedding that was noised: windows that hold it bring back the token, not the fact.
+  auto first = effect.begin() + std::min<std::ptrdiff_t>(summary.window / 2 + 1, std::ssize(effect));
+  if (first == effect.end()) first = effect.begin();
+  const auto peak = std::max_element(first, effect.end()) - effect.begin();
   const double best = effect[static_cast<size_t>(peak)], error = peak_error(summary, static_cast<size_t>(peak));
   // The published choice: layers up to and including the peak, which the causal path from the subject to the answer
   // passes.
@@ -197,7 +200,7 @@ json suggest_layers(const TraceSummary& summary, int count) {
   json layers = json::array(), why = json::array();
   for (std::ptrdiff_t l = std::max<std::ptrdiff_t>(0, last - count + 1); l <= last; ++l) layers.push_back(l);
   std::ptrdiff_t low = peak, high = peak;  // within one standard error of the peak
-  while (low > 0 && effect[static_cast<size_t>(low) - 1] >= best - error) --low;
+  while (low > first - effect.begin() && effect[static_cast<size_t>(low) - 1] >= best - error) --low;
   while (high + 1 < n && effect[static_cast<size_t>(high) + 1] >= best - error) ++high;
   why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) +
                 " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) +
@@ -207,6 +210,10 @@ json suggest_layers(const TraceSummary& summary, int count) {
   if (summary.facts > 1)
     why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
                   " are within one standard error of that peak.");
+  if (first != effect.begin())
+    why.push_back("Windows that hold the first layer's MLP (up to layer " + std::to_string(first - effect.begin() - 1) +
+                  ", effect " + detail::fixed(*std::max_element(effect.begin(), first), 3) +
+                  ") are left out: that MLP reads the noised embedding itself, and restores the token, not the fact.");
   why.push_back("The range is the " + std::to_string(layers.size()) +
                 " layers that end at the peak, as MEMIT chooses it: each passes on what the next needs.");
   if (summary.facts < 10 || best < 2 * error)

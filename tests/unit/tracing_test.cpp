@@ -173,6 +173,16 @@ TEST(TraceSummaryTest, AveragesByKindOfToken) {
   EXPECT_EQ(suggestion["peak"], 2);
   EXPECT_EQ(suggestion["layers"], nlohmann::json({1, 2}));
   EXPECT_THROW((void)suggest_layers({}, 2), Error);
+  // Six layers, windows of two: the windows of layers 0 and 1 hold the first MLP.
+  summary.window = 2;
+  summary.n_layers = 6;
+  for (auto& trace : summary.traces)
+    for (auto& row : trace.restored.at(TraceKind::kMlp)) row = {0.9, 0.8, 0.3, 0.5, 0.4, 0.1};
+  average(summary, {TraceKind::kMlp});
+  const auto deeper = suggest_layers(summary, 3);
+  EXPECT_EQ(deeper["peak"], 3);
+  EXPECT_EQ(deeper["layers"], nlohmann::json({1, 2, 3}));
+  EXPECT_NEAR(deeper["effect"].get<double>(), 0.45, 1e-12);
 }
 
 TEST(TraceSummaryTest, DrawsHeatMaps) {
