@@ -38,7 +38,7 @@ class GgufCheckpoint : public Checkpoint {
 
   at::Tensor read(const std::string& name) const override {
     const auto it = index_.find(name);
-    if (it != index_.end()) return detail::read_tensor(recipes_[it->second]);
+    if (it != index_.end()) return exact_norm(recipes_[it->second], detail::read_tensor(recipes_[it->second]));
     std::vector<std::string> names;
     for (const auto& info : infos_) names.push_back(info.name);
     const std::string close = closest_name(name, names);
@@ -69,6 +69,18 @@ class GgufCheckpoint : public Checkpoint {
   }
 
  private:
+  // The values that emend kept of a norm stored as 1 + w, where they are those of the tensor up to rounding.
+  at::Tensor exact_norm(const detail::GgufRecipe& recipe, const at::Tensor& values) const {
+    if (!recipe.plus_one) return values;
+    const std::string key = detail::kNormKey + recipe.expected.name;
+    const std::vector<double> kept = files_.metadata().numbers(key);
+    if (kept.empty()) return values;
+    if (static_cast<int64_t>(kept.size()) != values.numel())
+      files_.metadata().fail_key(key, std::to_string(kept.size()) + " numbers", std::to_string(values.numel()));
+    const at::Tensor exact = at::tensor(kept, at::kDouble).to(values.scalar_type()).view(values.sizes());
+    return at::where((exact - values).abs() <= 2.4e-7 * (1 + values.abs()), exact, values);
+  }
+
   std::filesystem::path path_;
   detail::GgufFiles files_;
   const detail::GgufArchitecture& architecture_;

@@ -265,7 +265,10 @@ class Writer {
     metadata.set_text("general.type", "model");
     metadata.set_text("general.name", name());
     metadata.append(config);
-    if (options_.keep_config) metadata.set_text(detail::kConfigKey, kept_config().dump());
+    if (options_.keep_config) {
+      metadata.set_text(detail::kConfigKey, kept_config().dump());
+      keep_norms(metadata);
+    }
     const auto tokenizer = options_.vocabulary ? source_.checkpoint.load_tokenizer() : nullptr;
     if (!tokenizer) {
       metadata.set_text("tokenizer.ggml.model", "none");
@@ -277,6 +280,17 @@ class Writer {
     if (options_.keep_config) metadata.set_texts(detail::kTokenizerKey, detail::keep_tokenizer(*tokenizer));
     report_.notes.insert(report_.notes.end(), notes.begin(), notes.end());
     return metadata;
+  }
+
+  // Norms that are stored as 1 + w, where float32 drops bits of w. Half-precision norms lose nothing.
+  void keep_norms(GgufMetadata& metadata) const {
+    for (const GgufRecipe& recipe : layout_.recipes) {
+      if (!recipe.plus_one) continue;
+      const at::Tensor w = source_.now(recipe.expected.name).to(at::kFloat).contiguous();
+      if (at::equal((w + 1) - 1, w)) continue;
+      const float* values = w.const_data_ptr<float>();
+      metadata.set_numbers(detail::kNormKey + recipe.expected.name, std::vector<float>(values, values + w.numel()));
+    }
   }
 
   // The folder's name. That of Phi-3 must say so: llama.cpp, and our reader, treat its special tokens by the name.

@@ -15,6 +15,8 @@ namespace emend::models::detail {
 
 /// Key under which emend keeps the original config.json (as text), because GGUF has no place for some of its entries.
 inline constexpr const char* kConfigKey = "emend.config";
+/// "emend.norm.<name>": a norm as the checkpoint had it, where the file's 1 + w lost bits of w.
+inline constexpr const char* kNormKey = "emend.norm.";
 
 /// A config.json in the spelling of transformers 4, which version 5 reads too. Sizes that tensors show are taken from
 /// them. Throws Error(kCorruption) naming file and key for missing or impossible values.
