@@ -4,6 +4,7 @@
 #include <emend/core/sha256.h>
 #include <emend/datasets/corpus.h>
 #include <emend/devices/route.h>
+#include <emend/editors/shared_statistics.h>
 #include <emend/editors/solver.h>
 #include <emend/editors/statistics.h>
 #include <emend/hooks/hook_session.h>
@@ -94,12 +95,15 @@ std::vector<std::vector<int64_t>> sampled_rows(const models::Model& model, int64
                                                const StatisticsOptions& options) {
   const auto& tokenizer = model.tokenizer();
   const int64_t length = std::min(kSampledLength, row_limit(model, options));
-  const int64_t n_rows = std::max<int64_t>(1, (tokens + length - 1) / length);
+  const int64_t most_rows = 4 * std::max<int64_t>(1, (tokens + length - 1) / length);
   std::vector<std::vector<int64_t>> rows;
-  for (int64_t begin = 0; begin < n_rows; begin += kSampledRows) {
+  int64_t counted = 0;
+  // A text may end early, so the number of rows is known only when enough tokens are there.
+  for (int64_t begin = 0; counted < tokens && begin < most_rows; begin += kSampledRows) {
+    const int64_t n_rows = std::min(begin + kSampledRows, begin + (tokens - counted + length - 1) / length);
     options.cancel.check("statistics");
     std::vector<std::vector<int64_t>> prompts;
-    for (int64_t r = begin; r < std::min(n_rows, begin + kSampledRows); ++r) {
+    for (int64_t r = begin; r < n_rows; ++r) {
       prompts.push_back(tokenizer.encode_ids(kBeginnings[static_cast<size_t>(r) % kBeginnings.size()], true));
       if (options.seed && prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
     }
@@ -116,10 +120,12 @@ std::vector<std::vector<int64_t>> sampled_rows(const models::Model& model, int64
       row.insert(row.end(), continued[r].begin(), continued[r].end());
       if (static_cast<int64_t>(row.size()) > row_limit(model, options))
         row.resize(static_cast<size_t>(row_limit(model, options)));
+      counted += static_cast<int64_t>(row.size());
       rows.push_back(std::move(row));
     }
     if (options.progress)
-      options.progress({"sampling text", static_cast<double>(begin + kSampledRows), static_cast<double>(n_rows), ""});
+      options.progress(
+          {"sampling text", static_cast<double>(std::min(counted, tokens)), static_cast<double>(tokens), ""});
   }
   return rows;
 }
@@ -146,9 +152,12 @@ StatisticsText StatisticsText::from_file(const std::filesystem::path& path) {
   return text;
 }
 
-std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
-                                                   const std::vector<std::vector<int64_t>>& rows,
-                                                   const std::vector<int>& layers, const StatisticsOptions& options) {
+namespace {
+
+// Batch b belongs to process b mod size, so that every batch is the one of a single process.
+std::map<int, SecondMoment> collect(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
+                                    const std::vector<int>& layers, const StatisticsOptions& options,
+                                    devices::Collectives* group) {
   const at::NoGradGuard no_grad;
   EMEND_CHECK(!layers.empty(), "statistics of no layer");
   const bool skip = options.first_token == FirstToken::kSkip;
@@ -164,7 +173,7 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->size() > b->size(); });
 
   std::map<int, at::Tensor> sums_FF;
-  int64_t count = 0, seen = 0;
+  int64_t count = 0, seen = 0, number = 0;
   at::Tensor counted;  // of the batch at hand; undefined: all
   const int last = *std::max_element(layers.begin(), layers.end());
   hooks::HookSession session(model.hooks());
@@ -192,6 +201,10 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
       batch_rows.push_back(*order[begin]);
       tokens += static_cast<int64_t>(order[begin++]->size());
     }
+    if (group && number++ % group->size() != group->rank()) {
+      seen += tokens;
+      continue;
+    }
     const auto batch = models::TokenBatch::from_rows(batch_rows);
     if (skip) counted = counted_tokens(batch);
     (void)model.forward(batch, no_logits);
@@ -201,7 +214,21 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
       options.progress(
           {"statistics", static_cast<double>(seen), static_cast<double>(total), std::to_string(seen) + " tokens"});
   }
-  session.finish();
+  if (sums_FF.empty()) {  // more processes than batches
+    session.detach();
+    for (const int layer : layers) {
+      const int64_t width = model.edit_site(layer).in_features;
+      sums_FF[layer] = at::zeros({width, width}, at::kDouble);
+    }
+  } else {
+    session.finish();
+  }
+  if (group) {
+    at::Tensor counts = at::tensor({count}, at::kLong);
+    group->all_reduce_sum(counts);
+    count = counts.item<int64_t>();
+    for (auto& [layer, sum_FF] : sums_FF) group->all_reduce_sum(sum_FF);
+  }
 
   std::map<int, SecondMoment> moments;
   for (auto& [layer, sum_FF] : sums_FF) {
@@ -215,6 +242,14 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
     moments.emplace(layer, SecondMoment(cov_FF, count, std::move(origin)));
   }
   return moments;
+}
+
+}  // namespace
+
+std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
+                                                   const std::vector<std::vector<int64_t>>& rows,
+                                                   const std::vector<int>& layers, const StatisticsOptions& options) {
+  return collect(model, rows, layers, options, nullptr);
 }
 
 void FixedStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
@@ -241,7 +276,9 @@ nlohmann::json FixedStatistics::describe() const {
   return {{"source", "given"}, {"layers", moments_.size()}};
 }
 
-struct CorpusStatistics::State {
+namespace {
+
+struct CorpusState {
   std::optional<StatisticsText> text;
   StatisticsOptions options;
   std::map<int, SecondMoment> moments;
@@ -265,7 +302,7 @@ struct CorpusStatistics::State {
                             {"first_token", name_of(options.first_token)},
                             {"dtype", c10::toString(options.dtype)},
                             {"site", hooks::to_string({hooks::Site::kMlpDownIn, layer})}};
-    if (!text) parts["sampling"] = {kSampledLength, kSampledRows, kSampledTopK, kBeginnings.size()};
+    if (!text) parts["sampling"] = {"until enough", kSampledLength, kSampledRows, kSampledTopK, kBeginnings.size()};
     return sha256_hex(parts.dump());
   }
 
@@ -284,17 +321,19 @@ struct CorpusStatistics::State {
   }
 };
 
-CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
-    : state_(std::make_unique<State>()) {
-  state_->text = std::move(text);
-  state_->options = std::move(options);
+// Layers that any process lacks: all compute them.
+std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Collectives& group) {
+  std::set<int> all;
+  for (const auto& text : group.all_gather(nlohmann::json(missing).dump()))
+    for (const int layer : nlohmann::json::parse(text).get<std::vector<int>>()) all.insert(layer);
+  return {all.begin(), all.end()};
 }
 
-CorpusStatistics::~CorpusStatistics() = default;
+nlohmann::json describe_corpus(const CorpusState& state);
 
-void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers,
+                    devices::Collectives* group) {
   const auto start = std::chrono::steady_clock::now();
-  State& state = *state_;
   const StatisticsOptions& options = state.options;
   std::vector<int> missing;
   for (const int layer : layers)
@@ -315,10 +354,17 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
     }
     std::erase_if(missing, [&](int layer) { return state.moments.contains(layer); });
   }
+  if (group) {
+    missing = missing_anywhere(missing, *group);
+    for (const int layer : missing) {
+      state.moments.erase(layer);
+      std::erase(state.from_cache, layer);
+    }
+  }
   if (!missing.empty()) {
     const auto rows = state.text ? rows_of_text(model, *state.text, state.tokens, options)
                                  : sampled_rows(model, state.tokens, options);
-    for (auto& [layer, moment] : collect_second_moments(model, rows, missing, options)) {
+    for (auto& [layer, moment] : collect(model, rows, missing, options, group)) {
       nlohmann::json origin = moment.origin();
       origin["text"] = state.source();
       SecondMoment named(moment.cov_FF(), moment.count(), origin);
@@ -327,26 +373,26 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
                             "only " + std::to_string(named.count()) + " tokens for keys of width " +
                                 std::to_string(named.width()) +
                                 ": the second moment is singular; ten tokens a dimension are wanted");
-      if (!options.cache.empty())
+      if (!options.cache.empty() && (!group || group->rank() == 0))
         save_second_moment(options.cache / (keys[layer] + ".safetensors"), named, keys[layer]);
       state.moments.emplace(layer, named);
       state.computed.push_back(layer);
     }
+    if (group) group->barrier();  // the cache is written when any process goes on
   }
   state.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe());
+  options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe_corpus(state));
 }
 
-const SecondMoment& CorpusStatistics::get(int layer) const {
-  const auto found = state_->moments.find(layer);
-  if (found == state_->moments.end())
+const SecondMoment& prepared_moment(const CorpusState& state, int layer) {
+  const auto found = state.moments.find(layer);
+  if (found == state.moments.end())
     throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
                                                "a prepared layer", "call prepare first"});
   return found->second;
 }
 
-nlohmann::json CorpusStatistics::describe() const {
-  const State& state = *state_;
+nlohmann::json describe_corpus(const CorpusState& state) {
   nlohmann::json json = {{"source", state.source()},
                          {"tokens_wanted", state.tokens},
                          {"first_token", name_of(state.options.first_token)},
@@ -359,6 +405,57 @@ nlohmann::json CorpusStatistics::describe() const {
   if (state.text) json["text_sha256"] = state.text->fingerprint;
   if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
   return json;
+}
+
+class SharedStatistics final : public StatisticsProvider {
+ public:
+  SharedStatistics(std::optional<StatisticsText> text, StatisticsOptions options, devices::Collectives& group)
+      : group_(&group) {
+    state_.text = std::move(text);
+    state_.options = std::move(options);
+  }
+  void prepare(const models::Model& model, const std::vector<int>& layers) override {
+    prepare_corpus(state_, model, layers, group_);
+  }
+  [[nodiscard]] const SecondMoment& get(int layer) const override { return prepared_moment(state_, layer); }
+  [[nodiscard]] nlohmann::json describe() const override {
+    auto json = describe_corpus(state_);
+    json["processes"] = group_->size();
+    return json;
+  }
+
+ private:
+  CorpusState state_;
+  devices::Collectives* group_;
+};
+
+}  // namespace
+
+struct CorpusStatistics::State : CorpusState {};
+
+CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
+    : state_(std::make_unique<State>()) {
+  state_->text = std::move(text);
+  state_->options = std::move(options);
+}
+
+CorpusStatistics::~CorpusStatistics() = default;
+
+void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+  prepare_corpus(*state_, model, layers, nullptr);
+}
+
+const SecondMoment& CorpusStatistics::get(int layer) const {
+  return prepared_moment(*state_, layer);
+}
+
+nlohmann::json CorpusStatistics::describe() const {
+  return describe_corpus(*state_);
+}
+
+std::unique_ptr<StatisticsProvider> make_shared_statistics(std::optional<StatisticsText> text,
+                                                           StatisticsOptions options, devices::Collectives& group) {
+  return std::make_unique<SharedStatistics>(std::move(text), std::move(options), group);
 }
 
 }  // namespace emend::editors

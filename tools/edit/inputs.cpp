@@ -1,5 +1,7 @@
 #include "inputs.h"
 
+#include <emend/editors/shared_statistics.h>
+
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/datasets/corpus.h>
@@ -73,7 +75,8 @@ std::optional<editors::ContextTemplates> named_contexts(const std::string& path)
   return editors::parse_contexts(json, path);
 }
 
-std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options, const Common& common) {
+std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options, const Common& common,
+                                                                 devices::Collectives* group) {
   editors::StatisticsOptions statistics;
   statistics.tokens = options.stats_tokens;
   statistics.max_length = options.stats_length;
@@ -86,6 +89,7 @@ std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptio
   statistics.log = common.log;
   std::optional<editors::StatisticsText> text;
   if (!options.corpus.empty()) text = corpus_text(options.corpus);
+  if (group) return editors::make_shared_statistics(std::move(text), std::move(statistics), *group);
   return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics));
 }
 

@@ -11,6 +11,10 @@
 
 #include "options.h"
 
+namespace emend::devices {
+class Collectives;
+}
+
 namespace emend::tools {
 
 /// The file, the named preset, or the preset that fits the model; with --set applied.
@@ -23,8 +27,10 @@ namespace emend::tools {
 /// Null if no file was named.
 [[nodiscard]] std::optional<editors::ContextTemplates> named_contexts(const std::string& path);
 
+/// With a `group`, computed by all its processes together.
 [[nodiscard]] std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options,
-                                                                               const Common& common);
+                                                                               const Common& common,
+                                                                               devices::Collectives* group = nullptr);
 
 /// A short name for files and reports: the folder's or file's name.
 [[nodiscard]] std::string short_model_name(const models::Checkpoint& checkpoint);

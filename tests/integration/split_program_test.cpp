@@ -1,0 +1,177 @@
+// The programs with a model split over simulated devices: the same results as on one device, what it costs, and what
+// happens when a device is too small.
+#include <emend/core/safetensors.h>
+#include <sys/resource.h>
+
+#include <iostream>
+#include <map>
+
+#include "support/program_fixture.h"
+
+namespace emend::testing {
+namespace {
+
+class SplitProgram : public ProgramTest {
+ protected:
+  /// As ProgramTest::edit, in a run folder of its own.
+  [[nodiscard]] std::vector<std::string> edit_on(const std::string& map, const std::string& out,
+                                                 std::vector<std::string> more = {}) const {
+    more.insert(more.end(), {"--out", path(out), "--device-map", map});
+    return edit(more);
+  }
+  static ProgramResult expect_ok(const std::string& name, const std::vector<std::string>& arguments) {
+    auto result = run_program(name, arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result;
+  }
+  /// Largest relative difference of the tensors of two runs' packs; 0 if they are equal in every byte.
+  [[nodiscard]] double pack_difference(const std::string& one, const std::string& other) const {
+    const SafetensorsFile a(folder_ / one / "edit.safetensors"), b(folder_ / other / "edit.safetensors");
+    double most = 0;
+    EXPECT_EQ(a.tensors().size(), b.tensors().size());
+    for (const auto& [name, info] : a.tensors()) {
+      const at::Tensor x = a.tensor(name).to(at::kDouble), y = b.tensor(name).to(at::kDouble);
+      most = std::max(most, (x - y).norm().item<double>() / x.norm().item<double>());
+    }
+    std::cout << other << " against " << one << ": packs differ by " << most << " of their norm\n";
+    return most;
+  }
+  /// Bytes of all files below a folder, by relative path.
+  [[nodiscard]] std::map<std::string, std::string> files(const std::string& folder,
+                                                         const std::string& extension) const {
+    std::map<std::string, std::string> found;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_ / folder))
+      if (entry.is_regular_file() && entry.path().extension() == extension)
+        found[entry.path().lexically_relative(folder_ / folder)] = read_file(entry.path());
+    return found;
+  }
+};
+
+TEST_F(SplitProgram, EditedOnThreeDevicesThePackIsTheSame) {
+  for (const std::string editor : {"memit", "rome"}) {
+    const std::string hparams = path(editor == "rome" ? "rome.yaml" : "hparams.yaml");
+    for (const std::string map : {"cpu", "sim:3"})
+      (void)expect_ok("memit_edit",
+                      edit_on(map, editor + map,
+                              {"--editor", editor, "--hparams", hparams, "--cache", path("cache-" + editor + map)}));
+    EXPECT_LE(pack_difference(editor + "cpu", editor + "sim:3"), 1e-6) << editor;
+    const auto one = nlohmann::json::parse(read_file(folder_ / (editor + "cpu") / "results.json"));
+    const auto three = nlohmann::json::parse(read_file(folder_ / (editor + "sim:3") / "results.json"));
+    EXPECT_EQ(three["metrics"], one["metrics"]);
+    std::set<std::string> devices;
+    for (const auto& [module, device] : three["device_map"].items()) devices.insert(device);
+    EXPECT_EQ(devices, (std::set<std::string>{"sim:0", "sim:1", "sim:2"}));
+    for (const auto& device : devices) EXPECT_GT(three["peak_bytes"][device], 0) << device;
+    // What is sampled or scored comes to the host a row at a time; weights never travel.
+    for (const auto& row : three["transfers"]) EXPECT_NE(row["purpose"], "weight") << row;
+  }
+  EXPECT_EQ(files("cache-memitsim:3/statistics", ".safetensors"), files("cache-memitcpu/statistics", ".safetensors"))
+      << "the statistics that the run collected";
+}
+
+TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
+  (void)expect_ok("memit_edit", edit_on("cpu", "run"));
+  const std::string pack = path("run/edit.safetensors");
+  const std::vector<std::vector<std::string>> commands = {
+      {"generate", "--prompt", "The Eiffel Tower", "--max-new-tokens", "40"},
+      {"generate", "--prompt", "France", "--pack", pack, "--temperature", "0.8", "--seed", "5"},
+      {"eval", "--facts", path("facts.jsonl"), "--pack", pack, "--json", "--cache", path("evaluations")},
+  };
+  for (auto command : commands) {
+    std::map<std::string, std::string> out;
+    for (const std::string map : {"cpu", "sim:3", "sim:2"}) {
+      auto arguments = command;
+      arguments.insert(arguments.end(), {"--model", path("model"), "--device-map", map});
+      if (command[0] == "eval") arguments[7] = path("evaluations-" + map);  // nothing from a cache
+      out[map] = expect_ok("emend", arguments).out;
+      EXPECT_FALSE(out[map].empty());
+    }
+    EXPECT_EQ(out["sim:3"], out["cpu"]) << command[0];
+    EXPECT_EQ(out["sim:2"], out["cpu"]) << command[0];
+  }
+  std::map<std::string, std::string> talk;
+  for (const std::string map : {"cpu", "sim:3"}) {
+    (void)expect_ok("emend", {"stats", "--model", path("model"), "--corpus", path("corpus.txt"), "--layers", "0,1,2,3",
+                              "--cache", path("cache-" + map), "--device-map", map});
+    talk[map] = expect_ok("/bin/sh", {"-c", "printf 'Hello there\\nAnd again\\n' | '" + program_path("emend").string() +
+                                                "' chat --quiet --model '" + path("model") + "' --device-map " + map +
+                                                " --chat-format instruction --max-new-tokens 24"})
+                    .out;
+  }
+  EXPECT_EQ(talk["sim:3"], talk["cpu"]);
+  EXPECT_FALSE(talk["cpu"].empty());
+  const auto statistics = files("cache-sim:3", ".safetensors");
+  EXPECT_EQ(statistics.size(), 4U) << "one file a layer";
+  EXPECT_EQ(statistics, files("cache-cpu", ".safetensors"));
+  const auto doctor = nlohmann::json::parse(
+      expect_ok("emend", {"doctor", "--model", path("model"), "--device-map", "sim:3", "--json"}).out);
+  EXPECT_EQ(doctor["well"], true);
+  int pairs = 0;
+  for (const auto& check : doctor["checks"])
+    pairs += check["name"].get<std::string>().find(" -> ") != std::string::npos;
+  EXPECT_EQ(pairs, 12) << "every ordered pair of three devices and the host";
+}
+
+TEST_F(SplitProgram, ADeviceTooSmallForTheWeightsIsRefusedBeforeLoading) {
+  expect_error(edit_on("sim:2", "run", {"--max-memory", "sim:0=40KiB,sim:1=40KiB"}), 5,
+               {"sim:0 needs", "sim:1 needs", "and has 40.0 KiB", "--max-memory sim:0="});
+  // What is suggested is taken.
+  const auto refused =
+      run_program("memit_edit", edit_on("sim:2", "run", {"--max-memory", "sim:0=40KiB,sim:1=40KiB", "--dry-run"}));
+  const auto begin = refused.err.find("--max-memory sim:0=") + 13;
+  const auto limits = refused.err.substr(begin, refused.err.find(" fits", begin) - begin);
+  const auto taken = run_program("memit_edit", edit_on("sim:2", "run", {"--max-memory", limits, "--dry-run"}));
+  EXPECT_NE(taken.err.find("loaded llama"), std::string::npos) << limits << "\n" << taken.err;
+}
+
+TEST_F(SplitProgram, RunningOutOfMemoryEndsWithThePlansNumbers) {
+  for (const std::string editor : {"memit", "rome"})
+    expect_error(
+        edit_on("sim:2", "run",
+                {"--editor", editor, "--hparams", path("rome.yaml"), "--max-memory", "sim:0=200KiB,sim:1=200KiB"}),
+        5,
+        {"out of memory on sim:", "planned", "of 200.0 KiB for the model", "left for the work", "at most",
+         "smaller batches", "emend plan"});
+  // With room, the same run goes through, and the weights are those of one device.
+  (void)expect_ok("memit_edit", edit_on("sim:2", "wide", {"--max-memory", "sim:0=20MiB,sim:1=20MiB"}));
+  (void)expect_ok("memit_edit", edit_on("cpu", "one"));
+  EXPECT_LE(pack_difference("one", "wide"), 1e-6);
+}
+
+double seconds_of_children() {
+  rusage usage{};
+  ::getrusage(RUSAGE_CHILDREN, &usage);
+  const auto of = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return of(usage.ru_utime) + of(usage.ru_stime);
+}
+
+TEST_F(SplitProgram, SplittingCostsLessThanTwiceTheTime) {
+  // Large enough that the work outweighs the program's start, which is taken off.
+  nlohmann::json config = nlohmann::json::parse(read_file(folder_ / "model" / "config.json"));
+  config.update({{"hidden_size", 128}, {"intermediate_size", 384}, {"num_hidden_layers", 6}});
+  const auto checkpoint = models::random_checkpoint(config, 3);
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
+  write_safetensors(folder_ / "model" / "model.safetensors", tensors, {{"format", "pt"}});
+  write_file(folder_ / "model" / "config.json", config.dump());
+  const auto cost = [&](const std::string& map, const std::string& out, std::vector<std::string> more) {
+    const double before = seconds_of_children();
+    more.insert(more.end(), {"--cache", path("cache-" + out)});
+    (void)expect_ok("memit_edit", edit_on(map, out, more));
+    return seconds_of_children() - before;
+  };
+  double one = 1e9, three = 1e9;
+  for (const std::string turn : {"a", "b"}) {
+    const double start = cost("cpu", "start" + turn, {"--dry-run"});
+    one = std::min(one, cost("cpu", "one" + turn, {}) - start);
+    three = std::min(three, cost("sim:3", "three" + turn, {}) - cost("sim:3", "start3" + turn, {"--dry-run"}));
+  }
+  std::cout << "a run of memit_edit: " << one << " s of processor time on one device, " << three
+            << " s on three simulated ones, " << three / one << " times\n";
+  EXPECT_LT(three / one, 2.0);
+}
+
+}  // namespace
+}  // namespace emend::testing
