@@ -27,7 +27,7 @@ constexpr std::array kMachineKeys{
     MachineKey{"bf16", "use --dtype"},
     MachineKey{"half", "use --dtype"},
     MachineKey{"stats_dir", "use --stats-cache"},
-    MachineKey{"P_loc", "the projector is kept in the statistics cache"},
+    MachineKey{"P_loc", "the projector is made from the statistics"},
     MachineKey{"batch_size", "use --batch-size"},
     MachineKey{"max_length", "prompts are never cut"},
     MachineKey{"results_dir", "use --out"},

@@ -25,9 +25,10 @@ struct AnyLocate : LocateHparams {
   double mom2_update_weight = 0, update_norm_lambda = 0, emmet_lambda = 0, nll_loss_factor = 0, nullspace_threshold = 0,
          L2 = 0;
   double cumulative_ratio = 0, suppression_strength = 0, alpha = 0, upper_bound = 0, neuron_threshold = 0,
-         prob_cutoff = 0;
+         prob_cutoff = 0, k_percent = 0;
   int64_t max_iterations = 0;
-  bool enable_prompt_keys = false, enable_random_prefix_keys = false, original_implementation = false;
+  bool enable_prompt_keys = false, enable_random_prefix_keys = false, original_implementation = false,
+       merge_equal_keys = false;
 };
 const Schema<AnyLocate>& any_locate() {
   static const auto schema = [] {
@@ -45,12 +46,14 @@ const Schema<AnyLocate>& any_locate() {
         {"alpha", &AnyLocate::alpha},
         {"upper_bound", &AnyLocate::upper_bound},
         {"neuron_threshold", &AnyLocate::neuron_threshold},
-        {"prob_cutoff", &AnyLocate::prob_cutoff}};
+        {"prob_cutoff", &AnyLocate::prob_cutoff},
+        {"k_percent", &AnyLocate::k_percent}};
     for (const auto& [name, member] : numbers) s.field(name, member, {.meaning = name});
     s.field("max_iterations", &AnyLocate::max_iterations, {.meaning = "n"});
     s.field("enable_prompt_keys", &AnyLocate::enable_prompt_keys, {.meaning = "n"});
     s.field("enable_random_prefix_keys", &AnyLocate::enable_random_prefix_keys, {.meaning = "n"});
     s.field("original_implementation", &AnyLocate::original_implementation, {.meaning = "n"});
+    s.field("merge_equal_keys", &AnyLocate::merge_equal_keys, {.meaning = "n"});
     return s;
   }();
   return schema;
@@ -102,6 +105,9 @@ TEST(HparamsPreset, EveryPresetLoads) {
       EXPECT_NE(find_preset_by_name(preset.editor, variant_of), nullptr);
     }
     for (const RawEntry& entry : raw.entries()) EXPECT_FALSE(is_machine_key(entry.key)) << entry.key;
+    // Editors with other fields: hparams_editors_test reads their presets with their own schemas.
+    static const std::set<std::string> apart = {"anyedit", "ft-w", "ultraedit", "grace", "wise", "ike"};
+    if (apart.contains(preset.editor)) continue;
     const bool tuning = preset.editor == "lora" || preset.editor.rfind("ft", 0) == 0;
     if (tuning) {
       EXPECT_NO_THROW((void)any_tuning().parse(raw));
@@ -115,8 +121,9 @@ TEST(HparamsPreset, EveryPresetLoads) {
         EXPECT_LT(h.v_loss_layer.value(), model.layers);
       }
   }
-  for (const char* editor : {"rome", "r-rome", "memit", "emmet", "pmet", "alphaedit", "nse", "sphere", "encore", "rect",
-                             "prune", "memit-seq", "ft", "ft-l", "ft-m", "lora"}) {
+  for (const char* editor :
+       {"rome",      "r-rome", "memit", "emmet", "pmet", "alphaedit", "nse",  "sphere",    "encore", "rect", "prune",
+        "memit-seq", "ft",     "ft-l",  "ft-m",  "lora", "anyedit",   "ft-w", "ultraedit", "grace",  "wise", "ike"}) {
     EXPECT_TRUE(editors.contains(editor)) << editor;
     EXPECT_EQ(found_name(editor, "HuggingFaceTB/SmolLM2-135M", "llama", 30, 576), "smollm2-135m") << editor;
   }
