@@ -2,6 +2,7 @@
 
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
+#include <emend/editors/ledger.h>
 #include <emend/editors/pack.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/runtime.h>
@@ -103,6 +104,10 @@ void EditRun::open() {
   const auto contexts = named_contexts(options_.contexts);
   const auto checkpoint = open_named(options_.model);
   record_.model_path = checkpoint->path().string();
+  if (!editors::active_runtime_packs(checkpoint->path()).empty())
+    common_.log.warning("edit.beside", record_.model_path +
+                                           " has edits beside its weights in force: they take no part "
+                                           "in this run");
   // The run folder comes before the slow part, so that a folder that cannot be used is known at once.
   if (!options_.dry_run) {
     folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(*checkpoint))
