@@ -4,6 +4,8 @@
 #include <emend/devices/collectives.h>
 #include <emend/devices/detail/gloo_group.h>
 
+#include <csignal>
+
 namespace emend::devices {
 namespace {
 
@@ -29,8 +31,21 @@ void require_root(int root, int size) {
 }
 }  // namespace detail
 
+namespace {
+
+// Gloo writes to its sockets without MSG_NOSIGNAL: a process that is lost would end the others by SIGPIPE, without a
+// word. A handler that the program has set is left alone.
+void survive_lost_connections() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL)
+    std::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
 std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment, ProcessTimeouts timeouts) {
   if (environment.size == 1) return std::make_unique<Alone>();
+  survive_lost_connections();
   return detail::join_gloo(environment, timeouts);
 }
 

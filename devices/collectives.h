@@ -49,7 +49,8 @@ struct ProcessTimeouts {
 };
 
 /// Joins the group that `environment` describes; a group of one needs nothing and waits for nobody.
-/// Throws Error(kDevice) if the others do not appear in time or the port is taken.
+/// Throws Error(kDevice) if the others do not appear in time or the port is taken. In a group of several, SIGPIPE is
+/// ignored from then on unless the program handles it: a lost connection is an error, not the end of the process.
 [[nodiscard]] std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment,
                                                           ProcessTimeouts timeouts = {});
 
