@@ -66,9 +66,9 @@ function(emend_add_programs_target)
 endfunction()
 
 # emend_add_test(error_test LABEL unit SOURCES error_test.cpp DEPENDS core [TIMEOUT 60])
-# One executable and one ctest entry; the file's name ends in _test.
+# PROGRAMS names those that the test runs. One executable and one ctest entry; the file's name ends in _test.
 function(emend_add_test name)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPENDS;PRIVATE;PROGRAMS" ${ARGN})
   if(NOT ARG_SOURCES)
     set(ARG_SOURCES ${name}.cpp)
   endif()
@@ -87,6 +87,9 @@ function(emend_add_test name)
   # Definitions differ from the precompiled header's, which GCC accepts as long as no header in it reads them.
   target_precompile_headers(${name} REUSE_FROM emend_pch)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  if(ARG_PROGRAMS)
+    add_dependencies(${name} ${ARG_PROGRAMS})
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   # A folder of its own for temporary files: two checkouts may be tested at the same time.
   set(_temporary "${CMAKE_BINARY_DIR}/tests/tmp/${name}")

@@ -100,4 +100,18 @@ void write_weight(const std::string& name, const at::Tensor& value, EditTransact
       name, devices::route_like(value.detach(), weight, devices::Purpose::kDelta));  // all copies of a tied weight
 }
 
+void note_write(LayerFigures& figures, const ApplyReport& report) {
+  figures.update_norm = report.delta_norm;
+  figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
+  figures.survived = report.survived;
+}
+
+LayerFigures figures_of_write(int layer, const std::string& weight, const ApplyReport& report) {
+  LayerFigures figures;
+  figures.layer = layer;
+  figures.weight = weight;
+  note_write(figures, report);
+  return figures;
+}
+
 }  // namespace emend::editors

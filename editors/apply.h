@@ -2,6 +2,7 @@
 #pragma once
 
 #include <emend/editors/delta.h>
+#include <emend/editors/editor.h>
 #include <emend/editors/transaction.h>
 
 namespace emend::editors {
@@ -19,6 +20,10 @@ struct ApplyReport {
 /// finite: nothing is written then. If only the sum overflows (float16), part of the weight may be written; the
 /// transaction has the original.
 ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction);
+
+/// What a write says of its layer: norms and what survived the rounding.
+void note_write(LayerFigures& figures, const ApplyReport& report);
+[[nodiscard]] LayerFigures figures_of_write(int layer, const std::string& weight, const ApplyReport& report);
 
 /// As apply_delta, for a whole new value (training editors, masks): `value` in the stored orientation and shape.
 void write_weight(const std::string& weight, const at::Tensor& value, EditTransaction& transaction);

@@ -67,19 +67,16 @@ class FineTuneRun {
 
   // Rows of facts [begin, end).
   [[nodiscard]] std::vector<LearningRow> rows(int64_t begin, int64_t end) const {
-    std::vector<LearningRow> rows;
-    size_t longest = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      rows.push_back(learning_row(batch_->rendered[static_cast<size_t>(i)], objective_));
-      longest = std::max(longest, rows.back().labels.size());
-    }
-    if (hparams_.score_padding && objective_ == Objective::kPromptLast) score_padding(rows, longest);
+    std::vector<LearningRow> rows = learning_rows(*batch_, begin, end, objective_);
+    if (hparams_.score_padding && objective_ == Objective::kPromptLast) score_padding(rows);
     return rows;
   }
 
   // What the published FT-L does: targets are padded to one length, and not the padding but the unknown token is left
   // out of the loss.
-  void score_padding(std::vector<LearningRow>& rows, size_t longest) const {
+  void score_padding(std::vector<LearningRow>& rows) const {
+    size_t longest = 0;
+    for (const auto& row : rows) longest = std::max(longest, row.labels.size());
     const auto& tokenizer = model_.tokenizer();
     const auto pad = tokenizer.pad_id() ? tokenizer.pad_id() : tokenizer.eos_id();
     for (auto& row : rows) {
@@ -179,18 +176,9 @@ class FineTuneEditor final : public Editor {
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 EditContext& context) override {
-    if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {name_, "no facts", "at least one fact", ""});
-    const auto start = std::chrono::steady_clock::now();
-    EditResult result;
-    result.editor = name_;
-    result.hparams = values_;
-    result.engine = context.engine;
-    result.seed = context.seed;
-    const RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
-    result.outcomes = batch.outcomes;
-    if (!batch.rendered.empty()) FineTuneRun(hparams_, name_, model, context, result).run(batch);
-    result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return result;
+    return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
+      FineTuneRun(hparams_, name_, model, context, result).run(batch);
+    });
   }
 
  private:

@@ -296,10 +296,7 @@ class BatchEdit {
       WeightDelta settled = editor_.settle(site, result_.deltas[i], weight_DF);
       const at::Tensor before_DF = context_.trace ? weight_DF.clone() : at::Tensor();
       const ApplyReport report = apply_delta(settled, transaction_);
-      LayerFigures& figures = result_.layers[i];
-      figures.update_norm = report.delta_norm;
-      figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
-      figures.survived = report.survived;
+      note_write(result_.layers[i], report);
       if (context_.trace)
         record(context_, "layer." + std::to_string(site.layer) + ".weight_change", oriented(site) - before_DF);
       result_.deltas[i] = std::move(settled);
@@ -381,12 +378,7 @@ class BatchEdit {
   }
 
   void note(const LayerProblem& problem, const LayerUpdate& update, const ApplyReport& report, double residual_norm) {
-    LayerFigures figures;
-    figures.layer = problem.layer;
-    figures.weight = problem.site.weight_name;
-    figures.update_norm = report.delta_norm;
-    figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
-    figures.survived = report.survived;
+    LayerFigures figures = figures_of_write(problem.layer, problem.site.weight_name, report);
     figures.residual_norm = residual_norm;
     figures.key_norm = mean_column_norm(problem.keys_FN);
     figures.solver = update.solve.method;

@@ -24,12 +24,7 @@ class PhaseTimer {
 };
 
 LayerFigures figures_of(const models::EditSite& site, const ApplyReport& report, const SolveReport& solve) {
-  LayerFigures figures;
-  figures.layer = site.layer;
-  figures.weight = site.weight_name;
-  figures.update_norm = report.delta_norm;
-  figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
-  figures.survived = report.survived;
+  LayerFigures figures = figures_of_write(site.layer, site.weight_name, report);
   figures.solver = solve.method;
   figures.condition = solve.condition;
   figures.jitter = solve.jitter;

@@ -1,8 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/editors/runtime_editor.h>
-
-#include <chrono>
+#include <emend/editors/training_loop.h>
 
 namespace emend::editors {
 namespace {
@@ -24,16 +23,7 @@ nlohmann::json json_of(const at::Tensor& bytes) {
 }  // namespace
 
 EditResult RuntimeEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) {
-  if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {name_, "no facts", "at least one fact", ""});
-  const auto start = std::chrono::steady_clock::now();
-  EditResult result;
-  result.editor = name_;
-  result.hparams = values_;
-  result.engine = context.engine;
-  result.seed = context.seed;
-  const RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
-  result.outcomes = batch.outcomes;
-  if (!batch.rendered.empty()) {
+  return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
     scope_.clear();
     try {
       RuntimePart next = learn(model, facts, batch, part_, context, result);
@@ -44,9 +34,7 @@ EditResult RuntimeEditor::edit(models::Model& model, std::span<const datasets::F
       throw;
     }
     model_ = &model;
-  }
-  result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return result;
+  });
 }
 
 std::vector<RuntimePart> RuntimeEditor::runtime() const {

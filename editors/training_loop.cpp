@@ -1,8 +1,11 @@
+#include <emend/core/error.h>
 #include <emend/editors/targets.h>
 #include <emend/editors/training_loop.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 
 namespace emend::editors {
 namespace {
@@ -100,6 +103,37 @@ class Training {
 TrainingRecord train(const models::Model& model, int64_t facts, const TrainingOptions& options,
                      const TrainingSteps& steps, const EditContext& context) {
   return Training(model, facts, options, steps, context).run();
+}
+
+RenderedBatch slice(const RenderedBatch& batch, size_t begin, size_t end) {
+  const auto first = static_cast<std::ptrdiff_t>(begin), last = static_cast<std::ptrdiff_t>(end);
+  RenderedBatch part;
+  part.rendered.assign(batch.rendered.begin() + first, batch.rendered.begin() + last);
+  part.places.assign(batch.places.begin() + first, batch.places.begin() + last);
+  return part;
+}
+
+std::vector<LearningRow> learning_rows(const RenderedBatch& batch, int64_t begin, int64_t end, Objective objective) {
+  std::vector<LearningRow> rows;
+  for (int64_t i = begin; i < end; ++i) rows.push_back(learning_row(batch.rendered[static_cast<size_t>(i)], objective));
+  return rows;
+}
+
+EditResult edit_plain_prompts(const Editor& editor, const models::Model& model, std::span<const datasets::Fact> facts,
+                              const EditContext& context,
+                              const std::function<void(const RenderedBatch&, EditResult&)>& work) {
+  if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {editor.name(), "no facts", "at least one fact", ""});
+  const auto start = std::chrono::steady_clock::now();
+  EditResult result;
+  result.editor = editor.name();
+  result.hparams = editor.hparams();
+  result.engine = context.engine;
+  result.seed = context.seed;
+  RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
+  result.outcomes = std::move(batch.outcomes);
+  if (!batch.rendered.empty()) work(batch, result);
+  result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
 }
 
 void note_outcomes(EditResult& result, const models::Model& model, const RenderedBatch& batch,

@@ -5,6 +5,7 @@
 #include <emend/editors/locate.h>
 
 #include <functional>
+#include <span>
 #include <vector>
 
 namespace emend::editors {
@@ -40,6 +41,19 @@ struct TrainingRecord {
 /// not finite, Error(kCancelled).
 [[nodiscard]] TrainingRecord train(const models::Model& model, int64_t facts, const TrainingOptions& options,
                                    const TrainingSteps& steps, const EditContext& context);
+
+/// Facts [begin, end) of a batch, with their places.
+[[nodiscard]] RenderedBatch slice(const RenderedBatch& batch, size_t begin, size_t end);
+
+/// Rows of the facts [begin, end).
+[[nodiscard]] std::vector<LearningRow> learning_rows(const RenderedBatch& batch, int64_t begin, int64_t end,
+                                                     Objective objective);
+
+/// The frame of an edit that needs the plain prompts alone: refuses an empty list, renders, fills the head of the
+/// result, and times `work`, which is called if any fact could be rendered.
+[[nodiscard]] EditResult edit_plain_prompts(const Editor& editor, const models::Model& model,
+                                            std::span<const datasets::Fact> facts, const EditContext& context,
+                                            const std::function<void(const RenderedBatch&, EditResult&)>& work);
 
 /// Outcomes of the rendered facts from their curves: converged below `stop_loss`.
 void note_outcomes(EditResult& result, const models::Model& model, const RenderedBatch& batch,

@@ -18,6 +18,12 @@ namespace emend::tools {
 #include "verbs.def"
 #undef EMEND_VERB
 
+std::string command_text(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> list = {
 #define EMEND_VERB(name, setup, summary) {name, summary, setup},

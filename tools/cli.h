@@ -36,6 +36,9 @@ struct Verb {
   VerbSetup setup;
 };
 
+/// The words of a command line with spaces between them.
+[[nodiscard]] std::string command_text(const std::vector<std::string>& words);
+
 /// In the order of verbs.def.
 [[nodiscard]] const std::vector<Verb>& verbs();
 

@@ -78,22 +78,14 @@ class Grace final : public RuntimeEditor {
                                   EditResult& result) override {
     const models::EditSite site = model.edit_site(layer_);
     GraceBook book = before ? GraceBook::from(*before, site, name()) : GraceBook();
-    for (size_t begin = 0; begin < batch.rendered.size(); begin += static_cast<size_t>(hparams_.batch_size))
-      learn_chunk(model, site, chunk(batch, begin), book, context, result);
+    const auto size = static_cast<size_t>(hparams_.batch_size);
+    for (size_t begin = 0; begin < batch.rendered.size(); begin += size)
+      learn_chunk(model, site, slice(batch, begin, std::min(batch.rendered.size(), begin + size)), book, context,
+                  result);
     return book.part(layer_, site);
   }
 
  private:
-  [[nodiscard]] RenderedBatch chunk(const RenderedBatch& batch, size_t begin) const {
-    const size_t end = std::min(batch.rendered.size(), begin + static_cast<size_t>(hparams_.batch_size));
-    RenderedBatch part;
-    part.rendered.assign(batch.rendered.begin() + static_cast<int64_t>(begin),
-                         batch.rendered.begin() + static_cast<int64_t>(end));
-    part.places.assign(batch.places.begin() + static_cast<int64_t>(begin),
-                       batch.places.begin() + static_cast<int64_t>(end));
-    return part;
-  }
-
   void learn_chunk(models::Model& model, const models::EditSite& site, const RenderedBatch& batch, GraceBook& book,
                    const EditContext& context, EditResult& result) const {
     admit(model, batch, book, context);
@@ -107,13 +99,7 @@ class Grace final : public RuntimeEditor {
         attach_grace(model, layer_, {there(book.keys_EF), there(book.radius_E)}, [values_ED] { return values_ED; });
     Adam adam({.lr = hparams_.edit_lr});
     const TrainingSteps steps = {
-        .rows =
-            [&](int64_t begin, int64_t end) {
-              std::vector<LearningRow> rows;
-              for (int64_t i = begin; i < end; ++i)
-                rows.push_back(learning_row(batch.rendered[static_cast<size_t>(i)], Objective::kTargetNew));
-              return rows;
-            },
+        .rows = [&](int64_t begin, int64_t end) { return learning_rows(batch, begin, end, Objective::kTargetNew); },
         .prepare = {},
         .leaves = [&] { return std::vector<at::Tensor>{values_ED}; },
         .update = [&](const PassResult& pass) { adam.step({values_ED}, pass.gradients); },

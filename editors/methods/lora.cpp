@@ -151,24 +151,13 @@ class LoraEditor final : public Editor {
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 EditContext& context) override {
-    if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {name_, "no facts", "at least one fact", ""});
-    const auto start = std::chrono::steady_clock::now();
-    EditResult result;
-    result.editor = name_;
-    result.hparams = values_;
-    result.engine = context.engine;
-    result.seed = context.seed;
-    const RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
-    result.outcomes = batch.outcomes;
-    if (!batch.rendered.empty()) {
+    return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
       const auto deltas = trained(model, batch, context, result);
       EditTransaction transaction(model, context.transaction);
       for (const auto& delta : deltas) write(delta, transaction, result);
       context.cancel.check("insert");
       transaction.commit();
-    }
-    result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return result;
+    });
   }
 
  private:
@@ -185,13 +174,7 @@ class LoraEditor final : public Editor {
     bool training = true;
     adapters.set_training(true);
     const TrainingSteps steps = {
-        .rows =
-            [&](int64_t begin, int64_t end) {
-              std::vector<LearningRow> rows;
-              for (int64_t i = begin; i < end; ++i)
-                rows.push_back(learning_row(batch.rendered[static_cast<size_t>(i)], Objective::kTargetNew));
-              return rows;
-            },
+        .rows = [&](int64_t begin, int64_t end) { return learning_rows(batch, begin, end, Objective::kTargetNew); },
         .prepare =
             [&](int64_t, int64_t) {
               if (orthogonal) orthogonal->attach(training);
@@ -217,13 +200,7 @@ class LoraEditor final : public Editor {
 
   static void write(const WeightDelta& delta, EditTransaction& transaction, EditResult& result) {
     const ApplyReport report = apply_delta(delta, transaction);
-    LayerFigures figures;
-    figures.layer = delta.layer;
-    figures.weight = delta.weight;
-    figures.update_norm = report.delta_norm;
-    figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
-    figures.survived = report.survived;
-    result.layers.push_back(std::move(figures));
+    result.layers.push_back(figures_of_write(delta.layer, delta.weight, report));
     result.deltas.push_back(delta);
   }
 

@@ -97,12 +97,7 @@ class Prune final : public LocateEditor {
     WeightDelta delta = WeightDelta::factors(site, u_DR.narrow(1, 0, large) * (restrained - sigma),
                                              vt_RF.narrow(0, 0, large).t().contiguous());
     const ApplyReport report = apply_delta(delta, transaction);
-    LayerFigures figures;
-    figures.layer = site.layer;
-    figures.weight = site.weight_name;
-    figures.update_norm = report.delta_norm;
-    figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
-    figures.survived = report.survived;
+    LayerFigures figures = figures_of_write(site.layer, site.weight_name, report);
     figures.solver = "restrained " + std::to_string(large) + " directions";
     result.layers.push_back(std::move(figures));
     result.deltas.push_back(std::move(delta));

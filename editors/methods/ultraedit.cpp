@@ -18,6 +18,7 @@
 #include <emend/editors/learning_pass.h>
 #include <emend/editors/locate.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/training_loop.h>
 #include <emend/editors/weight_change.h>
 
 #include <chrono>
@@ -167,12 +168,7 @@ class UltraEditTurn {
     record(context_, name + "keys", keys_NF.t());
     record(context_, name + "values", value_ND.t());
     if (context_.trace) record(context_, name + "update", delta.matrix());
-    LayerFigures figures;
-    figures.layer = site.layer;
-    figures.weight = site.weight_name;
-    figures.update_norm = report.delta_norm;
-    figures.relative_update_norm = report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0;
-    figures.survived = report.survived;
+    LayerFigures figures = figures_of_write(site.layer, site.weight_name, report);
     figures.key_norm = keys_NF.norm(2, 1).mean().item<double>();
     figures.solver = keys_NF.size(0) < site.in_features ? "push-through" : "dense";
     result_.layers.push_back(std::move(figures));
@@ -225,31 +221,22 @@ class UltraEdit final : public Editor {
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 EditContext& context) override {
-    if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {name_, "no facts", "at least one fact", ""});
-    const auto start = std::chrono::steady_clock::now();
-    EditResult result;
-    result.editor = name_;
-    result.hparams = values_;
-    result.engine = context.engine;
-    result.seed = context.seed;
-    RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
-    result.outcomes = std::move(batch.outcomes);
-    EditTransaction transaction(model, context.transaction);
-    Memory memory = memory_;  // kept only if the edit succeeds
-    const auto turn = static_cast<size_t>(hparams_.batch_size);
-    for (size_t begin = 0; begin < batch.rendered.size(); begin += turn) {
-      const size_t end = std::min(batch.rendered.size(), begin + turn);
-      if (context.progress)
-        context.progress({"edit", static_cast<double>(begin), static_cast<double>(batch.rendered.size()),
-                          batch.rendered[begin].where});
-      UltraEditTurn(hparams_, layers_, model, context, memory, result).run(batch, begin, end, transaction);
-    }
-    context.cancel.check("edit");
-    if (batch.rendered.size() > turn) merge_turns(transaction, result);
-    transaction.commit();
-    memory_ = std::move(memory);
-    result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return result;
+    return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
+      EditTransaction transaction(model, context.transaction);
+      Memory memory = memory_;  // kept only if the edit succeeds
+      const auto turn = static_cast<size_t>(hparams_.batch_size);
+      for (size_t begin = 0; begin < batch.rendered.size(); begin += turn) {
+        const size_t end = std::min(batch.rendered.size(), begin + turn);
+        if (context.progress)
+          context.progress({"edit", static_cast<double>(begin), static_cast<double>(batch.rendered.size()),
+                            batch.rendered[begin].where});
+        UltraEditTurn(hparams_, layers_, model, context, memory, result).run(batch, begin, end, transaction);
+      }
+      context.cancel.check("edit");
+      if (batch.rendered.size() > turn) merge_turns(transaction, result);
+      transaction.commit();
+      memory_ = std::move(memory);
+    });
   }
 
   void reset() override { memory_.clear(); }

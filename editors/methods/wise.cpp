@@ -258,12 +258,9 @@ class Wise final : public RuntimeEditor {
         grown = std::move(memories.back());
         memories.pop_back();
       }
-      RenderedBatch part;
-      for (size_t room = shard - (grown ? grown->case_ids.size() : 0); room > 0 && next < batch.rendered.size();
-           --room) {
-        part.rendered.push_back(batch.rendered[next]);
-        part.places.push_back(batch.places[next++]);
-      }
+      const size_t room = shard - (grown ? grown->case_ids.size() : 0);
+      const RenderedBatch part = slice(batch, next, std::min(batch.rendered.size(), next + room));
+      next += part.rendered.size();
       memories.push_back(WiseTraining(hparams_, model, site, context)
                              .run(part, grown ? &*grown : nullptr, context.seed + memories.size(), result));
       merge(memories);

@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <iostream>
 
+#include "placement.h"
 #include "support/placements.h"
 
 namespace emend {
@@ -51,36 +52,6 @@ models::TokenBatch batch_of(const Batch& batch) {
   for (size_t r = 0; r < rows.size(); ++r)
     for (int64_t t = 0; t < batch.tokens; ++t) rows[r].push_back((static_cast<int64_t>(r) * 37 + t * 11 + 5) % 700);
   return models::TokenBatch::from_rows(rows);
-}
-
-/// As the programs fill it: sizes from the configuration, bytes from the family's table.
-devices::ModelShape shape_of(const models::ModelConfig& config) {
-  devices::ModelShape shape;
-  shape.n_layers = config.n_layers;
-  shape.hidden = config.hidden_size;
-  shape.mlp_width = config.mlp_width;
-  shape.heads = config.n_heads;
-  shape.kv_heads = config.n_kv_heads;
-  shape.head_dim = config.head_dim;
-  shape.vocab = config.vocab_size;
-  shape.gated_mlp = config.mlp != models::Mlp::kPlain;
-  shape.tied = config.tied_head;
-  shape.rotary_dim = config.rotaries.empty() ? 0 : config.rotaries.front().dims;
-  shape.parallel = config.residual == models::Residual::kParallel;
-  shape.fused_qkv = config.qkv != models::Qkv::kSeparate;
-  shape.qk_norm = config.qk_norm;
-  shape.gate_in_place = config.activation == models::Activation::kSilu;
-  shape.layer_bytes.assign(static_cast<size_t>(config.n_layers), 0);
-  for (const auto& tensor : models::expected_tensors(models::family_named(config.family), config)) {
-    int64_t bytes = 4;
-    for (const int64_t n : tensor.shape) bytes *= n;
-    (tensor.layer >= 0                         ? shape.layer_bytes[static_cast<size_t>(tensor.layer)]
-     : tensor.part == models::Part::kHead      ? shape.head_bytes
-     : tensor.part == models::Part::kFinalNorm ? shape.final_norm_bytes
-     : tensor.part == models::Part::kPositions ? shape.position_bytes
-                                               : shape.embedding_bytes) += bytes;
-  }
-  return shape;
 }
 
 std::vector<testing::NamedPlan> splits(const models::ModelConfig& config) {
@@ -161,7 +132,8 @@ TEST(MemoryPlan, IsWithinATenthOfThePeak) {
       for (const Work work : {Work::kScore, Work::kNextToken, Work::kGradients})
         for (const Batch batch : {Batch{1, 24}, Batch{4, 32}, Batch{16, 24}, Batch{12, 64}, Batch{2, 256}}) {
           const auto planned =
-              devices::MemoryModel(shape_of(config), shape_of(work, batch, config.n_layers)).account(placed.plan);
+              devices::MemoryModel(tools::model_shape(config, at::kFloat), shape_of(work, batch, config.n_layers))
+                  .account(placed.plan);
           for (const auto& [device, figures] : planned) devices::reset_peak_memory(device);
           run(model, work, batch);
           for (const auto& [device, figures] : planned) {

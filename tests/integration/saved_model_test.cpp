@@ -7,9 +7,6 @@
 #include <emend/models/model.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
-
 #include "support/default_model.h"
 #include "support/program.h"
 #include "support/python.h"
@@ -38,15 +35,6 @@ safetensors.torch.save_file({"ids": ids[0], "edited": logits.contiguous(), "base
                              "adapted": adapted.contiguous()}, out)
 )";
 
-std::string shell(const std::string& command) {
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  std::string output;
-  std::array<char, 512> buffer{};
-  while (fgets(buffer.data(), buffer.size(), pipe) != nullptr) output += buffer.data();
-  const int status = pclose(pipe);
-  return status == 0 ? "" : "status " + std::to_string(status) + "\n" + output;
-}
-
 std::string quoted(const fs::path& path) {
   return "'" + path.string() + "'";
 }
@@ -74,10 +62,11 @@ void check(const fs::path& folder, std::vector<std::string> arguments, const std
                        {"revert", "--all", "--model", (run / "model").string(), "--out", (folder / "base").string()});
   ASSERT_EQ(result.status, 0) << result.err;
   write_file(folder / "logits.py", kScript);
-  const auto failure = shell("OMP_NUM_THREADS=2 " + test_python().string() + " " + quoted(folder / "logits.py") + " " +
-                             quoted(run / "model") + " " + quoted(folder / "base") + " " + quoted(run / "adapter") +
-                             " " + quoted(folder / "python.safetensors") + " '" + text + "'");
-  ASSERT_EQ(failure, "");
+  const auto python =
+      run_shell("OMP_NUM_THREADS=2 " + test_python().string() + " " + quoted(folder / "logits.py") + " " +
+                quoted(run / "model") + " " + quoted(folder / "base") + " " + quoted(run / "adapter") + " " +
+                quoted(folder / "python.safetensors") + " '" + text + "'");
+  ASSERT_EQ(python.status, 0) << python.output;
   const SafetensorsFile file(folder / "python.safetensors");
   const at::Tensor ids = file.tensor("ids"), edited = our_logits(run / "model", ids),
                    base = our_logits(folder / "base", ids);

@@ -70,13 +70,9 @@ void expect_agreement(const json& jobs) {
   work.write("jobs.json", jobs.dump());
   work.write("check.py", kScript);
   const std::string command = emend::testing::test_python().string() + " " + (work.path() / "check.py").string() + " " +
-                              (work.path() / "jobs.json").string() + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string output;
-  std::array<char, 4096> buffer{};
-  while (fgets(buffer.data(), buffer.size(), pipe) != nullptr) output += buffer.data();
-  EXPECT_EQ(pclose(pipe), 0) << output;
+                              (work.path() / "jobs.json").string();
+  const auto [status, output] = emend::testing::run_shell(command);
+  EXPECT_EQ(status, 0) << output;
   for (const json& entry : jobs) {
     const std::string line =
         entry["name"].get<std::string>() + " checked " + std::to_string(entry["cases"].size()) + " bad 0\n";

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
 
 namespace emend::testing {
 
@@ -14,6 +17,21 @@ inline std::filesystem::path test_python() {
   const auto path =
       named ? std::filesystem::path(named) : std::filesystem::path(EMEND_SOURCE_DIR) / ".venv-tests" / "bin" / "python";
   return std::filesystem::exists(path) ? path : std::filesystem::path();
+}
+
+/// What a command of the shell printed (both streams) and its status; -1 if it could not be started.
+struct ShellResult {
+  int status = -1;
+  std::string output;
+};
+inline ShellResult run_shell(const std::string& command) {
+  ShellResult result;
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return result;
+  std::array<char, 4096> buffer{};
+  while (fgets(buffer.data(), buffer.size(), pipe) != nullptr) result.output += buffer.data();
+  result.status = pclose(pipe);
+  return result;
 }
 
 }  // namespace emend::testing

@@ -117,9 +117,7 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
   nlohmann::json extras = {{"directory", record.out},
                            {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
                            {"efficacy_by_edits", record.efficacy_by_edits}};
-  std::string command;
-  for (const auto& word : record.command_line) command += (command.empty() ? "" : " ") + word;
-  extras["command"] = command;
+  extras["command"] = command_text(record.command_line);
   auto& continuations = extras["continuations"] = nlohmann::json::array();
   for (size_t i = 0; i < record.text_before.size() && i < record.text_after.size(); ++i)
     continuations.push_back({{"case_id", facts.facts[i].case_id},

@@ -9,6 +9,7 @@
 
 #include <iostream>
 
+#include "../edit/inputs.h"
 #include "../model_options.h"
 #include "../run_directory.h"
 
@@ -147,9 +148,7 @@ void write_report(const RunDirectory& folder, const nlohmann::ordered_json& resu
   nlohmann::json losses = nlohmann::json::array();
   for (const auto& step : result.steps) losses.push_back(step.loss);
   report.extras["training_loss"] = losses;
-  std::string command;
-  for (const auto& word : common.command_line) command += (command.empty() ? "" : " ") + word;
-  report.extras["command"] = command;
+  report.extras["command"] = command_text(common.command_line);
   report.extras["directory"] = folder.path().string();
   folder.write_json("report.json", report.extras);
   evaluation::write_report(folder / "report.html", report);
@@ -163,12 +162,9 @@ int run(const Options& given, Common& common) {
   options.tune.progress = common.progress;
   const auto instructions = datasets::load_instructions(options.data, options.limit);
   const auto checkpoint = open_named(options.model);
-  const auto path = checkpoint->path();
-  const RunDirectory folder(
-      options.out.empty() ? RunDirectory::default_name(
-                                "tune", path.extension() == ".gguf" ? path.stem().string() : path.filename().string())
-                          : std::filesystem::path(options.out),
-      false);
+  const RunDirectory folder(options.out.empty() ? RunDirectory::default_name("tune", short_model_name(*checkpoint))
+                                                : std::filesystem::path(options.out),
+                            false);
   auto model = load_named(checkpoint, options.model, common);
   const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
                                              : models::chat_format(options.format);
