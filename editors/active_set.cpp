@@ -29,15 +29,21 @@ std::vector<int64_t> lookups_of(const std::vector<ActiveRow>& rows) {
 
 }  // namespace
 
-ActiveSet::ActiveSet(const models::Model& model, const TargetSpec& spec, const std::vector<TargetProblem>& problems,
-                     std::vector<size_t> members)
+int first_layer_of(const TargetSpec& spec) {
+  const bool above = spec.sites.size() == 1 && spec.sites[0].site == hooks::Site::kLayerOut;
+  return spec.sites[0].layer + (above ? 1 : 0);
+}
+
+ActiveSet::ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
+                     const std::vector<TargetProblem>& problems, std::vector<size_t> members)
     : model_(&model),
+      upper_(&upper),
       spec_(&spec),
       members_(std::move(members)),
       cache_(model.n_layers()),
       kl_cache_(model.n_layers()) {
-  above_ = spec.sites.size() == 1 && spec.sites[0].site == hooks::Site::kLayerOut;
-  first_layer_ = spec.sites[0].layer + (above_ ? 1 : 0);
+  first_layer_ = first_layer_of(spec);
+  above_ = first_layer_ > spec.sites[0].layer;
   end_layer_ = spec.loss_layer ? *spec.loss_layer + 1 : model.n_layers();
   const at::NoGradGuard no_grad;
   build_rows(problems);
@@ -65,20 +71,32 @@ void ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
   }
 }
 
+// Adds the held vectors; on request t0 is read before.
+at::Tensor ActiveSet::observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial) {
+  if (take_initial) initial_BD_[site] = x.index_select(0, index_on(changes.plain, x)).to(work_dtype(*model_));
+  at::Tensor changed;
+  for (const auto& [token, held] : changes.held) {
+    if (token >= x.size(0)) continue;
+    if (!changed.defined()) changed = x.clone();
+    changed[token].add_(
+        devices::route_like(held->vectors_D[site], x, devices::Purpose::kDelta, devices::Dtype::kMatch));
+  }
+  return changed;
+}
+
 void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
   std::vector<std::vector<int64_t>> ids;
-  std::vector<std::pair<int64_t, const HeldVector*>> held;  // packed token, vector
-  std::vector<int64_t> plain;                               // packed looked-up token of each slot's first row
+  Changes changes;
   int64_t offset = 0;
-  size_t row = 0;
-  for (size_t slot = 0; slot < members_.size(); ++slot) {
-    const TargetProblem& problem = problems[members_[slot]];
-    plain.push_back(offset + problem.rows[0].lookup);
-    for (size_t i = 0; i < problem.rows.size() + problem.kl_rows.size(); ++i, ++row) {
+  for (const size_t member : members_) {
+    const TargetProblem& problem = problems[member];
+    changes.plain.push_back(offset + problem.rows[0].lookup);
+    for (size_t i = 0; i < problem.rows.size() + problem.kl_rows.size(); ++i) {
       const bool kl = i >= problem.rows.size();
       ids.push_back(cut(kl ? problem.kl_rows[i - problem.rows.size()] : problem.rows[i], kl));
       for (const auto& h : problem.held)
-        if (h.row == i && h.token < static_cast<int64_t>(ids.back().size())) held.emplace_back(offset + h.token, &h);
+        if (h.row == i && h.token < static_cast<int64_t>(ids.back().size()))
+          changes.held.emplace_back(offset + h.token, &h);
       offset += static_cast<int64_t>(ids.back().size());
     }
   }
@@ -86,22 +104,12 @@ void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
 
   // What enters the first layer that depends on δ, for all tokens.
   initial_BD_.resize(spec_->sites.size());
-  const auto observe = [&](size_t s, const at::Tensor& x) {
-    initial_BD_[s] = x.index_select(0, index_on(plain, x)).to(work_dtype(*model_));
-    at::Tensor changed;
-    for (const auto& [token, h] : held) {
-      if (token >= x.size(0)) continue;
-      if (!changed.defined()) changed = x.clone();
-      changed[token].add_(devices::route_like(h->vectors_D[s], x, devices::Purpose::kDelta, devices::Dtype::kMatch));
-    }
-    return changed;
-  };
   at::Tensor hidden_ND;
   const hooks::SiteRef place = above_ ? spec_->sites[0] : hooks::SiteRef{hooks::Site::kLayerIn, first_layer_};
   {
     hooks::HookSession session(model_->hooks());
     session.edit(place, [&](const at::Tensor& x) {
-      const at::Tensor changed = above_ ? observe(0, x) : at::Tensor();
+      const at::Tensor changed = above_ ? observe(0, x, changes, true) : at::Tensor();
       hidden_ND = changed.defined() ? changed : x;
       return changed;
     });
@@ -115,7 +123,7 @@ void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
   // Suffixes stay as they are; prefixes go on through the layers above, into the cache. With hooks the looked-up token
   // of the plain rows has to pass the first layer too, because t0 is read there; with δ above the layers one token is
   // enough for rows without a prefix.
-  std::vector<int64_t> suffix_tokens, prefix_tokens, lookups = lookups_of(rows_), plain_in_prefix;
+  std::vector<int64_t> suffix_tokens, prefix_tokens;
   std::vector<std::vector<int64_t>> prefix_ids;
   for (size_t r = 0; r < rows_.size(); ++r) {
     const auto n = static_cast<int64_t>(ids[r].size());
@@ -126,28 +134,44 @@ void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
   }
   entering_ND_ = hidden_ND.index_select(0, index_on(suffix_tokens, hidden_ND));
   if (first_layer_ >= model_->n_layers()) return;
+  // The packed order of the prefix batch.
+  std::vector<int64_t> where(static_cast<size_t>(batch.tokens()), -1);
+  for (size_t i = 0; i < prefix_tokens.size(); ++i)
+    where[static_cast<size_t>(prefix_tokens[i])] = static_cast<int64_t>(i);
+  for (auto& token : changes.plain) token = where[static_cast<size_t>(token)];
+  std::erase_if(changes.held, [&](const auto& h) { return where[static_cast<size_t>(h.first)] < 0; });
+  for (auto& h : changes.held) h.first = where[static_cast<size_t>(h.first)];
+  fill_cache(models::TokenBatch::from_rows(prefix_ids), hidden_ND.index_select(0, index_on(prefix_tokens, hidden_ND)),
+             changes);
+}
 
-  hooks::HookSession session(model_->hooks());
-  if (!above_) {
-    // The packed order of the prefix batch.
-    std::vector<int64_t> where(static_cast<size_t>(batch.tokens()), -1);
-    for (size_t i = 0; i < prefix_tokens.size(); ++i)
-      where[static_cast<size_t>(prefix_tokens[i])] = static_cast<int64_t>(i);
-    for (auto& token : plain) token = where[static_cast<size_t>(token)];
-    std::erase_if(held, [&](const auto& h) { return where[static_cast<size_t>(h.first)] < 0; });
-    for (auto& h : held) h.first = where[static_cast<size_t>(h.first)];
-    for (size_t s = 0; s < spec_->sites.size(); ++s)
-      session.edit(spec_->sites[s], [&observe, s](const at::Tensor& x) { return observe(s, x); });
+// Runs the prefixes through the layers above. Where δ stands inside the first of them, t0 is read there: by the model
+// itself if a copy does the rest.
+void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes) {
+  const auto pass = [&](const models::Model& runner, bool take_initial, models::ForwardOptions options) {
+    hooks::HookSession session(runner.hooks());
+    if (!above_)
+      for (size_t s = 0; s < spec_->sites.size(); ++s)
+        session.edit(spec_->sites[s], [this, &changes, take_initial, s](const at::Tensor& x) {
+          return observe(s, x, changes, take_initial);
+        });
+    session.attach();
+    options.first_layer = first_layer_;
+    options.hidden = entering_ND;
+    options.logit_tokens = std::vector<int64_t>{};
+    (void)runner.forward(prefixes, options);
+    session.finish();
+  };
+  const bool apart = !above_ && upper_ != model_;
+  if (apart) {
+    models::ForwardOptions first;
+    first.end_layer = first_layer_ + 1;
+    pass(*model_, true, first);
   }
-  session.attach();
-  models::ForwardOptions options;
-  options.first_layer = first_layer_;
-  options.hidden = hidden_ND.index_select(0, index_on(prefix_tokens, hidden_ND));
-  options.cache = &cache_;
-  options.logit_tokens = std::vector<int64_t>{};
-  (void)model_->forward(models::TokenBatch::from_rows(prefix_ids), options);
-  session.finish();
-  cache_.truncate(lookups);
+  models::ForwardOptions all;
+  all.cache = &cache_;
+  pass(*upper_, !above_ && !apart, all);
+  cache_.truncate(lookups_of(rows_));
 }
 
 void ActiveSet::rebuild_index() {
@@ -235,7 +259,7 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
   at::Tensor hidden_ND = entering_ND_;
   if (above_) hidden_ND = add_to(hidden_ND, delta_BD[0], 0);
   if (first_layer_ >= end_layer_) return hidden_ND;
-  hooks::HookSession session(model_->hooks());
+  hooks::HookSession session(upper_->hooks());
   if (!above_) {
     for (size_t s = 0; s < spec_->sites.size(); ++s)
       session.edit(spec_->sites[s], [this, &delta_BD, s](const at::Tensor& x) { return add_to(x, delta_BD[s], s); });
@@ -248,7 +272,7 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
   options.cache = &cache_;
   options.append = false;
   options.logit_tokens = std::vector<int64_t>{};
-  hidden_ND = model_->forward(index_.batch, options).hidden;
+  hidden_ND = upper_->forward(index_.batch, options).hidden;
   session.finish();
   return hidden_ND;
 }
@@ -268,7 +292,7 @@ ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
   options.cache = &kl_cache_;
   options.append = false;
   options.logit_tokens = std::vector<int64_t>{};
-  result.kl_KD = model_->forward(index_.kl_batch, options).hidden;
+  result.kl_KD = upper_->forward(index_.kl_batch, options).hidden;
   return result;
 }
 
@@ -300,6 +324,27 @@ void ActiveSet::keep(const std::vector<int64_t>& slots) {
   if (!cache_.empty()) cache_ = cache_.select_rows(row_numbers);
   rows_ = std::move(rows);
   members_ = std::move(members);
+  rebuild_index();
+}
+
+void ActiveSet::append(ActiveSet&& other) {
+  const at::NoGradGuard no_grad;
+  EMEND_CHECK(kl_first_KV.defined() == other.kl_first_KV.defined() || !index_.kl_token_K.defined() ||
+                  !other.index_.kl_token_K.defined(),
+              "sets of different progress");
+  const size_t slots = members_.size();
+  for (auto& row : other.rows_) {
+    row.slot += slots;
+    rows_.push_back(std::move(row));
+  }
+  members_.insert(members_.end(), other.members_.begin(), other.members_.end());
+  const auto join = [](at::Tensor& mine, const at::Tensor& added) {
+    mine = !mine.defined() ? added : added.defined() ? at::cat({mine, added}) : mine;
+  };
+  join(entering_ND_, other.entering_ND_);
+  join(kl_first_KV, other.kl_first_KV);
+  for (size_t s = 0; s < initial_BD_.size(); ++s) join(initial_BD_[s], other.initial_BD_[s]);
+  cache_.append_rows(other.cache_);
   rebuild_index();
 }
 

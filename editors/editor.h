@@ -53,6 +53,9 @@ struct EditContext {
   /// edits.
   EditTransaction* transaction = nullptr;
   at::ScalarType solve_dtype = at::kDouble;  ///< float64 (default) or float32
+  /// In which the fast engine runs the frozen layers while targets are optimised (a copy of them, made for the phase);
+  /// δ, loss and optimiser stay float32. Absent: the model's own dtype. See models/compute_copy.h.
+  std::optional<at::ScalarType> compute_dtype;
   int64_t max_facts_per_batch = 0;           ///< facts whose targets are optimised at once; 0: planned from memory
   CancelToken cancel;
   ProgressFn progress;

@@ -74,6 +74,36 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
   return selected;
 }
 
+// Slots that one side has more of stay zero on the other: masked slots must be finite.
+void KvCache::append_rows(const KvCache& other) {
+  if (other.empty()) return;
+  if (empty()) {
+    *this = other;
+    return;
+  }
+  for (int layer = 0; layer < n_layers_; ++layer) {
+    const bool here = keys_[layer].defined(), there = other.keys_[layer].defined();
+    if (here != there || incomplete_[layer] != other.incomplete_[layer])
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"key-value cache", "layer " + std::to_string(layer) + " in one of two caches that are joined",
+                   "caches that saw the same layers", "run both through the same passes"});
+    if (!here) continue;
+    const auto join = [](const at::Tensor& a, const at::Tensor& b) {
+      const int64_t slots = std::max(a.size(2), b.size(2));
+      at::Tensor joined = at::zeros({a.size(0) + b.size(0), a.size(1), slots, a.size(3)}, a.options());
+      joined.narrow(0, 0, a.size(0)).narrow(2, 0, a.size(2)).copy_(a);
+      joined.narrow(0, a.size(0), b.size(0)).narrow(2, 0, b.size(2)).copy_(b);
+      return joined;
+    };
+    const at::NoGradGuard no_grad;
+    keys_[layer] = join(keys_[layer], other.keys_[layer]);
+    values_[layer] = join(values_[layer], other.values_[layer]);
+  }
+  lengths_.insert(lengths_.end(), other.lengths_.begin(), other.lengths_.end());
+  positions_.insert(positions_.end(), other.positions_.begin(), other.positions_.end());
+  prompt_lengths_.insert(prompt_lengths_.end(), other.prompt_lengths_.begin(), other.prompt_lengths_.end());
+}
+
 void KvCache::truncate(const std::vector<int64_t>& lengths) {
   if (lengths.size() != lengths_.size())
     throw Error(ErrorClass::kInvalidArgument,

@@ -28,6 +28,9 @@ class KvCache {
 
   /// Keeps these rows, in this order (rows may repeat).
   [[nodiscard]] KvCache select_rows(const std::vector<int64_t>& rows) const;
+  /// Adds the rows of another cache of the same model and dtype behind these. Either may be empty. Throws
+  /// Error(kInvalidArgument) if a layer is in one alone.
+  void append_rows(const KvCache& other);
   /// Forgets the tokens after the first `lengths[r]` of each row.
   void truncate(const std::vector<int64_t>& lengths);
   /// Drops the layers below `first` (they will not be read again: a pass that needs them throws).

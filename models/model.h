@@ -126,6 +126,7 @@ class Model {
   explicit Model(std::unique_ptr<State> state);
 
  private:
+  friend Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer);  // compute_copy.h
   std::unique_ptr<State> state_;
 };
 

@@ -43,11 +43,16 @@ struct ActiveIndex {
   at::Tensor row_weight;   ///< [rows]; 0 for KL rows
 };
 
+/// The first layer that depends on δ, and is run at every step.
+[[nodiscard]] int first_layer_of(const TargetSpec& spec);
+
 class ActiveSet {
  public:
   /// Runs the rows of these problems up to the edited place, and their prefixes through the layers above.
-  ActiveSet(const models::Model& model, const TargetSpec& spec, const std::vector<TargetProblem>& problems,
-            std::vector<size_t> members);
+  /// `upper` runs the layers from first_layer_of(spec) on: the model itself, or a compute copy of it. t0 always comes
+  /// from the model.
+  ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
+            const std::vector<TargetProblem>& problems, std::vector<size_t> members);
 
   [[nodiscard]] size_t size() const noexcept { return members_.size(); }
   /// Index of each slot's problem.
@@ -67,17 +72,26 @@ class ActiveSet {
 
   /// Drops all slots but these (ascending).
   void keep(const std::vector<int64_t>& slots);
-  /// Takes over the slots of another set; they come last. Both must have made their first loss, or neither.
+  /// Takes over the slots of another set over the same models; they come last. Both must have made their first loss,
+  /// or neither.
   void append(ActiveSet&& other);
 
  private:
+  /// Vectors held at packed tokens, and the looked-up tokens of the plain rows.
+  struct Changes {
+    std::vector<std::pair<int64_t, const HeldVector*>> held;
+    std::vector<int64_t> plain;
+  };
+  [[nodiscard]] at::Tensor observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial);
   void build_rows(const std::vector<TargetProblem>& problems);
   void run_below(const std::vector<TargetProblem>& problems);
+  void fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes);
   void rebuild_index();
   [[nodiscard]] at::Tensor add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const;
   [[nodiscard]] at::Tensor run_above(const std::vector<at::Tensor>& delta_BD);
 
   const models::Model* model_;
+  const models::Model* upper_;
   const TargetSpec* spec_;
   int first_layer_ = 0;  ///< first layer that is run at every step
   int end_layer_ = 0;    ///< one past the layer that the nll is read from

@@ -65,6 +65,10 @@ void DecoderPass::check_batch() const {
   if (options_.first_layer > 0 && !options_.hidden.defined())
     bad_pass("first_layer " + std::to_string(options_.first_layer) + " without hidden states", "`hidden`, its input",
              "give the input of the first layer that runs");
+  if (options_.first_layer < model_.first_layer)
+    bad_pass("layer " + std::to_string(options_.first_layer) + " of a copy that begins with layer " +
+                 std::to_string(model_.first_layer),
+             "a layer that the copy has", "run the layers below with the model itself");
   if (options_.hidden.defined()) {
     if (options_.hidden.dim() != 2 || options_.hidden.size(0) != batch_.tokens() ||
         options_.hidden.size(1) != config_.hidden_size) {

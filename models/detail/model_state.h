@@ -28,6 +28,7 @@ struct Model::State {
   const FamilySpec* family;
   devices::PlacementPlan plan;
   at::ScalarType dtype = at::kFloat;
+  int first_layer = 0;  ///< layers below it have no weights (a compute copy); 0 for whole models
   detail::PartTable top;
   std::vector<detail::LayerWeights> layers;
   /// Under the checkpoint's own names, in the order of the family's table.

@@ -78,6 +78,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const EditOptio
   document["seed"] = options.seed;
   document["device_map"] = model.placement().to_json(models::device_module_names(model.family(), model.config()));
   document["dtype"] = options.model.dtype;
+  document["compute_dtype"] = record.compute_dtype;
   document["metrics"] = metrics_document(record);
   for (const auto& [phase, seconds] : record.seconds) document["seconds"][phase] = rounded(seconds, 3);
   document["peak_bytes"] = peak_bytes(model);

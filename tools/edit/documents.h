@@ -17,6 +17,7 @@ namespace emend::tools {
 /// Everything that a run has gathered by its end.
 struct RunRecord {
   std::string editor, model_path, out;
+  std::string compute_dtype;  ///< of the frozen layers while targets were optimised
   nlohmann::json hparams;
   std::vector<std::string> command_line;
   std::vector<std::string> metrics;

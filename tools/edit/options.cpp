@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "../compute_options.h"
+
 namespace emend::tools {
 namespace {
 
@@ -37,6 +39,7 @@ void add_editor_options(CLI::App& command, EditOptions& options) {
   command.add_option("--solve-dtype", options.solve_dtype, "float64 or float32")
       ->group(group)
       ->check(CLI::IsMember({"float64", "float32"}));
+  add_compute_option(command, options.compute_dtype, group);
   command.add_option("--seed", options.seed, "random seed of everything that is sampled")->group(group);
 }
 

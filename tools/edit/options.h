@@ -24,6 +24,7 @@ struct EditOptions {
   std::string engine = "fast";
   std::string contexts;  ///< JSON file of context templates; empty: sampled from the model
   std::string solve_dtype = "float64";
+  std::string compute_dtype = "float32";
   uint64_t seed = 0;
 
   std::string corpus;

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <iostream>
 
+#include "../compute_options.h"
 #include "../run_directory.h"
 #include "documents.h"
 #include "guards.h"
@@ -130,6 +131,8 @@ void EditRun::open() {
   context_.contexts = contexts;
   context_.statistics = statistics_.get();
   context_.solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype");
+  context_.compute_dtype = chosen_compute_dtype(options_.compute_dtype, context_.engine, *model_);
+  record_.compute_dtype = compute_dtype_name(context_.compute_dtype, *model_);
   context_.cancel = common_.cancel;
   context_.progress = common_.progress;
   context_.log = common_.log;
@@ -153,6 +156,7 @@ nlohmann::json EditRun::settings() const {
           {"stats_length", options_.stats_length},
           {"stats_dtype", options_.stats_dtype},
           {"solve_dtype", options_.solve_dtype},
+          {"compute_dtype", record_.compute_dtype},
           {"contexts", options_.contexts}};
 }
 

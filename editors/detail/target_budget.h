@@ -1,0 +1,36 @@
+// How many facts fit into one step of the target optimisation.
+#pragma once
+
+#include <emend/editors/targets.h>
+
+namespace emend::editors::detail {
+
+/// Bytes that a problem holds while it is active: what autograd keeps of its suffix tokens in the layers that run at
+/// every step, its cached keys and values, and the KL rows' first distributions. `upper` is what runs the steps (the
+/// model or a compute copy).
+[[nodiscard]] int64_t problem_bytes(const models::Model& upper, const TargetProblem& problem, int first_layer);
+
+/// Bytes that all active problems may hold together: a third of a GPU's free memory; on a CPU enough for a few hundred
+/// tokens (more buy no speed there), as far as a quarter of the free memory goes.
+[[nodiscard]] int64_t active_bytes(const models::Model& upper, int first_layer);
+
+/// Problems waiting for their turn, longest first: attention pads to the longest row of a batch.
+class TargetQueue {
+ public:
+  /// most_facts 0: as many as fit into active_bytes.
+  TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
+              int64_t most_facts);
+
+  [[nodiscard]] bool empty() const noexcept { return next_ == order_.size(); }
+  /// Problems that may join `active` ones now. None while there is so little room that a pass of their own would be
+  /// small, unless they are the last; at least one if nothing is active.
+  [[nodiscard]] std::vector<size_t> take(const std::vector<size_t>& active);
+
+ private:
+  std::vector<size_t> order_;
+  std::vector<int64_t> bytes_;  ///< of each problem
+  size_t next_ = 0;
+  int64_t most_facts_, most_bytes_ = 0;
+};
+
+}  // namespace emend::editors::detail

@@ -1,0 +1,93 @@
+#include <emend/devices/runtime.h>
+#include <emend/editors/detail/target_budget.h>
+#include <emend/models/config.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace emend::editors::detail {
+namespace {
+
+constexpr int64_t kLeast = int64_t{512} << 20;
+constexpr int64_t kTokensOnCpu = 256;
+constexpr int64_t kFloat = 4;
+// Newcomers make their first step by themselves, so they come in groups of this share of the room at least.
+constexpr double kRefillShare = 0.25;
+
+int64_t element(const models::Model& model) {
+  return static_cast<int64_t>(c10::elementSize(model.dtype()));
+}
+
+// What autograd keeps of a token: about eight tensors of the hidden width and four of the MLP's a layer.
+int64_t token_bytes(const models::Model& upper, int first_layer) {
+  const int64_t width = 8 * upper.hidden_size() + 4 * upper.config().mlp_width;
+  return width * std::max(1, upper.n_layers() - first_layer) * element(upper);
+}
+
+int64_t longest_suffix(const TargetProblem& problem) {
+  int64_t longest = 1;
+  for (const auto& row : problem.rows) longest = std::max(longest, static_cast<int64_t>(row.ids.size()) - row.lookup);
+  return longest;
+}
+
+}  // namespace
+
+int64_t problem_bytes(const models::Model& upper, const TargetProblem& problem, int first_layer) {
+  const auto kl_rows = static_cast<int64_t>(problem.kl_rows.size());
+  int64_t suffix = kl_rows, prefix = 0;
+  for (const auto& row : problem.rows) {
+    suffix += static_cast<int64_t>(row.ids.size()) - row.lookup;
+    prefix += row.lookup;
+  }
+  for (const auto& row : problem.kl_rows) prefix += row.lookup;
+  const auto& config = upper.config();
+  const int64_t key_bytes = 2 * config.n_kv_heads * config.head_dim * std::max(0, upper.n_layers() - first_layer);
+  return suffix * token_bytes(upper, first_layer) + prefix * key_bytes * element(upper) +
+         kl_rows * upper.vocab_size() * kFloat;
+}
+
+int64_t active_bytes(const models::Model& upper, int first_layer) {
+  const c10::Device device =
+      upper.placement().layers.at(static_cast<size_t>(std::min(first_layer, upper.n_layers() - 1)));
+  for (const auto& info : devices::visible_devices()) {
+    if (info.device != device) continue;
+    if (!device.is_cpu()) return std::max(kLeast, info.free_bytes / 3);
+    return std::max(kLeast, std::min(info.free_bytes / 4, kTokensOnCpu * token_bytes(upper, first_layer)));
+  }
+  return kLeast;
+}
+
+TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
+                         int64_t most_facts)
+    : order_(problems.size()), most_facts_(most_facts) {
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](size_t a, size_t b) { return longest_suffix(problems[a]) > longest_suffix(problems[b]); });
+  if (most_facts_ == 0) most_bytes_ = active_bytes(upper, first_layer);
+  for (const auto& problem : problems) bytes_.push_back(problem_bytes(upper, problem, first_layer));
+}
+
+std::vector<size_t> TargetQueue::take(const std::vector<size_t>& active) {
+  const bool by_count = most_facts_ > 0;
+  const auto cost = [&](size_t problem) { return by_count ? int64_t{1} : bytes_[problem]; };
+  const int64_t limit = by_count ? most_facts_ : most_bytes_;
+  int64_t used = 0;
+  for (const size_t problem : active) used += cost(problem);
+  std::vector<size_t> taken;
+  int64_t added = 0;
+  size_t end = next_;
+  for (; end < order_.size(); ++end) {
+    const int64_t more = cost(order_[end]);
+    const bool forced = active.empty() && taken.empty();
+    if (!forced && used + added + more > limit) break;
+    taken.push_back(order_[end]);
+    added += more;
+  }
+  const bool last = end == order_.size();
+  if (!active.empty() && !last && static_cast<double>(added) < kRefillShare * static_cast<double>(limit)) return {};
+  next_ = end;
+  return taken;
+}
+
+}  // namespace emend::editors::detail

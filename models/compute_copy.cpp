@@ -1,0 +1,101 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/cpu/Utils.h>
+#include <c10/util/Exception.h>
+#include <emend/core/error.h>
+#include <emend/devices/placement.h>
+#include <emend/models/compute_copy.h>
+#include <emend/models/detail/model_state.h>
+
+#include <algorithm>
+
+namespace emend::models {
+namespace {
+
+detail::Linear converted(const detail::Linear& linear, at::ScalarType dtype) {
+  detail::Linear copy = linear;  // with its adapter
+  if (copy.weight.defined()) copy.weight = copy.weight.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  if (copy.bias.defined()) copy.bias = copy.bias.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  return copy;
+}
+
+void convert_parts(const detail::PartTable& from, detail::PartTable& to, at::ScalarType dtype) {
+  for (int part = 0; part < kParts; ++part) to.parts[part] = converted(from.parts[part], dtype);
+}
+
+detail::LayerWeights converted(const detail::LayerWeights& from, at::ScalarType dtype) {
+  detail::LayerWeights to;
+  convert_parts(from, to, dtype);
+  for (const auto& expert : from.experts)
+    to.experts.push_back({converted(expert.gate, dtype), converted(expert.up, dtype), converted(expert.down, dtype)});
+  return to;
+}
+
+// Parts that stand before the first layer.
+bool is_below(Part part) {
+  return part == Part::kEmbedding || part == Part::kPositions || part == Part::kProjectIn;
+}
+
+bool multiplies_bfloat16(c10::Device device) {
+  if (device.is_cuda()) return true;  // since compute capability 8.0, the oldest that LibTorch 2.11 is built for here
+  static const bool cpu = [] {
+    const auto capabilities = at::cpu::get_cpu_capabilities();
+    const auto has = [&](const char* name) {
+      const auto found = capabilities.find(name);
+      return found != capabilities.end() && found->second.isBool() && found->second.toBool();
+    };
+    return has("avx512_bf16") || has("amx_bf16");
+  }();
+  return cpu;
+}
+
+}  // namespace
+
+Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
+  const Model::State& from = *model.state_;
+  EMEND_CHECK(first_layer >= from.first_layer && first_layer <= model.n_layers(), "a copy begins within the model");
+  const at::NoGradGuard no_grad;
+  try {
+    auto copy = std::make_unique<Model::State>(from.config, *from.family, from.plan);
+    copy->dtype = dtype;
+    copy->first_layer = first_layer;
+    copy->checkpoint = from.checkpoint;
+    copy->tokenizer = from.tokenizer;
+    for (int part = 0; part < kParts; ++part) {
+      if (first_layer > 0 && is_below(static_cast<Part>(part))) continue;
+      copy->top.parts[part] = converted(from.top.parts[part], dtype);
+    }
+    const auto& embedding = from.top[Part::kEmbedding].weight;
+    if (first_layer == 0 && from.top[Part::kHead].weight.is_same(embedding))
+      copy->top[Part::kHead].weight = copy->top[Part::kEmbedding].weight;
+    for (int layer = first_layer; layer < model.n_layers(); ++layer)
+      copy->layers[layer] = converted(from.layers[layer], dtype);
+    return Model(std::move(copy));
+  } catch (const c10::OutOfMemoryError& error) {
+    throw Error(ErrorClass::kDevice, {"copy of the frozen layers", error.what_without_backtrace(),
+                                      std::string("memory for their weights in ") + c10::toString(dtype),
+                                      "use --compute-dtype float32, or spread the model over more devices"});
+  }
+}
+
+bool hooks_idle_above(const Model& model, int first_layer) {
+  for (const hooks::Site site : hooks::all_sites()) {
+    const bool in_layers =
+        site != hooks::Site::kEmbedding && site != hooks::Site::kFinalNorm && site != hooks::Site::kLogits;
+    if (!in_layers) {
+      if (!model.hooks().point(site, -1).idle()) return false;
+      continue;
+    }
+    for (int layer = first_layer; layer < model.n_layers(); ++layer)
+      if (!model.hooks().point(site, layer).idle()) return false;
+  }
+  return true;
+}
+
+at::ScalarType fast_compute_dtype(const Model& model) {
+  if (model.dtype() != at::kFloat) return model.dtype();
+  const auto devices = model.placement().devices();
+  return std::all_of(devices.begin(), devices.end(), multiplies_bfloat16) ? at::kBFloat16 : at::kFloat;
+}
+
+}  // namespace emend::models

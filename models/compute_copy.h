@@ -1,0 +1,25 @@
+// The upper layers of a model once more in another dtype, for passes that only read them.
+//
+// Goals: bfloat16 arithmetic where a processor is several times faster in it, while the weights that an edit writes
+// stay what they are. Non-goals: a second model to edit (its weights have no names).
+#pragma once
+
+#include <emend/models/model.h>
+
+namespace emend::models {
+
+/// Layers `first_layer` to the last, the final norm and the head of `model` in `dtype`, each on the device where the
+/// original is; with first_layer 0 also the embedding. It serves project() and passes from first_layer on; an earlier
+/// layer is an Error(kInvalidArgument). The weights are those of this moment: later writes to `model` do not reach the
+/// copy. It has hook points of its own, no named weights, and shares configuration, adapters and tokenizer. Throws
+/// Error(kDevice) when a device runs out of memory.
+[[nodiscard]] Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer);
+
+/// True if nothing is attached to the hook points that a copy would have to run without.
+[[nodiscard]] bool hooks_idle_above(const Model& model, int first_layer);
+
+/// The dtype in which this model's frozen layers are computed fastest at the quality of float32: bfloat16 for a float32
+/// model if every device multiplies it natively, otherwise the model's own.
+[[nodiscard]] at::ScalarType fast_compute_dtype(const Model& model);
+
+}  // namespace emend::models
