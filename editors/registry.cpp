@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/editors/register.h>
 #include <emend/editors/registry.h>
 
 #include <algorithm>
@@ -19,15 +20,31 @@ std::string plain(std::string_view name) {
   return text;
 }
 
-}  // namespace
-
-const std::vector<EditorInfo>& all_editors() {
-  static const std::vector<EditorInfo> editors = {
+std::vector<EditorInfo>& table() {
+  static std::vector<EditorInfo> editors = {
 #define EMEND_EDITOR(file, factory) factory(),
 #include <emend/editors/methods.def>
 #undef EMEND_EDITOR
   };
   return editors;
+}
+
+}  // namespace
+
+const std::vector<EditorInfo>& all_editors() {
+  return table();
+}
+
+void register_editor(EditorInfo info) {
+  if (info.name.empty() || !info.make)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"register_editor", info.name.empty() ? "an editor without a name" : info.name + " has no make()",
+                 "a name and a function that makes the editor", "build the entry with editor_entry()"});
+  for (const auto& editor : table())
+    if (plain(editor.name) == plain(info.name))
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"register_editor", "there is an editor \"" + editor.name + "\" already", "a new name", ""});
+  table().push_back(std::move(info));
 }
 
 const EditorInfo& find_editor(std::string_view name) {

@@ -69,13 +69,7 @@ models::Model load_named(const ModelOptions& options, const Common& common) {
 
 models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, const ModelOptions& options,
                          const Common& common) {
-  models::LoadOptions load;
-  load.dtype = parse_dtype(options.dtype, "--dtype");
-  load.log = &common.log;
-  load.place = [&](const models::ModelConfig& config, const models::Checkpoint&) {
-    return place_model(options, config, common.log);
-  };
-  return models::load_model(std::move(checkpoint), load);
+  return models::load_placed(std::move(checkpoint), place_options(options, common.log));
 }
 
 }  // namespace emend::tools

@@ -4,12 +4,12 @@
 #include <emend/devices/runtime.h>
 #include <emend/models/config.h>
 #include <emend/models/kv_cache.h>
+#include <emend/models/placing.h>
 #include <gtest/gtest.h>
 
 #include <iomanip>
 #include <iostream>
 
-#include "placement.h"
 #include "support/placements.h"
 
 namespace emend {
@@ -132,7 +132,7 @@ TEST(MemoryPlan, IsWithinATenthOfThePeak) {
       for (const Work work : {Work::kScore, Work::kNextToken, Work::kGradients})
         for (const Batch batch : {Batch{1, 24}, Batch{4, 32}, Batch{16, 24}, Batch{12, 64}, Batch{2, 256}}) {
           const auto planned =
-              devices::MemoryModel(tools::model_shape(config, at::kFloat), shape_of(work, batch, config.n_layers))
+              devices::MemoryModel(models::model_shape(config, at::kFloat), shape_of(work, batch, config.n_layers))
                   .account(placed.plan);
           for (const auto& [device, figures] : planned) devices::reset_peak_memory(device);
           run(model, work, batch);

@@ -1,30 +1,13 @@
 #include "inputs.h"
 
-#include <emend/editors/shared_statistics.h>
-
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/datasets/corpus.h>
-#include <emend/hparams/preset.h>
-#include <emend/models/config.h>
-#include <emend/models/family.h>
+#include <emend/editors/session.h>
+#include <emend/editors/shared_statistics.h>
 
 namespace emend::tools {
 namespace {
-
-hparams::ModelHints hints_of(const models::Checkpoint& checkpoint, const models::Model* model) {
-  hparams::ModelHints hints;
-  hints.names = {checkpoint.path().string(), checkpoint.path().filename().string()};
-  for (const char* key : {"_name_or_path", "name", "general.name"})
-    if (const auto it = checkpoint.config().find(key); it != checkpoint.config().end() && it->is_string())
-      hints.names.push_back(it->get<std::string>());
-  if (model) {
-    hints.family = model->family().name;
-    hints.n_layers = model->n_layers();
-    hints.hidden = model->hidden_size();
-  }
-  return hints;
-}
 
 // The documents of a file, opened at each pass.
 editors::StatisticsText corpus_text(const std::string& path) {
@@ -38,32 +21,12 @@ editors::StatisticsText corpus_text(const std::string& path) {
   return text;
 }
 
-std::string preset_list(const std::string& editor) {
-  std::string names;
-  for (const auto& preset : hparams::all_presets())
-    if (preset.editor == editor) names += (names.empty() ? "" : ", ") + preset.name;
-  return names.empty() ? "none" : names;
-}
-
 }  // namespace
 
 hparams::RawHparams editor_hparams(const std::string& editor, const std::string& file_or_name,
                                    const std::vector<std::string>& set, const models::Checkpoint& checkpoint,
                                    const models::Model* model, const Common& common) {
-  hparams::RawHparams raw;
-  if (!file_or_name.empty()) {
-    raw = hparams::load_file_or_preset(editor, file_or_name);
-  } else if (const auto* preset = hparams::find_preset(editor, hints_of(checkpoint, model))) {
-    raw = hparams::load_preset(*preset);
-    common.log.info("hparams.preset", "hyper-parameters from the preset " + preset->path);
-  } else {
-    throw Error(
-        ErrorClass::kNotFound,
-        {"--hparams", "no preset of " + editor + " fits this model", "one of the presets: " + preset_list(editor),
-         "name a preset or a file with --hparams; emend suggest makes one for a new model"});
-  }
-  for (const auto& assignment : set) raw.set(assignment);
-  return raw;
+  return editors::find_hparams(editor, file_or_name, set, checkpoint, model, common.log);
 }
 
 std::optional<editors::ContextTemplates> named_contexts(const std::string& path) {

@@ -45,7 +45,7 @@ VerbRun setup_plan(CLI::App& command) {
     work.first_gradient_layer =
         work.editing_layers.back() + 1 < config.n_layers ? work.editing_layers.back() + 1 : work.editing_layers.back();
     work.statistics = work.solve = true;
-    const auto plan = plan_model(options->model, config, work, options->machine);
+    const auto plan = models::plan_model(place_options(options->model), config, work, options->machine);
     const auto names = models::device_module_names(models::family_named(config.family), config);
     std::cout << (common.json ? dump_json(plan.to_json(names)) + "\n" : plan.to_text());
     return plan.fits ? 0 : exit_code(ErrorClass::kDevice);
