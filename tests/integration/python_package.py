@@ -1,0 +1,266 @@
+"""Tests of the Python package, on the tiny model.
+
+usage: python_package.py MODEL_FOLDER SCRATCH_FOLDER [EXPECTED_PACKAGE_FOLDER]      (the package is found by PYTHONPATH)
+"""
+import ast
+import pathlib
+import shutil
+import sys
+import unittest
+
+import torch
+
+import emend
+
+torch.set_num_threads(1)
+MODEL, SCRATCH = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+WHERE = sys.argv[3] if len(sys.argv) > 3 else None
+FACTS = str(MODEL / "facts.jsonl")
+MEMIT = {"hparams": str(MODEL / "memit.yaml"), "corpus": str(MODEL / "corpus.txt"), "statistics_tokens": 400}
+TEXT = "The Eiffel Tower is in the city of"
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.parameters().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def target_loss(model, fact):
+    """Mean negative log-likelihood of the new answer, computed here."""
+    prompt, whole = model.encode(fact.full_prompt), model.encode(fact.full_prompt + " " + fact.target_new)
+    log_probs = model.logits([whole])[0].log_softmax(-1)
+    return -sum(log_probs[i - 1, whole[i]].item() for i in range(len(prompt), len(whole))) / (len(whole) - len(prompt))
+
+
+class Tensors(unittest.TestCase):
+    def test_parameters_share_memory_with_the_model(self):
+        model = emend.load(str(MODEL))
+        before = model.logits(TEXT)
+        name = "model.layers.2.mlp.down_proj.weight"
+        weight = model.parameters()[name]
+        self.assertEqual(weight.data_ptr(), model.weight(name).data_ptr())
+        with torch.no_grad():
+            weight.mul_(1.5)
+        after = model.logits(TEXT)
+        self.assertGreater((after - before).abs().max().item(), 1e-4, "the C++ forward pass did not see the change")
+        with torch.no_grad():
+            model.weight(name).div_(1.5)
+        self.assertTrue(torch.allclose(model.logits(TEXT), before, atol=1e-5))
+
+    def test_a_tensor_outlives_its_model(self):
+        model = emend.load(str(MODEL))
+        weight = model.weight("model.norm.weight")
+        kept = weight.clone()
+        del model
+        self.assertTrue(torch.equal(weight, kept))
+
+    def test_logits_agree_with_arithmetic_in_torch(self):
+        model = emend.load(str(MODEL), dtype=torch.float64)
+        ids = model.encode(TEXT)
+        result = model.forward([ids])
+        self.assertEqual(tuple(result.logits.shape), (len(ids), model.vocab_size))
+        self.assertFalse(result.stopped)
+        scale = torch.rsqrt(result.hidden.pow(2).mean(-1, keepdim=True) + 1e-5)
+        normed = result.hidden * scale * model.weight("model.norm.weight")
+        expected = normed @ model.weight("model.embed_tokens.weight").T
+        self.assertTrue(torch.allclose(result.logits, expected, atol=1e-10))
+
+    def test_gradients_flow_to_a_weight(self):
+        model = emend.load(str(MODEL))
+        weight = model.weight("model.layers.1.mlp.up_proj.weight").requires_grad_(True)
+        model.forward(TEXT, logit_tokens=[3]).logits.logsumexp(-1).sum().backward()
+        self.assertGreater(weight.grad.abs().sum().item(), 0)
+        weight.requires_grad_(False)
+
+    def test_rows_of_all_kinds(self):
+        model = emend.load(str(MODEL))
+        ids = model.encode("ab")
+        for rows in ("ab", ["ab"], ids, [ids], torch.tensor([ids])):
+            self.assertTrue(torch.equal(model.logits(rows), model.logits("ab")))
+        self.assertEqual(tuple(model.logits(["ab", "abc"]).shape), (2, 3, model.vocab_size))
+        self.assertEqual(model.decode(ids), "ab")
+        self.assertEqual(model.config["model_type"], "llama")
+        self.assertEqual(model.device_map["model.layers.0"], "cpu")
+        self.assertEqual(len(model.generate(["a", "bc"], max_new_tokens=3)), 2)
+
+
+class Sites(unittest.TestCase):
+    def test_capture_edit_and_stop(self):
+        model = emend.load(str(MODEL))
+        self.assertIn("layers.3.mlp_down_in", emend.sites(model))
+        plain = model.logits(TEXT)
+        with emend.Hooks(model).capture("layers.1.mlp_out").capture("layers.1.layer_out", tokens=[0, 2]) as hooks:
+            model.forward(TEXT)
+            self.assertEqual(tuple(hooks.captured("layers.1.mlp_out").shape), (len(TEXT), model.hidden_size))
+            self.assertEqual(hooks.captured("layers.1.layer_out").shape[0], 2)
+        with emend.Hooks(model).edit("layers.1.mlp_out", lambda value: value * 2):
+            self.assertFalse(torch.allclose(model.logits(TEXT), plain))
+        self.assertTrue(torch.equal(model.logits(TEXT), plain), "a hook outlived its scope")
+        with emend.Hooks(model).stop_after("layers.0.layer_out"):
+            self.assertTrue(model.forward(TEXT).stopped)
+
+    def test_mistakes(self):
+        model = emend.load(str(MODEL))
+        with self.assertRaises(emend.Error) as caught:
+            emend.Hooks(model).capture("layers.1.mlp_outt")
+        self.assertIn("mlp_out", str(caught.exception))
+        with self.assertRaises(emend.Error):  # never fired
+            with emend.Hooks(model).capture("layers.1.mlp_out"):
+                pass
+        with self.assertRaises(emend.Error):  # another shape
+            with emend.Hooks(model).edit("layers.1.mlp_out", lambda value: value[:1]):
+                model.forward(TEXT)
+        with self.assertRaises(ZeroDivisionError):  # Python's own exceptions come through
+            with emend.Hooks(model).edit("layers.1.mlp_out", lambda value: 1 / 0):
+                model.forward(TEXT)
+
+
+class Editing(unittest.TestCase):
+    def test_edit_evaluate_undo(self):
+        model = emend.load(str(MODEL))
+        original = weights(model)
+        facts = emend.load_facts(FACTS)
+        self.assertEqual((len(facts), facts[-1].subject), (2, "France"))
+        before = emend.evaluate(model, facts)
+        losses = [target_loss(model, fact) for fact in facts.facts]
+        steps = []
+        session = emend.edit(model, facts, editor="memit", overrides={"v_num_grad_steps": 10, "clamp_norm_factor": 10}, progress=lambda *step: steps.append(step), **MEMIT)
+        self.assertEqual(session.hparams["v_num_grad_steps"], 10)
+        self.assertEqual(session.failed, 0)
+        self.assertIn("targets", {step[0] for step in steps})
+        after = emend.evaluate(model, facts, before=before)
+        self.assertIn("efficacy_success", after.summary["counterfact"])
+        self.assertEqual(len(after.cases), 2)
+        for fact, loss in zip(facts.facts, losses):
+            self.assertLess(target_loss(model, fact), loss, "the target did not become more likely")
+        changed = [name for name, tensor in model.parameters().items() if not torch.equal(tensor, original[name])]
+        self.assertEqual(changed, ["model.layers.1.mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"])
+        self.assertNotEqual(model.current_fingerprint(), model.fingerprint())
+        session.undo()
+        self.assertTrue(same(original, weights(model)))
+
+    def test_cancel_and_exceptions_leave_the_weights_alone(self):
+        model = emend.load(str(MODEL))
+        original = weights(model)
+        session = emend.Session(model, "memit", progress=lambda phase, done, total, detail: phase != "insert", **MEMIT)
+        with self.assertRaises(emend.Error) as caught:
+            session.edit(FACTS)
+        self.assertEqual(caught.exception.kind, "cancelled")
+        self.assertEqual(caught.exception.where, "insert")
+        self.assertTrue(same(original, weights(model)))
+
+        def fail(*_):
+            raise KeyError("mine")
+
+        with self.assertRaises(KeyError):
+            emend.edit(model, FACTS, progress=fail, **MEMIT)
+        self.assertTrue(same(original, weights(model)))
+
+    def test_facts_of_all_kinds(self):
+        model = emend.load(str(MODEL))
+        rome = {"hparams": str(MODEL / "rome.yaml"), "overrides": {"v_num_grad_steps": 1}}
+        row = {"prompt": "{} is in", "subject": "Oslo", "target_new": "Rome"}
+        fact = emend.Fact(**row, paraphrases=["Where is Oslo? In"])
+        for facts in (row, [row], fact, [fact, fact], FACTS, pathlib.Path(FACTS)):
+            session = emend.Session(model, "rome", **rome)
+            self.assertGreaterEqual(len(session.edit(facts)["outcomes"]), 1)
+            session.undo()
+        self.assertEqual(fact.full_prompt, "Oslo is in")
+        self.assertEqual(fact.to_dict()["target_new"], "Rome")
+        with self.assertRaises(emend.Error):
+            emend.Fact("no place for the subject", "Oslo", "Rome")
+
+    def test_packs(self):
+        model = emend.load(str(MODEL))
+        original = weights(model)
+        path = str(SCRATCH / "edit.safetensors")
+        session = emend.edit(model, FACTS, **MEMIT)
+        session.save_pack(path)
+        edited = model.logits(TEXT)
+        pack = emend.load_pack(path)
+        self.assertEqual((pack.editor, len(pack.facts)), ("memit", 2))
+        delta = pack.deltas()["model.layers.1.mlp.down_proj.weight"]
+        self.assertEqual((delta.dtype, tuple(delta.shape)), (torch.float64, (32, 48)))
+        session.undo()
+        with emend.apply_pack(model, path) as applied:
+            self.assertEqual(len(applied.changed), 2)
+            self.assertTrue(torch.allclose(model.logits(TEXT), edited, atol=1e-5))
+        self.assertTrue(same(original, weights(model)))
+        kept = emend.apply_pack(model, pack)
+        del kept
+        self.assertFalse(same(original, weights(model)), "only revert() and the end of `with` take a pack out")
+        other = SCRATCH / "other"
+        shutil.copytree(MODEL, other, dirs_exist_ok=True)
+        data = bytearray((other / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (other / "model.safetensors").write_bytes(data)
+        with self.assertRaises(emend.Error):
+            emend.apply_pack(emend.load(str(other)), pack)
+        emend.apply_pack(emend.load(str(other)), pack, force=True)
+
+    def test_save_and_load_again(self):
+        model = emend.load(str(MODEL))
+        session = emend.edit(model, FACTS, **MEMIT)
+        changed = model.save(str(SCRATCH / "saved"))
+        self.assertEqual(len(changed), 2)
+        self.assertTrue(torch.equal(emend.load(str(SCRATCH / "saved")).logits(TEXT), model.logits(TEXT)))
+        model.save(str(SCRATCH / "saved.gguf"))
+        self.assertTrue(torch.allclose(emend.load(str(SCRATCH / "saved.gguf")).logits(TEXT), model.logits(TEXT), atol=1e-4))
+        del session
+
+
+class Process(unittest.TestCase):
+    def test_errors_have_four_parts(self):
+        with self.assertRaises(emend.Error) as caught:
+            emend.load(str(MODEL / "nothing"))
+        self.assertEqual(caught.exception.kind, "not found")
+        self.assertTrue(caught.exception.where and caught.exception.got)
+        self.assertIsInstance(caught.exception, RuntimeError)
+        with self.assertRaises(emend.Error) as caught:
+            emend.Session(emend.load(str(MODEL)), "memmit")
+        error = caught.exception
+        self.assertEqual((error.kind, error.where), ("invalid argument", "editor"))
+        self.assertIn("memmit", error.got)
+        self.assertIn("rome", error.expected)
+        self.assertEqual(error.advice, 'did you mean "memit"?')
+
+    def test_models_do_not_meet_and_devices_can_be_simulated(self):
+        one, two = emend.load(str(MODEL)), emend.load(str(MODEL), device_map="sim:2")
+        before = two.logits(TEXT).cpu()
+        self.assertTrue(torch.equal(one.logits(TEXT), before))
+        emend.edit(one, FACTS, **MEMIT)
+        self.assertFalse(torch.equal(one.logits(TEXT), before))
+        self.assertTrue(torch.equal(two.logits(TEXT).cpu(), before))
+        self.assertEqual(two.device_map["model.layers.3"], "sim:1")
+
+    def test_torch_works_beside_it(self):
+        layer = torch.nn.Linear(4, 4)
+        layer(torch.randn(2, 4)).sum().backward()
+        self.assertIsNotNone(layer.weight.grad)
+        self.assertTrue({"memit", "rome", "alphaedit", "grace"} <= {editor["name"] for editor in emend.editors()})
+        if WHERE:
+            self.assertTrue(emend.__file__.startswith(WHERE), f"{emend.__file__} is not the package under test")
+
+    def test_stubs_and_docstrings_cover_everything(self):
+        folder = pathlib.Path(emend.__file__).parent
+        self.assertTrue((folder / "py.typed").exists())
+        tree = ast.parse((folder / "_emend.pyi").read_text())
+        stubs = {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        from emend import _emend
+        public = {name: value for name, value in vars(_emend).items() if not name.startswith("_") and name != "Error"}
+        self.assertEqual(set(stubs), set(public))
+        for name, value in public.items():
+            self.assertTrue(value.__doc__, f"{name} has no docstring")
+            if isinstance(stubs[name], ast.ClassDef):
+                described = {node.name for node in stubs[name].body if isinstance(node, ast.FunctionDef)} - {"__init__"}
+                members = {member for member in vars(value) if not member.startswith("_") or member in
+                           ("__len__", "__getitem__", "__enter__", "__exit__")}
+                self.assertEqual(described, members, f"members of {name}")
+        self.assertEqual(set(emend.__all__) - {"edit", "Error"}, set(public))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)

@@ -1,0 +1,50 @@
+// The Python module emend._emend: one function a part of the API, each in a file of its own.
+//
+// Goals: tensors cross without copies (torch's own casters, the same LibTorch); long work releases the interpreter's
+// lock; errors arrive as emend.Error with their four parts. Non-goals: a second API; names follow the C++ ones.
+#pragma once
+
+#include <emend/core/error.h>
+#include <emend/core/log.h>
+#include <emend/datasets/fact.h>
+#include <emend/models/model.h>
+#include <pybind11/functional.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace emend::python {
+
+namespace py = pybind11;
+
+/// Dictionaries, lists, numbers, texts and None; the other way throws Error(kInvalidArgument) naming `where`.
+[[nodiscard]] py::object to_python(const nlohmann::json& json);
+[[nodiscard]] nlohmann::json to_json(const py::handle& object, const std::string& where);
+
+/// Turns emend::Error into emend.Error.
+void register_errors(py::module_& module);
+
+/// "float32", "bfloat16", "float64", or a torch.dtype of these.
+[[nodiscard]] at::ScalarType dtype_of(const py::object& dtype);
+
+/// Rows of token ids from what Python has: a text, a list of texts, a list of ids, or a list of lists of ids.
+[[nodiscard]] std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::object& inputs);
+
+/// A path to a facts file, a FactSet, or a list of Fact or dict.
+[[nodiscard]] datasets::FactSet facts_of(const py::object& facts);
+
+/// A Python callable as a progress callback; None gives an empty one. False ends the work, None and True go on; an
+/// exception ends it too and reaches the caller.
+[[nodiscard]] std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable);
+
+void bind_models(py::module_& module);
+void bind_hooks(py::module_& module);
+void bind_facts(py::module_& module);
+void bind_editing(py::module_& module);
+void bind_evaluation(py::module_& module);
+
+}  // namespace emend::python

@@ -1,0 +1,172 @@
+#include <emend/editors/pack.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/runtime.h>
+#include <emend/editors/session.h>
+
+#include "bindings.h"
+
+namespace emend::python {
+namespace {
+
+using models::Model;
+
+std::vector<std::string> assignments(const py::object& overrides) {
+  std::vector<std::string> list;
+  if (overrides.is_none()) return list;
+  const auto json = to_json(overrides, "overrides");
+  if (!json.is_object())
+    throw Error(ErrorClass::kInvalidArgument, {"overrides", json.type_name(), "a dict such as {\"v_lr\": 0.1}", ""});
+  for (const auto& [key, value] : json.items()) list.push_back(key + "=" + value.dump());
+  return list;
+}
+
+editors::SessionOptions session_options(const py::object& hparams, const py::object& overrides,
+                                        const std::string& corpus, int64_t statistics_tokens, const std::string& cache,
+                                        uint64_t seed, const std::string& engine, const py::object& progress) {
+  editors::SessionOptions options;
+  if (!hparams.is_none()) options.hparams = py::str(hparams).cast<std::string>();
+  options.set = assignments(overrides);
+  options.corpus = corpus;
+  options.statistics_tokens = statistics_tokens;
+  options.cache = cache;
+  options.seed = seed;
+  options.engine = editors::parse_engine(engine);
+  options.progress = progress_of(progress);
+  return options;
+}
+
+// The model lives as long as the session.
+struct PySession {
+  std::shared_ptr<Model> model;
+  std::unique_ptr<editors::Session> session;
+};
+
+template <class... Options>
+std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std::string& editor, Options... options) {
+  auto settings = session_options(options...);
+  auto made = std::make_unique<PySession>();
+  made->model = std::move(model);
+  const py::gil_scoped_release unlocked;
+  made->session = std::make_unique<editors::Session>(*made->model, editor, std::move(settings));
+  return made;
+}
+
+py::object edit(PySession& self, const py::object& facts) {
+  const auto set = facts_of(facts);
+  nlohmann::json result;
+  {
+    const py::gil_scoped_release unlocked;
+    result = self.session->edit(set.facts).to_json();
+  }
+  return to_python(result);
+}
+
+// An applied pack: takes itself out again at the end of a `with`, unless committed.
+class Applied {
+ public:
+  Applied(std::shared_ptr<Model> model, const editors::EditPack& pack, bool force, const std::string& where)
+      : model_(std::move(model)),
+        transaction_(editors::apply_pack(*model_, pack, {.force = force, .runtime_apart = true})) {
+    for (const auto& part : pack.runtime) runtime_.add(part, *model_, where);
+  }
+  ~Applied() {
+    if (transaction_) transaction_->commit();  // only `with` and revert() take it out
+  }
+  void revert() {
+    runtime_.clear();
+    transaction_->restore();
+  }
+  [[nodiscard]] std::vector<std::string> changed() const { return transaction_->changed(); }
+
+ private:
+  std::shared_ptr<Model> model_;
+  std::unique_ptr<editors::EditTransaction> transaction_;
+  editors::RuntimeScope runtime_;
+};
+
+std::unique_ptr<Applied> apply_pack(std::shared_ptr<Model> model, const py::object& pack, bool force) {
+  if (py::isinstance<editors::EditPack>(pack))
+    return std::make_unique<Applied>(std::move(model), pack.cast<const editors::EditPack&>(), force, "pack");
+  const auto path = py::str(pack).cast<std::string>();
+  return std::make_unique<Applied>(std::move(model), editors::load_pack(path), force, path);
+}
+
+py::list list_editors() {
+  py::list list;
+  for (const auto& info : editors::all_editors())
+    list.append(
+        to_python({{"name", info.name}, {"summary", info.summary}, {"paper", info.paper}, {"batch", info.batch}}));
+  return list;
+}
+
+py::dict deltas(const editors::EditPack& pack) {
+  py::dict dict;
+  for (const auto& delta : pack.deltas) dict[py::str(delta.weight)] = delta.matrix();
+  return dict;
+}
+
+void bind_sessions(py::module_& module) {
+  py::class_<PySession>(module, "Session",
+                        "A sequence of edits of one model by one editor. Changes of weights stay when it ends; edits "
+                        "beside the weights (GRACE, WISE, IKE) are in force as long as it lives.")
+      .def(py::init(&make_session<const py::object&, const py::object&, const std::string&, int64_t, const std::string&,
+                                  uint64_t, const std::string&, const py::object&>),
+           py::arg("model"), py::arg("editor") = "memit", py::kw_only(), py::arg("hparams") = py::none(),
+           py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
+           py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("progress") = py::none(),
+           "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
+           "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
+           "corpus: text for the key statistics; empty: text that the model samples.\n"
+           "progress: called as progress(phase, done, total, detail) between steps; returning False or raising ends "
+           "the edit and leaves every weight as it was.")
+      .def("edit", &edit, py::arg("facts"),
+           "Writes one batch into the model: a FactSet, a list of Fact or dict, or the path of a facts file. Returns "
+           "what happened, as a dictionary.")
+      .def(
+          "finish", [](PySession& self) { self.session->finish(); },
+          "To be called once after the last batch (PRUNE corrects the sum of all changes here).")
+      .def(
+          "undo", [](PySession& self) { self.session->undo(); },
+          "Gives the model back every byte that it had when the session began.")
+      .def(
+          "pack", [](const PySession& self) { return self.session->pack(); }, "The change so far.")
+      .def(
+          "save_pack", [](const PySession& self, const std::string& path) { self.session->save_pack(path); },
+          py::arg("path"))
+      .def_property_readonly(
+          "failed", [](const PySession& self) { return self.session->failed(); }, "facts that could not be edited")
+      .def_property_readonly(
+          "hparams", [](const PySession& self) { return to_python(self.session->editor().hparams()); },
+          "effective hyper-parameters")
+      .def_property_readonly("model", [](const PySession& self) { return self.model; });
+  module.def("editors", &list_editors, "Name, summary and paper of every editor.");
+}
+
+}  // namespace
+
+void bind_editing(py::module_& module) {
+  bind_sessions(module);
+  py::class_<editors::EditPack>(module, "Pack", "The change alone, with the model that it belongs to.")
+      .def_readonly("base_fingerprint", &editors::EditPack::base_fingerprint)
+      .def_readonly("editor", &editors::EditPack::editor)
+      .def_property_readonly("hparams", [](const editors::EditPack& pack) { return to_python(pack.hparams); })
+      .def_property_readonly("facts", [](const editors::EditPack& pack) { return to_python(pack.facts); })
+      .def("deltas", &deltas, "The change of every weight, float64, as [outputs, inputs].")
+      .def(
+          "save", [](const editors::EditPack& pack, const std::string& path) { editors::save_pack(path, pack); },
+          py::arg("path"));
+  module.def(
+      "load_pack", [](const std::string& path) { return editors::load_pack(path); }, py::arg("path"),
+      "Reads a pack; anything that is not a whole, unaltered pack is refused.");
+  py::class_<Applied>(module, "Applied", "A pack in a model. At the end of a `with` block it is taken out again.")
+      .def("revert", &Applied::revert, "Takes the pack out: every byte comes back.")
+      .def_property_readonly("changed", &Applied::changed, "names of the changed weights")
+      .def(
+          "__enter__", [](Applied& self) -> Applied& { return self; }, py::return_value_policy::reference_internal)
+      .def("__exit__", [](Applied& self, const py::object&, const py::object&, const py::object&) { self.revert(); });
+  module.def("apply_pack", &apply_pack, py::arg("model"), py::arg("pack"), py::arg("force") = false,
+             "Writes a pack (or the file of one) into the model it was made from; force=True into another one of the "
+             "same shape.");
+}
+
+}  // namespace emend::python

@@ -1,0 +1,45 @@
+#include <emend/evaluation/evaluation.h>
+
+#include "bindings.h"
+
+namespace emend::python {
+namespace {
+
+// Keeps the C++ evaluation so that a later one can compare with it.
+struct Judged {
+  evaluation::Evaluation evaluation;
+};
+
+Judged evaluate(const models::Model& model, const py::object& facts, const std::vector<std::string>& metrics,
+                const Judged* before, const py::object& progress, uint64_t seed, int bootstrap) {
+  const auto set = facts_of(facts);
+  evaluation::EvaluateOptions options;
+  options.before = before ? &before->evaluation : nullptr;
+  options.seed = seed;
+  options.bootstrap = bootstrap;
+  if (const auto callback = progress_of(progress))
+    options.progress = [callback](const ProgressUpdate& update) {
+      if (!callback(update))
+        throw Error(ErrorClass::kCancelled, {update.phase, "stopped by the progress callback", "", ""});
+    };
+  const py::gil_scoped_release unlocked;
+  return {evaluation::evaluate(model, set, metrics, options)};
+}
+
+}  // namespace
+
+void bind_evaluation(py::module_& module) {
+  py::class_<Judged>(module, "Evaluation", "The outcome for one state of a model.")
+      .def_property_readonly(
+          "summary", [](const Judged& self) { return to_python(self.evaluation.summary); },
+          "a dictionary for each family of metrics; percentages are 0 to 100")
+      .def_property_readonly(
+          "cases", [](const Judged& self) { return to_python(nlohmann::json(self.evaluation.cases)); },
+          "the raw values of every fact");
+  module.def("evaluate", &evaluate, py::arg("model"), py::arg("facts"),
+             py::arg("metrics") = std::vector<std::string>{"auto"}, py::kw_only(), py::arg("before") = py::none(),
+             py::arg("progress") = py::none(), py::arg("seed") = 0, py::arg("bootstrap") = 1000,
+             "Judges a model by facts. before: the evaluation of the unedited model, which locality compares with.");
+}
+
+}  // namespace emend::python

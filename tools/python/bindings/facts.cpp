@@ -1,0 +1,98 @@
+#include "bindings.h"
+
+namespace emend::python {
+namespace {
+
+using datasets::Fact;
+using datasets::FactSet;
+
+Fact make_fact(const std::string& prompt, const std::string& subject, const std::string& target_new,
+               const std::optional<std::string>& target_true, std::vector<std::string> paraphrases,
+               std::vector<std::string> neighbourhood, int64_t case_id) {
+  Fact fact;
+  fact.prompt = prompt;
+  fact.subject = subject;
+  fact.target_new = target_new;
+  fact.target_true = target_true;
+  fact.paraphrase_prompts = std::move(paraphrases);
+  fact.neighborhood_prompts = std::move(neighbourhood);
+  fact.case_id = case_id;
+  datasets::validate(fact);
+  return fact;
+}
+
+FactSet load_facts(const std::string& path, const std::string& format, int64_t limit, int64_t offset) {
+  datasets::ReadOptions options;
+  options.format = format;
+  options.limit = limit;
+  options.offset = offset;
+  const py::gil_scoped_release unlocked;
+  return datasets::load_facts(path, options);
+}
+
+// Rows as any of the readers takes them.
+FactSet from_rows(const py::list& rows) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const auto& row : rows) json.push_back(to_json(row, "facts"));
+  return datasets::parse_facts(json.dump(), "facts");
+}
+
+}  // namespace
+
+FactSet facts_of(const py::object& facts) {
+  if (py::isinstance<FactSet>(facts)) return facts.cast<FactSet>();
+  if (py::isinstance<Fact>(facts) || py::isinstance<py::dict>(facts)) {
+    py::list one;
+    one.append(facts);
+    return facts_of(one);
+  }
+  if (py::isinstance<py::str>(facts) || py::hasattr(facts, "__fspath__"))
+    return datasets::load_facts(py::str(facts).cast<std::string>());
+  const py::list rows(facts);
+  if (!rows.empty() && py::isinstance<py::dict>(rows[0])) return from_rows(rows);
+  FactSet set;
+  set.format = "python";
+  for (const auto& row : rows) set.facts.push_back(row.cast<Fact>());
+  for (size_t i = 0; i < set.facts.size(); ++i)
+    if (set.facts[i].case_id < 0) set.facts[i].case_id = static_cast<int64_t>(i);
+  set.fingerprint = datasets::fingerprint(set.facts);
+  return set;
+}
+
+void bind_facts(py::module_& module) {
+  py::class_<Fact>(module, "Fact",
+                   "One change: after `prompt` with the subject filled in, the model shall say the target.")
+      .def(py::init(&make_fact), py::arg("prompt"), py::arg("subject"), py::arg("target_new"), py::kw_only(),
+           py::arg("target_true") = py::none(), py::arg("paraphrases") = std::vector<std::string>{},
+           py::arg("neighbourhood") = std::vector<std::string>{}, py::arg("case_id") = -1)
+      .def_readonly("prompt", &Fact::prompt, "with exactly one \"{}\", the place of the subject")
+      .def_readonly("subject", &Fact::subject)
+      .def_readonly("target_new", &Fact::target_new)
+      .def_readonly("target_true", &Fact::target_true)
+      .def_readonly("paraphrases", &Fact::paraphrase_prompts)
+      .def_readonly("neighbourhood", &Fact::neighborhood_prompts)
+      .def_readonly("case_id", &Fact::case_id)
+      .def_property_readonly("full_prompt", &Fact::full_prompt)
+      .def("to_dict", [](const Fact& fact) { return to_python(datasets::to_json(fact)); })
+      .def("__repr__",
+           [](const Fact& fact) { return "Fact(" + fact.full_prompt() + " \xE2\x86\x92 " + fact.target_new + ")"; });
+  py::class_<FactSet>(module, "FactSet", "Facts of one file.")
+      .def_readonly("format", &FactSet::format)
+      .def_readonly("fingerprint", &FactSet::fingerprint)
+      .def_readonly("facts", &FactSet::facts)
+      .def("__len__", [](const FactSet& set) { return set.facts.size(); })
+      .def(
+          "__getitem__",
+          [](const FactSet& set, int64_t index) {
+            const auto size = static_cast<int64_t>(set.facts.size());
+            if (index < -size || index >= size) throw py::index_error();
+            return set.facts[static_cast<size_t>(index < 0 ? index + size : index)];
+          },
+          py::arg("index"));
+  module.def("load_facts", &load_facts, py::arg("path"), py::kw_only(), py::arg("format") = "auto",
+             py::arg("limit") = -1, py::arg("offset") = 0,
+             "Reads a facts file of any known format: CounterFact, zsRE, EasyEdit, KnowEdit, MQuAKE, FastEdit, JSON "
+             "lines.");
+}
+
+}  // namespace emend::python

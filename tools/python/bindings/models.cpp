@@ -1,0 +1,153 @@
+#include <ATen/core/grad_mode.h>
+#include <emend/devices/placement.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+#include <emend/models/generation.h>
+#include <emend/models/gguf/convert.h>
+#include <emend/models/placing.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include "bindings.h"
+
+namespace emend::python {
+namespace {
+
+using models::Model;
+
+std::shared_ptr<Model> load(const std::string& path, const std::string& device_map, const std::string& max_memory,
+                            const py::object& dtype) {
+  models::PlaceOptions options;
+  options.device_map = device_map;
+  options.max_memory = max_memory;
+  options.dtype = dtype_of(dtype);
+  const py::gil_scoped_release unlocked;
+  return std::make_shared<Model>(models::load_placed(path, options));
+}
+
+py::dict parameters(const Model& model) {
+  py::dict dict;
+  for (const auto& name : model.weight_names()) dict[py::str(name)] = model.weight(name);
+  return dict;
+}
+
+models::ForwardResult forward(const Model& model, const py::object& inputs,
+                              const std::optional<std::vector<int64_t>>& logit_tokens, int end_layer) {
+  const auto batch = models::TokenBatch::from_rows(rows_of(model, inputs));
+  models::ForwardOptions options;
+  options.logit_tokens = logit_tokens;
+  options.end_layer = end_layer;
+  const py::gil_scoped_release unlocked;
+  return model.forward(batch, options);
+}
+
+at::Tensor logits(const Model& model, const py::object& inputs) {
+  const auto batch = models::TokenBatch::from_rows(rows_of(model, inputs));
+  const py::gil_scoped_release unlocked;
+  return batch.unpack(model.forward(batch).logits);
+}
+
+std::vector<std::string> generate(const Model& model, const py::object& prompts, int64_t max_new_tokens,
+                                  double temperature, int64_t top_k, double top_p, uint64_t seed) {
+  const auto rows = rows_of(model, prompts);
+  models::GenerateOptions options;
+  options.max_new_tokens = max_new_tokens;
+  options.temperature = temperature;
+  options.top_k = top_k;
+  options.top_p = top_p;
+  options.seed = seed;
+  if (model.has_tokenizer()) options.stop_ids = model.tokenizer().eos_ids();
+  const py::gil_scoped_release unlocked;
+  const at::NoGradGuard no_gradients;
+  std::vector<std::string> texts;
+  for (const auto& ids : models::generate(model, rows, options))
+    texts.push_back(model.tokenizer().decode(ids, /*skip_special=*/true));
+  return texts;
+}
+
+}  // namespace
+
+void bind_models(py::module_& module) {
+  py::class_<models::ForwardResult>(module, "ForwardResult", "What a forward pass gives back.")
+      .def_readonly("hidden", &models::ForwardResult::hidden,
+                    "[tokens, width]: output of the last layer that ran, before the final norm")
+      .def_readonly("logits", &models::ForwardResult::logits, "[projected tokens, vocabulary], or None")
+      .def_readonly("stopped", &models::ForwardResult::stopped, "True if a hook ended the pass");
+
+  py::class_<Model, std::shared_ptr<Model>>(module, "Model", "A decoder-only language model spread over devices.")
+      .def_property_readonly("family", [](const Model& model) { return model.family().name; })
+      .def_property_readonly(
+          "config", [](const Model& model) { return to_python(model.checkpoint().config()); },
+          "config.json as a dictionary; a GGUF file's metadata under the same names")
+      .def_property_readonly("n_layers", &Model::n_layers)
+      .def_property_readonly("hidden_size", &Model::hidden_size)
+      .def_property_readonly("vocab_size", &Model::vocab_size)
+      .def_property_readonly("parameter_count", &Model::parameter_count)
+      .def_property_readonly(
+          "device_map",
+          [](const Model& model) {
+            const auto names = models::device_module_names(model.family(), model.config());
+            return to_python(nlohmann::json(model.placement().to_json(names)));
+          },
+          "which device holds which part, as Hugging Face's hf_device_map")
+      .def("parameters", &parameters,
+           "Every weight by its name in the checkpoint. The tensors share memory with the model: an in-place change "
+           "is a change of the model.")
+      .def("weight", &Model::weight, py::arg("name"), "One weight; shares memory with the model.")
+      .def("set_weight", &Model::set_weight, py::arg("name"), py::arg("value"),
+           "Replaces a weight by a tensor of the same shape on the same device.")
+      .def("forward", &forward, py::arg("inputs"), py::arg("logit_tokens") = py::none(), py::arg("end_layer") = -1,
+           "Runs a text, texts, or rows of token ids. Tensors are packed: the tokens of all rows one after the other. "
+           "Gradients follow torch's grad mode.")
+      .def("logits", &logits, py::arg("inputs"),
+           "[rows, longest row, vocabulary]; zeros where a row is shorter than the longest.")
+      .def("generate", &generate, py::arg("prompts"), py::kw_only(), py::arg("max_new_tokens") = 64,
+           py::arg("temperature") = 0.0, py::arg("top_k") = 0, py::arg("top_p") = 1.0, py::arg("seed") = 0,
+           "Continues every prompt; returns the new text of each. Greedy at temperature 0.")
+      .def(
+          "encode",
+          [](const Model& model, const std::string& text, bool add_special) {
+            return model.tokenizer().encode_ids(text, add_special);
+          },
+          py::arg("text"), py::arg("add_special") = true, "Token ids of a text.")
+      .def(
+          "decode",
+          [](const Model& model, const std::vector<int64_t>& ids, bool skip_special) {
+            return model.tokenizer().decode(ids, skip_special);
+          },
+          py::arg("ids"), py::arg("skip_special") = false, "Text of token ids.")
+      .def(
+          "edit_site",
+          [](const Model& model, int layer) {
+            const auto site = model.edit_site(layer);
+            return to_python({{"layer", site.layer},
+                              {"weight", site.weight_name},
+                              {"in_features", site.in_features},
+                              {"out_features", site.out_features}});
+          },
+          py::arg("layer"), "The matrix that locate-then-edit methods rewrite in a layer.")
+      .def("fingerprint", &Model::fingerprint, "sha256 of the weights as they were loaded.")
+      .def("current_fingerprint", &Model::current_fingerprint, "sha256 of the weights as they are now.")
+      .def(
+          "save",
+          [](const Model& model, const std::string& path) {
+            const py::gil_scoped_release unlocked;
+            if (path.ends_with(".gguf")) {
+              models::write_gguf(model, path, {});
+              return std::vector<std::string>{};
+            }
+            return models::save_model(model, path);
+          },
+          py::arg("path"),
+          "Writes a Hugging Face folder, or a GGUF file if the name ends in .gguf. Returns the names of the changed "
+          "weights (folders).");
+
+  module.def("load", &load, py::arg("path"), py::kw_only(), py::arg("device_map") = "cpu", py::arg("max_memory") = "",
+             py::arg("dtype") = "float32",
+             "Loads a model: a Hugging Face folder, a .gguf file, or ORG/NAME in the Hugging Face cache.\n\n"
+             "device_map: cpu, auto, balanced, sequential, cuda:0, sim:K (K simulated devices) or a JSON/YAML file.\n"
+             "max_memory: such as \"0=10GiB,cpu=30GiB\".\n"
+             "dtype: float32, bfloat16 or float64, as text or torch.dtype.");
+}
+
+}  // namespace emend::python

@@ -1,0 +1,107 @@
+"""The build backend of the Python package (PEP 517): calls CMake and packs a wheel. Needs nothing beside Python, CMake
+and a compiler.
+
+Environment:
+  EMEND_DIR       where emend is installed: only the module is compiled. Unset: everything is, which takes minutes.
+  LIBTORCH_ROOT   the LibTorch to build against; default: torch of the Python that runs pip
+  EMEND_JOBS      compiler jobs at once
+"""
+import base64
+import hashlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parent.parent
+
+
+def project():
+    """Name, version, … of pyproject.toml (tomllib comes with Python 3.11 only)."""
+    text = (TOP / "pyproject.toml").read_text()
+    one = lambda key: re.search(rf'^{key} = "(.*)"$', text, re.M).group(1)
+    dependencies = re.search(r"^dependencies = \[(.*)\]$", text, re.M).group(1)
+    return {"name": one("name"), "version": one("version"), "summary": one("description"), "python": one("requires-python"),
+            "dependencies": re.findall(r'"([^"]+)"', dependencies)}
+
+
+def metadata():
+    info = project()
+    lines = ["Metadata-Version: 2.1", f"Name: {info['name']}", f"Version: {info['version']}", f"Summary: {info['summary']}",
+             f"Requires-Python: {info['python']}"]
+    return "\n".join(lines + [f"Requires-Dist: {name}" for name in info["dependencies"]]) + "\n"
+
+
+def tag():
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def installed(package, *parts):
+    """A folder of a package of the Python that runs pip; build isolation hides it from imports, not from a new process."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    code = f"import importlib.util as u; s = u.find_spec('{package}'); print(list(s.submodule_search_locations)[0] if s else '')"
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout.strip()
+    return pathlib.Path(found, *parts) if found else None
+
+
+def compile_module(output, build):
+    """Builds the module into `output`."""
+    emend = os.environ.get("EMEND_DIR")
+    options = [f"-DEMEND_PYTHON_OUTPUT={output}", "-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}"]
+    torch = os.environ.get("LIBTORCH_ROOT") or installed("torch")
+    if torch:
+        options.append(f"-DLIBTORCH_ROOT={torch}")
+    ggml = os.environ.get("GGML_ROOT") or installed("libggml")
+    if ggml:
+        options.append(f"-DGGML_ROOT={ggml}")
+    if emend:
+        source = HERE
+        options.append(f"-DCMAKE_PREFIX_PATH={pathlib.Path(emend).resolve()}")
+    else:
+        source = TOP
+        options += ["-DEMEND_BUILD_TESTS=OFF", "-DEMEND_BUILD_TOOLS=OFF", "-DEMEND_BUILD_PYTHON=ON"]
+    subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], check=True)
+    jobs = ["-j", os.environ["EMEND_JOBS"]] if "EMEND_JOBS" in os.environ else []
+    subprocess.run(["cmake", "--build", build, "--target", "emend_python", *jobs], check=True)
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    info = project()
+    name = f"{info['name']}-{info['version']}"
+    path = pathlib.Path(wheel_directory) / f"{name}-{tag()}.whl"
+    with tempfile.TemporaryDirectory() as scratch:
+        output = pathlib.Path(scratch, "emend")
+        compile_module(output, pathlib.Path(scratch, "build"))
+        modules = list(output.glob("_emend*.so"))
+        if len(modules) != 1:
+            raise RuntimeError("no module was built: Python headers (python3-dev) or LibTorch's Python part are missing")
+        files = {f"emend/{file.name}": file.read_bytes() for file in sorted(HERE.glob("emend/*")) + modules if file.is_file()}
+    files[f"{name}.dist-info/METADATA"] = metadata().encode()
+    files[f"{name}.dist-info/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: emend\nRoot-Is-Purelib: false\nTag: {tag()}\n".encode()
+    record = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for file, data in files.items():
+            wheel.writestr(file, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{file},sha256={digest},{len(data)}")
+        wheel.writestr(f"{name}.dist-info/RECORD", "\n".join(record + [f"{name}.dist-info/RECORD,,"]) + "\n")
+    return path.name
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    info = project()
+    folder = pathlib.Path(metadata_directory) / f"{info['name']}-{info['version']}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(metadata())
+    (folder / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: emend\nRoot-Is-Purelib: false\nTag: {tag()}\n")
+    return folder.name
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    raise NotImplementedError("the source is distributed as a git repository: pip install <folder>")

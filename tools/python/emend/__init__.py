@@ -1,0 +1,29 @@
+"""Editing facts in language models.
+
+    import emend
+    model = emend.load("models/gpt2-xl")
+    session = emend.edit(model, {"prompt": "{} is in", "subject": "The Eiffel Tower", "target_new": "Rome"})
+    print(model.generate(["The Eiffel Tower is in"]))
+    session.undo()
+
+Tensors are torch tensors that share memory with the model. Errors are emend.Error.
+"""
+import torch as _torch  # noqa: F401  brings the LibTorch that the module uses into the process
+
+from ._emend import (Applied, Evaluation, Fact, FactSet, ForwardResult, Hooks, Model, Pack, Session, apply_pack, editors,
+                     evaluate, load, load_facts, load_pack, sites)
+from ._errors import Error
+
+__version__ = "0.1.0"
+__all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Session",
+           "apply_pack", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "sites"]
+
+
+def edit(model, facts, editor="memit", **options):
+    """Writes facts into a model and returns the Session, which can undo, go on, or save the edit.
+
+    options are those of Session: hparams, overrides, corpus, statistics_tokens, cache, seed, engine, progress.
+    """
+    session = Session(model, editor, **options)
+    session.edit(facts)
+    return session

@@ -1,0 +1,10 @@
+from typing import Any
+
+from ._emend import (Applied as Applied, Evaluation as Evaluation, Fact as Fact, Facts, FactSet as FactSet, ForwardResult as ForwardResult,
+                     Hooks as Hooks, Model as Model, Pack as Pack, Session as Session, apply_pack as apply_pack, editors as editors,
+                     evaluate as evaluate, load as load, load_facts as load_facts, load_pack as load_pack, sites as sites)
+from ._errors import Error as Error
+
+__version__: str
+
+def edit(model: Model, facts: Facts, editor: str = "memit", **options: Any) -> Session: ...

@@ -1,0 +1,7 @@
+class Error(RuntimeError):
+    kind: str
+    where: str
+    got: str
+    expected: str
+    advice: str
+    def __init__(self, text: str, kind: str = "", where: str = "", got: str = "", expected: str = "", advice: str = "") -> None: ...
