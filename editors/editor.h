@@ -12,6 +12,7 @@
 #include <emend/core/cancel.h>
 #include <emend/core/log.h>
 #include <emend/datasets/fact.h>
+#include <emend/devices/work_sharing.h>
 #include <emend/editors/contexts.h>
 #include <emend/editors/delta.h>
 #include <emend/editors/runtime.h>
@@ -56,7 +57,10 @@ struct EditContext {
   /// In which the fast engine runs the frozen layers while targets are optimised (a copy of them, made for the phase);
   /// δ, loss and optimiser stay float32. Absent: the model's own dtype. See models/compute_copy.h.
   std::optional<at::ScalarType> compute_dtype;
-  int64_t max_facts_per_batch = 0;           ///< facts whose targets are optimised at once; 0: planned from memory
+  int64_t max_facts_per_batch = 0;  ///< facts whose targets are optimised at once; 0: planned from memory
+  /// The processes that edit together, each with the same model, facts and settings: they share the optimisation of
+  /// targets and sample contexts once; everything else each does for itself, with the same outcome.
+  devices::WorkSharing sharing;
   CancelToken cancel;
   ProgressFn progress;
   Log log;

@@ -89,9 +89,19 @@ void check_locate_hparams(const hparams::LocateHparams& hparams, const models::M
 
 const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,
                                         ContextGrouping grouping, EditContext& context) {
-  if (!context.contexts)
-    context.contexts =
-        sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);
+  if (context.contexts) return *context.contexts;
+  const auto sample = [&] {
+    return sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);
+  };
+  if (context.sharing.alone()) return context.contexts.emplace(sample());
+  // Another processor may round a logit to another token: everyone uses the first process's.
+  const std::string bytes = context.sharing.by_first([&] {
+    const auto packed = nlohmann::json::to_msgpack(sample().groups);
+    return std::string(packed.begin(), packed.end());
+  });
+  context.contexts = parse_contexts(nlohmann::json::from_msgpack(bytes), "contexts of the first process");
+  context.contexts->sampled = true;
+  context.contexts->seed = context.seed;
   return *context.contexts;
 }
 

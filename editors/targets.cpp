@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/editors/detail/shared_targets.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/targets.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -53,6 +54,23 @@ void check(const models::Model& model, const std::vector<TargetProblem>& problem
   }
 }
 
+std::vector<Target> run_engine(const models::Model& model, const std::vector<TargetProblem>& problems,
+                               const TargetSpec& spec, const EditContext& context) {
+  const auto report = [&](size_t done, double loss) {
+    if (!context.progress) return;
+    char text[64];
+    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f", done, problems.size(), loss);
+    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()), text});
+  };
+  if (context.engine == Engine::kFast) return detail::optimise_fast(model, problems, spec, context, report);
+  std::vector<Target> targets;
+  for (const auto& problem : problems) {
+    targets.push_back(detail::optimise_reference(model, problem, spec, context));
+    report(targets.size(), targets.back().curve.empty() ? 0 : targets.back().curve.back().loss);
+  }
+  return targets;
+}
+
 double norm_of(const at::Tensor& x) {
   return x.defined() ? x.norm().item<double>() : 0;
 }
@@ -102,21 +120,11 @@ TargetProblem make_target_problem(const RenderedFact& fact) {
 std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems,
                                      const TargetSpec& spec, EditContext& context) {
   check(model, problems, spec);
-  const auto report = [&](size_t done, double loss) {
-    if (!context.progress) return;
-    char text[64];
-    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f", done, problems.size(), loss);
-    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()), text});
-  };
-  std::vector<Target> targets;
-  if (context.engine == Engine::kFast) {
-    targets = detail::optimise_fast(model, problems, spec, context, report);
-  } else {
-    for (const auto& problem : problems) {
-      targets.push_back(detail::optimise_reference(model, problem, spec, context));
-      report(targets.size(), targets.back().curve.empty() ? 0 : targets.back().curve.back().loss);
-    }
-  }
+  const auto optimise = [&](const std::vector<TargetProblem>& some) { return run_engine(model, some, spec, context); };
+  // Traces do not travel between processes: with one, everyone does everything.
+  std::vector<Target> targets = context.sharing.alone() || context.trace
+                                    ? optimise(problems)
+                                    : detail::share_targets(problems, context.sharing, optimise);
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto& last = targets[i].curve.empty() ? LossTerms{} : targets[i].curve.back();
     context.log.event(LogLevel::kDebug, "targets.fact",

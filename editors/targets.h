@@ -99,8 +99,9 @@ struct Target {
 [[nodiscard]] TargetProblem make_target_problem(const RenderedFact& fact);
 
 /// Solves all problems. The model is not changed; its hooks are free afterwards. Uses from the context: engine, batch
-/// limit, cancel, progress, log, trace. A fact whose loss is not finite comes back kFailed; the others go on. Throws
-/// Error(kInvalidArgument) for sites in different layers, empty problems or token indices out of range.
+/// limit, sharing (unless there is a trace), cancel, progress, log, trace. A fact whose loss is not finite comes back
+/// kFailed; the others go on. Throws Error(kInvalidArgument) for sites in different layers, empty problems or token
+/// indices out of range.
 [[nodiscard]] std::vector<Target> optimise_targets(const models::Model& model,
                                                    const std::vector<TargetProblem>& problems, const TargetSpec& spec,
                                                    EditContext& context);

@@ -72,11 +72,13 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   if (cache_folder.empty()) return evaluate(model, facts, resolved, own);
   const std::string key = cache_key(model, facts, resolved, own).dump();
   const auto path = cache_folder / ("before-" + sha256_hex(key).substr(0, 32) + ".safetensors");
-  if (auto stored = read_stored(path, key, options.log)) {
+  auto stored = read_stored(path, key, options.log);
+  if (options.sharing.all(stored.has_value())) {  // evaluated by all together if one lacks it
     if (from_cache) *from_cache = true;
     return std::move(*stored);
   }
   Evaluation evaluation = evaluate(model, facts, resolved, own);
+  if (!options.sharing.first()) return evaluation;
   const std::string text = to_json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   if (evaluation.probe.defined()) tensors.emplace_back("probe", evaluation.probe);

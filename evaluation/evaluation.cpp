@@ -51,6 +51,7 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
   score_options.batch_tokens = options.batch_tokens;
   score_options.progress = options.progress;
   score_options.cancel = options.cancel;
+  score_options.sharing = options.sharing;
   if (sheet.size() > 0)
     sheet.fill(options.reference ? score_reference(model, sheet, score_options, evaluation.counts)
                                  : score_requests(model, sheet.requests(), score_options, &evaluation.counts));

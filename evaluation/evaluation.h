@@ -82,6 +82,9 @@ struct EvaluateOptions {
   std::filesystem::path health_data;
   int64_t health_limit = 100;  ///< items of each health task; -1: all
 
+  /// Processes with the same model and facts that share the scoring and the generation of texts; all get the outcome.
+  devices::WorkSharing sharing;
+
   int bootstrap = 1000;  ///< resamples for the score's interval; 0: none
   ProgressFn progress;   ///< phase "evaluate"
   CancelToken cancel;

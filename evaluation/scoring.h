@@ -13,6 +13,7 @@
 
 #include <emend/core/cancel.h>
 #include <emend/core/log.h>
+#include <emend/devices/work_sharing.h>
 #include <emend/models/model.h>
 
 #include <cstdint>
@@ -60,6 +61,7 @@ struct ScoreOptions {
   ProgressFn progress;           ///< phase "evaluate", in requests
   std::string phase = "evaluate";
   CancelToken cancel;
+  devices::WorkSharing sharing;  ///< score_requests: processes with the same model and requests that share them
 };
 
 /// What a call did, for reports and benchmarks.
@@ -71,9 +73,10 @@ struct ScoreCounts {
   int64_t rows_projected = 0;  ///< rows that were projected to the vocabulary
 };
 
-/// Scores every request; results are in the order of the requests. Runs without gradients; the model is not changed,
-/// and hooks that are attached to it act. Throws Error(kInvalidArgument) for requests that cannot be encoded or are
-/// longer than the model's positions, Error(kNumeric) if a logit is not finite, Error(kCancelled).
+/// Scores every request; results are in the order of the requests, in every process that shares them. Runs without
+/// gradients; the model is not changed, and hooks that are attached to it act. Throws Error(kInvalidArgument) for
+/// requests that cannot be encoded or are longer than the model's positions, Error(kNumeric) if a logit is not finite,
+/// Error(kCancelled).
 [[nodiscard]] std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests,
                                                 const ScoreOptions& options = {}, ScoreCounts* counts = nullptr);
 

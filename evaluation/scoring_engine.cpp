@@ -388,6 +388,7 @@ std::vector<Score> score_requests(const models::Model& model, const std::vector<
   if (options.batch_tokens <= 0 || options.project_rows <= 0)
     throw Error(ErrorClass::kInvalidArgument,
                 {"scoring", "batch_tokens or project_rows below 1", "positive numbers", ""});
+  if (!options.sharing.alone()) return detail::share_scores(model, requests, options, counts);
   Engine engine(model, requests, options);
   auto scores = engine.run();
   if (counts) *counts = engine.counts();

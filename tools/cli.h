@@ -3,11 +3,16 @@
 
 #include <emend/core/cancel.h>
 #include <emend/core/log.h>
+#include <emend/devices/work_sharing.h>
 
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
 #include <vector>
+
+namespace emend::devices {
+class Collectives;
+}
 
 namespace emend::tools {
 
@@ -20,6 +25,8 @@ struct Common {
   Log log;               ///< made from the above before the verb runs
   ProgressFn progress;   ///< draws on standard error; empty when quiet
   std::vector<std::string> command_line;
+  devices::Collectives* group = nullptr;  ///< of several processes (process_group.h), or null
+  devices::WorkSharing sharing;           ///< among them
 
   /// A log that also writes to `path`, as JSON lines.
   [[nodiscard]] Log log_also_to(const std::string& path) const;

@@ -101,6 +101,7 @@ evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const
   evaluate.progress = common.progress;
   evaluate.cancel = common.cancel;
   evaluate.log = common.log;
+  evaluate.sharing = common.sharing;
   return evaluate;
 }
 

@@ -20,5 +20,8 @@ namespace emend::evaluation::detail {
 /// float32 or wider.
 [[nodiscard]] at::Tensor wide_logits(const at::Tensor& logits);
 [[noreturn]] void not_finite(const std::string& where);
+/// score_requests where `options.sharing` has several processes.
+[[nodiscard]] std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
+                                              const ScoreOptions& options, ScoreCounts* counts);
 
 }  // namespace emend::evaluation::detail

@@ -59,6 +59,7 @@ class Health final : public Metric {
     options.score.cancel = context.options.cancel;
     options.score.progress = context.options.progress;
     options.score.phase = "health";
+    options.score.sharing = context.options.sharing;
     MetricOutcome outcome;
     outcome.summary = evaluate_health(*context.model, tasks_, options);
     outcome.summary["counts"] = outcome.summary["n"];

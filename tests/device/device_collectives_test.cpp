@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <emend/core/error.h>
 #include <emend/devices/collectives.h>
+#include <emend/devices/work_sharing.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <spawn.h>
@@ -13,6 +14,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "support/simulated.h"
@@ -127,6 +129,48 @@ void mismatch(Collectives& group) {
   }
 }
 
+// A failure in one process is the failure of all, and the group goes on.
+void share(Collectives& group) {
+  const WorkSharing sharing(group);
+  const int r = group.rank(), n = group.size();
+  try {
+    (void)sharing.exchange([&]() -> std::string {
+      if (r == 1) throw Error(ErrorClass::kNumeric, "a system that is singular");
+      return "fine";
+    });
+    ADD_FAILURE() << "the failure of process 1 went unnoticed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kNumeric);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("a system that is singular"), std::string::npos) << text;
+    EXPECT_EQ(text.find("process 1 of") != std::string::npos, r != 1) << text;
+  }
+  EXPECT_EQ(sharing.by_first([&] { return "from " + std::to_string(r); }), "from 0");
+  EXPECT_TRUE(sharing.all(true));
+  EXPECT_FALSE(sharing.all(r != 1));
+  EXPECT_TRUE(sharing.equal("same"));
+  EXPECT_FALSE(sharing.equal(std::to_string(r)));
+  const std::vector<int64_t> costs(7, 1);
+  int worked = 0;
+  const auto all = sharing.map<int>(
+      costs,
+      [&](ItemRange range) {
+        std::vector<int> out;
+        for (size_t i = range.begin; i < range.end; ++i, ++worked) out.push_back(static_cast<int>(10 * i));
+        return out;
+      },
+      [](const std::vector<int>& values) {
+        return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(int));
+      },
+      [](std::string_view bytes) {
+        std::vector<int> values(bytes.size() / sizeof(int));
+        std::memcpy(values.data(), bytes.data(), bytes.size());
+        return values;
+      });
+  EXPECT_EQ(all, (std::vector<int>{0, 10, 20, 30, 40, 50, 60}));
+  EXPECT_NEAR(worked, 7.0 / n, 1);
+}
+
 void missing() {
   try {
     (void)join_processes(read_process_environment(), {std::chrono::seconds(2), std::chrono::seconds(2)});
@@ -146,6 +190,7 @@ TEST(Child, Run) {
     sums(*group);
     copies(*group);
     meet(*group);
+    share(*group);
     measure(*group);
   } else if (what == "death") {
     group->barrier();

@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +22,7 @@ namespace emend::testing {
 struct ProgramResult {
   int status = -1;  ///< exit status, or 128 + signal
   std::string out, err;
+  int64_t peak_bytes = 0;  ///< largest resident size
 };
 
 struct ProgramOptions {
@@ -29,21 +32,40 @@ struct ProgramOptions {
   /// Sends `signal` as soon as standard error contains this text.
   std::string signal_when;
   std::filesystem::path folder;  ///< working folder; empty: the test's own
+  /// Variables set for the program, over those of the test; an empty value takes a variable away.
+  std::map<std::string, std::string> environment;
 };
 
 inline std::filesystem::path program_path(const std::string& name) {
   return std::filesystem::path(EMEND_BINARY_DIR) / "bin" / name;
 }
 
-/// "memit_edit" or "emend", with arguments; no shell.
+/// "NAME=value" of the test's environment with these changes.
+inline std::vector<std::string> changed_environment(const std::map<std::string, std::string>& changes) {
+  std::vector<std::string> variables;
+  for (char** at = environ; *at; ++at) {
+    const std::string variable = *at;
+    if (!changes.contains(variable.substr(0, variable.find('=')))) variables.push_back(variable);
+  }
+  for (const auto& [name, value] : changes)
+    if (!value.empty()) variables.push_back(name + "=" + value);
+  return variables;
+}
+
+/// "memit_edit" or "emend", or a program by its absolute path, with arguments; no shell. May be called by several
+/// threads at once.
 inline ProgramResult run_program(const std::string& name, const std::vector<std::string>& arguments,
                                  const ProgramOptions& options = {}) {
-  int out[2], err[2];
-  if (::pipe(out) != 0 || ::pipe(err) != 0) return {};
+  int out[2], err[2];  // closed in programs that other threads start meanwhile
+  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) return {};
   const std::string path = program_path(name).string();
   std::vector<char*> argv = {const_cast<char*>(path.c_str())};
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
+  const auto variables = changed_environment(options.environment);
+  std::vector<char*> environment;
+  for (const auto& variable : variables) environment.push_back(const_cast<char*>(variable.c_str()));
+  environment.push_back(nullptr);
   const pid_t child = ::fork();
   if (child == 0) {
     ::dup2(out[1], 1);
@@ -55,7 +77,7 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
       ::setrlimit(RLIMIT_FSIZE, &limit);
       ::signal(SIGXFSZ, SIG_IGN);
     }
-    ::execv(path.c_str(), argv.data());
+    ::execve(path.c_str(), argv.data(), environment.data());
     ::_exit(127);
   }
   ::close(out[1]);
@@ -65,7 +87,12 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
   bool sent = false;
   pollfd fds[2] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
   for (int open = 2; open > 0;) {
-    ::poll(fds, 2, 50);
+    int wait = 50;  // milliseconds, less where the signal is due earlier
+    if (options.signal_after > 0 && !sent) {
+      const double passed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      wait = std::clamp(static_cast<int>(1000 * (options.signal_after - passed)) + 1, 1, 50);
+    }
+    ::poll(fds, 2, wait);
     for (int i = 0; i < 2; ++i) {
       if (fds[i].fd < 0 || !(fds[i].revents & (POLLIN | POLLHUP))) continue;
       char buffer[65536];
@@ -87,7 +114,9 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
     }
   }
   int status = 0;
-  ::waitpid(child, &status, 0);
+  rusage usage{};
+  ::wait4(child, &status, 0, &usage);
+  result.peak_bytes = usage.ru_maxrss * 1024;
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
 }

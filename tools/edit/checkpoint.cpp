@@ -109,8 +109,8 @@ FinishedBatch finished_batch(const editors::EditResult& result) {
   return batch;
 }
 
-RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume)
-    : folder_(std::move(folder)) {
+RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume, bool reader)
+    : folder_(std::move(folder)), reader_(reader) {
   const auto path = folder_ / "settings.json";
   if (resume && std::filesystem::exists(path)) {
     const auto old = nlohmann::json::parse(read_file(path), nullptr, false);
@@ -124,6 +124,8 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
                      "give the same options, or start anew in another folder"});
     return;
   }
+  fresh_ = true;
+  if (reader_) return;
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
   std::filesystem::create_directories(folder_, ignored);
@@ -139,6 +141,7 @@ std::filesystem::path RunCheckpoint::state_path(size_t index) const {
 
 std::vector<FinishedBatch> RunCheckpoint::load(const Log& log) const {
   std::vector<FinishedBatch> batches;
+  if (fresh_) return batches;
   while (std::filesystem::exists(batch_path(batches.size()))) {
     const auto path = batch_path(batches.size());
     try {
@@ -153,6 +156,7 @@ std::vector<FinishedBatch> RunCheckpoint::load(const Log& log) const {
 
 void RunCheckpoint::save(size_t index, const FinishedBatch& batch,
                          const std::map<std::string, at::Tensor>& editor_state) const {
+  if (reader_) return;
   if (!editor_state.empty())
     save_checked(state_path(index), {editor_state.begin(), editor_state.end()}, nlohmann::json::object());
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -189,6 +193,7 @@ std::map<std::string, at::Tensor> RunCheckpoint::editor_state(size_t batches) co
 }
 
 void RunCheckpoint::save_measured(const nlohmann::json& measured) const {
+  if (reader_) return;
   write_file(folder_ / "measured.json", dump_json(measured) + "\n");
 }
 
@@ -203,6 +208,7 @@ nlohmann::json RunCheckpoint::measured(size_t edits) const {
 }
 
 void RunCheckpoint::remove() const {
+  if (reader_) return;
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
 }

@@ -27,7 +27,8 @@ class RunCheckpoint {
  public:
   /// `settings` is everything that decides the result; a folder made with other settings is refused.
   /// Throws Error(kInvalidArgument) naming the first setting that differs when resuming.
-  RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume);
+  /// A `reader` (of several processes, all but the first) writes nothing; without `resume` it finds nothing.
+  RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume, bool reader = false);
 
   /// The batches that are complete, in order; a damaged last file is reported and left out.
   [[nodiscard]] std::vector<FinishedBatch> load(const Log& log) const;
@@ -45,6 +46,7 @@ class RunCheckpoint {
   [[nodiscard]] std::filesystem::path batch_path(size_t index) const;
   [[nodiscard]] std::filesystem::path state_path(size_t index) const;
   std::filesystem::path folder_;
+  bool reader_ = false, fresh_ = false;
 };
 
 /// Puts finished batches into the model, delta by delta as they were written the first time, so that the weights get

@@ -13,12 +13,15 @@ constexpr size_t kAsked = 1000;  // facts that the model is asked about: each co
 
 // A target that the model gives already needs no edit, and an edit towards it measures nothing. Of long lists the first
 // kAsked facts are looked at.
-std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, const models::Model& model) {
+std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, const models::Model& model,
+                                             const Common& common) {
   std::vector<datasets::Finding> findings;
   if (facts.facts.empty()) return findings;
   const size_t asked = std::min(facts.facts.size(), kAsked);
+  evaluation::ScoreOptions options;
+  options.sharing = common.sharing;
   const auto efficacy = evaluation::evaluate_efficacy(
-      model, {facts.facts.begin(), facts.facts.begin() + static_cast<std::ptrdiff_t>(asked)});
+      model, {facts.facts.begin(), facts.facts.begin() + static_cast<std::ptrdiff_t>(asked)}, options);
   for (size_t i = 0; i < efficacy.size(); ++i) {
     if (!efficacy[i].accurate) continue;
     datasets::Finding finding;
@@ -52,7 +55,7 @@ void log_findings(const std::vector<datasets::Finding>& findings, const Common& 
 datasets::FactSet check_request(datasets::FactSet facts, const models::Model& model, const EditOptions& options,
                                 const Common& common, nlohmann::json& findings) {
   const auto found =
-      datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model); }});
+      datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model, common); }});
   findings = nlohmann::json::array();
   size_t errors = 0;
   for (const auto& finding : found) {

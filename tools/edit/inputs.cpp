@@ -38,8 +38,8 @@ std::optional<editors::ContextTemplates> named_contexts(const std::string& path)
   return editors::parse_contexts(json, path);
 }
 
-std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options, const Common& common,
-                                                                 devices::Collectives* group) {
+std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options,
+                                                                 const Common& common) {
   editors::StatisticsOptions statistics;
   statistics.tokens = options.stats_tokens;
   statistics.max_length = options.stats_length;
@@ -52,7 +52,7 @@ std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptio
   statistics.log = common.log;
   std::optional<editors::StatisticsText> text;
   if (!options.corpus.empty()) text = corpus_text(options.corpus);
-  if (group) return editors::make_shared_statistics(std::move(text), std::move(statistics), *group);
+  if (common.group) return editors::make_shared_statistics(std::move(text), std::move(statistics), *common.group);
   return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics));
 }
 

@@ -11,10 +11,6 @@
 
 #include "options.h"
 
-namespace emend::devices {
-class Collectives;
-}
-
 namespace emend::tools {
 
 /// The file, the named preset, or the preset that fits the model; with --set applied.
@@ -27,10 +23,9 @@ namespace emend::tools {
 /// Null if no file was named.
 [[nodiscard]] std::optional<editors::ContextTemplates> named_contexts(const std::string& path);
 
-/// With a `group`, computed by all its processes together.
+/// Computed by all processes of a group together.
 [[nodiscard]] std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options,
-                                                                               const Common& common,
-                                                                               devices::Collectives* group = nullptr);
+                                                                               const Common& common);
 
 /// A short name for files and reports: the folder's or file's name.
 [[nodiscard]] std::string short_model_name(const models::Checkpoint& checkpoint);

@@ -1,6 +1,7 @@
 #include "run.h"
 
 #include <emend/core/error.h>
+#include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/ledger.h>
 #include <emend/editors/pack.h>
@@ -52,21 +53,25 @@ class EditRun {
       evaluate_before();
       edit_all();
       evaluate_after();
-      save_outputs(options_, *folder_, facts_, *model_, *transaction_, common_.log, record_);
+      if (folder_) save_outputs(options_, *folder_, facts_, *model_, *transaction_, common_.log, record_);
     }
-    write_documents();
-    checkpoint_->remove();
-    print();
+    if (folder_) {
+      write_documents();
+      checkpoint_->remove();
+      print();
+    }
     if (stopped_) return exit_code(ErrorClass::kNumeric);
     return options_.strict && record_.failed > 0 ? 6 : 0;
   }
 
  private:
   void open();
+  void open_folder(const models::Checkpoint& checkpoint);
   int dry_run();
   void evaluate_before();
   void edit_all();
   void edit_batch(size_t begin, size_t end);
+  void compare_updates(const editors::EditResult& result) const;
   [[nodiscard]] bool keep(editors::EditResult& result, std::span<const datasets::Fact> facts);
   void resume();
   void finish();
@@ -110,14 +115,11 @@ void EditRun::open() {
                                            " has edits beside its weights in force: they take no part "
                                            "in this run");
   // The run folder comes before the slow part, so that a folder that cannot be used is known at once.
-  if (!options_.dry_run) {
-    folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(*checkpoint))
-                                         : std::filesystem::path(options_.out),
-                    options_.resume);
-    record_.out = folder_->path().string();
-    common_.log = common_.log_also_to(*folder_ / "run.jsonl");
-    common_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
-  }
+  if (!options_.dry_run)
+    record_.out = common_.sharing.by_first([&] {
+      open_folder(*checkpoint);
+      return folder_->path().string();
+    });
   model_.emplace(load_named(checkpoint, options_.model, common_));
   check_outputs(options_, *model_);
   facts_ = check_request(std::move(facts_), *model_, options_, common_, record_.findings);
@@ -130,6 +132,7 @@ void EditRun::open() {
   context_.engine = editors::parse_engine(options_.engine);
   context_.contexts = contexts;
   context_.statistics = statistics_.get();
+  context_.sharing = common_.sharing;
   context_.solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype");
   context_.compute_dtype = chosen_compute_dtype(options_.compute_dtype, context_.engine, *model_);
   record_.compute_dtype = compute_dtype_name(context_.compute_dtype, *model_);
@@ -138,7 +141,17 @@ void EditRun::open() {
   context_.log = common_.log;
   transaction_ = std::make_unique<editors::EditTransaction>(*model_);
   if (!options_.dry_run) guard_.emplace(*model_, options_.guard);
-  if (folder_) checkpoint_.emplace(*folder_ / "checkpoint", settings(), options_.resume);
+  if (!options_.dry_run)
+    checkpoint_.emplace(std::filesystem::path(record_.out) / "checkpoint", settings(), options_.resume, !folder_);
+}
+
+// Of several processes the first one has the folder and writes.
+void EditRun::open_folder(const models::Checkpoint& checkpoint) {
+  folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
+                                       : std::filesystem::path(options_.out),
+                  options_.resume);
+  common_.log = common_.log_also_to(*folder_ / "run.jsonl");
+  common_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
 }
 
 // Everything that decides the result; two runs with equal settings give equal packs.
@@ -181,7 +194,7 @@ int EditRun::dry_run() {
       {"statistics_layers", editor_->statistics_layers()},
       {"metrics", record_.metrics},
       {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
-  std::cout << dump_json(plan) << '\n';
+  if (common_.sharing.first()) std::cout << dump_json(plan) << '\n';
   return 0;
 }
 
@@ -201,6 +214,10 @@ void EditRun::evaluate_before() {
 
 void EditRun::edit_all() {
   record_.batches = checkpoint_->load(common_.log);
+  if (!common_.sharing.equal(std::to_string(record_.batches.size())))
+    throw Error(ErrorClass::kInvalidArgument,
+                {"--resume", "the processes find different numbers of finished batches", "one run folder for all",
+                 "put --out on a file system that all machines share"});
   if (!record_.batches.empty()) resume();
   const devices::TransferScope transfers;
   const size_t size = batch_size(), n = facts_.facts.size();
@@ -270,6 +287,7 @@ void EditRun::edit_batch(size_t begin, size_t end) {
     batch.commit();
   }
   for (const auto& [phase, seconds] : result.seconds) record_.seconds[phase] += seconds;
+  compare_updates(result);
   record_.batches.push_back(finished_batch(result));
   checkpoint_->save(record_.batches.size() - 1, record_.batches.back(), editor_->state());
   common_.log.event(LogLevel::kInfo, "edit.batch",
@@ -278,6 +296,23 @@ void EditRun::edit_batch(size_t begin, size_t end) {
                     result.to_json());
   record_.runtime = editor_->runtime();
   evaluate_between(end);
+}
+
+// Processes insert the same targets with the same keys. Processors of different kinds round differently; what is saved
+// is the first process's.
+void EditRun::compare_updates(const editors::EditResult& result) const {
+  if (common_.sharing.alone()) return;
+  Sha256 hash;
+  for (const auto& delta : result.deltas)
+    for (const auto* part : {&delta.left_DR, &delta.right_FR, &delta.dense_DF})
+      if (part->defined()) {
+        const at::Tensor host = devices::to_host(part->detach()).contiguous();
+        hash.update(host.const_data_ptr(), host.numel() * host.element_size());
+      }
+  if (!common_.sharing.equal(hash.hex()))
+    common_.log.warning("processes.rounding",
+                        "the processes' updates differ in rounding (are the machines of different kinds?): the first "
+                        "process's are kept");
 }
 
 // False if the batch is to be taken back: `result` then says so for every fact and has no delta.
@@ -307,7 +342,9 @@ void EditRun::evaluate_between(size_t edits) {
   const bool due = schedule_.each || (schedule_.every > 0 && edits / schedule_.every > before / schedule_.every);
   if (!due) return;
   const PhaseTimer timer(record_.seconds, "evaluate");
-  const auto efficacy = evaluation::evaluate_efficacy(*model_, asked_facts(facts_).facts);
+  evaluation::ScoreOptions score;
+  score.sharing = common_.sharing;
+  const auto efficacy = evaluation::evaluate_efficacy(*model_, asked_facts(facts_).facts, score);
   record_.retention.add(static_cast<int64_t>(edits), efficacy);
   int64_t successes = 0;
   for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();

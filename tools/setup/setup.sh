@@ -34,19 +34,21 @@ need_disk() {
     "make room or clone to another disk, then run the same command again"
 }
 
+# missing_packages LIST...: what the lists name and the system lacks
 missing_packages() {
-  local package
+  local package list
   while read -r package; do
     dpkg -s "$package" 2>/dev/null | grep -q '^Status: install ok installed' || printf '%s\n' "$package"
-  done < <(list_entries "$setup_dir/debian-packages.txt")
+  done < <(for list in "$@"; do list_entries "$setup_dir/$list"; done)
 }
 
+# setup_packages LIST...: the files in tools/setup that name the packages
 setup_packages() {
   step "Debian packages: compiler, build tools, libraries"
-  local missing as_root=()
+  local missing as_root=() lists=("$@")
   command -v dpkg >/dev/null || die "this is not a Debian system" "there is no dpkg; this is $(system_name)" \
     "use Debian 12; the needed packages are in $setup_dir/debian-packages.txt"
-  mapfile -t missing < <(missing_packages)
+  mapfile -t missing < <(missing_packages "${lists[@]}")
   if [ "${#missing[@]}" -eq 0 ]; then
     say "      all there"
     return 0
@@ -72,7 +74,7 @@ setup_packages() {
     -o DPkg::Lock::Timeout=120 update
   run_logged "${#missing[@]} packages and what they need" last_log_line "${as_root[@]}" apt-get -q -y \
     --no-install-recommends -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 install "${missing[@]}"
-  mapfile -t missing < <(missing_packages)
+  mapfile -t missing < <(missing_packages "${lists[@]}")
   [ "${#missing[@]}" -eq 0 ] || die "Debian packages are still missing: ${missing[*]}" \
     "apt-get ended without an error all the same" "see $PWD/$log"
 }

@@ -1,10 +1,10 @@
 #include <emend/core/error.h>
-#include <emend/devices/collectives.h>
 #include <emend/editors/registry.h>
 
 #include <iostream>
 
 #include "../edit/inputs.h"
+#include "../process_group.h"
 #include "../run_directory.h"
 
 namespace emend::tools {
@@ -27,19 +27,18 @@ VerbRun setup_stats(CLI::App& command) {
   command.add_option("--cache", options->metrics.cache, "folder of caches")->type_name("DIR");
   command.add_option("--seed", options->seed, "random seed of sampled text and of the order of documents");
   return [options, layers](Common& common) {
-    // Under mpirun, srun or torchrun the processes share the work; the first one speaks and writes.
-    const auto group = devices::join_processes(devices::read_process_environment());
-    if (group->rank() > 0) common.progress = {};
-    const auto model = load_named(options->model, common);
-    if (layers->empty()) {
-      const auto raw = editor_hparams(options->editor, "", {}, model.checkpoint(), &model, common);
-      *layers = editors::make_editor(options->editor, raw, model, common.log)->statistics_layers();
-    }
-    const auto statistics = statistics_provider(*options, common, group->size() > 1 ? group.get() : nullptr);
-    statistics->prepare(model, *layers);
-    nlohmann::ordered_json document = statistics->describe();
-    if (group->rank() == 0) std::cout << dump_json(document) << '\n';
-    return 0;
+    return run_together(common, [&] {
+      const auto model = load_named(options->model, common);
+      if (layers->empty()) {
+        const auto raw = editor_hparams(options->editor, "", {}, model.checkpoint(), &model, common);
+        *layers = editors::make_editor(options->editor, raw, model, common.log)->statistics_layers();
+      }
+      const auto statistics = statistics_provider(*options, common);
+      statistics->prepare(model, *layers);
+      nlohmann::ordered_json document = statistics->describe();
+      if (common.sharing.first()) std::cout << dump_json(document) << '\n';
+      return 0;
+    });
   };
 }
 

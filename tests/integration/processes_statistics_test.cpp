@@ -1,30 +1,35 @@
-// `emend stats` as one process, and as two and three under mpirun: the same statistics.
+// `emend stats` as one process, and as two and three that a launcher started: the same statistics.
 #include <emend/core/safetensors.h>
 
 #include <iostream>
 #include <map>
 
+#include "support/processes.h"
 #include "support/program_fixture.h"
 
 namespace emend::testing {
 namespace {
 
-class MpirunStatistics : public ProgramTest {
+class ProcessesStatistics : public ProgramTest, public ::testing::WithParamInterface<Launcher> {
  protected:
   void SetUp() override {
+    if (GetParam() == Launcher::kMpirun && mpirun_path().empty()) GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
     ProgramTest::SetUp();
     std::string text;  // several batches for each process
     for (int i = 0; i < 700; ++i)
       text += "Paragraph " + std::to_string(i * 37) + " speaks of " + std::string(1 + i % 23, 'x') + " things.\n\n";
     write_file(folder_ / "corpus.txt", text);
   }
-  [[nodiscard]] ProgramResult stats(int processes, const std::string& more = "") const {
-    std::string command = "exec ";
-    if (processes > 1) command += "mpirun --oversubscribe --allow-run-as-root -n " + std::to_string(processes) + " ";
-    command += "'" + program_path("emend").string() + "' stats --model '" + path("model") + "' --corpus '" +
-               path("corpus.txt") + "' --layers 0,2,3 --stats-tokens 20000 --cache '" +
-               path("cache" + std::to_string(processes)) + "' " + more;
-    return run_program("/bin/sh", {"-c", command});
+  [[nodiscard]] std::vector<std::string> arguments(const std::string& cache, const std::string& map) const {
+    return {"stats",          "--model", path("model"), "--corpus",  path("corpus.txt"), "--layers", "0,2,3",
+            "--stats-tokens", "20000",   "--cache",     path(cache), "--device-map",     map};
+  }
+  [[nodiscard]] ProgramResult stats(int processes, const std::string& map) const {
+    const auto all = arguments("cache" + std::to_string(processes), map);
+    if (processes == 1) return run_program("emend", all);
+    auto results = run_processes(GetParam(), processes, "emend", all);
+    for (size_t r = 1; r < results.size(); ++r) EXPECT_EQ(results[r].status, 0) << results[r].err;
+    return results[0];
   }
   [[nodiscard]] std::map<std::string, at::Tensor> tensors(int processes) const {
     std::map<std::string, at::Tensor> found;
@@ -39,17 +44,18 @@ class MpirunStatistics : public ProgramTest {
   }
 };
 
-TEST_F(MpirunStatistics, TwoAndThreeProcessesGiveTheNumbersOfOne) {
-  if (run_program("/bin/sh", {"-c", "command -v mpirun"}).status != 0)
-    GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
-  const auto alone = stats(1);
+INSTANTIATE_TEST_SUITE_P(Launchers, ProcessesStatistics, ::testing::Values(Launcher::kVariables, Launcher::kMpirun),
+                         [](const auto& info) { return to_string(info.param); });
+
+TEST_P(ProcessesStatistics, TwoAndThreeGiveTheNumbersOfOne) {
+  const auto alone = stats(1, "cpu");
   ASSERT_EQ(alone.status, 0) << alone.err;
   const auto expected = tensors(1);
   EXPECT_GE(expected.size(), 3U);
   for (const int processes : {2, 3})
     for (const std::string map : {"cpu", "sim:2"}) {
       std::filesystem::remove_all(folder_ / ("cache" + std::to_string(processes)));
-      const auto result = stats(processes, "--device-map " + map);
+      const auto result = stats(processes, map);
       ASSERT_EQ(result.status, 0) << result.err;
       const auto document = nlohmann::json::parse(result.out);  // one document: only the first process speaks
       EXPECT_EQ(document["processes"], processes);
@@ -65,24 +71,20 @@ TEST_F(MpirunStatistics, TwoAndThreeProcessesGiveTheNumbersOfOne) {
       std::cout << processes << " processes, " << map << ": statistics differ by " << most << " of their norm\n";
       EXPECT_LT(most, 1e-12);
       // Read again from the cache.
-      const auto again = stats(processes, "--device-map " + map);
+      const auto again = stats(processes, map);
       ASSERT_EQ(again.status, 0) << again.err;
       EXPECT_EQ(nlohmann::json::parse(again.out)["layers_from_cache"].size(), 3U);
     }
 }
 
-TEST_F(MpirunStatistics, AProcessThatFailsEndsTheOthers) {
-  if (run_program("/bin/sh", {"-c", "command -v mpirun"}).status != 0)
-    GTEST_SKIP() << "needs mpirun (Debian: openmpi-bin)";
-  // The second process finds no corpus.
+TEST_P(ProcessesStatistics, AProcessThatFailsEndsTheOthers) {
+  if (GetParam() == Launcher::kMpirun) GTEST_SKIP() << "one process's arguments are changed, which mpirun cannot";
+  ProcessesOptions options;  // the second process finds no corpus
+  options.arguments_of_rank[1] = {"stats", "--model", path("model"), "--corpus", "/nowhere", "--layers", "0"};
   const auto begin = std::chrono::steady_clock::now();
-  const auto result = run_program(
-      "/bin/sh", {"-c", "exec mpirun --oversubscribe --allow-run-as-root -n 2 /bin/sh -c 'c=" + path("corpus.txt") +
-                            "; [ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && c=/nowhere; exec " +
-                            program_path("emend").string() + " stats --model " + path("model") +
-                            " --corpus $c --layers 0 --stats-tokens 20000 --cache " + path("failed") + "'"});
-  EXPECT_NE(result.status, 0);
-  EXPECT_NE(result.err.find("/nowhere"), std::string::npos) << result.err;
+  const auto results = run_processes(GetParam(), 2, "emend", arguments("failed", "cpu"), options);
+  EXPECT_EQ(results[0].status, 5) << results[0].err;
+  EXPECT_NE(results[1].err.find("/nowhere"), std::string::npos) << results[1].err;
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 60);
 }
 

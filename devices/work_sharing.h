@@ -1,0 +1,89 @@
+// Work on independent items (facts, prompts) that several processes do together, each with its own copy of the model.
+//
+//   devices::WorkSharing sharing(*group);
+//   auto results = sharing.map<Result>(costs, compute, encode, decode);   // everyone has all of them, in order
+//
+// Goals: the one place that knows who does what; every process ends up with the same results, so that whatever follows
+// is the same everywhere; a failure in one process is the failure of all. Non-goals: balancing while the work goes on;
+// work whose items depend on each other (every process then does all of it).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace emend::devices {
+
+class Collectives;
+
+/// Items begin…end−1.
+struct ItemRange {
+  size_t begin = 0, end = 0;
+  [[nodiscard]] size_t size() const noexcept { return end - begin; }
+};
+
+/// Cuts items into `parts` runs of nearly equal cost and returns run `part`; runs may be empty. Costs of 0 count as 1.
+/// A pure function: every process gets the same cuts.
+[[nodiscard]] ItemRange share_of(std::span<const int64_t> costs, int parts, int part);
+
+/// A handle, cheap to copy; the group must outlive it. Default: a process on its own, for which every function is what
+/// its name says without any communication. All processes must make the same calls in the same order. Work that is
+/// handed over must not use the group itself. If a process is lost, the others get Error(kDevice).
+class WorkSharing {
+ public:
+  WorkSharing() = default;
+  explicit WorkSharing(Collectives& group) noexcept;
+
+  [[nodiscard]] bool alone() const noexcept { return group_ == nullptr; }
+  [[nodiscard]] int processes() const noexcept;
+  [[nodiscard]] int rank() const noexcept;
+  /// True in the one process that writes files and speaks.
+  [[nodiscard]] bool first() const noexcept;
+
+  /// Runs `work` here and returns everyone's bytes in the order of ranks. If it throws in any process, all throw: those
+  /// in which it did their own exception, the others an Error of its class that names the process and quotes its text.
+  [[nodiscard]] std::vector<std::string> exchange(const std::function<std::string()>& work) const;
+  /// What `make` returns in the first process; it is not called in the others.
+  [[nodiscard]] std::string by_first(const std::function<std::string()>& make) const;
+  /// True if it is true in every process.
+  [[nodiscard]] bool all(bool mine) const;
+  /// True if every process gives the same bytes.
+  [[nodiscard]] bool equal(std::string_view bytes) const;
+
+  /// Results of all items, in their order, on every process. `work(range)` computes this process's share, one result an
+  /// item; `encode` and `decode` carry a share's results to the others. A process on its own just works.
+  template <class Result>
+  [[nodiscard]] std::vector<Result> map(std::span<const int64_t> costs,
+                                        const std::function<std::vector<Result>(ItemRange)>& work,
+                                        const std::function<std::string(const std::vector<Result>&)>& encode,
+                                        const std::function<std::vector<Result>(std::string_view)>& decode) const;
+
+ private:
+  Collectives* group_ = nullptr;
+};
+
+template <class Result>
+std::vector<Result> WorkSharing::map(std::span<const int64_t> costs,
+                                     const std::function<std::vector<Result>(ItemRange)>& work,
+                                     const std::function<std::string(const std::vector<Result>&)>& encode,
+                                     const std::function<std::vector<Result>(std::string_view)>& decode) const {
+  if (alone()) return work({0, costs.size()});
+  std::vector<Result> mine;
+  const auto shares = exchange([&] {
+    const ItemRange range = share_of(costs, processes(), rank());
+    if (range.size() > 0) mine = work(range);
+    return encode(mine);
+  });
+  std::vector<Result> all;
+  for (size_t r = 0; r < shares.size(); ++r) {
+    auto part = static_cast<int>(r) == rank() ? std::move(mine) : decode(shares[r]);
+    for (auto& result : part) all.push_back(std::move(result));
+  }
+  return all;
+}
+
+}  // namespace emend::devices

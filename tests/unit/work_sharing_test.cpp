@@ -1,0 +1,74 @@
+// Cutting work into shares, and what a process on its own makes of it. Groups: device_collectives_test and
+// processes_edit_test.
+#include <emend/core/error.h>
+#include <emend/devices/work_sharing.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+namespace emend::devices {
+namespace {
+
+TEST(WorkSharing, SharesCoverEveryItemOnceInOrder) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 300; ++trial) {
+    const int parts = 1 + static_cast<int>(random() % 9);
+    std::vector<int64_t> costs(random() % 40);
+    for (auto& cost : costs) cost = static_cast<int64_t>(random() % 50);
+    size_t next = 0;
+    for (int part = 0; part < parts; ++part) {
+      const ItemRange range = share_of(costs, parts, part);
+      EXPECT_EQ(range.begin, next);
+      EXPECT_GE(range.end, range.begin);
+      next = range.end;
+    }
+    EXPECT_EQ(next, costs.size());
+  }
+}
+
+TEST(WorkSharing, SharesAreEvenUpToOneItem) {
+  std::mt19937 random(8);
+  for (int trial = 0; trial < 100; ++trial) {
+    std::vector<int64_t> costs(200);
+    int64_t largest = 0;
+    for (auto& cost : costs) largest = std::max(largest, cost = 1 + static_cast<int64_t>(random() % 30));
+    const int64_t sum = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+    for (int parts : {2, 3, 8})
+      for (int part = 0; part < parts; ++part) {
+        const ItemRange range = share_of(costs, parts, part);
+        const int64_t own = std::accumulate(costs.begin() + static_cast<std::ptrdiff_t>(range.begin),
+                                            costs.begin() + static_cast<std::ptrdiff_t>(range.end), int64_t{0});
+        EXPECT_LE(std::abs(own - sum / parts), largest + 1);
+      }
+  }
+  const std::vector<int64_t> equal(6, 1);
+  EXPECT_EQ(share_of(equal, 3, 1).begin, 2U);
+  EXPECT_EQ(share_of(equal, 3, 1).end, 4U);
+}
+
+TEST(WorkSharing, AProcessOnItsOwnDoesEverythingItself) {
+  const WorkSharing alone;
+  EXPECT_TRUE(alone.alone());
+  EXPECT_TRUE(alone.first());
+  EXPECT_EQ(alone.processes(), 1);
+  EXPECT_TRUE(alone.all(true));
+  EXPECT_FALSE(alone.all(false));
+  EXPECT_TRUE(alone.equal("x"));
+  EXPECT_EQ(alone.by_first([] { return std::string("made"); }), "made");
+  const std::vector<int64_t> costs(5, 1);
+  const auto squares = alone.map<int>(
+      costs,
+      [](ItemRange range) {
+        std::vector<int> out;
+        for (size_t i = range.begin; i < range.end; ++i) out.push_back(static_cast<int>(i * i));
+        return out;
+      },
+      [](const std::vector<int>&) -> std::string { throw std::logic_error("nothing is sent"); },
+      [](std::string_view) -> std::vector<int> { throw std::logic_error("nothing is received"); });
+  EXPECT_EQ(squares, (std::vector<int>{0, 1, 4, 9, 16}));
+  EXPECT_THROW((void)alone.by_first([]() -> std::string { throw Error(ErrorClass::kNumeric, "no"); }), Error);
+}
+
+}  // namespace
+}  // namespace emend::devices

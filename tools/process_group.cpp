@@ -1,0 +1,65 @@
+#include "process_group.h"
+
+#include <emend/core/error.h>
+#include <emend/devices/collectives.h>
+
+namespace emend::tools {
+namespace {
+
+// Errors of one process of several, with its rank.
+class RankedErrors final : public LogSink {
+ public:
+  RankedErrors(int rank, int size)
+      : who_("process " + std::to_string(rank) + " of " + std::to_string(size)),
+        terminal_(make_terminal_sink(LogLevel::kError, wants_colour(2))) {}
+  void write(const LogEvent& event) override {
+    LogEvent named = event;
+    if (named.text.rfind(who_, 0) != 0) named.text = who_ + ": " + named.text;
+    terminal_->write(named);
+  }
+
+ private:
+  std::string who_;
+  std::shared_ptr<LogSink> terminal_;
+};
+
+// What belongs to the group goes with it: the log of errors that end the process stays.
+class Membership {
+ public:
+  Membership(Common& common, devices::Collectives& group) : common_(common) {
+    common.group = &group;
+    common.sharing = devices::WorkSharing(group);
+    if (group.rank() == 0) return;
+    common.progress = {};
+    common.log = Log({std::make_shared<RankedErrors>(group.rank(), group.size())});
+  }
+  ~Membership() {
+    common_.group = nullptr;
+    common_.sharing = {};
+  }
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+ private:
+  Common& common_;
+};
+
+}  // namespace
+
+int run_together(Common& common, const std::function<int()>& work) {
+  const auto environment = devices::read_process_environment();
+  if (environment.size == 1) return work();
+  const auto group = devices::join_processes(environment);
+  const Membership membership(common, *group);
+  common.log.event(LogLevel::kInfo, "processes",
+                   std::to_string(environment.size) + " processes share the work (" + environment.source + ")",
+                   {{"processes", environment.size}, {"launcher", environment.source}});
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (error.error_class() == ErrorClass::kDevice) common.cancel.check("run");
+    throw;
+  }
+}
+
+}  // namespace emend::tools
