@@ -33,33 +33,29 @@ std::vector<Score> score_reference(const models::Model& model, const ScoreSheet&
   return flat;
 }
 
-}  // namespace
-
-Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
-                    const EvaluateOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto resolved = resolve_metrics(names, facts);
-  const MetricContext context{facts, options, &model};
-  ScoreSheet sheet;
-  std::vector<std::unique_ptr<Metric>> metrics;
-  for (const auto& name : resolved) {
-    metrics.push_back(make_metric(name));
-    metrics.back()->plan(context, sheet);
+/// The families of one evaluation with what they asked for.
+struct Plan {
+  Plan(const MetricContext& context, const std::vector<std::string>& names) {
+    for (const auto& name : names) {
+      metrics.push_back(make_metric(name));
+      metrics.back()->plan(context, sheet);
+    }
   }
-  Evaluation evaluation;
-  ScoreOptions score_options;
-  score_options.batch_tokens = options.batch_tokens;
-  score_options.progress = options.progress;
-  score_options.cancel = options.cancel;
-  score_options.sharing = options.sharing;
-  if (sheet.size() > 0)
-    sheet.fill(options.reference ? score_reference(model, sheet, score_options, evaluation.counts)
-                                 : score_requests(model, sheet.requests(), score_options, &evaluation.counts));
-  evaluation.cases.assign(facts.facts.size(), json::object());
-  for (const auto& metric : metrics) {
-    options.cancel.check("evaluation");
-    const std::string& name = metric->info().name;
-    MetricOutcome outcome = metric->finish(context, sheet);
+
+  /// Turns the scores of the filled sheet into numbers.
+  void finish(const MetricContext& context, Evaluation& evaluation) {
+    evaluation.cases.assign(context.facts.facts.size(), json::object());
+    for (const auto& metric : metrics) {
+      context.options.cancel.check("evaluation");
+      put_outcome(metric->info().name, metric->finish(context, sheet), evaluation);
+    }
+  }
+
+  std::vector<std::unique_ptr<Metric>> metrics;
+  ScoreSheet sheet;
+
+ private:
+  static void put_outcome(const std::string& name, MetricOutcome outcome, Evaluation& evaluation) {
     evaluation.summary[name] = std::move(outcome.summary);
     for (size_t i = 0; i < outcome.cases.size(); ++i) evaluation.cases.at(i)[name] = std::move(outcome.cases[i]);
     for (size_t i = 0; i < outcome.groups.size(); ++i) {
@@ -68,8 +64,87 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
     }
     if (outcome.probe.defined()) evaluation.probe = outcome.probe;
   }
-  evaluation.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+};
+
+ScoreOptions score_options(const EvaluateOptions& options) {
+  ScoreOptions score;
+  score.batch_tokens = options.batch_tokens;
+  score.progress = options.progress;
+  score.cancel = options.cancel;
+  score.sharing = options.sharing;
+  return score;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
+                    const EvaluateOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const MetricContext context{facts, options, &model};
+  Plan plan(context, resolve_metrics(names, facts));
+  Evaluation evaluation;
+  if (plan.sheet.size() > 0)
+    plan.sheet.fill(options.reference
+                        ? score_reference(model, plan.sheet, score_options(options), evaluation.counts)
+                        : score_requests(model, plan.sheet.requests(), score_options(options), &evaluation.counts));
+  plan.finish(context, evaluation);
+  evaluation.seconds = seconds_since(start);
   return evaluation;
+}
+
+struct SeparateEvaluation::State {
+  State(const datasets::FactSet& facts, const std::vector<std::string>& names, const EvaluateOptions& evaluate_options)
+      : options(evaluate_options), context{facts, options, nullptr}, plan(context, names), scores(plan.sheet.size()) {}
+
+  EvaluateOptions options;
+  MetricContext context;
+  Plan plan;
+  std::vector<Score> scores;
+  Evaluation evaluation;
+};
+
+SeparateEvaluation::SeparateEvaluation(const datasets::FactSet& facts, const std::vector<std::string>& names,
+                                       const EvaluateOptions& options) {
+  const auto resolved = resolve_metrics(names, facts);
+  check(resolved);
+  state_ = std::make_unique<State>(facts, resolved, options);
+}
+
+void SeparateEvaluation::check(const std::vector<std::string>& families) {
+  for (const auto& name : families)
+    if (name == "generation" || name == "health" || name == "mquake")
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"--eval", name + ", for facts that are edited one at a time, each from the unedited model",
+                   "a family that judges one fact at a time, such as counterfact",
+                   "leave it out, or use --protocol sequential"});
+}
+
+SeparateEvaluation::~SeparateEvaluation() = default;
+
+void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t end) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto& sheet = state_->plan.sheet;
+  std::vector<size_t> numbers;
+  std::vector<ScoreRequest> requests;
+  for (size_t i = 0; i < sheet.size(); ++i) {
+    if (sheet.cases()[i] < begin || sheet.cases()[i] >= end) continue;
+    numbers.push_back(i);
+    requests.push_back(sheet.requests()[i]);
+  }
+  if (requests.empty()) return;
+  const auto scores = score_requests(model, requests, score_options(state_->options));
+  for (size_t i = 0; i < numbers.size(); ++i) state_->scores[numbers[i]] = scores[i];
+  state_->evaluation.seconds += seconds_since(start);
+}
+
+Evaluation SeparateEvaluation::finish() {
+  state_->plan.sheet.fill(std::move(state_->scores));
+  state_->plan.finish(state_->context, state_->evaluation);
+  return std::move(state_->evaluation);
 }
 
 std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::vector<datasets::Fact>& facts,

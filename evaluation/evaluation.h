@@ -16,6 +16,7 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -103,6 +104,27 @@ struct EvaluateOptions {
 [[nodiscard]] Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                                          const std::vector<std::string>& names, const EvaluateOptions& options,
                                          const std::filesystem::path& cache_folder, bool* from_cache = nullptr);
+
+/// An evaluation in which every fact is judged on its own state of the model: each was edited from the unedited model,
+/// alone, and taken back (EasyEdit's `sequential_edit=False`, ROME's evaluation). The numbers are put together as
+/// evaluate() does. `facts` and `options` must outlive the object.
+class SeparateEvaluation {
+ public:
+  /// Throws as check() does.
+  SeparateEvaluation(const datasets::FactSet& facts, const std::vector<std::string>& names,
+                     const EvaluateOptions& options);
+  ~SeparateEvaluation();
+  /// Throws Error(kInvalidArgument) for families that judge the model or groups of facts: generation, health, mquake.
+  static void check(const std::vector<std::string>& families);
+  /// Scores the facts [begin, end) on the model as it is now.
+  void judge(const models::Model& model, size_t begin, size_t end);
+  /// Call once, after every fact has been judged.
+  [[nodiscard]] Evaluation finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// What the model says to one fact's own prompt.
 struct Efficacy {

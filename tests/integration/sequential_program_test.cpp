@@ -1,6 +1,9 @@
 // Many batches on the live model: the editor's memory and the measurements between batches outlive an interruption.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <sstream>
+
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -74,6 +77,80 @@ INSTANTIATE_TEST_SUITE_P(Editors, SequentialProgramTest,
                            std::erase(name, '-');
                            return name;
                          });
+
+// Each fact edited from the unedited model, judged and taken back: what as many runs of one fact give.
+class SingleProtocolTest : public ProgramTest, public ::testing::WithParamInterface<Sequence> {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    write_file(folder_ / "single.yaml",
+               "clamp_norm_factor: 4\nv_num_grad_steps: 6\nv_lr: 0.5\nv_loss_layer: 3\nv_weight_decay: 0.001\n" +
+                   GetParam().hparams);
+    std::string facts;
+    for (const char* subject : {"Oslo", "Paris", "Lima"})
+      facts += "{\"prompt\": \"{} is twinned with\", \"subject\": \"" + std::string(subject) +
+               "\", \"target_new\": \"Rome\", \"target_true\": \"Bern\"}\n";
+    write_file(folder_ / "single.jsonl", facts);
+  }
+  [[nodiscard]] std::vector<std::string> run(const std::string& out, std::vector<std::string> more) const {
+    more.insert(more.end(),
+                {"--editor", GetParam().editor, "--hparams", path("single.yaml"), "--facts", path("single.jsonl"),
+                 "--eval", "counterfact", "--seed", "5", "--out", path(out), "--show", "1"});
+    return edit(more);
+  }
+  [[nodiscard]] std::vector<json> cases(const std::string& out) const {
+    std::vector<json> all;
+    std::istringstream lines(read_file(folder_ / out / "cases.jsonl"));
+    for (std::string line; std::getline(lines, line);) all.push_back(json::parse(line));
+    return all;
+  }
+};
+
+// Mean −log p of a target after the fact's own prompt.
+double surprise(const json& metrics, const char* target) {
+  return metrics["counterfact"]["rewrite_prompts_probs"][0][target];
+}
+
+TEST_P(SingleProtocolTest, EqualsRunsOfOneFact) {
+  const auto together = run_program("memit_edit", run("together", {"--protocol", "single"}));
+  ASSERT_EQ(together.status, 0) << together.err;
+  const auto judged = cases("together");
+  ASSERT_EQ(judged.size(), 3u);
+  for (size_t i = 0; i < judged.size(); ++i) {
+    const std::string out = "alone" + std::to_string(i);
+    const auto alone = run_program("memit_edit", run(out, {"--offset", std::to_string(i), "--limit", "1"}));
+    ASSERT_EQ(alone.status, 0) << alone.err;
+    const auto one = cases(out).at(0)["metrics"], same = judged[i]["metrics"];
+    for (const char* target : {"target_new", "target_true"}) {
+      EXPECT_NEAR(surprise(same["pre"], target), surprise(one["pre"], target), 1e-5);
+      EXPECT_NEAR(surprise(same["post"], target), surprise(one["post"], target), 1e-4);
+    }
+    EXPECT_GT(std::abs(surprise(one["post"], "target_new") - surprise(one["pre"], "target_new")), 0.01)
+        << "an edit that does nothing shows nothing";
+  }
+  const json results = json::parse(read_file(folder_ / "together" / "results.json"));
+  EXPECT_EQ(results["protocol"], "single");
+  EXPECT_EQ(results["weights_changed"], json::array());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "together" / "edit.safetensors"));
+}
+
+TEST_P(SingleProtocolTest, RefusesWhatHasNoMeaning) {
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--save", "model"}, {"--eval-at", "each"}, {"--eval", "health"}}) {
+    auto given = run("refused", {"--protocol", "single"});
+    given.insert(given.end(), more.begin(), more.end());
+    const auto refused = run_program("memit_edit", given);
+    EXPECT_EQ(refused.status, 2) << refused.out << refused.err;
+    EXPECT_NE(refused.err.find("protocol"), std::string::npos) << refused.err;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Editors, SingleProtocolTest,
+                         ::testing::Values(Sequence{"rome", "layers: [1]\n"},
+                                           Sequence{"prune",
+                                                    "layers: [1, 2]\nmom2_update_weight: 10\n"
+                                                    "restraint_base: 1000\n"}),
+                         [](const auto& info) { return std::string(info.param.editor); });
 
 }  // namespace
 }  // namespace emend::testing

@@ -68,6 +68,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const EditOptio
                        {"parameters", model.parameter_count()}};
   document["editor"] = record.editor;
   document["hparams"] = record.hparams;
+  document["protocol"] = options.protocol;
   document["engine"] = options.engine;
   document["facts"] = facts.facts.size();
   document["facts_file"] = {{"path", facts.path},

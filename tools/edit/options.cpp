@@ -28,6 +28,12 @@ void add_editor_options(CLI::App& command, EditOptions& options) {
                   "facts per batch; 0: all at once where the editor is a batch editor, else one by one")
       ->group(group)
       ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--protocol", options.protocol,
+                  "sequential (batches on the live model), or single (each batch, of one fact by default, from the "
+                  "unedited model: judged at once and taken back)")
+      ->group(group)
+      ->check(CLI::IsMember({"sequential", "single"}));
   command.add_option("--engine", options.engine, "fast, or reference (as published: slow)")
       ->group(group)
       ->check(CLI::IsMember({"fast", "reference"}));

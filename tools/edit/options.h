@@ -37,6 +37,7 @@ struct EditOptions {
   std::string on_collapse = "warn";  ///< warn, skip, stop or revert
   evaluation::GuardLimits guard;
 
+  std::string protocol = "sequential";  ///< or single: every batch starts from the unedited model
   std::vector<std::string> eval_at = {"end"};
   int64_t show = 5;  ///< continuations to print
 
@@ -44,6 +45,7 @@ struct EditOptions {
   std::vector<std::string> save = {"pack"};
   bool resume = false, dry_run = false, strict = false;
 
+  [[nodiscard]] bool single() const { return protocol == "single"; }
   [[nodiscard]] bool saves(const std::string& what) const;
 };
 

@@ -75,6 +75,11 @@ class EditRun {
   [[nodiscard]] bool keep(editors::EditResult& result, std::span<const datasets::Fact> facts);
   void resume();
   void finish();
+  void check_protocol() const;
+  void judge_alone(size_t begin, size_t end);
+  void judge_again();
+  void close_alone(editors::EditResult& result);
+  void take_back(editors::EditTransaction& batch, const std::map<std::string, at::Tensor>& state);
   void evaluate_between(size_t edits);
   void evaluate_after();
   void write_documents();
@@ -97,6 +102,7 @@ class EditRun {
   std::unique_ptr<editors::EditTransaction> transaction_;
   std::optional<RunCheckpoint> checkpoint_;
   std::optional<evaluation::CollapseGuard> guard_;
+  std::optional<evaluation::SeparateEvaluation> alone_;  ///< of the single protocol
   editors::EditContext context_;
   RunRecord record_;
 };
@@ -107,6 +113,7 @@ void EditRun::open() {
   record_.editor = editors::find_editor(options_.editor).name;
   facts_ = load_named_facts(options_.facts, common_);
   record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
+  check_protocol();
   const auto contexts = named_contexts(options_.contexts);
   const auto checkpoint = open_named(options_.model);
   record_.model_path = checkpoint->path().string();
@@ -132,8 +139,8 @@ void EditRun::open() {
   context_.engine = editors::parse_engine(options_.engine);
   context_.contexts = contexts;
   context_.statistics = statistics_.get();
-  context_.sharing = common_.sharing;
   context_.solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype");
+  context_.sharing = common_.sharing;
   context_.compute_dtype = chosen_compute_dtype(options_.compute_dtype, context_.engine, *model_);
   record_.compute_dtype = compute_dtype_name(context_.compute_dtype, *model_);
   context_.cancel = common_.cancel;
@@ -154,6 +161,22 @@ void EditRun::open_folder(const models::Checkpoint& checkpoint) {
   common_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
 }
 
+// The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
+void EditRun::check_protocol() const {
+  if (!options_.single()) return;
+  evaluation::SeparateEvaluation::check(record_.metrics);
+  for (const char* what : {"model", "gguf", "peft"})
+    if (options_.saves(what))
+      throw Error(ErrorClass::kInvalidArgument, {"--save", what + std::string(" with --protocol single"), "none",
+                                                 "the edits are taken back; use --protocol sequential to keep them"});
+  if (schedule_.each || schedule_.every > 0)
+    throw Error(ErrorClass::kInvalidArgument, {"--eval-at", "each or every=N with --protocol single", "end",
+                                               "every fact is judged alone, right after its edit"});
+  if (record_.editor == "ike")
+    throw Error(ErrorClass::kUnsupported, {"--protocol", "single, with ike", "sequential",
+                                           "ike changes no weights: it has nothing to take back"});
+}
+
 // Everything that decides the result; two runs with equal settings give equal packs.
 nlohmann::json EditRun::settings() const {
   return {{"model", model_->fingerprint()},
@@ -164,6 +187,7 @@ nlohmann::json EditRun::settings() const {
           {"engine", options_.engine},
           {"dtype", options_.model.dtype},
           {"batch_size", batch_size()},
+          {"protocol", options_.protocol},
           {"corpus", options_.corpus},
           {"stats_tokens", options_.stats_tokens},
           {"stats_length", options_.stats_length},
@@ -175,7 +199,7 @@ nlohmann::json EditRun::settings() const {
 
 size_t EditRun::batch_size() const {
   if (options_.batch_size > 0) return static_cast<size_t>(options_.batch_size);
-  return editor_->is_batch_editor() ? std::max<size_t>(1, facts_.facts.size()) : 1;
+  return editor_->is_batch_editor() && !options_.single() ? std::max<size_t>(1, facts_.facts.size()) : 1;
 }
 
 std::vector<datasets::Fact> EditRun::shown_facts() const {
@@ -208,6 +232,11 @@ void EditRun::evaluate_before() {
     common_.log.info("evaluate.before",
                      cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
   }
+  if (options_.single() && !record_.metrics.empty()) {
+    auto evaluate = evaluate_options(options_.metrics, common_, options_.seed);
+    evaluate.before = &*record_.before;
+    alone_.emplace(facts_, record_.metrics, evaluate);
+  }
   if (options_.show > 0)
     record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, common_.cancel);
 }
@@ -223,7 +252,7 @@ void EditRun::edit_all() {
   const size_t size = batch_size(), n = facts_.facts.size();
   for (size_t begin = record_.batches.size() * size; begin < n; begin += size)
     edit_batch(begin, std::min(n, begin + size));
-  if (!record_.batches.empty() && !record_.batches.back().closing) finish();
+  if (!options_.single() && !record_.batches.empty() && !record_.batches.back().closing) finish();
   record_.transfers = transfers.to_json();
   record_.statistics = statistics_->describe();
   for (const auto& batch : record_.batches)
@@ -237,6 +266,7 @@ void EditRun::resume() {
   common_.log.info("run.resume", "going on after " + std::to_string(batches.size()) + " finished batches");
   // The statistics of a run are those of the unedited model.
   if (const auto layers = editor_->statistics_layers(); !layers.empty()) statistics_->prepare(*model_, layers);
+  if (options_.single()) return judge_again();
   reapply(batches, *transaction_);
   editor_->load_state(checkpoint_->editor_state(batches.size()));
   record_.runtime = editor_->runtime();
@@ -250,6 +280,40 @@ void EditRun::resume() {
     last = record_.efficacy_by_edits.back().at("edits");
   }
   if (last < done) evaluate_between(done);
+}
+
+// The single protocol, while the edits of the facts [begin, end) are in force.
+void EditRun::judge_alone(size_t begin, size_t end) {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  if (alone_) alone_->judge(*model_, begin, end);
+  const auto shown = shown_facts();
+  if (begin >= shown.size()) return;
+  const std::vector<datasets::Fact> facts(shown.begin() + begin, shown.begin() + std::min(end, shown.size()));
+  for (auto& text : evaluation::continue_facts(*model_, facts, 12, 5, common_.cancel))
+    record_.text_after.push_back(std::move(text));
+}
+
+// What the editor does after the last batch; in the single protocol every batch is the last.
+void EditRun::close_alone(editors::EditResult& result) {
+  if (auto closing = editor_->finish(*model_, context_))
+    for (auto& delta : closing->deltas) result.deltas.push_back(std::move(delta));
+}
+
+// The finished batches of an interrupted run in the single protocol: each is put in force once more.
+void EditRun::judge_again() {
+  for (size_t i = 0; i < record_.batches.size(); ++i) {
+    editors::EditTransaction batch(*model_, transaction_.get());
+    reapply({record_.batches[i]}, batch);
+    judge_alone(i * batch_size(), std::min(facts_.facts.size(), (i + 1) * batch_size()));
+    batch.restore();
+  }
+}
+
+// The model and the editor as they were before the batch.
+void EditRun::take_back(editors::EditTransaction& batch, const std::map<std::string, at::Tensor>& state) {
+  batch.restore();
+  editor_->reset();
+  editor_->load_state(state);
 }
 
 // What the editor does once, after the last batch.
@@ -279,11 +343,12 @@ void EditRun::edit_batch(size_t begin, size_t end) {
     context_.transaction = &batch;
     const auto state = editor_->state();
     result = editor_->edit(*model_, facts, context_);
-    if (!keep(result, facts)) {
-      batch.restore();
-      editor_->reset();
-      editor_->load_state(state);
+    const bool kept = keep(result, facts);
+    if (options_.single()) {
+      if (kept) close_alone(result);
+      judge_alone(begin, end);
     }
+    if (!kept || options_.single()) take_back(batch, state);
     batch.commit();
   }
   for (const auto& [phase, seconds] : result.seconds) record_.seconds[phase] += seconds;
@@ -294,6 +359,7 @@ void EditRun::edit_batch(size_t begin, size_t end) {
                     "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
                         std::to_string(facts_.facts.size()),
                     result.to_json());
+  if (options_.single()) return;
   record_.runtime = editor_->runtime();
   evaluate_between(end);
 }
@@ -365,6 +431,10 @@ datasets::FactSet EditRun::asked_facts(datasets::FactSet facts) const {
 
 void EditRun::evaluate_after() {
   const PhaseTimer timer(record_.seconds, "evaluate");
+  if (options_.single()) {
+    if (alone_) record_.after = alone_->finish();
+    return;
+  }
   if (!record_.metrics.empty()) {
     auto evaluate = evaluate_options(options_.metrics, common_, options_.seed);
     evaluate.before = &*record_.before;
