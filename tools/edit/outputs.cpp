@@ -62,7 +62,7 @@ void check_outputs(const EditOptions& options, const models::Model& model) {
 void save_outputs(const EditOptions& options, const RunDirectory& folder, const datasets::FactSet& facts,
                   const models::Model& model, editors::EditTransaction& transaction, const Log& log,
                   RunRecord& record) {
-  if (options.saves("none")) return;
+  if (options.saves("none") || options.single()) return;
   const auto pack_path = folder / "edit.safetensors";
   const auto pack = make_pack(facts, model, record, options.seed);
   editors::save_pack(pack_path, pack);
