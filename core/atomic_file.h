@@ -18,7 +18,7 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  void write(const void* data, size_t size);
+  void write(const void* data, size_t size);  ///< throws Error(kIo)
   void write(std::string_view text) { write(text.data(), text.size()); }
   [[nodiscard]] size_t size() const noexcept { return size_; }
 

@@ -13,7 +13,7 @@
 
 namespace emend {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
+enum class LogLevel { kDebug, kInfo, kWarning, kError };  ///< in ascending order of weight
 
 /// One event: a short dotted name ("statistics.layer"), a sentence for people, and fields for machines.
 struct LogEvent {
@@ -27,7 +27,7 @@ struct LogEvent {
 class LogSink {
  public:
   virtual ~LogSink() = default;
-  virtual void write(const LogEvent& event) = 0;
+  virtual void write(const LogEvent& event) = 0;  ///< called from any thread
 };
 
 /// A cheap, copyable handle to a set of sinks.
@@ -37,7 +37,7 @@ class Log {
   Log();
   explicit Log(std::vector<std::shared_ptr<LogSink>> sinks);
 
-  void debug(std::string_view name, const std::string& text) const;
+  void debug(std::string_view name, const std::string& text) const;  ///< an event without fields, of this level
   void info(std::string_view name, const std::string& text) const;
   void warning(std::string_view name, const std::string& text) const;
   void error(std::string_view name, const std::string& text) const;

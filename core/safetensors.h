@@ -39,7 +39,7 @@ class SafetensorsFile {
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
   [[nodiscard]] const std::map<std::string, TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
-  [[nodiscard]] bool contains(const std::string& name) const { return tensors_.count(name) > 0; }
+  [[nodiscard]] bool contains(const std::string& name) const { return tensors_.count(name) > 0; }  ///< a tensor's name
 
   /// The tensor, on the CPU, as a view of the mapping (copy-on-write: in-place changes never reach the file).
   /// Throws Error(kNotFound) naming the file and the closest name.

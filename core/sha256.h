@@ -16,7 +16,7 @@ class Sha256 {
   Sha256(Sha256&&) noexcept;
   Sha256& operator=(Sha256&&) noexcept;
 
-  void update(const void* data, size_t size);
+  void update(const void* data, size_t size);  ///< more of the bytes to be hashed
   void update(std::string_view text) { update(text.data(), text.size()); }
   /// 64 lower-case hexadecimal digits. The object must not be used afterwards.
   [[nodiscard]] std::string hex();
@@ -26,6 +26,6 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
-[[nodiscard]] std::string sha256_hex(std::string_view text);
+[[nodiscard]] std::string sha256_hex(std::string_view text);  ///< of one text
 
 }  // namespace emend

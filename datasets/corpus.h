@@ -18,7 +18,7 @@ struct Document {
   int64_t line = 0;  ///< line on which it starts
 };
 
-enum class Paragraphs { kAuto, kLines, kBlankLines };
+enum class Paragraphs { kAuto, kLines, kBlankLines };  ///< what separates the documents of a text file
 
 struct CorpusOptions {
   Paragraphs paragraphs = Paragraphs::kAuto;       ///< for text files

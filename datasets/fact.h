@@ -136,7 +136,7 @@ struct FormatInfo {
   std::string summary;
   bool writable = false;
 };
-[[nodiscard]] const std::vector<FormatInfo>& fact_formats();
+[[nodiscard]] const std::vector<FormatInfo>& fact_formats();  ///< the table
 
 /// Canonical JSON of a fact, without source and line: what the fingerprint hashes and what reports embed.
 [[nodiscard]] nlohmann::json to_json(const Fact& fact);

@@ -18,7 +18,7 @@ enum class Severity {
   kWarning,  ///< probably not what is meant
   kNote,     ///< worth knowing
 };
-[[nodiscard]] std::string_view to_string(Severity severity) noexcept;
+[[nodiscard]] std::string_view to_string(Severity severity) noexcept;  ///< "error", "warning", …
 
 /// One remark about one fact.
 struct Finding {
@@ -54,6 +54,6 @@ using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
 struct LintInfo {
   std::string name, meaning;
 };
-[[nodiscard]] const std::vector<LintInfo>& lint_checks();
+[[nodiscard]] const std::vector<LintInfo>& lint_checks();  ///< the table
 
 }  // namespace emend::datasets

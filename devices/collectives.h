@@ -24,8 +24,8 @@ namespace emend::devices {
 class Collectives {
  public:
   virtual ~Collectives() = default;
-  [[nodiscard]] virtual int rank() const noexcept = 0;
-  [[nodiscard]] virtual int size() const noexcept = 0;
+  [[nodiscard]] virtual int rank() const noexcept = 0;  ///< number of this process, from 0
+  [[nodiscard]] virtual int size() const noexcept = 0;  ///< processes in the group
   /// Among the processes of this machine: which GPU to take.
   [[nodiscard]] virtual int local_rank() const noexcept = 0;
 

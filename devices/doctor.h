@@ -13,7 +13,7 @@
 
 namespace emend::devices {
 
-enum class CheckStatus { kOk, kWarning, kFailed, kSkipped };
+enum class CheckStatus { kOk, kWarning, kFailed, kSkipped };  ///< outcome of one check
 /// "ok", "warning", "failed", "skipped".
 [[nodiscard]] std::string_view to_string(CheckStatus status) noexcept;
 

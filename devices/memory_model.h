@@ -76,7 +76,7 @@ struct Figures {
   [[nodiscard]] int64_t total() const {
     return weights + activations + statistics + solve + kv_cache + optimiser + reserved;
   }
-  [[nodiscard]] nlohmann::ordered_json to_json() const;
+  [[nodiscard]] nlohmann::ordered_json to_json() const;  ///< bytes under the names of the members
 };
 
 /// CUDA's context, cuBLAS workspaces and the allocator's rounding, taken off every GPU.

@@ -80,7 +80,7 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
 void stage_through_host(c10::Device from, c10::Device to, bool staged = true);
 [[nodiscard]] bool is_staged(c10::Device from, c10::Device to);
 
-struct TransferKey {
+struct TransferKey {  ///< what transfers are counted by
   c10::Device from, to;
   Purpose purpose;
   friend bool operator<(const TransferKey& a, const TransferKey& b) noexcept;
@@ -100,7 +100,7 @@ class TransferScope {
   TransferScope(const TransferScope&) = delete;
   TransferScope& operator=(const TransferScope&) = delete;
 
-  [[nodiscard]] std::map<TransferKey, TransferTotal> totals() const;
+  [[nodiscard]] std::map<TransferKey, TransferTotal> totals() const;  ///< of all transfers in the scope so far
   /// Over all pairs of devices.
   [[nodiscard]] TransferTotal total() const;
   [[nodiscard]] TransferTotal total(Purpose purpose) const;

@@ -26,7 +26,7 @@ struct MaxMemory {
   std::vector<std::pair<c10::Device, int64_t>> limits;
 
   [[nodiscard]] bool empty() const { return limits.empty(); }
-  [[nodiscard]] std::optional<int64_t> of(c10::Device device) const;
+  [[nodiscard]] std::optional<int64_t> of(c10::Device device) const;  ///< bytes, if the device has a limit
 };
 
 /// "0=10GiB,1=20GiB,cpu=30GiB". Keys are device names or bare numbers, which mean devices of type `numbered`.

@@ -39,8 +39,8 @@ class WorkSharing {
   explicit WorkSharing(Collectives& group) noexcept;
 
   [[nodiscard]] bool alone() const noexcept { return group_ == nullptr; }
-  [[nodiscard]] int processes() const noexcept;
-  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int processes() const noexcept;  ///< 1 where the work is not shared
+  [[nodiscard]] int rank() const noexcept;       ///< number of this process, from 0
   /// True in the one process that writes files and speaks.
   [[nodiscard]] bool first() const noexcept;
 

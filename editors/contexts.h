@@ -21,9 +21,9 @@ struct ContextTemplates {
   bool sampled = false;  ///< made by sample_contexts
   uint64_t seed = 0;     ///< if sampled
 
-  [[nodiscard]] std::vector<std::string> flat() const;
-  [[nodiscard]] size_t size() const;
-  [[nodiscard]] nlohmann::json to_json() const;
+  [[nodiscard]] std::vector<std::string> flat() const;  ///< all groups in one list
+  [[nodiscard]] size_t size() const;                    ///< templates in all groups
+  [[nodiscard]] nlohmann::json to_json() const;         ///< as parse_contexts reads it
   /// Only the plain prompt.
   [[nodiscard]] static ContextTemplates plain() { return {{{"{}"}}, false, 0}; }
 };

@@ -18,6 +18,7 @@ struct WeightDelta {
   at::Tensor right_FR;
   at::Tensor dense_DF;  ///< instead of the factors; [D] for a bias
 
+  /// In paper orientation; the site says how the weight is stored.
   [[nodiscard]] static WeightDelta factors(const models::EditSite& site, at::Tensor left_DR, at::Tensor right_FR);
   [[nodiscard]] static WeightDelta dense(const models::EditSite& site, at::Tensor delta_DF);
   /// A one-dimensional weight, or any weight in its stored orientation.

@@ -74,7 +74,7 @@ enum class FactStatus {
   kMaxSteps,   ///< all steps used
   kFailed,     ///< not edited; `reason` says why
 };
-[[nodiscard]] std::string_view to_string(FactStatus status) noexcept;
+[[nodiscard]] std::string_view to_string(FactStatus status) noexcept;  ///< "converged", …
 
 /// One iteration of an optimisation, in the terms that published implementations print.
 struct LossTerms {
@@ -123,12 +123,12 @@ struct EditResult {
   Engine engine = Engine::kFast;
   uint64_t seed = 0;
 
-  [[nodiscard]] int64_t failed() const;
+  [[nodiscard]] int64_t failed() const;  ///< facts with the status kFailed
   /// Everything but the deltas' tensors.
   [[nodiscard]] nlohmann::json to_json() const;
 };
 [[nodiscard]] nlohmann::json to_json(const FactOutcome& outcome, bool with_curve = true);
-[[nodiscard]] nlohmann::json to_json(const LayerFigures& figures);
+[[nodiscard]] nlohmann::json to_json(const LayerFigures& figures);  ///< the members by their names
 
 /// One editor with its hyper-parameters. An instance belongs to one sequence of edits of one model: editors that
 /// remember earlier batches (AlphaEdit, sequential MEMIT) keep that memory here; make a new instance, or reset(), for a
@@ -136,7 +136,7 @@ struct EditResult {
 class Editor {
  public:
   virtual ~Editor() = default;
-  [[nodiscard]] virtual const std::string& name() const = 0;
+  [[nodiscard]] virtual const std::string& name() const = 0;  ///< as in the table of editors
   /// Effective hyper-parameters, as hparams::Schema::dump gives them.
   [[nodiscard]] virtual nlohmann::json hparams() const = 0;
   /// Layers whose second moments edit() will ask for; empty if it needs none.

@@ -37,7 +37,7 @@ struct FineTuneHparams {
   /// Weight decay of an edit of `facts` facts.
   [[nodiscard]] double decay(int64_t facts) const;
 };
-[[nodiscard]] const hparams::Schema<FineTuneHparams>& finetune_schema();
+[[nodiscard]] const hparams::Schema<FineTuneHparams>& finetune_schema();  ///< the fields above
 
 /// Builds an editor; throws Error(kInvalidArgument) naming the place in the file if the values do not fit the model.
 [[nodiscard]] std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values,

@@ -21,7 +21,7 @@ struct GraceBook {
   int64_t admit(const at::Tensor& key_F, const at::Tensor& value_D, const std::vector<int64_t>& label, int64_t case_id,
                 double radius, bool moving_average);
 
-  [[nodiscard]] RuntimePart part(int layer, const models::EditSite& site) const;
+  [[nodiscard]] RuntimePart part(int layer, const models::EditSite& site) const;  ///< as data for a pack
   [[nodiscard]] static GraceBook from(const RuntimePart& part, const models::EditSite& site, const std::string& where);
 };
 

@@ -13,7 +13,7 @@ struct LayerChoice {
   std::vector<int64_t> layers;
   std::vector<std::string> inner_params;  ///< "model.layers[27].mlp.down_proj.weight"
 };
-[[nodiscard]] const hparams::Schema<LayerChoice>& layer_choice_schema();
+[[nodiscard]] const hparams::Schema<LayerChoice>& layer_choice_schema();  ///< the fields above
 
 /// The layers meant, ascending. Every inner parameter must name the rewritten MLP output matrix of a layer.
 /// Throws Error(kInvalidArgument) naming the place in the file; Error(kUnsupported) for other matrices of the model.

@@ -7,11 +7,11 @@
 
 namespace emend::editors {
 
-struct MemitHparams : hparams::LocateHparams {
+struct MemitHparams : hparams::LocateHparams {  ///< what MEMIT and its descendants share
   double mom2_update_weight = 15000;
   bool merge_equal_keys = false;
 };
-[[nodiscard]] const hparams::Schema<MemitHparams>& memit_hparams_schema();
+[[nodiscard]] const hparams::Schema<MemitHparams>& memit_hparams_schema();  ///< the fields above
 
 /// The recipe of `editor`; `effective` is the dump of the editor's own schema. Throws like check_locate_hparams.
 [[nodiscard]] LocateRecipe memit_family_recipe(std::string editor, nlohmann::json effective,

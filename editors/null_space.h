@@ -38,12 +38,12 @@ class NullSpace {
   int64_t rank_ = 0;
 };
 
-struct NullSpaceHparams : hparams::LocateHparams {
+struct NullSpaceHparams : hparams::LocateHparams {  ///< what null-space editors share
   double nullspace_threshold = 0.02;
   double L2 = 10;
   bool merge_equal_keys = false;
 };
-[[nodiscard]] const hparams::Schema<NullSpaceHparams>& null_space_schema();
+[[nodiscard]] const hparams::Schema<NullSpaceHparams>& null_space_schema();  ///< the fields above
 
 /// AlphaEdit's update and memory.
 class NullSpaceEditor : public RememberingEditor {

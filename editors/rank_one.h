@@ -24,7 +24,7 @@ struct RankOneHparams : hparams::LocateHparams {
     context_template_length_params = {{5, 10}, {10, 10}};
   }
 };
-[[nodiscard]] const hparams::Schema<RankOneHparams>& rank_one_schema();
+[[nodiscard]] const hparams::Schema<RankOneHparams>& rank_one_schema();  ///< the fields above
 
 struct RankOneRecipe {
   std::string editor;

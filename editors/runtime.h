@@ -65,8 +65,8 @@ struct RuntimeKind {
 /// Edits in force for a scope, in the order in which they were added.
 class RuntimeScope {
  public:
-  void add(const RuntimePart& part, const models::Model& model, const std::string& where);
-  void clear() noexcept;
+  void add(const RuntimePart& part, const models::Model& model, const std::string& where);  ///< throws as make_runtime
+  void clear() noexcept;                                                                    ///< takes all edits out
   [[nodiscard]] bool empty() const noexcept { return edits_.empty(); }
   /// What all edits together put in front of a prompt.
   [[nodiscard]] std::string prefix(std::string_view prompt) const;

@@ -41,14 +41,14 @@ struct Preserved {
   [[nodiscard]] at::Tensor matrix(at::ScalarType dtype, const at::Tensor& like) const;
 };
 
-enum class SolveMethod { kAuto, kDense, kPushThrough };
+enum class SolveMethod { kAuto, kDense, kPushThrough };  ///< kAuto takes the cheaper one
 
 struct SolveOptions {
   at::ScalarType dtype = at::kDouble;
   SolveMethod method = SolveMethod::kAuto;  ///< kAuto: by operation count, counting factors that exist already
 };
 
-struct SolveReport {
+struct SolveReport {  ///< how a system was solved
   std::string method;
   double jitter = 0, condition = 0;
 };

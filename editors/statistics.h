@@ -30,8 +30,8 @@ class SecondMoment {
   /// cov_FF symmetric, float32 or float64. Throws Error(kInvalidArgument) unless square and finite.
   explicit SecondMoment(at::Tensor cov_FF, int64_t count = 0, nlohmann::json origin = {});
 
-  [[nodiscard]] const at::Tensor& cov_FF() const;
-  [[nodiscard]] int64_t width() const;
+  [[nodiscard]] const at::Tensor& cov_FF() const;  ///< not to be written to
+  [[nodiscard]] int64_t width() const;  ///< F
   [[nodiscard]] int64_t count() const;                 ///< tokens; 0 if unknown
   [[nodiscard]] const nlohmann::json& origin() const;  ///< corpus, tokens, BOS rule, …
   /// Cholesky factor of C in `dtype` on the device of `like`, computed at the first call and kept with the moment (all

@@ -14,6 +14,7 @@ struct WiseMemory {
   std::vector<int64_t> case_ids;
 };
 
+/// As data for a pack, and back; reading throws Error(kCorruption, kInvalidArgument) naming `where`.
 [[nodiscard]] RuntimePart wise_part(const std::vector<WiseMemory>& memories, const models::EditSite& site);
 [[nodiscard]] std::vector<WiseMemory> wise_memories(const RuntimePart& part, const models::EditSite& site,
                                                     const std::string& where);

@@ -32,7 +32,7 @@ struct GuardReading {
   double condition = 0;             ///< largest over the batch's systems
   std::vector<std::string> alarms;  ///< one sentence for each limit that is exceeded; empty: all is well
 };
-[[nodiscard]] nlohmann::json to_json(const GuardReading& reading);
+[[nodiscard]] nlohmann::json to_json(const GuardReading& reading);  ///< the members by their names
 
 class CollapseGuard {
  public:

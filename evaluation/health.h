@@ -73,7 +73,7 @@ struct HealthTask {
 /// Prompts for divergence: a fixed set of beginnings of sentences that have nothing to do with the facts.
 [[nodiscard]] const std::vector<std::string>& probe_prompts();
 
-struct HealthOptions {
+struct HealthOptions {  ///< where the data is, and how much of it
   int64_t perplexity_tokens = 8192;
   int64_t perplexity_length = 512;
   ScoreOptions score;

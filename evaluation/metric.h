@@ -21,7 +21,7 @@ class ScoreSheet {
 
   [[nodiscard]] const std::vector<ScoreRequest>& requests() const noexcept { return requests_; }
   [[nodiscard]] const std::vector<size_t>& cases() const noexcept { return cases_; }
-  void fill(std::vector<Score> scores);
+  void fill(std::vector<Score> scores);  ///< in the order of requests()
 
  private:
   std::vector<ScoreRequest> requests_;
@@ -46,7 +46,7 @@ struct MetricOutcome {
 class Metric {
  public:
   virtual ~Metric() = default;
-  [[nodiscard]] virtual const MetricInfo& info() const = 0;
+  [[nodiscard]] virtual const MetricInfo& info() const = 0;  ///< name, protocol and fields
   /// Whether "auto" chooses it for these facts.
   [[nodiscard]] virtual bool suits(const datasets::FactSet& facts) const = 0;
   /// Adds what it needs to the sheet.

@@ -25,7 +25,7 @@ namespace emend::evaluation {
 
 using datasets::KnownFact;
 
-enum class TraceKind { kState, kMlp, kAttention };
+enum class TraceKind { kState, kMlp, kAttention };  ///< what is restored
 
 struct TraceOptions {
   double noise_multiple = 3.0;  ///< of the embeddings' standard deviation; published value 3
@@ -90,7 +90,7 @@ struct TraceSummary {
 void average(TraceSummary& summary, const std::vector<TraceKind>& kinds);
 
 [[nodiscard]] std::string_view to_string(TraceKind kind) noexcept;  ///< "state", "mlp", "attention"
-[[nodiscard]] nlohmann::json to_json(const TraceSummary& summary);
+[[nodiscard]] nlohmann::json to_json(const TraceSummary& summary);  ///< the members by their names
 /// The layer with the largest average effect of MLP outputs at the subject's last token, among windows without the
 /// first layer's MLP (which reads the noised embedding itself), and the `count` layers that end there, as the MEMIT
 /// paper chooses its range: {"peak": 8, "layers": [4,5,6,7,8], "effect": 0.12, "standard_error": 0.02, "facts": 50,

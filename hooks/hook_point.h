@@ -24,7 +24,7 @@ class HookHandle {
   HookHandle(HookHandle&& other) noexcept;
   HookHandle& operator=(HookHandle&& other) noexcept;
   ~HookHandle() { remove(); }
-  void remove() noexcept;
+  void remove() noexcept;  ///< detaches now
 
  private:
   friend class HookPoint;

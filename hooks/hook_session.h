@@ -30,13 +30,13 @@ class HookSession {
   HookSession(const HookSession&) = delete;
   HookSession& operator=(const HookSession&) = delete;
 
-  HookSession& capture(SiteRef ref, CaptureOptions options = {});
-  HookSession& edit(SiteRef ref, HookFn fn);
+  HookSession& capture(SiteRef ref, CaptureOptions options = {});  ///< keeps the tensor at a site
+  HookSession& edit(SiteRef ref, HookFn fn);                       ///< replaces it by what `fn` returns
   /// Ends the forward pass after this site.
   HookSession& stop_after(SiteRef ref);
 
-  void attach();
-  void detach() noexcept;
+  void attach();           ///< throws Error(kInvalidArgument) for a site that the model lacks
+  void detach() noexcept;  ///< earlier than the end of the scope
 
   /// Throws Error(kInvalidArgument) if the site was not captured, or did not fire.
   [[nodiscard]] at::Tensor captured(const SiteRef& ref) const;

@@ -12,7 +12,7 @@ namespace emend::hparams {
 struct ModuleNames {
   std::string rewrite_module_tmp, layer_module_tmp, mlp_module_tmp, attn_module_tmp, ln_f_module, lm_head_module;
 };
-[[nodiscard]] const Schema<ModuleNames>& module_names_schema();
+[[nodiscard]] const Schema<ModuleNames>& module_names_schema();  ///< the fields above
 
 struct LocateHparams {
   std::vector<int64_t> layers;
@@ -31,6 +31,6 @@ struct LocateHparams {
   std::vector<std::vector<int64_t>> context_template_length_params = {{10, 5}};
   ModuleNames modules;
 };
-[[nodiscard]] const Schema<LocateHparams>& locate_schema();
+[[nodiscard]] const Schema<LocateHparams>& locate_schema();  ///< the fields above
 
 }  // namespace emend::hparams

@@ -50,7 +50,7 @@ class RawHparams {
   void add(RawEntry entry);
 
   [[nodiscard]] const std::vector<RawEntry>& entries() const noexcept { return entries_; }
-  [[nodiscard]] const RawEntry* find(std::string_view key) const;
+  [[nodiscard]] const RawEntry* find(std::string_view key) const;  ///< null if there is none
   /// "file:line" of a key; the file's name if the key is absent. For errors found after parsing (a layer the model
   /// lacks).
   [[nodiscard]] std::string where(std::string_view key) const;

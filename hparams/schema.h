@@ -127,7 +127,7 @@ class Schema {
   /// `editor` names the schema in messages; fields of bases come in through include().
   explicit Schema(std::string editor) { erased_.editor = std::move(editor); }
 
-  template <class V, class C>
+  template <class V, class C>  ///< declares one field
   requires std::derived_from<T, C> Schema& field(const std::string& name, V C::*member, FieldOptions options) {
     const T defaults{};
     detail::ErasedField field;

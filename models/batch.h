@@ -36,7 +36,7 @@ class TokenBatch {
   [[nodiscard]] int64_t rows() const noexcept { return static_cast<int64_t>(row_begin_.size()) - 1; }
   [[nodiscard]] int64_t tokens() const noexcept { return static_cast<int64_t>(ids_.size()); }
   [[nodiscard]] int64_t length(int64_t row) const { return row_begin_[row + 1] - row_begin_[row]; }
-  [[nodiscard]] int64_t longest() const;
+  [[nodiscard]] int64_t longest() const;  ///< length of the longest row
   /// Packed index of the k-th token of a row; negative k counts from the row's end.
   [[nodiscard]] int64_t token(int64_t row, int64_t k) const;
 

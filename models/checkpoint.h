@@ -28,8 +28,8 @@ struct ModelConfig;
 class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
-  [[nodiscard]] virtual const std::filesystem::path& path() const = 0;
-  [[nodiscard]] virtual std::string format() const = 0;  ///< "huggingface" or "gguf"
+  [[nodiscard]] virtual const std::filesystem::path& path() const = 0;  ///< folder or file
+  [[nodiscard]] virtual std::string format() const = 0;                 ///< "huggingface" or "gguf"
   /// config.json; a GGUF file's metadata appear under the names that config.json has.
   [[nodiscard]] virtual const nlohmann::json& config() const = 0;
   /// Names (Hugging Face names also for GGUF), dtypes as `read` gives them, and shapes.

@@ -18,7 +18,7 @@ namespace emend::models {
 
 struct FamilySpec;
 
-enum class Norm { kLayer, kRms };
+enum class Norm { kLayer, kRms };  ///< kind of norm
 enum class Residual {
   kSequential,  ///< y = x + attn(norm x); y + mlp(norm y)
   kParallel,    ///< x + attn(norm x) + mlp(norm' x)
@@ -34,7 +34,7 @@ enum class Qkv {
   kPerHead,   ///< one matrix: [heads, 3, d]
   kPerGroup,  ///< one matrix: [kv heads, heads / kv heads + 2, d]; the last two rows of a group are key and value
 };
-enum class Positions { kRotary, kLearned, kAlibi };
+enum class Positions { kRotary, kLearned, kAlibi };  ///< how the model knows where a token stands
 enum class PositionRule {
   kGiven,     ///< the batch's positions: position ids if given, else columns
   kFromMask,  ///< without position ids, the number of real tokens before it in the row (OPT)
@@ -46,7 +46,7 @@ enum class Mlp {
   kGatedFused,  ///< the same with one matrix: gate rows, then up rows
   kExperts,     ///< a router and several gated MLPs
 };
-enum class Activation { kGelu, kGeluTanh, kQuickGelu, kRelu, kSilu };
+enum class Activation { kGelu, kGeluTanh, kQuickGelu, kRelu, kSilu };  ///< of the MLP
 
 /// One form of rotary embedding. Formulas: docs/adding-a-family.md and models/detail/rotary.cpp.
 struct Rotary {

@@ -14,7 +14,7 @@ class ConfigReader {
   /// `where` is the file, and the path inside it for nested objects ("config.json: rope_scaling").
   ConfigReader(const nlohmann::json& object, std::string where);
 
-  [[nodiscard]] bool has(const std::string& key) const;
+  [[nodiscard]] bool has(const std::string& key) const;  ///< present and not null
   /// True if the key is there with the value null (where that differs from being absent).
   [[nodiscard]] bool is_null(const std::string& key) const;
   /// The value under the first of the names that is present and not null, or nullptr.
@@ -33,6 +33,7 @@ class ConfigReader {
   /// The nested object under the first of the names that is present; an empty one if none is.
   [[nodiscard]] ConfigReader object(const Names& names) const;
 
+  /// Throws Error(kCorruption) about a key.
   [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected,
                          const std::string& advice = "compare with the published config.json of the model") const;
   /// The same as Error(kUnsupported).

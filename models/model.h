@@ -61,7 +61,7 @@ class Model {
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
-  [[nodiscard]] const ModelConfig& config() const noexcept;
+  [[nodiscard]] const ModelConfig& config() const noexcept;  ///< what config.json says, in emend's terms
   [[nodiscard]] const FamilySpec& family() const noexcept;
   [[nodiscard]] const devices::PlacementPlan& placement() const noexcept;
   [[nodiscard]] int n_layers() const noexcept;
@@ -84,7 +84,7 @@ class Model {
   /// moves). `raw_head` leaves out logit soft-caps, as the published editors compute the loss at `v_loss_layer`.
   [[nodiscard]] at::Tensor project(const at::Tensor& hidden, bool raw_head = false) const;
 
-  [[nodiscard]] hooks::HookTable& hooks() const noexcept;
+  [[nodiscard]] hooks::HookTable& hooks() const noexcept;  ///< where HookSession attaches
 
   /// Throws Error(kUnsupported) with the reason where no single matrix is rewritten (Mixtral, …),
   /// Error(kInvalidArgument) for a layer out of range.

@@ -62,7 +62,7 @@ struct GgufTensor {
   uint64_t bytes = 0;
 
   [[nodiscard]] int64_t row_values() const { return shape.empty() ? 1 : shape.back(); }
-  [[nodiscard]] int64_t rows() const;
+  [[nodiscard]] int64_t rows() const;  ///< values / row_values()
 };
 
 /// An opened file. Immutable; safe to use from several threads.

@@ -15,7 +15,7 @@ class GgufMetadata {
  public:
   void set_integer(std::string_view key, int64_t value);  ///< as uint32, or int64 where it does not fit
   void set_number(std::string_view key, double value);    ///< as float32
-  void set_flag(std::string_view key, bool value);
+  void set_flag(std::string_view key, bool value);        ///< each replaces an earlier value
   void set_text(std::string_view key, std::string_view value);
   void set_texts(std::string_view key, const std::vector<std::string>& values);
   void set_integers(std::string_view key, const std::vector<int32_t>& values);
@@ -25,7 +25,7 @@ class GgufMetadata {
   void copy(std::string_view key, const GgufValue& value);
   void append(const GgufMetadata& other);
 
-  [[nodiscard]] bool contains(std::string_view key) const;
+  [[nodiscard]] bool contains(std::string_view key) const;  ///< was the key set?
   [[nodiscard]] size_t size() const noexcept { return entries_.size(); }
   /// All entries as they stand in the file.
   [[nodiscard]] std::string encoded() const;

@@ -40,7 +40,7 @@ struct Encoding {
   std::vector<std::pair<size_t, size_t>> offsets;
 
   [[nodiscard]] size_t size() const noexcept { return ids.size(); }
-  [[nodiscard]] TokenSpan span(size_t index) const {
+  [[nodiscard]] TokenSpan span(size_t index) const {  ///< one token with its bytes
     return {ids.at(index), offsets.at(index).first, offsets.at(index).second};
   }
 };
