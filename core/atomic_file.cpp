@@ -27,7 +27,8 @@ void sync_folder(const std::filesystem::path& folder) {
 }
 
 int open_for_reading(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK the opening of a pipe would wait for somebody to write to it.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     if (errno == ENOENT)
       throw Error(ErrorClass::kNotFound, {path.string(), "no such file", "a readable file", "check the path"});
@@ -37,6 +38,11 @@ int open_for_reading(const std::filesystem::path& path) {
   if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     ::close(fd);
     throw Error(ErrorClass::kInvalidArgument, {path.string(), "is a folder", "a file", "name a file in it"});
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    throw Error(ErrorClass::kInvalidArgument,
+                {path.string(), "is a pipe or a device", "a regular file", "write its contents to a file first"});
   }
   return fd;
 }

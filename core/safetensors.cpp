@@ -34,17 +34,51 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
               {path.string(), got, expected, "the file is truncated or damaged: fetch or write it again"});
 }
 
-// Parses the header, refusing a name that appears twice (JSON parsers keep the last one silently).
-Json parse_header(const std::filesystem::path& path, std::string_view text) {
-  std::set<std::string> names;
+// What torch.save writes, a zip file or in earlier versions a bare pickle, claims an absurd header. It is never opened.
+void refuse_pickle(const std::filesystem::path& path, const MappedFile& file) {
+  const std::string_view begin(reinterpret_cast<const char*>(file.data()), 4);
+  if (begin != "PK\x03\x04" && !begin.starts_with("\x80\x02")) return;
+  throw Error(ErrorClass::kUnsupported,
+              {path.string(), "a file of torch.save (pickle), which can run code when opened", "a safetensors file",
+               "convert once in Python: safetensors.torch.save_file(torch.load(\"" + path.filename().string() +
+                   "\", weights_only=True), \"" + path.stem().string() + ".safetensors\")"});
+}
+
+// Looks through a header before it is parsed: names that appear twice (parsers keep the last one silently) and absurd
+// nesting. A parser callback would do, but makes parsing quadratic in the number of tensors.
+class HeaderCheck : public nlohmann::json_sax<Json> {
+ public:
+  static constexpr int kDeepest = 4;
   std::string duplicate;
-  const auto callback = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::key && depth == 1 && !names.insert(value.get<std::string>()).second)
-      duplicate = value.get<std::string>();
-    return depth <= 4;
-  };
-  Json header = Json::parse(text, callback, /*allow_exceptions=*/false);
-  if (!duplicate.empty()) corrupt(path, "tensor \"" + duplicate + "\" is declared twice", "unique names");
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return ++depth_ <= kDeepest; }
+  bool start_array(size_t) override { return ++depth_ <= kDeepest; }
+  bool end_object() override { return depth_-- > 0; }
+  bool end_array() override { return depth_-- > 0; }
+  bool key(string_t& name) override {
+    if (depth_ != 1 || names_.insert(name).second) return true;
+    duplicate = name;
+    return false;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
+
+ private:
+  int depth_ = 0;
+  std::set<std::string> names_;
+};
+
+Json parse_header(const std::filesystem::path& path, std::string_view text) {
+  HeaderCheck check;
+  const bool good = Json::sax_parse(text, &check);
+  if (!check.duplicate.empty()) corrupt(path, "tensor \"" + check.duplicate + "\" is declared twice", "unique names");
+  Json header = good ? Json::parse(text, nullptr, /*allow_exceptions=*/false) : Json();
   if (!header.is_object()) corrupt(path, "the header is not a JSON object", "a safetensors header");
   return header;
 }
@@ -125,11 +159,13 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
   if (file_->size() < 8) corrupt(path, "the file has " + std::to_string(file_->size()) + " bytes", "at least 8");
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, file_->data(), 8);  // little-endian, as is every platform LibTorch runs on
-  if (header_bytes > kMaxHeaderBytes || header_bytes > file_->size() - 8)
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file_->size() - 8) {
+    refuse_pickle(path, *file_);
     corrupt(
         path,
         "the header claims " + std::to_string(header_bytes) + " bytes of a file of " + std::to_string(file_->size()),
         "a header inside the file, at most 100 MB");
+  }
   const std::string_view text(reinterpret_cast<const char*>(file_->data()) + 8, header_bytes);
   const Json header = parse_header(path, text);
   const uint64_t data_begin = 8 + header_bytes, data_bytes = file_->size() - data_begin;

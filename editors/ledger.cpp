@@ -1,5 +1,7 @@
 #include <emend/core/atomic_file.h>
+#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/link_or_copy.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/sha256.h>
 #include <emend/editors/ledger.h>
@@ -11,11 +13,13 @@
 #include <algorithm>
 #include <ctime>
 #include <set>
+#include <stdexcept>
 
 namespace emend::editors {
 namespace {
 
 constexpr int kLedgerVersion = 1;
+constexpr size_t kIdDigits = 12;
 
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
@@ -63,14 +67,79 @@ at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const s
   return (weight.to(at::kDouble) + change).to(compute_dtype);
 }
 
-void copy_one(const std::filesystem::path& from, const std::filesystem::path& to) {
-  std::error_code error;
-  std::filesystem::create_hard_link(std::filesystem::canonical(from), to, error);
-  if (!error) return;
-  std::filesystem::copy_file(from, to, error);
-  if (error)
-    throw Error(ErrorClass::kIo, {to.string(), "cannot copy " + from.string() + " (" + error.message() + ")", "",
-                                  "free some space or choose another folder"});
+// How much of a change is left after rounding, summed over weights: ⟨written, ΔW⟩ / ‖ΔW‖².
+struct Rounding {
+  double projection = 0, square = 0;
+
+  void add(const at::Tensor& before, const at::Tensor& after, const WeightDelta& delta) {
+    at::Tensor change = delta.matrix();
+    if (delta.orientation == models::Orientation::kInOut && change.dim() == 2) change = change.t();
+    const at::Tensor written = after.to(before.scalar_type()).to(at::kDouble) - before.to(at::kDouble);
+    projection += (written * change).sum().item<double>();
+    square += change.square().sum().item<double>();
+  }
+  [[nodiscard]] double survived() const { return square > 0 ? projection / square : 1; }
+};
+
+// Earlier versions wrote no checksum.
+SafetensorsFile open_originals(const std::filesystem::path& path) {
+  SafetensorsFile file(path);
+  if (file.metadata().contains("checksum")) require_intact(file);
+  return file;
+}
+
+// What ledger.json says.
+struct StoredState {
+  std::string base;
+  std::vector<std::string> active;
+  std::map<std::string, LedgerEntry> known;
+  std::optional<std::vector<std::string>> pending;
+};
+
+bool is_id(const std::string& id) {
+  return id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+// Ids become file names, so nothing else than an id may pass for one.
+std::vector<std::string> read_ids(const nlohmann::json& list, const StoredState& state) {
+  const auto ids = list.get<std::vector<std::string>>();
+  std::set<std::string> seen;
+  for (const auto& id : ids)
+    if (!state.known.contains(id) || !seen.insert(id).second)
+      throw std::runtime_error("\"" + id + "\" is unknown or there twice");
+  return ids;
+}
+
+StoredState read_state(const std::filesystem::path& path) {
+  try {
+    const auto json = nlohmann::json::parse(read_file(path), nullptr, false);
+    if (json.at("version").get<int>() > kLedgerVersion)
+      throw Error(ErrorClass::kUnsupported,
+                  {path.string(), "version " + json.at("version").dump(), "version 1", "use a newer emend"});
+    StoredState state;
+    state.base = json.at("base").get<std::string>();
+    for (const auto& [id, entry] : json.at("packs").items()) {
+      if (!is_id(id)) throw std::runtime_error("\"" + id + "\" is no id");
+      state.known[id] = {id,
+                         false,
+                         entry.at("editor").get<std::string>(),
+                         entry.at("facts").get<int64_t>(),
+                         entry.at("subjects").get<std::vector<std::string>>(),
+                         entry.at("weights").get<std::vector<std::string>>(),
+                         entry.at("applied_at").get<std::string>(),
+                         entry.value("runtime", false),
+                         entry.value("survived", 1.0)};
+    }
+    state.active = read_ids(json.at("active"), state);
+    if (json.contains("pending")) state.pending = read_ids(json.at("pending"), state);
+    return state;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), std::string("a damaged ledger (") + error.what() + ")", "the file that emend wrote",
+                 "restore the folder from its source and apply the packs again"});
+  }
 }
 
 }  // namespace
@@ -79,14 +148,9 @@ std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::p
   std::vector<std::filesystem::path> packs;
   const auto ledger = model_folder / ".emend";
   if (!std::filesystem::exists(ledger / "ledger.json")) return packs;
-  const auto state = nlohmann::json::parse(read_file(ledger / "ledger.json"), nullptr, false);
-  try {
-    for (const auto& id : state.at("active").get<std::vector<std::string>>())
-      if (state.at("packs").at(id).value("runtime", false)) packs.push_back(ledger / "packs" / (id + ".safetensors"));
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorClass::kCorruption,
-                {(ledger / "ledger.json").string(), "damaged ledger", "", std::string(error.what())});
-  }
+  const StoredState state = read_state(ledger / "ledger.json");
+  for (const auto& id : state.active)
+    if (state.known.at(id).runtime) packs.push_back(ledger / "packs" / (id + ".safetensors"));
   return packs;
 }
 
@@ -95,45 +159,45 @@ Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
   if (!std::filesystem::is_directory(folder_))
     throw Error(ErrorClass::kNotFound, {folder_.string(), "not a model folder", "a Hugging Face folder",
                                         "a GGUF file has no ledger: write the edited model elsewhere with --out"});
+  lock();
+  try {
+    open();
+  } catch (...) {
+    ::close(lock_);
+    throw;
+  }
+}
+
+void Ledger::lock() {
   std::error_code error;
+  if (std::filesystem::is_symlink(ledger_, error))
+    throw Error(ErrorClass::kInvalidArgument,
+                {ledger_.string(), "a symbolic link", "the folder's own ledger", "remove the link"});
   std::filesystem::create_directories(ledger_ / "packs", error);
-  lock_ = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  lock_ = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (lock_ < 0)
     throw Error(ErrorClass::kIo, {ledger_.string(), "cannot write to the model folder", "a writable folder",
                                   "copy the model, or use --out"});
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    ::close(lock_);
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder_.string(), "another process is changing this model", "", "wait for it to end"});
-  }
+  if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return;
+  ::close(lock_);
+  throw Error(ErrorClass::kInvalidArgument,
+              {folder_.string(), "another process is changing this model", "", "wait for it to end"});
+}
+
+void Ledger::open() {
+  remove_abandoned(folder_, std::chrono::seconds(0));  // of a change that was interrupted
   const auto state_path = ledger_ / "ledger.json";
   if (!std::filesystem::exists(state_path)) {
     base_ = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
     return;
   }
-  const auto state = nlohmann::json::parse(read_file(state_path), nullptr, false);
-  try {
-    if (state.at("version").get<int>() > kLedgerVersion)
-      throw Error(ErrorClass::kUnsupported,
-                  {state_path.string(), "version " + state.at("version").dump(), "version 1", "use a newer emend"});
-    base_ = state.at("base").get<std::string>();
-    active_ = state.at("active").get<std::vector<std::string>>();
-    for (const auto& [id, entry] : state.at("packs").items())
-      known_[id] = {id,
-                    false,
-                    entry.at("editor").get<std::string>(),
-                    entry.at("facts").get<int64_t>(),
-                    entry.at("subjects").get<std::vector<std::string>>(),
-                    entry.at("weights").get<std::vector<std::string>>(),
-                    entry.at("applied_at").get<std::string>(),
-                    entry.value("runtime", false)};
-    if (state.contains("pending")) {
-      log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
-      change(state.at("pending").get<std::vector<std::string>>());
-    }
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(ErrorClass::kCorruption, {state_path.string(), "damaged ledger", "", std::string(e.what())});
-  }
+  StoredState state = read_state(state_path);
+  base_ = state.base;
+  active_ = state.active;
+  known_ = std::move(state.known);
+  if (!state.pending) return;
+  log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
+  change(*state.pending);
 }
 
 Ledger::~Ledger() {
@@ -154,9 +218,13 @@ std::vector<LedgerEntry> Ledger::entries() const {
   return list;
 }
 
+std::filesystem::path Ledger::pack_path(const std::string& id) const {
+  return ledger_ / "packs" / (id + ".safetensors");
+}
+
 std::string Ledger::resolve(const std::string& id_or_path) const {
   std::string wanted = id_or_path;
-  if (std::filesystem::is_regular_file(id_or_path)) wanted = sha256_hex(read_file(id_or_path)).substr(0, 12);
+  if (std::filesystem::is_regular_file(id_or_path)) wanted = sha256_hex(read_file(id_or_path)).substr(0, kIdDigits);
   std::vector<std::string> matches;
   for (const auto& [id, entry] : known_)
     if (id.rfind(wanted, 0) == 0) matches.push_back(id);
@@ -168,17 +236,13 @@ std::string Ledger::resolve(const std::string& id_or_path) const {
                list.empty() ? "an edit of this model; it has none" : "one of " + list, "emend list shows them"});
 }
 
-std::string Ledger::apply(const std::filesystem::path& pack_path, const std::string& accepted_base, bool force) {
-  const EditPack pack = load_pack(pack_path);
-  const std::string id = sha256_hex(read_file(pack_path)).substr(0, 12);
+std::string Ledger::apply(const std::filesystem::path& pack_file, const ApplyPackOptions& options) {
+  const EditPack pack = load_pack(pack_file);
+  const std::string id = sha256_hex(read_file(pack_file)).substr(0, kIdDigits);
   if (std::find(active_.begin(), active_.end(), id) != active_.end())
     throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the edit " + id + " is already in force", "",
                                                "revert it first, or apply another pack"});
-  if (!force && pack.base_fingerprint != base_ && pack.base_fingerprint != accepted_base)
-    throw Error(ErrorClass::kInvalidArgument,
-                {pack_path.string(), "made for the model " + pack.base_fingerprint.substr(0, 12),
-                 "the model in " + folder_.string() + ", which is " + base_.substr(0, 12),
-                 "use the pack's own model, or --force if you know that they agree"});
+  require_base(pack, base_, options, pack_file.string());
   LedgerEntry entry;
   entry.id = id;
   entry.editor = pack.editor;
@@ -188,12 +252,15 @@ std::string Ledger::apply(const std::filesystem::path& pack_path, const std::str
   for (const auto& delta : pack.deltas) entry.weights.push_back(delta.weight);
   entry.runtime = !pack.runtime.empty();
   const auto files = files_of(folder_);
+  Rounding rounding;
   for (const auto& delta : pack.deltas) {  // shapes are checked before anything is written
     const SafetensorsFile file(file_of(files, delta.weight, folder_));
-    (void)add_delta(file.tensor(delta.weight), delta, folder_);
+    const at::Tensor weight = file.tensor(delta.weight);
+    rounding.add(weight, add_delta(weight, delta, folder_), delta);
   }
+  entry.survived = rounding.survived();
   keep_originals(entry.weights);
-  write_file(ledger_ / "packs" / (id + ".safetensors"), read_file(pack_path));
+  write_file(pack_path(id), read_file(pack_file));
   known_[id] = entry;
   auto active = active_;
   active.push_back(id);
@@ -260,7 +327,7 @@ void Ledger::keep_originals(const std::vector<std::string>& weights) {
   std::set<std::string> have;
   std::optional<SafetensorsFile> old;
   if (std::filesystem::exists(path)) {
-    old.emplace(path);
+    old.emplace(open_originals(path));
     for (const auto& [name, info] : old->tensors()) {
       kept.emplace_back(name, old->tensor(name));
       have.insert(name);
@@ -273,16 +340,16 @@ void Ledger::keep_originals(const std::vector<std::string>& weights) {
       kept.emplace_back(weight, SafetensorsFile(file_of(files, weight, folder_)).tensor(weight));
       added = true;
     }
-  if (added) write_safetensors(path, kept, {{"format", "emend originals"}, {"base", base_}});
+  if (added) write_checked(path, kept, {{"format", "emend originals"}, {"base", base_}});
 }
 
 void Ledger::rebuild(const std::vector<std::string>& active, const std::vector<std::string>& weights) {
   if (weights.empty()) return;
-  const SafetensorsFile originals(ledger_ / "originals.safetensors");
+  const SafetensorsFile originals = open_originals(ledger_ / "originals.safetensors");
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
   for (const auto& id : active)
-    for (const auto& delta : load_pack(ledger_ / "packs" / (id + ".safetensors")).deltas)
+    for (const auto& delta : load_pack(pack_path(id)).deltas)
       values[delta.weight] = add_delta(values[delta.weight], delta, folder_);
   std::map<std::filesystem::path, std::map<std::string, at::Tensor>> by_file;
   const auto files = files_of(folder_);
@@ -294,8 +361,9 @@ void Ledger::rebuild(const std::vector<std::string>& active, const std::vector<s
 void Ledger::write_state() const {
   nlohmann::json packs = nlohmann::json::object();
   for (const auto& [id, entry] : known_)
-    packs[id] = {{"editor", entry.editor},   {"facts", entry.facts},           {"subjects", entry.subjects},
-                 {"weights", entry.weights}, {"applied_at", entry.applied_at}, {"runtime", entry.runtime}};
+    packs[id] = {{"editor", entry.editor},    {"facts", entry.facts},           {"subjects", entry.subjects},
+                 {"weights", entry.weights},  {"applied_at", entry.applied_at}, {"runtime", entry.runtime},
+                 {"survived", entry.survived}};
   const nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active_}, {"packs", packs}};
   write_file(ledger_ / "ledger.json", state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
@@ -305,12 +373,13 @@ void Ledger::copy_model_folder(const std::filesystem::path& from, const std::fil
   if (std::filesystem::exists(to) && !std::filesystem::is_empty(to, error))
     throw Error(ErrorClass::kInvalidArgument,
                 {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another --out"});
+  (void)models::open_checkpoint(from.string());  // refuses links that lead out of the folder
   std::filesystem::create_directories(to, error);
   if (error)
     throw Error(ErrorClass::kIo,
                 {to.string(), "cannot create the folder (" + error.message() + ")", "", "choose another --out"});
   for (const auto& entry : std::filesystem::directory_iterator(from))
-    if (entry.is_regular_file()) copy_one(entry.path(), to / entry.path().filename());
+    if (entry.is_regular_file()) link_or_copy(entry.path(), to / entry.path().filename());
 }
 
 }  // namespace emend::editors

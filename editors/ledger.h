@@ -31,6 +31,7 @@ struct LedgerEntry {
   std::vector<std::string> weights;
   std::string applied_at;  ///< time of the last change, UTC
   bool runtime = false;    ///< has parts beside the weights
+  double survived = 1;     ///< share of the change that was left after rounding to the files' types (ApplyReport)
 };
 
 /// The packs in force in a model folder that have parts beside the weights, in their order; empty for anything that is
@@ -53,11 +54,14 @@ class Ledger {
   /// Fingerprint of the folder without any pack.
   [[nodiscard]] const std::string& base_fingerprint() const noexcept { return base_; }
 
+  /// The ledger's own copy of a pack, by its whole id.
+  [[nodiscard]] std::filesystem::path pack_path(const std::string& id) const;
+
   /// Adds a pack and puts it in force, last. Returns its id.
-  /// `accepted_base`: a fingerprint besides base_fingerprint() that the pack may name (a GGUF file this folder was made
-  /// from). Throws Error(kInvalidArgument) if the pack is for another model (unless `force`) or already in force, or
-  /// does not fit.
-  std::string apply(const std::filesystem::path& pack, const std::string& accepted_base = "", bool force = false);
+  /// options.accepted_bases: fingerprints besides base_fingerprint() that the pack may name (a GGUF file this folder
+  /// was made from). Throws Error(kInvalidArgument) if the pack is for another model or already in force, or does not
+  /// fit.
+  std::string apply(const std::filesystem::path& pack, const ApplyPackOptions& options = {});
   /// Takes one pack out of force (by id, a unique beginning of it, or the path of the pack file).
   /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if it is not in force.
   std::string revert(const std::string& id_or_path);
@@ -73,7 +77,8 @@ class Ledger {
   static void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to);
 
  private:
-  struct State;
+  void lock();
+  void open();
   [[nodiscard]] std::string resolve(const std::string& id_or_path) const;
   void change(const std::vector<std::string>& active);
   void rebuild(const std::vector<std::string>& active, const std::vector<std::string>& weights);

@@ -99,6 +99,9 @@ class PackReader {
     pack_.hparams = manifest.at("hparams");
     pack_.facts = manifest.at("facts");
     pack_.extra = manifest.at("extra");
+    const auto is_object = [](const nlohmann::json& fact) { return fact.is_object(); };
+    if (!pack_.facts.is_array() || !std::all_of(pack_.facts.begin(), pack_.facts.end(), is_object))
+      refuse("facts that are no list of objects", "the manifest that emend wrote");
     std::set<std::string> weights;
     for (const auto& entry : manifest.at("deltas")) {
       if (!weights.insert(entry.at("weight").get<std::string>()).second)
@@ -183,11 +186,7 @@ nlohmann::json runtime_manifest(const EditPack& pack, NamedTensors& tensors) {
 
 // Everything that can be wrong between a pack and a model, before anything is written.
 void require_fit(const models::Model& model, const EditPack& pack, const ApplyPackOptions& options) {
-  if (!options.force && pack.base_fingerprint != model.fingerprint()) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {"edit pack", "a pack made for model " + pack.base_fingerprint.substr(0, 12),
-                 "model " + model.fingerprint().substr(0, 12), "apply it to the model it was made from (or force it)"});
-  }
+  require_base(pack, model.fingerprint(), options);
   if (!pack.runtime.empty() && !options.runtime_apart)
     throw Error(ErrorClass::kUnsupported,
                 {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
@@ -202,6 +201,20 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
 }
 
 }  // namespace
+
+void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
+                  const std::string& where) {
+  constexpr size_t kShortest = 8;
+  if (options.force || pack.base_fingerprint == fingerprint) return;
+  for (const auto& accepted : options.accepted_bases)
+    if (accepted.size() >= kShortest && pack.base_fingerprint.starts_with(accepted)) return;
+  throw Error(ErrorClass::kInvalidArgument,
+              {where, "a pack made for the model " + pack.base_fingerprint.substr(0, 12),
+               "one for this model, " + fingerprint.substr(0, 12),
+               "use the pack's own model; if this is the same model in another form, accept that base by name "
+               "(--accept-base " +
+                   pack.base_fingerprint.substr(0, 12) + ") or use --force"});
+}
 
 EditPack EditPack::from_results(const models::Model& model, std::span<const EditResult> results,
                                 std::span<const datasets::Fact> facts) {

@@ -41,7 +41,15 @@ struct ApplyPackOptions {
   /// The caller attaches the pack's runtime parts (RuntimeScope). Without it a pack that has any is refused, so that
   /// half of an edit is never taken for all of it.
   bool runtime_apart = false;
+  /// Fingerprints, or beginnings of at least 8 digits, that the pack may name besides the model's own: a model that is
+  /// known to be the same in another form.
+  std::vector<std::string> accepted_bases = {};
 };
+
+/// Throws Error(kInvalidArgument) naming `where` unless the pack was made for the model with `fingerprint` or for one
+/// of options.accepted_bases; options.force accepts any.
+void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
+                  const std::string& where = "edit pack");
 
 /// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out
 /// again and gives every byte back; commit() makes it final. The model must outlive the transaction. Throws

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/datasets/corpus.h>
@@ -329,6 +330,14 @@ std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Coll
   return {all.begin(), all.end()};
 }
 
+// Into the cache, which then gives up what was not used for long.
+void store(const StatisticsOptions& options, const std::string& key, const SecondMoment& moment) {
+  const auto path = options.cache / (key + ".safetensors");
+  save_second_moment(path, moment, key);
+  for (const auto& removed : prune_cache(options.cache, cache_limit(), path))
+    options.log.info("statistics.pruned", "removed " + removed.path.string() + " to keep the cache within its bound");
+}
+
 nlohmann::json describe_corpus(const CorpusState& state);
 
 void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers,
@@ -374,7 +383,7 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
                                 std::to_string(named.width()) +
                                 ": the second moment is singular; ten tokens a dimension are wanted");
       if (!options.cache.empty() && (!group || group->rank() == 0))
-        save_second_moment(options.cache / (keys[layer] + ".safetensors"), named, keys[layer]);
+        store(options, keys[layer], named);
       state.moments.emplace(layer, named);
       state.computed.push_back(layer);
     }

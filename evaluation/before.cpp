@@ -1,9 +1,8 @@
 // The evaluation of the unedited model, remembered; and the facts' own continuations.
 #include <ATen/ATen.h>
 
-#include <emend/core/atomic_file.h>
+#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
-#include <emend/core/safetensors.h>
 #include <emend/core/sha256.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/evaluation.h>
@@ -41,18 +40,16 @@ json cache_key(const models::Model& model, const datasets::FactSet& facts, const
 
 /// The stored evaluation, or nothing with a warning if the file is damaged.
 std::optional<Evaluation> read_stored(const std::filesystem::path& path, const std::string& key, const Log& log) {
-  if (!std::filesystem::exists(path)) return std::nullopt;
   try {
-    const SafetensorsFile file(path);
-    const auto& metadata = file.metadata();
-    const auto text = metadata.find("evaluation"), checksum = metadata.find("sha256"),
-               stored_key = metadata.find("key");
-    if (text == metadata.end() || checksum == metadata.end() || stored_key == metadata.end() ||
-        stored_key->second != key || checksum->second != sha256_hex(text->second))
+    const auto file = open_cached(path);
+    if (!file) return std::nullopt;
+    const auto& metadata = file->metadata();
+    const auto text = metadata.find("evaluation"), stored_key = metadata.find("key");
+    if (text == metadata.end() || stored_key == metadata.end() || stored_key->second != key)
       throw Error(ErrorClass::kCorruption,
-                  {path.string(), "contents that do not match their checksum or key", "an intact file", ""});
+                  {path.string(), "contents that do not match their key", "an intact file", ""});
     Evaluation evaluation = evaluation_from_json(json::parse(text->second));
-    if (file.contains("probe")) evaluation.probe = file.tensor("probe").clone();
+    if (file->contains("probe")) evaluation.probe = file->tensor("probe").clone();
     return evaluation;
   } catch (const std::exception& error) {
     log.warning("evaluation.cache", std::string("the stored evaluation is damaged and is made again: ") + error.what());
@@ -85,7 +82,8 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   std::error_code ignored;
   std::filesystem::create_directories(cache_folder, ignored);
   try {
-    write_safetensors(path, tensors, {{"evaluation", text}, {"key", key}, {"sha256", sha256_hex(text)}});
+    write_checked(path, tensors, {{"evaluation", text}, {"key", key}});
+    prune_cache(cache_folder, cache_limit(), path);
   } catch (const Error& error) {
     options.log.warning("evaluation.cache", std::string("the evaluation could not be stored: ") + error.what());
   }

@@ -164,13 +164,17 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
   return result;
 }
 
-double mean_divergence(const at::Tensor& before, const at::Tensor& after) {
+at::Tensor divergences(const at::Tensor& before, const at::Tensor& after) {
   if (!before.defined() || !after.defined() || before.sizes() != after.sizes() || before.dim() != 2)
     throw Error(ErrorClass::kInvalidArgument,
                 {"divergence", "distributions of different shapes", "two [texts, V] tensors of the same texts",
                  "evaluate both states with the same model and texts"});
   const at::Tensor p = before.to(at::kDouble), q = after.to(at::kDouble);
-  return std::max(0.0, (p.exp() * (p - q)).sum(1).mean().item<double>());
+  return (p.exp() * (p - q)).sum(1);
+}
+
+double mean_divergence(const at::Tensor& before, const at::Tensor& after) {
+  return std::max(0.0, divergences(before, after).mean().item<double>());
 }
 
 json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks, const HealthOptions& options) {

@@ -53,7 +53,10 @@ struct MultipleChoice {
 [[nodiscard]] MultipleChoice multiple_choice(const models::Model& model, const std::vector<Choice>& items,
                                              const ScoreOptions& options = {});
 
-/// Mean over rows of KL(before ‖ after) in nat; both [texts, V] as next_token_log_probs gives them.
+/// KL(before ‖ after) of each row in nat, float64; both [texts, V] as next_token_log_probs gives them.
+/// Throws Error(kInvalidArgument) if their shapes differ.
+[[nodiscard]] at::Tensor divergences(const at::Tensor& before, const at::Tensor& after);
+/// Its mean over rows.
 [[nodiscard]] double mean_divergence(const at::Tensor& before, const at::Tensor& after);
 
 /// One task read from a file.

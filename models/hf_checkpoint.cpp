@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 namespace emend::models::detail {
@@ -46,6 +47,25 @@ at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
 bool is_there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
+}
+
+// A folder from somewhere else must not make us read, and then copy into what is saved, files that are not its own. The
+// Hugging Face cache keeps its files in <repository>/blobs and links to them from <repository>/snapshots/<revision>.
+void refuse_links_that_leave(const fs::path& folder) {
+  if (const char* follow = std::getenv("EMEND_FOLLOW_LINKS"); follow && std::string_view(follow) == "1") return;
+  std::error_code ignored;
+  fs::path home = fs::canonical(folder, ignored);
+  if (home.parent_path().filename() == "snapshots") home = home.parent_path().parent_path();
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (!entry.is_symlink(ignored)) continue;
+    const fs::path target = fs::canonical(entry.path(), ignored);
+    if (ignored) continue;  // it leads nowhere: whoever needs the file says so
+    const fs::path way = target.lexically_relative(home);
+    if (!way.empty() && *way.begin() != "..") continue;
+    throw Error(ErrorClass::kInvalidArgument,
+                {entry.path().string(), "a symbolic link that leads out of the model folder", "files of its own",
+                 "copy the file into the folder, or set EMEND_FOLLOW_LINKS=1 if the link is yours"});
+  }
 }
 
 [[noreturn]] void no_weights(const fs::path& folder) {
@@ -98,6 +118,7 @@ HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : fo
     throw Error(ErrorClass::kNotFound,
                 {folder_.string(), "no " + config_name, "a model folder with config.json and safetensors files",
                  "name the folder that holds config.json"});
+  refuse_links_that_leave(folder_);
   config_text_ = read_file(config_path);
   config_ = parse_json_text(config_text_, config_path.string());
   if (is_there(folder_ / kSingle)) {

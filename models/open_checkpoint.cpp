@@ -67,8 +67,16 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
   if (fs::is_directory(path, ignored)) return std::make_shared<detail::HfCheckpoint>(path);
   if (fs::exists(path, ignored)) {
     if (path.extension() == ".gguf") return open_gguf_checkpoint(path);
-    throw Error(ErrorClass::kUnsupported, {path.string(), "this is a single file, and not a .gguf file",
-                                           "a model folder or a .gguf file", "name the folder that holds config.json"});
+    const std::string kind = path.extension().string();
+    const bool pickle = kind == ".bin" || kind == ".pt" || kind == ".pth" || kind == ".ckpt";
+    throw Error(
+        ErrorClass::kUnsupported,
+        {path.string(),
+         pickle ? "a pickle file, which can run code when opened" : "this is a single file, and not a .gguf file",
+         "a model folder or a .gguf file",
+         pickle ? "convert once in Python: AutoModelForCausalLM.from_pretrained(\"" + path.parent_path().string() +
+                      "\").save_pretrained(\"OUT\", safe_serialization=True)"
+                : "name the folder that holds config.json"});
   }
   std::string looked = "\"" + path_or_name + "\"";
   if (is_hub_name(path_or_name)) {

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/link_or_copy.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_folder.h>
@@ -59,19 +60,6 @@ void remove_stale(const fs::path& folder, const std::set<std::string>& written) 
     if (detail::is_weight_file(name) && !written.count(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) fs::remove(path);
-}
-
-void link_or_copy(const fs::path& from, const fs::path& to) {
-  std::error_code error;
-  const fs::path real = fs::canonical(from);
-  if (fs::exists(to) && fs::equivalent(real, to)) return;
-  fs::remove(to, error);
-  fs::create_hard_link(real, to, error);
-  if (!error) return;
-  fs::copy_file(real, to, fs::copy_options::overwrite_existing, error);
-  if (error)
-    throw Error(ErrorClass::kIo, {to.string(), "cannot copy " + real.string() + " (" + error.message() + ")", "",
-                                  "check the free space and the permissions"});
 }
 
 std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype) {

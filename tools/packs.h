@@ -1,6 +1,7 @@
 // The edit packs that a verb puts into a model before it does its work.
 #pragma once
 
+#include <emend/editors/pack.h>
 #include <emend/editors/runtime.h>
 #include <emend/models/model.h>
 
@@ -12,6 +13,9 @@ namespace emend::tools {
 
 /// Adds --pack.
 void add_pack_option(CLI::App& command, std::vector<std::string>& packs, const std::string& what);
+
+/// Adds --force (with this help) and --accept-base.
+void add_base_options(CLI::App& command, editors::ApplyPackOptions& options, const std::string& force_help);
 
 /// Packs in force: changes of weights are written into the model for good, what lies beside them stays attached as long
 /// as this object lives.

@@ -1,6 +1,7 @@
 #include "run_directory.h"
 
 #include <emend/core/atomic_file.h>
+#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -34,6 +35,7 @@ RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(
     throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "another run is writing to this folder", "",
                                                "wait for it, or choose another folder with --out"});
   }
+  remove_abandoned(folder_, std::chrono::seconds(0));  // of a run that was killed
   if (!resume && std::filesystem::exists(folder_ / "results.json")) {
     ::close(lock_);
     lock_ = -1;

@@ -84,7 +84,7 @@ TEST_F(ExportTest, RefusesInsteadOfOverwritingOrCutting) {
   result = run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("other"), "--to", "peft",
                                  "--out", path("wrong")});
   EXPECT_EQ(result.status, 2);
-  EXPECT_NE(result.err.find("a pack for the model"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("a pack made for the model"), std::string::npos) << result.err;
 }
 
 // Every adaptable weight of the families that llama.cpp names: b·a in the file's order is the change in the file's

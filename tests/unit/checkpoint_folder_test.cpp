@@ -156,8 +156,12 @@ TEST_F(Folder, FindsModelsInTheHubCache) {
   const fs::path snapshot = root_ / "hub" / "models--some-org--Tiny_1.0" / "snapshots" / "abc123";
   fs::create_directories(snapshot);
   write_single();
-  for (const auto& entry : fs::directory_iterator(folder_))
-    fs::create_symlink(entry.path(), snapshot / entry.path().filename());
+  const fs::path blobs = snapshot.parent_path().parent_path() / "blobs";
+  fs::create_directories(blobs);
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    fs::copy_file(entry.path(), blobs / entry.path().filename());
+    fs::create_symlink("../../blobs" / entry.path().filename(), snapshot / entry.path().filename());
+  }
   const auto variable = [](const char* name, const fs::path& value) { ::setenv(name, value.c_str(), 1); };
   ::unsetenv("HF_HUB_CACHE");
   variable("HF_HOME", root_);

@@ -35,17 +35,21 @@ std::vector<double> spectrum(const editors::WeightDelta& delta) {
 
 }  // namespace
 
-nlohmann::json layer_figures(const std::vector<FinishedBatch>& batches, const models::Model& model) {
-  std::vector<editors::WeightDelta> all;
+std::map<std::string, double> survived_by_weight(const std::vector<FinishedBatch>& batches) {
   std::map<std::string, double> survived;
-  for (const auto& batch : batches) {
-    all.insert(all.end(), batch.deltas.begin(), batch.deltas.end());
+  for (const auto& batch : batches)
     for (const auto& layer : batch.layers) {
       const double kept = layer.value("survived", 1.0);
       const auto [it, fresh] = survived.emplace(layer.value("weight", ""), kept);
       if (!fresh) it->second = std::min(it->second, kept);
     }
-  }
+  return survived;
+}
+
+nlohmann::json layer_figures(const std::vector<FinishedBatch>& batches, const models::Model& model) {
+  std::vector<editors::WeightDelta> all;
+  const auto survived = survived_by_weight(batches);
+  for (const auto& batch : batches) all.insert(all.end(), batch.deltas.begin(), batch.deltas.end());
   nlohmann::json out = nlohmann::json::array();
   for (const auto& delta : editors::merge_deltas(all)) {
     const double norm = delta.norm();

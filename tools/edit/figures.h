@@ -1,12 +1,17 @@
 // Figures for the report that a run does not need for itself: what was added to each weight, the machine, memory.
 #pragma once
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "checkpoint.h"
 
 namespace emend::tools {
+
+/// How much of each weight's change was left after rounding to its type; of several batches, the least.
+[[nodiscard]] std::map<std::string, double> survived_by_weight(const std::vector<FinishedBatch>& batches);
 
 /// One object a rewritten weight, all batches taken together: layer, weight, update_norm, weight_norm (as it is now),
 /// relative, spectrum (the leading singular values of what was added), survived (the least of the batches).

@@ -9,6 +9,8 @@
 #include <emend/models/gguf/detail/gguf_architecture.h>
 #include <emend/models/gguf/gguf_writer.h>
 
+#include "figures.h"
+
 namespace emend::tools {
 namespace {
 
@@ -24,6 +26,10 @@ editors::EditPack make_pack(const datasets::FactSet& facts, const models::Model&
     all.contexts = editors::parse_contexts(record.batches.back().contexts, "run");
   auto pack = editors::EditPack::from_results(model, std::span<const editors::EditResult>(&all, 1), facts.facts);
   pack.runtime = record.runtime;
+  if (at::isReducedFloatingType(model.dtype())) {
+    pack.extra["dtype"] = c10::toString(model.dtype());
+    pack.extra["survived"] = survived_by_weight(record.batches);
+  }
   return pack;
 }
 
@@ -74,7 +80,7 @@ void save_outputs(const EditOptions& options, const RunDirectory& folder, const 
   if (options.saves("model")) {
     const auto path = folder / "model";
     write_base_model(model, path, transaction);
-    editors::Ledger(path).apply(pack_path, model.fingerprint());
+    editors::Ledger(path).apply(pack_path, {.accepted_bases = {model.fingerprint()}});
     record.files["edited model"] = path.string();
   }
   if (options.saves("peft")) {

@@ -1,6 +1,6 @@
 // An edit in the forms that other programs load.
 #include <emend/core/error.h>
-#include <emend/editors/ledger.h>
+#include <emend/editors/merge.h>
 #include <emend/editors/pack.h>
 #include <emend/editors/peft.h>
 #include <emend/models/gguf/gguf_lora.h>
@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "../model_options.h"
+#include "../packs.h"
 #include "../run_directory.h"
 
 namespace emend::tools {
@@ -19,26 +20,19 @@ struct Options {
   std::vector<std::string> packs;
   std::string to, out, type, base;
   editors::PeftOptions peft;
-  bool force = false;
+  editors::ApplyPackOptions apply;
 };
 
-// All packs as one.
+// All packs as one, for this model.
 editors::EditPack merged(const Options& options, const models::Model& model) {
-  editors::EditPack all;
+  std::vector<editors::NamedPack> packs;
   for (const auto& path : options.packs) {
-    auto pack = editors::load_pack(path);
-    if (pack.base_fingerprint != model.fingerprint() && !options.force)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {path, "a pack for the model " + pack.base_fingerprint.substr(0, 12),
-                   "one for this model, " + model.fingerprint().substr(0, 12), "name its model, or use --force"});
-    if (all.editor.empty()) {
-      all = std::move(pack);
-      continue;
-    }
-    all.deltas.insert(all.deltas.end(), pack.deltas.begin(), pack.deltas.end());
-    all.runtime.insert(all.runtime.end(), pack.runtime.begin(), pack.runtime.end());
+    packs.push_back({path, editors::load_pack(path)});
+    editors::EditPack& pack = packs.back().pack;
+    editors::require_base(pack, model.fingerprint(), options.apply, path);
+    pack.base_fingerprint = model.fingerprint();
   }
-  return all;
+  return editors::merge_packs(packs, editors::OnConflict::kSum).pack;
 }
 
 nlohmann::ordered_json export_lora(const Options& options, const models::Model& model, const editors::EditPack& pack) {
@@ -58,7 +52,7 @@ nlohmann::ordered_json export_peft_adapter(const Options& options, const models:
 
 nlohmann::ordered_json export_gguf(const Options& options, models::Model& model, const editors::EditPack& pack,
                                    const Common& common) {
-  const auto transaction = editors::apply_pack(model, pack, {options.force});
+  const auto transaction = editors::apply_pack(model, pack);
   models::GgufWriteOptions write;
   if (!options.type.empty()) write.type = models::parse_ggml_type(options.type);
   write.base = options.base;
@@ -75,12 +69,12 @@ nlohmann::ordered_json export_gguf(const Options& options, models::Model& model,
 }
 
 nlohmann::ordered_json export_folder(const Options& options, models::Model& model, const editors::EditPack& pack) {
-  const auto transaction = editors::apply_pack(model, pack, {options.force});
+  const auto transaction = editors::apply_pack(model, pack);
   return {{"folder", options.out}, {"changed", models::save_model(model, options.out)}};
 }
 
 int run(const Options& options, Common& common) {
-  if (std::filesystem::exists(options.out) && !options.force)
+  if (std::filesystem::exists(options.out) && !options.apply.force)
     throw Error(ErrorClass::kInvalidArgument,
                 {options.out, "it exists already", "a new path", "choose another, or replace it with --force"});
   auto model = load_named(options.model, common);
@@ -124,7 +118,7 @@ VerbRun setup_export(CLI::App& command) {
   command.add_option("--base", options->base, "gguf: unedited GGUF file of the model, whose other tensors are kept")
       ->group(group)
       ->type_name("FILE");
-  command.add_flag("--force", options->force, "replace --out; accept packs that were made for another model");
+  add_base_options(command, options->apply, "replace --out; accept packs that were made for any other model");
   command.footer(
       "Examples\n"
       "  emend export runs/mine/edit.safetensors --to lora --out edit.gguf\n"

@@ -6,16 +6,21 @@
 #include <iostream>
 
 #include "../model_options.h"
+#include "../packs.h"
 #include "../run_directory.h"
+#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
+
+constexpr double kWhole = 0.9999;  // of a change; less is shown
 
 struct Options {
   ModelOptions model;
   std::vector<std::string> edits;
   std::string out;
-  bool force = false, all = false;
+  editors::ApplyPackOptions apply;
+  bool all = false;
 };
 
 std::string resolved_model(const Options& options) {
@@ -26,7 +31,7 @@ std::string resolved_model(const Options& options) {
 
 // The folder whose files are to change: the model itself, or a copy of it in --out. A GGUF file is first written as a
 // folder.
-std::string target_folder(const Options& options, const Common& common, std::string& accepted_base) {
+std::string target_folder(Options& options, const Common& common) {
   const std::string model = resolved_model(options);
   const bool folder = std::filesystem::is_directory(model);
   if (options.out.empty()) {
@@ -38,7 +43,7 @@ std::string target_folder(const Options& options, const Common& common, std::str
     editors::Ledger::copy_model_folder(model, options.out);
   } else {
     const auto loaded = load_named(options.model, common);
-    accepted_base = loaded.fingerprint();
+    options.apply.accepted_bases.push_back(loaded.fingerprint());
     models::save_model(loaded, options.out);
   }
   return options.out;
@@ -53,6 +58,7 @@ nlohmann::ordered_json listing(const editors::Ledger& ledger) {
                      {"facts", entry.facts},
                      {"subjects", entry.subjects},
                      {"weights", entry.weights},
+                     {"survived", entry.survived},
                      {"changed_at", entry.applied_at}});
   return {{"base", ledger.base_fingerprint()}, {"edits", edits}};
 }
@@ -70,6 +76,7 @@ void print(const editors::Ledger& ledger, const std::string& folder, const Commo
               << entry.facts << " facts";
     for (size_t i = 0; i < entry.subjects.size(); ++i) std::cout << (i == 0 ? "  (" : ", ") << entry.subjects[i];
     if (!entry.subjects.empty()) std::cout << (static_cast<size_t>(entry.facts) > entry.subjects.size() ? ", …)" : ")");
+    if (entry.survived < kWhole) std::cout << "  " << percent(entry.survived) << " survived rounding";
     std::cout << '\n';
   }
 }
@@ -87,12 +94,11 @@ VerbRun setup_apply(CLI::App& command) {
   auto options = common_setup(command);
   command.add_option("PACK", options->edits, "edit packs, applied in this order")->required()->type_name("FILE");
   command.add_option("--out", options->out, "leave the model as it is and write the edited one here")->type_name("DIR");
-  command.add_flag("--force", options->force, "apply a pack that was made for another model");
+  add_base_options(command, options->apply, "apply packs that were made for any other model");
   return [options](Common& common) {
-    std::string accepted_base;
-    const std::string folder = target_folder(*options, common, accepted_base);
+    const std::string folder = target_folder(*options, common);
     editors::Ledger ledger(folder, common.log);
-    for (const auto& pack : options->edits) ledger.apply(pack, accepted_base, options->force);
+    for (const auto& pack : options->edits) ledger.apply(pack, options->apply);
     print(ledger, folder, common);
     return 0;
   };

@@ -1,0 +1,203 @@
+#include <ATen/ATen.h>
+#include <emend/core/cache_folder.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <tuple>
+
+namespace emend {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kChecksum = "checksum";
+constexpr double kDefaultGib = 20;
+
+void add_tensor(Sha256& hash, const std::string& name, const at::Tensor& tensor) {
+  std::string header = name + '\n' + c10::toString(tensor.scalar_type());
+  for (const int64_t size : tensor.sizes()) header += ' ' + std::to_string(size);
+  hash.update(header + '\n');
+  hash.update(tensor.const_data_ptr(), tensor.nbytes());
+}
+
+// Of everything but the checksum itself; tensors in the order of their names.
+std::string checksum(const std::map<std::string, std::string>& metadata,
+                     const std::map<std::string, at::Tensor>& tensors) {
+  Sha256 hash;
+  for (const auto& [key, value] : metadata)
+    if (key != kChecksum) hash.update(key + '\n' + std::to_string(value.size()) + '\n' + value);
+  for (const auto& [name, tensor] : tensors) add_tensor(hash, name, tensor);
+  return hash.hex();
+}
+
+// Files of earlier versions: a second moment, or an evaluation.
+std::string earlier_checksum(const SafetensorsFile& file) {
+  if (const auto text = file.metadata().find("evaluation"); text != file.metadata().end())
+    return sha256_hex(text->second);
+  if (file.tensors().size() != 1) return "";
+  const at::Tensor tensor = file.tensor(file.tensors().begin()->first);
+  Sha256 hash;
+  hash.update(tensor.const_data_ptr(), tensor.nbytes());
+  return hash.hex();
+}
+
+bool is_hex(std::string_view text, size_t digits) {
+  return text.size() == digits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+// "statistics" or "evaluation" for the names that caches have, else "".
+std::string kind_of_name(const std::string& name) {
+  constexpr std::string_view kSuffix = ".safetensors", kBefore = "before-";
+  if (!name.ends_with(kSuffix)) return "";
+  const std::string_view stem = std::string_view(name).substr(0, name.size() - kSuffix.size());
+  if (is_hex(stem, 64)) return "statistics";
+  if (stem.starts_with(kBefore) && is_hex(stem.substr(kBefore.size()), 32)) return "evaluation";
+  return "";
+}
+
+// The process that wrote "<name>.tmp-<pid>-<n>"; 0 if the name is another one.
+long writer_of(const std::string& name) {
+  const size_t at = name.rfind(".tmp-");
+  if (at == std::string::npos) return 0;
+  const size_t pid = at + 5, dash = name.find('-', pid);
+  constexpr const char* kDigits = "0123456789";
+  if (dash == std::string::npos || dash == pid || dash + 1 == name.size() || dash - pid > 10 ||
+      name.find_first_not_of(kDigits, pid) != dash || name.find_first_not_of(kDigits, dash + 1) != std::string::npos)
+    return 0;
+  return std::stol(name.substr(pid, dash - pid));
+}
+
+bool is_abandoned(const fs::directory_entry& entry, std::chrono::seconds age) {
+  const long pid = writer_of(entry.path().filename().string());
+  if (pid <= 0 || ::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) return false;
+  std::error_code error;
+  const auto written = entry.last_write_time(error);
+  return !error && fs::file_time_type::clock::now() - written >= age;
+}
+
+// Calls `visit` for the regular files in `folder` and below; links are not followed.
+template <class Visit>
+void each_file(const fs::path& folder, std::error_code& error, const Visit& visit) {
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code gone;  // another process may remove files meanwhile
+    if (it->symlink_status(gone).type() == fs::file_type::regular && !gone) visit(*it);
+  }
+}
+
+}  // namespace
+
+void write_checked(const fs::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                   std::map<std::string, std::string> metadata) {
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& [name, tensor] : tensors) by_name.emplace(name, tensor.contiguous());
+  metadata[kChecksum] = checksum(metadata, by_name);
+  write_safetensors(path, {by_name.begin(), by_name.end()}, metadata);
+}
+
+void require_intact(const SafetensorsFile& file) {
+  const auto& metadata = file.metadata();
+  auto recorded = metadata.find(kChecksum);
+  const bool whole = recorded != metadata.end();
+  if (!whole) recorded = metadata.find("sha256");
+  std::string actual;
+  if (whole) {
+    std::map<std::string, at::Tensor> tensors;
+    for (const auto& [name, info] : file.tensors()) tensors.emplace(name, file.tensor(name));
+    actual = checksum(metadata, tensors);
+  } else if (recorded != metadata.end()) {
+    actual = earlier_checksum(file);
+  }
+  if (recorded != metadata.end() && !actual.empty() && recorded->second == actual) return;
+  throw Error(
+      ErrorClass::kCorruption,
+      {file.path().string(), recorded == metadata.end() ? "no checksum" : "a checksum that does not fit the contents",
+       "an unaltered cache file", "delete the file; what it held will be computed again"});
+}
+
+std::optional<SafetensorsFile> open_cached(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
+  SafetensorsFile file(path);
+  require_intact(file);
+  fs::last_write_time(path, fs::file_time_type::clock::now(), ignored);  // a read-only cache serves all the same
+  return file;
+}
+
+std::vector<CacheEntry> list_cache(const fs::path& folder) {
+  std::vector<CacheEntry> entries;
+  std::error_code error;
+  if (!fs::exists(folder, error)) return entries;
+  each_file(folder, error, [&](const fs::directory_entry& file) {
+    CacheEntry entry{file.path(), kind_of_name(file.path().filename().string()), 0, {}};
+    if (is_abandoned(file, std::chrono::hours(1))) entry.kind = "abandoned";
+    std::error_code gone;
+    entry.bytes = file.file_size(gone);
+    if (!gone) entry.last_used = file.last_write_time(gone);
+    if (!entry.kind.empty() && !gone) entries.push_back(std::move(entry));
+  });
+  if (error)
+    throw Error(ErrorClass::kIo, {folder.string(), "cannot be listed (" + error.message() + ")", "a readable folder",
+                                  "check the path and its permissions"});
+  std::sort(entries.begin(), entries.end(), [](const CacheEntry& a, const CacheEntry& b) {
+    return std::tie(a.last_used, a.path) < std::tie(b.last_used, b.path);
+  });
+  return entries;
+}
+
+std::optional<std::string> fault_of(const CacheEntry& entry) {
+  if (entry.kind == "abandoned") return "left half written by a process that was killed";
+  try {
+    require_intact(SafetensorsFile(entry.path));
+  } catch (const Error& error) {
+    const std::string text = error.what(), path = entry.path.string() + ": ";
+    return text.starts_with(path) ? text.substr(path.size()) : text;
+  }
+  return std::nullopt;
+}
+
+std::vector<CacheEntry> prune_cache(const fs::path& folder, uint64_t max_bytes, const fs::path& keep) {
+  auto entries = list_cache(folder);
+  std::stable_partition(entries.begin(), entries.end(), [](const auto& entry) { return entry.kind == "abandoned"; });
+  uint64_t total = 0;
+  for (const auto& entry : entries) total += entry.bytes;
+  std::vector<CacheEntry> removed;
+  for (const auto& entry : entries) {
+    if (entry.path == keep || (total <= max_bytes && entry.kind != "abandoned")) continue;
+    std::error_code error;
+    fs::remove(entry.path, error);
+    if (error)
+      throw Error(ErrorClass::kIo, {entry.path.string(), "cannot be removed (" + error.message() + ")", "",
+                                    "check the permissions of the folder"});
+    total -= entry.bytes;
+    removed.push_back(entry);
+  }
+  return removed;
+}
+
+uint64_t cache_limit() {
+  double gib = kDefaultGib;
+  if (const char* text = std::getenv("EMEND_CACHE_GIB"); text && *text) {
+    char* end = nullptr;
+    gib = std::strtod(text, &end);
+    if (*end != '\0' || !(gib >= 0 && gib < 1e9))
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"EMEND_CACHE_GIB", "\"" + std::string(text) + "\"", "a number of GiB; 0: no bound", ""});
+  }
+  return gib > 0 ? static_cast<uint64_t>(gib * (uint64_t{1} << 30)) : UINT64_MAX;
+}
+
+size_t remove_abandoned(const fs::path& folder, std::chrono::seconds age) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  each_file(folder, error, [&](const fs::directory_entry& file) {
+    if (is_abandoned(file, age)) found.push_back(file.path());
+  });
+  for (const auto& path : found) fs::remove(path, error);
+  return found.size();
+}
+
+}  // namespace emend

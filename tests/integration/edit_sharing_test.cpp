@@ -1,0 +1,206 @@
+// `emend diff`, `emend merge` and `emend cache`, as several people use them on one model.
+#include <ATen/ATen.h>
+#include <emend/core/cache_folder.h>
+#include <emend/models/checkpoint.h>
+#include <gtest/gtest.h>
+
+#include "support/program_fixture.h"
+
+namespace emend::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class EditSharing : public ProgramTest {
+ protected:
+  // One person's edit of one fact.
+  void edit_one(const std::string& name, const std::string& subject, const std::string& target,
+                std::vector<std::string> more = {}) {
+    write_file(folder_ / (name + ".jsonl"),
+               json{{"prompt", "{} is in the city of"}, {"subject", subject}, {"target_new", target}}.dump() + "\n");
+    more.insert(more.end(), {"--facts", path(name + ".jsonl"), "--out", path(name), "--eval", "none", "--quiet",
+                             "--stats-tokens", "2000"});
+    const auto result = run_program("memit_edit", edit(more));
+    ASSERT_EQ(result.status, 0) << result.err;
+  }
+  [[nodiscard]] std::string pack(const std::string& name) const { return path(name + "/edit.safetensors"); }
+
+  json run(std::vector<std::string> arguments, int status = 0) {
+    arguments.push_back("--json");
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, status) << result.err;
+    return json::parse(result.out, nullptr, false);
+  }
+  [[nodiscard]] at::Tensor weight(const std::string& model) const {
+    return models::open_checkpoint(path(model))->read("model.layers.1.mlp.down_proj.weight").clone();
+  }
+};
+
+TEST_F(EditSharing, AMergedPackIsAppliedAndTakenBack) {
+  edit_one("anna", "The Eiffel Tower", "Rome");
+  edit_one("ben", "The Colosseum", "Oslo");
+  const auto merged = run({"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")});
+  EXPECT_EQ(merged["facts"], 2);
+  EXPECT_EQ(merged["used"].size(), 2U);
+  EXPECT_TRUE(merged["conflicts"].empty());
+  for (const auto& weight : merged["weights"]) EXPECT_EQ(weight["rank"], 2);
+
+  (void)run({"apply", pack("anna"), pack("ben"), "--model", path("model"), "--out", path("in_turn")});
+  (void)run({"apply", path("team.safetensors"), "--model", path("model"), "--out", path("together")});
+  EXPECT_LT((weight("in_turn") - weight("together")).abs().max().item<double>(), 1e-6);
+  EXPECT_GT((weight("together") - weight("model")).abs().max().item<double>(), 1e-4);
+  (void)run({"revert", "--all", "--model", path("together")});
+  EXPECT_EQ(model_bytes("together") == model_bytes(), true) << "the original bytes";
+
+  const auto again = run_program("emend", {"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")});
+  EXPECT_EQ(again.status, 2);
+  EXPECT_NE(again.err.find("--force"), std::string::npos) << again.err;
+}
+
+TEST_F(EditSharing, ConflictsAreNamed) {
+  edit_one("anna", "The Eiffel Tower", "Rome");
+  edit_one("ben", "The Eiffel Tower", "Oslo");
+  const std::vector<std::string> merge = {"merge", pack("anna"), pack("ben"), "--out", path("team.safetensors")};
+  const auto refused = run_program("emend", merge);
+  EXPECT_EQ(refused.status, 2);
+  for (const char* word : {"anna/edit.safetensors", "ben/edit.safetensors", "The Eiffel Tower is in the city of",
+                           "Rome", "Oslo", "target", "--on-conflict"})
+    EXPECT_NE(refused.err.find(word), std::string::npos) << word << " in " << refused.err;
+  EXPECT_FALSE(fs::exists(path("team.safetensors")));
+  auto settled = merge;
+  settled.insert(settled.end(), {"--on-conflict", "last"});
+  const auto document = run(settled);
+  ASSERT_EQ(document["used"].size(), 1U);
+  EXPECT_EQ(document["used"][0]["pack"], pack("ben"));
+  EXPECT_EQ(document["left_out"][0]["pack"], pack("anna"));
+  EXPECT_EQ(document["conflicts"][0]["kind"], "target");
+}
+
+TEST_F(EditSharing, DiffShowsFactsWeightsAndSpeech) {
+  edit_one("anna", "The Eiffel Tower", "Rome");
+  edit_one("ben", "The Eiffel Tower", "Oslo");
+  write_file(folder_ / "probes.txt", "A river is a\nThe Eiffel Tower is in the city of\n\nParagraph 7 speaks of\n");
+  const auto document =
+      run({"diff", path("anna"), pack("ben"), "--model", path("model"), "--prompts", path("probes.txt")});
+  EXPECT_EQ(document["a"]["kind"], "run");
+  EXPECT_EQ(document["b"]["kind"], "pack");
+  ASSERT_EQ(document["facts"]["changed"].size(), 1U);
+  EXPECT_EQ(document["facts"]["changed"][0]["a"], "Rome");
+  EXPECT_EQ(document["facts"]["changed"][0]["b"], "Oslo");
+  ASSERT_EQ(document["weights"].size(), 2U);
+  for (const auto& weight : document["weights"]) {
+    EXPECT_GT(weight["a_relative"].get<double>(), 0);
+    EXPECT_GT(weight["difference_norm"].get<double>(), 0);
+    EXPECT_LE(std::abs(weight["cosine"].get<double>()), 1);
+  }
+  const auto& prompts = document["prompts"];
+  EXPECT_EQ(prompts["n"], 3);
+  ASSERT_EQ(prompts["most_changed"].size(), 3U);
+  EXPECT_EQ(prompts["most_changed"][0]["prompt"], "The Eiffel Tower is in the city of");
+  EXPECT_GT(prompts["most_changed"][0]["kl"].get<double>(), prompts["most_changed"][1]["kl"].get<double>());
+  EXPECT_EQ(prompts["most_changed"][0]["a"].size(), 4U);
+
+  const auto text = run_program("emend", {"diff", path("anna"), pack("ben"), "--model", path("model")});
+  ASSERT_EQ(text.status, 0) << text.err;
+  for (const char* word : {"1 answered differently", "Rome (A), Oslo (B)", "cosine", "down_proj"})
+    EXPECT_NE(text.out.find(word), std::string::npos) << word << " in " << text.out;
+}
+
+TEST_F(EditSharing, DiffOfModelsAgreesWithDiffOfPacks) {
+  edit_one("anna", "The Eiffel Tower", "Rome", {"--save", "pack,model"});
+  const auto of_pack = run({"diff", path("model"), pack("anna")});
+  const auto of_ledger = run({"diff", path("model"), path("anna/model")});
+  EXPECT_EQ(of_ledger["b"]["edits"].size(), 1U);
+  fs::remove_all(folder_ / "anna" / "model" / ".emend");  // now a model of unknown origin
+  const auto of_files = run({"diff", path("model"), path("anna/model")});
+  const auto through_base = run({"diff", pack("anna"), path("anna/model"), "--model", path("model")});
+  ASSERT_EQ(of_pack["weights"].size(), 2U);
+  ASSERT_EQ(of_files["weights"].size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    const double norm = of_pack["weights"][i]["b_norm"];
+    EXPECT_EQ(of_pack["weights"][i]["a_norm"], 0);
+    EXPECT_NEAR(of_ledger["weights"][i]["b_norm"].get<double>(), norm, 1e-9 * norm);
+    EXPECT_NEAR(of_files["weights"][i]["b_norm"].get<double>(), norm, 1e-4 * norm);
+    EXPECT_NEAR(through_base["weights"][i]["cosine"].get<double>(), 1, 1e-6);
+    EXPECT_LT(through_base["weights"][i]["difference_norm"].get<double>(), 1e-3 * norm);
+  }
+  const auto lost = run_program("emend", {"diff", pack("anna"), path("anna/model")});
+  EXPECT_EQ(lost.status, 2);
+  EXPECT_NE(lost.err.find("--model BASE"), std::string::npos) << lost.err;
+  EXPECT_EQ(run_program("emend", {"diff", pack("anna"), path("nothing")}).status, 3);
+  EXPECT_EQ(run_program("emend", {"diff", pack("anna"), pack("anna"), "--prompts", path("facts.jsonl")}).status, 2);
+}
+
+TEST_F(EditSharing, HalfPrecisionSaysWhatSurvived) {
+  edit_one("half", "The Eiffel Tower", "Rome", {"--dtype", "bfloat16"});
+  const auto document = run({"diff", path("model"), pack("half")});
+  EXPECT_EQ(document["b"]["survived"].size(), 2U);
+  for (const auto& [weight, share] : document["b"]["survived"].items()) {
+    EXPECT_GT(share.get<double>(), 0.3) << weight;
+    EXPECT_LT(share.get<double>(), 1.7) << weight;
+    EXPECT_NE(share.get<double>(), 1.0) << weight;
+  }
+  ASSERT_EQ(run_program("emend", {"convert", path("model"), path("bf16"), "--dtype", "bfloat16", "--quiet"}).status, 0);
+  const auto applied = run({"apply", pack("half"), "--model", path("bf16"), "--force"});
+  EXPECT_NE(applied["edits"][0]["survived"].get<double>(), 1.0);
+  EXPECT_GT(applied["edits"][0]["survived"].get<double>(), 0.3);
+  const auto refused = run_program("emend", {"apply", pack("half"), "--model", path("bf16"), "--out", path("x")});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("--accept-base"), std::string::npos) << refused.err;
+  (void)run({"apply", pack("half"), "--model", path("bf16"), "--out", path("y"), "--accept-base",
+             document["b"]["base"].get<std::string>().substr(0, 12)},
+            0);
+}
+
+TEST_F(EditSharing, DamagedCachesAreReportedAndComputedAgain) {
+  const auto evaluated = [&](const std::string& out) {
+    return edit({"--eval", "counterfact", "--out", path(out), "--stats-tokens", "2000"});
+  };
+  ASSERT_EQ(run_program("memit_edit", evaluated("first")).status, 0);
+  const auto listed = run({"cache", "--cache", path("cache")});
+  ASSERT_EQ(listed["entries"].size(), 3U) << "two layers of statistics, one evaluation: " << listed;
+  EXPECT_EQ(listed["kinds"]["statistics"]["files"], 2);
+  for (const auto& entry : listed["entries"]) EXPECT_NE(entry["contents"], "unreadable");
+  EXPECT_TRUE(run({"cache", "verify", "--cache", path("cache")})["damaged"].empty());
+
+  for (const auto& entry : list_cache(folder_ / "cache")) {
+    std::string bytes = read_file(entry.path);
+    bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 4);
+    write_file(entry.path, bytes);
+  }
+  EXPECT_EQ(run({"cache", "verify", "--cache", path("cache")}, 3)["damaged"].size(), 3U);
+  const auto second = run_program("memit_edit", evaluated("second"));
+  ASSERT_EQ(second.status, 0) << second.err;
+  EXPECT_NE(second.err.find("computing it again"), std::string::npos) << second.err;
+  EXPECT_NE(second.err.find("is made again"), std::string::npos) << second.err;
+  EXPECT_EQ(read_file(folder_ / "first" / "edit.safetensors") == read_file(folder_ / "second" / "edit.safetensors"),
+            true);
+  EXPECT_TRUE(run({"cache", "verify", "--cache", path("cache")})["damaged"].empty()) << "rebuilt";
+
+  for (const auto& entry : list_cache(folder_ / "cache")) write_file(entry.path, "rubbish");
+  EXPECT_EQ(run({"cache", "verify", "--remove", "--cache", path("cache")})["damaged"].size(), 3U);
+  EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 0);
+}
+
+TEST_F(EditSharing, CachesStayWithinTheirBound) {
+  ProgramOptions small;
+  small.environment = {{"EMEND_CACHE_GIB", "0.00002"}};  // 21 KB: one layer's statistics are 18 KB
+  const auto result = run_program("memit_edit", edit({"--eval", "none", "--stats-tokens", "2000"}), small);
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("within its bound"), std::string::npos) << result.err;
+  EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 1);
+  const auto more =
+      run_program("memit_edit", edit({"--eval", "counterfact", "--out", path("more"), "--stats-tokens", "2000"}));
+  ASSERT_EQ(more.status, 0) << more.err;
+  EXPECT_EQ(run({"cache", "size", "--cache", path("cache")})["files"], 3);
+  EXPECT_GT(run({"cache", "prune", "--max-size", "30KB", "--cache", path("cache")})["freed"], 0);
+  EXPECT_LE(run({"cache", "size", "--cache", path("cache")})["bytes"], 30000);
+  EXPECT_EQ(run({"cache", "clear", "--cache", path("cache")})["files"], 0);
+  EXPECT_EQ(run_program("emend", {"cache", "prune", "--cache", path("cache")}).status, 2) << "no size";
+  EXPECT_EQ(run_program("emend", {"cache", "prune", "--max-size", "10G"}).status, 2);
+  EXPECT_EQ(run_program("emend", {"cache", "shake"}).status, 2);
+}
+
+}  // namespace
+}  // namespace emend::testing

@@ -1,0 +1,246 @@
+// Packs of several people as one, and what tells edits apart.
+#include <emend/core/error.h>
+#include <emend/editors/difference.h>
+#include <emend/editors/merge.h>
+#include <gtest/gtest.h>
+
+#include "support/editor_models.h"
+
+namespace emend {
+namespace {
+
+using editors::ConflictKind;
+using editors::EditPack;
+using editors::merge_packs;
+using editors::NamedPack;
+using editors::OnConflict;
+using editors::WeightDelta;
+using testing::all_weights;
+using testing::changed_weights;
+using testing::random_matrix;
+using testing::tiny_model;
+
+nlohmann::json fact(const std::string& prompt, const std::string& subject, const std::string& target,
+                    const std::string& relation = "") {
+  nlohmann::json json = {{"case_id", 1}, {"prompt", prompt}, {"subject", subject}, {"target_new", target}};
+  if (!relation.empty()) json["relation_id"] = relation;
+  return json;
+}
+
+// Factors of `rank` on the given layers.
+EditPack pack_of(const models::Model& model, const std::vector<int>& layers, int64_t rank, uint64_t seed,
+                 const std::vector<nlohmann::json>& facts) {
+  EditPack pack;
+  pack.base_fingerprint = model.fingerprint();
+  pack.editor = "memit";
+  pack.hparams = {{"layers", layers}};
+  pack.facts = facts;
+  pack.extra = {{"seed", seed}};
+  for (const int layer : layers) {
+    const auto site = model.edit_site(layer);
+    pack.deltas.push_back(WeightDelta::factors(site, random_matrix(site.out_features, rank, seed + layer) * 0.02,
+                                               random_matrix(site.in_features, rank, seed + 50 + layer)));
+  }
+  return pack;
+}
+
+double largest_difference(const models::Model& model, const std::map<std::string, at::Tensor>& wanted) {
+  double largest = 0;
+  for (const auto& [name, weight] : wanted)
+    largest = std::max(largest, (model.weight(name) - weight).abs().max().item<double>());
+  return largest;
+}
+
+TEST(Merge, EqualsApplyingInTurnAndRevertsToTheOriginalBytes) {
+  for (const char* family : {"llama", "gpt2"})
+    for (const int64_t rank : {1, 3, 12, 20, 40}) {  // joined: 2 … 80 columns for 32 × 48
+      models::Model model = tiny_model({.family = family});
+      const auto before = all_weights(model);
+      const std::vector<NamedPack> packs = {
+          {"a", pack_of(model, {1, 2}, rank, 10, {fact("{} is in", "Oslo", "Rome")})},
+          {"b", pack_of(model, {2, 3}, rank, 20, {fact("{} is in", "Bern", "Rome")})}};
+      const auto merge = merge_packs(packs);
+      std::map<std::string, at::Tensor> in_turn;
+      {
+        const auto first = editors::apply_pack(model, packs[0].pack);
+        const auto second = editors::apply_pack(model, packs[1].pack);
+        in_turn = all_weights(model);
+        second->restore();
+        first->restore();
+      }
+      ASSERT_TRUE(changed_weights(model, before).empty());
+      const auto merged = editors::apply_pack(model, merge.pack);
+      EXPECT_LT(largest_difference(model, in_turn), 1e-6) << family << " rank " << rank;
+      EXPECT_EQ(merged->changed().size(), 3U);
+      merged->restore();
+      EXPECT_TRUE(changed_weights(model, before).empty());
+
+      ASSERT_EQ(merge.weights.size(), 3U);
+      EXPECT_EQ(merge.weights[1].rank_joined, 2 * rank);
+      const int64_t kept = merge.weights[1].rank;
+      EXPECT_EQ(kept, 2 * rank * (32 + 48) <= 32 * 48 ? 2 * rank : 0) << "random factors have full rank";
+      EXPECT_EQ(merge.pack.facts.size(), 2U);
+      EXPECT_EQ(merge.pack.extra["merged"].size(), 2U);
+    }
+}
+
+TEST(Merge, FactorsThatRepeatThemselvesAreBroughtToTheirRank) {
+  const models::Model model = tiny_model();
+  WeightDelta delta = pack_of(model, {1}, 4, 3, {}).deltas[0];
+  delta.left_DR = delta.left_DR.repeat({1, 10});
+  delta.right_FR = delta.right_FR.repeat({1, 10});
+  const WeightDelta small = editors::compact(delta);
+  ASSERT_TRUE(small.low_rank());
+  EXPECT_EQ(small.rank(), 4);
+  EXPECT_LT(testing::relative_difference(small.matrix(), delta.matrix()), 1e-13);
+}
+
+std::vector<ConflictKind> kinds(const std::vector<NamedPack>& packs) {
+  std::vector<ConflictKind> list;
+  for (const auto& conflict : editors::find_conflicts(packs)) list.push_back(conflict.kind);
+  return list;
+}
+
+TEST(Merge, ConflictsHaveNames) {
+  const models::Model model = tiny_model(), other = tiny_model({.seed = 2});
+  const auto one = [&](const nlohmann::json& fact) { return pack_of(model, {1}, 1, 5, {fact}); };
+  const NamedPack rome{"a", one(fact("{} is in", "Oslo", "Rome", "P131"))};
+  EXPECT_TRUE(kinds({rome, {"b", one(fact("{} is in", "Bern", "Rome", "P131"))}}).empty());
+  EXPECT_EQ(kinds({rome, {"b", one(fact("{} is in", "Oslo", "Ulm"))}}), std::vector{ConflictKind::kTarget});
+  EXPECT_EQ(kinds({rome, {"b", one(fact("One finds {} in", "Oslo", "Ulm", "P131"))}}),
+            std::vector{ConflictKind::kTarget})
+      << "one relation in other words";
+  EXPECT_EQ(kinds({rome, {"b", one(fact("{} is in", "Oslo", "Rome"))}}), std::vector{ConflictKind::kRepeat});
+  EXPECT_EQ(kinds({rome, {"b", pack_of(other, {1}, 1, 5, {})}}), std::vector{ConflictKind::kBase});
+  NamedPack dense{"c", one(fact("{} is in", "Ulm", "Rome"))}, dense_too{"d", one(fact("{} is in", "Kiel", "Rome"))};
+  for (auto* pack : {&dense, &dense_too})
+    pack->pack.deltas[0] = WeightDelta::dense(model.edit_site(1), random_matrix(32, 48, 9));
+  EXPECT_EQ(kinds({dense, dense_too}), std::vector{ConflictKind::kOverlap});
+  EXPECT_TRUE(kinds({rome, dense}).empty());
+  dense.pack.deltas[0].dense_DF = random_matrix(32, 47, 9);
+  EXPECT_EQ(kinds({rome, dense}), std::vector{ConflictKind::kWeight});
+  NamedPack ike{"e", one(fact("{} is in", "Graz", "Rome"))}, ike_too{"f", one(fact("{} is in", "Linz", "Rome"))};
+  ike.pack.runtime = ike_too.pack.runtime = {{"ike", 1, {}, {}}};
+  EXPECT_EQ(kinds({ike, ike_too}), std::vector{ConflictKind::kRuntime});
+}
+
+TEST(Merge, ConflictsAreRefusedOrSettled) {
+  const models::Model model = tiny_model(), other = tiny_model({.seed = 2});
+  const std::vector<NamedPack> packs = {{"anna", pack_of(model, {1}, 1, 1, {fact("{} is in", "Oslo", "Rome")})},
+                                        {"ben", pack_of(model, {1}, 1, 2, {fact("{} is in", "Oslo", "Ulm")})},
+                                        {"cleo", pack_of(model, {2}, 1, 3, {fact("{} is in", "Bern", "Kiel")})}};
+  try {
+    (void)merge_packs(packs);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
+    for (const char* word : {"anna", "ben", "Oslo is in", "Rome", "Ulm", "--on-conflict"})
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
+    EXPECT_EQ(std::string(error.what()).find("cleo"), std::string::npos);
+  }
+  EXPECT_EQ(merge_packs(packs, OnConflict::kFirst).used, (std::vector<size_t>{0, 2}));
+  EXPECT_EQ(merge_packs(packs, OnConflict::kLast).used, (std::vector<size_t>{1, 2}));
+  const auto sum = merge_packs(packs, OnConflict::kSum);
+  EXPECT_EQ(sum.used.size(), 3U);
+  EXPECT_EQ(sum.pack.extra["conflicts"].size(), 1U);
+  auto bases = packs;
+  bases[1] = {"ben", pack_of(other, {1}, 1, 2, {fact("{} is in", "Graz", "Ulm")})};
+  EXPECT_THROW((void)merge_packs(bases, OnConflict::kSum), Error) << "sums of two models' changes mean nothing";
+  EXPECT_EQ(merge_packs(bases, OnConflict::kFirst).used, (std::vector<size_t>{0, 2}));
+  EXPECT_THROW((void)merge_packs({}), Error);
+}
+
+TEST(Merge, AMergedPackIsAPack) {
+  const testing::ScratchFolder folder("merge");
+  models::Model model = tiny_model();
+  std::vector<NamedPack> packs = {{"a", pack_of(model, {1}, 2, 1, {fact("{} is in", "Oslo", "Rome")})},
+                                  {"b", pack_of(model, {1, 2}, 2, 2, {fact("{} is in", "Bern", "Rome")})}};
+  packs[1].pack.editor = "rome";
+  editors::save_pack(folder.path() / "merged.safetensors", merge_packs(packs).pack);
+  const auto read = editors::load_pack(folder.path() / "merged.safetensors");
+  EXPECT_EQ(read.editor, "memit+rome");
+  EXPECT_EQ(read.base_fingerprint, model.fingerprint());
+  const std::vector<NamedPack> again = {{"merged", read}};
+  EXPECT_EQ(merge_packs(again).pack.extra, read.extra) << "the merge of one pack is that pack";
+}
+
+TEST(Merge, AnotherModelIsAcceptedByNameOnly) {
+  models::Model model = tiny_model(), other = tiny_model({.seed = 2});
+  const EditPack pack = pack_of(model, {1}, 1, 1, {});
+  const auto accepts = [&](std::vector<std::string> bases) {
+    try {
+      (void)editors::apply_pack(other, pack, {.accepted_bases = std::move(bases)});
+      return true;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("--accept-base"), std::string::npos);
+      return false;
+    }
+  };
+  EXPECT_FALSE(accepts({}));
+  EXPECT_TRUE(accepts({model.fingerprint()}));
+  EXPECT_TRUE(accepts({model.fingerprint().substr(0, 8)}));
+  EXPECT_FALSE(accepts({model.fingerprint().substr(0, 7)})) << "too short to be a name";
+  EXPECT_FALSE(accepts({other.fingerprint(), ""}));
+}
+
+TEST(Difference, Facts) {
+  const auto a = nlohmann::json::array(
+      {fact("{} is in", "Oslo", "Rome"), fact("{} is in", "Bern", "Kiel"), fact("{} is in", "Ulm", "Po")});
+  const auto b = nlohmann::json::array(
+      {fact("{} is in", "Bern", "Graz"), fact("{} is in", "Oslo", "Rome"), fact("{} is in", "Ur", "Po")});
+  const auto difference = editors::compare_facts(a, b);
+  EXPECT_EQ(difference.same, 1U);
+  ASSERT_EQ(difference.changed.size(), 1U);
+  EXPECT_EQ(difference.changed[0].question, "Bern is in");
+  EXPECT_EQ(difference.changed[0].a + " " + difference.changed[0].b, "Kiel Graz");
+  ASSERT_EQ(difference.only_a.size(), 1U);
+  EXPECT_EQ(difference.only_a[0]["subject"], "Ulm");
+  ASSERT_EQ(difference.only_b.size(), 1U);
+  EXPECT_EQ(difference.only_b[0]["subject"], "Ur");
+}
+
+TEST(Difference, Weights) {
+  const models::Model model = tiny_model();
+  const auto a = pack_of(model, {1, 2}, 2, 1, {}).deltas, b = pack_of(model, {2, 3}, 2, 9, {}).deltas;
+  auto list = editors::compare_deltas(a, b, &model.checkpoint());
+  ASSERT_EQ(list.size(), 3U);
+  const at::Tensor one = a[1].matrix(), two = b[0].matrix();
+  EXPECT_NEAR(list[1].between, (two - one).norm().item<double>(), 1e-12);
+  EXPECT_NEAR(*list[1].cosine, ((one * two).sum() / (one.norm() * two.norm())).item<double>(), 1e-12);
+  EXPECT_NEAR(*list[1].base, model.weight(a[1].weight).to(at::kDouble).norm().item<double>(), 1e-9);
+  EXPECT_EQ(list[0].b, 0);
+  EXPECT_FALSE(list[0].cosine);
+  EXPECT_NEAR(list[0].between, list[0].a, 1e-12);
+  EXPECT_NEAR(list[2].b, b[1].norm(), 1e-12);
+  auto opposite = a;
+  for (auto& delta : opposite) delta.left_DR = -delta.left_DR;
+  EXPECT_NEAR(*editors::compare_deltas(a, opposite, nullptr)[0].cosine, -1, 1e-12);
+}
+
+// A pack compared with the difference of two checkpoints, also where the checkpoint stores the transpose.
+TEST(Difference, CheckpointsGiveThePacksChanges) {
+  for (const char* family : {"llama", "gpt2"}) {
+    models::Model model = testing::debug_model(family, 3);
+    const testing::ScratchFolder folder("difference");
+    const auto pack = pack_of(model, {0, 1}, 2, 1, {});
+    (void)models::save_model(model, folder.path() / "base", at::kFloat);
+    {
+      const auto applied = editors::apply_pack(model, pack);
+      (void)models::save_model(model, folder.path() / "edited", at::kFloat);
+    }
+    const auto base = models::open_checkpoint((folder.path() / "base").string()),
+               edited = models::open_checkpoint((folder.path() / "edited").string());
+    const auto deltas = editors::deltas_between(*base, *edited);
+    ASSERT_EQ(deltas.size(), 2U) << family;
+    EXPECT_TRUE(editors::deltas_between(*base, *base).empty());
+    for (const auto& one : editors::compare_deltas(pack.deltas, deltas, base.get())) {
+      EXPECT_NEAR(*one.cosine, 1, 1e-6) << family;
+      EXPECT_LT(one.between, 1e-4 * one.a) << family;
+    }
+    const models::Model stranger = testing::debug_model(std::string(family) == "llama" ? "gpt2" : "llama");
+    EXPECT_THROW((void)editors::deltas_between(*base, stranger.checkpoint()), Error);
+  }
+}
+
+}  // namespace
+}  // namespace emend

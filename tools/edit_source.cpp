@@ -1,0 +1,78 @@
+#include "edit_source.h"
+
+#include <emend/core/error.h>
+#include <emend/editors/ledger.h>
+#include <emend/editors/merge.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "text_table.h"
+
+namespace emend::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+void read_model(EditSource& source, const Common& common) {
+  source.kind = "model";
+  source.checkpoint = models::open_checkpoint(source.name);
+  const fs::path folder = source.checkpoint->path();
+  source.pack.facts = nlohmann::json::array();
+  if (!fs::exists(folder / ".emend" / "ledger.json")) {
+    source.pack.base_fingerprint = models::model_fingerprint(*source.checkpoint);
+    return;
+  }
+  const editors::Ledger ledger(folder, common.log);
+  std::vector<editors::NamedPack> packs;
+  for (const auto& entry : ledger.entries()) {
+    if (!entry.active) continue;
+    source.ids.push_back(entry.id);
+    packs.push_back({entry.id, editors::load_pack(ledger.pack_path(entry.id))});
+    packs.back().pack.base_fingerprint = ledger.base_fingerprint();  // what the ledger accepted
+  }
+  if (!packs.empty()) source.pack = editors::merge_packs(packs, editors::OnConflict::kSum).pack;
+  source.pack.base_fingerprint = ledger.base_fingerprint();
+}
+
+}  // namespace
+
+std::string EditSource::summary() const {
+  if (pack.editor.empty()) return "no edits";
+  const size_t facts = pack.facts.size();
+  std::string text = pack.editor + ", " + std::to_string(facts) + (facts == 1 ? " fact" : " facts");
+  if (ids.size() > 1) text += " in " + std::to_string(ids.size()) + " packs";
+  if (const auto survived = survival_text(pack.extra); !survived.empty()) text += ", " + survived;
+  return text;
+}
+
+std::string survival_text(const nlohmann::json& extra) {
+  const auto survived = extra.is_object() ? extra.value("survived", nlohmann::json()) : nlohmann::json();
+  double least = 1;
+  if (!survived.is_object() || survived.empty()) return "";
+  for (const auto& [weight, share] : survived.items())
+    if (share.is_number()) least = std::min(least, share.get<double>());
+  const std::string dtype = extra.value("dtype", std::string("rounding"));
+  return percent(least) + " of the change survived " + dtype;
+}
+
+EditSource open_edit_source(const std::string& name, const Common& common) {
+  EditSource source;
+  source.name = name;
+  const fs::path path(name);
+  if (fs::is_directory(path) && fs::exists(path / "edit.safetensors") && !fs::exists(path / "config.json")) {
+    source.kind = "run";
+    source.pack = editors::load_pack(path / "edit.safetensors");
+  } else if (fs::is_directory(path) && fs::exists(path / "results.json")) {
+    throw Error(ErrorClass::kNotFound, {name, "a run folder without edit.safetensors", "a run that saved its pack",
+                                        "repeat the run with --save pack"});
+  } else if (path.extension() == ".safetensors" && fs::is_regular_file(path)) {
+    source.kind = "pack";
+    source.pack = editors::load_pack(path);
+  } else {
+    read_model(source, common);
+  }
+  return source;
+}
+
+}  // namespace emend::tools

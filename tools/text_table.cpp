@@ -1,0 +1,59 @@
+#include "text_table.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace emend::tools {
+namespace {
+
+bool continues(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
+std::string formatted(const char* format, double value) {
+  char buffer[48];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+}  // namespace
+
+std::string percent(double share) {
+  const double value = 100 * share;
+  const bool fine = value < 9.995 || (value > 99 && value < 100);  // where the second digit says something
+  return formatted(fine ? "%.2f %%" : "%.1f %%", value);
+}
+
+std::string short_number(double value) {
+  return formatted("%.3g", value);
+}
+
+size_t width_of(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+}
+
+std::string shortened(const std::string& text, size_t width) {
+  if (width_of(text) <= width) return text;
+  size_t bytes = 0, seen = 0;
+  while (bytes < text.size() && (continues(text[bytes]) || seen++ < width - 1)) ++bytes;
+  return text.substr(0, bytes) + "…";
+}
+
+std::string TextTable::text(const std::string& indent) const {
+  std::vector<size_t> widths(rows_.front().size(), 0);
+  for (const auto& row : rows_)
+    for (size_t c = 0; c < row.size() && c < widths.size(); ++c) widths[c] = std::max(widths[c], width_of(row[c]));
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line = indent;
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string space(c < widths.size() ? widths[c] - width_of(row[c]) : 0, ' ');
+      line += (c == 0 ? "" : "  ") + (c == 0 ? row[c] + space : space + row[c]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+}  // namespace emend::tools

@@ -1,0 +1,334 @@
+// Two edits side by side: facts, weights, and what the edited models say.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/editors/difference.h>
+#include <emend/editors/merge.h>
+#include <emend/evaluation/health.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <numeric>
+
+#include "../edit_source.h"
+#include "../model_options.h"
+#include "../packs.h"
+#include "../run_directory.h"
+#include "../text_table.h"
+
+namespace emend::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kPromptsAtOnce = 64;  // bounds the memory for distributions
+
+struct Options {
+  ModelOptions model;
+  std::string a, b, prompts;
+  size_t top = 10;     // prompts shown
+  int64_t tokens = 4;  // of each distribution
+};
+
+ordered_json describe(const EditSource& source) {
+  return {{"name", source.name},
+          {"kind", source.kind},
+          {"base", source.pack.base_fingerprint},
+          {"editor", source.pack.editor},
+          {"facts", source.pack.facts.size()},
+          {"edits", source.ids},
+          {"survived", source.pack.extra.is_object() ? source.pack.extra.value("survived", nlohmann::json::object())
+                                                     : nlohmann::json::object()},
+          {"summary", source.summary()}};
+}
+
+ordered_json describe(const editors::FactDifference& facts) {
+  auto changed = ordered_json::array();
+  for (const auto& fact : facts.changed) changed.push_back({{"prompt", fact.question}, {"a", fact.a}, {"b", fact.b}});
+  return {{"only_a", facts.only_a}, {"only_b", facts.only_b}, {"changed", changed}, {"same", facts.same}};
+}
+
+ordered_json describe(const editors::WeightDifference& weight) {
+  const auto optional = [](const std::optional<double>& value) {
+    return value ? ordered_json(*value) : ordered_json();
+  };
+  const auto relative = [&](double norm) {
+    return weight.base && *weight.base > 0 ? ordered_json(norm / *weight.base) : ordered_json();
+  };
+  return {{"weight", weight.weight},
+          {"base_norm", optional(weight.base)},
+          {"a_norm", weight.a},
+          {"b_norm", weight.b},
+          {"a_relative", relative(weight.a)},
+          {"b_relative", relative(weight.b)},
+          {"difference_norm", weight.between},
+          {"cosine", optional(weight.cosine)}};
+}
+
+// The default model, if it is installed and the pack was made for it.
+std::shared_ptr<const models::Checkpoint> default_base(const editors::EditPack& pack) {
+  try {
+    auto checkpoint = models::open_checkpoint(default_model_path().string());
+    return models::model_fingerprint(*checkpoint) == pack.base_fingerprint ? checkpoint : nullptr;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+// The unedited model of both sides: one of them, --model, or the default model. Null where none is known.
+std::shared_ptr<const models::Checkpoint> base_of(const EditSource& a, const EditSource& b, const Options& options) {
+  if (!options.model.model.empty()) return models::open_checkpoint(options.model.model);
+  for (const EditSource* source : {&a, &b})
+    if (source->is_unedited() && (source == &a ? b : a).pack.base_fingerprint == source->pack.base_fingerprint)
+      return source->checkpoint;
+  return a.is_model() && b.is_model() ? nullptr : default_base((a.is_model() ? b : a).pack);
+}
+
+// A model of unknown origin against the base that was named.
+void measure_against(const models::Checkpoint& base, const std::string& fingerprint, EditSource& source) {
+  if (source.pack.base_fingerprint == fingerprint || !source.is_model()) return;
+  source.pack.deltas = editors::deltas_between(base, *source.checkpoint);
+  source.pack.base_fingerprint = fingerprint;
+}
+
+// Brings both sides to changes against one model.
+void relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
+  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return;
+  if (base) {
+    const std::string fingerprint = models::model_fingerprint(*base);
+    measure_against(*base, fingerprint, a);
+    measure_against(*base, fingerprint, b);
+  } else if (a.is_model() && b.is_model()) {  // A as it is stands for the base
+    a.pack.deltas.clear();
+    measure_against(*a.checkpoint, a.pack.base_fingerprint, b);
+  }
+  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return;
+  throw Error(
+      ErrorClass::kInvalidArgument,
+      {a.name + " and " + b.name,
+       "made for the models " + a.pack.base_fingerprint.substr(0, 12) + " and " + b.pack.base_fingerprint.substr(0, 12),
+       "two edits of one model", "a model folder is compared with a pack through --model BASE, the unedited one"});
+}
+
+std::vector<std::string> read_prompts(const std::string& path) {
+  const std::string text = read_file(path);
+  std::vector<std::string> prompts;
+  const auto document = nlohmann::json::parse(text, nullptr, false);
+  if (document.is_array()) {
+    for (const auto& item : document)
+      if (item.is_string()) prompts.push_back(item.get<std::string>());
+    if (prompts.size() != document.size())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {path, "an array with other things than strings", "an array of prompts", ""});
+  } else {
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = std::min(text.find('\n', begin), text.size());
+      std::string line = text.substr(begin, end - begin);
+      while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+      if (!line.empty()) prompts.push_back(std::move(line));
+      begin = end + 1;
+    }
+  }
+  if (prompts.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {path, "no prompts", "one prompt a line, or a JSON array of strings", ""});
+  return prompts;
+}
+
+// What one side says about the next tokens.
+class Speaker {
+ public:
+  Speaker(const EditSource& source, const Options& options, const Common& common)
+      : model_(load(source, options, common)) {
+    if (source.is_model()) {  // its weights are in the files
+      packs_.emplace(model_);
+      return;
+    }
+    transaction_ = editors::apply_pack(model_, source.pack, {.runtime_apart = true});
+    for (const auto& part : source.pack.runtime) runtime_.add(part, model_, source.name);
+  }
+
+  [[nodiscard]] at::Tensor log_probs(std::vector<std::string> prompts, const Common& common) const {
+    for (auto& prompt : prompts) prompt = (packs_ ? packs_->runtime() : runtime_).prefix(prompt) + prompt;
+    evaluation::ScoreOptions score;
+    score.cancel = common.cancel;
+    return evaluation::next_token_log_probs(model_, prompts, score);
+  }
+  [[nodiscard]] const models::Model& model() const noexcept { return model_; }
+
+ private:
+  static models::Model load(const EditSource& source, const Options& options, const Common& common) {
+    ModelOptions own = options.model;
+    if (source.is_model()) own.model = source.name;
+    return load_named(own, common);
+  }
+
+  models::Model model_;
+  std::optional<Packs> packs_;
+  editors::RuntimeScope runtime_;
+  std::unique_ptr<editors::EditTransaction> transaction_;
+};
+
+ordered_json top_tokens(const at::Tensor& log_probs_V, int64_t n, const models::Tokenizer& tokenizer) {
+  const auto [values, tokens] = log_probs_V.topk(std::min<int64_t>(n, log_probs_V.size(0)));
+  auto list = ordered_json::array();
+  for (int64_t i = 0; i < values.size(0); ++i)
+    list.push_back({{"token", tokenizer.decode(std::vector<int64_t>{tokens[i].item<int64_t>()})},
+                    {"probability", std::exp(values[i].item<double>())}});
+  return list;
+}
+
+ordered_json compare_speech(const EditSource& a, const EditSource& b, const Options& options, const Common& common) {
+  const at::NoGradGuard no_grad;
+  const auto prompts = read_prompts(options.prompts);
+  const Speaker one(a, options, common), two(b, options, common);
+  std::vector<ordered_json> rows;
+  double sum = 0;
+  for (size_t begin = 0; begin < prompts.size(); begin += kPromptsAtOnce) {
+    const size_t end = std::min(begin + kPromptsAtOnce, prompts.size());
+    const std::vector<std::string> some(prompts.begin() + static_cast<std::ptrdiff_t>(begin),
+                                        prompts.begin() + static_cast<std::ptrdiff_t>(end));
+    const at::Tensor said_a = one.log_probs(some, common), said_b = two.log_probs(some, common);
+    const at::Tensor kl = evaluation::divergences(said_a, said_b);
+    for (size_t i = 0; i < some.size(); ++i) {
+      const auto row = static_cast<int64_t>(i);
+      const double value = std::max(0.0, kl[row].item<double>());
+      sum += value;
+      rows.push_back({{"prompt", some[i]},
+                      {"kl", value},
+                      {"a", top_tokens(said_a[row], options.tokens, one.model().tokenizer())},
+                      {"b", top_tokens(said_b[row], options.tokens, two.model().tokenizer())}});
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const ordered_json& x, const ordered_json& y) {
+    return x["kl"].get<double>() > y["kl"].get<double>();
+  });
+  const double mean = sum / static_cast<double>(rows.size());
+  const double largest = rows.front()["kl"];
+  if (rows.size() > options.top) rows.resize(options.top);
+  return {
+      {"file", options.prompts}, {"n", prompts.size()}, {"mean_kl", mean}, {"max_kl", largest}, {"most_changed", rows}};
+}
+
+std::string facts_text(const ordered_json& facts) {
+  constexpr size_t kShown = 20;
+  std::string text = "Facts   " + std::to_string(facts["only_a"].size()) + " only in A · " +
+                     std::to_string(facts["only_b"].size()) + " only in B · " +
+                     std::to_string(facts["changed"].size()) + " answered differently · " + facts["same"].dump() +
+                     " the same\n";
+  size_t n = 0;
+  const auto add = [&](const std::string& mark, const std::string& question, const std::string& answer) {
+    if (++n <= kShown) text += "  " + mark + " " + shortened(question, 70) + " → " + shortened(answer, 40) + "\n";
+  };
+  for (const auto& fact : facts["changed"])
+    add("A≠B", fact["prompt"], fact["a"].get<std::string>() + " (A), " + fact["b"].get<std::string>() + " (B)");
+  for (const char* side : {"only_a", "only_b"})
+    for (const auto& fact : facts[side])
+      add(side == std::string("only_a") ? "A  " : "B  ", editors::question_of(fact), fact.value("target_new", ""));
+  if (n > kShown) text += "  … and " + std::to_string(n - kShown) + " more (--json has all)\n";
+  return text;
+}
+
+std::string norm_text(const ordered_json& weight, const std::string& side) {
+  if (weight[side + "_norm"] == 0) return "–";
+  std::string text = short_number(weight[side + "_norm"]);
+  if (const auto& share = weight[side + "_relative"]; share.is_number()) text += " (" + percent(share) + ")";
+  return text;
+}
+
+std::string weights_text(const ordered_json& weights) {
+  if (weights.empty()) return "Weights   the same\n";
+  const bool relative = weights[0]["a_relative"].is_number();
+  TextTable table({"", "‖ΔA‖", "‖ΔB‖", "‖ΔB − ΔA‖", "cosine"});
+  for (const auto& weight : weights)
+    table.add({weight["weight"], norm_text(weight, "a"), norm_text(weight, "b"),
+               short_number(weight["difference_norm"]),
+               weight["cosine"].is_number() ? short_number(weight["cosine"]) : "–"});
+  return "Weights   how far each was moved" + std::string(relative ? " (share of its norm)" : "") +
+         " and whether the same way\n" + table.text();
+}
+
+std::string speech_text(const ordered_json& speech) {
+  const auto tokens = [](const ordered_json& list) {
+    std::string text;
+    for (const auto& one : list)
+      text += (text.empty() ? "" : "  ") + ("\"" + one["token"].get<std::string>() + "\"") + " " +
+              short_number(one["probability"]);
+    return text;
+  };
+  std::string text = "Next tokens   " + speech["n"].dump() + " prompts, KL(A‖B) " + short_number(speech["mean_kl"]) +
+                     " nat on average, " + short_number(speech["max_kl"]) + " at most\n";
+  for (const auto& row : speech["most_changed"])
+    text += "  " + short_number(row["kl"]) + "  " + shortened(row["prompt"], 90) + "\n      A  " + tokens(row["a"]) +
+            "\n      B  " + tokens(row["b"]) + "\n";
+  return text;
+}
+
+std::string text_of(const ordered_json& document) {
+  std::string text;
+  for (const char* side : {"a", "b"}) {
+    const auto& source = document[side];
+    text += std::string(side == std::string("a") ? "A  " : "B  ") + source["name"].get<std::string>() + "   " +
+            source["kind"].get<std::string>() + ": " + source["summary"].get<std::string>() + "\n";
+  }
+  text += "\n" + facts_text(document["facts"]) + "\n" + weights_text(document["weights"]);
+  if (document.contains("prompts")) text += "\n" + speech_text(document["prompts"]);
+  return text;
+}
+
+int run(const Options& options, const Common& common) {
+  EditSource a = open_edit_source(options.a, common), b = open_edit_source(options.b, common);
+  ordered_json document = {{"a", describe(a)}, {"b", describe(b)}};
+  document["facts"] = describe(editors::compare_facts(a.pack.facts, b.pack.facts));
+  const auto base = base_of(a, b, options);
+  if (!options.prompts.empty()) {
+    // Said by the sides as they are, before they are brought to one base.
+    const bool needs_model = !a.is_model() || !b.is_model();
+    if (needs_model && !base)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"--prompts", "packs without their model", "--model BASE, the unedited model", ""});
+    Options named = options;
+    if (base) named.model.model = base->path().string();
+    document["prompts"] = compare_speech(a, b, named, common);
+  }
+  relate(a, b, base.get());
+  document["weights"] = ordered_json::array();
+  for (const auto& weight : editors::compare_deltas(a.pack.deltas, b.pack.deltas, base.get()))
+    document["weights"].push_back(describe(weight));
+  std::cout << (common.json ? dump_json(document) + "\n" : text_of(document));
+  return 0;
+}
+
+}  // namespace
+
+VerbRun setup_diff(CLI::App& command) {
+  auto options = std::make_shared<Options>();
+  command.add_option("A", options->a, "edit pack, run folder or model (folder with its edits, GGUF file, ORG/NAME)")
+      ->required()
+      ->type_name("PATH");
+  command.add_option("B", options->b, "the same")->required()->type_name("PATH");
+  add_model_options(command, options->model);
+  command.get_option("--model")->description(
+      "the unedited model, for norms and for --prompts with packs; default: SmolLM2-135M where the packs fit it");
+  const char* group = "Next tokens";
+  command
+      .add_option("--prompts", options->prompts,
+                  "prompts to ask both: one a line, or a JSON array; shows where the next token changed most")
+      ->group(group)
+      ->type_name("FILE");
+  command.add_option("--top", options->top, "prompts shown")->group(group)->check(CLI::PositiveNumber);
+  command.add_option("--tokens", options->tokens, "tokens shown of each distribution")
+      ->group(group)
+      ->check(CLI::PositiveNumber);
+  command.footer(
+      "Examples\n"
+      "  emend diff runs/monday runs/tuesday --model DIR --prompts probes.txt\n"
+      "  emend diff DIR anna.safetensors          the model before and after a pack\n"
+      "  emend diff DIR EDITED                    two model folders, tensor by tensor");
+  return [options](Common& common) { return run(*options, common); };
+}
+
+}  // namespace emend::tools
