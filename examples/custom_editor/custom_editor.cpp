@@ -18,7 +18,14 @@
 
 namespace {
 
-using namespace emend;
+namespace datasets = emend::datasets;
+namespace editors = emend::editors;
+namespace hooks = emend::hooks;
+namespace hparams = emend::hparams;
+namespace models = emend::models;
+using emend::Error;
+using emend::ErrorClass;
+using emend::Log;
 
 struct NudgeHparams {
   int64_t layer = 1;

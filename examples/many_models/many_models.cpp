@@ -14,7 +14,10 @@
 
 namespace {
 
-using namespace emend;
+namespace datasets = emend::datasets;
+namespace editors = emend::editors;
+namespace models = emend::models;
+using emend::Error;
 
 at::Tensor last_logits(const models::Model& model) {
   at::NoGradGuard no_gradients;  // a setting of the thread
