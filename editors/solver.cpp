@@ -47,7 +47,8 @@ class BaseSystem {
       factor_ = base.moment.factor(options.dtype, like);
       scale_ = base.lambda;
     } else {
-      factor_ = SpdFactor::of(base.matrix(options.dtype, like), options.dtype, "the preserved second moment");
+      factor_ = SpdFactor::of_built([&] { return base.matrix(options.dtype, like); }, options.dtype,
+                                    "the preserved second moment");
     }
   }
   [[nodiscard]] at::Tensor solve(const at::Tensor& rhs) const { return (factor_ ? factor_->solve(rhs) : rhs) / scale_; }
@@ -88,35 +89,65 @@ SolveMethod choose(const Preserved& preserved, double f, double n_new, at::Scala
 
 }  // namespace
 
+// Calls `factorise` with 0 and, while that fails, with growing multiples of `mean`, which it is to add to the diagonal.
+// It returns nothing where the matrix is not positive definite.
+SpdFactor SpdFactor::with_jitter(const std::function<std::optional<at::Tensor>(double)>& factorise, double mean,
+                                 int64_t width, at::ScalarType dtype, const std::string& what) {
+  const double first = dtype == at::kDouble ? 1e-14 : 1e-7;
+  for (double relative = 0; relative <= first * 1.1e5; relative = relative == 0 ? first : 10 * relative) {
+    if (relative > 0 && !(mean > 0 && std::isfinite(mean))) break;
+    if (const auto lower = factorise(relative * mean)) return from_parts(*lower, relative * mean);
+  }
+  throw Error(
+      ErrorClass::kNumeric,
+      {"solve", what + " (" + std::to_string(width) + " wide) is not positive definite", "a positive definite matrix",
+       "take more tokens for the statistics (--stats-tokens; at least ten times the width) or a larger "
+       "mom2_update_weight"});
+}
+
 SpdFactor SpdFactor::of(const at::Tensor& matrix_FF, at::ScalarType dtype, const std::string& what) {
   const at::NoGradGuard no_grad;
   const at::Tensor matrix = matrix_FF.to(dtype);
-  SpdFactor factor;
-  auto [lower, info] = at::linalg_cholesky_ex(matrix);
-  if (info.item<int64_t>() == 0) {
-    factor.lower_FF_ = lower;
-    return factor;
-  }
+  const auto factorise = [&](double shift) -> std::optional<at::Tensor> {
+    at::Tensor shifted = matrix;
+    if (shift > 0) {
+      shifted = matrix.clone();
+      shifted.diagonal().add_(shift);
+    }
+    const auto [lower, info] = at::linalg_cholesky_ex(shifted);
+    return info.item<int64_t>() == 0 ? std::optional(lower) : std::nullopt;
+  };
+  return with_jitter(factorise, matrix.diagonal().mean().item<double>(), matrix.size(0), dtype, what);
+}
+
+SpdFactor SpdFactor::of_built(const std::function<at::Tensor()>& build, at::ScalarType dtype, const std::string& what) {
+  const at::NoGradGuard no_grad;
+  at::Tensor matrix = build();
   const double mean = matrix.diagonal().mean().item<double>();
-  const double first = dtype == at::kDouble ? 1e-14 : 1e-7;
-  for (double relative = first; mean > 0 && std::isfinite(mean) && relative <= first * 1.1e5; relative *= 10) {
-    at::Tensor shifted = matrix.clone();
-    shifted.diagonal().add_(relative * mean);
-    std::tie(lower, info) = at::linalg_cholesky_ex(shifted);
-    if (info.item<int64_t>() != 0) continue;
-    factor.lower_FF_ = lower;
-    factor.jitter_ = relative * mean;
-    return factor;
-  }
-  throw Error(ErrorClass::kNumeric,
-              {"solve", what + " (" + std::to_string(matrix.size(0)) + " wide) is not positive definite",
-               "a positive definite matrix",
-               "take more tokens for the statistics (--stats-tokens; at least ten times the width) or a larger "
-               "mom2_update_weight"});
+  const int64_t width = matrix.size(0);
+  const auto factorise = [&](double shift) -> std::optional<at::Tensor> {
+    if (!matrix.defined()) matrix = build();
+    if (shift > 0) matrix.diagonal().add_(shift);
+    // Column-major, as LAPACK wants it; being symmetric, the matrix is its own transpose.
+    at::Tensor columns = matrix.t(), info = at::empty({0}, matrix.options().dtype(at::kInt));
+    at::linalg_cholesky_ex_out(columns, info, columns);
+    matrix = at::Tensor();
+    return info.item<int64_t>() == 0 ? std::optional(columns) : std::nullopt;
+  };
+  return with_jitter(factorise, mean, width, dtype, what);
+}
+
+SpdFactor SpdFactor::from_parts(at::Tensor lower_FF, double jitter) {
+  SpdFactor factor;
+  factor.lower_FF_ = std::move(lower_FF);
+  factor.jitter_ = jitter;
+  return factor;
 }
 
 at::Tensor SpdFactor::solve(const at::Tensor& rhs_FE) const {
-  return at::cholesky_solve(rhs_FE, lower_FF_);
+  // Not cholesky_solve: that copies the factor first.
+  const at::Tensor half_FE = at::linalg_solve_triangular(lower_FF_, rhs_FE, /*upper=*/false);
+  return at::linalg_solve_triangular(lower_FF_.t(), half_FE, /*upper=*/true);
 }
 
 double SpdFactor::condition() const {
@@ -126,19 +157,14 @@ double SpdFactor::condition() const {
 }
 
 at::Tensor Preserved::matrix(at::ScalarType dtype, const at::Tensor& like) const {
-  at::Tensor sum;
-  const auto add = [&](const at::Tensor& term) { sum = sum.defined() ? sum + term : term; };
-  if (moment && lambda != 0) add(routed(moment.cov_FF(), like, dtype) * lambda);
-  if (extra_FF.defined()) add(routed(extra_FF, like, dtype));
+  at::Tensor sum = at::zeros({like.size(0), like.size(0)}, like.options().dtype(dtype));
+  if (moment && lambda != 0) sum.add_(routed(moment.cov_FF(), like, dtype), lambda);
+  if (extra_FF.defined()) sum.add_(routed(extra_FF, like, dtype));
   if (previous_FP.defined()) {
     const at::Tensor previous = routed(previous_FP, like, dtype);
-    add(previous.mm(previous.t()));
+    sum.addmm_(previous, previous.t());
   }
-  if (!sum.defined()) sum = at::zeros({like.size(0), like.size(0)}, like.options().dtype(dtype));
-  if (ridge != 0) {
-    sum = sum.clone();
-    sum.diagonal().add_(ridge);
-  }
+  if (ridge != 0) sum.diagonal().add_(ridge);
   return sum;
 }
 
@@ -165,8 +191,8 @@ at::Tensor solve_keys(const at::Tensor& keys_FE, const Preserved& preserved, con
     base.describe(report);
     if (report) report->method = "push-through";
   } else {
-    const at::Tensor system = preserved.matrix(options.dtype, keys) + keys.mm(keys.t());
-    const auto factor = SpdFactor::of(system, options.dtype, "λC + KKᵀ");
+    const auto system = [&] { return preserved.matrix(options.dtype, keys).addmm_(keys, keys.t()); };
+    const auto factor = SpdFactor::of_built(system, options.dtype, "λC + KKᵀ");
     solution = factor.solve(keys);
     if (report) *report = {"dense", factor.jitter(), factor.condition()};
   }
@@ -182,8 +208,8 @@ at::Tensor solve_preserved(const at::Tensor& rhs_FE, const Preserved& preserved,
   require_finite(rhs, "a right-hand side");
   at::Tensor solution;
   if (preserved.previous_FP.defined()) {
-    const auto factor =
-        SpdFactor::of(preserved.matrix(options.dtype, rhs), options.dtype, "the preserved second moment");
+    const auto factor = SpdFactor::of_built([&] { return preserved.matrix(options.dtype, rhs); }, options.dtype,
+                                            "the preserved second moment");
     solution = factor.solve(rhs);
     if (report) *report = {"dense", factor.jitter(), factor.condition()};
   } else {

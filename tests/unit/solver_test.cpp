@@ -1,4 +1,6 @@
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <emend/core/error.h>
 #include <emend/editors/solver.h>
 #include <gtest/gtest.h>
@@ -37,6 +39,20 @@ at::Tensor eigen_solve(const at::Tensor& system_FF, const at::Tensor& keys_FE) {
 SolveOptions with(SolveMethod method, at::ScalarType dtype = at::kDouble) {
   return {dtype, method};
 }
+
+// Counts what this thread allocates on the host.
+class AllocationCounter final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    now_ += size;
+    peak_ = std::max(peak_, now_);
+  }
+  [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
+  [[nodiscard]] int64_t peak() const { return peak_; }
+
+ private:
+  int64_t now_ = 0, peak_ = 0;
+};
 
 struct Case {
   const char* name;
@@ -163,6 +179,49 @@ TEST(Solver, AlmostSingularGetsALittleJitterAndSaysSo) {
   EXPECT_GT(factor.jitter(), 0);
   EXPECT_LT(factor.jitter(), 1e-8 * singular.diagonal().mean().item<double>());
   EXPECT_EQ(SpdFactor::of(random_spd(20, 1)).jitter(), 0);
+}
+
+// MEMIT of 10,000 facts at F = 16,384 is this with larger numbers: C and one more F×F matrix.
+TEST(Solver, HoldsOneMatrixBesideTheMoment) {
+  const int64_t width = 200, edits = 120;
+  const SecondMoment moment(random_spd(width, 1));
+  const at::Tensor keys_FE = random_matrix(width, edits, 2);
+  const int64_t square = width * width * 8, wide = width * edits * 8;
+  for (const auto method : {SolveMethod::kDense, SolveMethod::kPushThrough}) {
+    const auto counter = std::make_shared<AllocationCounter>();
+    {
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+      (void)editors::solve_keys(keys_FE, {moment, 15000, 0, {}, {}}, with(method));
+    }
+    EXPECT_GE(counter->peak(), square) << "the counter counts";
+    EXPECT_LT(counter->peak(), square + 4 * wide + edits * edits * 8 * 4) << static_cast<int>(method);
+  }
+  // With everything that can be in a system: still one.
+  const auto counter = std::make_shared<AllocationCounter>();
+  const Preserved all{moment, 15, 0.5, random_spd(width, 2, 0), random_matrix(width, 5, 3)};
+  {
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+    (void)editors::solve_keys(keys_FE, all, with(SolveMethod::kDense));
+  }
+  EXPECT_LT(counter->peak(), square + 4 * wide);
+}
+
+TEST(SpdFactor, OverwritesWhatItWasBuiltFrom) {
+  const at::Tensor matrix_FF = random_spd(30, 5), rhs_FE = random_matrix(30, 4, 6);
+  int built = 0;
+  const auto factor = SpdFactor::of_built(
+      [&] {
+        ++built;
+        return matrix_FF.clone();
+      },
+      at::kDouble, "matrix");
+  EXPECT_EQ(built, 1);
+  EXPECT_LT(relative_difference(matrix_FF.mm(factor.solve(rhs_FE)), rhs_FE), 1e-12);
+  // Singular: built again with a little added.
+  const at::Tensor thin = random_matrix(30, 10, 7);
+  const auto shifted = SpdFactor::of_built([&] { return thin.mm(thin.t()); }, at::kDouble, "matrix");
+  EXPECT_GE(shifted.jitter(), 0);
+  EXPECT_THROW((void)SpdFactor::of_built([&] { return -matrix_FF; }, at::kDouble, "matrix"), Error);
 }
 
 }  // namespace
