@@ -13,9 +13,36 @@ namespace emend::editors {
 namespace {
 
 constexpr const char* kFormat = "emend second moment 1";
+constexpr const char* kFactorFormat = "emend second moment factor 1";
 
 std::string factor_key(at::ScalarType dtype, const at::Tensor& like) {
   return std::string(c10::toString(dtype)) + " " + devices::to_string(like.device());
+}
+
+// The stored factor; nothing if there is none or it is damaged: then it is made again.
+std::optional<SpdFactor> load_factor(const std::filesystem::path& path, const std::string& key, int64_t width) {
+  try {
+    const auto file = open_cached(path);
+    if (!file || !file->contains("lower")) return std::nullopt;
+    const auto text = [&](const char* name) {
+      const auto found = file->metadata().find(name);
+      return found == file->metadata().end() ? std::string() : found->second;
+    };
+    const at::Tensor lower_FF = file->tensor("lower");
+    if (text("format") != kFactorFormat || text("key") != key || lower_FF.scalar_type() != at::kDouble ||
+        lower_FF.dim() != 2 || lower_FF.size(0) != width || lower_FF.size(1) != width)
+      return std::nullopt;
+    return SpdFactor::from_parts(lower_FF.clone(), std::stod(text("jitter")));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void save_factor(const std::filesystem::path& path, const std::string& key, const SpdFactor& factor) {
+  char jitter[40];
+  std::snprintf(jitter, sizeof jitter, "%.17g", factor.jitter());
+  write_checked(path, {{"lower", devices::to_host(factor.lower_FF(), devices::Purpose::kStatistics).contiguous()}},
+                {{"format", kFactorFormat}, {"key", key}, {"jitter", jitter}});
 }
 
 }  // namespace
@@ -26,6 +53,10 @@ struct SecondMoment::State {
   nlohmann::json origin;
   std::mutex mutex;
   std::map<std::string, SpdFactor> factors;
+  std::filesystem::path factor_path;  // empty: factors are not stored
+  std::string factor_file_key;
+
+  [[nodiscard]] bool stores(at::ScalarType dtype) const { return dtype == at::kDouble && !factor_path.empty(); }
 };
 
 SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json origin)
@@ -59,13 +90,33 @@ SpdFactor SecondMoment::factor(at::ScalarType dtype, const at::Tensor& like) con
   const std::lock_guard lock(state_->mutex);
   const std::string key = factor_key(dtype, like);
   if (const auto found = state_->factors.find(key); found != state_->factors.end()) return found->second;
+  if (state_->stores(dtype)) {
+    if (const auto stored = load_factor(state_->factor_path, state_->factor_file_key, width()))
+      return state_->factors
+          .emplace(key,
+                   SpdFactor::from_parts(devices::route_like(stored->lower_FF(), like, devices::Purpose::kStatistics),
+                                         stored->jitter()))
+          .first->second;
+  }
   const at::Tensor cov_FF = devices::route_like(state_->cov_FF, like, devices::Purpose::kStatistics);
-  return state_->factors.emplace(key, SpdFactor::of(cov_FF, dtype, "the second moment of the keys")).first->second;
+  const SpdFactor& made =
+      state_->factors.emplace(key, SpdFactor::of(cov_FF, dtype, "the second moment of the keys")).first->second;
+  if (state_->stores(dtype)) save_factor(state_->factor_path, state_->factor_file_key, made);
+  return made;
+}
+
+void SecondMoment::keep_factor_at(const std::filesystem::path& path, const std::string& key,
+                                  int64_t least_width) const {
+  if (width() < least_width) return;
+  const std::lock_guard lock(state_->mutex);
+  state_->factor_path = path;
+  state_->factor_file_key = key;
 }
 
 bool SecondMoment::has_factor(at::ScalarType dtype, const at::Tensor& like) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->factors.contains(factor_key(dtype, like));
+  return state_->factors.contains(factor_key(dtype, like)) ||
+         (state_->stores(dtype) && std::filesystem::exists(state_->factor_path));
 }
 
 void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key) {

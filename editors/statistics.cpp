@@ -5,17 +5,16 @@
 #include <emend/core/sha256.h>
 #include <emend/datasets/corpus.h>
 #include <emend/devices/route.h>
+#include <emend/editors/convergence.h>
+#include <emend/editors/detail/statistics_rows.h>
+#include <emend/editors/detail/statistics_sums.h>
 #include <emend/editors/shared_statistics.h>
 #include <emend/editors/solver.h>
 #include <emend/editors/statistics.h>
-#include <emend/hooks/hook_session.h>
-#include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <random>
 #include <set>
 
 namespace emend::editors {
@@ -23,120 +22,21 @@ namespace {
 
 constexpr int kCacheVersion = 1;
 constexpr int64_t kTokensPerDimension = 10;
-constexpr size_t kMaxTextBytes = size_t{64} << 20;
-constexpr int64_t kSampledLength = 256, kSampledRows = 64, kSampledTopK = 40;
+constexpr int64_t kFirstAsked = 8, kMostPerDimension = 128;  // tokens a dimension, for kAutoTokens
+// Two halves are kept apart, and compared, as long as they are this narrow or the rule needs them: they take twice the
+// memory.
+constexpr int64_t kHalvesUpTo = 8192;
+constexpr int64_t kChunkTokens = 65536;  // between two chances to save what has been summed
 
-// Beginnings of sampled text, so that a model without BOS does not always start alike.
-constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He",      "She",  "They", "We",
-                                    "This",    "When",   "After", "For",  "As",      "On",   "At",   "From",
-                                    "With",    "During", "There", "If",   "While",   "One",  "Many", "Since",
-                                    "Because", "What",   "How",   "Most", "Another", "Some", "By",   "Before"};
-
-std::string name_of(FirstToken first) {
-  return first == FirstToken::kCount ? "count" : "skip";
+int64_t widest(const models::Model& model, const std::vector<int>& layers) {
+  int64_t width = 0;
+  for (const int layer : layers) width = std::max(width, model.edit_site(layer).in_features);
+  return width;
 }
 
 int64_t wanted_tokens(const models::Model& model, const std::vector<int>& layers, const StatisticsOptions& options) {
-  if (options.tokens > 0) return options.tokens;
-  int64_t width = 0;
-  for (const int layer : layers) width = std::max(width, model.edit_site(layer).in_features);
-  return kTokensPerDimension * width;
-}
-
-int64_t row_limit(const models::Model& model, const StatisticsOptions& options) {
-  return std::max<int64_t>(1, std::min(options.max_length, model.max_positions()));
-}
-
-// Fisher-Yates with a fixed generator: std::shuffle differs between standard libraries.
-template <class T>
-void shuffle(std::vector<T>& items, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
-}
-
-// Rows of ids from the text's documents, until there are enough tokens. `counted` leaves out skipped first tokens.
-std::vector<std::vector<int64_t>> rows_of_text(const models::Model& model, const StatisticsText& text, int64_t tokens,
-                                               const StatisticsOptions& options) {
-  std::vector<std::string> documents;
-  size_t bytes = 0;
-  text.each([&](const std::string& document) {
-    bytes += document.size();
-    documents.push_back(document);
-    return bytes < kMaxTextBytes;
-  });
-  shuffle(documents, options.seed);
-  const auto limit = static_cast<size_t>(row_limit(model, options));
-  const int64_t skipped = options.first_token == FirstToken::kSkip ? 1 : 0;
-  std::vector<std::vector<int64_t>> rows;
-  int64_t counted = 0;
-  for (const auto& document : documents) {
-    options.cancel.check("statistics");
-    // A token is at most a few dozen bytes; a whole book need not be encoded for its first words.
-    std::string_view head = document;
-    if (head.size() > limit * 64) {
-      size_t end = limit * 64;
-      while (end > 0 && (static_cast<unsigned char>(head[end]) & 0xC0) == 0x80) --end;
-      head = head.substr(0, end);
-    }
-    auto ids = model.tokenizer().encode_ids(head, true);
-    if (ids.size() > limit) ids.resize(limit);
-    const int64_t count = static_cast<int64_t>(ids.size()) - skipped;
-    if (count <= 0) continue;
-    counted += count;
-    rows.push_back(std::move(ids));
-    if (counted >= tokens) break;
-  }
-  if (rows.empty())
-    throw Error(ErrorClass::kInvalidArgument, {text.name, "no tokens", "text", "give another --corpus"});
-  return rows;
-}
-
-// Rows that the model writes itself.
-std::vector<std::vector<int64_t>> sampled_rows(const models::Model& model, int64_t tokens,
-                                               const StatisticsOptions& options) {
-  const auto& tokenizer = model.tokenizer();
-  const int64_t length = std::min(kSampledLength, row_limit(model, options));
-  const int64_t most_rows = 4 * std::max<int64_t>(1, (tokens + length - 1) / length);
-  std::vector<std::vector<int64_t>> rows;
-  int64_t counted = 0;
-  // A text may end early, so the number of rows is known only when enough tokens are there.
-  for (int64_t begin = 0; counted < tokens && begin < most_rows; begin += kSampledRows) {
-    const int64_t n_rows = std::min(begin + kSampledRows, begin + (tokens - counted + length - 1) / length);
-    options.cancel.check("statistics");
-    std::vector<std::vector<int64_t>> prompts;
-    for (int64_t r = begin; r < n_rows; ++r) {
-      prompts.push_back(tokenizer.encode_ids(kBeginnings[static_cast<size_t>(r) % kBeginnings.size()], true));
-      if (options.seed && prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
-    }
-    models::GenerateOptions generate;
-    generate.temperature = 1;
-    generate.top_k = kSampledTopK;
-    generate.seed = options.seed * 1000003 + static_cast<uint64_t>(begin);
-    generate.stop_ids = tokenizer.eos_ids();
-    generate.max_new_tokens = std::max<int64_t>(1, length - 2);
-    generate.cancel = options.cancel;
-    auto continued = models::generate(model, prompts, generate);
-    for (size_t r = 0; r < prompts.size(); ++r) {
-      auto row = prompts[r];
-      row.insert(row.end(), continued[r].begin(), continued[r].end());
-      if (static_cast<int64_t>(row.size()) > row_limit(model, options))
-        row.resize(static_cast<size_t>(row_limit(model, options)));
-      counted += static_cast<int64_t>(row.size());
-      rows.push_back(std::move(row));
-    }
-    if (options.progress)
-      options.progress(
-          {"sampling text", static_cast<double>(std::min(counted, tokens)), static_cast<double>(tokens), ""});
-  }
-  return rows;
-}
-
-// Packed indices of the tokens that count.
-at::Tensor counted_tokens(const models::TokenBatch& batch) {
-  std::vector<int64_t> tokens;
-  for (int64_t r = 0; r < batch.rows(); ++r)
-    for (int64_t k = 1; k < batch.length(r); ++k) tokens.push_back(batch.token(r, k));
-  return at::tensor(tokens, at::kLong);
+  if (options.tokens == kAutoTokens) return kMostPerDimension * widest(model, layers);
+  return options.tokens > 0 ? options.tokens : kTokensPerDimension * widest(model, layers);
 }
 
 }  // namespace
@@ -153,104 +53,22 @@ StatisticsText StatisticsText::from_file(const std::filesystem::path& path) {
   return text;
 }
 
-namespace {
-
-// Batch b belongs to process b mod size, so that every batch is the one of a single process.
-std::map<int, SecondMoment> collect(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
-                                    const std::vector<int>& layers, const StatisticsOptions& options,
-                                    devices::Collectives* group) {
-  const at::NoGradGuard no_grad;
-  EMEND_CHECK(!layers.empty(), "statistics of no layer");
-  const bool skip = options.first_token == FirstToken::kSkip;
-  std::vector<const std::vector<int64_t>*> order;
-  int64_t total = 0;
-  for (const auto& row : rows) {
-    if (row.size() <= (skip ? 1U : 0U)) continue;
-    order.push_back(&row);
-    total += static_cast<int64_t>(row.size());
-  }
-  if (order.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
-  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->size() > b->size(); });
-
-  std::map<int, at::Tensor> sums_FF;
-  int64_t count = 0, seen = 0, number = 0;
-  at::Tensor counted;  // of the batch at hand; undefined: all
-  const int last = *std::max_element(layers.begin(), layers.end());
-  hooks::HookSession session(model.hooks());
-  for (const int layer : std::set<int>(layers.begin(), layers.end())) {
-    session.edit({hooks::Site::kMlpDownIn, layer}, [&sums_FF, &counted, layer](const at::Tensor& x) {
-      at::Tensor keys_NF = x;
-      if (counted.defined())
-        keys_NF = keys_NF.index_select(0, devices::route_like(counted, x, devices::Purpose::kInput));
-      if (keys_NF.scalar_type() != at::kDouble) keys_NF = keys_NF.to(at::kFloat);
-      at::Tensor& sum_FF = sums_FF[layer];
-      if (!sum_FF.defined()) sum_FF = at::zeros({x.size(1), x.size(1)}, x.options().dtype(at::kDouble));
-      sum_FF.add_(keys_NF.t().mm(keys_NF));
-      return at::Tensor();
-    });
-  }
-  session.stop_after({hooks::Site::kMlpDownIn, last}).attach();
-  models::ForwardOptions no_logits;
-  no_logits.logit_tokens = std::vector<int64_t>{};
-  for (size_t begin = 0; begin < order.size();) {
-    options.cancel.check("statistics");
-    std::vector<std::vector<int64_t>> batch_rows;
-    int64_t tokens = 0;
-    while (begin < order.size() &&
-           (batch_rows.empty() || tokens + static_cast<int64_t>(order[begin]->size()) <= options.batch_tokens)) {
-      batch_rows.push_back(*order[begin]);
-      tokens += static_cast<int64_t>(order[begin++]->size());
-    }
-    if (group && number++ % group->size() != group->rank()) {
-      seen += tokens;
-      continue;
-    }
-    const auto batch = models::TokenBatch::from_rows(batch_rows);
-    if (skip) counted = counted_tokens(batch);
-    (void)model.forward(batch, no_logits);
-    count += tokens - (skip ? batch.rows() : 0);
-    seen += tokens;
-    if (options.progress)
-      options.progress(
-          {"statistics", static_cast<double>(seen), static_cast<double>(total), std::to_string(seen) + " tokens"});
-  }
-  if (sums_FF.empty()) {  // more processes than batches
-    session.detach();
-    for (const int layer : layers) {
-      const int64_t width = model.edit_site(layer).in_features;
-      sums_FF[layer] = at::zeros({width, width}, at::kDouble);
-    }
-  } else {
-    session.finish();
-  }
-  if (group) {
-    at::Tensor counts = at::tensor({count}, at::kLong);
-    group->all_reduce_sum(counts);
-    count = counts.item<int64_t>();
-    for (auto& [layer, sum_FF] : sums_FF) group->all_reduce_sum(sum_FF);
-  }
-
-  std::map<int, SecondMoment> moments;
-  for (auto& [layer, sum_FF] : sums_FF) {
-    at::Tensor cov_FF = devices::to_host(sum_FF, devices::Purpose::kStatistics) / static_cast<double>(count);
-    cov_FF = ((cov_FF + cov_FF.t()) / 2).to(options.dtype);
-    nlohmann::json origin = {{"tokens", count},
-                             {"documents", order.size()},
-                             {"first_token", name_of(options.first_token)},
-                             {"max_length", options.max_length},
-                             {"layer", layer}};
-    moments.emplace(layer, SecondMoment(cov_FF, count, std::move(origin)));
-  }
-  return moments;
-}
-
-}  // namespace
-
 std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
                                                    const std::vector<std::vector<int64_t>>& rows,
                                                    const std::vector<int>& layers, const StatisticsOptions& options) {
-  return collect(model, rows, layers, options, nullptr);
+  EMEND_CHECK(!layers.empty(), "statistics of no layer");
+  const int64_t total = detail::tokens_of(rows);
+  std::vector<detail::Sums> sums(1);
+  int64_t done = 0;
+  detail::add_rows(model, rows, layers, options, nullptr, sums, [&](int64_t tokens) {
+    done += tokens;
+    if (options.progress)
+      options.progress(
+          {"statistics", static_cast<double>(done), static_cast<double>(total), std::to_string(done) + " tokens"});
+  });
+  if (sums[0].count == 0)
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+  return detail::moments_of({detail::total_of(model, sums[0], layers, nullptr)}, options);
 }
 
 void FixedStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
@@ -299,11 +117,12 @@ struct CorpusState {
                             {"text", text ? text->fingerprint : "sampled"},
                             {"seed", options.seed},
                             {"tokens", wanted},
-                            {"max_length", row_limit(model, options)},
-                            {"first_token", name_of(options.first_token)},
+                            {"max_length", detail::row_limit(model, options)},
+                            {"first_token", detail::name_of(options.first_token)},
                             {"dtype", c10::toString(options.dtype)},
                             {"site", hooks::to_string({hooks::Site::kMlpDownIn, layer})}};
-    if (!text) parts["sampling"] = {"until enough", kSampledLength, kSampledRows, kSampledTopK, kBeginnings.size()};
+    if (options.tokens == kAutoTokens) parts["convergence"] = options.convergence;
+    if (!text) parts["sampling"] = detail::sampling_rule(model);
     return sha256_hex(parts.dump());
   }
 
@@ -338,6 +157,158 @@ void store(const StatisticsOptions& options, const std::string& key, const Secon
     options.log.info("statistics.pruned", "removed " + removed.path.string() + " to keep the cache within its bound");
 }
 
+// The factor's file stands beside the moment's.
+void keep_factor(const StatisticsOptions& options, const std::map<int, std::string>& keys, int layer,
+                 const SecondMoment& moment) {
+  if (options.cache.empty()) return;
+  const std::string key = sha256_hex(keys.at(layer) + " factor");
+  moment.keep_factor_at(options.cache / (key + ".safetensors"), key);
+}
+
+// Reads the text until there is enough of it, in chunks; what has been summed is saved now and then, and an interrupted
+// collection with the same settings goes on from there.
+class Collection {
+ public:
+  Collection(const CorpusState& state, const models::Model& model, std::vector<int> layers, devices::Collectives* group)
+      : options_(state.options),
+        model_(model),
+        layers_(std::move(layers)),
+        group_(group),
+        automatic_(options_.tokens == kAutoTokens),
+        most_(state.tokens),
+        source_(detail::make_row_source(model, state.text, options_)) {
+    const bool apart = automatic_ || widest(model, layers_) <= kHalvesUpTo;
+    halves_.resize(apart ? 2 : 1);
+    if (options_.cache.empty() || group) return;
+    std::string all;
+    const std::string weights = model.current_fingerprint();
+    for (const int layer : layers_) all += state.key(model, weights, layer, state.tokens);
+    partial_key_ = sha256_hex(all + " partial");
+  }
+
+  std::map<int, SecondMoment> run() {
+    resume();
+    int64_t goal = automatic_ ? std::min(most_, kFirstAsked * widest(model_, layers_)) : most_;
+    for (;;) {
+      read(goal);
+      std::vector<detail::Sums> totals;
+      for (const auto& half : halves_) totals.push_back(detail::total_of(model_, half, layers_, group_));
+      if (totals.size() == 2) checks_.push_back(detail::compare(totals));
+      const bool enough = !automatic_ || settled() || goal >= most_ || source_->exhausted();
+      if (enough) return finish(std::move(totals));
+      goal = std::min(most_, 2 * goal);
+    }
+  }
+
+ private:
+  void read(int64_t goal) {
+    while (read_ < goal && !source_->exhausted()) {
+      const auto rows = source_->take(std::min(goal - read_, kChunkTokens));
+      if (rows.empty()) break;
+      const int64_t before = read_;
+      detail::add_rows(model_, rows, layers_, options_, group_, halves_, [&](int64_t tokens) {
+        read_ += tokens;
+        if (options_.progress)
+          options_.progress({"statistics", static_cast<double>(std::min(read_, goal)), static_cast<double>(goal),
+                             std::to_string(read_) + " tokens"});
+      });
+      rows_ += static_cast<int64_t>(rows.size());
+      if (read_ == before) break;
+      if (std::chrono::steady_clock::now() - saved_ >= options_.save_every && read_ < most_) save();
+    }
+  }
+
+  // The last check of every layer says that the halves agree.
+  [[nodiscard]] bool settled() const {
+    if (checks_.empty() || checks_.back().empty()) return false;
+    return std::all_of(checks_.back().begin(), checks_.back().end(),
+                       [&](const auto& layer) { return layer.second.disagreement <= options_.convergence; });
+  }
+
+  std::map<int, SecondMoment> finish(std::vector<detail::Sums> totals) {
+    int64_t count = 0;
+    for (const auto& total : totals) count += total.count;
+    if (count == 0)
+      throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+    if (automatic_ && !settled())
+      options_.log.warning("statistics.unsettled",
+                           "the halves of " + std::to_string(count) +
+                               " tokens still disagree by more than the limit: take a larger corpus");
+    std::map<int, SecondMoment> moments;
+    for (auto& [layer, moment] : detail::moments_of(totals, options_)) {
+      nlohmann::json origin = moment.origin();
+      if (!checks_.empty()) {
+        auto& report = origin["convergence"] = {{"rule", automatic_ ? "halves agree" : "fixed"}};
+        if (automatic_) report["limit"] = options_.convergence;
+        for (const auto& check : checks_)
+          if (const auto found = check.find(layer); found != check.end())
+            report["checks"].push_back(found->second.to_json());
+      }
+      moments.emplace(layer, SecondMoment(moment.cov_FF(), moment.count(), std::move(origin)));
+    }
+    if (!partial_key_.empty()) std::filesystem::remove(partial_path());
+    return moments;
+  }
+
+  [[nodiscard]] std::filesystem::path partial_path() const { return options_.cache / (partial_key_ + ".safetensors"); }
+
+  void save() {
+    saved_ = std::chrono::steady_clock::now();
+    if (partial_key_.empty()) return;
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    nlohmann::json state = {{"rows", rows_}, {"read", read_}, {"halves", nlohmann::json::array()}};
+    for (size_t half = 0; half < halves_.size(); ++half) {
+      state["halves"].push_back({halves_[half].count, halves_[half].documents});
+      for (const auto& [layer, sum_FF] : halves_[half].sums_FF)
+        tensors.emplace_back(std::to_string(half) + "." + std::to_string(layer),
+                             devices::to_host(sum_FF, devices::Purpose::kStatistics).contiguous());
+    }
+    write_checked(partial_path(), tensors,
+                  {{"format", "emend partial statistics 1"}, {"key", partial_key_}, {"state", state.dump()}});
+  }
+
+  void resume() {
+    if (partial_key_.empty()) return;
+    try {
+      const auto file = open_cached(partial_path());
+      if (!file || file->metadata().at("key") != partial_key_) return;
+      const auto state = nlohmann::json::parse(file->metadata().at("state"));
+      std::vector<detail::Sums> halves(halves_.size());
+      for (size_t half = 0; half < halves.size(); ++half) {
+        halves[half].count = state.at("halves").at(half).at(0);
+        halves[half].documents = state.at("halves").at(half).at(1);
+        for (const int layer : layers_) {
+          const at::Tensor sum_FF = file->tensor(std::to_string(half) + "." + std::to_string(layer)).clone();
+          halves[half].sums_FF[layer] = devices::route_to(
+              sum_FF, model_.placement().layers.at(static_cast<size_t>(layer)), devices::Purpose::kStatistics);
+        }
+      }
+      rows_ = state.at("rows");
+      read_ = state.at("read");
+      halves_ = std::move(halves);
+      source_->skip(rows_);
+      options_.log.info("statistics.resumed", "going on after " + std::to_string(read_) + " tokens");
+    } catch (const Error& error) {
+      if (error.error_class() == ErrorClass::kCancelled) throw;
+      options_.log.warning("statistics.damaged", std::string(error.what()) + "; beginning again");
+    } catch (const std::exception&) {  // metadata of another version
+    }
+  }
+
+  const StatisticsOptions& options_;
+  const models::Model& model_;
+  std::vector<int> layers_;
+  devices::Collectives* group_;
+  bool automatic_;
+  int64_t most_;
+  std::unique_ptr<detail::RowSource> source_;
+  std::vector<detail::Sums> halves_;
+  std::vector<std::map<int, HalvesReport>> checks_;
+  std::string partial_key_;  // empty: nothing is saved
+  int64_t rows_ = 0, read_ = 0;
+  std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
+};
+
 nlohmann::json describe_corpus(const CorpusState& state);
 
 void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers,
@@ -357,6 +328,7 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
     for (const int layer : missing) {
       keys[layer] = state.key(model, weights, layer, state.tokens);
       if (auto moment = state.cached(layer, keys[layer])) {
+        keep_factor(options, keys, layer, *moment);
         state.moments.emplace(layer, *moment);
         state.from_cache.push_back(layer);
       }
@@ -371,9 +343,7 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
     }
   }
   if (!missing.empty()) {
-    const auto rows = state.text ? rows_of_text(model, *state.text, state.tokens, options)
-                                 : sampled_rows(model, state.tokens, options);
-    for (auto& [layer, moment] : collect(model, rows, missing, options, group)) {
+    for (auto& [layer, moment] : Collection(state, model, missing, group).run()) {
       nlohmann::json origin = moment.origin();
       origin["text"] = state.source();
       SecondMoment named(moment.cov_FF(), moment.count(), origin);
@@ -382,8 +352,8 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
                             "only " + std::to_string(named.count()) + " tokens for keys of width " +
                                 std::to_string(named.width()) +
                                 ": the second moment is singular; ten tokens a dimension are wanted");
-      if (!options.cache.empty() && (!group || group->rank() == 0))
-        store(options, keys[layer], named);
+      if (!options.cache.empty() && (!group || group->rank() == 0)) store(options, keys[layer], named);
+      keep_factor(options, keys, layer, named);
       state.moments.emplace(layer, named);
       state.computed.push_back(layer);
     }
@@ -404,7 +374,7 @@ const SecondMoment& prepared_moment(const CorpusState& state, int layer) {
 nlohmann::json describe_corpus(const CorpusState& state) {
   nlohmann::json json = {{"source", state.source()},
                          {"tokens_wanted", state.tokens},
-                         {"first_token", name_of(state.options.first_token)},
+                         {"first_token", detail::name_of(state.options.first_token)},
                          {"max_length", state.options.max_length},
                          {"dtype", c10::toString(state.options.dtype)},
                          {"seed", state.options.seed},
@@ -413,6 +383,9 @@ nlohmann::json describe_corpus(const CorpusState& state) {
                          {"seconds", state.seconds}};
   if (state.text) json["text_sha256"] = state.text->fingerprint;
   if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
+  for (const auto& [layer, moment] : state.moments)
+    if (const auto found = moment.origin().find("convergence"); found != moment.origin().end())
+      json["convergence"]["layer " + std::to_string(layer)] = *found;
   return json;
 }
 

@@ -9,6 +9,7 @@
 #include <emend/core/log.h>
 #include <emend/models/model.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -30,14 +31,17 @@ class SecondMoment {
   /// cov_FF symmetric, float32 or float64. Throws Error(kInvalidArgument) unless square and finite.
   explicit SecondMoment(at::Tensor cov_FF, int64_t count = 0, nlohmann::json origin = {});
 
-  [[nodiscard]] const at::Tensor& cov_FF() const;  ///< not to be written to
-  [[nodiscard]] int64_t width() const;  ///< F
+  [[nodiscard]] const at::Tensor& cov_FF() const;      ///< not to be written to
+  [[nodiscard]] int64_t width() const;                 ///< F
   [[nodiscard]] int64_t count() const;                 ///< tokens; 0 if unknown
   [[nodiscard]] const nlohmann::json& origin() const;  ///< corpus, tokens, BOS rule, …
   /// Cholesky factor of C in `dtype` on the device of `like`, computed at the first call and kept with the moment (all
   /// copies share it). Throws Error(kNumeric) as SpdFactor::of does.
   [[nodiscard]] SpdFactor factor(at::ScalarType dtype, const at::Tensor& like) const;
   [[nodiscard]] bool has_factor(at::ScalarType dtype, const at::Tensor& like) const;
+  /// Lets float64 factors come from, and go to, `path`: a file like those of save_second_moment, under `key`. Moments
+  /// below `least_width` are factored faster than read, so nothing is stored for them. A damaged file is made again.
+  void keep_factor_at(const std::filesystem::path& path, const std::string& key, int64_t least_width = 4096) const;
   [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
 
  private:
@@ -75,14 +79,21 @@ enum class FirstToken {
   kSkip,   ///< leave each document's first token out: many models have huge activations there
 };
 
+/// StatisticsOptions::tokens: read until two halves of the text agree.
+inline constexpr int64_t kAutoTokens = -1;
+
 struct StatisticsOptions {
-  int64_t tokens = 0;        ///< tokens to count; 0: ten a key dimension
+  int64_t tokens = 0;  ///< tokens to count; 0: ten a key dimension; kAutoTokens: as many as it takes
+  /// kAutoTokens: stop once the halves' disagreement (convergence.h) is at most this in every layer, asked at 8, 16, 32
+  /// … tokens a key dimension, at most 128. 0.25 is what ten independent tokens a dimension give.
+  double convergence = 0.25;
   int64_t max_length = 512;  ///< a document is cut here (and at the model's own limit)
   FirstToken first_token = FirstToken::kCount;
-  at::ScalarType dtype = at::kDouble;  ///< of the stored moments; sums are float64 always
-  int64_t batch_tokens = 4096;         ///< tokens a forward pass
-  uint64_t seed = 0;                   ///< order of the documents; sampled text where there is no corpus
-  std::filesystem::path cache;         ///< folder; empty: no cache
+  at::ScalarType dtype = at::kDouble;   ///< of the stored moments; sums are float64 always
+  int64_t batch_tokens = 4096;          ///< tokens a forward pass
+  std::chrono::seconds save_every{60};  ///< with a cache: how often the sums of an unfinished collection are saved
+  uint64_t seed = 0;                    ///< order of the documents; sampled text where there is no corpus
+  std::filesystem::path cache;          ///< folder; empty: no cache
   CancelToken cancel;
   ProgressFn progress;
   Log log;

@@ -1,0 +1,186 @@
+#include <emend/core/error.h>
+#include <emend/editors/detail/statistics_rows.h>
+#include <emend/models/compute_copy.h>
+#include <emend/models/generation.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+
+namespace emend::editors::detail {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{64} << 20;
+constexpr int64_t kSampledLength = 256, kSampledRows = 128, kSampledTopK = 40;
+// Some texts end early: a pass begins with this many times the rows that would be needed if none did, because a second
+// pass for the last few takes as many steps as the first one.
+constexpr double kSpareRows = 1.3;
+// Models up to this size are sampled from in the faster arithmetic, with a copy of the whole model.
+constexpr int64_t kCopiedParameters = 1'000'000'000;
+
+// Beginnings of sampled text, so that a model without BOS does not always start alike.
+constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He",      "She",  "They", "We",
+                                    "This",    "When",   "After", "For",  "As",      "On",   "At",   "From",
+                                    "With",    "During", "There", "If",   "While",   "One",  "Many", "Since",
+                                    "Because", "What",   "How",   "Most", "Another", "Some", "By",   "Before"};
+
+at::ScalarType sampling_dtype(const models::Model& model) {
+  return model.parameter_count() <= kCopiedParameters && models::hooks_idle_above(model, 0)
+             ? models::fast_compute_dtype(model)
+             : model.dtype();
+}
+
+// Fisher-Yates with a fixed generator: std::shuffle differs between standard libraries.
+template <class T>
+void shuffle(std::vector<T>& items, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
+}
+
+class TextRows final : public RowSource {
+ public:
+  TextRows(const models::Model& model, const StatisticsText& text, const StatisticsOptions& options)
+      : model_(model), text_(text), options_(options) {
+    size_t bytes = 0;
+    text.each([&](const std::string& document) {
+      bytes += document.size();
+      documents_.push_back(document);
+      return bytes < kMaxTextBytes;
+    });
+    shuffle(documents_, options.seed);
+  }
+
+  TokenRows take(int64_t tokens) override {
+    const int64_t skipped = options_.first_token == FirstToken::kSkip ? 1 : 0;
+    TokenRows rows;
+    for (int64_t counted = 0; counted < tokens && !exhausted();) {
+      options_.cancel.check("statistics");
+      auto ids = next_row();
+      const int64_t count = static_cast<int64_t>(ids.size()) - skipped;
+      if (count <= 0) continue;
+      counted += count;
+      ++given_;
+      rows.push_back(std::move(ids));
+    }
+    if (given_ == 0)
+      throw Error(ErrorClass::kInvalidArgument, {text_.name, "no tokens", "text", "give another --corpus"});
+    return rows;
+  }
+
+  void skip(int64_t rows) override {
+    const size_t least = options_.first_token == FirstToken::kSkip ? 2 : 1;
+    for (int64_t r = 0; r < rows && !exhausted();) r += next_row().size() >= least ? 1 : 0;
+    given_ += rows;
+  }
+
+  [[nodiscard]] bool exhausted() const override { return next_ == documents_.size(); }
+
+ private:
+  std::vector<int64_t> next_row() {
+    const auto limit = static_cast<size_t>(row_limit(model_, options_));
+    // A token is at most a few dozen bytes; a whole book need not be encoded for its first words.
+    const std::string& document = documents_[next_++];
+    std::string_view head = document;
+    if (head.size() > limit * 64) {
+      size_t end = limit * 64;
+      while (end > 0 && (static_cast<unsigned char>(head[end]) & 0xC0) == 0x80) --end;
+      head = head.substr(0, end);
+    }
+    auto ids = model_.tokenizer().encode_ids(head, true);
+    if (ids.size() > limit) ids.resize(limit);
+    return ids;
+  }
+
+  const models::Model& model_;
+  const StatisticsText& text_;
+  const StatisticsOptions& options_;
+  std::vector<std::string> documents_;
+  size_t next_ = 0;
+  int64_t given_ = 0;
+};
+
+class SampledRows final : public RowSource {
+ public:
+  SampledRows(const models::Model& model, const StatisticsOptions& options) : model_(model), options_(options) {
+    if (const auto dtype = sampling_dtype(model); dtype != model.dtype())
+      copy_.emplace(models::compute_copy(model, dtype, 0));
+  }
+
+  TokenRows take(int64_t tokens) override {
+    const int64_t length = std::min(kSampledLength, row_limit(model_, options_));
+    TokenRows rows;
+    // A model that ends every text at once would never give enough.
+    const int64_t most = begun_ + 4 * std::max<int64_t>(1, (tokens + length - 1) / length) + kSampledRows;
+    for (int64_t counted = 0; counted < tokens && begun_ < most;) {
+      options_.cancel.check("statistics");
+      const auto wanted =
+          static_cast<int64_t>(kSpareRows * static_cast<double>(tokens - counted) / static_cast<double>(length)) + 1;
+      for (auto& row : sample(std::min(kSampledRows, wanted), length)) {
+        counted += static_cast<int64_t>(row.size());
+        rows.push_back(std::move(row));
+      }
+      if (options_.progress)
+        options_.progress(
+            {"sampling text", static_cast<double>(std::min(counted, tokens)), static_cast<double>(tokens), ""});
+    }
+    return rows;
+  }
+
+  void skip(int64_t rows) override { begun_ += rows; }
+  [[nodiscard]] bool exhausted() const override { return false; }
+
+ private:
+  TokenRows sample(int64_t n_rows, int64_t length) {
+    const auto& tokenizer = model_.tokenizer();
+    TokenRows prompts;
+    for (int64_t r = begun_; r < begun_ + n_rows; ++r) {
+      prompts.push_back(tokenizer.encode_ids(kBeginnings[static_cast<size_t>(r) % kBeginnings.size()], true));
+      if (options_.seed && prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
+    }
+    models::GenerateOptions generate;
+    generate.temperature = 1;
+    generate.top_k = kSampledTopK;
+    generate.seed = options_.seed * 1000003 + static_cast<uint64_t>(begun_);
+    generate.stop_ids = tokenizer.eos_ids();
+    generate.max_new_tokens = std::max<int64_t>(1, length - 2);
+    generate.cancel = options_.cancel;
+    const auto continued = models::generate(copy_ ? *copy_ : model_, prompts, generate);
+    for (size_t r = 0; r < prompts.size(); ++r) {
+      prompts[r].insert(prompts[r].end(), continued[r].begin(), continued[r].end());
+      if (static_cast<int64_t>(prompts[r].size()) > row_limit(model_, options_))
+        prompts[r].resize(static_cast<size_t>(row_limit(model_, options_)));
+    }
+    begun_ += n_rows;
+    return prompts;
+  }
+
+  const models::Model& model_;
+  const StatisticsOptions& options_;
+  std::optional<models::Model> copy_;
+  int64_t begun_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<RowSource> make_row_source(const models::Model& model, const std::optional<StatisticsText>& text,
+                                           const StatisticsOptions& options) {
+  if (text) return std::make_unique<TextRows>(model, *text, options);
+  return std::make_unique<SampledRows>(model, options);
+}
+
+int64_t row_limit(const models::Model& model, const StatisticsOptions& options) {
+  return std::max<int64_t>(1, std::min(options.max_length, model.max_positions()));
+}
+
+nlohmann::json sampling_rule(const models::Model& model) {
+  return {"until enough",
+          kSampledLength,
+          kSampledRows,
+          kSpareRows,
+          kSampledTopK,
+          kBeginnings.size(),
+          c10::toString(sampling_dtype(model))};
+}
+
+}  // namespace emend::editors::detail
