@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/datasets/corpus.h>
+#include <emend/editors/published_statistics.h>
 #include <emend/editors/session.h>
 #include <emend/editors/shared_statistics.h>
 
@@ -38,8 +39,8 @@ std::optional<editors::ContextTemplates> named_contexts(const std::string& path)
   return editors::parse_contexts(json, path);
 }
 
-std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options,
-                                                                 const Common& common) {
+std::unique_ptr<editors::StatisticsProvider> statistics_provider(const EditOptions& options, const Common& common) {
+  if (!options.stats_import.empty()) return editors::make_published_statistics(options.stats_import, common.log);
   editors::StatisticsOptions statistics;
   statistics.tokens = options.stats_tokens;
   statistics.max_length = options.stats_length;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../compute_options.h"
+#include "../statistics_options.h"
 
 namespace emend::tools {
 namespace {
@@ -56,9 +57,7 @@ void add_statistics_options(CLI::App& command, EditOptions& options) {
                   "text file or JSON lines with \"text\"; default: text sampled from the model itself")
       ->group(group)
       ->type_name("FILE");
-  command.add_option("--stats-tokens", options.stats_tokens, "tokens to read; 0: ten for each key dimension")
-      ->group(group)
-      ->check(CLI::NonNegativeNumber);
+  add_stats_amount_options(command, options.stats_tokens, options.stats_import, group);
   command.add_option("--stats-length", options.stats_length, "longest document in tokens")
       ->group(group)
       ->check(CLI::PositiveNumber);

@@ -30,6 +30,7 @@ struct EditOptions {
   std::string corpus;
   int64_t stats_tokens = 0;  ///< 0: ten a key dimension
   int64_t stats_length = 512;
+  std::string stats_import;  ///< pattern of published .npz files; empty: none
   std::string stats_dtype = "float64";
   std::string stats_cache;  ///< empty: "<cache>/statistics"
 

@@ -190,6 +190,7 @@ nlohmann::json EditRun::settings() const {
           {"protocol", options_.protocol},
           {"corpus", options_.corpus},
           {"stats_tokens", options_.stats_tokens},
+          {"stats_import", options_.stats_import},
           {"stats_length", options_.stats_length},
           {"stats_dtype", options_.stats_dtype},
           {"solve_dtype", options_.solve_dtype},

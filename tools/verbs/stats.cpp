@@ -6,6 +6,7 @@
 #include "../edit/inputs.h"
 #include "../process_group.h"
 #include "../run_directory.h"
+#include "../statistics_options.h"
 
 namespace emend::tools {
 
@@ -19,8 +20,7 @@ VerbRun setup_stats(CLI::App& command) {
       .add_option("--corpus", options->corpus,
                   "text file or JSON lines with \"text\"; default: text sampled from the model itself")
       ->type_name("FILE");
-  command.add_option("--stats-tokens", options->stats_tokens, "tokens to read; 0: ten for each key dimension")
-      ->check(CLI::NonNegativeNumber);
+  add_stats_amount_options(command, options->stats_tokens, options->stats_import, "");
   command.add_option("--stats-length", options->stats_length, "longest document in tokens")->check(CLI::PositiveNumber);
   command.add_option("--stats-cache", options->stats_cache, "folder of cached statistics; default: <cache>/statistics")
       ->type_name("DIR");
