@@ -61,7 +61,8 @@ MemoryModel::MemoryModel(ModelShape model, WorkShape work) : model_(std::move(mo
                                                               {"suffix_tokens", work_.suffix_tokens},
                                                               {"scored_tokens", work_.scored_tokens},
                                                               {"facts", work_.facts},
-                                                              {"cached_tokens", work_.cached_tokens}})
+                                                              {"cached_tokens", work_.cached_tokens},
+                                                              {"copy_bytes", work_.copy_bytes}})
     require_not_negative(field, value);
   if (static_cast<int64_t>(model_.layer_bytes.size()) != model_.n_layers)
     throw Error(ErrorClass::kInvalidArgument, {"plan", std::to_string(model_.layer_bytes.size()) + " layer sizes",
@@ -78,6 +79,14 @@ bool MemoryModel::is_editing_layer(int64_t l) const {
   return std::find(work_.editing_layers.begin(), work_.editing_layers.end(), l) != work_.editing_layers.end();
 }
 
+int64_t MemoryModel::copied(int64_t bytes) const {
+  return work_.gradients ? bytes / model_.weight_bytes * work_.copy_bytes : 0;
+}
+
+int64_t MemoryModel::gradient_element() const noexcept {
+  return work_.copy_bytes > 0 ? work_.copy_bytes : model_.compute_bytes;
+}
+
 Figures MemoryModel::of_layer(int64_t l) const {
   const auto& m = model_;
   Figures figures;
@@ -91,7 +100,8 @@ Figures MemoryModel::of_layer(int64_t l) const {
                               (m.fused_qkv && m.rotary_dim > 0 ? (m.heads + m.kv_heads) * m.head_dim : 0) +
                               (m.qk_norm ? (m.heads + m.kv_heads) * m.head_dim : 0) +
                               m.mlp_width * (m.gated_mlp ? 3 : 1) + m.heads + 2;
-    figures.activations = work_.rows * work_.suffix_tokens * per_token * m.compute_bytes;
+    figures.activations = work_.rows * work_.suffix_tokens * per_token * gradient_element();
+    figures.weights += copied(figures.weights);
   }
   if (!is_editing_layer(l)) return figures;
   if (work_.statistics && !work_.statistics_on_host) figures.statistics = m.mlp_width * m.mlp_width * kDouble;
@@ -119,7 +129,7 @@ int64_t MemoryModel::live_forward() const {
 int64_t MemoryModel::live_backward() const {
   const auto& m = model_;
   const int64_t per_token = m.hidden + m.mlp_width * (m.gated_mlp ? 3 : 2) + 2 * m.rotary_dim;
-  return work_.rows * work_.suffix_tokens * per_token * m.compute_bytes;
+  return work_.rows * work_.suffix_tokens * per_token * gradient_element();
 }
 
 // The logits' log-softmax; with them, or with its gradient, 2; on the way back 3.
@@ -169,6 +179,7 @@ Figures MemoryModel::of_final_norm() const {
 Figures MemoryModel::of_head(bool with_embedding) const {
   Figures figures;
   figures.weights = model_.tied ? (with_embedding ? 0 : model_.embedding_bytes) : model_.head_bytes;
+  figures.weights += copied(model_.tied ? model_.embedding_bytes : model_.head_bytes);
   figures.activations = logits(work_.gradients ? 3 : 2);
   return figures;
 }

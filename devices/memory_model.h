@@ -60,6 +60,9 @@ struct WorkShape {
   bool solve = false;               ///< solves with the second moment, one layer at a time
   bool train_weights = false;       ///< the editing layers' matrices are optimised themselves (fine-tuning, Adam)
   int64_t cached_tokens = 0;        ///< tokens in the KV cache, over all rows
+  /// Bytes of an element of the copy of the gradient layers and the head that computes them in another dtype
+  /// (models/compute_copy.h); 0: the model does.
+  int64_t copy_bytes = 0;
 };
 
 /// Bytes on one device, by what they are for.
@@ -114,6 +117,8 @@ class MemoryModel {
   [[nodiscard]] int64_t live_forward() const;   // bytes of one block without gradients, at its widest moment
   [[nodiscard]] int64_t live_backward() const;  // the same on the way back, without what was kept
   [[nodiscard]] int64_t logits(int copies) const;
+  [[nodiscard]] int64_t copied(int64_t bytes) const;        // bytes of the copy of so many bytes of weights
+  [[nodiscard]] int64_t gradient_element() const noexcept;  // bytes of an activation that carries gradients
 
   ModelShape model_;
   WorkShape work_;

@@ -8,12 +8,14 @@
 namespace emend::tools {
 
 void add_compute_option(CLI::App& command, std::string& text, const char* group) {
-  command
-      .add_option("--compute-dtype", text,
-                  "arithmetic of the frozen layers while targets are optimised: float32, bfloat16, or auto (bfloat16 "
-                  "where the devices multiply it natively)")
-      ->group(group)
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
+  auto* option =
+      command
+          .add_option(
+              "--compute-dtype", text,
+              "arithmetic of the frozen layers while targets are optimised: float32, bfloat16, or auto (bfloat16 "
+              "where the devices multiply it natively)")
+          ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
+  if (*group) option->group(group);
 }
 
 std::optional<at::ScalarType> chosen_compute_dtype(const std::string& text, editors::Engine engine,

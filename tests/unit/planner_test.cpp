@@ -158,6 +158,20 @@ TEST(Planner, AllFiguresOfAMemitRun) {
   EXPECT_EQ(first.limit, 24LL << 30);
 }
 
+TEST(Planner, TheCopyThatComputesIsCounted) {
+  auto work = memit();
+  const auto plain = make_plan(request("sim:1", "1x80GiB", work)).devices[0].second;
+  work.copy_bytes = 2;
+  auto r = request("sim:1", "1x80GiB", work);
+  r.model.weight_bytes = r.model.compute_bytes = 4;
+  r.model.derive_bytes();
+  const auto figures = make_plan(r).devices[0].second;
+  int64_t copied = r.model.head_bytes;
+  for (int64_t l = work.first_gradient_layer; l < r.model.n_layers; ++l) copied += r.model.layer_bytes[l];
+  EXPECT_EQ(figures.weights, r.model.total_bytes() + copied / 2);
+  EXPECT_LE(figures.activations, plain.activations * 2) << "what carries gradients stays two bytes wide";
+}
+
 TEST(Planner, KvCacheAndPositionsAreCounted) {
   auto r = request("sim:1", "1x80GiB");
   r.model.positions = 1024;

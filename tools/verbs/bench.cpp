@@ -1,7 +1,5 @@
 // The fast engine beside the reference engine, in one run on one machine: seconds are only worth their ratio.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
@@ -10,32 +8,31 @@
 #include <emend/editors/transaction.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
-#include <emend/models/flops.h>
-#include <unistd.h>
+#include <emend/models/published_shapes.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <fstream>
+#include <cstring>
 #include <iostream>
 #include <random>
-#include <thread>
 
+#include "../compute_options.h"
 #include "../edit/inputs.h"
 #include "../run_directory.h"
+#include "../statistics_options.h"
+#include "bench_measure.h"
+#include "bench_synthetic.h"
 
 namespace emend::tools {
 namespace {
 
 using nlohmann::ordered_json;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 struct Options {
   EditOptions edit;
-  int64_t statistics_tokens = 4096;
+  SyntheticOptions synthetic;  ///< with --shape; its growth and statistics tokens also without
+  std::string shape;           ///< empty: a real model
+  int64_t shape_layers = 0;    ///< 0: all
   std::vector<std::string> phases = {"targets", "statistics", "evaluate"};
 
   [[nodiscard]] bool has(const char* phase) const {
@@ -43,73 +40,19 @@ struct Options {
   }
 };
 
-/// Seconds and arithmetic of one way to do a phase.
-struct Measure {
-  double seconds = 0;
-  double gflop = 0;
-};
-
-// Runs `work` and measures it.
-template <class Work>
-Measure measured(const Work& work) {
-  const int64_t flops = models::linear_flops();
-  const double begin = now();
-  work();
-  return {now() - begin, 1e-9 * static_cast<double>(models::linear_flops() - flops)};
-}
-
-// Best of several products of square matrices, in 10⁹ operations a second.
-double gemm_peak(at::ScalarType dtype, int64_t size = 1536) {
-  const at::Tensor a = at::rand({size, size}, at::kFloat).to(dtype), b = at::rand({size, size}, at::kFloat).to(dtype);
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    const double begin = now();
-    (void)at::mm(a, b);
-    best = std::max(best, 2e-9 * static_cast<double>(size * size * size) / (now() - begin));
-  }
-  return best;
-}
-
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
-ordered_json machine() {
-  return {{"cpu", processor()},
-          {"cores", static_cast<int64_t>(std::thread::hardware_concurrency())},
-          {"threads", at::get_num_threads()},
-          {"gemm_peak_gflops", {{"float32", gemm_peak(at::kFloat)}, {"bfloat16", gemm_peak(at::kBFloat16)}}}};
-}
-
-ordered_json phase(const Measure& reference, const Measure& fast, double peak) {
-  ordered_json document = {
-      {"reference_s", reference.seconds}, {"fast_s", fast.seconds}, {"ratio", reference.seconds / fast.seconds}};
-  if (fast.gflop > 0) {
-    document["gflop"] = fast.gflop;
-    document["reference_gflop"] = reference.gflop;
-    document["fraction_of_peak"] = fast.gflop / fast.seconds / peak;
-  }
-  return document;
-}
-
 class Bench {
  public:
   Bench(const Options& options, Common& common) : options_(options), common_(common) {}
 
   ordered_json run() {
-    document_["machine"] = machine();
-    peak_ = document_["machine"]["gemm_peak_gflops"]["float32"];
+    if (!options_.shape.empty()) return run_shape();
     facts_ = options_.edit.facts.file.empty() ? datasets::load_bundled_facts(options_.edit.facts.read, common_.log)
                                               : load_named_facts(options_.edit.facts, common_);
     checkpoint_ = open_named(options_.edit.model);
     model_.emplace(load_named(checkpoint_, options_.edit.model, common_));
-    document_["model"] = checkpoint_->path().filename().string();
+    describe(checkpoint_->path().filename().string());
     document_["editor"] = editors::find_editor(options_.edit.editor).name;
     document_["facts"] = facts_.facts.size();
-    document_["dtype"] = options_.edit.model.dtype;
     if (options_.has("targets")) edit();
     if (options_.has("statistics")) statistics();
     if (options_.has("evaluate")) evaluate();
@@ -118,6 +61,30 @@ class Bench {
   }
 
  private:
+  void describe(const std::string& name) {
+    document_["machine"] = describe_machine(*model_);
+    document_["model"] = name;
+    document_["dtype"] = options_.edit.model.dtype;
+    peak_ = document_["machine"]["gemm_peak_gflops"][model_->dtype() == at::kBFloat16 ? "bfloat16" : "float32"];
+    narrow_peak_ = document_["machine"]["gemm_peak_gflops"]["bfloat16"];
+  }
+
+  // Random weights of a published size.
+  ordered_json run_shape() {
+    const auto config = models::published_shape(options_.shape, options_.shape_layers);
+    model_.emplace(
+        load_named(models::random_weights(config, options_.shape, options_.edit.seed), options_.edit.model, common_));
+    describe(options_.shape);
+    document_["parameters"] = model_->parameter_count();
+    document_["facts"] = options_.edit.facts.read.limit;
+    auto settings = options_.synthetic;
+    settings.facts = options_.edit.facts.read.limit;
+    settings.seed = options_.edit.seed;
+    settings.bfloat16 = options_.edit.compute_dtype != "float32";
+    document_.update(bench_synthetic(*model_, settings, common_, document_["machine"]));
+    return document_;
+  }
+
   struct Edited {
     Measure targets, insert;
     editors::Trace trace;
@@ -125,8 +92,8 @@ class Bench {
   };
 
   // One edit of the unedited model, judged and taken back.
-  Edited edit_with(editors::Engine engine, editors::StatisticsProvider& statistics,
-                   std::optional<editors::ContextTemplates>& contexts) {
+  Edited edit_with(editors::Engine engine, std::optional<at::ScalarType> compute, std::span<const datasets::Fact> facts,
+                   editors::StatisticsProvider& statistics, std::optional<editors::ContextTemplates>& contexts) {
     const auto raw =
         editor_hparams(options_.edit.editor, options_.edit.hparams, options_.edit.set, *checkpoint_, &*model_, common_);
     const auto editor = editors::make_editor(options_.edit.editor, raw, *model_, common_.log);
@@ -136,6 +103,7 @@ class Bench {
     editors::EditContext context;
     context.seed = options_.edit.seed;
     context.engine = engine;
+    context.compute_dtype = compute;
     context.contexts = contexts;
     context.statistics = &statistics;
     context.transaction = &transaction;
@@ -144,13 +112,15 @@ class Bench {
     context.log = common_.log;
     context.trace = &edited.trace;
     editors::EditResult result;
-    const Measure all = measured([&] { result = editor->edit(*model_, facts_.facts, context); });
+    const Measure all = measured(*model_, [&] { result = editor->edit(*model_, facts, context); });
     contexts = context.contexts;
-    edited.targets = {result.seconds["targets"], all.gflop};
+    edited.targets = {result.seconds["targets"], all.gflop, all.peak_bytes};
     edited.insert.seconds = result.seconds["insert"];
-    evaluation::EvaluateOptions evaluate;
-    evaluate.cancel = common_.cancel;
-    edited.metrics = evaluation::evaluate(*model_, facts_, {"counterfact"}, evaluate).summary["counterfact"];
+    if (facts.size() == facts_.facts.size()) {
+      evaluation::EvaluateOptions evaluate;
+      evaluate.cancel = common_.cancel;
+      edited.metrics = evaluation::evaluate(*model_, facts_, {"counterfact"}, evaluate).summary["counterfact"];
+    }
     transaction.restore();
     return edited;
   }
@@ -158,14 +128,43 @@ class Bench {
   void edit() {
     const auto statistics = statistics_provider(options_.edit, common_);
     std::optional<editors::ContextTemplates> contexts = named_contexts(options_.edit.contexts);
-    const Edited fast = edit_with(editors::Engine::kFast, *statistics, contexts);
+    const auto n = static_cast<int64_t>(facts_.facts.size());
+    const auto fast_with = [&](std::optional<at::ScalarType> compute) {
+      return edit_with(editors::Engine::kFast, compute, facts_.facts, *statistics, contexts);
+    };
+    const Edited fast = fast_with(std::nullopt);
     common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
-    const Edited reference = edit_with(editors::Engine::kReference, *statistics, contexts);
-    document_["phases"]["targets"] = phase(reference.targets, fast.targets, peak_);
-    document_["phases"]["keys_insert"] = phase(reference.insert, fast.insert, peak_);
+    std::optional<Edited> narrow;
+    const auto dtype = chosen_compute_dtype(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
+    if (dtype.value_or(model_->dtype()) != model_->dtype()) narrow = fast_with(dtype);
+    const Edited reference = edit_with(editors::Engine::kReference, std::nullopt, facts_.facts, *statistics, contexts);
+    document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);
+    if (narrow)
+      document_["phases"]["targets_" + compute_dtype_name(dtype, *model_)] =
+          phase_document(reference.targets, narrow->targets, narrow_peak_, n);
+    document_["phases"]["keys_insert"] = phase_document(reference.insert, fast.insert, peak_, n);
     document_["quality"] = {{"z_relative_difference", target_difference(reference.trace, fast.trace)},
                             {"reference", reference.metrics},
                             {"fast", fast.metrics}};
+    if (narrow) {
+      const std::string name = compute_dtype_name(dtype, *model_);
+      document_["quality"]["z_relative_difference_" + name] = target_difference(reference.trace, narrow->trace);
+      document_["quality"][name] = narrow->metrics;
+    }
+    for (const int64_t facts : options_.synthetic.growth) grow(facts, dtype, *statistics, contexts);
+  }
+
+  // The fast engine on the first facts of the file.
+  void grow(int64_t facts, std::optional<at::ScalarType> compute, editors::StatisticsProvider& statistics,
+            std::optional<editors::ContextTemplates>& contexts) {
+    const auto n = std::min(static_cast<size_t>(facts), facts_.facts.size());
+    const Edited some =
+        edit_with(editors::Engine::kFast, compute, std::span(facts_.facts).first(n), statistics, contexts);
+    document_["growth"].push_back({{"facts", n},
+                                   {"targets_s", some.targets.seconds},
+                                   {"targets_s_per_fact", some.targets.seconds / static_cast<double>(n)},
+                                   {"insert_s", some.insert.seconds},
+                                   {"peak_bytes", some.targets.peak_bytes}});
   }
 
   // Largest ‖z_fast − z_reference‖/‖z_reference‖ over the facts.
@@ -191,7 +190,7 @@ class Bench {
     if (layers.empty()) return;
     std::mt19937_64 random(options_.edit.seed);
     std::vector<std::vector<int64_t>> rows;
-    for (int64_t left = options_.statistics_tokens; left > 0;) {
+    for (int64_t left = options_.synthetic.statistics_tokens; left > 0;) {
       const auto length = std::min<int64_t>({left, model_->max_positions(), 32 + static_cast<int64_t>(random() % 225)});
       auto& row = rows.emplace_back();
       for (int64_t t = 0; t < length; ++t)
@@ -200,13 +199,14 @@ class Bench {
     }
     editors::StatisticsOptions settings;
     settings.cancel = common_.cancel;
-    const Measure fast = measured([&] { (void)editors::collect_second_moments(*model_, rows, layers, settings); });
-    const Measure reference = measured([&] {
+    const Measure fast =
+        measured(*model_, [&] { (void)editors::collect_second_moments(*model_, rows, layers, settings); });
+    const Measure reference = measured(*model_, [&] {
       for (const int layer : layers)
         for (const auto& row : rows) (void)editors::collect_second_moments(*model_, {row}, {layer}, settings);
     });
-    document_["phases"]["statistics"] = phase(reference, fast, peak_);
-    document_["phases"]["statistics"]["tokens"] = options_.statistics_tokens;
+    document_["phases"]["statistics"] = phase_document(reference, fast, peak_);
+    document_["phases"]["statistics"]["tokens"] = options_.synthetic.statistics_tokens;
   }
 
   void evaluate() {
@@ -215,37 +215,58 @@ class Bench {
     settings.bootstrap = 0;
     const auto judge = [&](bool reference) {
       settings.reference = reference;
-      return measured([&] { (void)evaluation::evaluate(*model_, facts_, {"counterfact"}, settings); });
+      return measured(*model_, [&] { (void)evaluation::evaluate(*model_, facts_, {"counterfact"}, settings); });
     };
     const Measure fast = judge(false), reference = judge(true);
-    document_["phases"]["evaluate"] = phase(reference, fast, peak_);
+    document_["phases"]["evaluate"] = phase_document(reference, fast, peak_);
   }
 
   const Options& options_;
   Common& common_;
   ordered_json document_ = {{"machine", nullptr}, {"model", nullptr}};
-  double peak_ = 1;
+  double peak_ = 1, narrow_peak_ = 1;
   datasets::FactSet facts_;
   std::shared_ptr<const models::Checkpoint> checkpoint_;
   std::optional<models::Model> model_;
 };
 
 void print(const ordered_json& document) {
-  std::printf("%s, %s facts, %s threads; float32 products peak at %.0f GFLOP/s\n",
+  std::printf("%s, %s facts, %s threads; products peak at %.0f GFLOP/s in float32, %.0f in bfloat16\n",
               document["model"].get<std::string>().c_str(), document["facts"].dump().c_str(),
               document["machine"]["threads"].dump().c_str(),
-              document["machine"]["gemm_peak_gflops"]["float32"].get<double>());
-  std::printf("%-12s %12s %12s %8s %10s\n", "phase", "reference s", "fast s", "ratio", "of peak");
+              document["machine"]["gemm_peak_gflops"]["float32"].get<double>(),
+              document["machine"]["gemm_peak_gflops"]["bfloat16"].get<double>());
+  std::printf("%-18s %12s %12s %8s %10s %10s\n", "phase", "reference s", "fast s", "ratio", "of peak", "facts/s");
   for (const auto& [name, phase] : document["phases"].items()) {
-    std::printf("%-12s %12.2f %12.2f %7.1fx", name.c_str(), phase["reference_s"].get<double>(),
-                phase["fast_s"].get<double>(), phase["ratio"].get<double>());
-    if (phase.contains("fraction_of_peak")) std::printf(" %9.0f%%", 100 * phase["fraction_of_peak"].get<double>());
+    const auto cell = [&](const char* key, int width, int digits, double scale, const char* unit) {
+      if (phase.contains(key)) {
+        std::printf(" %*.*f%s", width, digits, scale * phase[key].get<double>(), unit);
+      } else {
+        std::printf(" %*s%s", width, "", std::string(std::strlen(unit), ' ').c_str());
+      }
+    };
+    std::printf("%-18s", name.c_str());
+    cell("reference_s", 12, 2, 1, "");
+    cell("fast_s", 12, 2, 1, "");
+    cell("ratio", 7, 1, 1, "x");
+    cell("fraction_of_peak", 9, 0, 100, "%");
+    cell("facts_per_second", 10, 2, 1, "");
     std::printf("\n");
+  }
+  if (document.contains("growth")) {
+    std::printf("%-12s %12s %16s\n", "facts", "targets s", "targets s/fact");
+    for (const auto& row : document["growth"])
+      std::printf("%-12s %12.2f %16.4f\n", row["facts"].dump().c_str(), row["targets_s"].get<double>(),
+                  row["targets_s_per_fact"].get<double>());
   }
   if (document.contains("quality"))
     std::printf("largest relative difference of targets: %.2g; score reference %.2f, fast %.2f\n",
                 document["quality"]["z_relative_difference"].get<double>(),
                 document["quality"]["reference"].value("score", 0.0), document["quality"]["fast"].value("score", 0.0));
+  if (document.contains("quality") && document["quality"].contains("bfloat16"))
+    std::printf("with bfloat16 arithmetic: difference %.2g, score %.2f\n",
+                document["quality"]["z_relative_difference_bfloat16"].get<double>(),
+                document["quality"]["bfloat16"].value("score", 0.0));
 }
 
 }  // namespace
@@ -264,10 +285,31 @@ VerbRun setup_bench(CLI::App& command) {
   command.add_option("--corpus", edit.corpus, "text for the key statistics; default: sampled from the model")
       ->group("Bench")
       ->type_name("FILE");
-  command.add_option("--stats-tokens", edit.stats_tokens, "tokens of the statistics that the edit uses")
-      ->group("Bench");
+  add_stats_amount_options(command, edit.stats_tokens, edit.stats_import, "Bench");
+  add_compute_option(command, edit.compute_dtype, "Bench");
+  std::string shapes;
+  for (const auto& name : models::published_shape_names()) shapes += (shapes.empty() ? "" : ", ") + name;
+  command.add_option("--shape", options->shape, "random weights of a published size instead of a model: " + shapes)
+      ->group("Bench")
+      ->type_name("NAME");
+  command.add_option("--shape-layers", options->shape_layers, "with so many layers only; 0: all")
+      ->group("Bench")
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--reference-facts", options->synthetic.reference_facts,
+                  "with --shape: facts that the reference engine is measured on; 0: none")
+      ->group("Bench")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--steps", options->synthetic.steps, "with --shape: steps of the optimisation")
+      ->group("Bench")
+      ->check(CLI::Range(2, 1000));
+  command
+      .add_option("--growth", options->synthetic.growth, "numbers of facts for which the fast engine is timed as well")
+      ->group("Bench")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   command.add_option("--cache", edit.metrics.cache, "folder of cached statistics")->group("Bench")->type_name("DIR");
-  command.add_option("--bench-tokens", options->statistics_tokens, "tokens of the statistics that are timed")
+  command.add_option("--bench-tokens", options->synthetic.statistics_tokens, "tokens of the statistics that are timed")
       ->group("Bench");
   command.add_option("--phases", options->phases, "what to time: targets (with insertion), statistics, evaluate")
       ->group("Bench")

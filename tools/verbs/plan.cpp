@@ -6,6 +6,7 @@
 
 #include <iostream>
 
+#include "../compute_options.h"
 #include "../placement.h"
 #include "../run_directory.h"
 
@@ -14,7 +15,7 @@ namespace emend::tools {
 VerbRun setup_plan(CLI::App& command) {
   struct Options {
     ModelOptions model;
-    std::string machine;
+    std::string machine, compute_dtype = "float32";
     std::vector<int64_t> layers;
     devices::WorkShape work;
   };
@@ -31,6 +32,7 @@ VerbRun setup_plan(CLI::App& command) {
                   "plan for a machine one does not have, such as 4x24GiB or 2x80GiB,cpu=64GiB")
       ->type_name("MACHINE");
   command.add_option("--layers", options->layers, "edited layers; default: five in the first third")->delimiter(',');
+  add_compute_option(command, options->compute_dtype, "");
   command.add_option("--rows", work.rows, "rows of a batch")->check(CLI::PositiveNumber);
   command.add_option("--tokens", work.tokens, "tokens of a row")->check(CLI::PositiveNumber);
   command.add_option("--facts", work.facts, "facts of a batch")->check(CLI::PositiveNumber);
@@ -45,6 +47,8 @@ VerbRun setup_plan(CLI::App& command) {
     work.first_gradient_layer =
         work.editing_layers.back() + 1 < config.n_layers ? work.editing_layers.back() + 1 : work.editing_layers.back();
     work.statistics = work.solve = true;
+    // auto: as on a machine that multiplies bfloat16 natively.
+    if (options->model.dtype == "float32" && options->compute_dtype != "float32") work.copy_bytes = 2;
     const auto plan = models::plan_model(place_options(options->model), config, work, options->machine);
     const auto names = models::device_module_names(models::family_named(config.family), config);
     std::cout << (common.json ? dump_json(plan.to_json(names)) + "\n" : plan.to_text());

@@ -1,0 +1,128 @@
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/models/family.h>
+#include <emend/models/published_shapes.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <array>
+
+namespace emend::models {
+namespace {
+
+struct Shape {
+  const char* name;
+  const char* config;
+};
+
+// One line a model: what its config.json says about sizes.
+constexpr std::array kShapes = {
+    Shape{"gpt2", R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+                      "vocab_size": 50257})"},
+    Shape{"gpt2-xl", R"({"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,
+                         "vocab_size": 50257})"},
+    Shape{"gpt-j-6b", R"({"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "n_positions": 2048,
+                          "rotary_dim": 64, "vocab_size": 50400, "tie_word_embeddings": false})"},
+    Shape{"gpt-neox-20b", R"({"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44,
+                              "num_attention_heads": 64, "intermediate_size": 24576, "max_position_embeddings": 2048,
+                              "rotary_pct": 0.25, "use_parallel_residual": true, "vocab_size": 50432})"},
+    Shape{"smollm2-135m", R"({"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+                              "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
+                              "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+                              "rope_theta": 100000, "tie_word_embeddings": true})"},
+    Shape{"llama-3.2-1b", R"({"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
+                              "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+                              "intermediate_size": 8192, "vocab_size": 128256, "max_position_embeddings": 8192,
+                              "rms_norm_eps": 1e-5, "rope_theta": 500000, "tie_word_embeddings": true})"},
+    Shape{"llama-2-7b", R"({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+                            "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 11008,
+                            "vocab_size": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+                            "tie_word_embeddings": false})"},
+    Shape{"llama-3-8b", R"({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+                            "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+                            "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+                            "rope_theta": 500000, "tie_word_embeddings": false})"},
+    Shape{"mistral-7b", R"({"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32,
+                            "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+                            "vocab_size": 32000, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+                            "sliding_window": 4096, "tie_word_embeddings": false})"},
+    Shape{"qwen2.5-7b", R"({"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28,
+                            "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+                            "vocab_size": 152064, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+                            "rope_theta": 1000000, "tie_word_embeddings": false})"},
+};
+
+class RandomWeights final : public Checkpoint {
+ public:
+  RandomWeights(nlohmann::json config, const std::string& name, uint64_t seed)
+      : name_(name), config_(std::move(config)), seed_(seed) {
+    const ModelConfig parsed = parse_config(config_, name);
+    norm_one_plus_ = parsed.norm_one_plus;
+    for (const auto& expected : expected_tensors(family_named(parsed.family), parsed)) {
+      TensorInfo info;
+      info.name = expected.name;
+      info.dtype = at::kFloat;
+      info.shape = expected.shape;
+      info.bytes = c10::elementSize(at::kFloat);
+      for (const int64_t n : expected.shape) info.bytes *= static_cast<uint64_t>(n);
+      infos_.push_back(std::move(info));
+      if (expected.bias) biases_.push_back(expected.name);
+    }
+  }
+
+  [[nodiscard]] const std::filesystem::path& path() const override { return name_; }
+  [[nodiscard]] std::string format() const override { return "random"; }
+  [[nodiscard]] const nlohmann::json& config() const override { return config_; }
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return infos_; }
+  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return nullptr; }
+  [[nodiscard]] std::string fingerprint() const override {
+    return sha256_hex(name_.string() + config_.dump() + std::to_string(seed_));
+  }
+
+  [[nodiscard]] at::Tensor read(const std::string& name) const override {
+    const auto info = std::find_if(infos_.begin(), infos_.end(), [&](const auto& i) { return i.name == name; });
+    if (info == infos_.end())
+      throw Error(ErrorClass::kNotFound,
+                  {name_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
+    if (std::find(biases_.begin(), biases_.end(), name) != biases_.end()) return at::zeros(info->shape);
+    if (info->shape.size() == 1) return norm_one_plus_ ? at::zeros(info->shape) : at::ones(info->shape);
+    const uint64_t own = std::stoull(sha256_hex(name).substr(0, 15), nullptr, 16);
+    constexpr double kLimit = 0.02 * 1.7320508;
+    return at::empty(info->shape).uniform_(-kLimit, kLimit, at::make_generator<at::CPUGeneratorImpl>(seed_ ^ own));
+  }
+
+ private:
+  std::filesystem::path name_;
+  nlohmann::json config_;
+  uint64_t seed_;
+  bool norm_one_plus_ = false;
+  std::vector<TensorInfo> infos_;
+  std::vector<std::string> biases_;
+};
+
+}  // namespace
+
+std::vector<std::string> published_shape_names() {
+  std::vector<std::string> names;
+  for (const auto& shape : kShapes) names.emplace_back(shape.name);
+  return names;
+}
+
+nlohmann::json published_shape(const std::string& name, int64_t layers) {
+  for (const auto& shape : kShapes) {
+    if (name != shape.name) continue;
+    auto config = nlohmann::json::parse(shape.config);
+    if (layers > 0) config[config.contains("n_layer") ? "n_layer" : "num_hidden_layers"] = layers;
+    return config;
+  }
+  const std::string close = closest_name(name, published_shape_names());
+  throw Error(ErrorClass::kNotFound, {"shapes", "no shape \"" + name + "\"", "the name of a published model",
+                                      close.empty() ? "" : "did you mean \"" + close + "\"?"});
+}
+
+std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name, uint64_t seed) {
+  return std::make_shared<RandomWeights>(std::move(config), name, seed);
+}
+
+}  // namespace emend::models

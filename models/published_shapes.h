@@ -1,0 +1,25 @@
+// Sizes of well-known models, to measure what work on them costs without fetching their weights.
+#pragma once
+
+#include <emend/models/checkpoint.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace emend::models {
+
+/// "gpt2-xl", "gpt-j-6b", "llama-3-8b", …
+[[nodiscard]] std::vector<std::string> published_shape_names();
+
+/// config.json of that size, as published up to values that change no arithmetic. `layers` > 0: with so many layers
+/// only. Throws Error(kNotFound) with the closest name.
+[[nodiscard]] nlohmann::json published_shape(const std::string& name, int64_t layers = 0);
+
+/// A checkpoint of that configuration whose tensors are made when they are read and never held: matrices uniform with
+/// standard deviation 0.02, norm weights 1, biases 0. The same name, shape and seed give the same tensor. No tokenizer.
+[[nodiscard]] std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name,
+                                                               uint64_t seed);
+
+}  // namespace emend::models
