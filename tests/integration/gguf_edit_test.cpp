@@ -83,6 +83,31 @@ TEST_F(GgufEdit, OnlyTheEditedTensorDiffers) {
   EXPECT_NEAR(changed.error_of_change / changed.relative_error, 100, 5);  // the change is 1 % of the weight
 }
 
+// As transactions do: the weight's own bytes change. The checkpoint and other models of it must not.
+TEST_F(GgufEdit, EditsInPlaceReachTheFileAndNothingElse) {
+  for (const GgmlType type : {GgmlType::kF32, GgmlType::kBF16, GgmlType::kF16, GgmlType::kQ8_0}) {
+    (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = type});
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      LoadOptions options;
+      options.dtype = dtype;
+      const auto checkpoint = open_gguf_checkpoint(original_);
+      Model model = load_model(checkpoint, options);
+      const Model other = load_model(checkpoint, options);
+      const at::Tensor before = model.weight(name_).clone();
+      {
+        const at::NoGradGuard no_grad;
+        model.weight(name_).add_(0.5);
+      }
+      EXPECT_TRUE(at::equal(other.weight(name_), before)) << to_string(type);
+      EXPECT_TRUE(at::equal(checkpoint->read(name_).to(dtype), before)) << to_string(type);
+      const auto report = write_gguf(model, edited_);
+      EXPECT_TRUE(written(report, "blk.1.ffn_down.weight").changed) << to_string(type) << " " << c10::toString(dtype);
+      EXPECT_LT((open_gguf_checkpoint(edited_)->read(name_) - model.weight(name_)).abs().max().item<double>(), 0.02);
+      EXPECT_EQ(load_model(open_gguf_checkpoint(original_), options).fingerprint(), model.fingerprint());
+    }
+  }
+}
+
 TEST_F(GgufEdit, TheTypeOfChangedTensorsCanBeChosen) {
   (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kQ4_K});
   Model model = load_model(open_gguf_checkpoint(original_));

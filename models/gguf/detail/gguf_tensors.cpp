@@ -3,6 +3,8 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -186,19 +188,25 @@ class Planner {
   std::set<std::string> used_;
 };
 
-at::Tensor view_of(const GgufRecipe& recipe) {
+// Lets go of the mapped pages that lie wholly in [data, data + bytes); they are read again when they are needed.
+void release_pages(const std::byte* data, size_t bytes) {
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  if (begin < end) (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// Stored values as they are. A copy: models are edited in place, and a view of the mapping would change what the
+// checkpoint, and every other model of it, takes for the original.
+at::Tensor copy_of(const GgufRecipe& recipe) {
   const GgufPiece& piece = recipe.pieces.front();
   const GgufTensor& tensor = *piece.source.tensor;
-  std::byte* data = piece.source.file->mapping()->mutable_data() + tensor.offset +
-                    tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.first_row;
-  const auto options = at::TensorOptions().dtype(recipe.info.dtype);
-  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(recipe.info.dtype) != 0) {
-    at::Tensor copy = at::empty(recipe.info.shape, options);  // an unaligned view would be undefined behaviour
-    std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
-    return copy;
-  }
-  return at::from_blob(
-      data, recipe.info.shape, [keep = piece.source.file->mapping()](void*) {}, options);
+  const std::byte* data = piece.source.file->mapping()->data() + tensor.offset +
+                          tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.first_row;
+  at::Tensor copy = at::empty(recipe.info.shape, at::TensorOptions().dtype(recipe.info.dtype));
+  std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
+  release_pages(data, copy.nbytes());
+  return copy;
 }
 
 // A vector: its pieces in full, then the rows asked for.
@@ -253,7 +261,7 @@ std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufArchitect
 }
 
 at::Tensor read_tensor(const GgufRecipe& recipe) {
-  if (recipe.is_plain() && is_float(recipe.pieces.front().source.tensor->type)) return view_of(recipe);
+  if (recipe.is_plain() && is_float(recipe.pieces.front().source.tensor->type)) return copy_of(recipe);
   if (recipe.expected.shape.size() == 1) return read_vector(recipe);
   EMEND_CHECK(!recipe.plus_one, "only vectors are shifted");
   return read_matrix(recipe);
