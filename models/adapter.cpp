@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/devices/device_map.h>
 #include <emend/models/adapter.h>
 #include <emend/models/detail/model_state.h>
 
@@ -38,13 +39,19 @@ void Model::set_adapter(const std::string& weight, std::shared_ptr<const LinearA
   if (adapter) {
     const int64_t out = entry.tensor.size(state_->conv1d() ? 1 : 0), in = entry.tensor.size(state_->conv1d() ? 0 : 1);
     const bool fits = adapter->a_RI.dim() == 2 && adapter->b_OR.dim() == 2 && adapter->a_RI.size(1) == in &&
-                      adapter->b_OR.size(0) == out && adapter->a_RI.size(0) == adapter->b_OR.size(1) &&
-                      adapter->a_RI.device() == entry.tensor.device() &&
-                      adapter->b_OR.device() == entry.tensor.device();
+                      adapter->b_OR.size(0) == out && adapter->a_RI.size(0) == adapter->b_OR.size(1);
     if (!fits)
       throw Error(ErrorClass::kInvalidArgument,
                   {"adapter of " + weight, "factors " + shape_text(adapter->a_RI) + " and " + shape_text(adapter->b_OR),
-                   "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R] on the weight's device", ""});
+                   "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
+    const auto home = entry.tensor.device();
+    if (adapter->a_RI.device() != home || adapter->b_OR.device() != home)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"adapter of " + weight,
+                   "factors on " + devices::to_string(adapter->a_RI.device()) + " and " +
+                       devices::to_string(adapter->b_OR.device()),
+                   "both on " + devices::to_string(home) + ", where the weight lives",
+                   "route them to the weight (devices::route_like) before they are attached"});
   }
   state_->layers.at(entry.expected.layer)[entry.expected.part].adapter = std::move(adapter);
 }

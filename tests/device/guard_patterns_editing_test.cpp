@@ -273,7 +273,8 @@ TEST(Guard, P22_AdaptersLiveWithTheirWeights) {
   auto wrong = std::make_shared<models::LinearAdapter>();
   wrong->a_RI = on(sim(0), at::zeros({2, 32}));
   wrong->b_OR = on(sim(0), at::zeros({32, 2}));
-  expect_error(ErrorClass::kInvalidArgument, {"layers.1.self_attn.q_proj", "weight's device"},
+  expect_error(ErrorClass::kInvalidArgument,
+               {"layers.1.self_attn.q_proj", "factors on sim:0 and sim:0", "both on sim:"},
                [&] { placed.set_adapter("model.layers.1.self_attn.q_proj.weight", wrong); });
   std::vector<editors::TuningRow> rows;
   for (const auto& row : learning_rows()) rows.push_back({row, 1});
