@@ -3,7 +3,7 @@
 // Goals: works on any machine over TCP (Gloo, which is inside LibTorch); a group of one needs no network; a process
 // that dies ends the others within seconds, with a message; calls that do not match are an error in every process, not
 // a hang. Non-goals: overlap with computation; splitting one model over processes (a placement plan does that within
-// one process). NCCL is not used: sums are of second moments, a few times a run.
+// one process). NCCL is not used: sums are of second moments, a few times a run (docs/adr/0014-gloo-only.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
