@@ -130,8 +130,10 @@ at::Tensor pack_heads(const at::Tensor& x_BhTd, const AttentionLayout& layout, c
   return wants_gradient(x) ? Pick::apply(x, tables.pack_index) : x.index_select(0, tables.pack_index);
 }
 
-at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
-                  const AttentionTables::Mask& mask, double scale, double softcap) {
+namespace {
+
+at::Tensor attend_at_once(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                          const AttentionTables::Mask& mask, double scale, double softcap) {
   const bool grouped = q_BhTd.size(1) != k_BgSd.size(1);
   if (softcap == 0) {
     const auto additive = mask.mask.defined() ? std::optional(mask.mask) : std::nullopt;
@@ -145,6 +147,23 @@ at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::
   if (mask.mask.defined()) scores = scores + mask.mask;
   const at::ScalarType wide = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return at::softmax(scores, -1, wide).to(v.scalar_type()).matmul(v);
+}
+
+}  // namespace
+
+at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                  const AttentionTables::Mask& mask, double scale, double softcap, int64_t scores_at_once) {
+  const int64_t queries = q_BhTd.size(2), scores_a_query = q_BhTd.size(0) * q_BhTd.size(1) * k_BgSd.size(2);
+  const int64_t run = std::max<int64_t>(1, scores_at_once / std::max<int64_t>(1, scores_a_query));
+  if (queries <= run || !mask.mask.defined() || wants_gradient(q_BhTd) || wants_gradient(k_BgSd))
+    return attend_at_once(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap);
+  std::vector<at::Tensor> parts;
+  for (int64_t begin = 0; begin < queries; begin += run) {
+    const int64_t n = std::min(run, queries - begin);
+    AttentionTables::Mask part{mask.mask.size(2) > 1 ? mask.mask.narrow(2, begin, n) : mask.mask, false};
+    parts.push_back(attend_at_once(q_BhTd.narrow(2, begin, n), k_BgSd, v_BgSd, part, scale, softcap));
+  }
+  return at::cat(parts, 2);
 }
 
 std::vector<double> alibi_slopes(int64_t n_heads) {

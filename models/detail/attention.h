@@ -61,9 +61,14 @@ struct AttentionTables {
 [[nodiscard]] at::Tensor pack_heads(const at::Tensor& x_BhTd, const AttentionLayout& layout,
                                     const AttentionTables& tables);
 
-/// softmax(scale · q·k + mask) · v with groups of query heads sharing a key-value head.
+/// Scores (one a query head, query and key) that attend() makes at once: 256 MiB in float32.
+inline constexpr int64_t kScoresAtOnce = int64_t{1} << 26;
+
+/// softmax(scale · q·k + mask) · v with groups of query heads sharing a key-value head. Not every kernel avoids keeping
+/// all scores: where there is a mask and no gradient is wanted, queries are taken in runs of at most `scores_at_once`.
 [[nodiscard]] at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
-                                const AttentionTables::Mask& mask, double scale, double softcap);
+                                const AttentionTables::Mask& mask, double scale, double softcap,
+                                int64_t scores_at_once = kScoresAtOnce);
 
 /// ALiBi slopes of n heads.
 [[nodiscard]] std::vector<double> alibi_slopes(int64_t n_heads);

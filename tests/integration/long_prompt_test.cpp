@@ -1,0 +1,146 @@
+// Prompts of tens of thousands of tokens: memory grows with the prompt's length, not with its square.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/devices/runtime.h>
+#include <emend/models/detail/attention.h>
+#include <emend/models/generation.h>
+
+#include <iostream>
+
+#include "support/debug_models.h"
+#include "support/program_fixture.h"
+#include "support/simulated.h"
+
+namespace emend::testing {
+namespace {
+
+constexpr double kDoubling = 2.2;  // what a doubled prompt may cost; a [T,T] matrix would cost 4
+
+// Two layers of width 32 and room for 131,072 tokens.
+nlohmann::json long_config(const std::string& family, const std::string& flavour = "") {
+  nlohmann::json config = debug_config(family, flavour);
+  for (const char* key : {"num_hidden_layers", "n_layer"})
+    if (config.contains(key)) config[key] = 2;
+  for (const char* key : {"max_position_embeddings", "model_max_length"})
+    if (config.contains(key)) config[key] = 131072;
+  return config;
+}
+
+models::Model long_model(const std::string& family, int devices, const std::string& flavour = "") {
+  models::LoadOptions options;
+  options.place = [devices](const models::ModelConfig& config, const models::Checkpoint&) {
+    auto plan = devices::PlacementPlan::single(sim(0), config.n_layers);
+    for (int l = 0; l < config.n_layers; ++l) plan.layers[static_cast<size_t>(l)] = sim(l * devices / config.n_layers);
+    plan.final_norm = plan.layers.back();
+    return plan;
+  };
+  return models::load_model(models::random_checkpoint(long_config(family, flavour), 3), options);
+}
+
+std::vector<int64_t> long_text(int64_t length, int64_t vocab) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < length; ++i) ids.push_back((i * 7919 + i / 13) % (vocab - 3) + 2);
+  return ids;
+}
+
+// Peaks of the devices while a prompt is read and one token is chosen.
+std::vector<int64_t> peaks(const models::Model& model, int devices, int64_t length) {
+  for (int k = 0; k < devices; ++k) devices::reset_peak_memory(sim(k));
+  models::GenerateOptions options;
+  options.max_new_tokens = 1;
+  EXPECT_EQ(models::generate(model, {long_text(length, model.vocab_size())}, options)[0].size(), 1U);
+  std::vector<int64_t> bytes;
+  for (int k = 0; k < devices; ++k) bytes.push_back(devices::device_memory_stats(sim(k)).peak);
+  return bytes;
+}
+
+void expect_linear(const std::string& family, int devices, const std::vector<int64_t>& lengths,
+                   const std::string& flavour = "") {
+  const models::Model model = long_model(family, devices, flavour);
+  std::vector<int64_t> before;
+  for (const int64_t length : lengths) {
+    const auto now = peaks(model, devices, length);
+    for (int k = 0; k < devices; ++k) {
+      const auto i = static_cast<size_t>(k);
+      std::cout << family << ", sim:" << k << " of " << devices << ": " << length << " tokens take at most "
+                << now[i] / (1 << 20) << " MiB\n";
+      if (length >= 16384) EXPECT_LT(now[i], length * length) << "less than one byte an entry of a [T,T] matrix";
+      if (before.empty()) continue;
+      EXPECT_LE(static_cast<double>(now[i]), kDoubling * static_cast<double>(before[i])) << length;
+    }
+    before = now;
+  }
+}
+
+TEST(LongPrompt, MemoryIsLinearOnOneDeviceAndOnTwo) {
+  expect_linear("llama", 1, {8192, 16384, 32768});
+  expect_linear("llama", 2, {8192, 16384});
+}
+
+// Score soft-caps with windows, and positions by ALiBi, take other ways through the attention.
+TEST(LongPrompt, MemoryIsLinearInOtherKindsOfAttention) {
+  expect_linear("gemma2", 2, {4096, 8192});
+  expect_linear("baichuan", 2, {4096, 8192}, "alibi");
+}
+
+TEST(LongPrompt, ReadingInChunksGivesTheTokensOfReadingAtOnce) {
+  const models::Model split = long_model("llama", 2);
+  const models::Model whole = models::load_model(models::random_checkpoint(long_config("llama"), 3), {});
+  const auto text = long_text(3000, whole.vocab_size());
+  models::GenerateOptions options;
+  options.max_new_tokens = 8;
+  const auto chunked = models::generate(split, {text}, options);
+  options.prefill_chunk = 3000;
+  EXPECT_EQ(models::generate(whole, {text}, options), chunked);
+}
+
+TEST(LongPrompt, RunsOfQueriesGiveTheAttentionOfAll) {
+  at::manual_seed(5);
+  const at::Tensor q = at::randn({2, 4, 7, 8}), k = at::randn({2, 2, 9, 8}), v = at::randn({2, 2, 9, 8});
+  const models::detail::AttentionTables::Mask mask{
+      at::full({1, 1, 7, 9}, -std::numeric_limits<float>::infinity()).triu(3), false};
+  for (const double softcap : {0.0, 30.0}) {
+    const at::Tensor whole = models::detail::attend(q, k, v, mask, 0.3, softcap);
+    for (const int64_t scores : {1, 100, 200, 500}) {
+      const at::Tensor parts = models::detail::attend(q, k, v, mask, 0.3, softcap, scores);
+      EXPECT_LT((parts - whole).abs().max().item<double>(), 1e-6) << softcap << " " << scores;
+    }
+  }
+}
+
+class LongPromptProgram : public ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    auto config = nlohmann::json::parse(read_file(folder_ / "model" / "config.json"));
+    config["max_position_embeddings"] = 131072;
+    write_file(folder_ / "model" / "config.json", config.dump());
+  }
+  // Peak resident size of `emend generate` on a prompt of as many tokens: a byte is a token.
+  [[nodiscard]] int64_t peak(int64_t length, const std::string& map) const {
+    std::string text;
+    for (int64_t i = 0; static_cast<int64_t>(text.size()) < length; ++i) text += "word " + std::to_string(i * 37) + " ";
+    text.resize(static_cast<size_t>(length));
+    text.back() = '.';
+    write_file(folder_ / "prompt.txt", text);
+    const auto result = run_program("emend", {"generate", "--model", path("model"), "--prompt-file", path("prompt.txt"),
+                                              "--max-new-tokens", "2", "--ignore-eos", "--device-map", map, "--json"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    std::cout << map << ": " << length << " tokens, resident at most " << result.peak_bytes / (1 << 20) << " MiB\n";
+    return result.peak_bytes;
+  }
+};
+
+TEST_F(LongPromptProgram, GeneratesFrom32kTokensInLinearMemory) {
+  const int64_t base = peak(16, "cpu"), noise = 8 << 20;
+  const int64_t p8 = peak(8192, "cpu") - base, p16 = peak(16384, "cpu") - base, p32 = peak(32768, "cpu") - base;
+  EXPECT_LE(p16, static_cast<int64_t>(kDoubling * static_cast<double>(p8)) + noise);
+  EXPECT_LE(p32, static_cast<int64_t>(kDoubling * static_cast<double>(p16)) + noise);
+  EXPECT_LT(p32, int64_t{32768} * 32768) << "less than one byte an entry of a [T,T] matrix";
+  const int64_t split_base = peak(16, "sim:2");
+  const int64_t s8 = peak(8192, "sim:2") - split_base, s16 = peak(16384, "sim:2") - split_base;
+  EXPECT_LE(s16, static_cast<int64_t>(kDoubling * static_cast<double>(s8)) + noise);
+}
+
+}  // namespace
+}  // namespace emend::testing
