@@ -19,6 +19,7 @@
 #include "guards.h"
 #include "inputs.h"
 #include "outputs.h"
+#include "preflight.h"
 
 namespace emend::tools {
 namespace {
@@ -127,6 +128,7 @@ void EditRun::open() {
       open_folder(*checkpoint);
       return folder_->path().string();
     });
+  require_room(options_, *checkpoint, facts_, common_);
   model_.emplace(load_named(checkpoint, options_.model, common_));
   check_outputs(options_, *model_);
   facts_ = check_request(std::move(facts_), *model_, options_, common_, record_.findings);
