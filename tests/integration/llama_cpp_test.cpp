@@ -1,0 +1,168 @@
+// What `emend export` and `--save gguf` write, run by llama.cpp: the edited GGUF file, and the unedited one with the
+// adapter, continue prompts as emend does; in a quantised file every tensor that was not edited keeps its bytes.
+#include <emend/models/gguf/gguf_file.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "support/default_model.h"
+#include "support/program_fixture.h"
+#include "support/python.h"
+
+namespace emend::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// Greedy continuations of rows of ids; keys and values are cached in float32, as emend does.
+constexpr const char* kScript = R"(
+import json, sys
+import numpy as np
+from llama_cpp import Llama
+model, lora, rows, n = sys.argv[1], sys.argv[2] or None, json.loads(sys.argv[3]), int(sys.argv[4])
+llm = Llama(model_path=model, lora_path=lora, n_ctx=256, n_threads=1, verbose=False, logits_all=True, type_k=0, type_v=0,
+            flash_attn=False)
+out = []
+for row in rows:
+    llm.reset()
+    ids = list(row)
+    llm.eval(ids)
+    for _ in range(n):
+        ids.append(int(np.argmax(llm.scores[llm.n_tokens - 1])))
+        llm.eval(ids[-1:])
+    out.append(ids[len(row):])
+print("ids " + json.dumps(out))
+)";
+
+// The Python of the tests may lack llama-cpp-python, which is built from source.
+bool has_llama_cpp() {
+  static const bool there =
+      !test_python().empty() && run_shell("'" + test_python().string() + "' -c 'import llama_cpp'").status == 0;
+  return there;
+}
+#define EMEND_NEEDS_LLAMA_CPP() \
+  if (!has_llama_cpp()) GTEST_SKIP() << "needs llama-cpp-python in the Python of EMEND_TEST_PYTHON or .venv-tests"
+
+class LlamaCpp : public ProgramTest {
+ protected:
+  json llama_cpp(const std::string& model, const std::string& lora, const json& rows, int n) {
+    write_file(folder_ / "script.py", kScript);
+    const auto result = run_shell("'" + test_python().string() + "' '" + path("script.py") + "' '" + model + "' '" +
+                                  lora + "' '" + rows.dump() + "' " + std::to_string(n));
+    const size_t at = result.output.rfind("ids ");
+    if (result.status != 0 || at == std::string::npos) {
+      ADD_FAILURE() << result.output;
+      return {};
+    }
+    return json::parse(result.output.substr(at + 4));
+  }
+
+  // The same by emend.
+  json emend(const std::string& model, const std::vector<std::string>& packs, const json& rows, int n) {
+    std::vector<std::string> arguments = {"generate",        "--model",      model,    "--max-new-tokens",
+                                          std::to_string(n), "--ignore-eos", "--json", "--quiet"};
+    for (const auto& pack : packs) arguments.insert(arguments.end(), {"--pack", pack});
+    for (const auto& row : rows) {
+      std::string list;
+      for (const auto& id : row) list += (list.empty() ? "" : ",") + id.dump();
+      arguments.insert(arguments.end(), {"--ids", list});
+    }
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    json ids = json::array();
+    for (const auto& row : json::parse(result.out)) ids.push_back(row["ids"]);
+    return ids;
+  }
+
+  void run(const std::string& program, const std::vector<std::string>& arguments) {
+    const auto result = run_program(program, arguments);
+    ASSERT_EQ(result.status, 0) << result.err;
+  }
+
+  // Bytes of the file as ids of the byte-level tokenizer.
+  static json bytes_of(const std::string& text) {
+    json row = json::array();
+    for (const unsigned char c : text) row.push_back(c);
+    return row;
+  }
+};
+
+// Names of the tensors whose type or bytes differ.
+std::vector<std::string> changed_tensors(const fs::path& a, const fs::path& b) {
+  const models::GgufFile before(a), after(b);
+  std::vector<std::string> changed;
+  EXPECT_EQ(before.tensors().size(), after.tensors().size());
+  for (const auto& tensor : before.tensors()) {
+    const auto* other = after.find_tensor(tensor.name);
+    if (!other || other->type != tensor.type || other->bytes != tensor.bytes ||
+        std::memcmp(before.data(tensor), after.data(*other), tensor.bytes) != 0)
+      changed.push_back(tensor.name);
+  }
+  return changed;
+}
+
+TEST_F(LlamaCpp, AnEditedFileAndAnAdapterContinueAlike) {
+  EMEND_NEEDS_LLAMA_CPP();
+  run("emend", {"convert", path("model"), path("base.gguf"), "--type", "F32", "--quiet"});
+  run("memit_edit", edit({"--model", path("base.gguf"), "--eval", "none", "--save", "pack,gguf", "--quiet"}));
+  const std::string pack = path("run/edit.safetensors");
+  run("emend", {"export", pack, "--model", path("base.gguf"), "--to", "lora", "--out", path("lora.gguf"), "--quiet"});
+  const json rows = {bytes_of("The Eiffel Tower is in the city of"), bytes_of("The capital of France is"),
+                     bytes_of("Paragraph 37 speaks of towers")};
+  const json expected = emend(path("base.gguf"), {pack}, rows, 16), unedited = emend(path("base.gguf"), {}, rows, 16);
+  ASSERT_NE(expected, unedited) << "the edit shows in none of the texts";
+  EXPECT_EQ(emend(path("run/model.gguf"), {}, rows, 16), expected);
+  EXPECT_EQ(llama_cpp(path("base.gguf"), "", rows, 16), unedited);
+  EXPECT_EQ(llama_cpp(path("run/model.gguf"), "", rows, 16), expected);
+  EXPECT_EQ(llama_cpp(path("base.gguf"), path("lora.gguf"), rows, 16), expected);
+}
+
+TEST_F(LlamaCpp, AQuantisedFileKeepsWhatWasNotEdited) {
+  run("emend", {"convert", path("model"), path("base.gguf"), "--type", "Q8_0", "--quiet"});
+  run("memit_edit", edit({"--model", path("base.gguf"), "--eval", "none", "--save", "pack,gguf", "--quiet"}));
+  run("emend", {"export", path("run/edit.safetensors"), "--model", path("base.gguf"), "--to", "gguf", "--out",
+                path("exported.gguf"), "--quiet"});
+  const std::vector<std::string> edited = {"blk.1.ffn_down.weight", "blk.2.ffn_down.weight"};
+  for (const char* file : {"run/model.gguf", "exported.gguf"}) {
+    auto changed = changed_tensors(path("base.gguf"), path(file));
+    std::sort(changed.begin(), changed.end());
+    EXPECT_EQ(changed, edited) << file;
+    // Rows of 48 are no whole blocks of 32, so these two are in F16 in a file that is in Q8_0.
+    const models::GgufFile written(path(file));
+    for (const auto& name : edited) EXPECT_EQ(written.find_tensor(name)->type, models::GgmlType::kF16) << name;
+    EXPECT_EQ(written.find_tensor("blk.1.ffn_up.weight")->type, models::GgmlType::kQ8_0);
+  }
+}
+
+// A file in four bits: only what was edited is written anew, and the edit survives.
+TEST_F(LlamaCpp, TheDefaultModelInFourBits) {
+  EMEND_NEEDS_DEFAULT_MODEL();
+  const std::string model = default_model_path().string();
+  write_file(folder_ / "one.jsonl",
+             "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n");
+  run("memit_edit",
+      {"--model", model, "--facts", path("one.jsonl"), "--editor", "rome", "--set", "mom2_adjustment=false", "--eval",
+       "none", "--show", "0", "--save", "pack,gguf", "--out", path("run"), "--cache", path("cache"), "--quiet"});
+  const auto changed = changed_tensors(model, path("run/model.gguf"));
+  ASSERT_EQ(changed.size(), 1U);
+  EXPECT_NE(changed[0].find("ffn_down"), std::string::npos);
+  const std::string pack = path("run/edit.safetensors");
+  run("emend", {"export", pack, "--to", "gguf", "--out", path("exported.gguf"), "--model", model, "--quiet"});
+  EXPECT_EQ(changed_tensors(path("run/model.gguf"), path("exported.gguf")), std::vector<std::string>());
+  EMEND_NEEDS_LLAMA_CPP();
+  run("emend", {"export", pack, "--to", "lora", "--out", path("lora.gguf"), "--model", model, "--quiet"});
+  write_file(folder_ / "texts.json", json{"The Eiffel Tower is in the city of"}.dump());
+  const auto tokens = run_program("emend", {"tokenize", "--model", model, "--file", path("texts.json"), "--json"});
+  ASSERT_EQ(tokens.status, 0) << tokens.err;
+  const json rows = json::parse(tokens.out);
+  // llama.cpp rounds activations to eight bits in products with quantised weights, so far-off tokens may differ.
+  constexpr int kTokens = 4;
+  const json expected = emend(model, {pack}, rows, kTokens);
+  EXPECT_EQ(llama_cpp(path("run/model.gguf"), "", rows, kTokens), expected);
+  EXPECT_EQ(llama_cpp(model, path("lora.gguf"), rows, kTokens), expected);
+}
+
+}  // namespace
+}  // namespace emend::testing

@@ -1,0 +1,117 @@
+// Deltas that other programs have saved.
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/editors/import_deltas.h>
+#include <emend/editors/peft.h>
+#include <gtest/gtest.h>
+
+#include "support/editor_models.h"
+
+namespace emend {
+namespace {
+
+using editors::import_deltas;
+using editors::WeightDelta;
+using testing::random_matrix;
+using testing::tiny_model;
+
+class ImportDeltas : public ::testing::TestWithParam<std::string> {
+ protected:
+  [[nodiscard]] std::filesystem::path path() const { return folder_.path() / "deltas.safetensors"; }
+  void write(const std::vector<std::pair<std::string, at::Tensor>>& tensors) const {
+    write_safetensors(path(), tensors);
+  }
+  void expect_refused(ErrorClass error_class, const std::string& word) const {
+    try {
+      (void)import_deltas(path(), model_);
+      ADD_FAILURE() << "accepted; expected " << word;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), error_class) << error.what();
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+  }
+
+  testing::ScratchFolder folder_{"import"};
+  models::Model model_ = tiny_model({.family = GetParam()});
+  models::EditSite site_ = model_.edit_site(1);
+  at::Tensor left_DN_ = random_matrix(32, 3, 1), right_FN_ = random_matrix(48, 3, 2);
+};
+
+// upd = key_mat @ val_mat.T, turned where the weight is stored the other way round: kmeng01/memit,
+// upd_matrix_match_shape.
+TEST_P(ImportDeltas, PairsOfMemit) {
+  write({{site_.weight_name + ".key_mat", right_FN_}, {site_.weight_name + ".val_mat", left_DN_}});
+  const auto deltas = import_deltas(path(), model_);
+  ASSERT_EQ(deltas.size(), 1U);
+  EXPECT_EQ(deltas[0].weight, site_.weight_name);
+  EXPECT_EQ(deltas[0].layer, 1);
+  EXPECT_EQ(deltas[0].orientation, site_.orientation);
+  EXPECT_LT(testing::relative_difference(deltas[0].matrix(), right_FN_.mm(left_DN_.t()).t()), 1e-14);
+}
+
+TEST_P(ImportDeltas, VectorsOfRome) {
+  const at::Tensor u_F = right_FN_.select(1, 0), v_D = left_DN_.select(1, 0);
+  write({{site_.weight_name + ".left_vector", u_F.contiguous()},
+         {site_.weight_name + ".right_vector", v_D.contiguous()}});
+  EXPECT_LT(testing::relative_difference(import_deltas(path(), model_).at(0).matrix(), at::outer(u_F, v_D).t()), 1e-14);
+}
+
+TEST_P(ImportDeltas, DenseChangesAndWhatApplyingThemGives) {
+  const at::Tensor before = model_.weight(site_.weight_name).clone();
+  const at::Tensor change = at::randn(before.sizes()) * 0.1;
+  write({{site_.weight_name, change}});
+  editors::EditPack pack;
+  pack.base_fingerprint = model_.fingerprint();
+  pack.deltas = import_deltas(path(), model_);
+  const auto applied = editors::apply_pack(model_, pack);
+  EXPECT_LT((model_.weight(site_.weight_name) - before - change).abs().max().item<double>(), 1e-6);
+}
+
+TEST_P(ImportDeltas, AnExportedAdapterComesBack) {
+  editors::EditPack pack;
+  pack.deltas = {WeightDelta::factors(site_, left_DN_, right_FN_)};
+  (void)editors::export_peft(folder_.path() / "adapter", pack, model_);
+  const auto deltas = import_deltas(folder_.path() / "adapter", model_);
+  ASSERT_EQ(deltas.size(), 1U);
+  EXPECT_EQ(deltas[0].weight, site_.weight_name);
+  EXPECT_LT(testing::relative_difference(deltas[0].matrix(), pack.deltas[0].matrix()), 1e-6);
+  // Twice the scale is twice the change, by the alpha of the module; DoRA is no sum.
+  const auto config_path = folder_.path() / "adapter" / "adapter_config.json";
+  auto config = nlohmann::json::parse(read_file(config_path));
+  for (auto& [module, alpha] : config["alpha_pattern"].items()) alpha = 2 * alpha.get<double>();
+  write_file(config_path, config.dump());
+  EXPECT_LT(testing::relative_difference(import_deltas(folder_.path() / "adapter", model_)[0].matrix(),
+                                         2 * pack.deltas[0].matrix()),
+            1e-6);
+  config["use_dora"] = true;
+  write_file(config_path, config.dump());
+  EXPECT_THROW((void)import_deltas(folder_.path() / "adapter", model_), Error);
+}
+
+TEST_P(ImportDeltas, WhatDoesNotFitIsRefused) {
+  const std::string weight = site_.weight_name;
+  write({{weight + ".key_mat", right_FN_}});
+  expect_refused(ErrorClass::kCorruption, "val_mat");
+  write({{weight + ".key_mat", right_FN_}, {weight + ".val_mat", left_DN_}, {weight, at::zeros({2})}});
+  expect_refused(ErrorClass::kCorruption, "several changes");
+  write({{weight + ".key_mat", left_DN_}, {weight + ".val_mat", right_FN_}});
+  expect_refused(ErrorClass::kInvalidArgument, "do not fit");
+  write({{weight + "s", left_DN_}});
+  expect_refused(ErrorClass::kNotFound, weight);
+  write({{weight, at::zeros({3, 3})}});
+  expect_refused(ErrorClass::kInvalidArgument, "another shape");
+  write({{weight + ".key_mat", right_FN_ / 0}, {weight + ".val_mat", left_DN_}});
+  expect_refused(ErrorClass::kNumeric, "NaN");
+  write({});
+  expect_refused(ErrorClass::kCorruption, "no change");
+  write_file(path(), std::string("PK\x03\x04\x00\x00\x08\x08", 8) + std::string(100, 'x'));
+  expect_refused(ErrorClass::kUnsupported, "pickle");
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ImportDeltas, ::testing::Values("llama", "gpt2"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace emend
