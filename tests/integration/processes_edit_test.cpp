@@ -162,6 +162,26 @@ TEST_F(ProcessesEdit, EditorsThatAreNotSharedDoTheSameInEveryProcess) {
   compare("ft", "ft", "ft2", 0);
 }
 
+TEST_F(ProcessesEdit, EvalIsSharedToo) {
+  edit_alone("run", {"--eval", "none"});
+  const std::vector<std::string> arguments = {
+      "eval",  "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", path("run/edit.safetensors"),
+      "--json"};
+  const auto in = [&](const std::string& cache) {
+    auto all = arguments;
+    all.insert(all.end(), {"--cache", path(cache)});
+    return all;
+  };
+  const auto alone = run_program("emend", in("eval-one"));
+  ASSERT_EQ(alone.status, 0) << alone.err;
+  for (const std::string turn : {"evaluated", "from the cache"}) {
+    const auto results = run_processes(Launcher::kVariables, 3, "emend", in("eval-three"));
+    for (const auto& result : results) EXPECT_EQ(result.status, 0) << turn << result.err;
+    expect_same(json::parse(alone.out), json::parse(results[0].out), turn, 1e-5);
+    EXPECT_EQ(results[1].out + results[2].out, "");
+  }
+}
+
 TEST_F(ProcessesEdit, AnInterruptedRunGoesOn) {
   const std::vector<std::string> batches = {"--batch-size", "1", "--eval-at", "each", "--engine", "reference"};
   edit_alone("alone", batches);
