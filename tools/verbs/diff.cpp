@@ -138,7 +138,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
   return prompts;
 }
 
-// What one side says about the next tokens.
+// What one side says about the next token.
 class Speaker {
  public:
   Speaker(const EditSource& source, const Options& options, const Common& common)
@@ -255,8 +255,7 @@ std::string speech_text(const ordered_json& speech) {
   const auto tokens = [](const ordered_json& list) {
     std::string text;
     for (const auto& one : list)
-      text += (text.empty() ? "" : "  ") + ("\"" + one["token"].get<std::string>() + "\"") + " " +
-              short_number(one["probability"]);
+      text += (text.empty() ? "" : "  ") + dump_json(one["token"], -1) + " " + short_number(one["probability"]);
     return text;
   };
   std::string text = "Next tokens   " + speech["n"].dump() + " prompts, KL(A‖B) " + short_number(speech["mean_kl"]) +

@@ -73,7 +73,7 @@ void print(const editors::Ledger& ledger, const std::string& folder, const Commo
   if (ledger.entries().empty()) std::cout << "  no edits\n";
   for (const auto& entry : ledger.entries()) {
     std::cout << "  " << entry.id << "  " << (entry.active ? "in force" : "reverted") << "  " << entry.editor << "  "
-              << entry.facts << " facts";
+              << entry.facts << (entry.facts == 1 ? " fact" : " facts");
     for (size_t i = 0; i < entry.subjects.size(); ++i) std::cout << (i == 0 ? "  (" : ", ") << entry.subjects[i];
     if (!entry.subjects.empty()) std::cout << (static_cast<size_t>(entry.facts) > entry.subjects.size() ? ", …)" : ")");
     if (entry.survived < kWhole) std::cout << "  " << percent(entry.survived) << " survived rounding";
