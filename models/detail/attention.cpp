@@ -132,9 +132,42 @@ at::Tensor pack_heads(const at::Tensor& x_BhTd, const AttentionLayout& layout, c
 
 namespace {
 
+// A CPU's half-precision attention sets up a product for every row and head, which at the sizes of suffixes and single
+// tokens takes ten times as long as the products themselves. In float32 it is called directly; and for few queries the
+// heads of a group, which share their keys, are one product.
+constexpr int64_t kFewQueries = 64;
+
+bool is_narrow_on_cpu(const at::Tensor& x) {
+  return !x.is_cuda() && (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
+}
+
+at::Tensor attend_by_group(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                           const at::Tensor& mask, double scale) {
+  const int64_t rows = q_BhTd.size(0), heads = q_BhTd.size(1), queries = q_BhTd.size(2), width = q_BhTd.size(3);
+  const int64_t groups = k_BgSd.size(1), together = heads / groups * queries;
+  const at::Tensor q = q_BhTd.reshape({rows, groups, together, width});
+  at::Tensor scores = (q.matmul(k_BgSd.transpose(-1, -2)) * scale).view({rows, heads, queries, k_BgSd.size(2)});
+  if (mask.defined()) scores = scores + mask;
+  return at::softmax(scores, -1)
+      .view({rows, groups, together, k_BgSd.size(2)})
+      .matmul(v_BgSd)
+      .view({rows, heads, queries, v_BgSd.size(3)});
+}
+
+at::Tensor attend_in_float32(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                             const AttentionTables::Mask& mask, double scale) {
+  const at::Tensor q = q_BhTd.to(at::kFloat), k = k_BgSd.to(at::kFloat), v = v_BgSd.to(at::kFloat);
+  const at::Tensor added = mask.mask.defined() ? mask.mask.to(at::kFloat) : at::Tensor();
+  if (!mask.causal && q.size(2) <= kFewQueries) return attend_by_group(q, k, v, added, scale).to(q_BhTd.scalar_type());
+  return at::scaled_dot_product_attention(q, k, v, added.defined() ? std::optional(added) : std::nullopt, 0.0,
+                                          mask.causal, scale, q.size(1) != k.size(1))
+      .to(q_BhTd.scalar_type());
+}
+
 at::Tensor attend_at_once(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                           const AttentionTables::Mask& mask, double scale, double softcap) {
   const bool grouped = q_BhTd.size(1) != k_BgSd.size(1);
+  if (softcap == 0 && is_narrow_on_cpu(q_BhTd)) return attend_in_float32(q_BhTd, k_BgSd, v_BgSd, mask, scale);
   if (softcap == 0) {
     const auto additive = mask.mask.defined() ? std::optional(mask.mask) : std::nullopt;
     return at::scaled_dot_product_attention(q_BhTd, k_BgSd, v_BgSd, additive, 0.0, mask.causal, scale, grouped);
