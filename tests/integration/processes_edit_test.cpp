@@ -224,6 +224,22 @@ TEST_F(ProcessesEdit, AProcessThatFailsEndsTheOthers) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));
 }
 
+TEST_F(ProcessesEdit, AProcessThatDiesEndsTheOthersWithinSeconds) {
+  ProcessesOptions options;
+  options.killed_rank = 1;
+  options.kill_when = "edited facts 1-1";
+  const auto arguments = edit_in("run", {"--batch-size", "1", "--engine", "reference"});
+  const auto begin = std::chrono::steady_clock::now();
+  const auto results = run_processes(Launcher::kVariables, 3, "memit_edit", arguments, options);
+  EXPECT_EQ(results[1].status, 128 + SIGKILL);
+  for (const size_t rank : {0, 2}) {
+    EXPECT_EQ(results[rank].status, 5) << results[rank].err;
+    EXPECT_NE(results[rank].err.find("another process has ended"), std::string::npos) << results[rank].err;
+  }
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 60);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "results.json"));
+}
+
 TEST_F(ProcessesEdit, AFolderThatIsTakenIsAnErrorOfAll) {
   edit_alone("run", {"--eval", "none"});
   const auto results = run_processes(Launcher::kVariables, 2, "memit_edit", edit_in("run", {}));

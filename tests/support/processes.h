@@ -50,6 +50,9 @@ struct ProcessesOptions {
   std::map<int, std::map<std::string, std::string>> environment_of_rank;
   /// Arguments for one rank instead of the common ones (Launcher::kVariables).
   std::map<int, std::vector<std::string>> arguments_of_rank;
+  /// A rank that is killed once the first process has written this to standard error (Launcher::kVariables).
+  int killed_rank = -1;
+  std::string kill_when;
   ProgramOptions program;  ///< for every process (Launcher::kVariables) or for mpirun
 };
 
@@ -65,6 +68,7 @@ inline std::vector<ProgramResult> run_processes(Launcher launcher, int count, co
   }
   std::vector<ProgramResult> results(static_cast<size_t>(count));
   std::vector<std::thread> threads;
+  std::atomic<pid_t> killed{0};
   const std::string port = std::to_string(free_port()), size = std::to_string(count);
   for (int rank = 0; rank < count; ++rank)
     threads.emplace_back([&, rank] {
@@ -77,6 +81,12 @@ inline std::vector<ProgramResult> run_processes(Launcher launcher, int count, co
                               {"MASTER_PORT", port}});
       if (const auto own = options.environment_of_rank.find(rank); own != options.environment_of_rank.end())
         for (const auto& [variable, value] : own->second) one.environment[variable] = value;
+      if (rank == options.killed_rank) one.started = &killed;
+      if (rank == 0 && options.killed_rank > 0) {
+        one.signal_when = options.kill_when;
+        one.signal = SIGKILL;
+        one.signalled = &killed;
+      }
       const auto other = options.arguments_of_rank.find(rank);
       results[static_cast<size_t>(rank)] =
           run_program(name, other == options.arguments_of_rank.end() ? arguments : other->second, one);

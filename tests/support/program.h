@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -31,7 +32,9 @@ struct ProgramOptions {
   int signal = SIGINT;
   /// Sends `signal` as soon as standard error contains this text.
   std::string signal_when;
-  std::filesystem::path folder;  ///< working folder; empty: the test's own
+  std::atomic<pid_t>* started = nullptr;          ///< receives the program's process id
+  const std::atomic<pid_t>* signalled = nullptr;  ///< who gets the signal instead of the program
+  std::filesystem::path folder;                   ///< working folder; empty: the test's own
   /// Variables set for the program, over those of the test; an empty value takes a variable away.
   std::map<std::string, std::string> environment;
 };
@@ -80,6 +83,7 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
     ::execve(path.c_str(), argv.data(), environment.data());
     ::_exit(127);
   }
+  if (options.started) *options.started = child;
   ::close(out[1]);
   ::close(err[1]);
   ProgramResult result;
@@ -109,7 +113,7 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
     const bool due = (options.signal_after > 0 && seconds > options.signal_after) ||
                      (!options.signal_when.empty() && result.err.find(options.signal_when) != std::string::npos);
     if (due && !sent) {
-      ::kill(child, options.signal);
+      ::kill(options.signalled ? options.signalled->load() : child, options.signal);
       sent = true;
     }
   }
