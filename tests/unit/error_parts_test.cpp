@@ -27,6 +27,11 @@ TEST(ErrorParts, AreTakenFromTheTextOfAnOlderOne) {
   expect_parts(parts_of(Error(ErrorClass::kIo, "plain text")), "", "plain text", "", "");
 }
 
+TEST(ErrorParts, ANulInTheInputDoesNotCutTheTextOff) {
+  const Error error(ErrorClass::kNotFound, {std::string("\0map.yml", 8), "no such file", "", ""});
+  EXPECT_STREQ(error.what(), "?map.yml: no such file");
+}
+
 TEST(ErrorParts, ThePageOfErrorsNamesEveryClass) {
   const auto page = read_file(std::filesystem::path(EMEND_SOURCE_DIR) / "docs" / "errors.md");
   for (int i = 0; i <= static_cast<int>(ErrorClass::kCancelled); ++i) {
