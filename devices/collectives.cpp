@@ -43,10 +43,11 @@ void survive_lost_connections() {
 
 }  // namespace
 
-std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment, ProcessTimeouts timeouts) {
+std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment, ProcessTimeouts timeouts,
+                                            const Log& log) {
   if (environment.size == 1) return std::make_unique<Alone>();
   survive_lost_connections();
-  return detail::join_gloo(environment, timeouts);
+  return detail::join_gloo(environment, timeouts, log);
 }
 
 }  // namespace emend::devices

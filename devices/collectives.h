@@ -3,10 +3,12 @@
 // Goals: works on any machine over TCP (Gloo, which is inside LibTorch); a group of one needs no network; a process
 // that dies ends the others within seconds, with a message; calls that do not match are an error in every process, not
 // a hang. Non-goals: overlap with computation; splitting one model over processes (a placement plan does that within
-// one process). NCCL is not used: sums are of second moments, a few times a run (docs/adr/0014-gloo-only.md).
+// one process). Between GPUs the NCCL plug-in is used where every process has it and a GPU of its own, else tensors are
+// staged through host memory (docs/adr/0014-gloo-and-an-nccl-plug-in.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <emend/core/log.h>
 #include <emend/devices/process_environment.h>
 
 #include <chrono>
@@ -30,7 +32,9 @@ class Collectives {
   [[nodiscard]] virtual int local_rank() const noexcept = 0;
 
   /// Replaces `tensor` by the sum over all processes, the same bits in each. Floating point is summed in float64 and
-  /// rounded once, integers in int64. Any device; shapes and dtypes must be equal everywhere.
+  /// rounded once, integers in int64. Any device; shapes and dtypes must be equal everywhere. The order of the
+  /// additions is the transport's: the last bits may differ between Gloo and NCCL, and with NCCL from one run to the
+  /// next.
   virtual void all_reduce_sum(at::Tensor& tensor) = 0;
   /// Replaces `tensor` by the one of process `root`. Shapes and dtypes must be equal everywhere.
   virtual void broadcast(at::Tensor& tensor, int root = 0) = 0;
@@ -51,7 +55,8 @@ struct ProcessTimeouts {
 /// Joins the group that `environment` describes; a group of one needs nothing and waits for nobody.
 /// Throws Error(kDevice) if the others do not appear in time or the port is taken. In a group of several, SIGPIPE is
 /// ignored from then on unless the program handles it: a lost connection is an error, not the end of the process.
+/// `log` hears once whether tensors on GPUs go through NCCL.
 [[nodiscard]] std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environment,
-                                                          ProcessTimeouts timeouts = {});
+                                                          ProcessTimeouts timeouts = {}, const Log& log = {});
 
 }  // namespace emend::devices

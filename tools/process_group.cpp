@@ -49,7 +49,7 @@ class Membership {
 int run_together(Common& common, const std::function<int()>& work) {
   const auto environment = devices::read_process_environment();
   if (environment.size == 1) return work();
-  const auto group = devices::join_processes(environment);
+  const auto group = devices::join_processes(environment, {}, environment.rank == 0 ? common.log : Log());
   const Membership membership(common, *group);
   common.log.event(LogLevel::kInfo, "processes",
                    std::to_string(environment.size) + " processes share the work (" + environment.source + ")",

@@ -3,13 +3,19 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/devices/detail/gloo_group.h>
+#include <emend/devices/detail/nccl_library.h>
 #include <emend/devices/route.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <set>
+#include <thread>
 
 namespace emend::devices::detail {
 namespace {
@@ -37,7 +43,8 @@ std::string describe(const Tensor& tensor) {
 
 class GlooGroup final : public Collectives {
  public:
-  GlooGroup(const ProcessEnvironment& environment, ProcessTimeouts timeouts) : environment_(environment) {
+  GlooGroup(const ProcessEnvironment& environment, ProcessTimeouts timeouts, Log log)
+      : environment_(environment), timeouts_(timeouts), log_(std::move(log)) {
     const auto run = [&] {
       c10d::TCPStoreOptions options;
       options.port = static_cast<uint16_t>(environment.master_port);
@@ -69,27 +76,37 @@ class GlooGroup final : public Collectives {
   [[nodiscard]] int local_rank() const noexcept override { return environment_.local_rank; }
 
   void all_reduce_sum(Tensor& tensor) override {
-    agree("all_reduce_sum of " + describe(tensor));
+    const auto offers = agree("all_reduce_sum of " + describe(tensor), nccl_gpu(tensor, log_));
     const c10::NoGradGuard no_grad;
+    auto* gpus = gpus_of(offers, tensor.device());
     const auto dtype = tensor.is_floating_point() ? at::kDouble : at::kLong;
-    Tensor sum = to_host(tensor.detach(), Purpose::kStatistics).to(dtype).contiguous();
+    Tensor sum = (gpus ? tensor.detach() : to_host(tensor.detach(), Purpose::kStatistics)).to(dtype).contiguous();
     if (sum.is_same(tensor) || sum.is_alias_of(tensor)) sum = sum.clone();
     std::vector<Tensor> tensors{sum.view(-1)};
-    guarded("all_reduce_sum", [&] { group_->allreduce(tensors)->wait(); });
+    if (gpus)
+      on_gpus("all_reduce_sum", *gpus, [&] { return gpus->all_reduce_sum(sum); });
+    else
+      guarded("all_reduce_sum", [&] { group_->allreduce(tensors)->wait(); });
     tensor.copy_(route_like(sum, tensor, Purpose::kStatistics, Dtype::kMatch));
   }
 
   void broadcast(Tensor& tensor, int root) override {
     require_root(root, size());
-    agree("broadcast from " + std::to_string(root) + " of " + describe(tensor));
+    const auto offers =
+        agree("broadcast from " + std::to_string(root) + " of " + describe(tensor), nccl_gpu(tensor, log_));
     const c10::NoGradGuard no_grad;
-    Tensor host = to_host(tensor.detach(), Purpose::kOther).contiguous();
-    if (host.is_alias_of(tensor)) host = host.clone();
-    std::vector<Tensor> tensors{bytes_of(host)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    guarded("broadcast", [&] { group_->broadcast(tensors, options)->wait(); });
-    tensor.copy_(route_like(host, tensor, Purpose::kOther));
+    auto* gpus = gpus_of(offers, tensor.device());
+    Tensor copy = (gpus ? tensor.detach() : to_host(tensor.detach(), Purpose::kOther)).contiguous();
+    if (copy.is_alias_of(tensor)) copy = copy.clone();
+    if (gpus) {
+      on_gpus("broadcast", *gpus, [&] { return gpus->broadcast(copy, root); });
+    } else {
+      std::vector<Tensor> tensors{bytes_of(copy)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      guarded("broadcast", [&] { group_->broadcast(tensors, options)->wait(); });
+    }
+    tensor.copy_(route_like(copy, tensor, Purpose::kOther));
   }
 
   [[nodiscard]] std::vector<Tensor> all_gather(const Tensor& tensor) override {
@@ -158,53 +175,132 @@ class GlooGroup final : public Collectives {
                                       "another process has ended or lost its connection: see its own message"});
   }
 
-  /// Everyone must be about to make the same call; doubles as a barrier.
-  void agree(const std::string& call) {
-    std::vector<std::vector<Tensor>> all(1);
-    for (int r = 0; r < size(); ++r) all[0].push_back(at::empty({1}, at::kLong));
-    std::vector<Tensor> mine{at::full({1}, static_cast<int64_t>(fnv1a(call)), at::kLong)};
-    guarded(call, [&] { group_->allgather(all, mine)->wait(); });
-    for (int r = 0; r < size(); ++r)
-      if (!at::equal(all[0][static_cast<size_t>(r)], mine[0])) {
+  /// Everyone must be about to make the same call; doubles as a barrier. Returns everyone's `offer`.
+  std::vector<int64_t> agree(const std::string& call, int64_t offer = 0) {
+    const auto all = gather(call, at::tensor({static_cast<int64_t>(fnv1a(call)), offer}, at::kLong));
+    std::vector<int64_t> offers;
+    for (int r = 0; r < size(); ++r) {
+      const auto* numbers = all[static_cast<size_t>(r)].const_data_ptr<int64_t>();
+      if (numbers[0] != static_cast<int64_t>(fnv1a(call))) {
         broken_ = true;
         throw Error(ErrorClass::kInvalidArgument,
                     {who() + ": " + call, "process " + std::to_string(r) + " makes another call",
                      "the same calls with the same shapes in every process", ""});
       }
+      offers.push_back(numbers[1]);
+    }
+    return offers;
+  }
+
+  // ---- NCCL: all or none. Every decision is made from what was gathered, so that it is the same everywhere. --------
+
+  /// The communicator of these GPUs, made at the first call; null if a process has none or shares one with another.
+  NcclGroup* gpus_of(const std::vector<int64_t>& offers, c10::Device device) {
+    if (std::set<int64_t>(offers.begin(), offers.end()).size() != offers.size() || std::ranges::count(offers, 0) > 0)
+      return nullptr;
+    const auto [at, fresh] = gpus_.try_emplace(offers);
+    if (!fresh) return at->second.get();
+    const auto& plugin = *nccl_plugin(log_);
+    const auto version = std::to_string(plugin.version());
+    for (const auto& other : gather_bytes(version))
+      if (other != version) {
+        log_.debug("nccl", "NCCL " + version + " here, " + other + " in another process: summing through host memory");
+        return nullptr;
+      }
+    std::string id(kNcclIdBytes, '\0');
+    if (rank() != 0 || plugin.unique_id(id.data()) != 0) id.clear();
+    id = gather_bytes(id)[0];
+    at->second = std::make_unique<NcclGroup>(device, plugin);
+    auto* gpus = at->second.get();
+    on_gpus("joining the GPUs", *gpus, [&] { return id.empty() ? 1 : gpus->join(id, rank(), size()); });
+    return gpus;
+  }
+
+  /// Starts work on the GPUs and waits until it is done in every process. While it runs, the processes tell each other
+  /// how far they are, over Gloo: NCCL alone would wait for a lost one for ever. After a failure anywhere, work that
+  /// still runs is given up everywhere, and the group is of no more use.
+  void on_gpus(const std::string& name, const NcclGroup& gpus, const std::function<int()>& start) {
+    try {
+      std::string reason;
+      auto mine = start() == 0 ? NcclState::kRunning : NcclState::kFailed;
+      if (mine == NcclState::kFailed) reason = gpus.last_error();
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, kLongestPause)) {
+        for (const auto until = std::chrono::steady_clock::now() + pause;
+             mine == NcclState::kRunning && std::chrono::steady_clock::now() < until;
+             std::this_thread::sleep_for(std::chrono::microseconds(20))) {
+          mine = gpus.poll();
+          if (mine == NcclState::kFailed) reason = gpus.last_error();
+        }
+        if (mine == NcclState::kRunning && std::chrono::steady_clock::now() - begin > timeouts_.call) {
+          mine = NcclState::kFailed;
+          reason = "not done after " + std::to_string(timeouts_.call.count()) + " s";
+        }
+        if (all_done(name, mine, reason)) return;
+      }
+    } catch (...) {
+      gpus_.clear();
+      broken_ = true;
+      throw;
+    }
+  }
+
+  /// Tells the others how far this process is. Throws Error(kDevice) if one of them, or this one, has failed.
+  bool all_done(const std::string& name, NcclState mine, const std::string& reason) {
+    const auto all = gather(name, at::full({1}, static_cast<int64_t>(mine), at::kLong));
+    bool done = true;
+    for (int r = 0; r < size(); ++r) {
+      const auto state = static_cast<NcclState>(all[static_cast<size_t>(r)].item<int64_t>());
+      done = done && state == NcclState::kDone;
+      if (state == NcclState::kFailed)
+        throw Error(ErrorClass::kDevice,
+                    {who() + ": " + name + " over NCCL",
+                     reason.empty() ? "process " + std::to_string(r) + " failed: see its own message" : reason,
+                     "the GPUs of all processes to reach each other",
+                     "set NCCL_DEBUG=INFO to see why, or EMEND_NCCL_PLUGIN=none to go through host memory"});
+    }
+    return done;
+  }
+
+  /// Everyone's tensor, of the same shape everywhere.
+  std::vector<Tensor> gather(const std::string& name, const Tensor& mine_in) {
+    std::vector<std::vector<Tensor>> all(1);
+    for (int r = 0; r < size(); ++r) all[0].push_back(at::empty_like(mine_in));
+    std::vector<Tensor> mine{mine_in};
+    guarded(name, [&] { group_->allgather(all, mine)->wait(); });
+    return all[0];
   }
 
   /// Sizes first, then data padded to the longest.
   std::vector<std::string> gather_bytes(std::string_view bytes) {
-    const auto gather = [&](const Tensor& mine_in) {
-      std::vector<std::vector<Tensor>> all(1);
-      for (int r = 0; r < size(); ++r) all[0].push_back(at::empty_like(mine_in));
-      std::vector<Tensor> mine{mine_in};
-      guarded("all_gather", [&] { group_->allgather(all, mine)->wait(); });
-      return all[0];
-    };
     int64_t longest = 0;
-    const auto lengths = gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
+    const auto lengths = gather("all_gather", at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
     for (const auto& length : lengths) longest = std::max(longest, length.item<int64_t>());
     std::vector<std::string> result(static_cast<size_t>(size()));
     if (longest == 0) return result;
     auto padded = at::zeros({longest}, at::kByte);
     if (!bytes.empty()) std::memcpy(padded.data_ptr(), bytes.data(), bytes.size());
-    const auto contents = gather(padded);
+    const auto contents = gather("all_gather", padded);
     for (size_t r = 0; r < result.size(); ++r)
       result[r].assign(static_cast<const char*>(contents[r].data_ptr()),
                        static_cast<size_t>(lengths[r].item<int64_t>()));
     return result;
   }
 
+  static constexpr std::chrono::microseconds kLongestPause = std::chrono::milliseconds(50);
+
   ProcessEnvironment environment_;
+  ProcessTimeouts timeouts_;
+  Log log_;
   c10::intrusive_ptr<c10d::Backend> group_;
+  std::map<std::vector<int64_t>, std::unique_ptr<NcclGroup>> gpus_;  ///< by everyone's GPU; null: not to be used
   bool broken_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Collectives> join_gloo(const ProcessEnvironment& environment, ProcessTimeouts timeouts) {
-  return std::make_unique<GlooGroup>(environment, timeouts);
+std::unique_ptr<Collectives> join_gloo(const ProcessEnvironment& environment, ProcessTimeouts timeouts, Log log) {
+  return std::make_unique<GlooGroup>(environment, timeouts, std::move(log));
 }
 
 }  // namespace emend::devices::detail

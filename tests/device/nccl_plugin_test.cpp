@@ -1,0 +1,217 @@
+// The NCCL plug-in: its loader, and how a group of processes agrees to use it. Without GPUs a stand-in
+// (nccl_stand_in.cpp) works on the memory of simulated devices. As in device_collectives_test, the test starts itself
+// once a rank, with EMEND_NCCL_SCENARIO naming what the child does.
+#include <ATen/ATen.h>
+#include <dlfcn.h>
+#include <emend/core/error.h>
+#include <emend/devices/collectives.h>
+#include <emend/devices/detail/nccl_library.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <mutex>
+
+#include "support/processes.h"
+#include "support/simulated.h"
+
+namespace emend::devices {
+namespace {
+
+using testing::sim;
+
+constexpr char kStandIn[] = EMEND_BINARY_DIR "/tests/libemend_nccl_stand_in.so";
+constexpr char kOtherAbi[] = EMEND_BINARY_DIR "/tests/libemend_nccl_other_abi.so";
+
+// ---- what a child does ----------------------------------------------------------------------------------------------
+
+std::string scenario() {
+  const char* name = std::getenv("EMEND_NCCL_SCENARIO");
+  return name ? name : "";
+}
+
+class Lines final : public LogSink {
+ public:
+  void write(const LogEvent& event) override {
+    const std::lock_guard lock(mutex_);
+    events.push_back(event);
+  }
+  std::vector<LogEvent> events;
+
+ private:
+  std::mutex mutex_;
+};
+
+/// Sums, copies and communicators of the stand-in in this process; zeros where it is not loaded.
+std::array<int, 3> counts() {
+  std::array<int, 3> result{};
+  if (void* library = dlopen(kStandIn, RTLD_NOW | RTLD_NOLOAD))
+    reinterpret_cast<void (*)(int*)>(dlsym(library, "emend_stand_in_counts"))(result.data());
+  return result;
+}
+
+/// Sums and copies of several dtypes on `device`, right by whatever way they go.
+void work(Collectives& group, c10::Device device) {
+  const int n = group.size(), r = group.rank();
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kInt}) {
+    auto t = at::full({3, 2}, r + 1, dtype).to(device);
+    group.all_reduce_sum(t);
+    EXPECT_EQ(t.device(), device);
+    EXPECT_TRUE(at::equal(t.cpu(), at::full({3, 2}, n * (n + 1) / 2, dtype))) << t.cpu();
+  }
+  // Summed in float64 and rounded once: in float32, 1e8 + 4 is 1e8.
+  auto big = at::full({1}, r == 0 ? 1e8 : 4.0, at::kFloat).to(device);
+  group.all_reduce_sum(big);
+  EXPECT_EQ(big.item<float>(), static_cast<float>(1e8 + 4.0 * (n - 1)));
+  auto base = at::zeros({4, 4}, at::kDouble).to(device);  // in place through a view
+  auto column = base.select(1, 2);
+  column.fill_(1);
+  group.all_reduce_sum(column);
+  EXPECT_EQ(base.sum().item<double>(), 4.0 * n);
+  for (int root = 0; root < n; ++root) {
+    auto t = at::full({5}, r, at::kBFloat16).to(device);
+    group.broadcast(t, root);
+    EXPECT_TRUE(at::equal(t.cpu(), at::full({5}, root, at::kBFloat16)));
+  }
+  auto none = at::empty({0}, at::kDouble).to(device);
+  group.all_reduce_sum(none);
+}
+
+void expect_failure(Collectives& group, const std::string& part) {
+  for (int i = 0; i < 2; ++i) try {
+      auto t = at::ones({1000}, at::kDouble).to(sim(group.rank()));
+      group.all_reduce_sum(t);
+      ADD_FAILURE() << "the sum went through";
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_EQ(error.error_class(), ErrorClass::kDevice) << text;
+      EXPECT_NE(text.find("process " + std::to_string(group.rank()) + " of "), std::string::npos) << text;
+      EXPECT_NE(text.find(i == 0 ? part : "an earlier call failed"), std::string::npos) << text;
+      EXPECT_EQ(counts()[2], 0) << "the communicator is still there";
+    }
+}
+
+TEST(Child, Run) {
+  const auto what = scenario();
+  if (what.empty()) GTEST_SKIP() << "this is the part of the other tests that runs in child processes";
+  const auto sink = std::make_shared<Lines>();
+  const std::chrono::seconds call(what == "stall" ? 3 : 60);
+  const auto group = join_processes(read_process_environment(), {std::chrono::seconds(60), call}, Log({sink}));
+  const int r = group->rank();
+  if (what == "nccl") {
+    work(*group, sim(r));
+    EXPECT_EQ(counts(), (std::array<int, 3>{7, group->size(), 1}));
+    const auto before = counts();
+    work(*group, at::kCPU);
+    work(*group, sim(1));                                  // all on one device: none has one of its own
+    work(*group, r == 0 ? at::Device(at::kCPU) : sim(r));  // one on the host
+    EXPECT_EQ(counts(), before);
+    work(*group, sim(group->size() - r));  // other devices: another communicator
+    EXPECT_EQ(counts()[2], 2);
+  } else if (what == "gloo" || what == "gloo-warned") {
+    work(*group, sim(r));
+    EXPECT_EQ(counts()[0] + counts()[1], 0);
+  } else if (what == "fail") {
+    expect_failure(*group, r == 1 ? "the stand-in was told to fail" : "process 1 failed");
+  } else if (what == "stall") {
+    expect_failure(*group, "over NCCL");
+  } else if (what == "exit") {
+    expect_failure(*group, "an answer from every process");
+  } else {
+    FAIL() << what;
+  }
+  // One line, whatever came of it; a warning only where a file was named that is of no use.
+  ASSERT_EQ(sink->events.size(), 1U);
+  EXPECT_EQ(sink->events[0].level, what == "gloo-warned" ? LogLevel::kWarning : LogLevel::kDebug);
+}
+
+// ---- what the parent does -------------------------------------------------------------------------------------------
+
+/// Exit codes of a group of `size`; `plugins` holds EMEND_NCCL_PLUGIN of each rank, the last one that of the rest.
+std::vector<int> run_group(const std::string& what, int size, const std::vector<std::string>& plugins,
+                           const std::string& order = "") {
+  testing::ProcessesOptions options;
+  options.program.environment = {{"EMEND_NCCL_SCENARIO", what}, {"EMEND_STAND_IN", order}, {"OMP_NUM_THREADS", "1"}};
+  for (int r = 0; r < size; ++r)
+    options.environment_of_rank[r]["EMEND_NCCL_PLUGIN"] = plugins[std::min(static_cast<size_t>(r), plugins.size() - 1)];
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::vector<int> codes;
+  for (const auto& result : testing::run_processes(testing::Launcher::kVariables, size, self,
+                                                   {"--gtest_filter=Child.Run", "--gtest_brief=1"}, options)) {
+    codes.push_back(result.status);
+    if (result.status == 1) ADD_FAILURE() << result.out << result.err;
+  }
+  return codes;
+}
+
+const std::vector<int> kBoth{0, 0};
+
+TEST(NcclPlugin, IsUsedByProcessesThatAllHaveItAndAGpuOfTheirOwn) {
+  if (!scenario().empty()) GTEST_SKIP();
+  EXPECT_EQ(run_group("nccl", 2, {kStandIn}), kBoth);
+  EXPECT_EQ(run_group("nccl", 3, {kStandIn}), (std::vector<int>{0, 0, 0}));
+}
+
+TEST(NcclPlugin, IsNotUsedWhereOneProcessIsWithout) {
+  if (!scenario().empty()) GTEST_SKIP();
+  EXPECT_EQ(run_group("gloo", 2, {kStandIn, "none"}), kBoth);
+  EXPECT_EQ(run_group("gloo", 2, {"none", kStandIn}), kBoth);
+}
+
+TEST(NcclPlugin, ThatIsMissingOrOfAnotherVersionIsNoError) {
+  if (!scenario().empty()) GTEST_SKIP();
+  EXPECT_EQ(run_group("gloo", 2, {""}), kBoth);
+  EXPECT_EQ(run_group("gloo-warned", 2, {"/nowhere/libemend_nccl.so"}), kBoth);
+  EXPECT_EQ(run_group("gloo-warned", 2, {kOtherAbi}), kBoth);
+}
+
+TEST(NcclPlugin, FailureInOneProcessIsAnErrorInAll) {
+  if (!scenario().empty()) GTEST_SKIP();
+  EXPECT_EQ(run_group("fail", 2, {kStandIn}, "fail:1"), kBoth);
+}
+
+TEST(NcclPlugin, WorkThatNeverEndsIsGivenUpInTime) {
+  if (!scenario().empty()) GTEST_SKIP();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(run_group("stall", 2, {kStandIn}, "stall:1"), kBoth);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
+}
+
+TEST(NcclPlugin, AProcessThatEndsInASumEndsTheOthers) {
+  if (!scenario().empty()) GTEST_SKIP();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(run_group("exit", 2, {kStandIn}, "exit:1"), (std::vector<int>{0, 42}));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(NcclPlugin, TheLoaderSaysWhatItFound) {
+  using detail::open_nccl_plugin;
+  const auto stand_in = open_nccl_plugin(kStandIn);
+  ASSERT_TRUE(stand_in.plugin) << stand_in.text;
+  EXPECT_EQ(stand_in.plugin->abi, kNcclPluginAbi);
+  EXPECT_EQ(stand_in.text, std::string("NCCL 1.2.3 through ") + kStandIn);
+  const auto missing = open_nccl_plugin("/nowhere/libemend_nccl.so");
+  EXPECT_FALSE(missing.plugin);
+  EXPECT_NE(missing.text.find("/nowhere/libemend_nccl.so"), std::string::npos) << missing.text;
+  const auto other = open_nccl_plugin(kOtherAbi);
+  EXPECT_FALSE(other.plugin);
+  EXPECT_NE(other.text.find("has version 999 of the interface and this program 1"), std::string::npos) << other.text;
+  const auto no_plugin = open_nccl_plugin("libm.so.6");
+  EXPECT_FALSE(no_plugin.plugin);
+  EXPECT_NE(no_plugin.text.find("it has no emend_nccl_plugin"), std::string::npos) << no_plugin.text;
+}
+
+TEST(NcclPlugin, TheRealOneLoadsAndKnowsItsVersion) {
+#ifdef EMEND_NCCL_LIBRARY
+  const auto real = detail::open_nccl_plugin(EMEND_NCCL_LIBRARY);
+  ASSERT_TRUE(real.plugin) << real.text;
+  EXPECT_EQ(real.plugin->memory, NcclMemory::kCuda);
+  EXPECT_GE(real.plugin->version(), 21400) << "non-blocking communicators came with 2.14";
+  std::cout << real.text << "\n";
+#else
+  GTEST_SKIP() << "needs a build with -DEMEND_WITH_NCCL=ON, and so CUDA's and NCCL's headers and libraries";
+#endif
+}
+
+}  // namespace
+}  // namespace emend::devices
