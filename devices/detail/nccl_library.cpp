@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <emend/devices/detail/nccl_library.h>
@@ -95,19 +96,23 @@ int64_t nccl_gpu(const at::Tensor& tensor, const Log& log) {
 }
 
 int NcclGroup::join(const std::string& id, int rank, int size) {
-  return plugin_.create(id.data(), rank, size, device_.index(), &group_);
+  const c10::DeviceGuard here(device_);
+  return plugin_.create(id.data(), rank, size, &group_);
 }
 
 int NcclGroup::all_reduce_sum(at::Tensor& sum) {
+  const c10::DeviceGuard here(device_);
   const auto dtype = sum.scalar_type() == at::kDouble ? NcclDtype::kFloat64 : NcclDtype::kInt64;
   return plugin_.all_reduce_sum(group_, sum.data_ptr(), sum.numel(), dtype, stream());
 }
 
 int NcclGroup::broadcast(at::Tensor& tensor, int root) {
+  const c10::DeviceGuard here(device_);
   return plugin_.broadcast(group_, tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), root, stream());
 }
 
 NcclState NcclGroup::poll() const {
+  const c10::DeviceGuard here(device_);
   return plugin_.poll(group_, stream());
 }
 

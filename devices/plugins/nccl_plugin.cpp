@@ -11,7 +11,6 @@ namespace emend::devices {
 
 struct NcclCommunicator {
   ncclComm_t handle = nullptr;
-  int device = 0;
 };
 
 namespace {
@@ -32,26 +31,6 @@ int check(ncclResult_t result, const char* call) {
   return fail(call, ncclGetErrorString(result), ncclGetLastError(nullptr));
 }
 
-/// Makes a device current for a scope.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    (void)cudaGetDevice(&before_);
-    if (device != before_) status_ = cudaSetDevice(device);
-  }
-  ~OnDevice() { (void)cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  /// 0, or 1 with last_error set.
-  [[nodiscard]] int check() const {
-    return status_ == cudaSuccess ? 0 : fail("cudaSetDevice", cudaGetErrorString(status_), "");
-  }
-
- private:
-  int before_ = 0;
-  cudaError_t status_ = cudaSuccess;
-};
-
 int32_t version() {
   int number = 0;
   return ncclGetVersion(&number) == ncclSuccess ? number : 0;
@@ -66,16 +45,13 @@ int unique_id(char* id) {
 
 void destroy(NcclCommunicator* group) {
   if (!group) return;
-  const OnDevice here(group->device);
   if (group->handle) (void)ncclCommAbort(group->handle);
   delete group;
 }
 
-int create(const char* id, int rank, int size, int device, NcclCommunicator** result) {
+int create(const char* id, int rank, int size, NcclCommunicator** result) {
   *result = nullptr;
-  const OnDevice here(device);
-  if (here.check()) return 1;
-  auto* group = new (std::nothrow) NcclCommunicator{nullptr, device};
+  auto* group = new (std::nothrow) NcclCommunicator;
   if (!group) return fail("create", "out of memory", "");
   ncclUniqueId shared;
   std::memcpy(shared.internal, id, kNcclIdBytes);
@@ -90,8 +66,6 @@ int create(const char* id, int rank, int size, int device, NcclCommunicator** re
 }
 
 int all_reduce_sum(NcclCommunicator* group, void* data, int64_t count, NcclDtype dtype, void* stream) {
-  const OnDevice here(group->device);
-  if (here.check()) return 1;
   const auto type = dtype == NcclDtype::kFloat64 ? ncclFloat64 : dtype == NcclDtype::kFloat32 ? ncclFloat32 : ncclInt64;
   return check(ncclAllReduce(data, data, static_cast<size_t>(count), type, ncclSum, group->handle,
                              static_cast<cudaStream_t>(stream)),
@@ -99,16 +73,12 @@ int all_reduce_sum(NcclCommunicator* group, void* data, int64_t count, NcclDtype
 }
 
 int broadcast(NcclCommunicator* group, void* data, int64_t bytes, int root, void* stream) {
-  const OnDevice here(group->device);
-  if (here.check()) return 1;
   return check(ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, group->handle,
                              static_cast<cudaStream_t>(stream)),
                "ncclBroadcast");
 }
 
 NcclState poll(NcclCommunicator* group, void* stream) {
-  const OnDevice here(group->device);
-  if (here.check()) return NcclState::kFailed;
   ncclResult_t state = ncclSuccess;
   if (check(ncclCommGetAsyncError(group->handle, &state), "ncclCommGetAsyncError")) return NcclState::kFailed;
   if (state == ncclInProgress) return NcclState::kRunning;

@@ -27,14 +27,16 @@ enum class NcclState : int32_t { kDone = 0, kRunning = 1, kFailed = 2 };
 struct NcclCommunicator;  ///< made by NcclPlugin::create, the plug-in's own
 
 /// The table that the entry point returns; it lives as long as the library. Functions that return an int give 0, or
-/// anything else after a failure, which last_error describes. None of them throws. `stream` is a cudaStream_t.
+/// anything else after a failure, which last_error describes. None of them throws. The communicator's GPU must be the
+/// calling thread's current one, except for destroy: who calls knows how to choose it without waking up others.
+/// `stream` is a cudaStream_t.
 struct NcclPlugin {
   int32_t abi;        ///< kNcclPluginAbi of the plug-in; the only field to be read where it differs from the reader's
   NcclMemory memory;  ///< of the pointers below
   int32_t (*version)();        ///< NCCL's own version, 22809 for 2.28.9; 0 if it cannot be told
   int (*unique_id)(char* id);  ///< fills kNcclIdBytes bytes, in one process, for a new communicator of all
-  /// Starts to join the communicator of `id` with the GPU `device`; every rank from 0 to size-1 must. Wait with poll.
-  int (*create)(const char* id, int rank, int size, int device, NcclCommunicator** result);
+  /// Starts to join the communicator of `id` with the current GPU; every rank from 0 to size-1 must. Wait with poll.
+  int (*create)(const char* id, int rank, int size, NcclCommunicator** result);
   /// Starts to replace `count` numbers by their sums over all ranks, after what the stream holds.
   int (*all_reduce_sum)(NcclCommunicator* group, void* data, int64_t count, NcclDtype dtype, void* stream);
   /// Starts to replace `bytes` bytes by those of rank `root`, after what the stream holds.

@@ -59,7 +59,7 @@ int unique_id(char* id) {
   return ::mkdtemp(id) ? 0 : 1;
 }
 
-int create(const char* id, int rank, int size, int, NcclCommunicator** result) {
+int create(const char* id, int rank, int size, NcclCommunicator** result) {
   ++g_alive;
   *result = new NcclCommunicator{id, rank, size, 0, {}};
   return start(*result, "", 0, [] {});
