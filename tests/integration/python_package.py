@@ -123,6 +123,7 @@ class Editing(unittest.TestCase):
         model = emend.load(str(MODEL))
         original, fingerprint = weights(model), model.current_fingerprint()
         facts = emend.load_facts(FACTS)
+        self.assertEqual([fact.subject for fact in facts[::-1]], ["France", facts[0].subject])
         self.assertEqual((len(facts), facts[-1].subject), (2, "France"))
         before = emend.evaluate(model, facts)
         losses = [target_loss(model, fact) for fact in facts.facts]

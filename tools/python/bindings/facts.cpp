@@ -88,7 +88,17 @@ void bind_facts(py::module_& module) {
             if (index < -size || index >= size) throw py::index_error();
             return set.facts[static_cast<size_t>(index < 0 ? index + size : index)];
           },
-          py::arg("index"));
+          py::arg("index"))
+      .def(
+          "__getitem__",
+          [](const FactSet& set, const py::slice& range) {
+            size_t start = 0, stop = 0, step = 0, length = 0;
+            if (!range.compute(set.facts.size(), &start, &stop, &step, &length)) throw py::error_already_set();
+            std::vector<Fact> facts;
+            for (size_t i = 0; i < length; ++i, start += step) facts.push_back(set.facts[start]);
+            return facts;
+          },
+          py::arg("range"));
   module.def("load_facts", &load_facts, py::arg("path"), py::kw_only(), py::arg("format") = "auto",
              py::arg("limit") = -1, py::arg("offset") = 0,
              "Reads a facts file of any known format: CounterFact, zsRE, EasyEdit, KnowEdit, MQuAKE, FastEdit, JSON "

@@ -1,5 +1,5 @@
 from os import PathLike
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union, overload
 
 import torch
 
@@ -37,7 +37,10 @@ class FactSet:
     @property
     def facts(self) -> list[Fact]: ...
     def __len__(self) -> int: ...
+    @overload
     def __getitem__(self, index: int) -> Fact: ...
+    @overload
+    def __getitem__(self, range: slice) -> list[Fact]: ...
 
 Facts = Union[str, PathLike[str], FactSet, Fact, dict[str, Any], Sequence[Fact], Sequence[dict[str, Any]]]
 
