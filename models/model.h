@@ -114,9 +114,7 @@ class Model {
   /// arithmetic in the configuration. Computed on first use from the checkpoint, not from the (possibly edited)
   /// weights.
   [[nodiscard]] const std::string& fingerprint() const;
-  /// sha256 over the weights in memory, in the dtype and layout of the computation: two calls agree while nothing has
-  /// changed in between. To be compared with other values of this function, not with fingerprint(), which hashes the
-  /// file (a GGUF file holds quantised blocks, for one).
+  /// sha256 over the weights in memory as they compute: compare it with itself, not with fingerprint() of the file.
   [[nodiscard]] std::string current_fingerprint() const;
   /// Where the model came from; used to save it with untouched files carried over.
   [[nodiscard]] const Checkpoint& checkpoint() const noexcept;
