@@ -66,13 +66,20 @@ struct Plan {
   }
 };
 
-ScoreOptions score_options(const EvaluateOptions& options) {
-  ScoreOptions score;
-  score.batch_tokens = options.batch_tokens;
-  score.progress = options.progress;
-  score.cancel = options.cancel;
-  score.sharing = options.sharing;
-  return score;
+// By the engine that the options name; adds to `counts`.
+std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options,
+                         ScoreCounts& counts) {
+  if (sheet.size() == 0) return {};
+  ScoreOptions how;
+  how.batch_tokens = options.batch_tokens;
+  how.progress = options.progress;
+  how.cancel = options.cancel;
+  how.sharing = options.sharing;
+  ScoreCounts these;
+  auto scores = options.reference ? score_reference(model, sheet, how, these)
+                                  : score_requests(model, sheet.requests(), how, &these);
+  counts += these;
+  return scores;
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -87,10 +94,7 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
   const MetricContext context{facts, options, &model};
   Plan plan(context, resolve_metrics(names, facts));
   Evaluation evaluation;
-  if (plan.sheet.size() > 0)
-    plan.sheet.fill(options.reference
-                        ? score_reference(model, plan.sheet, score_options(options), evaluation.counts)
-                        : score_requests(model, plan.sheet.requests(), score_options(options), &evaluation.counts));
+  plan.sheet.fill(score(model, plan.sheet, options, evaluation.counts));
   plan.finish(context, evaluation);
   evaluation.seconds = seconds_since(start);
   return evaluation;
@@ -129,15 +133,15 @@ void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t 
   const auto start = std::chrono::steady_clock::now();
   const auto& sheet = state_->plan.sheet;
   std::vector<size_t> numbers;
-  std::vector<ScoreRequest> requests;
+  ScoreSheet part;
   for (size_t i = 0; i < sheet.size(); ++i) {
-    if (sheet.cases()[i] < begin || sheet.cases()[i] >= end) continue;
+    const size_t fact = sheet.cases()[i];
+    if (fact < begin || fact >= end) continue;
     numbers.push_back(i);
-    requests.push_back(sheet.requests()[i]);
+    part.add(fact, sheet.requests()[i].prompt, sheet.requests()[i].target);
   }
-  if (requests.empty()) return;
-  const auto scores = score_requests(model, requests, score_options(state_->options));
-  for (size_t i = 0; i < numbers.size(); ++i) state_->scores[numbers[i]] = scores[i];
+  auto scores = score(model, part, state_->options, state_->evaluation.counts);
+  for (size_t i = 0; i < numbers.size(); ++i) state_->scores[numbers[i]] = std::move(scores[i]);
   state_->evaluation.seconds += seconds_since(start);
 }
 

@@ -71,6 +71,8 @@ struct ScoreCounts {
   int64_t tokens_given = 0;    ///< tokens of all requests, as a scorer without sharing would process them
   int64_t tokens_run = 0;      ///< tokens that went through the model
   int64_t rows_projected = 0;  ///< rows that were projected to the vocabulary
+
+  ScoreCounts& operator+=(const ScoreCounts& other) noexcept;
 };
 
 /// Scores every request; results are in the order of the requests, in every process that shares them. Runs without

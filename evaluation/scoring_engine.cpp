@@ -382,6 +382,15 @@ class Engine {
 
 }  // namespace
 
+ScoreCounts& ScoreCounts::operator+=(const ScoreCounts& other) noexcept {
+  requests += other.requests;
+  unique_prompts += other.unique_prompts;
+  tokens_given += other.tokens_given;
+  tokens_run += other.tokens_run;
+  rows_projected += other.rows_projected;
+  return *this;
+}
+
 std::vector<Score> score_requests(const models::Model& model, const std::vector<ScoreRequest>& requests,
                                   const ScoreOptions& options, ScoreCounts* counts) {
   const at::NoGradGuard no_grad;

@@ -62,14 +62,6 @@ Share decode(std::string_view bytes) {
   }
 }
 
-void add(ScoreCounts& sum, const ScoreCounts& part) {
-  sum.requests += part.requests;
-  sum.unique_prompts += part.unique_prompts;
-  sum.tokens_given += part.tokens_given;
-  sum.tokens_run += part.tokens_run;
-  sum.rows_projected += part.rows_projected;
-}
-
 }  // namespace
 
 std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
@@ -101,7 +93,7 @@ std::vector<Score> share_scores(const models::Model& model, const std::vector<Sc
     const auto numbers = numbers_of(devices::share_of(costs, processes, r));
     EMEND_CHECK(numbers.size() == share.scores.size(), "one score a request");
     for (size_t i = 0; i < numbers.size(); ++i) scores[numbers[i]] = std::move(share.scores[i]);
-    if (counts) add(*counts, share.counts);
+    if (counts) *counts += share.counts;
   }
   return scores;
 }

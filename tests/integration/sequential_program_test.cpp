@@ -134,6 +134,38 @@ TEST_P(SingleProtocolTest, EqualsRunsOfOneFact) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "together" / "edit.safetensors"));
 }
 
+// What the collapse guard takes back is judged as what it is then: unedited.
+TEST_P(SingleProtocolTest, JudgesWhatWasTakenBackAsUnedited) {
+  for (const char* on_collapse : {"skip", "stop"}) {
+    const auto guarded = run_program(
+        "memit_edit", run(on_collapse, {"--protocol", "single", "--max-update", "1e-9", "--on-collapse", on_collapse}));
+    ASSERT_NE(guarded.err.find("may be broken"), std::string::npos) << guarded.err;
+    const auto judged = cases(on_collapse);
+    ASSERT_EQ(judged.size(), 3u);
+    for (const auto& fact : judged)
+      for (const char* target : {"target_new", "target_true"})
+        EXPECT_NEAR(surprise(fact["metrics"]["post"], target), surprise(fact["metrics"]["pre"], target), 1e-5);
+  }
+}
+
+TEST_P(SingleProtocolTest, ResumesToTheSameNumbers) {
+  const auto whole = run_program("memit_edit", run("whole", {"--protocol", "single"}));
+  ASSERT_EQ(whole.status, 0) << whole.err;
+  ProgramOptions options;
+  options.signal_when = "edited facts 2-2";
+  const auto interrupted = run_program("memit_edit", run("cut", {"--protocol", "single"}), options);
+  if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
+  ASSERT_EQ(interrupted.status, 130) << interrupted.err;
+  const auto resumed = run_program("memit_edit", run("cut", {"--protocol", "single", "--resume"}));
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("finished batches"), std::string::npos) << resumed.err;
+  const auto one = cases("whole"), two = cases("cut");
+  ASSERT_EQ(one.size(), two.size());
+  for (size_t i = 0; i < one.size(); ++i)
+    EXPECT_NEAR(surprise(two[i]["metrics"]["post"], "target_new"), surprise(one[i]["metrics"]["post"], "target_new"),
+                1e-5);
+}
+
 TEST_P(SingleProtocolTest, RefusesWhatHasNoMeaning) {
   for (const std::vector<std::string>& more :
        {std::vector<std::string>{"--save", "model"}, {"--eval-at", "each"}, {"--eval", "health"}}) {

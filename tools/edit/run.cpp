@@ -269,12 +269,12 @@ void EditRun::resume() {
   common_.log.info("run.resume", "going on after " + std::to_string(batches.size()) + " finished batches");
   // The statistics of a run are those of the unedited model.
   if (const auto layers = editor_->statistics_layers(); !layers.empty()) statistics_->prepare(*model_, layers);
+  if (!batches.back().contexts.is_null())
+    context_.contexts = editors::parse_contexts(batches.back().contexts, "checkpoint");
   if (options_.single()) return judge_again();
   reapply(batches, *transaction_);
   editor_->load_state(checkpoint_->editor_state(batches.size()));
   record_.runtime = editor_->runtime();
-  if (!batches.back().contexts.is_null())
-    context_.contexts = editors::parse_contexts(batches.back().contexts, "checkpoint");
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
   size_t last = 0;
   if (const auto measured = checkpoint_->measured(done); !measured.is_null()) {
@@ -302,9 +302,11 @@ void EditRun::close_alone(editors::EditResult& result) {
     for (auto& delta : closing->deltas) result.deltas.push_back(std::move(delta));
 }
 
-// The finished batches of an interrupted run in the single protocol: each is put in force once more.
+// The finished batches of an interrupted run in the single protocol: each is put in force once more. One that left no
+// delta (it failed, was taken back, or lay beside the weights) is edited again, with those after it.
 void EditRun::judge_again() {
   for (size_t i = 0; i < record_.batches.size(); ++i) {
+    if (record_.batches[i].deltas.empty()) return record_.batches.resize(i);
     editors::EditTransaction batch(*model_, transaction_.get());
     reapply({record_.batches[i]}, batch);
     judge_alone(i * batch_size(), std::min(facts_.facts.size(), (i + 1) * batch_size()));
@@ -341,17 +343,19 @@ void EditRun::edit_batch(size_t begin, size_t end) {
   if (stopped_) {
     result.editor = record_.editor;
     result.outcomes = failed_outcomes(facts, "not edited: the collapse guard had stopped the run");
+    if (options_.single()) judge_alone(begin, end);
   } else {
     editors::EditTransaction batch(*model_, transaction_.get());
     context_.transaction = &batch;
     const auto state = editor_->state();
     result = editor_->edit(*model_, facts, context_);
     const bool kept = keep(result, facts);
+    if (!kept) take_back(batch, state);
     if (options_.single()) {
       if (kept) close_alone(result);
       judge_alone(begin, end);
+      if (kept) take_back(batch, state);
     }
-    if (!kept || options_.single()) take_back(batch, state);
     batch.commit();
   }
   for (const auto& [phase, seconds] : result.seconds) record_.seconds[phase] += seconds;
