@@ -59,33 +59,36 @@ int64_t active_bytes(const models::Model& upper, int first_layer) {
 }
 
 TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
-                         int64_t most_facts)
-    : order_(problems.size()), most_facts_(most_facts) {
+                         int64_t most_facts, int lanes)
+    : order_(problems.size()),
+      most_facts_(most_facts > 0 ? most_facts : static_cast<int64_t>(problems.size())),
+      most_bytes_(most_facts > 0 ? std::numeric_limits<int64_t>::max() : active_bytes(upper, first_layer)) {
   std::iota(order_.begin(), order_.end(), size_t{0});
   std::stable_sort(order_.begin(), order_.end(),
                    [&](size_t a, size_t b) { return longest_suffix(problems[a]) > longest_suffix(problems[b]); });
-  if (most_facts_ == 0) most_bytes_ = active_bytes(upper, first_layer);
   for (const auto& problem : problems) bytes_.push_back(problem_bytes(upper, problem, first_layer));
+  most_facts_ = std::max<int64_t>(1, (most_facts_ + lanes - 1) / lanes);
+  most_bytes_ /= lanes;
 }
 
 std::vector<size_t> TargetQueue::take(const std::vector<size_t>& active) {
-  const bool by_count = most_facts_ > 0;
-  const auto cost = [&](size_t problem) { return by_count ? int64_t{1} : bytes_[problem]; };
-  const int64_t limit = by_count ? most_facts_ : most_bytes_;
-  int64_t used = 0;
-  for (const size_t problem : active) used += cost(problem);
+  int64_t bytes = 0;
+  for (const size_t problem : active) bytes += bytes_[problem];
+  const int64_t bytes_before = bytes;
   std::vector<size_t> taken;
-  int64_t added = 0;
   size_t end = next_;
   for (; end < order_.size(); ++end) {
-    const int64_t more = cost(order_[end]);
-    const bool forced = active.empty() && taken.empty();
-    if (!forced && used + added + more > limit) break;
+    const int64_t more = bytes_[order_[end]];
+    const auto count = static_cast<int64_t>(active.size() + taken.size());
+    if (count > 0 && (count >= most_facts_ || bytes > most_bytes_ - more)) break;
     taken.push_back(order_[end]);
-    added += more;
+    bytes += more;
   }
   const bool last = end == order_.size();
-  if (!active.empty() && !last && static_cast<double>(added) < kRefillShare * static_cast<double>(limit)) return {};
+  const auto share = [](auto part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
+  const bool few = share(taken.size(), most_facts_) < kRefillShare &&
+                   share(bytes - bytes_before, most_bytes_) < kRefillShare;
+  if (!active.empty() && !last && few) return {};
   next_ = end;
   return taken;
 }

@@ -1,10 +1,14 @@
 // The same optimisation for many facts at once. Their deltas do not interact, so the gradient of the sum of the losses
 // holds each fact's own gradient; Adam's moments, the norm limit and the stop rule are kept for each fact. Facts that
 // have finished make room for waiting ones, whose first step is a pass of their own.
+// Where the layers lie on several GPUs there are as many lanes as GPUs, each with facts and streams of its own. A step
+// is queued on one lane before the last step of the next one is read, so all GPUs have work.
 //   B facts (slots) · R rows · M labelled tokens · K KL rows · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
 #include <emend/devices/route.h>
+#include <emend/devices/streams.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/fused_loss.h>
 #include <emend/editors/detail/target_budget.h>
@@ -14,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <set>
 
 namespace emend::editors::detail {
@@ -45,12 +50,25 @@ struct StepFigures {
   std::vector<bool> row_hit;
 };
 
+// What a step left on the devices.
+struct QueuedStep {
+  at::Tensor figures;  // StepFigures, one after the other
+  bool hits = false;   // they end with row_hit
+  std::vector<at::Tensor> grads_BD;
+};
+
 // Facts that are stepped together.
 struct Group {
   ActiveSet set;
   std::vector<SiteState> sites;
   std::vector<SlotState> slots;
   at::Tensor power1_B1, power2_B1;  // β^t of each slot
+  QueuedStep queued;
+};
+
+struct Lane {
+  devices::StreamSet streams;
+  std::optional<Group> group;
 };
 
 class FastRun {
@@ -67,23 +85,47 @@ class FastRun {
         traces_(problems.size()) {}
 
   void run() {
-    TargetQueue queue(upper_, problems_, first_layer_of(spec_), context_.max_facts_per_batch);
-    std::optional<Group> active;
-    while (active || !queue.empty()) {
-      if (active) step(active);
-      const auto newcomers = queue.take(active ? active->set.members() : std::vector<size_t>{});
-      if (newcomers.empty()) continue;
-      std::optional<Group> entering(make_group(newcomers));
-      step(entering);  // sets what the KL rows are compared with
-      if (!active) {
-        active = std::move(entering);
-      } else if (entering) {
-        join(*active, std::move(*entering));
+    const int n_lanes = lanes();
+    TargetQueue queue(upper_, problems_, first_layer_of(spec_), context_.max_facts_per_batch, n_lanes);
+    std::deque<Lane> lanes;
+    for (int i = 0; i < n_lanes; ++i) lanes.push_back({devices::StreamSet(upper_.placement().layers), std::nullopt});
+    for (bool busy = true; busy;) {
+      busy = false;
+      for (auto& [streams, group] : lanes) {
+        const c10::MultiStreamGuard guard(streams.streams());
+        if (group) finish_step(group);
+        admit(queue, group);
+        if (group) begin_step(*group);
+        busy = busy || group || !queue.empty();
       }
     }
   }
 
  private:
+  // One for each GPU that runs the layers above.
+  [[nodiscard]] int lanes() const {
+    if (context_.target_lanes > 0) return context_.target_lanes;
+    const auto& layers = upper_.placement().layers;
+    std::set<c10::DeviceIndex> gpus;
+    for (size_t l = static_cast<size_t>(first_layer_of(spec_)); l < layers.size(); ++l)
+      if (layers[l].is_cuda()) gpus.insert(layers[l].index());
+    return std::max(1, static_cast<int>(gpus.size()));
+  }
+
+  // Waiting facts that there is room for. Their first step sets what the KL rows are compared with.
+  void admit(TargetQueue& queue, std::optional<Group>& active) {
+    const auto newcomers = queue.take(active ? active->set.members() : std::vector<size_t>{});
+    if (newcomers.empty()) return;
+    std::optional<Group> entering(make_group(newcomers));
+    begin_step(*entering);
+    finish_step(entering);
+    if (!active) {
+      active = std::move(entering);
+    } else if (entering) {
+      join(*active, std::move(*entering));
+    }
+  }
+
   [[nodiscard]] Group make_group(const std::vector<size_t>& members) {
     ActiveSet set(model_, upper_, spec_, problems_, members);
     const size_t n_sites = spec_.sites.size();
@@ -102,7 +144,7 @@ class FastRun {
     }
     const at::Tensor ones =
         at::ones({static_cast<int64_t>(members.size()), 1}, states[0].delta_BD.options().dtype(at::kDouble));
-    return {std::move(set), std::move(states), std::vector<SlotState>(members.size()), ones.clone(), ones.clone()};
+    return {std::move(set), std::move(states), std::vector<SlotState>(members.size()), ones.clone(), ones.clone(), {}};
   }
 
   // Facts are at different steps afterwards: all that counts steps is kept for each of them.
@@ -117,10 +159,9 @@ class FastRun {
     join(group.power2_B1, added.power2_B1);
   }
 
-  // One iteration for every slot: loss, stop rule, update. Nothing is left of a group whose facts have all finished.
-  void step(std::optional<Group>& group) {
+  // Half of an iteration for every slot: loss and gradient. Nothing is read from the devices.
+  void begin_step(Group& g) {
     context_.cancel.check("targets");
-    Group& g = *group;
     const bool gradient =
         std::any_of(g.slots.begin(), g.slots.end(), [&](const SlotState& s) { return s.iteration < spec_.steps - 1; });
     std::vector<at::Tensor> leaves;
@@ -132,12 +173,17 @@ class FastRun {
     }
     LabelLoss labels;
     DivergenceLoss divergence;
-    losses(g, hidden, gradient, labels, divergence);
-    const StepFigures figures = read_figures(g, labels, divergence);
+    const at::Tensor coefficient_M = losses(g, hidden, gradient, labels, divergence);
+    g.queued = {figures(g, coefficient_M, labels, divergence, spec_.weight_decay), labels.hit_M.defined(), {}};
+    if (gradient) g.queued.grads_BD = gradients(g, leaves, hidden, labels, divergence);
+  }
 
-    std::vector<at::Tensor> grads_BD;
+  // The other half: stop rule, update. Nothing is left of a group whose facts have all finished.
+  void finish_step(std::optional<Group>& group) {
+    Group& g = *group;
+    const StepFigures figures = read(g);
+    std::vector<at::Tensor> grads_BD = std::move(g.queued.grads_BD);
     const std::vector<int64_t> going_on = settle(g, figures);
-    if (gradient && !going_on.empty()) grads_BD = gradients(g, leaves, hidden, labels, divergence);
     if (context_.trace) trace(g, figures, grads_BD, going_on);
     if (going_on.empty()) {
       group.reset();
@@ -147,7 +193,9 @@ class FastRun {
     update(g, grads_BD);
   }
 
-  void losses(Group& g, const ActiveSet::Hidden& hidden, bool gradient, LabelLoss& labels, DivergenceLoss& divergence) {
+  // Returns what each label's nll counts.
+  at::Tensor losses(Group& g, const ActiveSet::Hidden& hidden, bool gradient, LabelLoss& labels,
+                    DivergenceLoss& divergence) const {
     const ActiveIndex& index = g.set.index();
     at::Tensor coefficient_M = index.label_weight_M * spec_.nll_factor;
     if (spec_.stop_rule == StopRule::kArgmax) {
@@ -157,15 +205,16 @@ class FastRun {
                                                      devices::Purpose::kLabels);
       coefficient_M = coefficient_M * scale_B.index_select(0, index.label_slot_M);
     }
-    coefficient_M_ = coefficient_M;
     labels = label_loss(upper_, hidden.label_MD, index.label_id_M, coefficient_M, spec_.loss_layer.has_value(),
                         {gradient, spec_.stop_rule != StopRule::kLoss});
     if (hidden.kl_KD.defined())
       divergence = divergence_loss(upper_, hidden.kl_KD, index.kl_weight_K, g.set.kl_first_KV, gradient);
+    return coefficient_M;
   }
 
-  // Sums over rows and slots on the device, then one read.
-  StepFigures read_figures(const Group& g, const LabelLoss& labels, const DivergenceLoss& divergence) const {
+  // Sums over rows and slots, on the device: what read() takes apart.
+  static at::Tensor figures(const Group& g, const at::Tensor& coefficient_M, const LabelLoss& labels,
+                            const DivergenceLoss& divergence, double weight_decay) {
     const at::NoGradGuard no_grad;
     const ActiveIndex& index = g.set.index();
     const auto slots = static_cast<int64_t>(g.slots.size()), rows = static_cast<int64_t>(g.set.rows().size());
@@ -176,7 +225,7 @@ class FastRun {
     };
     const auto index_here = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kInput); };
     const at::Tensor nll_M = here(labels.nll_M);
-    const at::Tensor nll_B = zeros(slots).index_add(0, index_here(index.label_slot_M), nll_M * here(coefficient_M_));
+    const at::Tensor nll_B = zeros(slots).index_add(0, index_here(index.label_slot_M), nll_M * here(coefficient_M));
     const at::Tensor row_of_label = index_here(index.label_row_M);
     const at::Tensor row_nll = zeros(rows).index_add(0, row_of_label, nll_M) / here(index.row_labels);
     const at::Tensor probability_B =
@@ -186,13 +235,19 @@ class FastRun {
       kl_B = kl_B.index_add(0, index_here(index.kl_slot_K), here(divergence.kl_K) * here(index.kl_weight_K));
     at::Tensor decay_B = zeros(slots);
     for (const auto& site : g.sites)
-      decay_B = decay_B + here(site.delta_BD.norm(2, 1) / site.initial_norm_B.square() * spec_.weight_decay);
+      decay_B = decay_B + here(site.delta_BD.norm(2, 1) / site.initial_norm_B.square() * weight_decay);
     std::vector<at::Tensor> parts = {nll_B, kl_B, decay_B, probability_B, row_nll};
     if (labels.hit_M.defined()) {
       const at::Tensor hits = zeros(rows).index_add(0, row_of_label, here(labels.hit_M));
       parts.push_back((hits >= here(index.row_labels)).to(home.scalar_type()));
     }
-    const at::Tensor all = devices::to_host(at::cat(parts).to(at::kDouble)).contiguous();
+    return at::cat(parts).to(at::kDouble);
+  }
+
+  // The one read of a step.
+  static StepFigures read(const Group& g) {
+    const auto slots = static_cast<int64_t>(g.slots.size()), rows = static_cast<int64_t>(g.set.rows().size());
+    const at::Tensor all = devices::to_host(g.queued.figures).contiguous();
     const double* values = all.const_data_ptr<double>();
     StepFigures figures;
     const auto take = [&](int64_t n) {
@@ -205,7 +260,7 @@ class FastRun {
     figures.weight_decay = take(slots);
     figures.probability = take(slots);
     figures.row_nll = take(rows);
-    if (labels.hit_M.defined())
+    if (g.queued.hits)
       for (const double hit : take(rows)) figures.row_hit.push_back(hit > 0.5);
     return figures;
   }
@@ -361,8 +416,25 @@ class FastRun {
   const FinishedFn& finished_;
   std::vector<Target>& targets_;
   std::vector<TraceState> traces_;
-  at::Tensor coefficient_M_;
   size_t done_ = 0;
+};
+
+// CUDA's products of float32 matrices in TF32, while it lives. LibTorch keeps this setting for the whole process.
+class Tf32Products {
+ public:
+  explicit Tf32Products(bool on) {
+    if (on) set(at::Float32Precision::TF32);
+  }
+  ~Tf32Products() { set(before_); }
+  Tf32Products(const Tf32Products&) = delete;
+  Tf32Products& operator=(const Tf32Products&) = delete;
+
+ private:
+  static void set(at::Float32Precision precision) {
+    at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, precision);
+  }
+  at::Float32Precision before_ =
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
 };
 
 // The layers above in the dtype that the context asks for; nothing if the model serves as it is.
@@ -385,6 +457,7 @@ std::vector<Target> optimise_fast(const models::Model& model, const std::vector<
                                   const TargetSpec& spec, const EditContext& context, const FinishedFn& finished) {
   std::vector<Target> targets(problems.size());
   const std::optional<models::Model> copy = copy_for(model, spec, context);
+  const Tf32Products products(context.tf32);
   FastRun(model, copy ? *copy : model, problems, spec, context, finished, targets).run();
   return targets;
 }

@@ -7,6 +7,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <array>
+#include <numeric>
 
 namespace emend::models {
 namespace {
@@ -101,6 +102,21 @@ class RandomWeights final : public Checkpoint {
   std::vector<std::string> biases_;
 };
 
+// Heads keep their size.
+void set_width(nlohmann::json& config, const std::string& name, int64_t width) {
+  const bool gpt2 = config.contains("n_embd");
+  const int64_t before = config[gpt2 ? "n_embd" : "hidden_size"].get<int64_t>();
+  int64_t groups = 0;
+  for (const char* heads : {"n_head", "num_attention_heads", "num_key_value_heads"})
+    if (config.contains(heads)) groups = std::gcd(groups, config[heads].get<int64_t>());
+  if (const int64_t step = before / groups; width % step != 0)
+    throw Error(ErrorClass::kInvalidArgument, {"width of " + name, std::to_string(width),
+                                               "a multiple of " + std::to_string(step), "heads keep their size"});
+  for (const char* key : {"n_embd", "n_head", "hidden_size", "num_attention_heads", "num_key_value_heads",
+                          "intermediate_size"})
+    if (config.contains(key)) config[key] = config[key].get<int64_t>() * width / before;
+}
+
 }  // namespace
 
 std::vector<std::string> published_shape_names() {
@@ -109,11 +125,12 @@ std::vector<std::string> published_shape_names() {
   return names;
 }
 
-nlohmann::json published_shape(const std::string& name, int64_t layers) {
+nlohmann::json published_shape(const std::string& name, int64_t layers, int64_t width) {
   for (const auto& shape : kShapes) {
     if (name != shape.name) continue;
     auto config = nlohmann::json::parse(shape.config);
     if (layers > 0) config[config.contains("n_layer") ? "n_layer" : "num_hidden_layers"] = layers;
+    if (width > 0) set_width(config, name, width);
     return config;
   }
   const std::string close = closest_name(name, published_shape_names());

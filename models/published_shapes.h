@@ -14,8 +14,9 @@ namespace emend::models {
 [[nodiscard]] std::vector<std::string> published_shape_names();
 
 /// config.json of that size, as published up to values that change no arithmetic. `layers` > 0: with so many layers
-/// only. Throws Error(kNotFound) with the closest name.
-[[nodiscard]] nlohmann::json published_shape(const std::string& name, int64_t layers = 0);
+/// only. `width` > 0: with that hidden width, and heads and MLP in proportion. Throws Error(kNotFound) with the closest
+/// name, Error(kInvalidArgument) for a width that has no whole number of heads.
+[[nodiscard]] nlohmann::json published_shape(const std::string& name, int64_t layers = 0, int64_t width = 0);
 
 /// A checkpoint of that configuration whose tensors are made when they are read and never held: matrices uniform with
 /// standard deviation 0.02, norm weights 1, biases 0. The same name, shape and seed give the same tensor. No tokenizer.

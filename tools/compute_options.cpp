@@ -6,32 +6,10 @@
 #include "model_options.h"
 
 namespace emend::tools {
+namespace {
 
-void add_compute_option(CLI::App& command, std::string& text, const char* group) {
-  auto* option =
-      command
-          .add_option(
-              "--compute-dtype", text,
-              "arithmetic of the frozen layers while targets are optimised: float32, bfloat16, or auto (bfloat16 "
-              "where the devices multiply it natively)")
-          ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
-  if (*group) option->group(group);
-}
-
-std::optional<at::ScalarType> chosen_compute_dtype(const std::string& text, editors::Engine engine,
-                                                   const models::Model& model) {
-  if (text == "auto")
-    return engine == editors::Engine::kFast ? std::optional(models::fast_compute_dtype(model)) : std::nullopt;
-  const auto dtype = parse_dtype(text, "--compute-dtype");
-  if (engine == editors::Engine::kReference && dtype != model.dtype())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"--compute-dtype", text + " with --engine reference", "auto",
-                 "the reference engine computes in the model's dtype; choose that with --dtype"});
-  return dtype;
-}
-
-std::string compute_dtype_name(std::optional<at::ScalarType> dtype, const models::Model& model) {
-  switch (dtype.value_or(model.dtype())) {
+std::string dtype_name(at::ScalarType dtype) {
+  switch (dtype) {
     case at::kBFloat16:
       return "bfloat16";
     case at::kDouble:
@@ -39,6 +17,41 @@ std::string compute_dtype_name(std::optional<at::ScalarType> dtype, const models
     default:
       return "float32";
   }
+}
+
+}  // namespace
+
+void add_compute_option(CLI::App& command, std::string& text, const char* group) {
+  auto* option =
+      command
+          .add_option(
+              "--compute-dtype", text,
+              "arithmetic of the frozen layers while targets are optimised: float32, tf32 (GPUs), bfloat16, or auto "
+              "(bfloat16 where the devices multiply it natively)")
+          ->check(CLI::IsMember({"auto", "float32", "tf32", "bfloat16"}));
+  if (*group) option->group(group);
+}
+
+ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model) {
+  ComputeChoice choice;
+  choice.tf32 = text == "tf32";
+  if (text == "auto") {
+    if (engine == editors::Engine::kFast) choice.dtype = models::fast_compute_dtype(model);
+  } else {
+    choice.dtype = choice.tf32 ? at::kFloat : parse_dtype(text, "--compute-dtype");
+  }
+  const auto dtype = choice.dtype.value_or(model.dtype());
+  choice.plain = dtype == model.dtype() && !choice.tf32;
+  choice.name = choice.tf32 ? "tf32" : dtype_name(dtype);
+  if (choice.tf32 && model.dtype() != at::kFloat)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"--compute-dtype", "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",
+                 "TF32 is a way to multiply float32 matrices: choose it with --dtype float32"});
+  if (engine == editors::Engine::kReference && !choice.plain)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"--compute-dtype", text + " with --engine reference", "auto",
+                 "the reference engine computes in the model's dtype; choose that with --dtype"});
+  return choice;
 }
 
 }  // namespace emend::tools

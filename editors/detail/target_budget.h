@@ -17,12 +17,12 @@ namespace emend::editors::detail {
 /// Problems waiting for their turn, longest first: attention pads to the longest row of a batch.
 class TargetQueue {
  public:
-  /// most_facts 0: as many as fit into active_bytes.
+  /// most_facts 0: as many as fit into active_bytes. The room is shared out among `lanes` sets of active problems.
   TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
-              int64_t most_facts);
+              int64_t most_facts, int lanes = 1);
 
   [[nodiscard]] bool empty() const noexcept { return next_ == order_.size(); }
-  /// Problems that may join `active` ones now. None while there is so little room that a pass of their own would be
+  /// Problems that may join the `active` ones of a lane now. None while there is so little room that a pass of their own would be
   /// small, unless they are the last; at least one if nothing is active.
   [[nodiscard]] std::vector<size_t> take(const std::vector<size_t>& active);
 
@@ -30,7 +30,7 @@ class TargetQueue {
   std::vector<size_t> order_;
   std::vector<int64_t> bytes_;  ///< of each problem
   size_t next_ = 0;
-  int64_t most_facts_, most_bytes_ = 0;
+  int64_t most_facts_, most_bytes_;  ///< of a lane
 };
 
 }  // namespace emend::editors::detail

@@ -1,9 +1,12 @@
 // What needs a real GPU: the runtime opens, memory is counted, tensors and gradients travel. Skips without one.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/planner.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
+#include <emend/devices/streams.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -80,6 +83,38 @@ TEST(Cuda, SplitOverCpuAndGpuEqualsOneDevice) {
     for (size_t l = cut; l < 4; ++l) layers[l] = gpu();
     // float32 products of 64 terms in another order: errors of some 1e-6.
     EXPECT_TRUE(at::allclose(run(layers), expected, 1e-3, 1e-4)) << "cut before layer " << cut;
+  }
+}
+
+TEST(Streams, OnlyGpusHaveSome) {
+  EXPECT_TRUE(StreamSet({kCpu, kCpu}).streams().empty());
+  EXPECT_TRUE(StreamSet({}).streams().empty());
+}
+
+// Two sets at once write what a default stream reads afterwards.
+TEST(Cuda, StreamSetsKeepTheOrder) {
+  EMEND_NEEDS_CUDA();
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  const auto before = guard.getStream(gpu());
+  auto weights = at::zeros({2048, 2048}, at::TensorOptions().device(gpu()));
+  for (int round = 1; round <= 10; ++round) {
+    weights.fill_(round);  // queued before the sets
+    at::Tensor one, two;
+    {
+      const StreamSet first({gpu(), gpu()}), second({gpu()});
+      ASSERT_EQ(first.streams().size(), 1U);
+      {
+        const c10::MultiStreamGuard on(first.streams());
+        EXPECT_NE(guard.getStream(gpu()), before);
+        one = weights.mm(weights);
+      }
+      const c10::MultiStreamGuard on(second.streams());
+      two = weights * 2;
+    }
+    EXPECT_EQ(guard.getStream(gpu()), before);
+    weights.fill_(-1);  // must not reach the products
+    EXPECT_EQ(one.max().item<float>(), 2048.0F * static_cast<float>(round * round));
+    EXPECT_EQ(two.min().item<float>(), 2.0F * static_cast<float>(round));
   }
 }
 

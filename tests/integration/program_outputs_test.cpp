@@ -108,6 +108,23 @@ TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
   EXPECT_GT(document["peak_bytes"]["host"].get<int64_t>(), 0);
 }
 
+TEST_F(ProgramOutputsTest, BenchShowsHowCostGrows) {
+  const auto result = run_program("emend", {"bench", "--shape", "gpt2", "--shape-layers", "7", "--limit", "2", "--steps",
+                                            "2", "--bench-tokens", "64", "--growth", "1,3", "--widths", "64,128",
+                                            "--compute-dtype", "float32", "--json", "--quiet"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json document = json::parse(result.out);
+  ASSERT_EQ(document["growth"].size(), 2U);
+  EXPECT_EQ(document["growth"][1]["facts"], 3);
+  ASSERT_EQ(document["width_growth"].size(), 2U);
+  const json &narrow = document["width_growth"][0], &wide = document["width_growth"][1];
+  EXPECT_EQ(narrow["width"], 64);
+  // Layers grow with the square, the head in proportion.
+  const double ratio = wide["gflop_per_fact"].get<double>() / narrow["gflop_per_fact"].get<double>();
+  EXPECT_GT(ratio, 2);
+  EXPECT_LT(ratio, 4);
+}
+
 // The options that scripts rely on.
 TEST(ProgramOptions, TheHelpHasEveryOptionOfTheContract) {
   const auto help = run_program("memit_edit", {"--help"});

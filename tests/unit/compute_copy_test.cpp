@@ -73,6 +73,30 @@ std::vector<Target> run(const models::Model& model, const TargetSpec& spec, int6
   return editors::optimise_targets(model, problems_of(model), spec, context);
 }
 
+// A setting of the whole process: it is there during the phase and gone after it, also when the phase ends early.
+TEST(ComputeCopy, Tf32IsOnWhileTargetsAreOptimised) {
+  const auto precision = [] {
+    return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  };
+  const auto before = precision();
+  ASSERT_NE(before, at::Float32Precision::TF32);
+  const models::Model model = tiny_model();
+  const auto spec = spec_of(Site::kLayerOut, 1, 3);
+  const auto expected = run(model, spec, 0);
+  EditContext context;
+  context.tf32 = true;
+  bool seen = false;
+  context.progress = [&](const ProgressUpdate&) { seen = precision() == at::Float32Precision::TF32; };
+  const auto targets = editors::optimise_targets(model, problems_of(model), spec, context);
+  EXPECT_TRUE(seen);
+  EXPECT_EQ(precision(), before);
+  for (size_t i = 0; i < targets.size(); ++i)
+    EXPECT_TRUE(at::equal(targets[i].target_D[0], expected[i].target_D[0])) << "the CPU has no TF32";
+  context.cancel.request();
+  EXPECT_THROW((void)editors::optimise_targets(model, problems_of(model), spec, context), Error);
+  EXPECT_EQ(precision(), before);
+}
+
 TEST(ComputeCopy, GivesTheModelsNumbersInItsOwnDtype) {
   const at::NoGradGuard no_grad;
   for (const char* family : {"llama", "gpt2"}) {

@@ -28,6 +28,14 @@ TEST(PublishedShapes, HaveThePublishedNumberOfParameters) {
 TEST(PublishedShapes, CanBeCutAndNamed) {
   EXPECT_EQ(parse_config(published_shape("gpt-j-6b", 3), "x").n_layers, 3);
   EXPECT_EQ(parse_config(published_shape("llama-3-8b", 2), "x").n_layers, 2);
+  const auto narrow = parse_config(published_shape("smollm2-135m", 2, 192), "x");
+  EXPECT_EQ(narrow.hidden_size, 192);
+  EXPECT_EQ(narrow.n_heads, 3);
+  EXPECT_EQ(narrow.n_kv_heads, 1);
+  EXPECT_EQ(narrow.head_dim, 64);
+  EXPECT_EQ(narrow.mlp_width, 512);
+  EXPECT_EQ(parse_config(published_shape("gpt2", 0, 128), "x").n_heads, 2);
+  EXPECT_THROW((void)published_shape("smollm2-135m", 2, 200), Error);
   try {
     (void)published_shape("llama-3-7b");
     FAIL();

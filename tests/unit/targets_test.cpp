@@ -11,6 +11,7 @@
 #include <set>
 
 #include "support/editor_models.h"
+#include "support/spread_plan.h"
 
 namespace emend {
 namespace {
@@ -44,12 +45,13 @@ TargetSpec spec_of(std::vector<hooks::SiteRef> sites, std::optional<int> loss_la
 }
 
 std::vector<Target> run(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec,
-                        Engine engine, int64_t batch = 0) {
+                        Engine engine, int64_t batch = 0, int lanes = 0) {
   EditContext context;
   editors::Trace trace;
   context.engine = engine;
   context.trace = &trace;
   context.max_facts_per_batch = batch;
+  context.target_lanes = lanes;
   return editors::optimise_targets(model, problems, spec, context);
 }
 
@@ -173,6 +175,19 @@ TEST(Targets, EnginesAgreeInDoublePrecision) {
                                std::string(family) + ", " + name + ", in batches");
       }
     }
+  }
+}
+
+// Lanes take facts from one queue; more lanes than facts leave some empty.
+TEST(Targets, LanesOverDevicesDoNotChangeThem) {
+  const models::Model model = tiny_model({.dtype = at::kDouble, .place = testing::spread_plan});
+  const auto problems = problems_of(model);
+  for (const auto& [name, spec] : variants()) {
+    const auto one = run(model, problems, spec, Engine::kFast);
+    for (const int lanes : {2, 3, 20})
+      for (const int64_t batch : {0, 1, 4})
+        expect_equal_targets(run(model, problems, spec, Engine::kFast, batch, lanes), one, 1e-10,
+                             std::string(name) + ", " + std::to_string(lanes) + " lanes");
   }
 }
 

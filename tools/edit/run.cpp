@@ -143,8 +143,10 @@ void EditRun::open() {
   context_.statistics = statistics_.get();
   context_.solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype");
   context_.sharing = common_.sharing;
-  context_.compute_dtype = chosen_compute_dtype(options_.compute_dtype, context_.engine, *model_);
-  record_.compute_dtype = compute_dtype_name(context_.compute_dtype, *model_);
+  const auto compute = chosen_compute(options_.compute_dtype, context_.engine, *model_);
+  context_.compute_dtype = compute.dtype;
+  context_.tf32 = compute.tf32;
+  record_.compute_dtype = compute.name;
   context_.cancel = common_.cancel;
   context_.progress = common_.progress;
   context_.log = common_.log;

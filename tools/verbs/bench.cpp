@@ -33,6 +33,7 @@ struct Options {
   SyntheticOptions synthetic;  ///< with --shape; its growth and statistics tokens also without
   std::string shape;           ///< empty: a real model
   int64_t shape_layers = 0;    ///< 0: all
+  std::vector<int64_t> widths;  ///< with --shape: hidden widths to time as well
   std::vector<std::string> phases = {"targets", "statistics", "evaluate"};
 
   [[nodiscard]] bool has(const char* phase) const {
@@ -82,7 +83,25 @@ class Bench {
     settings.seed = options_.edit.seed;
     settings.bfloat16 = options_.edit.compute_dtype != "float32";
     document_.update(bench_synthetic(*model_, settings, common_, document_["machine"]));
+    for (const int64_t width : options_.widths) widen(width, settings);
     return document_;
+  }
+
+  // The same layers with other widths.
+  void widen(int64_t width, SyntheticOptions settings) {
+    model_.reset();
+    const auto config = models::published_shape(options_.shape, options_.shape_layers, width);
+    model_.emplace(
+        load_named(models::random_weights(config, options_.shape, options_.edit.seed), options_.edit.model, common_));
+    settings.reference_facts = 0;
+    settings.growth.clear();
+    const auto phases = bench_synthetic(*model_, settings, common_, document_["machine"])["phases"];
+    ordered_json row = {{"width", width}, {"parameters", model_->parameter_count()}};
+    for (const auto& [name, phase] : phases.items()) {
+      row[name + "_s"] = phase["fast_s"];
+      if (name == "targets") row["gflop_per_fact"] = phase["gflop"].get<double>() / static_cast<double>(settings.facts);
+    }
+    document_["width_growth"].push_back(std::move(row));
   }
 
   struct Edited {
@@ -92,7 +111,7 @@ class Bench {
   };
 
   // One edit of the unedited model, judged and taken back.
-  Edited edit_with(editors::Engine engine, std::optional<at::ScalarType> compute, std::span<const datasets::Fact> facts,
+  Edited edit_with(editors::Engine engine, const ComputeChoice& compute, std::span<const datasets::Fact> facts,
                    editors::StatisticsProvider& statistics, std::optional<editors::ContextTemplates>& contexts) {
     const auto raw =
         editor_hparams(options_.edit.editor, options_.edit.hparams, options_.edit.set, *checkpoint_, &*model_, common_);
@@ -103,7 +122,8 @@ class Bench {
     editors::EditContext context;
     context.seed = options_.edit.seed;
     context.engine = engine;
-    context.compute_dtype = compute;
+    context.compute_dtype = compute.dtype;
+    context.tf32 = compute.tf32;
     context.contexts = contexts;
     context.statistics = &statistics;
     context.transaction = &transaction;
@@ -129,33 +149,32 @@ class Bench {
     const auto statistics = statistics_provider(options_.edit, common_);
     std::optional<editors::ContextTemplates> contexts = named_contexts(options_.edit.contexts);
     const auto n = static_cast<int64_t>(facts_.facts.size());
-    const auto fast_with = [&](std::optional<at::ScalarType> compute) {
+    const auto fast_with = [&](const ComputeChoice& compute) {
       return edit_with(editors::Engine::kFast, compute, facts_.facts, *statistics, contexts);
     };
-    const Edited fast = fast_with(std::nullopt);
+    const Edited fast = fast_with({});
     common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
     std::optional<Edited> narrow;
-    const auto dtype = chosen_compute_dtype(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
-    if (dtype.value_or(model_->dtype()) != model_->dtype()) narrow = fast_with(dtype);
-    const Edited reference = edit_with(editors::Engine::kReference, std::nullopt, facts_.facts, *statistics, contexts);
+    const auto compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
+    if (!compute.plain) narrow = fast_with(compute);
+    const Edited reference = edit_with(editors::Engine::kReference, {}, facts_.facts, *statistics, contexts);
     document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);
     if (narrow)
-      document_["phases"]["targets_" + compute_dtype_name(dtype, *model_)] =
-          phase_document(reference.targets, narrow->targets, narrow_peak_, n);
+      document_["phases"]["targets_" + compute.name] =
+          phase_document(reference.targets, narrow->targets, compute.tf32 ? peak_ : narrow_peak_, n);
     document_["phases"]["keys_insert"] = phase_document(reference.insert, fast.insert, peak_, n);
     document_["quality"] = {{"z_relative_difference", target_difference(reference.trace, fast.trace)},
                             {"reference", reference.metrics},
                             {"fast", fast.metrics}};
     if (narrow) {
-      const std::string name = compute_dtype_name(dtype, *model_);
-      document_["quality"]["z_relative_difference_" + name] = target_difference(reference.trace, narrow->trace);
-      document_["quality"][name] = narrow->metrics;
+      document_["quality"]["z_relative_difference_" + compute.name] = target_difference(reference.trace, narrow->trace);
+      document_["quality"][compute.name] = narrow->metrics;
     }
-    for (const int64_t facts : options_.synthetic.growth) grow(facts, dtype, *statistics, contexts);
+    for (const int64_t facts : options_.synthetic.growth) grow(facts, compute, *statistics, contexts);
   }
 
   // The fast engine on the first facts of the file.
-  void grow(int64_t facts, std::optional<at::ScalarType> compute, editors::StatisticsProvider& statistics,
+  void grow(int64_t facts, const ComputeChoice& compute, editors::StatisticsProvider& statistics,
             std::optional<editors::ContextTemplates>& contexts) {
     const auto n = std::min(static_cast<size_t>(facts), facts_.facts.size());
     const Edited some =
@@ -259,14 +278,21 @@ void print(const ordered_json& document) {
       std::printf("%-12s %12.2f %16.4f\n", row["facts"].dump().c_str(), row["targets_s"].get<double>(),
                   row["targets_s_per_fact"].get<double>());
   }
+  if (document.contains("width_growth")) {
+    std::printf("%-12s %12s %12s %14s %12s\n", "width", "parameters", "targets s", "GFLOP a fact", "solve s");
+    for (const auto& row : document["width_growth"])
+      std::printf("%-12s %12s %12.2f %14.1f %12.3f\n", row["width"].dump().c_str(), row["parameters"].dump().c_str(),
+                  row["targets_s"].get<double>(), row["gflop_per_fact"].get<double>(), row.value("solve_s", 0.0));
+  }
   if (document.contains("quality"))
     std::printf("largest relative difference of targets: %.2g; score reference %.2f, fast %.2f\n",
                 document["quality"]["z_relative_difference"].get<double>(),
                 document["quality"]["reference"].value("score", 0.0), document["quality"]["fast"].value("score", 0.0));
-  if (document.contains("quality") && document["quality"].contains("bfloat16"))
-    std::printf("with bfloat16 arithmetic: difference %.2g, score %.2f\n",
-                document["quality"]["z_relative_difference_bfloat16"].get<double>(),
-                document["quality"]["bfloat16"].value("score", 0.0));
+  for (const std::string name : {"bfloat16", "tf32"})
+    if (document.contains("quality") && document["quality"].contains(name))
+      std::printf("with %s arithmetic: difference %.2g, score %.2f\n", name.c_str(),
+                  document["quality"]["z_relative_difference_" + name].get<double>(),
+                  document["quality"][name].value("score", 0.0));
 }
 
 }  // namespace
@@ -305,6 +331,10 @@ VerbRun setup_bench(CLI::App& command) {
       ->check(CLI::Range(2, 1000));
   command
       .add_option("--growth", options->synthetic.growth, "numbers of facts for which the fast engine is timed as well")
+      ->group("Bench")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  command.add_option("--widths", options->widths, "with --shape: hidden widths for which the fast engine is timed as well")
       ->group("Bench")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);

@@ -48,7 +48,8 @@ VerbRun setup_plan(CLI::App& command) {
         work.editing_layers.back() + 1 < config.n_layers ? work.editing_layers.back() + 1 : work.editing_layers.back();
     work.statistics = work.solve = true;
     // auto: as on a machine that multiplies bfloat16 natively.
-    if (options->model.dtype == "float32" && options->compute_dtype != "float32") work.copy_bytes = 2;
+    if (options->model.dtype == "float32" && (options->compute_dtype == "auto" || options->compute_dtype == "bfloat16"))
+      work.copy_bytes = 2;
     const auto plan = models::plan_model(place_options(options->model), config, work, options->machine);
     const auto names = models::device_module_names(models::family_named(config.family), config);
     std::cout << (common.json ? dump_json(plan.to_json(names)) + "\n" : plan.to_text());
