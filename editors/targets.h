@@ -74,6 +74,7 @@ struct TargetProblem {
   std::vector<TargetRow> rows;
   std::vector<TargetRow> kl_rows;
   std::vector<HeldVector> held;
+  int64_t more_steps = 0;  ///< beyond TargetSpec::steps
 };
 
 /// Every step of one optimisation, on the host.

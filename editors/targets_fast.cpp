@@ -33,7 +33,7 @@ constexpr at::Tensor SiteState::*kSiteFields[] = {&SiteState::delta_BD, &SiteSta
 
 // What the host knows of a slot.
 struct SlotState {
-  int64_t iteration = 0;
+  int64_t iteration = 0, last = 0;  // the last one only measures
   StopState stop;
 };
 
@@ -138,13 +138,15 @@ class FastRun {
       states[s].initial_norm_B = initial_BD.norm(2, 1);
       states[s].limit_B1 = (states[s].initial_norm_B * spec_.clamp_norm_factor).unsqueeze(1);
     }
+    std::vector<SlotState> slots;
     for (const size_t member : members) {
+      slots.push_back({0, spec_.steps + problems_[member].more_steps - 1, {}});
       traces_[member].deltas.resize(n_sites);
       traces_[member].gradients.resize(n_sites);
     }
     const at::Tensor ones =
         at::ones({static_cast<int64_t>(members.size()), 1}, states[0].delta_BD.options().dtype(at::kDouble));
-    return {std::move(set), std::move(states), std::vector<SlotState>(members.size()), ones.clone(), ones.clone(), {}};
+    return {std::move(set), std::move(states), std::move(slots), ones.clone(), ones.clone(), {}};
   }
 
   // Facts are at different steps afterwards: all that counts steps is kept for each of them.
@@ -163,7 +165,7 @@ class FastRun {
   void begin_step(Group& g) {
     context_.cancel.check("targets");
     const bool gradient =
-        std::any_of(g.slots.begin(), g.slots.end(), [&](const SlotState& s) { return s.iteration < spec_.steps - 1; });
+        std::any_of(g.slots.begin(), g.slots.end(), [](const SlotState& s) { return s.iteration < s.last; });
     std::vector<at::Tensor> leaves;
     for (const auto& site : g.sites) leaves.push_back(site.delta_BD.detach().requires_grad_(gradient));
     ActiveSet::Hidden hidden;
@@ -291,7 +293,7 @@ class FastRun {
                               terms.probability};
       if (stop_now(spec_, inputs, g.slots[slot].stop)) {
         finish(g, slot, FactStatus::kConverged);
-      } else if (g.slots[slot].iteration == spec_.steps - 1) {
+      } else if (g.slots[slot].iteration == g.slots[slot].last) {
         finish(g, slot, FactStatus::kMaxSteps);
       } else {
         going_on.push_back(static_cast<int64_t>(slot));

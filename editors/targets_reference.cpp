@@ -206,7 +206,8 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
   std::vector<std::vector<at::Tensor>> deltas(n_sites), gradients(n_sites);
   std::vector<at::Tensor> nll_each;
   bool met = false;
-  for (int64_t it = 0; it < spec.steps; ++it) {
+  const int64_t steps = spec.steps + problem.more_steps;
+  for (int64_t it = 0; it < steps; ++it) {
     context.cancel.check("targets");
     const StepLoss step = run.forward(spec.nll_factor * stop.nll_factor_scale);
     const LossTerms terms{step.total.item<double>(), step.nll.item<double>(), step.kl.item<double>(),
@@ -222,7 +223,7 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
       break;
     }
     met = stop_now(spec, {terms.loss, terms.kl, step.all_argmax, step.sampled_argmax, terms.probability}, stop);
-    if (met || it == spec.steps - 1) break;
+    if (met || it == steps - 1) break;
     std::vector<at::Tensor> variables;
     for (const auto& v : run.variables()) variables.push_back(v.delta);
     const auto grads = torch::autograd::grad({step.total}, variables);

@@ -208,6 +208,9 @@ TEST(Memit, EqualKeysCanShareOneTarget) {
   EXPECT_EQ(trace.at("z.3.labels").size(0), 6) << "with the rows of both";
   EXPECT_EQ(result.outcomes[0].case_id, 3);
   EXPECT_EQ(result.outcomes[3].case_id, 9);
+  EXPECT_EQ(result.outcomes[1].curve.size(), 6U);
+  EXPECT_EQ(result.outcomes[0].curve.size(), 8U) << "√2 times the steps for two facts";
+  EXPECT_EQ(result.outcomes[3].curve.size(), 8U);
 }
 
 TEST(Memit, HyperParametersMustFitTheModel) {
