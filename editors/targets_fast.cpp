@@ -424,10 +424,12 @@ class FastRun {
 // CUDA's products of float32 matrices in TF32, while it lives. LibTorch keeps this setting for the whole process.
 class Tf32Products {
  public:
-  explicit Tf32Products(bool on) {
-    if (on) set(at::Float32Precision::TF32);
+  explicit Tf32Products(bool on) : on_(on) {
+    if (on_) set(at::Float32Precision::TF32);
   }
-  ~Tf32Products() { set(before_); }
+  ~Tf32Products() {
+    if (on_) set(before_);
+  }
   Tf32Products(const Tf32Products&) = delete;
   Tf32Products& operator=(const Tf32Products&) = delete;
 
@@ -435,6 +437,7 @@ class Tf32Products {
   static void set(at::Float32Precision precision) {
     at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, precision);
   }
+  bool on_;
   at::Float32Precision before_ =
       at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
 };

@@ -22,8 +22,8 @@ class TargetQueue {
               int64_t most_facts, int lanes = 1);
 
   [[nodiscard]] bool empty() const noexcept { return next_ == order_.size(); }
-  /// Problems that may join the `active` ones of a lane now. None while there is so little room that a pass of their own would be
-  /// small, unless they are the last; at least one if nothing is active.
+  /// Problems that may join the `active` ones of a lane now. None while there is so little room that a pass of their
+  /// own would be small, unless they are the last; at least one if nothing is active.
   [[nodiscard]] std::vector<size_t> take(const std::vector<size_t>& active);
 
  private:

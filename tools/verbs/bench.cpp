@@ -32,7 +32,7 @@ struct Options {
   EditOptions edit;
   SyntheticOptions synthetic;  ///< with --shape; its growth and statistics tokens also without
   std::string shape;           ///< empty: a real model
-  int64_t shape_layers = 0;    ///< 0: all
+  int64_t shape_layers = 0;     ///< 0: all
   std::vector<int64_t> widths;  ///< with --shape: hidden widths to time as well
   std::vector<std::string> phases = {"targets", "statistics", "evaluate"};
 
@@ -70,18 +70,24 @@ class Bench {
     narrow_peak_ = document_["machine"]["gemm_peak_gflops"]["bfloat16"];
   }
 
-  // Random weights of a published size.
-  ordered_json run_shape() {
-    const auto config = models::published_shape(options_.shape, options_.shape_layers);
+  // width 0: as published.
+  void load_shape(int64_t width) {
+    model_.reset();
+    const auto config = models::published_shape(options_.shape, options_.shape_layers, width);
     model_.emplace(
         load_named(models::random_weights(config, options_.shape, options_.edit.seed), options_.edit.model, common_));
+  }
+
+  // Random weights of a published size.
+  ordered_json run_shape() {
+    load_shape(0);
     describe(options_.shape);
     document_["parameters"] = model_->parameter_count();
     document_["facts"] = options_.edit.facts.read.limit;
     auto settings = options_.synthetic;
     settings.facts = options_.edit.facts.read.limit;
     settings.seed = options_.edit.seed;
-    settings.bfloat16 = options_.edit.compute_dtype != "float32";
+    settings.compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
     document_.update(bench_synthetic(*model_, settings, common_, document_["machine"]));
     for (const int64_t width : options_.widths) widen(width, settings);
     return document_;
@@ -89,10 +95,7 @@ class Bench {
 
   // The same layers with other widths.
   void widen(int64_t width, SyntheticOptions settings) {
-    model_.reset();
-    const auto config = models::published_shape(options_.shape, options_.shape_layers, width);
-    model_.emplace(
-        load_named(models::random_weights(config, options_.shape, options_.edit.seed), options_.edit.model, common_));
+    load_shape(width);
     settings.reference_facts = 0;
     settings.growth.clear();
     const auto phases = bench_synthetic(*model_, settings, common_, document_["machine"])["phases"];
@@ -336,6 +339,7 @@ VerbRun setup_bench(CLI::App& command) {
       ->check(CLI::PositiveNumber);
   command.add_option("--widths", options->widths, "with --shape: hidden widths for which the fast engine is timed as well")
       ->group("Bench")
+      ->needs("--shape")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   command.add_option("--cache", edit.metrics.cache, "folder of cached statistics")->group("Bench")->type_name("DIR");

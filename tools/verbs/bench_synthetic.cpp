@@ -7,7 +7,6 @@
 #include <emend/editors/solver.h>
 #include <emend/editors/statistics.h>
 #include <emend/editors/targets.h>
-#include <emend/models/compute_copy.h>
 
 #include <algorithm>
 #include <random>
@@ -82,10 +81,11 @@ class SyntheticBench {
   }
 
   Measure optimise(const std::vector<editors::TargetProblem>& problems, editors::Engine engine,
-                   std::optional<at::ScalarType> compute) {
+                   const ComputeChoice& compute) {
     editors::EditContext context;
     context.engine = engine;
-    context.compute_dtype = compute;
+    context.compute_dtype = compute.dtype;
+    context.tf32 = compute.tf32;
     context.cancel = common_.cancel;
     context.progress = common_.progress;
     context.log = common_.log;
@@ -98,18 +98,20 @@ class SyntheticBench {
     if (options_.reference_facts > 0) {
       const auto some = std::min<size_t>(static_cast<size_t>(options_.reference_facts), all.size());
       reference = optimise({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(some)}, editors::Engine::kReference,
-                           std::nullopt);
+                           {});
       const double scale = static_cast<double>(all.size()) / static_cast<double>(some);
       reference.seconds *= scale;
       reference.gflop *= scale;
     }
-    const Measure fast = optimise(all, editors::Engine::kFast, std::nullopt);
+    const Measure fast = optimise(all, editors::Engine::kFast, {});
     phases["targets"] = phase_document(reference, fast, own_peak_, options_.facts);
     if (options_.reference_facts > 0 && options_.reference_facts < options_.facts)
       phases["targets"]["reference_measured_on"] = options_.reference_facts;
-    if (!options_.bfloat16 || models::fast_compute_dtype(model_) == model_.dtype()) return;
-    const Measure narrow = optimise(all, editors::Engine::kFast, at::kBFloat16);
-    phases["targets_bfloat16"] = phase_document(reference, narrow, peaks_["bfloat16"], options_.facts);
+    const auto& compute = options_.compute;
+    if (compute.plain) return;
+    const Measure narrow = optimise(all, editors::Engine::kFast, compute);
+    phases["targets_" + compute.name] =
+        phase_document(reference, narrow, peaks_[compute.tf32 ? "float32" : "bfloat16"], options_.facts);
   }
 
   void statistics(ordered_json& phases) {
@@ -150,9 +152,8 @@ class SyntheticBench {
 
   ordered_json growth() {
     auto rows = ordered_json::array();
-    const auto compute = options_.bfloat16 ? std::optional(models::fast_compute_dtype(model_)) : std::nullopt;
     for (const int64_t facts : options_.growth) {
-      const Measure targets = optimise(problems(facts), editors::Engine::kFast, compute);
+      const Measure targets = optimise(problems(facts), editors::Engine::kFast, options_.compute);
       ordered_json row = {{"facts", facts},
                           {"targets_s", targets.seconds},
                           {"targets_s_per_fact", targets.seconds / static_cast<double>(facts)}};

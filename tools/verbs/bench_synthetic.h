@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../cli.h"
+#include "../compute_options.h"
 
 namespace emend::tools {
 
@@ -18,7 +19,7 @@ struct SyntheticOptions {
   int64_t steps = 25;           ///< of the optimisation: nothing stops it earlier
   int64_t statistics_tokens = 4096;
   int64_t solve_width = 8192;   ///< widest keys whose systems are solved
-  bool bfloat16 = true;         ///< also with bfloat16 arithmetic, where that is native
+  ComputeChoice compute;        ///< also with this arithmetic, where it is not the model's own
   std::vector<int64_t> growth;  ///< numbers of facts
   uint64_t seed = 0;
 };
