@@ -2,10 +2,12 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/npz.h>
 #include <emend/core/safetensors.h>
 #include <emend/editors/import_deltas.h>
 #include <emend/models/family.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -24,13 +26,14 @@ std::pair<std::string, std::string> split(const std::string& name, const std::ve
 
 class Importer {
  public:
-  Importer(const std::filesystem::path& source, const models::Model& model) : source_(source), model_(model) {}
+  Importer(const std::filesystem::path& source, const models::Model& model, const std::string& weight)
+      : source_(source), model_(model), weight_(weight) {}
 
   std::vector<WeightDelta> run() {
     if (std::filesystem::is_directory(source_))
       read_adapter();
     else
-      read_file_of_deltas(SafetensorsFile(source_));
+      add_named(source_.extension() == ".npz" ? tensors_of(NpzFile(source_)) : tensors_of(SafetensorsFile(source_)));
     if (deltas_.empty()) refuse(ErrorClass::kCorruption, "no change", "at least one");
     for (const auto& delta : deltas_) delta.require_finite();
     return std::move(deltas_);
@@ -87,11 +90,30 @@ class Importer {
     return found->second;
   }
 
-  void read_file_of_deltas(const SafetensorsFile& file) {
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+  static Named tensors_of(const NpzFile& file) {
+    Named tensors;
+    for (const auto& name : file.names()) tensors.emplace_back(name, file.read(name));
+    return tensors;
+  }
+
+  static Named tensors_of(const SafetensorsFile& file) {
+    Named tensors;
+    for (const auto& [name, info] : file.tensors()) tensors.emplace_back(name, file.tensor(name));
+    return tensors;
+  }
+
+  void add_named(const Named& tensors) {
+    static const std::vector<std::string> kEndings = {"key_mat", "val_mat", "left_vector", "right_vector"};
     Parts parts;
-    for (const auto& [name, info] : file.tensors()) {
-      const auto [weight, ending] = split(name, {"key_mat", "val_mat", "left_vector", "right_vector"});
-      parts[weight][ending] = file.tensor(name);
+    for (const auto& [given, tensor] : tensors) {
+      const bool nameless = std::find(kEndings.begin(), kEndings.end(), given) != kEndings.end();
+      if (nameless && weight_.empty())
+        refuse(ErrorClass::kInvalidArgument, "\"" + given + "\" without the weight that it changes",
+               "names such as W." + given + ", or --weight W");
+      const auto [weight, ending] = split(nameless ? weight_ + "." + given : given, kEndings);
+      parts[weight][ending] = tensor;
     }
     for (const auto& entry : parts) {
       const bool memit = entry.second.contains("key_mat") || entry.second.contains("val_mat");
@@ -144,13 +166,15 @@ class Importer {
 
   std::filesystem::path source_;
   const models::Model& model_;
+  std::string weight_;
   std::vector<WeightDelta> deltas_;
 };
 
 }  // namespace
 
-std::vector<WeightDelta> import_deltas(const std::filesystem::path& source, const models::Model& model) {
-  return Importer(source, model).run();
+std::vector<WeightDelta> import_deltas(const std::filesystem::path& source, const models::Model& model,
+                                       const std::string& weight) {
+  return Importer(source, model, weight).run();
 }
 
 }  // namespace emend::editors

@@ -19,10 +19,14 @@ namespace emend::editors {
 ///     W.key_mat [F,N] and W.val_mat [D,N]     MEMIT, EMMET, PMET:  ΔW = val·keyᵀ
 ///     W.left_vector [F] and W.right_vector [D]   ROME:  ΔW = right·leftᵀ
 ///     W                                        a dense change, in the shape of the weight
+///   an .npz archive of the same names, as numpy.savez writes them.
+/// `weight` is for files of one change that leaves W out, such as the vectors that the ROME in MEMIT's code caches
+/// (left_vector, right_vector): the names are then read as W.left_vector and so on.
 /// One delta a weight, in the order of names. Shapes are checked against the model, which is not changed.
 /// Throws Error(kNotFound) for a weight that the model lacks (with the closest name), Error(kInvalidArgument) for
 /// shapes that do not fit, Error(kUnsupported) for DoRA, trained biases, whole modules and pickles, Error(kCorruption)
 /// for half a pair and damaged files, Error(kNumeric) for entries that are not finite.
-[[nodiscard]] std::vector<WeightDelta> import_deltas(const std::filesystem::path& source, const models::Model& model);
+[[nodiscard]] std::vector<WeightDelta> import_deltas(const std::filesystem::path& source, const models::Model& model,
+                                                     const std::string& weight = "");
 
 }  // namespace emend::editors

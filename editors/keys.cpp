@@ -4,6 +4,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/keys.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@ at::Tensor index_on(const std::vector<int64_t>& index, const at::Tensor& like) {
 // The published way: whole sentences, padded, through the whole model, the head included.
 std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
                                        const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
+  const models::PlainProducts plain;
   const int64_t pad =
       model.has_tokenizer() ? model.tokenizer().pad_id().value_or(model.tokenizer().eos_id().value_or(0)) : 0;
   std::vector<std::vector<at::Tensor>> parts(sites.size());

@@ -6,6 +6,7 @@
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/learning_pass.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -129,6 +130,7 @@ at::Tensor LearningPass::forward() const {
 PassResult LearningPass::run(std::span<const double> weight_R,
                              const std::function<std::vector<at::Tensor>()>& leaves) const {
   const at::AutoGradMode with_grad(true);
+  const models::PlainProducts plain(engine_ == Engine::kReference);
   const at::Tensor coefficient_M = coefficients(weight_R), labels_M = at::tensor(label_id_, at::kLong);
   PassResult result;
   if (engine_ == Engine::kReference) {
@@ -209,6 +211,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
 
 PassResult LearningPass::measure() const {
   const at::NoGradGuard no_grad;
+  const models::PlainProducts plain(engine_ == Engine::kReference);
   const at::Tensor labels_M = at::tensor(label_id_, at::kLong);
   const std::vector<double> ones(rows(), 1);
   PassResult result;

@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
+#include <emend/editors/learning_pass.h>
 #include <emend/editors/locate.h>
 #include <emend/editors/post_norm.h>
 #include <emend/editors/statistics.h>
@@ -13,6 +14,8 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <numeric>
+#include <set>
 
 namespace emend::editors {
 namespace {
@@ -50,8 +53,8 @@ struct Grouped {
   std::vector<size_t> problem_of_fact;
 };
 
-// A target shared by n facts lies about √n times as far away as one of them asks, in n directions that have little to do
-// with each other: it gets √n times the steps.
+// A target shared by n facts lies about √n times as far away as one of them asks, in n directions that have little to
+// do with each other: it gets √n times the steps.
 Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_equal_keys, int64_t steps) {
   Grouped grouped;
   std::map<std::vector<int64_t>, std::vector<size_t>> members;  // plain prompt up to the looked-up token -> facts
@@ -80,8 +83,7 @@ Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_eq
       }
       if (member == same[0]) joint.kl_rows = std::move(one.kl_rows);  // the same subject
     }
-    joint.more_steps =
-        std::llround(static_cast<double>(steps) * (std::sqrt(static_cast<double>(same.size())) - 1));
+    joint.more_steps = std::llround(static_cast<double>(steps) * (std::sqrt(static_cast<double>(same.size())) - 1));
     grouped.problems.push_back(std::move(joint));
   }
   return grouped;
@@ -112,13 +114,22 @@ class BatchEdit {
 
   EditResult run(std::span<const datasets::Fact> facts) {
     EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
+    check_rounds();
     if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {recipe_.editor, "no facts", "at least one fact", ""});
     result_.editor = recipe_.editor;
     result_.hparams = recipe_.hparams;
     result_.engine = context_.engine;
     prepare(facts);
-    optimise();
-    if (!columns_.empty()) insert();
+    std::vector<size_t> wanted(batch_.rendered.size());
+    std::iota(wanted.begin(), wanted.end(), size_t{0});
+    std::vector<const Unit*> first;
+    for (int64_t round = 0; round < recipe_.rounds.count && !wanted.empty(); ++round) {
+      optimise(wanted);
+      if (round == 0) first = columns_;
+      if (!columns_.empty()) insert();
+      if (round + 1 < recipe_.rounds.count) wanted = untaken();
+    }
+    columns_ = std::move(first);  // all that were written
     return std::move(result_);
   }
 
@@ -151,37 +162,82 @@ class BatchEdit {
     result_.outcomes = batch_.outcomes;
   }
 
+  void check_rounds() const {
+    if (recipe_.rounds.count <= 1 || (recipe_.windows.size == 0 && !editor_.settles())) return;
+    throw Error(ErrorClass::kInvalidArgument,
+                {"hyper-parameters of " + recipe_.editor, "rounds: " + std::to_string(recipe_.rounds.count),
+                 "rounds: 1, because this editor writes a batch only once", "leave rounds out"});
+  }
+
+  // Facts of the columns that the model does not say yet, and those that share a target with one of them.
+  std::vector<size_t> untaken() {
+    constexpr size_t kRowsAtOnce = 256;
+    Stopwatch watch;
+    std::set<size_t> targets;
+    for (size_t begin = 0; begin < columns_.size(); begin += kRowsAtOnce) {
+      const size_t n = std::min(kRowsAtOnce, columns_.size() - begin);
+      std::vector<LearningRow> rows;
+      for (size_t i = 0; i < n; ++i)
+        rows.push_back(learning_row(*columns_[begin + i]->rendered, Objective::kTargetNew));
+      const auto nll = LearningPass(model_, rows, 0, context_.engine).measure().nll;
+      for (size_t i = 0; i < n; ++i)
+        if (std::exp(-nll[i]) < recipe_.rounds.probability) targets.insert(*columns_[begin + i]->target);
+    }
+    std::vector<size_t> facts;
+    for (const Unit* unit : columns_)
+      if (targets.contains(*unit->target)) facts.push_back(unit->fact);
+    context_.log.info("edit.round", std::to_string(facts.size()) + " of " + std::to_string(columns_.size()) +
+                                        " facts have not taken and are edited again");
+    result_.seconds["targets"] += watch.seconds();
+    return facts;
+  }
+
   // Every fact, or every window of its target, is a unit: a target and a key of its own.
-  void make_units() {
-    for (size_t i = 0; i < batch_.rendered.size(); ++i) {
+  void make_units(const std::vector<size_t>& facts) {
+    units_.emplace_back();
+    for (const size_t i : facts) {
       const RenderedFact& fact = batch_.rendered[i];
       const auto windows = cut_target(static_cast<int64_t>(fact.target_ids.size()), recipe_.windows);
       for (size_t w = 0; w < windows.size(); ++w)
-        units_.push_back({windows.size() == 1 ? &fact : &parts_.emplace_back(window_of(fact, windows[w])), i, w, {}});
+        units_.back().push_back(
+            {windows.size() == 1 ? &fact : &parts_.emplace_back(window_of(fact, windows[w])), i, w, {}});
     }
   }
 
   // First windows of all facts, then second ones, …; the windows of a fact whose target failed are left out.
-  void optimise() {
+  void optimise(const std::vector<size_t>& facts) {
     Stopwatch watch;
-    make_units();
+    make_units(facts);
+    columns_.clear();
     EditTransaction rewound(model_);  // gives the present weights back
     if (const auto* originals = editor_.target_weights()) originals->write_into(rewound);
     std::vector<std::vector<const Target*>> of_fact(batch_.rendered.size());
     for (size_t round = 0;; ++round) {
       std::vector<Unit*> now;
-      for (auto& unit : units_)
+      for (auto& unit : units_.back())
         if (unit.window == round && (round == 0 || of_fact[unit.fact].back()->status != FactStatus::kFailed))
           now.push_back(&unit);
       if (now.empty()) break;
       optimise_round(now);
       for (const Unit* unit : now) of_fact[unit->fact].push_back(&targets_[*unit->target]);
     }
-    for (size_t i = 0; i < batch_.rendered.size(); ++i)
-      result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], summarise(of_fact[i]));
-    for (const Unit& unit : units_)
-      if (result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed) columns_.push_back(&unit);
-    result_.seconds["targets"] = watch.seconds();
+    for (const size_t i : facts) note_outcome(i, summarise(of_fact[i]));
+    for (const Unit& unit : units_.back())
+      if (unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
+          result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed)
+        columns_.push_back(&unit);
+    result_.seconds["targets"] += watch.seconds();
+  }
+
+  // Of the last round that succeeded; steps and curve of all.
+  void note_outcome(size_t fact, Target target) {
+    FactOutcome& noted = result_.outcomes[batch_.places[fact]];
+    if (units_.size() > 1) {
+      if (target.status == FactStatus::kFailed) return;
+      target.steps += noted.steps;
+      target.curve.insert(target.curve.begin(), noted.curve.begin(), noted.curve.end());
+    }
+    noted = make_outcome(model_.tokenizer(), batch_.rendered[fact], target);
   }
 
   void optimise_round(const std::vector<Unit*>& now) {
@@ -263,7 +319,7 @@ class BatchEdit {
     }
     columns_ = all;
     if (editor_.settles()) settle();
-    result_.seconds["insert"] = watch.seconds();
+    result_.seconds["insert"] += watch.seconds();
   }
 
   // Leaves out the facts whose residual is outside the recipe's limits.
@@ -408,11 +464,11 @@ class BatchEdit {
   bool through_norm_;
   EditResult result_;
   RenderedBatch batch_;
-  std::deque<RenderedFact> parts_;    // windows; units point into it
-  std::vector<Unit> units_;           // in the order of the facts
-  std::deque<Target> targets_;        // outcomes are made from pointers to them
-  std::deque<at::Tensor> streams_;    // one a target, where they act through a norm
-  std::vector<const Unit*> columns_;  // what is written
+  std::deque<RenderedFact> parts_;       // windows; units point into it
+  std::deque<std::vector<Unit>> units_;  // a list a round, in the order of the facts
+  std::deque<Target> targets_;           // outcomes are made from pointers to them
+  std::deque<at::Tensor> streams_;       // one a target, where they act through a norm
+  std::vector<const Unit*> columns_;     // what is written
 };
 
 }  // namespace

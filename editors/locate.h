@@ -60,6 +60,14 @@ struct Passes {
   double below = std::numeric_limits<double>::infinity();
 };
 
+/// How often a batch is optimised and written. The later rounds are for the facts whose target is still less probable
+/// than `probability` after the plain prompt; they begin from the model as the earlier rounds left it. Not together
+/// with windows, nor for editors that settle.
+struct Rounds {
+  int64_t count = 1;
+  double probability = 0.1;
+};
+
 struct LocateRecipe {
   std::string editor;
   nlohmann::json hparams;  ///< effective values, for the record
@@ -72,6 +80,7 @@ struct LocateRecipe {
   std::vector<std::string> kl_prompts = {"{} is a"};
   bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
   Passes passes;
+  Rounds rounds;
   TargetWindows windows;  ///< long targets window by window; not together with merge_equal_keys
 };
 

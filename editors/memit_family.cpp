@@ -2,23 +2,39 @@
 
 namespace emend::editors {
 
-const hparams::Schema<MemitHparams>& memit_hparams_schema() {
-  static const auto schema = hparams::Schema<MemitHparams>("memit")
-                                 .include(hparams::locate_schema())
-                                 .field("mom2_update_weight", &MemitHparams::mom2_update_weight,
-                                        {.meaning = "weight of what the layer already does",
-                                         .formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹",
-                                         .above = 0})
-                                 .field("merge_equal_keys", &MemitHparams::merge_equal_keys,
-                                        {.meaning = "facts about the same subject with equal keys share one target",
-                                         .formula = "MEMIT-Merge, arXiv 2502.07322"});
+const hparams::Schema<SharedHparams>& shared_hparams_schema() {
+  static const auto schema =
+      hparams::Schema<SharedHparams>("batch")
+          .include(hparams::locate_schema())
+          .field("merge_equal_keys", &SharedHparams::merge_equal_keys,
+                 {.meaning = "facts about the same subject with equal keys share one target",
+                  .formula = "MEMIT-Merge, arXiv 2502.07322"})
+          .field("rounds", &SharedHparams::rounds,
+                 {.meaning = "how often a batch is edited; from the second round on only the facts that have not taken",
+                  .min = 1})
+          .field("round_probability", &SharedHparams::round_probability,
+                 {.meaning = "probability of the target below which a fact has not taken",
+                  .formula = "exp(mean log p of the target's tokens after the plain prompt)",
+                  .min = 0,
+                  .max = 1});
   return schema;
 }
 
-LocateRecipe memit_family_recipe(std::string editor, nlohmann::json effective, const MemitHparams& hparams,
+const hparams::Schema<MemitHparams>& memit_hparams_schema() {
+  static const auto schema = hparams::Schema<MemitHparams>("memit")
+                                 .include(shared_hparams_schema())
+                                 .field("mom2_update_weight", &MemitHparams::mom2_update_weight,
+                                        {.meaning = "weight of what the layer already does",
+                                         .formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹",
+                                         .above = 0});
+  return schema;
+}
+
+LocateRecipe memit_family_recipe(std::string editor, nlohmann::json effective, const SharedHparams& hparams,
                                  const models::Model& model, const hparams::RawHparams& raw) {
   LocateRecipe recipe = memit_recipe(std::move(editor), std::move(effective), hparams, model, raw);
   recipe.merge_equal_keys = hparams.merge_equal_keys;
+  recipe.rounds = {hparams.rounds, hparams.round_probability};
   return recipe;
 }
 

@@ -7,15 +7,21 @@
 
 namespace emend::editors {
 
-struct MemitHparams : hparams::LocateHparams {  ///< what MEMIT and its descendants share
-  double mom2_update_weight = 15000;
+struct SharedHparams : hparams::LocateHparams {  ///< how a batch is put together, whatever solves it
   bool merge_equal_keys = false;
+  int64_t rounds = 1;
+  double round_probability = 0.1;
+};
+[[nodiscard]] const hparams::Schema<SharedHparams>& shared_hparams_schema();  ///< the fields above
+
+struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
+  double mom2_update_weight = 15000;
 };
 [[nodiscard]] const hparams::Schema<MemitHparams>& memit_hparams_schema();  ///< the fields above
 
 /// The recipe of `editor`; `effective` is the dump of the editor's own schema. Throws like check_locate_hparams.
 [[nodiscard]] LocateRecipe memit_family_recipe(std::string editor, nlohmann::json effective,
-                                               const MemitHparams& hparams, const models::Model& model,
+                                               const SharedHparams& hparams, const models::Model& model,
                                                const hparams::RawHparams& raw);
 
 /// MEMIT's update: closed_form with λC preserved. For methods that differ from MEMIT in their recipe alone.

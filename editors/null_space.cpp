@@ -11,13 +11,6 @@ at::Tensor as_like(const at::Tensor& x, const at::Tensor& like) {
   return devices::route_like(x, like, devices::Purpose::kSolve).to(like.scalar_type());
 }
 
-LocateRecipe recipe_of(std::string editor, nlohmann::json effective, const NullSpaceHparams& hparams,
-                       const hparams::RawHparams& raw, const models::Model& model) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(effective), hparams, model, raw);
-  recipe.merge_equal_keys = hparams.merge_equal_keys;
-  return recipe;
-}
-
 }  // namespace
 
 NullSpace NullSpace::of(const SecondMoment& moment, double threshold, const at::Tensor& like) {
@@ -57,7 +50,7 @@ at::Tensor NullSpace::matrix_FF() const {
 const hparams::Schema<NullSpaceHparams>& null_space_schema() {
   static const auto schema =
       hparams::Schema<NullSpaceHparams>("alphaedit")
-          .include(hparams::locate_schema())
+          .include(shared_hparams_schema())
           .field("nullspace_threshold", &NullSpaceHparams::nullspace_threshold,
                  {.meaning = "directions of the second moment with a smaller eigenvalue may be written",
                   .formula = "P = Σ e eᵀ over the eigenvectors e of C with eigenvalue < threshold",
@@ -66,9 +59,6 @@ const hparams::Schema<NullSpaceHparams>& null_space_schema() {
                  {.meaning = "weight of the size of the change",
                   .formula = "(P(K Kᵀ + ΣKpKpᵀ)P + L2 I) X = P K Rᵀ, ΔW = Xᵀ",
                   .above = 0})
-          .field("merge_equal_keys", &NullSpaceHparams::merge_equal_keys,
-                 {.meaning = "facts about the same subject with equal keys share one target",
-                  .formula = "MEMIT-Merge, arXiv 2502.07322"})
           .unused("mom2_update_weight", "the second moment only says which directions may be written")
           .check("mom2_adjustment", [](const NullSpaceHparams& h) -> std::string {
             return h.mom2_adjustment ? "" : "true: the null space is that of the second moment";
@@ -78,7 +68,7 @@ const hparams::Schema<NullSpaceHparams>& null_space_schema() {
 
 NullSpaceEditor::NullSpaceEditor(std::string editor, nlohmann::json effective, const NullSpaceHparams& hparams,
                                  const hparams::RawHparams& raw, const models::Model& model)
-    : RememberingEditor(recipe_of(std::move(editor), std::move(effective), hparams, raw, model)),
+    : RememberingEditor(memit_family_recipe(std::move(editor), std::move(effective), hparams, model, raw)),
       threshold_(hparams.nullspace_threshold),
       ridge_(hparams.L2) {}
 

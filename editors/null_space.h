@@ -10,7 +10,7 @@
 #pragma once
 
 #include <emend/editors/key_cache.h>
-#include <emend/editors/locate.h>
+#include <emend/editors/memit_family.h>
 
 #include <map>
 #include <string>
@@ -38,10 +38,9 @@ class NullSpace {
   int64_t rank_ = 0;
 };
 
-struct NullSpaceHparams : hparams::LocateHparams {  ///< what null-space editors share
+struct NullSpaceHparams : SharedHparams {  ///< what null-space editors share
   double nullspace_threshold = 0.02;
   double L2 = 10;
-  bool merge_equal_keys = false;
 };
 [[nodiscard]] const hparams::Schema<NullSpaceHparams>& null_space_schema();  ///< the fields above
 

@@ -4,6 +4,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_sums.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
 
 #include <algorithm>
 #include <set>
@@ -17,6 +18,21 @@ at::Tensor counted_tokens(const models::TokenBatch& batch) {
   for (int64_t r = 0; r < batch.rows(); ++r)
     for (int64_t k = 1; k < batch.length(r); ++k) tokens.push_back(batch.token(r, k));
   return at::tensor(tokens, at::kLong);
+}
+
+// The columns of a sum are added in blocks of about this width, each from its diagonal down: a little more than half of
+// the arithmetic of the whole square.
+constexpr int64_t kBlockWidth = 384;
+
+// Adds k·kᵀ of every row, to the lower triangle (and what the blocks on the diagonal have above it).
+void add_products(at::Tensor& sum_FF, const at::Tensor& keys_NF) {
+  const at::Tensor keys_FN = keys_NF.t().contiguous();
+  const int64_t width = keys_FN.size(0);
+  for (int64_t begin = 0; begin < width; begin += kBlockWidth) {
+    const at::Tensor columns = keys_FN.narrow(0, begin, std::min(kBlockWidth, width - begin));
+    const at::Tensor rows = keys_FN.narrow(0, begin, width - begin);
+    sum_FF.narrow(0, begin, rows.size(0)).narrow(1, begin, columns.size(0)).add_(models::product(rows, columns));
+  }
 }
 
 void add_to_half(const models::Model& model, const std::vector<const std::vector<int64_t>*>& rows,
@@ -41,7 +57,7 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
       if (keys_NF.scalar_type() != at::kDouble) keys_NF = keys_NF.to(at::kFloat);
       at::Tensor& sum_FF = sums.sums_FF[layer];
       if (!sum_FF.defined()) sum_FF = at::zeros({x.size(1), x.size(1)}, x.options().dtype(at::kDouble));
-      sum_FF.add_(keys_NF.t().mm(keys_NF));
+      add_products(sum_FF, keys_NF);
       return at::Tensor();
     });
   }
@@ -71,8 +87,7 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
 }
 
 at::Tensor mean_of(const at::Tensor& sum_FF, int64_t count) {
-  const at::Tensor mean_FF = sum_FF / static_cast<double>(count);
-  return (mean_FF + mean_FF.t()) / 2;
+  return sum_FF / static_cast<double>(count);
 }
 
 }  // namespace
@@ -103,8 +118,12 @@ Sums total_of(const models::Model& model, const Sums& mine, const std::vector<in
   for (const int layer : layers) {
     at::Tensor& sum_FF = total.sums_FF[layer];
     const int64_t width = model.edit_site(layer).in_features;
-    sum_FF = sum_FF.defined() ? devices::to_host(sum_FF, devices::Purpose::kStatistics)
-                              : at::zeros({width, width}, at::kDouble);  // more processes than batches
+    if (!sum_FF.defined()) {
+      sum_FF = at::zeros({width, width}, at::kDouble);  // more processes than batches
+      continue;
+    }
+    const at::Tensor host_FF = devices::to_host(sum_FF, devices::Purpose::kStatistics);
+    sum_FF = host_FF.tril() + host_FF.tril(-1).t();
   }
   if (!group) return total;
   at::Tensor counts = at::tensor({total.count}, at::kLong);

@@ -5,6 +5,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -198,6 +199,7 @@ void append_delta(const std::vector<Variable>& variables, std::vector<std::vecto
 Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
                           const EditContext& context) {
   const at::AutoGradMode with_grad(true);
+  const models::PlainProducts plain;
   ReferenceRun run(model, problem, spec);
   Target target;
   StopState stop;

@@ -6,6 +6,7 @@
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/scoring.h>
+#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
@@ -132,6 +133,7 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
                                                       const std::vector<std::vector<ScoreRequest>>& cases,
                                                       const ScoreOptions& options) {
   const at::NoGradGuard no_grad;
+  const models::PlainProducts plain;
   std::vector<std::vector<Score>> all;
   for (const auto& requests : cases) {
     options.cancel.check("evaluation");

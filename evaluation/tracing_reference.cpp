@@ -7,6 +7,7 @@
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/trace_parts.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
@@ -66,6 +67,7 @@ std::vector<double> answer_probabilities(const at::Tensor& logits_MV, int64_t an
 }  // namespace detail
 
 FactTrace trace_fact_reference(const models::Model& model, const KnownFact& fact, const TraceOptions& options) {
+  const models::PlainProducts plain_products;
   const at::NoGradGuard no_grad;
   const auto tokens = detail::trace_tokens(model.tokenizer(), fact);
   const auto length = static_cast<int64_t>(tokens.ids.size());

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 namespace emend::models::detail {
 namespace {
@@ -87,23 +88,44 @@ void refuse_links_that_leave(const fs::path& folder) {
 
 }  // namespace
 
+namespace {
+
+// What a file holds may be anything.
+std::string printable(std::string text) {
+  text.resize(std::min<size_t>(text.size(), 200));
+  for (char& c : text)
+    if (c < 0x20 || c > 0x7e) c = '?';
+  return text;
+}
+
+}  // namespace
+
 Json parse_json_text(const std::string& text, const std::string& where) {
   constexpr int kDeepest = 64;  // copies and printing go down the levels by recursion
   const auto damaged = [&](const std::string& why) {
     throw Error(ErrorClass::kCorruption, {where, "not valid JSON (" + why + ")", "a JSON object",
                                           "the file is truncated or damaged: fetch it again"});
   };
+  // Keys of the objects that are open: readers differ in which of two equal keys they take.
+  std::vector<std::set<std::string>> keys;
   try {
-    return Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+    return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& value) {
       if (depth > kDeepest) damaged("nested deeper than " + std::to_string(kDeepest) + " levels");
+      if (event == Json::parse_event_t::object_start) {
+        keys.emplace_back();
+      } else if (event == Json::parse_event_t::object_end) {
+        keys.pop_back();
+      } else if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+        throw Error(ErrorClass::kCorruption,
+                    {where, "the key \"" + printable(value.get<std::string>()) + "\" twice in one object",
+                     "each key once", "remove the one that is not meant"});
+      }
       return true;
     });
   } catch (const Json::exception& error) {
     std::string what = error.what();
     if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
-    for (char& c : what)  // it quotes the file, which may hold anything
-      if (c < 0x20 || c > 0x7e) c = '?';
-    damaged(what.substr(0, 200));
+    damaged(printable(what));
   }
   return {};
 }

@@ -3,6 +3,8 @@
 #include <emend/core/error.h>
 #include <emend/models/compute_copy.h>
 
+#include <algorithm>
+
 #include "model_options.h"
 
 namespace emend::tools {
@@ -47,6 +49,11 @@ ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, co
     throw Error(ErrorClass::kInvalidArgument,
                 {"--compute-dtype", "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",
                  "TF32 is a way to multiply float32 matrices: choose it with --dtype float32"});
+  const auto& layers = model.placement().layers;
+  if (choice.tf32 && std::none_of(layers.begin(), layers.end(), [](c10::Device device) { return device.is_cuda(); }))
+    throw Error(ErrorClass::kInvalidArgument,
+                {"--compute-dtype", "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
+                 "TF32 is arithmetic of these GPUs: name one with --device-map"});
   if (engine == editors::Engine::kReference && !choice.plain)
     throw Error(ErrorClass::kInvalidArgument,
                 {"--compute-dtype", text + " with --engine reference", "auto",

@@ -19,8 +19,8 @@ struct ComputeChoice {
   bool plain = true;                    ///< the model's own arithmetic
 };
 /// auto: bfloat16 where the devices multiply it natively, for the fast engine on a float32 model; else the model's own.
-/// Throws Error(kInvalidArgument) for tf32 with another model than float32, and for the reference engine with another
-/// arithmetic than the model's.
+/// Throws Error(kInvalidArgument) for tf32 with another model than float32 or without a GPU, and for the reference
+/// engine with another arithmetic than the model's.
 [[nodiscard]] ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model);
 
 }  // namespace emend::tools

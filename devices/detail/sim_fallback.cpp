@@ -39,9 +39,10 @@ std::optional<OperatorInfo::Kind> kind_of(const c10::Argument& argument) {
   auto type = argument.type();
   if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType();
   if (const auto* list = type->castRaw<c10::ListType>()) {
-    const auto element = list->getElementType()->kind();
-    if (element == c10::TypeKind::TensorType) return Kind::kTensors;
-    if (element == c10::TypeKind::OptionalType) return Kind::kOptionalTensors;
+    const auto element = list->getElementType();
+    if (element->kind() == c10::TypeKind::TensorType) return Kind::kTensors;
+    const auto* optional = element->castRaw<c10::OptionalType>();
+    if (optional && optional->getElementType()->kind() == c10::TypeKind::TensorType) return Kind::kOptionalTensors;
     return std::nullopt;
   }
   switch (type->kind()) {

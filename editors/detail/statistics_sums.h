@@ -11,7 +11,7 @@ namespace emend::editors::detail {
 
 /// What has been added up.
 struct Sums {
-  std::map<int, at::Tensor> sums_FF;  ///< a layer; float64, on the layers' devices
+  std::map<int, at::Tensor> sums_FF;  ///< a layer; float64, on the layers' devices; the lower triangle
   int64_t count = 0, documents = 0;
   int64_t number = 0;  ///< of batches seen, by all processes
 };

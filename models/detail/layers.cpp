@@ -2,10 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/layers.h>
-#include <emend/models/flops.h>
-
-#include <algorithm>
-#include <atomic>
+#include <emend/models/products.h>
 
 namespace emend::models::detail {
 namespace {
@@ -27,15 +24,6 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, Activation activa
   if (!in_place) return activate(gate, activation) * up;
   at::Tensor key = gate;
   return (gate.is_contiguous() ? at::silu_(key) : at::silu(gate)).mul_(up);
-}
-
-std::atomic<int64_t> counted_flops{0};
-
-void count_linear(const at::Tensor& x, const at::Tensor& weight) noexcept {
-  const int64_t once = 2 * weight.numel() * (x.numel() / std::max<int64_t>(1, x.size(-1)));
-  const bool grads = at::GradMode::is_enabled();
-  counted_flops.fetch_add(once * (1 + (grads && x.requires_grad()) + (grads && weight.requires_grad())),
-                          std::memory_order_relaxed);
 }
 
 // The adapter's share of a linear layer's output, in the dtype of x.
@@ -72,13 +60,7 @@ at::Tensor apply_experts(const at::Tensor& x, const LayerWeights& weights, const
 }  // namespace
 
 at::Tensor apply_linear(const at::Tensor& x, const Linear& linear, bool conv1d) {
-  count_linear(x, linear.weight);
-  at::Tensor y;
-  if (!conv1d) {
-    y = at::linear(x, linear.weight, linear.bias.defined() ? std::optional(linear.bias) : std::nullopt);
-  } else {
-    y = linear.bias.defined() ? at::addmm(linear.bias, x, linear.weight) : x.mm(linear.weight);
-  }
+  const at::Tensor y = product(x, conv1d ? linear.weight.t() : linear.weight, linear.bias);
   return linear.adapter ? y + adapted(x, *linear.adapter) : y;
 }
 
@@ -130,7 +112,3 @@ at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const 
 }
 
 }  // namespace emend::models::detail
-
-int64_t emend::models::linear_flops() noexcept {
-  return detail::counted_flops.load(std::memory_order_relaxed);
-}

@@ -198,6 +198,11 @@ TEST_F(Folder, RefusesDamagedConfigurations) {
     write_file(folder_ / "config.json", text);
     EXPECT_NE(error_of(ErrorClass::kCorruption).find("config.json"), std::string::npos);
   }
+  for (const char* text :
+       {R"({"model_type": "llama", "model_type": "gpt2"})", R"({"a": [{"b": {}, "c": 1, "c": 1}]})"}) {
+    write_file(folder_ / "config.json", text);
+    EXPECT_NE(error_of(ErrorClass::kCorruption).find("twice"), std::string::npos);
+  }
 }
 
 TEST_F(Folder, RefusesIndexesThatLeadOutOfTheFolder) {

@@ -25,8 +25,8 @@ struct AnyLocate : LocateHparams {
   double mom2_update_weight = 0, update_norm_lambda = 0, emmet_lambda = 0, nll_loss_factor = 0, nullspace_threshold = 0,
          L2 = 0;
   double cumulative_ratio = 0, suppression_strength = 0, alpha = 0, upper_bound = 0, neuron_threshold = 0,
-         prob_cutoff = 0, k_percent = 0;
-  int64_t max_iterations = 0;
+         prob_cutoff = 0, k_percent = 0, round_probability = 0;
+  int64_t max_iterations = 0, rounds = 1;
   bool enable_prompt_keys = false, enable_random_prefix_keys = false, original_implementation = false,
        merge_equal_keys = false;
 };
@@ -47,9 +47,11 @@ const Schema<AnyLocate>& any_locate() {
         {"upper_bound", &AnyLocate::upper_bound},
         {"neuron_threshold", &AnyLocate::neuron_threshold},
         {"prob_cutoff", &AnyLocate::prob_cutoff},
-        {"k_percent", &AnyLocate::k_percent}};
+        {"k_percent", &AnyLocate::k_percent},
+        {"round_probability", &AnyLocate::round_probability}};
     for (const auto& [name, member] : numbers) s.field(name, member, {.meaning = name});
     s.field("max_iterations", &AnyLocate::max_iterations, {.meaning = "n"});
+    s.field("rounds", &AnyLocate::rounds, {.meaning = "n"});
     s.field("enable_prompt_keys", &AnyLocate::enable_prompt_keys, {.meaning = "n"});
     s.field("enable_random_prefix_keys", &AnyLocate::enable_random_prefix_keys, {.meaning = "n"});
     s.field("original_implementation", &AnyLocate::original_implementation, {.meaning = "n"});

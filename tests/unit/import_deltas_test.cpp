@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/npz.h>
 #include <emend/core/safetensors.h>
 #include <emend/editors/import_deltas.h>
 #include <emend/editors/peft.h>
@@ -56,6 +57,24 @@ TEST_P(ImportDeltas, VectorsOfRome) {
   write({{site_.weight_name + ".left_vector", u_F.contiguous()},
          {site_.weight_name + ".right_vector", v_D.contiguous()}});
   EXPECT_LT(testing::relative_difference(import_deltas(path(), model_).at(0).matrix(), at::outer(u_F, v_D).t()), 1e-14);
+}
+
+// tests/fixtures/npz/make.py: the two vectors of a ROME cache for a matrix of 48 inputs and 32 outputs.
+TEST_P(ImportDeltas, ArchivesOfNumpyAndVectorsWithoutAWeight) {
+  const auto archive = std::filesystem::path(EMEND_SOURCE_DIR) / "tests" / "fixtures" / "npz" / "rome_vectors.npz";
+  const NpzFile file(archive);
+  const at::Tensor u_F = file.read("left_vector"), v_D = file.read("right_vector");
+  const auto deltas = import_deltas(archive, model_, site_.weight_name);
+  ASSERT_EQ(deltas.size(), 1U);
+  EXPECT_EQ(deltas[0].weight, site_.weight_name);
+  EXPECT_LT(testing::relative_difference(deltas[0].matrix(), at::outer(v_D.to(at::kDouble), u_F.to(at::kDouble))),
+            1e-12);
+  try {
+    (void)import_deltas(archive, model_);
+    ADD_FAILURE() << "accepted without a weight";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--weight"), std::string::npos) << error.what();
+  }
 }
 
 TEST_P(ImportDeltas, DenseChangesAndWhatApplyingThemGives) {

@@ -213,6 +213,65 @@ TEST(Memit, EqualKeysCanShareOneTarget) {
   EXPECT_EQ(result.outcomes[3].curve.size(), 8U);
 }
 
+TEST(Memit, FurtherRoundsEditOnlyWhatHasNotTaken) {
+  const auto facts = tiny_facts();
+  const auto run = [&](const std::string& more, models::Model& model) {
+    EditContext context;
+    return edit(model, facts, context, more);
+  };
+  const auto mean_nll = [](const EditResult& result) {
+    double sum = 0;
+    for (const auto& outcome : result.outcomes) sum += outcome.last.nll;
+    return sum / static_cast<double>(result.outcomes.size());
+  };
+  models::Model once = tiny_model(), never_again = tiny_model(), thrice = tiny_model(), some = tiny_model();
+  const EditResult one = run("", once);
+  (void)run("rounds: 3\nround_probability: 0\n", never_again);
+  EXPECT_TRUE(changed_weights(never_again, all_weights(once)).empty()) << "every fact has a probability above 0";
+
+  const EditResult three = run("rounds: 3\nround_probability: 1\n", thrice);
+  EXPECT_EQ(three.deltas.size(), 3 * one.deltas.size());
+  for (size_t i = 0; i < facts.size(); ++i) {
+    EXPECT_EQ(three.outcomes[i].case_id, facts[i].case_id);
+    EXPECT_EQ(three.outcomes[i].curve.size(), 18U);
+    EXPECT_EQ(three.outcomes[i].steps, 15);
+  }
+  EXPECT_LT(mean_nll(three), mean_nll(one));
+
+  // A limit between the facts: some are written again.
+  const auto with_limit = [&](double limit) {
+    models::Model model = tiny_model();
+    return run("rounds: 2\nround_probability: " + std::to_string(limit) + "\n", model);
+  };
+  bool between = false;
+  for (double limit = 1; limit > 1e-6 && !between; limit /= 2) {
+    const EditResult result = with_limit(limit);
+    int64_t again = 0;
+    for (const auto& outcome : result.outcomes) again += outcome.curve.size() == 12;
+    between = again > 0 && again < 4;
+    if (between) EXPECT_EQ(result.deltas.back().rank(), again);
+  }
+  EXPECT_TRUE(between);
+}
+
+TEST(Memit, RoundsAreRefusedWhereABatchIsWrittenOnce) {
+  models::Model model = tiny_model();
+  const auto before = all_weights(model);
+  for (const char* name : {"rect", "anyedit"}) {
+    const std::string more = std::string(name) == "anyedit" ? "window_size: 2\n" : "";
+    try {
+      EditContext context;
+      context.contexts = testing::tiny_contexts();
+      const auto facts = tiny_facts();
+      (void)editors::make_editor(name, hparams_of("rounds: 2\n" + more), model)->edit(model, facts, context);
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("rounds: 1"), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_TRUE(changed_weights(model, before).empty());
+}
+
 TEST(Memit, HyperParametersMustFitTheModel) {
   const models::Model model = tiny_model();
   const auto refused = [&](const std::string& text, const std::string& part) {

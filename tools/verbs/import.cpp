@@ -17,7 +17,7 @@ namespace {
 struct Options {
   ModelOptions model;
   FactOptions facts;
-  std::string source, out, editor = "imported";
+  std::string source, out, weight, editor = "imported";
   bool force = false;
 };
 
@@ -30,7 +30,7 @@ int run(const Options& options, const Common& common) {
   editors::EditResult result;
   result.editor = options.editor;
   result.hparams = nlohmann::json::object();
-  result.deltas = editors::import_deltas(options.source, model);
+  result.deltas = editors::import_deltas(options.source, model, options.weight);
   const auto pack =
       editors::EditPack::from_results(model, std::span<const editors::EditResult>(&result, 1), facts.facts);
   editors::save_pack(options.out, pack);
@@ -54,12 +54,17 @@ int run(const Options& options, const Common& common) {
 VerbRun setup_import(CLI::App& command) {
   auto options = std::make_shared<Options>();
   command
-      .add_option("SOURCE", options->source,
-                  "PEFT LoRA folder, or a safetensors file of changes (W, W.key_mat and W.val_mat, W.left_vector and "
-                  "W.right_vector)")
+      .add_option(
+          "SOURCE", options->source,
+          "PEFT LoRA folder, or a safetensors or npz file of changes (W, W.key_mat and W.val_mat, W.left_vector and "
+          "W.right_vector)")
       ->required()
       ->type_name("PATH");
   command.add_option("--out", options->out, "the edit pack")->required()->type_name("FILE");
+  command
+      .add_option("--weight", options->weight,
+                  "the weight that a file of nameless vectors changes (left_vector and right_vector of a ROME cache)")
+      ->type_name("NAME");
   add_model_options(command, options->model);
   add_fact_options(command, options->facts, false);
   command.add_option("--name", options->editor, "what lists call the method that made the changes");

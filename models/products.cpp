@@ -1,0 +1,116 @@
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/devices/placement.h>
+#include <emend/models/products.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <string_view>
+
+namespace emend::models {
+namespace {
+
+std::atomic<int64_t> counted_flops{0};
+thread_local bool plain_products = false;
+
+// Below this oneDNN's set-up costs more than its arithmetic saves.
+constexpr int64_t kFewRows = 4;
+constexpr int64_t kFewFlops = int64_t{1} << 24;
+
+void count(const at::Tensor& x, const at::Tensor& weight) noexcept {
+  const int64_t once = 2 * weight.numel() * (x.numel() / std::max<int64_t>(1, x.size(-1)));
+  const bool grads = at::GradMode::is_enabled();
+  counted_flops.fetch_add(once * (1 + (grads && x.requires_grad()) + (grads && weight.requires_grad())),
+                          std::memory_order_relaxed);
+}
+
+using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                std::string_view, c10::List<std::optional<at::Scalar>>,
+                                std::optional<std::string_view>);
+
+// The operator that LibTorch's compiler uses for linear layers: one call of oneDNN's matrix product.
+const c10::TypedOperatorHandle<OneDnnLinear>* onednn_linear() {
+  static const auto found = []() -> std::optional<c10::TypedOperatorHandle<OneDnnLinear>> {
+    const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (!schema) return std::nullopt;
+    return schema->typed<OneDnnLinear>();
+  }();
+  return found ? &*found : nullptr;
+}
+
+// oneDNN has fast code for rows without gaps, and a loop that is a hundred times slower for everything else: rows are
+// put together here, weights that have gaps do not come here.
+at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return onednn_linear()->call(x.contiguous(), weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+bool without_gaps(const at::Tensor& weight) {
+  return weight.is_contiguous() || weight.t().is_contiguous();
+}
+
+// The gradient of x is g·W. The weight and the bias have none.
+class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    context->save_for_backward({weight});
+    return onednn_product(x, weight, bias);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor weight = context->get_saved_variables()[0];
+    return {onednn_product(gradients[0], weight.t(), std::nullopt), {}, {}};
+  }
+};
+
+bool on_host_memory(const at::Tensor& x) {
+  return x.is_cpu() || x.device().type() == devices::kSimulated;
+}
+
+bool takes_onednn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (plain_products || !has_fast_products()) return false;
+  if (x.dim() != 2 || weight.dim() != 2 || x.size(0) < kFewRows || 2 * x.size(0) * weight.numel() < kFewFlops)
+    return false;
+  if (x.scalar_type() != at::kFloat || weight.scalar_type() != at::kFloat) return false;
+  if (!on_host_memory(x) || weight.device() != x.device() || !without_gaps(weight)) return false;
+  return !at::GradMode::is_enabled() || (!weight.requires_grad() && !(bias.defined() && bias.requires_grad()));
+}
+
+}  // namespace
+
+at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
+  count(x_NI, weight_OI);
+  const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
+  if (!takes_onednn(x_NI, weight_OI, bias_O)) return at::linear(x_NI, weight_OI, bias);
+  if (at::GradMode::is_enabled() && x_NI.requires_grad()) return FrozenProduct::apply(x_NI, weight_OI, bias);
+  return onednn_product(x_NI, weight_OI, bias);
+}
+
+bool has_fast_products() noexcept {
+#if defined(__x86_64__)
+  static const bool fast = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           !__builtin_cpu_is("intel") && onednn_linear() != nullptr;
+  return fast;
+#else
+  return false;
+#endif
+}
+
+PlainProducts::PlainProducts(bool on) noexcept : before_(plain_products) {
+  plain_products = plain_products || on;
+}
+
+PlainProducts::~PlainProducts() {
+  plain_products = before_;
+}
+
+int64_t linear_flops() noexcept {
+  return counted_flops.load(std::memory_order_relaxed);
+}
+
+}  // namespace emend::models

@@ -1,0 +1,42 @@
+// Products with the matrices of a model, and a count of their arithmetic.
+//
+// LibTorch multiplies float32 matrices on a CPU through MKL, which on processors that are not Intel's stays with AVX2
+// even where they have AVX-512. oneDNN, the other library in LibTorch, does not. Measured: docs/performance.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace emend::models {
+
+/// x·Wᵀ + b, recorded by autograd as at::linear is. `weight_OI` may be any view, so that x·W is product(x, W.t()).
+/// Float32 products on a CPU (or a simulated device) whose weight needs no gradient go through oneDNN where that is
+/// faster (`has_fast_products()`), the product is large enough to be worth the call, and the weight (or its transpose)
+/// is contiguous; all others are at::linear's.
+/// Both are float32 products of IEEE numbers; they add in another order. The result lies where x lies.
+[[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
+
+/// Whether this processor multiplies float32 matrices faster through oneDNN: it has AVX-512 and is not Intel's. The
+/// same in every run on a machine.
+[[nodiscard]] bool has_fast_products() noexcept;
+
+/// While it lives, products of this thread are at::linear's. The reference engines work under one: LibTorch's default
+/// is what the published implementations call.
+class PlainProducts {
+ public:
+  explicit PlainProducts(bool on = true) noexcept;
+  ~PlainProducts();
+  PlainProducts(const PlainProducts&) = delete;
+  PlainProducts& operator=(const PlainProducts&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// Floating-point operations of these products since the program began: two a multiply-add, forward and (where
+/// gradients are recorded) backward with respect to inputs and weights. Attention scores, norms and activations are
+/// not counted. Differences of two readings are what a phase took.
+[[nodiscard]] int64_t linear_flops() noexcept;
+
+}  // namespace emend::models
