@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json_keys.h>
 #include <emend/devices/device_map.h>
 #include <emend/devices/simulated.h>
 #include <yaml-cpp/yaml.h>
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <set>
 
 namespace emend::devices {
 namespace {
@@ -37,9 +37,9 @@ void add_module(DeviceMapSpec& spec, const std::string& module, const std::strin
 constexpr const char* kExpectedObject = "an object of module names and devices, such as {\"model.layers.0\": 0}";
 
 void read_json(DeviceMapSpec& spec, const std::string& text) {
-  std::set<std::string> seen;
+  RepeatedKeys repeated;
   const auto refuse_repeats = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (event == nlohmann::json::parse_event_t::key && depth == 1 && !seen.insert(value.get<std::string>()).second)
+    if (repeated(event, value) && depth == 1)
       bad_map(spec.source, "\"" + value.get<std::string>() + "\" is listed twice", "each module once");
     return true;
   };

@@ -86,10 +86,6 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
   fired ? session.finish() : session.detach();
 }
 
-at::Tensor mean_of(const at::Tensor& sum_FF, int64_t count) {
-  return sum_FF / static_cast<double>(count);
-}
-
 }  // namespace
 
 std::string name_of(FirstToken first) {
@@ -140,9 +136,8 @@ std::map<int, HalvesReport> compare(const std::vector<Sums>& totals) {
   std::map<int, HalvesReport> reports;
   if (totals.size() != 2 || totals[0].count == 0 || totals[1].count == 0) return reports;
   for (const auto& [layer, sum_FF] : totals[0].sums_FF)
-    reports.emplace(
-        layer, compare_halves(mean_of(sum_FF, totals[0].count), mean_of(totals[1].sums_FF.at(layer), totals[1].count),
-                              totals[0].count + totals[1].count));
+    reports.emplace(layer, compare_halves(sum_FF / totals[0].count, totals[1].sums_FF.at(layer) / totals[1].count,
+                                          totals[0].count + totals[1].count));
   return reports;
 }
 
@@ -158,7 +153,7 @@ std::map<int, SecondMoment> moments_of(const std::vector<Sums>& totals, const St
                              {"first_token", name_of(options.first_token)},
                              {"max_length", options.max_length},
                              {"layer", layer}};
-    moments.emplace(layer, SecondMoment(mean_of(sum_FF, count).to(options.dtype), count, std::move(origin)));
+    moments.emplace(layer, SecondMoment((sum_FF / count).to(options.dtype), count, std::move(origin)));
   }
   return moments;
 }

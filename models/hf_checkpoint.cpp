@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json_keys.h>
 #include <emend/core/sha256.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -12,7 +13,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <set>
 
 namespace emend::models::detail {
 namespace {
@@ -86,10 +86,6 @@ void refuse_links_that_leave(const fs::path& folder) {
                                       gguf ? "name the .gguf file itself" : "fetch the whole model folder"});
 }
 
-}  // namespace
-
-namespace {
-
 // What a file holds may be anything.
 std::string printable(std::string text) {
   text.resize(std::min<size_t>(text.size(), 200));
@@ -106,20 +102,14 @@ Json parse_json_text(const std::string& text, const std::string& where) {
     throw Error(ErrorClass::kCorruption, {where, "not valid JSON (" + why + ")", "a JSON object",
                                           "the file is truncated or damaged: fetch it again"});
   };
-  // Keys of the objects that are open: readers differ in which of two equal keys they take.
-  std::vector<std::set<std::string>> keys;
+  RepeatedKeys repeated;
   try {
     return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& value) {
       if (depth > kDeepest) damaged("nested deeper than " + std::to_string(kDeepest) + " levels");
-      if (event == Json::parse_event_t::object_start) {
-        keys.emplace_back();
-      } else if (event == Json::parse_event_t::object_end) {
-        keys.pop_back();
-      } else if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+      if (repeated(event, value))
         throw Error(ErrorClass::kCorruption,
                     {where, "the key \"" + printable(value.get<std::string>()) + "\" twice in one object",
                      "each key once", "remove the one that is not meant"});
-      }
       return true;
     });
   } catch (const Json::exception& error) {

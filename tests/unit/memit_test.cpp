@@ -224,7 +224,7 @@ TEST(Memit, FurtherRoundsEditOnlyWhatHasNotTaken) {
     for (const auto& outcome : result.outcomes) sum += outcome.last.nll;
     return sum / static_cast<double>(result.outcomes.size());
   };
-  models::Model once = tiny_model(), never_again = tiny_model(), thrice = tiny_model(), some = tiny_model();
+  models::Model once = tiny_model(), never_again = tiny_model(), thrice = tiny_model();
   const EditResult one = run("", once);
   (void)run("rounds: 3\nround_probability: 0\n", never_again);
   EXPECT_TRUE(changed_weights(never_again, all_weights(once)).empty()) << "every fact has a probability above 0";
