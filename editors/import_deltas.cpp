@@ -47,6 +47,13 @@ class Importer {
                               "docs/ledger.md says how to save deltas of other programs for emend"});
   }
 
+  // Where the source names the weights that it changes.
+  void refuse_weight() const {
+    if (!weight_.empty())
+      refuse(ErrorClass::kInvalidArgument, "--weight " + weight_ + ", and a source that names its weights",
+             "--weight with a file of nameless vectors only");
+  }
+
   // The name that the model has for a weight: with or without the prefix of its family.
   std::string weight_named(const std::string& name) const {
     const std::string& prefix = model_.family().base_prefix;
@@ -107,14 +114,17 @@ class Importer {
   void add_named(const Named& tensors) {
     static const std::vector<std::string> kEndings = {"key_mat", "val_mat", "left_vector", "right_vector"};
     Parts parts;
+    bool used = false;
     for (const auto& [given, tensor] : tensors) {
       const bool nameless = std::find(kEndings.begin(), kEndings.end(), given) != kEndings.end();
       if (nameless && weight_.empty())
         refuse(ErrorClass::kInvalidArgument, "\"" + given + "\" without the weight that it changes",
                "names such as W." + given + ", or --weight W");
+      used = used || nameless;
       const auto [weight, ending] = split(nameless ? weight_ + "." + given : given, kEndings);
       parts[weight][ending] = tensor;
     }
+    if (!used) refuse_weight();
     for (const auto& entry : parts) {
       const bool memit = entry.second.contains("key_mat") || entry.second.contains("val_mat");
       const bool rome = entry.second.contains("left_vector") || entry.second.contains("right_vector");
@@ -131,6 +141,7 @@ class Importer {
   }
 
   void read_adapter() {
+    refuse_weight();
     const auto config = json::parse(read_file(source_ / "adapter_config.json"), nullptr, false);
     if (!config.is_object() || config.value("peft_type", json()) != "LORA")
       refuse(ErrorClass::kUnsupported, "an adapter of another kind", "peft_type LORA");

@@ -113,8 +113,9 @@ class BatchEdit {
         through_norm_(acts_through_norm(recipe.targets, model)) {}
 
   EditResult run(std::span<const datasets::Fact> facts) {
+    const bool written_once = recipe_.windows.size > 0 || editor_.settles();
     EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
-    check_rounds();
+    EMEND_CHECK(recipe_.rounds.count <= 1 || !written_once, "rounds of an editor that writes a batch once");
     if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {recipe_.editor, "no facts", "at least one fact", ""});
     result_.editor = recipe_.editor;
     result_.hparams = recipe_.hparams;
@@ -162,13 +163,6 @@ class BatchEdit {
     result_.outcomes = batch_.outcomes;
   }
 
-  void check_rounds() const {
-    if (recipe_.rounds.count <= 1 || (recipe_.windows.size == 0 && !editor_.settles())) return;
-    throw Error(ErrorClass::kInvalidArgument,
-                {"hyper-parameters of " + recipe_.editor, "rounds: " + std::to_string(recipe_.rounds.count),
-                 "rounds: 1, because this editor writes a batch only once", "leave rounds out"});
-  }
-
   // Facts of the columns that the model does not say yet, and those that share a target with one of them.
   std::vector<size_t> untaken() {
     constexpr size_t kRowsAtOnce = 256;
@@ -186,8 +180,9 @@ class BatchEdit {
     std::vector<size_t> facts;
     for (const Unit* unit : columns_)
       if (targets.contains(*unit->target)) facts.push_back(unit->fact);
-    context_.log.info("edit.round", std::to_string(facts.size()) + " of " + std::to_string(columns_.size()) +
-                                        " facts have not taken and are edited again");
+    if (!facts.empty())
+      context_.log.info("edit.round", std::to_string(facts.size()) + " of " + std::to_string(columns_.size()) +
+                                          " facts have not taken and are edited again");
     result_.seconds["targets"] += watch.seconds();
     return facts;
   }

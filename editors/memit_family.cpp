@@ -10,7 +10,7 @@ const hparams::Schema<SharedHparams>& shared_hparams_schema() {
                  {.meaning = "facts about the same subject with equal keys share one target",
                   .formula = "MEMIT-Merge, arXiv 2502.07322"})
           .field("rounds", &SharedHparams::rounds,
-                 {.meaning = "how often a batch is edited; from the second round on only the facts that have not taken",
+                 {.meaning = "number of times a batch is edited; from the second on only the facts that have not taken",
                   .min = 1})
           .field("round_probability", &SharedHparams::round_probability,
                  {.meaning = "probability of the target below which a fact has not taken",
@@ -28,6 +28,10 @@ const hparams::Schema<MemitHparams>& memit_hparams_schema() {
                                          .formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹",
                                          .above = 0});
   return schema;
+}
+
+std::string one_round(const SharedHparams& hparams) {
+  return hparams.rounds > 1 ? "1, because this editor writes a batch only once" : "";
 }
 
 LocateRecipe memit_family_recipe(std::string editor, nlohmann::json effective, const SharedHparams& hparams,

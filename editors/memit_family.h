@@ -13,6 +13,8 @@ struct SharedHparams : hparams::LocateHparams {  ///< how a batch is put togethe
   double round_probability = 0.1;
 };
 [[nodiscard]] const hparams::Schema<SharedHparams>& shared_hparams_schema();  ///< the fields above
+/// A check of the schema for editors that write a batch only once: empty, or what is expected of `rounds`.
+[[nodiscard]] std::string one_round(const SharedHparams& hparams);
 
 struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
   double mom2_update_weight = 15000;

@@ -30,7 +30,8 @@ const hparams::Schema<AnyEditHparams>& anyedit_schema() {
                  })
           .check("merge_equal_keys", [](const AnyEditHparams& h) -> std::string {
             return h.merge_equal_keys ? "false: every window has a target of its own" : "";
-          });
+          })
+          .check("rounds", one_round);
   return schema;
 }
 

@@ -24,7 +24,8 @@ const hparams::Schema<RectHparams>& rect_schema() {
                                         {.meaning = "share of the entries that are written, in percent",
                                          .formula = "the k % with the largest |ΔW / (W + 1e-8)|",
                                          .max = 100,
-                                         .above = 0});
+                                         .above = 0})
+                                 .check("rounds", one_round);
   return schema;
 }
 

@@ -32,7 +32,8 @@ const hparams::Schema<SphereHparams>& sphere_schema() {
                  {.meaning = "how much of the change along them is taken away; 0 disables the step",
                   .formula = "α in ΔW(I − α U Uᵀ)",
                   .min = 0,
-                  .max = 1});
+                  .max = 1})
+          .check("rounds", one_round);
   return schema;
 }
 

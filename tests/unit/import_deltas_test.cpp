@@ -24,9 +24,9 @@ class ImportDeltas : public ::testing::TestWithParam<std::string> {
   void write(const std::vector<std::pair<std::string, at::Tensor>>& tensors) const {
     write_safetensors(path(), tensors);
   }
-  void expect_refused(ErrorClass error_class, const std::string& word) const {
+  void expect_refused(ErrorClass error_class, const std::string& word, const std::string& weight = "") const {
     try {
-      (void)import_deltas(path(), model_);
+      (void)import_deltas(path(), model_, weight);
       ADD_FAILURE() << "accepted; expected " << word;
     } catch (const Error& error) {
       EXPECT_EQ(error.error_class(), error_class) << error.what();
@@ -75,6 +75,8 @@ TEST_P(ImportDeltas, ArchivesOfNumpyAndVectorsWithoutAWeight) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("--weight"), std::string::npos) << error.what();
   }
+  write({{site_.weight_name, at::zeros_like(model_.weight(site_.weight_name))}});
+  expect_refused(ErrorClass::kInvalidArgument, "names its weights", site_.weight_name);
 }
 
 TEST_P(ImportDeltas, DenseChangesAndWhatApplyingThemGives) {
