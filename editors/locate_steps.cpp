@@ -11,6 +11,21 @@
 #include <emend/models/family.h>
 
 namespace emend::editors {
+namespace {
+
+TargetSpec targets_at(hooks::Site site, int layer, const hparams::LocateHparams& hparams) {
+  TargetSpec spec;
+  spec.sites = {{site, layer}};
+  spec.steps = hparams.v_num_grad_steps;
+  spec.lr = hparams.v_lr;
+  spec.weight_decay = hparams.v_weight_decay;
+  spec.clamp_norm_factor = hparams.clamp_norm_factor;
+  spec.kl_factor = hparams.kl_factor;
+  spec.stop_loss = hparams.v_stop_loss;
+  return spec;
+}
+
+}  // namespace
 
 Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge) {
   Preserved preserved;
@@ -40,30 +55,15 @@ LocateRecipe memit_recipe(std::string editor, nlohmann::json values, const hpara
 }
 
 TargetSpec memit_targets(const hparams::LocateHparams& hparams, const models::Model& model) {
-  TargetSpec spec;
   const auto last = static_cast<int>(hparams.layers.back());
   const auto site = model.config().mlp_post_norm() ? hooks::Site::kMlpDownOut : hooks::Site::kLayerOut;
-  spec.sites = {{site, last}};
+  TargetSpec spec = targets_at(site, last, hparams);
   spec.loss_layer = std::max(last, static_cast<int>(hparams.v_loss_layer.value_or(model.n_layers() - 1)));
-  spec.steps = hparams.v_num_grad_steps;
-  spec.lr = hparams.v_lr;
-  spec.weight_decay = hparams.v_weight_decay;
-  spec.clamp_norm_factor = hparams.clamp_norm_factor;
-  spec.kl_factor = hparams.kl_factor;
-  spec.stop_loss = hparams.v_stop_loss;
   return spec;
 }
 
 TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer) {
-  TargetSpec spec;
-  spec.sites = {{hooks::Site::kMlpOut, layer}};
-  spec.steps = hparams.v_num_grad_steps;
-  spec.lr = hparams.v_lr;
-  spec.weight_decay = hparams.v_weight_decay;
-  spec.clamp_norm_factor = hparams.clamp_norm_factor;
-  spec.kl_factor = hparams.kl_factor;
-  spec.stop_loss = hparams.v_stop_loss;
-  return spec;
+  return targets_at(hooks::Site::kMlpOut, layer, hparams);
 }
 
 void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model,

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
+#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
 #include <emend/core/link_or_copy.h>
 #include <emend/devices/route.h>
@@ -24,10 +25,6 @@ namespace fs = std::filesystem;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr uint64_t kShardBytes = uint64_t{5} << 30;
-
-std::string torch_name(at::ScalarType dtype) {
-  return dtype == at::kHalf ? "float16" : dtype == at::kBFloat16 ? "bfloat16" : "float32";
-}
 
 // The weight as the file should hold it. Throws if the narrower dtype cannot hold it.
 at::Tensor as_stored(const at::Tensor& weight, at::ScalarType dtype, const std::string& name) {
@@ -67,8 +64,8 @@ std::string config_text(const std::string& original, std::optional<at::ScalarTyp
   OrderedJson config = OrderedJson::parse(original);
   bool named = false;
   for (const char* key : {"torch_dtype", "dtype"})
-    if (config.contains(key)) config[key] = torch_name(*dtype), named = true;
-  if (!named) config["torch_dtype"] = torch_name(*dtype);
+    if (config.contains(key)) config[key] = dtype_name(*dtype), named = true;
+  if (!named) config["torch_dtype"] = dtype_name(*dtype);
   return config.dump(2) + "\n";
 }
 

@@ -1,5 +1,6 @@
 #include "compute_options.h"
 
+#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
 #include <emend/models/compute_copy.h>
 
@@ -8,20 +9,6 @@
 #include "model_options.h"
 
 namespace emend::tools {
-namespace {
-
-std::string dtype_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kDouble:
-      return "float64";
-    default:
-      return "float32";
-  }
-}
-
-}  // namespace
 
 void add_compute_option(CLI::App& command, std::string& text, const char* group) {
   auto* option =

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
+#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/models/checkpoint.h>
@@ -70,13 +71,12 @@ class FolderWriter {
     return dtype_ && at::isFloatingType(info.dtype) ? *dtype_ : info.dtype;
   }
   // The dtype of the largest tensor stands for the model.
-  [[nodiscard]] std::string dtype_name() const {
+  [[nodiscard]] std::string main_dtype() const {
     const TensorInfo* largest = &checkpoint_.tensors().front();
     const auto values = [](const TensorInfo& info) { return c10::multiply_integers(info.shape); };
     for (const TensorInfo& info : checkpoint_.tensors())
       if (values(info) > values(*largest)) largest = &info;
-    const at::ScalarType dtype = dtype_of(*largest);
-    return dtype == at::kHalf ? "float16" : dtype == at::kBFloat16 ? "bfloat16" : "float32";
+    return dtype_name(dtype_of(*largest));
   }
 
   void plan_shards() {
@@ -154,8 +154,8 @@ class FolderWriter {
     Json config = source ? Json::parse(source->config_text()) : Json(checkpoint_.config());
     bool named = false;
     for (const char* key : {"torch_dtype", "dtype"})
-      if (config.contains(key)) config[key] = dtype_name(), named = true;
-    if (!named) config["torch_dtype"] = dtype_name();
+      if (config.contains(key)) config[key] = main_dtype(), named = true;
+    if (!named) config["torch_dtype"] = main_dtype();
     write_file(folder_ / "config.json", config.dump(2) + "\n");
   }
 

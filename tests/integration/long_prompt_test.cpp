@@ -64,7 +64,9 @@ void expect_linear(const std::string& family, int devices, const std::vector<int
       const auto i = static_cast<size_t>(k);
       std::cout << family << ", sim:" << k << " of " << devices << ": " << length << " tokens take at most "
                 << now[i] / (1 << 20) << " MiB\n";
-      if (length >= 16384) EXPECT_LT(now[i], length * length) << "less than one byte an entry of a [T,T] matrix";
+      if (length >= 16384) {
+        EXPECT_LT(now[i], length * length) << "less than one byte an entry of a [T,T] matrix";
+      }
       if (before.empty()) continue;
       EXPECT_LE(static_cast<double>(now[i]), kDoubling * static_cast<double>(before[i])) << length;
     }

@@ -249,7 +249,9 @@ TEST(Memit, FurtherRoundsEditOnlyWhatHasNotTaken) {
     int64_t again = 0;
     for (const auto& outcome : result.outcomes) again += outcome.curve.size() == 12;
     between = again > 0 && again < 4;
-    if (between) EXPECT_EQ(result.deltas.back().rank(), again);
+    if (between) {
+      EXPECT_EQ(result.deltas.back().rank(), again);
+    }
   }
   EXPECT_TRUE(between);
 }

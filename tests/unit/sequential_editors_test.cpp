@@ -190,9 +190,10 @@ TEST(Rect, WritesTheLargestRelativeChanges) {
     EXPECT_NEAR(100 * mask.to(at::kDouble).mean().item<double>(), percent, 0.15);  // the reference keeps one more
     EXPECT_TRUE(at::equal(written, full * mask.to(at::kDouble)));
     const at::Tensor change = (full / problem.weight_DF.to(at::kDouble)).abs();
-    if (percent < 100)
+    if (percent < 100) {
       EXPECT_GE(change.masked_select(mask).min().item<double>() * (1 + 1e-6),
                 change.masked_select(mask.logical_not()).max().item<double>());
+    }
   }
 }
 
