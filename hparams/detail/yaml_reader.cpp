@@ -1,6 +1,7 @@
 // YAML as EasyEdit writes it, through yaml-cpp's event stream: no node graph is built, so anchors cannot multiply, and
 // depth and duplicates are checked while reading.
 #include <emend/core/error.h>
+#include <emend/core/utf8.h>
 #include <emend/hparams/detail/readers.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -49,6 +50,9 @@ class Events final : public YAML::EventHandler {
   }
   void scalar(const YAML::Mark& mark, const std::string& tag, const std::string& text) {
     check_tag(mark, tag);
+    if (first_invalid_utf8(text))  // yaml-cpp reads "\N" and "\_" as one byte
+      tree_.fail(line(mark), "text that is not UTF-8", "text in UTF-8",
+                 "write the character itself instead of the escape \\N or \\_");
     const bool quoted = tag == "!";
     if (tree_.wants_key()) {
       if (text == "<<" && !quoted) no_anchors(mark);

@@ -78,6 +78,12 @@ TEST(HparamsHostile, HugeFilesAndScalars) {
   expect_refusal(repeat("#\n", 100'000), "no hyper-parameters");
 }
 
+// yaml-cpp reads these escapes as a single byte.
+TEST(HparamsHostile, EscapesThatAreNotText) {
+  expect_refusal("layers: [4]\nstats_dir: \"a\\_b\"\n", "bad.yaml:2: text that is not UTF-8");
+  expect_refusal("layers: [4]\n\"\\N\": 1\n", "bad.yaml:2: text that is not UTF-8");
+}
+
 TEST(HparamsHostile, DuplicateKeys) {
   expect_refusal("v_lr: 1\nlayers: [4]\nv_lr: 2\n", "bad.yaml:3: \"v_lr\" is given twice");
   expect_refusal("{\"v_lr\": 1,\n \"v_lr\": 2}", "bad.yaml:2: \"v_lr\" is given twice");

@@ -19,8 +19,8 @@ TEST(PublishedShapes, HaveThePublishedNumberOfParameters) {
   for (const auto& name : published_shape_names()) {
     ASSERT_TRUE(billions.contains(name)) << name;
     int64_t parameters = 0;
-    for (const auto& tensor : random_weights(published_shape(name), name, 0)->tensors())
-      parameters += static_cast<int64_t>(tensor.bytes / 4);
+    const auto weights = random_weights(published_shape(name), name, 0);
+    for (const auto& tensor : weights->tensors()) parameters += static_cast<int64_t>(tensor.bytes / 4);
     EXPECT_NEAR(static_cast<double>(parameters), 1e9 * billions.at(name), 2e-3 * 1e9 * billions.at(name)) << name;
   }
 }

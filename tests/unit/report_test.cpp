@@ -213,7 +213,8 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {
       {{"target_new", 0.1}, {"target_true", 5.0}}};
   pairs = {{{"target_new", 5.0}, {"target_true", 0.1}}};
-  for (const auto& row : compare_runs(first, second)["differences"]) {
+  const auto compared = compare_runs(first, second);
+  for (const auto& row : compared["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
     EXPECT_NEAR(row["difference"], -100.0 / 3, 1e-9);
     EXPECT_NEAR(row["ci95"][0], -100.0 / 3 - 1.96 * 100 * std::sqrt(1.0 / 3) / std::sqrt(3.0), 1e-9);

@@ -302,13 +302,14 @@ TEST(SequentialEditors, TheOrderOfTheFactsDoesNotMatter) {
 }
 
 TEST(SequentialEditors, ABatchThatFailsLeavesTheMemoryAsItWas) {
-  for (const auto& [name, yaml] : kSequential) {
+  for (const auto& method : kSequential) {
+    const std::string& name = method.first;
     auto model = testing::tiny_model();
     auto statistics = testing::tiny_statistics(model);
     editors::EditContext context;
     context.contexts = testing::tiny_contexts();
     context.statistics = &statistics;
-    auto editor = make(name, yaml, model);
+    auto editor = make(name, method.second, model);
     const auto fails = [&] {
       const auto before = testing::all_weights(model);
       const auto state = editor->state();

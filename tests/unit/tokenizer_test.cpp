@@ -249,8 +249,8 @@ TEST(Tokenizer, FingerprintCoversWhatDecidesIds) {
   changed([](json& j) { j["model"]["ignore_merges"] = true; });
   changed([](json& j) { j["normalizer"] = {{"type", "NFC"}}; });
   changed([](json& j) { j["pre_tokenizer"]["use_regex"] = false; });
-  changed([](json& j) { j["added_tokens"] = {added_token("<a>", 258)}; });
-  changed([](json& j) { j["added_tokens"] = {added_token("<a>", 258, {{"lstrip", true}})}; });
+  changed([](json& j) { j["added_tokens"] = json::array({added_token("<a>", 258)}); });
+  changed([](json& j) { j["added_tokens"] = json::array({added_token("<a>", 258, {{"lstrip", true}})}); });
 }
 
 TEST(Tokenizer, ThreadsShareOneTokenizer) {

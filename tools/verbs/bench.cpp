@@ -263,7 +263,8 @@ void print(const ordered_json& document) {
       document["machine"]["gemm_peak_gflops"]["float32_libtorch"].get<double>(),
       document["machine"]["gemm_peak_gflops"]["bfloat16"].get<double>());
   std::printf("%-18s %12s %12s %8s %10s %10s\n", "phase", "reference s", "fast s", "ratio", "of peak", "facts/s");
-  for (const auto& [name, phase] : document["phases"].items()) {
+  for (const auto& entry : document["phases"].items()) {
+    const auto& phase = entry.value();
     const auto cell = [&](const char* key, int width, int digits, double scale, const char* unit) {
       if (phase.contains(key)) {
         std::printf(" %*.*f%s", width, digits, scale * phase[key].get<double>(), unit);
@@ -271,7 +272,7 @@ void print(const ordered_json& document) {
         std::printf(" %*s%s", width, "", std::string(std::strlen(unit), ' ').c_str());
       }
     };
-    std::printf("%-18s", name.c_str());
+    std::printf("%-18s", entry.key().c_str());
     cell("reference_s", 12, 2, 1, "");
     cell("fast_s", 12, 2, 1, "");
     cell("ratio", 7, 1, 1, "x");
