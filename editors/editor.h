@@ -149,7 +149,7 @@ class Editor {
   /// Writes the facts into the model and leaves it edited. If it throws (also Error(kCancelled), Error(kNumeric) for
   /// non-finite values), every weight has the bytes it had before the call, and the instance's memory of earlier
   /// batches is unchanged. Facts that cannot be edited alone come back with status kFailed and a reason; the others are
-  /// edited. Throws Error(kInvalidArgument) for an empty list.
+  /// edited. No facts change nothing: the result has neither deltas nor outcomes.
   [[nodiscard]] virtual EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                         EditContext& context) = 0;
 

@@ -116,10 +116,10 @@ class BatchEdit {
     const bool written_once = recipe_.windows.size > 0 || editor_.settles();
     EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
     EMEND_CHECK(recipe_.rounds.count <= 1 || !written_once, "rounds of an editor that writes a batch once");
-    if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {recipe_.editor, "no facts", "at least one fact", ""});
     result_.editor = recipe_.editor;
     result_.hparams = recipe_.hparams;
     result_.engine = context_.engine;
+    if (facts.empty()) return std::move(result_);
     prepare(facts);
     std::vector<size_t> wanted(batch_.rendered.size());
     std::iota(wanted.begin(), wanted.end(), size_t{0});

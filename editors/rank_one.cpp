@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/rank_one.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -166,11 +165,11 @@ std::vector<int> RankOneEditor::statistics_layers() const {
 }
 
 EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, EditContext& context) {
-  if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {recipe_.editor, "no facts", "at least one fact", ""});
   EditResult result;
   result.editor = recipe_.editor;
   result.hparams = recipe_.hparams;
   result.engine = context.engine;
+  if (facts.empty()) return result;
   {
     const PhaseTimer timer(result, "contexts");
     result.contexts = ensure_contexts(model, recipe_.common, ContextGrouping::kOneGroup, context);

@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/editors/targets.h>
 #include <emend/editors/training_loop.h>
 
@@ -122,7 +121,6 @@ std::vector<LearningRow> learning_rows(const RenderedBatch& batch, int64_t begin
 EditResult edit_plain_prompts(const Editor& editor, const models::Model& model, std::span<const datasets::Fact> facts,
                               const EditContext& context,
                               const std::function<void(const RenderedBatch&, EditResult&)>& work) {
-  if (facts.empty()) throw Error(ErrorClass::kInvalidArgument, {editor.name(), "no facts", "at least one fact", ""});
   const auto start = std::chrono::steady_clock::now();
   EditResult result;
   result.editor = editor.name();

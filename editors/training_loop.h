@@ -49,7 +49,7 @@ struct TrainingRecord {
 [[nodiscard]] std::vector<LearningRow> learning_rows(const RenderedBatch& batch, int64_t begin, int64_t end,
                                                      Objective objective);
 
-/// The frame of an edit that needs the plain prompts alone: refuses an empty list, renders, fills the head of the
+/// The frame of an edit that needs the plain prompts alone: renders, fills the head of the
 /// result, and times `work`, which is called if any fact could be rendered.
 [[nodiscard]] EditResult edit_plain_prompts(const Editor& editor, const models::Model& model,
                                             std::span<const datasets::Fact> facts, const EditContext& context,

@@ -180,7 +180,7 @@ TEST(Finetune, FailureAndCancelLeaveEveryByte) {
   }
   EXPECT_TRUE(changed_weights(model, before).empty());
   for (const auto& name : model.weight_names()) EXPECT_FALSE(model.weight(name).requires_grad()) << name;
-  EXPECT_THROW((void)editor(model, "ft", kFew)->edit(model, {}, diverging), Error);
+  EXPECT_TRUE(editor(model, "ft", kFew)->edit(model, {}, diverging).deltas.empty());
 }
 
 TEST(Finetune, OptionsWorkOrAreRefused) {

@@ -194,7 +194,7 @@ TEST(Memit, ABadFactFailsAloneAndOutcomesKeepTheirOrder) {
   EXPECT_EQ(empty.failed(), 1);
   EXPECT_TRUE(changed_weights(model, before).empty());
   EditContext no_facts;
-  EXPECT_THROW((void)edit(model, {}, no_facts), Error);
+  EXPECT_TRUE(edit(model, {}, no_facts).deltas.empty());
 }
 
 TEST(Memit, EqualKeysCanShareOneTarget) {
