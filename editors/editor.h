@@ -57,7 +57,7 @@ struct EditContext {
   /// In which the fast engine runs the frozen layers while targets are optimised (a copy of them, made for the phase);
   /// δ, loss and optimiser stay float32. Absent: the model's own dtype. See models/compute_copy.h.
   std::optional<at::ScalarType> compute_dtype;
-  bool tf32 = false;  ///< on GPUs, the fast engine multiplies float32 matrices in TF32 in that phase
+  bool tf32 = false;                ///< on GPUs, the fast engine multiplies float32 matrices in TF32 in that phase
   int64_t max_facts_per_batch = 0;  ///< facts whose targets are optimised at once; 0: planned from memory
   int target_lanes = 0;  ///< sets that those facts are shared out among, to overlap; 0: one for each GPU of the layers
   /// The processes that edit together, each with the same model, facts and settings: they share the optimisation of

@@ -86,8 +86,8 @@ std::vector<size_t> TargetQueue::take(const std::vector<size_t>& active) {
   }
   const bool last = end == order_.size();
   const auto share = [](auto part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); };
-  const bool few = share(taken.size(), most_facts_) < kRefillShare &&
-                   share(bytes - bytes_before, most_bytes_) < kRefillShare;
+  const bool few =
+      share(taken.size(), most_facts_) < kRefillShare && share(bytes - bytes_before, most_bytes_) < kRefillShare;
   if (!active.empty() && !last && few) return {};
   next_ = end;
   return taken;

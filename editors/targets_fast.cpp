@@ -438,8 +438,7 @@ class Tf32Products {
     at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, precision);
   }
   bool on_;
-  at::Float32Precision before_ =
-      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  at::Float32Precision before_ = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
 };
 
 // The layers above in the dtype that the context asks for; nothing if the model serves as it is.

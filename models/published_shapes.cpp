@@ -112,8 +112,8 @@ void set_width(nlohmann::json& config, const std::string& name, int64_t width) {
   if (const int64_t step = before / groups; width % step != 0)
     throw Error(ErrorClass::kInvalidArgument, {"width of " + name, std::to_string(width),
                                                "a multiple of " + std::to_string(step), "heads keep their size"});
-  for (const char* key : {"n_embd", "n_head", "hidden_size", "num_attention_heads", "num_key_value_heads",
-                          "intermediate_size"})
+  for (const char* key :
+       {"n_embd", "n_head", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"})
     if (config.contains(key)) config[key] = config[key].get<int64_t>() * width / before;
 }
 

@@ -28,9 +28,10 @@ const hparams::Schema<AnyEditHparams>& anyedit_schema() {
                  [](const AnyEditHparams& h) -> std::string {
                    return h.overlap >= h.window_size ? "less than window_size" : "";
                  })
-          .check("merge_equal_keys", [](const AnyEditHparams& h) -> std::string {
-            return h.merge_equal_keys ? "false: every window has a target of its own" : "";
-          })
+          .check("merge_equal_keys",
+                 [](const AnyEditHparams& h) -> std::string {
+                   return h.merge_equal_keys ? "false: every window has a target of its own" : "";
+                 })
           .check("rounds", one_round);
   return schema;
 }

@@ -109,9 +109,9 @@ TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
 }
 
 TEST_F(ProgramOutputsTest, BenchShowsHowCostGrows) {
-  const auto result = run_program("emend", {"bench", "--shape", "gpt2", "--shape-layers", "7", "--limit", "2", "--steps",
-                                            "2", "--bench-tokens", "64", "--growth", "1,3", "--widths", "64,128",
-                                            "--compute-dtype", "float32", "--json", "--quiet"});
+  const auto result = run_program(
+      "emend", {"bench", "--shape", "gpt2", "--shape-layers", "7", "--limit", "2", "--steps", "2", "--bench-tokens",
+                "64", "--growth", "1,3", "--widths", "64,128", "--compute-dtype", "float32", "--json", "--quiet"});
   ASSERT_EQ(result.status, 0) << result.err;
   const json document = json::parse(result.out);
   ASSERT_EQ(document["growth"].size(), 2U);

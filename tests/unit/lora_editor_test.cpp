@@ -47,8 +47,8 @@ TEST(LoraEditor, TrainsFactorsAndMergesThem) {
       EXPECT_TRUE(changed_weights(fresh, all_weights(model)).empty());
       EXPECT_EQ(editors::export_peft(folder.path() / "adapter", pack, fresh).size(), result.deltas.size());
       EditContext again;
-      const auto measured = lora(model, "lora_type: lora\nrank: 1\nnum_steps: 1\nlora_dropout: 0\n")
-                                ->edit(model, tiny_facts(), again);
+      const auto measured =
+          lora(model, "lora_type: lora\nrank: 1\nnum_steps: 1\nlora_dropout: 0\n")->edit(model, tiny_facts(), again);
       for (size_t i = 0; i < measured.outcomes.size(); ++i)
         EXPECT_NEAR(measured.outcomes[i].curve.front().nll, result.outcomes[i].curve.back().nll, 2e-3)
             << type << " " << family;
@@ -65,7 +65,8 @@ TEST(LoraEditor, LeavesNoTraceWhenCancelled) {
     if (update.done >= 2) context.cancel.request();
   };
   for (const char* type : {"lora", "adalora"}) {
-    EXPECT_THROW((void)lora(model, std::string("lora_type: ") + type + "\n")->edit(model, tiny_facts(), context), Error);
+    EXPECT_THROW((void)lora(model, std::string("lora_type: ") + type + "\n")->edit(model, tiny_facts(), context),
+                 Error);
     EXPECT_TRUE(changed_weights(model, before).empty());
     EXPECT_TRUE(at::equal(model.forward(tokens).logits, plain)) << "adapters are gone";
   }
@@ -73,13 +74,13 @@ TEST(LoraEditor, LeavesNoTraceWhenCancelled) {
 
 TEST(LoraEditor, EqualSeedsAndSplitModelsAgree) {
   const char* hparams = "lora_type: lora\nrank: 2\nnum_steps: 3\ntarget_modules: [down_proj]\nlayers: [1, 2]\n";
-  models::Model one = tiny_model(), two = tiny_model(), split = tiny_model({.place = [](const models::ModelConfig&,
-                                                                                       const auto&) {
-    auto plan = devices::PlacementPlan::single(testing::sim(0), 4);
-    plan.layers = {testing::sim(0), testing::sim(1), testing::sim(2), testing::sim(2)};
-    plan.final_norm = plan.head = testing::sim(2);
-    return plan;
-  }});
+  models::Model one = tiny_model(), two = tiny_model(),
+                split = tiny_model({.place = [](const models::ModelConfig&, const auto&) {
+                  auto plan = devices::PlacementPlan::single(testing::sim(0), 4);
+                  plan.layers = {testing::sim(0), testing::sim(1), testing::sim(2), testing::sim(2)};
+                  plan.final_norm = plan.head = testing::sim(2);
+                  return plan;
+                }});
   EditContext a, b, c;
   (void)lora(one, hparams)->edit(one, tiny_facts(), a);
   (void)lora(two, hparams)->edit(two, tiny_facts(), b);
@@ -87,12 +88,15 @@ TEST(LoraEditor, EqualSeedsAndSplitModelsAgree) {
   const auto result = lora(split, hparams)->edit(split, tiny_facts(), c);
   ASSERT_EQ(result.deltas.size(), 2U);
   for (const auto& delta : result.deltas)
-    EXPECT_LT(testing::relative_difference(devices::to_host(split.weight(delta.weight).detach()), one.weight(delta.weight)), 1e-5);
+    EXPECT_LT(
+        testing::relative_difference(devices::to_host(split.weight(delta.weight).detach()), one.weight(delta.weight)),
+        1e-5);
 }
 
 TEST(LoraEditor, OptionsWorkOrAreRefused) {
   const models::Model model = tiny_model();
-  for (const char* bad : {"kl_factor: 1\n", "norm_constraint: 0.1\n", "lora_type: dora\n", "layers: [9]\n", "rank: 0\n"})
+  for (const char* bad :
+       {"kl_factor: 1\n", "norm_constraint: 0.1\n", "lora_type: dora\n", "layers: [9]\n", "rank: 0\n"})
     EXPECT_THROW((void)lora(model, bad), Error) << bad;
   models::Model trained = tiny_model();
   EditContext context;

@@ -97,8 +97,8 @@ class SyntheticBench {
     Measure reference;
     if (options_.reference_facts > 0) {
       const auto some = std::min<size_t>(static_cast<size_t>(options_.reference_facts), all.size());
-      reference = optimise({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(some)}, editors::Engine::kReference,
-                           {});
+      reference =
+          optimise({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(some)}, editors::Engine::kReference, {});
       const double scale = static_cast<double>(all.size()) / static_cast<double>(some);
       reference.seconds *= scale;
       reference.gflop *= scale;

@@ -127,7 +127,8 @@ void bind_models(py::module_& module) {
           },
           py::arg("layer"), "The matrix that locate-then-edit methods rewrite in a layer.")
       .def("fingerprint", &Model::fingerprint, "sha256 of the checkpoint: what packs name as their base.")
-      .def("current_fingerprint", &Model::current_fingerprint, "sha256 of the weights as they are now; to be compared with an earlier one.")
+      .def("current_fingerprint", &Model::current_fingerprint,
+           "sha256 of the weights as they are now; to be compared with an earlier one.")
       .def(
           "save",
           [](const Model& model, const std::string& path) {
