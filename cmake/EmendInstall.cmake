@@ -11,22 +11,28 @@ if(_programs)
   get_filename_component(_ggml_lib "${GGML_BASE_LIBRARY}" DIRECTORY)
   set_target_properties(${_programs} PROPERTIES INSTALL_RPATH
                                                 "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_libtorch_lib};${_ggml_lib}")
+  # The older kind of search path also serves the libraries of a library (spdlog's fmt): the same programs do in a bundle.
+  foreach(program IN LISTS _programs)
+    target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
+  endforeach()
+  install(TARGETS ${_programs} RUNTIME_DEPENDENCY_SET emend_runtime RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+  # A bundle: the programs and the small shared libraries, for machines without these packages.
+  #   cmake --install build/release --component bundle --prefix DIR
+  # -DEMEND_BUNDLE=ON makes these libraries a part of every installation.
+  # All but LibTorch (1 GB; LD_LIBRARY_PATH names it on the other machine) and what every Linux system has.
   if(EMEND_BUNDLE)
-    # The older kind of search path also serves the libraries of a library (spdlog's fmt).
-    foreach(program IN LISTS _programs)
-      target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
-    endforeach()
-    install(TARGETS ${_programs} RUNTIME_DEPENDENCY_SET emend_runtime RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-    # All but LibTorch (1 GB; LD_LIBRARY_PATH names it on the other machine) and what every Linux system has.
-    # cmake-format: off
-    install(RUNTIME_DEPENDENCY_SET emend_runtime
-            PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+|gomp|torch.*|c10.*|cud.*|cu.*|nv.*|nccl)\\.so"
-            POST_EXCLUDE_REGEXES "/torch/lib/" "/nvidia/"
-            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-    # cmake-format: on
+    set(_unless_asked "")
   else()
-    install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    set(_unless_asked EXCLUDE_FROM_ALL)
   endif()
+  install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT bundle EXCLUDE_FROM_ALL)
+  # cmake-format: off
+  install(RUNTIME_DEPENDENCY_SET emend_runtime
+          PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+|gomp|torch.*|c10.*|cud.*|cu.*|nv.*|nccl)\\.so"
+          POST_EXCLUDE_REGEXES "/torch/lib/" "/nvidia/"
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT bundle ${_unless_asked})
+  # cmake-format: on
 endif()
 
 install(TARGETS ${_libraries} emend_emend emend_build_flags
@@ -37,7 +43,7 @@ install(TARGETS ${_libraries} emend_emend emend_build_flags
 install(EXPORT emendTargets NAMESPACE emend:: DESTINATION ${_package_dir})
 
 # Public headers; those in detail/ stay private.
-foreach(folder core devices hparams datasets hooks models editors evaluation)
+foreach(folder core devices hparams datasets hooks models editors evaluation workflow)
   file(GLOB_RECURSE _headers RELATIVE "${CMAKE_SOURCE_DIR}" CONFIGURE_DEPENDS "${folder}/*.h" "${folder}/*.def")
   list(FILTER _headers EXCLUDE REGEX "/detail/")
   foreach(header IN LISTS _headers)

@@ -1,4 +1,4 @@
-# Target helpers: one static library a folder, all sharing one precompiled header, and one executable a test file.
+# Target helpers: one static library a folder, all sharing one precompiled header, and one test executable a label.
 
 # Headers are spelled <emend/folder/file.h> in the tree as after installation.
 file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/include")
@@ -16,6 +16,11 @@ if(EMEND_WERROR)
   list(APPEND EMEND_WARNINGS -Werror)
 endif()
 
+# Several sources are compiled as one unit: loading the precompiled header and instantiating the same templates are most
+# of what a small source costs. Names in anonymous namespaces must differ within a folder; off, each source is its own unit.
+option(EMEND_UNITY "Compile several sources of a folder as one unit" ON)
+set(EMEND_UNITY_BATCH 10)
+
 # The precompiled header: ATen takes 7 s to parse, 1.3 s when precompiled.
 add_library(emend_pch OBJECT "${CMAKE_SOURCE_DIR}/cmake/pch.cpp")
 target_link_libraries(emend_pch PRIVATE emend_build_flags)
@@ -25,6 +30,7 @@ target_compile_options(emend_pch PRIVATE ${EMEND_WARNINGS})
 function(_emend_common target)
   target_compile_options(${target} PRIVATE ${EMEND_WARNINGS})
   target_precompile_headers(${target} REUSE_FROM emend_pch)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${EMEND_UNITY} UNITY_BUILD_BATCH_SIZE ${EMEND_UNITY_BATCH})
 endfunction()
 
 # emend_add_library(core SOURCES a.cpp … DEPENDS devices hooks … PRIVATE yaml-cpp::yaml-cpp …)
@@ -46,7 +52,7 @@ function(emend_add_umbrella)
   add_library(emend_emend INTERFACE)
   add_library(emend::emend ALIAS emend_emend)
   set_target_properties(emend_emend PROPERTIES EXPORT_NAME emend)
-  target_link_libraries(emend_emend INTERFACE emend_evaluation emend_editors emend_models emend_datasets emend_hparams
+  target_link_libraries(emend_emend INTERFACE emend_workflow emend_evaluation emend_editors emend_models emend_datasets emend_hparams
                                               emend_hooks emend_devices emend_core)
 endfunction()
 
@@ -65,34 +71,73 @@ function(emend_add_programs_target)
   add_custom_target(programs DEPENDS ${libraries} ${programs})
 endfunction()
 
-# emend_add_test(error_test LABEL unit SOURCES error_test.cpp DEPENDS core [TIMEOUT 60])
-# PROGRAMS names those that the test runs. One executable and one ctest entry; the file's name ends in _test.
+# emend_add_test(error_test LABEL unit [SOURCES error_test.cpp …] [PRIVATE library …] [PROGRAMS emend …] [TIMEOUT 60])
+# A file of tests, <name>.cpp. All files of a label are one executable, which emend_add_test_programs makes; each file is
+# a ctest entry of its own, so that `ctest -R name` runs it alone and a crash takes no other file with it. PROGRAMS names
+# what the tests start.
 function(emend_add_test name)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPENDS;PRIVATE;PROGRAMS" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;PRIVATE;PROGRAMS" ${ARGN})
   if(NOT ARG_SOURCES)
     set(ARG_SOURCES ${name}.cpp)
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
-  add_executable(${name} ${ARG_SOURCES})
-  foreach(dependency IN LISTS ARG_DEPENDS)
-    target_link_libraries(${name} PRIVATE emend_${dependency})
+  set(program ${ARG_LABEL}_tests)
+  list(TRANSFORM ARG_SOURCES PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
+  set_property(GLOBAL APPEND PROPERTY EMEND_TEST_LABELS ${ARG_LABEL})
+  set_property(GLOBAL APPEND PROPERTY EMEND_TEST_SOURCES_${ARG_LABEL} ${ARG_SOURCES})
+  set_property(GLOBAL APPEND PROPERTY EMEND_TEST_LIBRARIES_${ARG_LABEL} ${ARG_PRIVATE})
+  set_property(GLOBAL APPEND PROPERTY EMEND_TEST_PROGRAMS_${ARG_LABEL} ${ARG_PROGRAMS})
+  # The tests of the file by their full names: suites may be spread over files. tests/unit/every_test_runs.py checks that none is lost.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARG_SOURCES})
+  set(filter "")
+  foreach(source IN LISTS ARG_SOURCES)
+    file(READ "${source}" text)
+    string(REGEX MATCHALL "\nTEST(_F|_P)?\\([A-Za-z0-9_]+,[ \n]+[A-Za-z0-9_]+" tests "\n${text}")
+    foreach(test IN LISTS tests)
+      string(REGEX REPLACE "\nTEST(_F|_P)?\\(([A-Za-z0-9_]+),[ \n]+([A-Za-z0-9_]+)" "\\2.\\3" test "${test}")
+      string(APPEND filter "${test}:*/${test}/*:")
+    endforeach()
   endforeach()
-  target_link_libraries(${name} PRIVATE ${ARG_PRIVATE} GTest::gtest GTest::gtest_main)
-  target_include_directories(${name} PRIVATE "${CMAKE_SOURCE_DIR}/tests") # "support/…"
-  target_compile_definitions(${name} PRIVATE EMEND_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
-                                             EMEND_BINARY_DIR="${CMAKE_BINARY_DIR}")
-  target_compile_options(${name} PRIVATE ${EMEND_WARNINGS})
-  # Definitions differ from the precompiled header's, which GCC accepts as long as no header in it reads them.
-  target_precompile_headers(${name} REUSE_FROM emend_pch)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
-  if(ARG_PROGRAMS)
-    add_dependencies(${name} ${ARG_PROGRAMS})
-  endif()
-  add_test(NAME ${name} COMMAND ${name})
+  add_test(NAME ${name} COMMAND ${program} "--gtest_filter=${filter}")
   # A folder of its own for temporary files: two checkouts may be tested at the same time.
   set(_temporary "${CMAKE_BINARY_DIR}/tests/tmp/${name}")
   file(MAKE_DIRECTORY "${_temporary}")
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "TEST_TMPDIR=${_temporary}")
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "TEST_TMPDIR=${_temporary}"
+                                          FAIL_REGULAR_EXPRESSION "Running 0 tests")
+endfunction()
+
+# The executables of the labels, after all emend_add_test.
+function(emend_add_test_programs)
+  # Precompiled as well: GoogleTest, which every file of tests includes.
+  add_library(emend_tests_pch OBJECT "${CMAKE_SOURCE_DIR}/cmake/pch.cpp")
+  target_link_libraries(emend_tests_pch PRIVATE emend_build_flags GTest::gtest)
+  _emend_test_flags(emend_tests_pch)
+  target_precompile_headers(emend_tests_pch PRIVATE "${CMAKE_SOURCE_DIR}/cmake/pch.h" <gtest/gtest.h>)
+  get_property(labels GLOBAL PROPERTY EMEND_TEST_LABELS)
+  list(REMOVE_DUPLICATES labels)
+  foreach(label IN LISTS labels)
+    set(program ${label}_tests)
+    get_property(sources GLOBAL PROPERTY EMEND_TEST_SOURCES_${label})
+    get_property(libraries GLOBAL PROPERTY EMEND_TEST_LIBRARIES_${label})
+    get_property(started GLOBAL PROPERTY EMEND_TEST_PROGRAMS_${label})
+    add_executable(${program} ${sources})
+    target_link_libraries(${program} PRIVATE emend_tools emend_emend ${libraries} GTest::gtest GTest::gtest_main)
+    target_include_directories(${program} PRIVATE "${CMAKE_SOURCE_DIR}/tests") # "support/…"
+    _emend_test_flags(${program})
+    target_precompile_headers(${program} REUSE_FROM emend_tests_pch)
+    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests"
+                                                UNITY_BUILD ${EMEND_UNITY} UNITY_BUILD_BATCH_SIZE ${EMEND_UNITY_BATCH})
+    if(started)
+      list(REMOVE_DUPLICATES started)
+      add_dependencies(${program} ${started})
+    endif()
+  endforeach()
+endfunction()
+
+# Tests are compiled without optimisation: that takes half the time, and the time they run goes into the libraries.
+function(_emend_test_flags target)
+  target_compile_definitions(${target} PRIVATE EMEND_SOURCE_DIR="${CMAKE_SOURCE_DIR}" EMEND_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_compile_options(${target} PRIVATE ${EMEND_WARNINGS} $<$<CONFIG:Release>:-O0>)
 endfunction()

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 
 #include <atomic>
 #include <memory>
@@ -17,7 +18,8 @@ class CancelToken {
   /// Throws Error(kCancelled) once request() was called. `where` names the phase for the message.
   void check(const char* where) const {
     if (requested())
-      throw Error(ErrorClass::kCancelled, {where, "interrupted", "", "run again with --resume to go on"});
+      throw Error(ErrorClass::kCancelled,
+                  {where, "interrupted", "", "run again with " + setting("resume") + " to go on"});
   }
 
  private:

@@ -6,26 +6,24 @@
 
 namespace emend {
 
+namespace {
+
+struct ClassFacts {
+  std::string_view name;
+  int exit_code;
+};
+// In the order of ErrorClass.
+constexpr ClassFacts kClasses[] = {{"invalid argument", 2}, {"not found", 3}, {"corruption", 3}, {"unsupported", 3},
+                                   {"input/output", 3},     {"device", 5},    {"numeric", 4},    {"cancelled", 130}};
+
+}  // namespace
+
 std::string_view to_string(ErrorClass error_class) noexcept {
-  switch (error_class) {
-    case ErrorClass::kInvalidArgument:
-      return "invalid argument";
-    case ErrorClass::kNotFound:
-      return "not found";
-    case ErrorClass::kCorruption:
-      return "corruption";
-    case ErrorClass::kUnsupported:
-      return "unsupported";
-    case ErrorClass::kIo:
-      return "input/output";
-    case ErrorClass::kDevice:
-      return "device";
-    case ErrorClass::kNumeric:
-      return "numeric";
-    case ErrorClass::kCancelled:
-      return "cancelled";
-  }
-  return "unknown";
+  return kClasses[static_cast<size_t>(error_class)].name;
+}
+
+int exit_code(ErrorClass error_class) noexcept {
+  return kClasses[static_cast<size_t>(error_class)].exit_code;
 }
 
 static std::string join_parts(const ErrorParts& parts) {
@@ -71,25 +69,6 @@ ErrorParts parts_of(const Error& error) {
     parts.expected.resize(at);
   }
   return parts;
-}
-
-int exit_code(ErrorClass error_class) noexcept {
-  switch (error_class) {
-    case ErrorClass::kInvalidArgument:
-      return 2;
-    case ErrorClass::kNotFound:
-    case ErrorClass::kCorruption:
-    case ErrorClass::kUnsupported:
-    case ErrorClass::kIo:
-      return 3;
-    case ErrorClass::kNumeric:
-      return 4;
-    case ErrorClass::kDevice:
-      return 5;
-    case ErrorClass::kCancelled:
-      return 130;
-  }
-  return 1;
 }
 
 int edit_distance(std::string_view a, std::string_view b) {

@@ -4,6 +4,7 @@
 //   hparams/memit/foo.yaml:12: unknown field "v_lrr"; expected one of v_lr, …; did you mean "v_lr"?
 #pragma once
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -53,18 +54,17 @@ namespace detail {
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
 }
 
-/// Text for "did you mean": the candidate closest to `word` by edit distance, or empty if none is close.
-template <class Range>
-[[nodiscard]] std::string closest_name(std::string_view word, const Range& candidates);
-
 /// Levenshtein distance; exposed for closest_name.
 [[nodiscard]] int edit_distance(std::string_view a, std::string_view b);
 
-template <class Range>
-std::string closest_name(std::string_view word, const Range& candidates) {
+/// Text for "did you mean": the candidate closest to `word` by edit distance, or empty if none is close.
+/// `projection` (a member, a function) gives an element's name.
+template <class Range, class Projection = std::identity>
+[[nodiscard]] std::string closest_name(std::string_view word, const Range& candidates, Projection projection = {}) {
   std::string best;
   int best_distance = static_cast<int>(word.size()) / 3 + 2;
-  for (const auto& candidate : candidates) {
+  for (const auto& element : candidates) {
+    const auto& candidate = std::invoke(projection, element);
     const int distance = edit_distance(word, candidate);
     if (distance < best_distance) {
       best_distance = distance;

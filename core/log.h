@@ -1,7 +1,7 @@
 // The log and progress handles. The library writes through them and never to standard output.
 //
-// The sinks (terminal on standard error, JSON lines file) are chosen by the program; the default handle drops
-// everything below warnings. Events carry fields so that a machine-readable twin of each line exists.
+// The sinks (terminal on standard error, JSON lines file) are chosen by the program; the default handle has none and
+// drops everything. Events carry fields so that a machine-readable twin of each line exists.
 #pragma once
 
 #include <functional>

@@ -2,6 +2,7 @@
 // is built with.
 #include <emend/core/error.h>
 #include <emend/core/log.h>
+#include <emend/core/setting.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/ansicolor_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
@@ -13,32 +14,18 @@
 namespace emend {
 namespace {
 
-spdlog::level::level_enum spdlog_level(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
-}
+struct Level {
+  spdlog::level::level_enum level;
+  std::string_view name, mark;
+};
+// In the order of LogLevel.
+constexpr Level kLevels[] = {{spdlog::level::debug, "debug", ""},
+                             {spdlog::level::info, "info", ""},
+                             {spdlog::level::warn, "warning", "warning: "},
+                             {spdlog::level::err, "error", "error: "}};
 
-std::string_view level_name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kError:
-      return "error";
-  }
-  return "info";
+const Level& facts_of(LogLevel level) {
+  return kLevels[static_cast<size_t>(level)];
 }
 
 class TerminalSink final : public LogSink {
@@ -49,13 +36,10 @@ class TerminalSink final : public LogSink {
 
   void write(const LogEvent& event) override {
     if (event.level < lowest_ || event.text.empty()) return;
-    std::string_view mark = event.level == LogLevel::kWarning ? "warning: "
-                            : event.level == LogLevel::kError ? "error: "
-                                                              : "";
     // On a terminal a progress bar may stand on this line: clear it first.
     if (clear_) [[maybe_unused]]
       const auto n = ::write(2, "\r\x1b[K", 4);
-    logger_.log(spdlog_level(event.level), "{}{}", mark, event.text);
+    logger_.log(facts_of(event.level).level, "{}{}", facts_of(event.level).mark, event.text);
   }
 
  private:
@@ -81,7 +65,7 @@ class JsonLinesSink final : public LogSink {
     logger_.flush_on(spdlog::level::trace);
   } catch (const spdlog::spdlog_ex& error) {
     throw Error(ErrorClass::kIo, {path, std::string("cannot open the log (") + error.what() + ")", "a writable path",
-                                  "choose another --log-file"});
+                                  "choose another " + setting("log_file")});
   }
 
   void write(const LogEvent& event) override {
@@ -91,7 +75,7 @@ class JsonLinesSink final : public LogSink {
     char clock[32];
     std::strftime(clock, sizeof clock, "%Y-%m-%dT%H:%M:%SZ", &parts);
     nlohmann::json line = {
-        {"ts", clock}, {"level", level_name(event.level)}, {"event", event.name}, {"text", event.text}};
+        {"ts", clock}, {"level", facts_of(event.level).name}, {"event", event.name}, {"text", event.text}};
     if (event.fields.is_object()) line["fields"] = event.fields;
     logger_.info("{}", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/npz.h>
+#include <emend/core/text.h>
 #include <minizip/unzip.h>
 
 #include <algorithm>
@@ -131,9 +132,7 @@ bool NpzFile::contains(const std::string& name) const {
 at::Tensor NpzFile::read(const std::string& name) const {
   const Archive archive = open_archive(path_);
   if (unzLocateFile(archive.get(), (name + std::string(kEnding)).c_str(), 1) != UNZ_OK) {
-    std::string all;
-    for (const auto& known : names_) all += (all.empty() ? "" : ", ") + known;
-    throw Error(ErrorClass::kNotFound, {path_.string(), "no array \"" + name + "\"", "one of: " + all, ""});
+    throw Error(ErrorClass::kNotFound, {path_.string(), "no array \"" + name + "\"", "one of: " + join(names_), ""});
   }
   Member member(archive.get(), path_, name);
   char magic[8];  // and the version
@@ -154,8 +153,11 @@ at::Tensor NpzFile::read(const std::string& name) const {
   // The sizes are compared before anything is allocated.
   const uint64_t data =
       info.uncompressed_size - std::min<uint64_t>(info.uncompressed_size, text.size() + 8 + (magic[6] >= 2 ? 4 : 2));
-  uint64_t expected = c10::elementSize(dtype);
+  uint64_t expected = c10::elementSize(dtype), spanned = expected;  // strides overflow without elements too
   for (const int64_t n : header.shape) {
+    const auto step = static_cast<uint64_t>(std::max<int64_t>(n, 1));
+    if (step > (uint64_t{1} << 62) / spanned) member.fail("has a shape that overflows");
+    spanned *= step;
     if (n > 0 && expected > data / static_cast<uint64_t>(n)) member.fail("is shorter than its shape says");
     expected *= static_cast<uint64_t>(n);
   }

@@ -1,13 +1,13 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/text.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <set>
 
 namespace emend {
 namespace {
@@ -27,7 +27,7 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kDtypes = 
     {"BOOL", at::kBool},
 }};
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr uint64_t kMaxHeaderBytes = 100'000'000, kMaxBytes = uint64_t{1} << 62;
 
 [[noreturn]] void corrupt(const std::filesystem::path& path, const std::string& got, const std::string& expected) {
   throw Error(ErrorClass::kCorruption,
@@ -44,41 +44,12 @@ void refuse_pickle(const std::filesystem::path& path, const MappedFile& file) {
                    "\", weights_only=True), \"" + path.stem().string() + ".safetensors\")"});
 }
 
-// Looks through a header before it is parsed: names that appear twice (parsers keep the last one silently) and absurd
-// nesting. A parser callback would do, but makes parsing quadratic in the number of tensors.
-class HeaderCheck : public nlohmann::json_sax<Json> {
- public:
-  static constexpr int kDeepest = 4;
-  std::string duplicate;
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return ++depth_ <= kDeepest; }
-  bool start_array(size_t) override { return ++depth_ <= kDeepest; }
-  bool end_object() override { return depth_-- > 0; }
-  bool end_array() override { return depth_-- > 0; }
-  bool key(string_t& name) override {
-    if (depth_ != 1 || names_.insert(name).second) return true;
-    duplicate = name;
-    return false;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
-
- private:
-  int depth_ = 0;
-  std::set<std::string> names_;
-};
-
 Json parse_header(const std::filesystem::path& path, std::string_view text) {
-  HeaderCheck check;
-  const bool good = Json::sax_parse(text, &check);
-  if (!check.duplicate.empty()) corrupt(path, "tensor \"" + check.duplicate + "\" is declared twice", "unique names");
-  Json header = good ? Json::parse(text, nullptr, /*allow_exceptions=*/false) : Json();
+  Json header = parse_json(text, path.string() + ": header",
+                           {.max_depth = 4,
+                            .max_bytes = kMaxHeaderBytes,
+                            .expected = "a safetensors header with unique names",
+                            .advice = "the file is truncated or damaged: fetch or write it again"});
   if (!header.is_object()) corrupt(path, "the header is not a JSON object", "a safetensors header");
   return header;
 }
@@ -106,13 +77,14 @@ TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& na
                 {path.string(), "tensor \"" + name + "\" has dtype " + dtype->dump(),
                  "F64, F32, F16, BF16 or an integer type", "convert the checkpoint to one of these"});
   info.dtype = known->second;
-  uint64_t bytes = c10::elementSize(info.dtype);
   if (shape->size() > 16)
     corrupt(path, "tensor \"" + name + "\" has " + std::to_string(shape->size()) + " dimensions", "at most 16");
+  uint64_t bytes = c10::elementSize(info.dtype), spanned = bytes;  // strides overflow without elements too
   for (const auto& size : *shape) {
-    const uint64_t n = unsigned_value(path, name, size);
-    if (n > (uint64_t{1} << 62) || (n != 0 && bytes > (uint64_t{1} << 62) / n))
+    const uint64_t n = unsigned_value(path, name, size), step = std::max<uint64_t>(n, 1);
+    if (step > kMaxBytes / spanned)
       corrupt(path, "tensor \"" + name + "\" has shape " + shape->dump() + ", which overflows", "a size that fits");
+    spanned *= step;
     bytes *= n;
     info.shape.push_back(static_cast<int64_t>(n));
   }
@@ -186,11 +158,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
-    std::vector<std::string> names;
-    for (const auto& [key, info] : tensors_) names.push_back(key);
-    const std::string close = closest_name(name, names);
-    throw Error(ErrorClass::kNotFound, {path_.string(), "no tensor \"" + name + "\"", "",
-                                        close.empty() ? "" : "did you mean \"" + close + "\"?"});
+    throw Error(ErrorClass::kNotFound,
+                {path_.string(), "no tensor \"" + name + "\"", "", did_you_mean(name, tensors_, "", key_of)});
   }
   const TensorInfo& info = it->second;
   const auto options = at::TensorOptions().dtype(info.dtype);

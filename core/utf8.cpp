@@ -4,48 +4,86 @@
 #include <cstring>
 
 namespace emend {
-
 namespace {
 
-/// Length of the well-formed sequence at the start of `bytes`, 0 if there is none.
-size_t sequence_length(const unsigned char* bytes, size_t size) noexcept {
-  const unsigned char lead = bytes[0];
-  size_t length = 0;
-  unsigned char low = 0x80, high = 0xBF;  // allowed range of the second byte
+// Length of the valid character at the start of `bytes`, or 0. On 0, `broken` is the length of the maximal part
+// that could still have begun a character (at least 1).
+size_t check_character(std::string_view bytes, size_t& broken) {
+  const auto at = [bytes](size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  broken = 1;
+  const unsigned lead = at(0);
   if (lead < 0x80) return 1;
-  if (lead >= 0xC2 && lead <= 0xDF) {
-    length = 2;
-  } else if (lead >= 0xE0 && lead <= 0xEF) {
-    length = 3;
-    if (lead == 0xE0) low = 0xA0;
-    if (lead == 0xED) high = 0x9F;
-  } else if (lead >= 0xF0 && lead <= 0xF4) {
-    length = 4;
-    if (lead == 0xF0) low = 0x90;
-    if (lead == 0xF4) high = 0x8F;
+  if (lead < 0xC2 || lead > 0xF4) return 0;
+  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  unsigned low = 0x80, high = 0xBF;  // bounds of the second byte exclude overlong forms and surrogates
+  if (lead == 0xE0) low = 0xA0;
+  if (lead == 0xED) high = 0x9F;
+  if (lead == 0xF0) low = 0x90;
+  if (lead == 0xF4) high = 0x8F;
+  for (size_t i = 1; i < length; ++i) {
+    if (i >= bytes.size() || at(i) < low || at(i) > high) return 0;
+    low = 0x80;
+    high = 0xBF;
+    broken = i + 1;
   }
-  if (length == 0 || length > size || bytes[1] < low || bytes[1] > high) return 0;
-  for (size_t i = 2; i < length; ++i)
-    if (bytes[i] < 0x80 || bytes[i] > 0xBF) return 0;
   return length;
+}
+
+size_t skip_ascii(std::string_view text, size_t position) {
+  constexpr uint64_t kHighBits = 0x8080808080808080ULL;
+  while (position + 8 <= text.size()) {
+    uint64_t word;
+    std::memcpy(&word, text.data() + position, 8);
+    if (word & kHighBits) break;
+    position += 8;
+  }
+  while (position < text.size() && static_cast<unsigned char>(text[position]) < 0x80) ++position;
+  return position;
 }
 
 }  // namespace
 
 std::optional<size_t> first_invalid_utf8(std::string_view text) noexcept {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
-  size_t i = 0;
-  while (i < text.size()) {
-    uint64_t eight = 0;  // most text is ASCII: look at eight bytes at once
-    if (text.size() - i >= 8 && (std::memcpy(&eight, bytes + i, 8), (eight & 0x8080808080808080ULL) == 0)) {
-      i += 8;
-      continue;
-    }
-    const size_t length = sequence_length(bytes + i, text.size() - i);
-    if (length == 0) return i;
-    i += length;
+  size_t position = 0;
+  while ((position = skip_ascii(text, position)) < text.size()) {
+    size_t broken = 0;
+    const size_t length = check_character(text.substr(position), broken);
+    if (length == 0) return position;
+    position += length;
   }
   return std::nullopt;
+}
+
+bool is_ascii(std::string_view text) noexcept {
+  return skip_ascii(text, 0) == text.size();
+}
+
+std::string repair_utf8(std::string_view bytes) {
+  std::string text;
+  text.reserve(bytes.size());
+  for (size_t position = 0; position < bytes.size();) {
+    size_t broken = 0;
+    const size_t length = check_character(bytes.substr(position), broken);
+    if (length > 0) {
+      text.append(bytes, position, length);
+    } else {
+      text += "\xEF\xBF\xBD";
+    }
+    position += length > 0 ? length : broken;
+  }
+  return text;
+}
+
+size_t incomplete_tail(std::string_view bytes) noexcept {
+  for (size_t tail = 1; tail <= 3 && tail <= bytes.size(); ++tail) {
+    const auto lead = static_cast<unsigned char>(bytes[bytes.size() - tail]);
+    if (lead < 0x80) return 0;
+    if (lead < 0xC0) continue;
+    size_t broken = 0;
+    const bool whole = check_character(bytes.substr(bytes.size() - tail), broken) > 0;
+    return !whole && broken == tail && lead >= 0xC2 && lead <= 0xF4 ? tail : 0;
+  }
+  return 0;
 }
 
 int64_t line_of_offset(std::string_view text, size_t offset) noexcept {

@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/datasets/convert.h>
 #include <emend/datasets/detail/reader.h>
 
@@ -12,7 +13,7 @@ const detail::FactReader& writer_of(const std::string& format) {
   std::vector<std::string> names;
   for (const detail::FactReader* reader : detail::fact_readers()) {
     if (reader->write) {
-      writable += (writable.empty() ? "" : ", ") + std::string(reader->name);
+      append_item(writable, reader->name);
       names.emplace_back(reader->name);
     }
     if (reader->name != format) continue;
@@ -20,9 +21,8 @@ const detail::FactReader& writer_of(const std::string& format) {
     throw Error(ErrorClass::kUnsupported, {"facts format", format + " holds groups of facts and cannot be written",
                                            "a format of single facts", "use jsonl"});
   }
-  const std::string closest = closest_name(format, names);
   throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable,
-                                             closest.empty() ? "use jsonl" : "did you mean \"" + closest + "\"?"});
+                                             did_you_mean(format, names, "use jsonl")});
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const
       if (!after.contains(key) || (key != "extra" && after[key] != value)) ++counts[key];
   }
   for (const auto& [name, count] : counts)
-    losses.push_back(name + " (" + std::to_string(count) + (count == 1 ? " fact)" : " facts)"));
+    losses.push_back(name + " (" + counted(static_cast<size_t>(count), "fact") + ")");
   return losses;
 }
 
@@ -78,9 +78,8 @@ ConvertReport convert_facts(const std::filesystem::path& in, const std::filesyst
   ConvertReport report{set.facts.size(), set.format, format, conversion_losses(set.facts, format)};
   if (!set.groups.empty()) report.lost.push_back("groups of facts (" + std::to_string(set.groups.size()) + ")");
   if (!report.lost.empty()) {
-    std::string list;
-    for (const std::string& loss : report.lost) list += (list.empty() ? "" : ", ") + loss;
-    log.event(LogLevel::kWarning, "facts.converted", out.string() + ": " + format + " has no place for " + list,
+    log.event(LogLevel::kWarning, "facts.converted",
+              out.string() + ": " + format + " has no place for " + join(report.lost),
               {{"path", out.string()}, {"lost", report.lost}});
   }
   return report;

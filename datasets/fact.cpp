@@ -65,9 +65,8 @@ void validate(const Fact& fact, const std::string& where) {
   };
   const size_t slots = detail::count_of(fact.prompt, "{}");
   if (slots != 1)
-    refuse(
-        "the prompt \"" + detail::shorten(fact.prompt) + "\" has " + std::to_string(slots) + " places for the subject",
-        "exactly one {}");
+    refuse("the prompt \"" + shorten(fact.prompt) + "\" has " + std::to_string(slots) + " places for the subject",
+           "exactly one {}");
   if (detail::blank(fact.subject)) refuse("the subject is blank", "the words that take the place of {}");
   if (detail::blank(fact.target_new)) refuse("target_new is blank", "the new answer");
   if (fact.target_true && detail::blank(*fact.target_true)) refuse("target_true is blank", "the old answer, or none");

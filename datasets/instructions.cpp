@@ -18,7 +18,7 @@ void add_history(Fields& fields, std::vector<Turn>& turns) {
   if (!fields.value().contains("history") || fields.value()["history"].is_null()) return;
   for (const auto& pair : fields.list("history")) {
     if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string())
-      fields.fail("history", detail::shorten(pair.dump()), "pairs of strings, [question, answer]", "");
+      fields.fail("history", shorten(pair.dump()), "pairs of strings, [question, answer]", "");
     turns.push_back({"user", pair[0].get<std::string>()});
     turns.push_back({"assistant", pair[1].get<std::string>()});
   }
@@ -44,7 +44,7 @@ std::vector<Turn> listed_turns(Fields& fields, const char* list, const char* rol
   for (const auto& message : fields.list(list)) {
     if (!message.is_object() || !message.contains(role_key) || !message.contains(text_key) ||
         !message[role_key].is_string() || !message[text_key].is_string())
-      fields.fail(list, detail::shorten(message.dump()),
+      fields.fail(list, shorten(message.dump()),
                   std::string("an object with the strings \"") + role_key + "\" and \"" + text_key + "\"", "");
     const auto role = role_of(message[role_key].get<std::string>());
     if (role.empty())

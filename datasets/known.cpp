@@ -28,10 +28,9 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
     fact.relation_id = fields.text_or("relation_id");
     fact.line = row.line;
     if (detail::count_of(fact.prompt, fact.subject) == 0)
-      fields.fail(
-          "prompt",
-          "\"" + detail::shorten(fact.prompt) + "\", without the subject \"" + detail::shorten(fact.subject, 40) + "\"",
-          "a prompt that names the subject", "spell both alike");
+      fields.fail("prompt",
+                  "\"" + shorten(fact.prompt) + "\", without the subject \"" + shorten(fact.subject, 40) + "\"",
+                  "a prompt that names the subject", "spell both alike");
     if (number++ >= offset) facts.push_back(std::move(fact));
   }
   if (facts.empty())

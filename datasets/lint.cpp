@@ -1,3 +1,4 @@
+#include <emend/core/setting.h>
 #include <emend/datasets/detail/fields.h>
 #include <emend/datasets/detail/lint_text.h>
 #include <emend/datasets/lint.h>
@@ -13,13 +14,7 @@ namespace {
 using detail::plain;
 
 Finding about(const FactSet& set, size_t index, Severity severity, const char* check, std::string text) {
-  Finding finding;
-  finding.severity = severity;
-  finding.check = check;
-  finding.fact = index;
-  finding.where = set.facts[index].where();
-  finding.text = std::move(text);
-  return finding;
+  return {severity, check, index, set.facts[index].where(), std::move(text)};
 }
 
 /// Facts that ask for the same thing: once too often, or for different answers.
@@ -49,14 +44,14 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
       findings.push_back(about(set, i, Severity::kNote, "same-relation",
                                both + " as at " + earlier.where() + ", with the same answer in other words"));
     } else if (by_design.contains(i)) {
-      findings.push_back(
-          about(set, i, Severity::kNote, "contradiction",
-                both + " as at " + earlier.where() +
-                    " with another answer, as this data set intends; edit one after the other (--batch-size 1)"));
+      findings.push_back(about(set, i, Severity::kNote, "contradiction",
+                               both + " as at " + earlier.where() +
+                                   " with another answer, as this data set intends; edit one after the other (" +
+                                   setting("batch_size", "1") + ")"));
     } else {
       findings.push_back(about(set, i, new_question ? Severity::kWarning : Severity::kError, "contradiction",
-                               both + " as at " + earlier.where() + " but \"" + detail::shorten(fact.target_new, 40) +
-                                   "\" instead of \"" + detail::shorten(earlier.target_new, 40) + "\"; keep one"));
+                               both + " as at " + earlier.where() + " but \"" + shorten(fact.target_new, 40) +
+                                   "\" instead of \"" + shorten(earlier.target_new, 40) + "\"; keep one"));
     }
   }
 }
@@ -80,7 +75,7 @@ void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
     if (answers.size() < 2) continue;
     findings.push_back(
         about(set, members[1], Severity::kNote, "shared-key",
-              std::to_string(members.size()) + " facts about \"" + detail::shorten(set.facts[members[0]].subject, 40) +
+              std::to_string(members.size()) + " facts about \"" + shorten(set.facts[members[0]].subject, 40) +
                   "\" (first at " + set.facts[members[0]].where() +
                   ") begin alike up to the subject: in one batch they share a key and their targets are averaged"));
   }
@@ -89,27 +84,15 @@ void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
 }  // namespace
 
 std::string_view to_string(Severity severity) noexcept {
-  switch (severity) {
-    case Severity::kError:
-      return "error";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kNote:
-      return "note";
-  }
-  return "note";
+  return severity == Severity::kError ? "error" : severity == Severity::kWarning ? "warning" : "note";
 }
 
 std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more) {
   std::vector<Finding> findings;
   for (const BadRow& row : facts.bad_rows) {
-    Finding finding;
-    finding.severity = Severity::kError;
-    finding.check = "unusable-row";
-    finding.where = facts.path + ":" + std::to_string(row.line);
-    // The text repeats file:line in front.
-    finding.text = row.text.rfind(finding.where + ": ", 0) == 0 ? row.text.substr(finding.where.size() + 2) : row.text;
-    findings.push_back(std::move(finding));
+    const std::string where = facts.path + ":" + std::to_string(row.line);  // which the text repeats
+    findings.push_back({Severity::kError, "unusable-row", Finding::kNoFact, where,
+                        row.text.starts_with(where + ": ") ? row.text.substr(where.size() + 2) : row.text});
   }
   for (size_t i = 0; i < facts.facts.size(); ++i) detail::lint_text(facts.facts[i], i, findings);
   check_conflicts(facts, findings);

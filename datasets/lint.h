@@ -30,7 +30,7 @@ struct Finding {
   std::string where;      ///< "facts.json:12"
   std::string text;       ///< what is wrong and what to do
   /// The clear remedy, if there is one: `edit` changes the fact, or `remove` takes it out.
-  std::function<void(Fact&)> edit;
+  std::function<void(Fact&)> edit = {};
   bool remove = false;
   [[nodiscard]] bool fixable() const { return remove || static_cast<bool>(edit); }
 };

@@ -1,6 +1,8 @@
 // load_facts: rows -> a reader -> facts, with numbering, limits, skipped rows and the records that reports need.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/datasets/detail/bundled.h>
 #include <emend/datasets/detail/reader.h>
 #include <emend/datasets/detail/rows.h>
@@ -17,9 +19,7 @@ using detail::fact_readers;
 using detail::FactReader;
 
 std::string format_list() {
-  std::string list;
-  for (const FactReader* reader : fact_readers()) list += (list.empty() ? "" : ", ") + std::string(reader->name);
-  return list;
+  return join(fact_readers(), ", ", [](const FactReader* reader) { return reader->name; });
 }
 
 void check_options(const ReadOptions& options) {
@@ -30,9 +30,8 @@ void check_options(const ReadOptions& options) {
   std::vector<std::string> names = {"auto"};
   for (const FactReader* reader : fact_readers()) names.emplace_back(reader->name);
   if (std::find(names.begin(), names.end(), options.format) == names.end()) {
-    const std::string closest = closest_name(options.format, names);
     refuse("facts format", "unknown format \"" + options.format + "\"", "one of auto, " + format_list(),
-           closest.empty() ? "leave it at auto" : "did you mean \"" + closest + "\"?");
+           did_you_mean(options.format, names, "leave it at auto"));
   }
   if (options.zsre_target != "answers" && options.zsre_target != "alt")
     refuse("zsRE target", "\"" + options.zsre_target + "\"",
@@ -65,7 +64,7 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
       keys += ", …";
       break;
     }
-    keys += (keys.empty() ? "" : ", ") + detail::shorten(key, 40);
+    append_item(keys, shorten(key, 40));
   }
   const bool traced = first_rows.front().contains("known_id") || first_rows.front().contains("attribute");
   throw Error(ErrorClass::kCorruption,
@@ -170,9 +169,10 @@ class Loader {
 
   [[noreturn]] void refuse_empty() const {
     if (usable_ > 0)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {set_.path, "an offset of " + std::to_string(options_.offset),
-                   "less than the " + std::to_string(usable_) + " usable rows of the file", "lower --offset"});
+      throw Error(
+          ErrorClass::kInvalidArgument,
+          {set_.path, "an offset of " + std::to_string(options_.offset),
+           "less than the " + std::to_string(usable_) + " usable rows of the file", "lower " + setting("offset")});
     throw Error(ErrorClass::kCorruption,
                 {set_.path, "no usable fact in " + std::to_string(set_.rows) + " rows", "at least one",
                  !first_skipped_.empty()  ? "first " + first_skipped_

@@ -1,9 +1,9 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/core/json_keys.h>
+#include <emend/core/text.h>
+#include <emend/core/yaml.h>
 #include <emend/devices/device_map.h>
 #include <emend/devices/simulated.h>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <array>
@@ -25,8 +25,6 @@ constexpr std::array<std::pair<std::string_view, Kind>, 4> kWords = {{{"auto", K
 }
 
 void add_module(DeviceMapSpec& spec, const std::string& module, const std::string& device) {
-  for (const auto& entry : spec.modules)
-    if (entry.first == module) bad_map(spec.source, "\"" + module + "\" is listed twice", "each module once");
   try {
     spec.modules.emplace_back(module, parse_device_name(device));
   } catch (const Error& error) {
@@ -36,39 +34,15 @@ void add_module(DeviceMapSpec& spec, const std::string& module, const std::strin
 
 constexpr const char* kExpectedObject = "an object of module names and devices, such as {\"model.layers.0\": 0}";
 
-void read_json(DeviceMapSpec& spec, const std::string& text) {
-  RepeatedKeys repeated;
-  const auto refuse_repeats = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (repeated(event, value) && depth == 1)
-      bad_map(spec.source, "\"" + value.get<std::string>() + "\" is listed twice", "each module once");
-    return true;
-  };
-  nlohmann::json map;
-  try {
-    map = nlohmann::json::parse(text, refuse_repeats);
-  } catch (const nlohmann::json::exception& error) {
-    bad_map(spec.source, std::string("not JSON: ") + error.what(), kExpectedObject);
-  }
-  if (!map.is_object()) bad_map(spec.source, "not a JSON object", kExpectedObject);
-  for (const auto& [module, device] : map.items()) {
-    if (!device.is_string() && !device.is_number_integer())
-      bad_map(spec.source, "the device of \"" + module + "\" is " + device.dump(), "a device name or a number");
-    add_module(spec, module, device.is_string() ? device.get<std::string>() : device.dump());
-  }
-}
-
-void read_yaml(DeviceMapSpec& spec, const std::string& text) {
-  try {
-    const YAML::Node map = YAML::Load(text);
-    if (!map.IsMap()) bad_map(spec.source, "not a YAML mapping", kExpectedObject);
-    for (const auto& entry : map) {
-      if (!entry.first.IsScalar() || !entry.second.IsScalar())
-        bad_map(spec.source + ":" + std::to_string(entry.first.Mark().line + 1), "this is not \"module: device\"",
-                kExpectedObject);
-      add_module(spec, entry.first.Scalar(), entry.second.Scalar());
-    }
-  } catch (const YAML::Exception& error) {
-    bad_map(spec.source + ":" + std::to_string(error.mark.line + 1), "not YAML: " + error.msg, kExpectedObject);
+void read_modules(DeviceMapSpec& spec, std::string_view text) {
+  const YamlValue map = parse_yaml(text, {spec.source, "module"});
+  if (map.kind != YamlValue::Kind::kMap) bad_map(spec.source, "not an object", kExpectedObject);
+  for (size_t i = 0; i < map.keys.size(); ++i) {
+    const YamlValue& device = map.items[i];
+    if (device.kind != YamlValue::Kind::kScalar)
+      bad_map(spec.source + ":" + std::to_string(device.line),
+              "the device of \"" + map.keys[i] + "\" is " + device.show(), kExpectedObject);
+    add_module(spec, map.keys[i], device.text);
   }
 }
 
@@ -111,11 +85,7 @@ DeviceMapSpec parse_file(const std::string& text) {
   DeviceMapSpec spec;
   spec.kind = Kind::kExplicit;
   spec.source = text;
-  const std::string content = read_file(text);
-  if (std::filesystem::path(text).extension() == ".json")
-    read_json(spec, content);
-  else
-    read_yaml(spec, content);
+  read_modules(spec, read_file(text));
   refuse_odd_mixtures(spec);
   return spec;
 }
@@ -145,7 +115,7 @@ DeviceMapSpec parse_device_map(const std::string& text) {
   if (text.starts_with("{")) {
     spec.kind = Kind::kExplicit;
     spec.source = "device map";
-    read_json(spec, text);
+    read_modules(spec, text);
     refuse_odd_mixtures(spec);
     return spec;
   }
@@ -156,10 +126,9 @@ DeviceMapSpec parse_device_map(const std::string& text) {
     if (error.error_class() == ErrorClass::kUnsupported || text.starts_with("cuda")) throw;
     std::vector<std::string> words{"cpu", "cuda"};
     for (const auto& entry : kWords) words.emplace_back(entry.first);
-    const auto close = closest_name(text, words);
     bad_map(spec.source, "not a device map",
             "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:4 or a .json or .yaml file",
-            close.empty() ? "" : "did you mean \"" + close + "\"?");
+            did_you_mean(text, words));
   }
   return spec;
 }

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/route.h>
@@ -38,10 +39,12 @@ std::string advice_for_cuda(const CudaRuntime& runtime) {
   if (!runtime.loaded)
     return "install LibTorch's CUDA libraries beside it (wheels nvidia-cufile, nvidia-cusparselt-cu13, "
            "nvidia-nvshmem-cu13 "
-           "and those that the loader names), or use --device-map cpu";
+           "and those that the loader names), or use " +
+           setting("device_map", "cpu");
   if (runtime.reason.find("CUDA_VISIBLE_DEVICES") != std::string::npos)
     return "unset CUDA_VISIBLE_DEVICES or list GPUs in it";
-  return "install or update the NVIDIA driver, and pass the GPUs into the container; or use --device-map cpu";
+  return "install or update the NVIDIA driver, and pass the GPUs into the container; or use " +
+         setting("device_map", "cpu");
 }
 
 /// Bytes that differ after from → to, and the rate of the largest copy in GB/s.
@@ -211,7 +214,7 @@ std::vector<Check> check_machine(const DeviceMapSpec& map, const MaxMemory& max_
     for (const auto& info : usable) devices.push_back(info.device);
     append(checks, check_copies(devices));
   } catch (const Error& error) {
-    checks.push_back({"device map", CheckStatus::kFailed, error.what(), "choose another --device-map"});
+    checks.push_back({"device map", CheckStatus::kFailed, error.what(), "choose another " + setting("device_map")});
   }
   checks.push_back(check_threads());
   return checks;

@@ -1,5 +1,6 @@
 // Applying an explicit map of module names to a model.
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/device_map.h>
 
 #include <algorithm>
@@ -76,11 +77,10 @@ class ExplicitMap {
     }
     for (const auto& module : names_.ignored)
       if (is_below(key, module) || is_below(module, key)) return;
-    const auto close = closest_name(key, known_);
     throw Error(ErrorClass::kInvalidArgument, {spec_.source, "the model has no module \"" + key + "\"",
                                                "names such as \"" + names_.embedding.front() + "\" or \"" +
                                                    names_.layer(0) + "\" to \"" + names_.layer(n_layers_ - 1) + "\"",
-                                               close.empty() ? "" : "did you mean \"" + close + "\"?"});
+                                               did_you_mean(key, known_)});
   }
 
   void refuse_gaps() const {

@@ -1,4 +1,6 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 
@@ -43,7 +45,8 @@ c10::Device parse_device_name(std::string_view text) {
     type = kSimulated;
   }
   if (digits.find(',') != std::string_view::npos)
-    bad_name(text, "for several devices use --device-map auto and, to limit them, --max-memory 0=10GiB,1=10GiB");
+    bad_name(text, "for several devices use " + setting("device_map", "auto") + " and, to limit them, " +
+                       setting("max_memory", "0=10GiB,1=10GiB"));
   const int index = parse_index(digits);
   if (index < 0) bad_name(text, digits.size() == text.size() ? "" : "the number must be 0 or more");
   if (index > kMaxIndex) bad_name(text, "the number must be at most " + std::to_string(kMaxIndex));
@@ -70,10 +73,10 @@ void require_visible(c10::Device device, const std::string& where) {
   std::string names;
   for (const auto& info : visible_devices()) {
     if (info.device == device) return;
-    names += (names.empty() ? "" : ", ") + to_string(info.device);
+    append_item(names, to_string(info.device));
   }
   if (device.is_cuda() && reason.empty()) reason = "CUDA_VISIBLE_DEVICES renumbers the devices from cuda:0";
-  if (device.type() == kSimulated) reason = "ask for simulated devices with --device-map sim:<count>";
+  if (device.type() == kSimulated) reason = "ask for simulated devices with " + setting("device_map", "sim:<count>");
   throw Error(ErrorClass::kDevice,
               {where, to_string(device) + " is not visible to this process", "one of " + names, reason});
 }

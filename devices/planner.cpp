@@ -1,4 +1,6 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/detail/balance.h>
 #include <emend/devices/planner.h>
 #include <emend/devices/simulated.h>
@@ -19,8 +21,7 @@ const DeviceInfo* find_device(const std::vector<DeviceInfo>& machine, c10::Devic
 }
 
 void require_devices(const PlanRequest& request) {
-  std::string names;
-  for (const auto& info : request.machine) names += (names.empty() ? "" : ", ") + to_string(info.device);
+  const std::string names = join(request.machine, ", ", [](const DeviceInfo& info) { return to_string(info.device); });
   for (const auto device : request.map.named_devices())
     if (!find_device(request.machine, device))
       throw Error(ErrorClass::kDevice,
@@ -150,12 +151,13 @@ void suggest_limits(const PlanRequest& request, const Plan& plan, std::vector<st
     const DeviceInfo* info = find_device(request.machine, device);
     if (!request.max_memory.of(device) || !info) return;
     if (device.type() != kSimulated && figures.total() > info->free_bytes) return;
-    limits += (limits.empty() ? "" : ",") + to_string(device) + "=" +
-              limit_text(std::max(figures.total(), *request.max_memory.of(device)));
+    append_item(limits, to_string(device) + "=" + limit_text(std::max(figures.total(), *request.max_memory.of(device))),
+                ",");
   }
   const bool weights_alone = request.work.rows == 0 && request.work.editing_layers.empty();
   if (!limits.empty())
-    found.push_back("--max-memory " + limits + " fits" + (weights_alone ? " the weights alone; work needs more" : ""));
+    found.push_back(setting("max_memory", limits) + " fits" +
+                    (weights_alone ? " the weights alone; work needs more" : ""));
 }
 
 /// Tries changes one at a time and keeps those that fit.
@@ -226,12 +228,12 @@ Plan make_plan(const PlanRequest& request) {
 
 void require_fit(const Plan& plan) {
   if (plan.fits) return;
-  std::string shortages, advice;
+  std::string shortages;
   for (const auto& [device, figures] : plan.devices)
     if (figures.total() > figures.limit)
-      shortages += (shortages.empty() ? "" : ", ") + to_string(device) + " needs " + format_bytes(figures.total()) +
-                   " and has " + format_bytes(figures.limit);
-  for (const auto& suggestion : plan.suggestions) advice += (advice.empty() ? "" : "; ") + suggestion;
+      append_item(shortages, to_string(device) + " needs " + format_bytes(figures.total()) + " and has " +
+                                 format_bytes(figures.limit));
+  const std::string advice = join(plan.suggestions, "; ");
   throw Error(ErrorClass::kDevice, {"plan", shortages, "a model and work that fit",
                                     advice.empty() ? "nothing simple that was tried fits" : advice});
 }

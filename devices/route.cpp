@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/route.h>
 
@@ -95,7 +96,7 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
                  error.what_without_backtrace(),
                  std::to_string(src.numel() * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes free on " +
                      to_string(to),
-                 "take a smaller batch, or give that device fewer layers with --max-memory"});
+                 "take a smaller batch, or give that device fewer layers with " + setting("max_memory")});
   }
 }
 
@@ -105,6 +106,10 @@ void undefined_destination(Purpose purpose) {
 }
 
 }  // namespace detail
+
+at::Tensor index_on(const std::vector<int64_t>& index, const at::Tensor& like) {
+  return route_like(at::tensor(index, at::kLong), like, Purpose::kInput);
+}
 
 void stage_through_host(c10::Device from, c10::Device to, bool staged) {
   auto& all = staged_pairs();

@@ -69,6 +69,9 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
   return detail::move(src, device, src.scalar_type(), purpose);
 }
 
+/// Indices as an int64 tensor [N] on the device of `like`, into which they will index.
+[[nodiscard]] at::Tensor index_on(const std::vector<int64_t>& index, const at::Tensor& like);
+
 /// `src` in host memory. For results that the program reads; gradients flow here too.
 [[nodiscard]] inline at::Tensor to_host(const at::Tensor& src, Purpose purpose = Purpose::kHost) {
   return route_to(src, c10::Device(c10::kCPU), purpose);

@@ -1,8 +1,8 @@
-#include <emend/core/error.h>
 #include <emend/editors/editor.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace emend::editors {
 namespace {
@@ -10,6 +10,16 @@ namespace {
 // JSON has no NaN; a number that is not one is null.
 nlohmann::json number(double value) {
   return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
+}
+
+double value_of(const nlohmann::json& json) {
+  return json.is_null() ? std::numeric_limits<double>::quiet_NaN() : json.get<double>();
+}
+
+FactStatus parse_status(const std::string& text) {
+  for (const auto status : {FactStatus::kConverged, FactStatus::kClamped, FactStatus::kMaxSteps})
+    if (text == to_string(status)) return status;
+  return FactStatus::kFailed;
 }
 
 template <class Get>
@@ -20,16 +30,6 @@ nlohmann::json numbers(const std::vector<LossTerms>& curve, Get get) {
 }
 
 }  // namespace
-
-std::string_view to_string(Engine engine) noexcept {
-  return engine == Engine::kFast ? "fast" : "reference";
-}
-
-Engine parse_engine(std::string_view text) {
-  if (text == "fast") return Engine::kFast;
-  if (text == "reference") return Engine::kReference;
-  throw Error(ErrorClass::kInvalidArgument, {"engine", "\"" + std::string(text) + "\"", "fast or reference", ""});
-}
 
 std::string_view to_string(FactStatus status) noexcept {
   switch (status) {
@@ -90,6 +90,45 @@ nlohmann::json to_json(const LayerFigures& figures) {
     json["jitter"] = number(figures.jitter);
   }
   return json;
+}
+
+FactOutcome outcome_from_json(const nlohmann::json& json) {
+  FactOutcome outcome;
+  json.at("case_id").get_to(outcome.case_id);
+  outcome.status = parse_status(json.at("status").get<std::string>());
+  outcome.reason = json.value("reason", "");
+  json.at("steps").get_to(outcome.steps);
+  outcome.last = {value_of(json.at("loss")), value_of(json.at("nll")), value_of(json.at("kl")),
+                  value_of(json.at("weight_decay")), value_of(json.at("target_probability"))};
+  outcome.delta_norm = value_of(json.at("delta_norm"));
+  outcome.initial_norm = value_of(json.at("initial_norm"));
+  json.at("tokens").get_to(outcome.tokens);
+  json.at("token_ids").get_to(outcome.token_ids);
+  json.at("subject_span").get_to(outcome.subject_span);
+  json.at("target_span").get_to(outcome.target_span);
+  json.at("lookup").get_to(outcome.lookup);
+  const auto curve = json.value("curve", nlohmann::json::object());
+  for (size_t i = 0; curve.contains("loss") && i < curve["loss"].size(); ++i)
+    outcome.curve.push_back({value_of(curve["loss"][i]), value_of(curve.at("nll").at(i)),
+                             value_of(curve.at("kl").at(i)), value_of(curve.at("weight_decay").at(i)),
+                             value_of(curve.at("probability").at(i))});
+  return outcome;
+}
+
+LayerFigures figures_from_json(const nlohmann::json& json) {
+  LayerFigures figures;
+  json.at("layer").get_to(figures.layer);
+  json.at("weight").get_to(figures.weight);
+  figures.update_norm = value_of(json.at("update_norm"));
+  figures.relative_update_norm = value_of(json.at("relative_update_norm"));
+  figures.survived = value_of(json.at("survived"));
+  figures.residual_norm = value_of(json.at("residual_norm"));
+  figures.key_norm = value_of(json.at("key_norm"));
+  figures.solver = json.value("solver", "");
+  if (figures.solver.empty()) return figures;
+  figures.condition = value_of(json.at("condition"));
+  figures.jitter = value_of(json.at("jitter"));
+  return figures;
 }
 
 nlohmann::json EditResult::to_json() const {

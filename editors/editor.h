@@ -1,21 +1,17 @@
 // What every editor is given, does and hands back.
 //
 //   auto editor = editors::make_editor("memit", raw_hparams, model);
-//   editors::EditContext context;
-//   context.statistics = &statistics;
-//   editors::EditResult result = editor->edit(model, facts, context);
+//   const auto settings = editors::make_settings({.seed = 3}, model);
+//   editors::EditResult result = editor->edit(model, facts, {settings, {.statistics = &statistics}});
 //
 // Goals: one interface for editors that solve for a weight change and editors that train one; a failed edit leaves no
 // trace. Non-goals: choosing hyper-parameters (hparams/), judging the outcome (evaluation/), files (pack.h).
 #pragma once
 
-#include <emend/core/cancel.h>
-#include <emend/core/log.h>
 #include <emend/datasets/fact.h>
-#include <emend/devices/work_sharing.h>
-#include <emend/editors/contexts.h>
-#include <emend/editors/delta.h>
-#include <emend/editors/runtime.h>
+#include <emend/editors/packs/runtime.h>
+#include <emend/editors/settings.h>
+#include <emend/editors/steps/delta.h>
 #include <emend/models/model.h>
 
 #include <map>
@@ -26,49 +22,6 @@
 #include <vector>
 
 namespace emend::editors {
-
-class EditTransaction;
-class StatisticsProvider;
-
-/// kFast batches facts, reuses everything that cannot change between steps and computes only what the loss reads.
-/// kReference works as the published code does (one fact at a time, whole padded sentences, the whole model each step):
-/// the oracle of the tests and the baseline of the benchmark. Both give the same numbers up to rounding.
-enum class Engine { kFast, kReference };
-[[nodiscard]] std::string_view to_string(Engine engine) noexcept;
-/// Throws Error(kInvalidArgument).
-[[nodiscard]] Engine parse_engine(std::string_view text);
-
-/// Intermediate tensors by name, on the host: "z.7.delta_steps", "layer.4.keys", … (docs/editors.md lists them).
-using Trace = std::map<std::string, at::Tensor>;
-
-/// Inputs of an edit besides model, facts and hyper-parameters. Nothing else decides the result.
-struct EditContext {
-  uint64_t seed = 0;  ///< of sampled context templates (and of anything else an editor samples)
-  Engine engine = Engine::kFast;
-  /// Sentences put in front of the prompts. Absent: sampled from the model with `seed` at the first edit, then kept
-  /// here, so that later batches use the same ones. The result records them.
-  std::optional<ContextTemplates> contexts;
-  /// Second moments of the keys. Null is an Error(kInvalidArgument) for editors that need them.
-  StatisticsProvider* statistics = nullptr;
-  /// If set, original weights are also kept there before they are first written, so that the caller can undo several
-  /// edits.
-  EditTransaction* transaction = nullptr;
-  at::ScalarType solve_dtype = at::kDouble;  ///< float64 (default) or float32
-  /// In which the fast engine runs the frozen layers while targets are optimised (a copy of them, made for the phase);
-  /// δ, loss and optimiser stay float32. Absent: the model's own dtype. See models/compute_copy.h.
-  std::optional<at::ScalarType> compute_dtype;
-  bool tf32 = false;                ///< on GPUs, the fast engine multiplies float32 matrices in TF32 in that phase
-  int64_t max_facts_per_batch = 0;  ///< facts whose targets are optimised at once; 0: planned from memory
-  int target_lanes = 0;  ///< sets that those facts are shared out among, to overlap; 0: one for each GPU of the layers
-  /// The processes that edit together, each with the same model, facts and settings: they share the optimisation of
-  /// targets and sample contexts once; everything else each does for itself, with the same outcome.
-  devices::WorkSharing sharing;
-  CancelToken cancel;
-  ProgressFn progress;
-  Log log;
-  /// If set, editors record their intermediate tensors there (tests, fixtures; slow and large).
-  Trace* trace = nullptr;
-};
 
 enum class FactStatus {
   kConverged,  ///< the stop rule was met
@@ -131,6 +84,9 @@ struct EditResult {
 };
 [[nodiscard]] nlohmann::json to_json(const FactOutcome& outcome, bool with_curve = true);
 [[nodiscard]] nlohmann::json to_json(const LayerFigures& figures);  ///< the members by their names
+/// What to_json wrote, read back; what is not a number becomes NaN. Throws nlohmann::json::exception for anything else.
+[[nodiscard]] FactOutcome outcome_from_json(const nlohmann::json& json);
+[[nodiscard]] LayerFigures figures_from_json(const nlohmann::json& json);
 
 /// One editor with its hyper-parameters. An instance belongs to one sequence of edits of one model: editors that
 /// remember earlier batches (AlphaEdit, sequential MEMIT) keep that memory here; make a new instance, or reset(), for a
@@ -151,11 +107,11 @@ class Editor {
   /// batches is unchanged. Facts that cannot be edited alone come back with status kFailed and a reason; the others are
   /// edited. No facts change nothing: the result has neither deltas nor outcomes.
   [[nodiscard]] virtual EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                        EditContext& context) = 0;
+                                        const EditContext& context) = 0;
 
   /// To be called once after the last batch, by programs that edit in several: editors that correct the sum of all
   /// changes (PRUNE) do it here. Same promises as edit(). Returns nothing where there is nothing to do.
-  [[nodiscard]] virtual std::optional<EditResult> finish(models::Model& model, EditContext& context) {
+  [[nodiscard]] virtual std::optional<EditResult> finish(models::Model& model, const EditContext& context) {
     (void)model, (void)context;
     return std::nullopt;
   }
@@ -164,7 +120,11 @@ class Editor {
   /// model; reset() takes them out. Empty for editors that change weights.
   [[nodiscard]] virtual std::vector<RuntimePart> runtime() const { return {}; }
 
-  /// Forgets earlier batches.
+  /// The facts as they are to be asked while the edits are in force: editors that speak through the prompt (IKE) put
+  /// their text in front of it.
+  [[nodiscard]] virtual datasets::FactSet asked(datasets::FactSet facts) const { return facts; }
+
+  /// Forgets earlier batches. Contexts that were sampled stay.
   virtual void reset() {}
   /// The memory of earlier batches, for resuming; empty for editors without one.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state() const { return {}; }

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/register.h>
 #include <emend/editors/registry.h>
 
@@ -54,11 +55,8 @@ const EditorInfo& find_editor(std::string_view name) {
     if (plain(editor.name) == wanted) return editor;
     names.push_back(editor.name);
   }
-  std::string list;
-  for (const auto& known : names) list += (list.empty() ? "" : ", ") + known;
-  const std::string close = closest_name(wanted, names);
-  throw Error(ErrorClass::kInvalidArgument, {"editor", "unknown editor \"" + std::string(name) + "\"", "one of " + list,
-                                             close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  throw Error(ErrorClass::kInvalidArgument, {"editor", "unknown editor \"" + std::string(name) + "\"",
+                                             "one of " + join(names), did_you_mean(wanted, names)});
 }
 
 std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model,

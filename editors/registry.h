@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,11 +14,18 @@
 namespace emend::editors {
 
 struct EditorInfo {
-  std::string name;                       ///< "memit"
-  std::string summary;                    ///< one line for lists and help
-  std::string paper;                      ///< citation
-  bool batch = true;                      ///< solves for many facts together
-  bool statistics = true;                 ///< may need second moments
+  std::string name;                    ///< "memit"
+  std::string summary;                 ///< one line for lists and help
+  std::string paper;                   ///< citation
+  bool batch = true;                   ///< solves for many facts together
+  bool statistics = true;              ///< may need second moments
+  bool changes_weights = true;         ///< false: the result lies beside the weights (RuntimePart)
+  bool trains = false;                 ///< follows gradients of what it changes, instead of solving for targets
+  std::optional<RuntimeKind> runtime;  ///< how the parts of such an editor come to life
+  /// Optimises a target for each fact, then solves for the change of each layer.
+  [[nodiscard]] bool solves() const { return changes_weights && !trains; }
+  /// Changes nothing in the model: it speaks through the prompt, so there is nothing to take back.
+  [[nodiscard]] bool prompts() const { return !changes_weights && !trains; }
   std::function<std::string()> help;      ///< hyper-parameters for the terminal
   std::function<std::string()> markdown;  ///< the same as a table
   std::function<std::vector<hparams::FieldInfo>()> fields;

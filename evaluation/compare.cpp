@@ -1,6 +1,5 @@
 // Two runs side by side: paired differences over the cases that both hold.
-#include <emend/evaluation/detail/case_values.h>
-#include <emend/evaluation/detail/html.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
 #include <emend/evaluation/statistics.h>
@@ -98,40 +97,35 @@ json score_row(const std::string& family, const MetricField& field, const std::v
           {"significant", n > 1 && (low > 0 || high < 0)}};
 }
 
-void compare_family(const MetricInfo& info, const std::vector<std::pair<const json*, const json*>>& cases, json& rows) {
-  std::map<std::string, Pairs> columns;
-  std::vector<std::map<std::string, std::pair<double, double>>> both;
+using Cases = std::vector<std::pair<const json*, const json*>>;
+
+/// The cases of which both runs know all of the columns' values; one element a column.
+std::vector<Pairs> paired(const MetricInfo& info, const std::vector<std::string>& columns, const Cases& cases) {
+  std::vector<CaseFigure> figures;
+  for (const auto& key : columns)
+    for (const auto& field : info.fields)
+      if (field.key == key) figures.push_back(field.of_case);
+  std::vector<Pairs> parts(columns.size());
   for (const auto& [a, b] : cases) {
-    const auto first = detail::case_values(info.name, detail::case_metrics(*a, "post", info.name));
-    const auto second = detail::case_values(info.name, detail::case_metrics(*b, "post", info.name));
-    auto& shared = both.emplace_back();
-    for (const auto& [key, value] : first)
-      if (const auto found = second.find(key); found != second.end()) {
-        columns[key].first.push_back(value);
-        columns[key].second.push_back(found->second);
-        shared[key] = {value, found->second};
-      }
-  }
-  if (columns.empty()) return;
-  const std::string suffix = info.name == "counterfact" ? "_success" : "_accuracy";
-  for (const auto& field : info.fields) {
-    if (field.key == "score") {
-      std::vector<Pairs> parts(3);
-      for (const auto& shared : both) {
-        if (!shared.count("efficacy" + suffix) || !shared.count("paraphrase" + suffix) ||
-            !shared.count("neighborhood" + suffix))
-          continue;
-        size_t part = 0;
-        for (const char* name : {"efficacy", "paraphrase", "neighborhood"}) {
-          const auto& [a, b] = shared.at(name + suffix);
-          parts[part].first.push_back(a);
-          parts[part++].second.push_back(b);
-        }
-      }
-      if (!parts[0].first.empty()) rows.push_back(score_row(info.name, field, parts));
-    } else if (const auto column = columns.find(field.key); column != columns.end()) {
-      rows.push_back(difference_row(info.name, field, column->second, field.key == "essence_score" ? 1 : 100));
+    const json &first = case_metrics(*a, "post", info.name), &second = case_metrics(*b, "post", info.name);
+    std::vector<std::pair<std::optional<double>, std::optional<double>>> both;
+    for (const auto& figure : figures) both.emplace_back(figure(first), figure(second));
+    if (!std::all_of(both.begin(), both.end(), [](const auto& pair) { return pair.first && pair.second; })) continue;
+    for (size_t part = 0; part < parts.size(); ++part) {
+      parts[part].first.push_back(*both[part].first);
+      parts[part].second.push_back(*both[part].second);
     }
+  }
+  return parts;
+}
+
+void compare_family(const MetricInfo& info, const Cases& cases, json& rows) {
+  for (const auto& field : info.fields) {
+    if (field.of_groups || (!field.of_case && field.harmonic_of.empty())) continue;
+    const bool own = field.harmonic_of.empty();
+    const auto parts = paired(info, own ? std::vector{field.key} : field.harmonic_of, cases);
+    if (parts[0].first.empty()) continue;
+    rows.push_back(own ? difference_row(info.name, field, parts[0], field.scale) : score_row(info.name, field, parts));
   }
 }
 
@@ -140,7 +134,7 @@ void compare_family(const MetricInfo& info, const std::vector<std::pair<const js
 json compare_runs(const RunReport& first, const RunReport& second) {
   int64_t ambiguous = 0;
   const auto left = by_id(first, ambiguous), right = by_id(second, ambiguous);
-  std::vector<std::pair<const json*, const json*>> cases;
+  Cases cases;
   int64_t different = 0;
   for (const auto& [id, line] : left) {
     const auto found = right.find(id);

@@ -120,7 +120,7 @@ SeparateEvaluation::SeparateEvaluation(const datasets::FactSet& facts, const std
 
 void SeparateEvaluation::check(const std::vector<std::string>& families) {
   for (const auto& name : families)
-    if (name == "generation" || name == "health" || name == "mquake")
+    if (!metric_info(name).alone)
       throw Error(ErrorClass::kInvalidArgument,
                   {"--eval", name + ", for facts that are edited one at a time, each from the unedited model",
                    "a family that judges one fact at a time, such as counterfact",

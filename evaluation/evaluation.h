@@ -15,6 +15,7 @@
 #include <emend/models/model.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -24,13 +25,36 @@
 
 namespace emend::evaluation {
 
-/// One number of a metric family.
+/// The one comparison behind every "success": `right` is the more probable of two answers (mean negative
+/// log-likelihood per token, strictly).
+[[nodiscard]] inline bool more_probable(double nll_right, double nll_wrong) {
+  return nll_right < nll_wrong;
+}
+
+/// What one case is worth in a figure, from the family's raw values of the case as cases.jsonl holds them. Absent where
+/// the case has none; damaged values count as missing.
+using CaseFigure = std::function<std::optional<double>(const nlohmann::json& raw)>;
+
+/// One column of a metric family. Evaluation, reports and comparisons know of a figure what is declared here.
 struct MetricField {
   std::string key;         ///< as in results.json: "efficacy_success"
   std::string paper_name;  ///< "ES"
   std::string definition;  ///< one or two sentences
   std::string unit;        ///< "%", "bit × 100", "nat"
   bool higher_is_better = true;
+  CaseFigure of_case = {};                    ///< the figure is `scale` times its mean; none: the family fills it in
+  std::string label = "";                     ///< in charts and in the table of every edit; empty: not there
+  double scale = 100;                         ///< from a case's value to the figure
+  std::vector<std::string> harmonic_of = {};  ///< the figure is the harmonic mean of these columns
+  bool of_groups = false;                     ///< `of_case` reads groups of facts instead of cases
+  bool optional = false;                      ///< without a value left out of the summary instead of null
+};
+
+/// What a family says about one case.
+struct CaseVerdict {
+  std::optional<double> p_new, p_old;  ///< probability of the new and the old answer after the fact's own prompt
+  std::optional<bool> success;         ///< absent: the case has nothing that the family could judge
+  std::string reason;                  ///< why there is no success, in words
 };
 
 struct MetricInfo {
@@ -39,7 +63,17 @@ struct MetricInfo {
   std::string protocol;  ///< where the definition comes from
   int version = 1;       ///< goes up when numbers change; part of cache keys
   std::vector<MetricField> fields;
+  std::function<CaseVerdict(const nlohmann::json& raw)> judge = {};  ///< what makes a case a success; none: no opinion
+  std::vector<std::string> keyed = {};  ///< members that hold figures in percent under the facts' own keys: "locality"
+  bool alone = true;                    ///< can judge a fact on a state of the model of its own
+  bool memit_names = false;             ///< raw values are named as in the MEMIT repository's case files
 };
+
+/// The family's raw values of a line of cases.jsonl, `when` "pre" or "post"; null if absent.
+[[nodiscard]] const nlohmann::json& case_metrics(const nlohmann::json& line, const std::string& when,
+                                                 const std::string& family);
+/// The verdicts of all families together: each member from the first family that has it.
+[[nodiscard]] CaseVerdict judge_case(const nlohmann::json& line, const std::string& when);
 
 /// The families of metrics.def, in its order.
 [[nodiscard]] const std::vector<MetricInfo>& metric_families();
@@ -133,7 +167,7 @@ struct Efficacy {
   bool accurate = false;           ///< every token of target_new is the argmax
   double probability = 0;          ///< exp(-nll_new)
   /// nll_true > nll_new, or `accurate` where there is no target_true.
-  [[nodiscard]] bool success() const { return nll_true ? *nll_true > nll_new : accurate; }
+  [[nodiscard]] bool success() const { return nll_true ? more_probable(nll_new, *nll_true) : accurate; }
 };
 
 /// The cheap path for retention and stop rules: the facts' own prompts only.

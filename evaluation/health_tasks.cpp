@@ -2,6 +2,7 @@
 // zero-shot.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/evaluation/health.h>
 
 #include <algorithm>
@@ -84,7 +85,7 @@ constexpr ChoiceFile kChoiceFiles[] = {{"health_mmlu.json", "mmlu", mmlu},
                                        {"health_cola.json", "cola", cola}};
 
 HealthTask read_choices(const std::filesystem::path& path, const ChoiceFile& kind, int64_t limit) {
-  const json rows = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const json rows = read_json(path);
   if (!rows.is_array())
     throw Error(ErrorClass::kCorruption,
                 {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
@@ -101,11 +102,8 @@ HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
   for (std::string line; std::getline(lines, line) && (limit < 0 || static_cast<int64_t>(task.texts.size()) < limit);) {
     ++number;
     if (line.find_first_not_of(" \r\t") == std::string::npos) continue;
-    const json row = json::parse(line, nullptr, /*allow_exceptions=*/false);
     const std::string where = path.string() + ":" + std::to_string(number);
-    if (row.is_discarded())
-      throw Error(ErrorClass::kCorruption,
-                  {where, "no JSON", "one object a line", "take the file from its source again"});
+    const json row = parse_json(line, where);
     task.texts.push_back(Row{row, where}.text("text"));
   }
   return task;

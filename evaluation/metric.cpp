@@ -1,4 +1,6 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/statistics.h>
 
@@ -28,12 +30,9 @@ std::vector<std::string> names() {
 }
 
 [[noreturn]] void unknown(const std::string& name) {
-  std::string listed;
-  for (const auto& known : names()) listed += (listed.empty() ? "" : ", ") + known;
-  const std::string closest = closest_name(name, names());
   throw Error(ErrorClass::kInvalidArgument,
-              {"metrics", "unknown metric \"" + name + "\"", "one of " + listed + ", or auto, none",
-               closest.empty() ? "" : "did you mean \"" + closest + "\"?"});
+              {"metrics", "unknown metric \"" + name + "\"", "one of " + join(names()) + ", or auto, none",
+               did_you_mean(name, names())});
 }
 
 }  // namespace
@@ -87,19 +86,123 @@ std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted,
   return resolved;
 }
 
-void put_mean(nlohmann::json& summary, const std::string& key, const std::vector<std::optional<double>>& records,
-              double scale) {
+namespace {
+
+using nlohmann::json;
+using Column = std::vector<std::optional<double>>;
+
+/// A figure or null under `key`; its interval goes to summary["ci95"][key], the standard deviation to
+/// summary["std"][key], the number of records to summary["counts"][key].
+void put_mean(json& summary, const std::string& key, const Column& records, double scale = 100) {
   const auto mean = mean_of(records);
-  summary[key] = mean ? nlohmann::json(scale * mean->value) : nlohmann::json();
+  summary[key] = mean ? json(scale * mean->value) : json();
   if (!mean) return;
   summary["ci95"][key] = scale * mean->ci95;
   summary["std"][key] = scale * mean->deviation;
   summary["counts"][key] = mean->n;
 }
 
+void put_harmonic(json& summary, const MetricField& field, const std::map<std::string, Column>& columns,
+                  const EvaluateOptions& options) {
+  summary[field.key] = nullptr;
+  std::vector<double> means;
+  std::vector<Column> values;
+  for (const auto& part : field.harmonic_of) {
+    if (summary[part].is_null()) return;
+    means.push_back(summary[part].get<double>());
+    values.push_back(columns.at(part));
+  }
+  summary[field.key] = *harmonic_mean(means);
+  if (const auto range = bootstrap_harmonic(values, options.bootstrap, options.seed))
+    summary[field.key + "_ci95"] = {100 * range->first, 100 * range->second};
+}
+
+/// Means by the facts' own keys.
+json keyed_means(const std::vector<json>& cases, const std::string& name) {
+  std::map<std::string, Column> columns;
+  for (const auto& row : cases)
+    for (const auto& [key, value] : row.at(name).items()) columns[key].push_back(value.get<double>());
+  json means = json::object();
+  for (const auto& [key, column] : columns) put_mean(means, key, column);
+  return means;
+}
+
+}  // namespace
+
+MetricOutcome Metric::finish(const MetricContext& context, const ScoreSheet& sheet) {
+  MetricOutcome outcome = measure(context, sheet);
+  json& summary = outcome.summary;
+  summary.emplace("n", outcome.cases.size());
+  std::map<std::string, Column> columns;
+  for (const auto& field : info().fields) {
+    if (!field.of_case) continue;
+    Column& column = columns[field.key];
+    for (const auto& row : field.of_groups ? outcome.groups : outcome.cases) column.push_back(field.of_case(row));
+    put_mean(summary, field.key, column, field.scale);
+    if (field.optional && summary[field.key].is_null()) summary.erase(field.key);
+  }
+  for (const auto& field : info().fields)
+    if (!field.harmonic_of.empty()) put_harmonic(summary, field, columns, context.options);
+  for (const auto& name : info().keyed) summary[name] = keyed_means(outcome.cases, name);
+  return outcome;
+}
+
 std::optional<double> record_mean(const std::vector<double>& values) {
   const auto mean = mean_of(values);
   return mean ? std::optional(mean->value) : std::nullopt;
+}
+
+CaseFigure value_of(std::string key) {
+  return [key = std::move(key)](const json& raw) -> std::optional<double> {
+    const json& value = detail::member(raw, {key});
+    return value.is_boolean() ? std::optional(value.get<bool>() ? 1.0 : 0.0) : detail::as_number(value);
+  };
+}
+
+CaseFigure share_of_true(std::string key) {
+  return [key = std::move(key)](const json& raw) {
+    std::vector<double> values;
+    if (const json& list = detail::member(raw, {key}); list.is_array())
+      for (const auto& value : list) values.push_back(value == json(true) ? 1 : 0);
+    return record_mean(values);
+  };
+}
+
+CaseFigure mean_of_keys(std::string key) {
+  return [key = std::move(key)](const json& raw) {
+    std::vector<double> values;
+    if (const json& object = detail::member(raw, {key}); object.is_object())
+      for (const auto& value : object)
+        if (value.is_number()) values.push_back(value.get<double>());
+    return record_mean(values);
+  };
+}
+
+CaseVerdict said_in_full(const std::optional<double>& share) {
+  if (!share) return {};
+  CaseVerdict verdict;
+  verdict.success = *share >= 1;
+  if (!*verdict.success)
+    verdict.reason =
+        "the model does not say the target in full (" + detail::fixed(100 * *share, 0) + " % of its tokens)";
+  return verdict;
+}
+
+const json& case_metrics(const json& line, const std::string& when, const std::string& family) {
+  const json& nested = detail::member(line, {"metrics", when, family});
+  return nested.is_null() ? detail::member(line, {when, family}) : nested;
+}
+
+CaseVerdict judge_case(const json& line, const std::string& when) {
+  CaseVerdict all;
+  for (const auto& info : metric_families()) {
+    if (!info.judge) continue;
+    const CaseVerdict own = info.judge(case_metrics(line, when, info.name));
+    if (!all.p_new) all.p_new = own.p_new;
+    if (!all.p_old) all.p_old = own.p_old;
+    if (!all.success) all.success = own.success, all.reason = own.reason;
+  }
+  return all;
 }
 
 }  // namespace emend::evaluation

@@ -1,7 +1,9 @@
 // What a metric family is: the interface behind metrics.def.
 //
 // To add one: write metrics/<name>.cpp with a class derived from Metric and a function make_<name>, and add the line
-// EMEND_METRIC(<name>) to metrics.def. Help, resolution of "auto", evaluation, reports and the conformance test follow.
+// EMEND_METRIC(<name>) to metrics.def. A family declares its columns and what counts as success (MetricInfo) and makes
+// raw values for each case; the summary is made from both. Help, resolution of "auto", evaluation, reports, comparisons
+// and the conformance test follow.
 #pragma once
 
 #include <emend/evaluation/evaluation.h>
@@ -36,10 +38,10 @@ struct MetricContext {
 };
 
 struct MetricOutcome {
-  nlohmann::json summary = nlohmann::json::object();
-  std::vector<nlohmann::json> cases;   ///< one a fact, or empty
-  std::vector<nlohmann::json> groups;  ///< one a group, or empty
-  at::Tensor probe;                    ///< [probes, V] next-token log-probabilities, where a family keeps them
+  nlohmann::json summary = nlohmann::json::object();  ///< finish() adds the declared columns
+  std::vector<nlohmann::json> cases;                  ///< one a fact, or empty
+  std::vector<nlohmann::json> groups;                 ///< one a group, or empty
+  at::Tensor probe;  ///< [probes, V] next-token log-probabilities, where a family keeps them
 };
 
 /// One evaluation by one family: plan(), then finish() on the same object.
@@ -51,21 +53,27 @@ class Metric {
   [[nodiscard]] virtual bool suits(const datasets::FactSet& facts) const = 0;
   /// Adds what it needs to the sheet.
   virtual void plan(const MetricContext& context, ScoreSheet& sheet) = 0;
-  /// Turns scores into numbers; may run the model itself (generation).
-  [[nodiscard]] virtual MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) = 0;
+  /// Turns scores into raw values, and these into the declared columns of the summary.
+  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet);
   /// Options that change its numbers, for cache keys.
   [[nodiscard]] virtual nlohmann::json key(const EvaluateOptions&) const { return nullptr; }
+
+ protected:
+  /// The raw values of each case; may run the model itself (generation).
+  [[nodiscard]] virtual MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) = 0;
 };
 
 /// A new object of the family. Throws Error(kInvalidArgument) with the closest name.
 [[nodiscard]] std::unique_ptr<Metric> make_metric(const std::string& name);
 
-/// A number of a summary: percent or null, and its interval, under `key`. The interval goes to summary["ci95"][key],
-/// the standard deviation to summary["std"][key], the number of records to summary["counts"][key]. `scale` multiplies
-/// (100 for percent).
-void put_mean(nlohmann::json& summary, const std::string& key, const std::vector<std::optional<double>>& records,
-              double scale = 100);
 /// Mean of a record's values; absent if there are none.
 [[nodiscard]] std::optional<double> record_mean(const std::vector<double>& values);
+
+// Readers of raw values for MetricField::of_case.
+[[nodiscard]] CaseFigure value_of(std::string key);       ///< a number, or a truth value as 1 or 0
+[[nodiscard]] CaseFigure share_of_true(std::string key);  ///< in a list of truth values
+[[nodiscard]] CaseFigure mean_of_keys(std::string key);   ///< over the numbers of an object
+/// A verdict by the share of the target's tokens that the model says; none without a share.
+[[nodiscard]] CaseVerdict said_in_full(const std::optional<double>& share);
 
 }  // namespace emend::evaluation

@@ -1,14 +1,11 @@
-// Reading a run, assembling the page, and the files for other programs.
+// Reading a run, and the files for other programs.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/evaluation/detail/case_values.h>
-#include <emend/evaluation/detail/html.h>
+#include <emend/core/json.h>
 #include <emend/evaluation/detail/page.h>
-#include <emend/evaluation/detail/report_sections.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
-
-#include <cmath>
 
 namespace emend::evaluation {
 namespace {
@@ -16,11 +13,9 @@ namespace {
 using nlohmann::json;
 
 json parse_object(const std::string& text, const std::string& where) {
-  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json value = parse_json(text, where, {.expected = "one JSON object", .advice = "write the run again"});
   if (!value.is_object())
-    throw Error(ErrorClass::kCorruption,
-                {where, value.is_discarded() ? "text that is not JSON" : "JSON that is no object", "one JSON object",
-                 "write the run again"});
+    throw Error(ErrorClass::kCorruption, {where, "JSON that is no object", "one JSON object", "write the run again"});
   return value;
 }
 
@@ -56,22 +51,6 @@ RunReport load_run(const std::filesystem::path& folder) {
   return run;
 }
 
-std::string render_report(const RunReport& run) {
-  const auto cases = detail::case_states(run);
-  std::string body = detail::heading(run, cases);
-  body += detail::changes_section(run, cases);
-  body += detail::metrics_section(run);
-  body += detail::plots_section(run);
-  body += detail::devices_section(run);
-  body += detail::cases_section(run, cases);
-  body += detail::reproduce_section(run);
-  return detail::html_page("emend: " + detail::text(run.results, "editor", "edits"), body);
-}
-
-void write_report(const std::filesystem::path& path, const RunReport& run) {
-  write_file(path, render_report(run));
-}
-
 std::string metrics_csv(const json& results) {
   std::string out = "family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n\n";
   for (const auto& info : metric_families()) {
@@ -92,11 +71,11 @@ std::string metrics_csv(const json& results) {
       const json &pre = detail::member(before, {field.key}), &post = detail::member(after, {field.key});
       if (!pre.is_null() || !post.is_null()) row(field.key, field.paper_name, field.unit, pre, post, before, after);
     }
-    for (const char* group : {"locality", "portability"}) {
+    for (const auto& group : info.keyed) {
       const json &pre = detail::member(before, {group}), &post = detail::member(after, {group});
       for (const auto& item : (post.is_object() && !post.empty() ? post : pre).items())
         if (item.value().is_number())
-          row(item.key(), std::string(group) + ": " + item.key(), "%", detail::member(pre, {item.key()}),
+          row(item.key(), group + ": " + item.key(), "%", detail::member(pre, {item.key()}),
               detail::member(post, {item.key()}), pre, post);
     }
   }
@@ -133,15 +112,15 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
     out["time"] = detail::member(line, {"seconds"});
     for (const char* when : {"pre", "post"}) {
       json values = json::object();
-      for (const char* family : {"zsre", "counterfact", "generation"}) {
-        const json& raw = detail::case_metrics(line, when, family);
-        if (!raw.is_object()) continue;
+      for (const auto& info : metric_families()) {
+        const json& raw = case_metrics(line, when, info.name);
+        if (!info.memit_names || !raw.is_object()) continue;
         for (const auto& [key, value] : raw.items()) {
           // The published script compares the two targets; lists without the old one would break it.
           if (key.ends_with("_probs") && value.is_array() && !value.empty() &&
               detail::member(value[0], {"target_true"}).is_null())
             continue;
-          values[key] = value;
+          values.emplace(key, value);
         }
       }
       if (!values.empty()) out[when] = std::move(values);

@@ -3,8 +3,9 @@
 // The input is plain data, as the run's own files hold it, so a report can be written again at any time
 // (`emend report RUN`) and by programs that never saw the model.
 //
-// Goals: the page explains itself, needs no network and no script to be read, prints, fits a phone, follows light and
-// dark. Non-goals: interactive exploration, styling options.
+// Goals: the page explains itself, needs no network and no other file, prints, fits a phone, follows light and dark.
+// It is templates/page.html, whose script draws one embedded JSON document: no HTML is made here. Non-goals:
+// interactive exploration, styling options.
 #pragma once
 
 #include <filesystem>
@@ -40,8 +41,8 @@ struct RunReport {
 /// results.json is missing, Error(kCorruption) naming file and line for damaged JSON.
 [[nodiscard]] RunReport load_run(const std::filesystem::path& folder);
 
-/// The page as text. All texts that come from data are escaped. At most 3 MB for 1,000 facts: longer lists are cut with
-/// a note that names the file that holds them all.
+/// The page as text. Texts that come from data stay data: they are never read as HTML. At most 3 MB for 1,000 facts:
+/// longer lists are cut with a note that names the file that holds them all.
 [[nodiscard]] std::string render_report(const RunReport& run);
 /// Writes the page, atomically. Throws Error(kIo).
 void write_report(const std::filesystem::path& path, const RunReport& run);

@@ -1,7 +1,8 @@
 #include <Eigen/SparseCore>
 
 #include <emend/core/error.h>
-#include <emend/evaluation/detail/regex.h>
+#include <emend/core/regex.h>
+#include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/text_metrics.h>
 
 #include <cmath>
@@ -28,7 +29,7 @@ Vector weigh(std::string_view text, const std::unordered_map<std::string, int64_
 }  // namespace
 
 std::vector<std::string> tfidf_tokens(std::string_view text) {
-  static const detail::Regex words("\\b\\w\\w+\\b");
+  static const Regex words("\\b\\w\\w+\\b");
   return words.find_all(detail::lower_case(text));
 }
 

@@ -51,7 +51,7 @@ struct Cell {
   }
 };
 
-struct Row {
+struct TraceRow {
   size_t cell;
   int64_t draw;
 };
@@ -81,9 +81,9 @@ class FactTracer {
  private:
   void run_noised();
   void trace_token(int64_t token);
-  void sweep(int64_t token, std::vector<Cell>& cells, const std::vector<Row>& rows);
+  void sweep(int64_t token, std::vector<Cell>& cells, const std::vector<TraceRow>& rows);
   [[nodiscard]] at::Tensor joining_states(int64_t token, int layer, const std::vector<Cell>& cells,
-                                          const std::vector<Row>& rows) const;
+                                          const std::vector<TraceRow>& rows) const;
   [[nodiscard]] at::Tensor restored_outputs(TraceKind kind, int64_t token, int layer,
                                             const std::vector<int64_t>& draws) const;
   [[nodiscard]] models::KvCache keys_before(int layer, int64_t token, const std::vector<int64_t>& draws) const;
@@ -180,7 +180,7 @@ void FactTracer::trace_token(int64_t token) {
   const int round = options_.precision > 0 ? kDrawsARound : options_.samples;
   const auto most = static_cast<size_t>(std::max<int64_t>(1, options_.batch_tokens / (length_ - token)));
   for (int draw = 0; draw < options_.samples; draw += round) {
-    std::vector<Row> rows;
+    std::vector<TraceRow> rows;
     for (size_t c = 0; c < cells.size(); ++c) {
       if (draw > 0 && cells[c].known(options_.precision)) continue;
       for (int d = draw; d < std::min(options_.samples, draw + round); ++d) rows.push_back({c, d});
@@ -238,11 +238,11 @@ at::Tensor FactTracer::restored_outputs(TraceKind kind, int64_t token, int layer
 /// Inputs of `layer` of the rows that join there, [rows · (T - token), D]: the noised run's, and at the first token
 /// what the restoration in the layer below left.
 at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vector<Cell>& cells,
-                                      const std::vector<Row>& rows) const {
+                                      const std::vector<TraceRow>& rows) const {
   const at::Tensor& noised = noised_in_[static_cast<size_t>(layer)];
   const int64_t own = length_ - token;
   std::vector<int64_t> places;
-  for (const Row& row : rows)
+  for (const TraceRow& row : rows)
     for (int64_t t = token; t < length_; ++t) places.push_back(row.draw * length_ + t);
   at::Tensor states = noised.index_select(0, index_for(places, noised));
   for (TraceKind kind : options_.kinds) {
@@ -264,7 +264,7 @@ at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vecto
 }
 
 /// Runs rows of one token, ordered by where they join, and records their probabilities.
-void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vector<Row>& rows) {
+void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vector<TraceRow>& rows) {
   const int64_t own = length_ - token;
   const std::vector<int64_t> ids(tokens_.ids.begin() + token, tokens_.ids.end());
   size_t active = 0;
@@ -274,8 +274,8 @@ void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vecto
   for (int layer = cells[rows[0].cell].joins(); layer <= layers_; ++layer) {
     const size_t begin = active;
     while (active < rows.size() && cells[rows[active].cell].joins() == layer) ++active;
-    const std::vector<Row> joining(rows.begin() + static_cast<std::ptrdiff_t>(begin),
-                                   rows.begin() + static_cast<std::ptrdiff_t>(active));
+    const std::vector<TraceRow> joining(rows.begin() + static_cast<std::ptrdiff_t>(begin),
+                                        rows.begin() + static_cast<std::ptrdiff_t>(active));
     if (!joining.empty()) {
       const at::Tensor more = joining_states(token, layer, cells, joining);
       for (size_t r = begin; r < active; ++r) {

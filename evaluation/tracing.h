@@ -63,10 +63,6 @@ struct FactTrace {
 /// Throws Error(kInvalidArgument) if the subject is not in the prompt, Error(kCancelled).
 [[nodiscard]] FactTrace trace_fact(const models::Model& model, const KnownFact& fact, const TraceOptions& options);
 
-/// The naive computation of one fact (a full pass for each restored state), as an oracle for tests.
-[[nodiscard]] FactTrace trace_fact_reference(const models::Model& model, const KnownFact& fact,
-                                             const TraceOptions& options);
-
 /// Average indirect effect by kind of token, as the paper draws it.
 struct TraceSummary {
   int64_t facts = 0;                           ///< traced
@@ -103,7 +99,8 @@ void average(TraceSummary& summary, const std::vector<TraceKind>& kinds);
 /// The same from to_json's output; empty where that has no such kind.
 [[nodiscard]] std::string summary_svg(const nlohmann::json& summary, TraceKind kind);
 
-/// A self-contained page: the averages, what they suggest, and the heat maps of the first `facts` facts.
+/// A self-contained page (templates/page.html): the averages, what they suggest, and the heat maps of the first `facts`
+/// facts.
 [[nodiscard]] std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts = 20);
 
 }  // namespace emend::evaluation

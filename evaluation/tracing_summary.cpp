@@ -1,7 +1,8 @@
 // Averages of traces by kind of token, layers to edit, and heat maps.
 #include <emend/core/error.h>
-#include <emend/evaluation/detail/charts.h>
-#include <emend/evaluation/detail/html.h>
+#include <emend/core/text.h>
+#include <emend/evaluation/detail/page.h>
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/tracing.h>
 
 #include <algorithm>
@@ -56,7 +57,14 @@ std::string at(double value) {
   return detail::fixed(value, 1);
 }
 
-/// A complete SVG document; inside a page it takes the page's text colour.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (char c : text)
+    out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '"' ? "&quot;" : std::string(1, c);
+  return out;
+}
+
+/// A complete SVG document.
 std::string draw(const Map& map) {
   constexpr double kLeft = 172, kCell = 20, kTop = 32, kBar = 84;
   const size_t layers = map.values.empty() ? 0 : map.values[0].size();
@@ -67,10 +75,10 @@ std::string draw(const Map& map) {
   const std::string text = " style=\"font:15px system-ui,sans-serif;fill:var(--ink,currentColor)\"";
   std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + at(width) + " " + at(height) +
                     "\" width=\"" + at(width) + "\" height=\"" + at(height) + "\" role=\"img\" aria-label=\"" +
-                    detail::escape(map.title) + "\">";
+                    escaped(map.title) + "\">";
   const auto label = [&](double x, double y, const char* anchor, const std::string& words) {
     out += "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor + "\"" + text + ">" +
-           detail::escape(words) + "</text>";
+           escaped(words) + "</text>";
   };
   label(8, 20, "start", map.title);
   const auto shade = [&](double value) {
@@ -206,7 +214,7 @@ json suggest_layers(const TraceSummary& summary, int count) {
                 " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) +
                 (summary.facts > 1 ? " ± " + detail::fixed(error, 3) : "") + " of probability, from " +
                 detail::fixed(summary.corrupted, 3) + " with a noised subject to " + detail::fixed(summary.clean, 3) +
-                " without noise (" + std::to_string(summary.facts) + (summary.facts == 1 ? " fact)." : " facts)."));
+                " without noise (" + counted(static_cast<size_t>(summary.facts), "fact") + ").");
   if (summary.facts > 1)
     why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
                   " are within one standard error of that peak.");
@@ -264,6 +272,17 @@ std::string summary_svg(const json& summary, TraceKind kind) {
       if (std::isfinite(value)) map.high = std::max(map.high, value);
   }
   return draw(map);
+}
+
+std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts) {
+  json data = to_json(summary);
+  data["page"] = "trace";
+  data["model"] = model_name;
+  auto& traces = data["traces"].get_ref<json::array_t&>();
+  data["more"] = traces.size() - std::min(traces.size(), facts);
+  traces.resize(std::min(traces.size(), facts));
+  if (summary.effect.count(TraceKind::kMlp) && summary.facts > 0) data["suggested"] = suggest_layers(summary);
+  return detail::fill_page(data);
 }
 
 }  // namespace emend::evaluation

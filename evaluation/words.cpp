@@ -4,7 +4,9 @@
 // into sentences with a trained model; here a sentence ends at a full stop, question or exclamation mark that is
 // followed by white space and a capital, a digit or an opening quote, unless the word before the full stop is a known
 // abbreviation or a single letter. The cut only decides whether that full stop is a word of its own.
-#include <emend/evaluation/detail/regex.h>
+#include <emend/core/regex.h>
+#include <emend/core/utf8.h>
+#include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/text_metrics.h>
 
 #include <array>
@@ -13,8 +15,6 @@
 
 namespace emend::evaluation {
 namespace {
-
-using detail::Regex;
 
 struct Rule {
   Regex pattern;
@@ -113,7 +113,7 @@ std::vector<std::string_view> sentences(std::string_view text) {
 }  // namespace
 
 std::vector<std::string> word_tokenize(std::string_view raw) {
-  const std::string text = detail::valid_utf8(raw);
+  const std::string text = repair_utf8(raw);
   std::vector<std::string> words;
   for (std::string_view sentence : sentences(text)) {
     const size_t first = sentence.find_first_not_of(" \t\r\n");

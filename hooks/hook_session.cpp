@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 
@@ -109,8 +110,7 @@ void HookSession::finish() {
   std::string missed;
   for (const auto& entry : entries_)
     if (!entry->fired)
-      missed += (missed.empty() ? "" : ", ") + std::string(verb(static_cast<int>(entry->kind))) + " at " +
-                to_string(entry->ref);
+      append_item(missed, std::string(verb(static_cast<int>(entry->kind))) + " at " + to_string(entry->ref));
   detach();
   if (!missed.empty())
     throw Error(ErrorClass::kInvalidArgument,

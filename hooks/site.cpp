@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/hooks/site.h>
 
 #include <array>
@@ -32,12 +33,9 @@ constexpr std::string_view kLayerPrefix = "layers.";
 [[noreturn]] void bad_site(std::string_view text) {
   std::vector<std::string> names;
   for (const auto& s : kSites) names.push_back(s.in_layer ? "layers.0." + std::string(s.name) : std::string(s.name));
-  const std::string close = closest_name(text, names);
-  std::string list;
-  for (const auto& s : kSites)
-    list += (list.empty() ? "" : ", ") + std::string(s.in_layer ? "layers.N." : "") + std::string(s.name);
+  const auto in_full = [](const auto& s) { return (s.in_layer ? "layers.N." : "") + std::string(s.name); };
   throw Error(ErrorClass::kInvalidArgument, {"site \"" + std::string(text) + "\"", "no such place in a decoder",
-                                             "one of " + list, close.empty() ? "" : "did you mean \"" + close + "\"?"});
+                                             "one of " + join(kSites, ", ", in_full), did_you_mean(text, names)});
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-# Writes OUTPUT, a C++ source that holds the text of every YAML file of FOLDER/<editor>/<model>.yaml.
+# Writes OUTPUT, a C++ source that holds the text of every YAML file of FOLDER.
 #   cmake -DFOLDER=… -DOUTPUT=… -P embed_presets.cmake
-file(GLOB files RELATIVE "${FOLDER}" "${FOLDER}/*/*.yaml")
+file(GLOB files RELATIVE "${FOLDER}" "${FOLDER}/*.yaml")
 list(SORT files)
-set(source "// Made by embed_presets.cmake from hparams/*/*.yaml; do not edit.\n#include <emend/hparams/detail/preset_files.h>\n\n")
+set(source "// Made by embed_presets.cmake from hparams/*.yaml; do not edit.\n#include <emend/hparams/detail/preset_files.h>\n\n")
 string(APPEND source "namespace emend::hparams::detail {\n\nconst std::vector<PresetFile>& preset_files() {\n")
 string(APPEND source "  static const std::vector<PresetFile> files = {\n")
 foreach(file IN LISTS files)
@@ -11,7 +11,8 @@ foreach(file IN LISTS files)
   if(NOT clash EQUAL -1)
     message(FATAL_ERROR "${file} contains the end mark of a raw string")
   endif()
-  string(APPEND source "      {\"${file}\", R\"yaml(${text})yaml\"},\n")
+  string(REGEX REPLACE "\\.yaml$" "" editor "${file}")
+  string(APPEND source "      {\"${editor}\", R\"yaml(${text})yaml\"},\n")
 endforeach()
 string(APPEND source "  };\n  return files;\n}\n\n}  // namespace emend::hparams::detail\n")
 file(WRITE "${OUTPUT}" "${source}")

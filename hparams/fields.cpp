@@ -1,4 +1,5 @@
 // How each field type is read from a raw value: what fits, what is refused and what the refusal says.
+#include <emend/core/text.h>
 #include <emend/hparams/schema.h>
 
 #include <algorithm>
@@ -16,12 +17,6 @@ std::string number_text(double value) {
 std::string integral_text(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
                                                               : number_text(value);
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
 }
 
 /// A finite number spelled in `raw`. Quoted numbers are taken from YAML only: EasyEdit turns them into floats too.
@@ -53,9 +48,7 @@ bool in_range(double value, const FieldOptions& options) {
 }
 
 std::string one_of_text(const FieldOptions& options) {
-  std::string text;
-  for (const std::string& name : options.one_of) text += (text.empty() ? "one of " : ", ") + name;
-  return text;
+  return options.one_of.empty() ? "" : "one of " + join(options.one_of);
 }
 
 /// Reads every item with `read_item`; the first refusal wins.
@@ -65,8 +58,7 @@ std::string read_list(const RawValue& raw, const FieldOptions& options, std::vec
   expected.append(name).append(range_text(options));
   if (raw.kind != RawValue::Kind::kSequence) return expected + ", such as [4, 5]";
   if (static_cast<int64_t>(raw.items.size()) < options.min_items)
-    return expected + " with at least " + std::to_string(options.min_items) +
-           (options.min_items == 1 ? " item" : " items");
+    return expected + " with at least " + counted(static_cast<size_t>(options.min_items), "item");
   std::vector<V> values;
   for (const RawValue& item : raw.items) {
     V value{};

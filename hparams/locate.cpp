@@ -56,10 +56,10 @@ const Schema<LocateHparams>& locate_schema() {
                  {.meaning = "whether keys are weighted with the second moment of the corpus",
                   .formula = "C = E[k kT]; C = I without"})
           .field("mom2_dataset", &LocateHparams::mom2_dataset,
-                 {.meaning = "name of the corpus of the second moment; --corpus says which file that is"})
-          .field(
-              "mom2_n_samples", &LocateHparams::mom2_n_samples,
-              {.meaning = "documents of the corpus that are read at most; --stats-tokens limits the tokens", .min = 1})
+                 {.meaning = "name of the corpus of the second moment; the corpus of the run says which file that is"})
+          .field("mom2_n_samples", &LocateHparams::mom2_n_samples,
+                 {.meaning = "documents of the corpus that are read at most; stats_tokens of the run limits the tokens",
+                  .min = 1})
           .field("mom2_dtype", &LocateHparams::mom2_dtype,
                  {.meaning = "precision in which the second moment is summed",
                   .one_of = {"float32", "float64", "float16", "bfloat16"}})

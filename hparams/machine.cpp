@@ -1,3 +1,4 @@
+#include <emend/core/setting.h>
 #include <emend/hparams/machine.h>
 #include <emend/hparams/schema.h>
 
@@ -12,31 +13,32 @@ namespace {
 struct MachineKey {
   std::string_view name;
   std::string_view instead;
+  std::string_view setting = {};  // ends `instead`
 };
 
 constexpr std::array kMachineKeys{
     MachineKey{"alg_name", ""},
-    MachineKey{"model_name", "give --model"},
+    MachineKey{"model_name", "give ", "model"},
     MachineKey{"model_class", "the model's config.json says what it is"},
     MachineKey{"tokenizer_class", "the model's own tokenizer is used"},
     MachineKey{"tokenizer_name", "the model's own tokenizer is used"},
-    MachineKey{"cache_dir", "give --model"},
-    MachineKey{"device", "use --device-map"},
-    MachineKey{"model_parallel", "use --device-map"},
-    MachineKey{"fp16", "use --dtype"},
-    MachineKey{"bf16", "use --dtype"},
-    MachineKey{"half", "use --dtype"},
-    MachineKey{"stats_dir", "use --stats-cache"},
+    MachineKey{"cache_dir", "give ", "model"},
+    MachineKey{"device", "use ", "device_map"},
+    MachineKey{"model_parallel", "use ", "device_map"},
+    MachineKey{"fp16", "use ", "dtype"},
+    MachineKey{"bf16", "use ", "dtype"},
+    MachineKey{"half", "use ", "dtype"},
+    MachineKey{"stats_dir", "use ", "stats_cache"},
     MachineKey{"P_loc", "the projector is made from the statistics"},
-    MachineKey{"batch_size", "use --batch-size"},
+    MachineKey{"batch_size", "use ", "batch_size"},
     MachineKey{"max_length", "prompts are never cut"},
-    MachineKey{"results_dir", "use --out"},
-    MachineKey{"silent", "use --quiet"},
+    MachineKey{"results_dir", "use ", "out"},
+    MachineKey{"silent", "use ", "quiet"},
     MachineKey{"archive", "edits are kept as packs"},
-    MachineKey{"sequential_edit", "use --batch-size"},
+    MachineKey{"sequential_edit", "use ", "batch_size"},
     MachineKey{"keep_original_weight", "edits stay; revert them with emend revert"},
     MachineKey{"use_chat_template", "prompts are used as they are"},
-    MachineKey{"evaluation_type", "use --eval"},
+    MachineKey{"evaluation_type", "use ", "eval"},
     MachineKey{"api_key", ""},
 };
 
@@ -60,23 +62,23 @@ std::string map_key(const RawEntry& entry, MachineSettings& settings) {
   if (key == "model_parallel") {
     if (!read<bool>(entry).value_or(false)) return "";
     settings.device_map = "auto";
-    return "taken as --device-map auto";
+    return "taken as " + setting("device_map", "auto");
   }
   if (key == "fp16" || key == "bf16" || key == "half") {
     if (!read<bool>(entry).value_or(false)) return "";
     settings.dtype = "bfloat16";
-    return "taken as a suggestion of --dtype bfloat16";
+    return "taken as a suggestion of " + setting("dtype", "bfloat16");
   }
   if (key == "batch_size") {
     const auto size = read<int64_t>(entry);
     if (!size || *size < 1) return "";
     settings.batch_size = size;
-    return "taken as a suggestion of --batch-size " + std::to_string(*size);
+    return "taken as a suggestion of " + setting("batch_size", std::to_string(*size));
   }
   if (key == "model_name") settings.model = read<std::string>(entry);
   if (key == "alg_name") {
     settings.alg_name = read<std::string>(entry);
-    return "the editor is chosen with --editor";
+    return "the editor is chosen with " + setting("editor");
   }
   return "";
 }
@@ -95,7 +97,8 @@ MachineSettings machine_settings(const RawHparams& raw) {
     const std::string mapped = map_key(entry, settings);
     const std::string shown = entry.key == "api_key" ? "(not shown)" : entry.value.show();
     std::string note = entry.key + ": " + shown + " " + (mapped.empty() ? "ignored" : mapped);
-    if (mapped.empty() && !key->instead.empty()) note += " (" + std::string(key->instead) + ")";
+    if (mapped.empty() && !key->instead.empty())
+      note += " (" + std::string(key->instead) + (key->setting.empty() ? "" : setting(key->setting)) + ")";
     settings.notes.push_back(std::move(note));
   }
   return settings;

@@ -18,7 +18,7 @@ struct MachineSettings {
   std::optional<int64_t> batch_size;      ///< facts per batch
   std::optional<std::string> model;       ///< model_name
   std::optional<std::string> alg_name;    ///< the editor that the file was written for
-  std::vector<std::string> notes;         ///< a line for each key: "device: 0 ignored; use --device-map", …
+  std::vector<std::string> notes;         ///< a line for each key: "device: 0 ignored (use device_map)", …
 };
 
 /// True for keys that belong to the machine, not to the edit.

@@ -1,4 +1,6 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/hparams/detail/preset_files.h>
 #include <emend/hparams/preset.h>
 #include <emend/hparams/schema.h>
@@ -72,29 +74,46 @@ int64_t integer_of(const RawValue* value) {
   return number;
 }
 
-Preset read_preset(const detail::PresetFile& file) {
-  Preset preset;
-  const std::string path(file.path);
-  preset.editor = path.substr(0, path.find('/'));
-  preset.name = std::filesystem::path(path).stem().string();
-  preset.path = "hparams/" + path;
-  preset.text = file.text;
-  const RawHparams raw = parse_hparams(file.text, preset.path);
-  const RawEntry* section = raw.find("preset");
-  EMEND_CHECK(section != nullptr, preset.path + " has no preset: section");
-  preset.source = text_of(section->value.find("source"));
-  if (const RawValue* models = section->value.find("models"))
-    for (const RawValue& item : models->items) {
-      PresetModel model;
-      if (const RawValue* names = item.find("names"))
-        for (const RawValue& name : names->items) model.names.push_back(text_of(&name));
-      model.family = text_of(item.find("family"));
-      model.layers = integer_of(item.find("layers"));
-      model.hidden = integer_of(item.find("hidden"));
-      model.mlp = integer_of(item.find("mlp"));
-      preset.models.push_back(std::move(model));
+PresetModel read_model(const RawValue& value) {
+  PresetModel model;
+  if (const RawValue* names = value.find("names"))
+    for (const RawValue& name : names->items) model.names.push_back(text_of(&name));
+  model.family = text_of(value.find("family"));
+  model.layers = integer_of(value.find("layers"));
+  model.hidden = integer_of(value.find("hidden"));
+  model.mlp = integer_of(value.find("mlp"));
+  return model;
+}
+
+// What `own` says, then what it leaves to `common`.
+RawHparams read_values(const std::string& path, const RawValue& own, const RawValue* common) {
+  RawHparams raw(path);
+  const auto take = [&](const RawValue& map) {
+    for (size_t i = 0; i < map.keys.size(); ++i)
+      if (!raw.find(map.keys[i])) raw.add({map.keys[i], map.items[i], path + ":" + std::to_string(map.items[i].line)});
+  };
+  take(own);
+  if (common) take(*common);
+  return raw;
+}
+
+// All presets of an editor: a map from "common" and from their names to values.
+void read_editor(const detail::PresetFile& file, const RawValue& models, std::vector<Preset>& list) {
+  const std::string editor(file.editor), path = "hparams/" + editor + ".yaml";
+  const RawValue root = parse_yaml(file.text, {path, "preset"});
+  for (size_t i = 0; i < root.keys.size(); ++i) {
+    if (root.keys[i] == "common") continue;
+    const RawValue* section = root.items[i].find("preset");
+    EMEND_CHECK(section != nullptr, path + ": " + root.keys[i] + " has no preset: section");
+    Preset preset{editor, root.keys[i], path, text_of(section->find("source")), {}, {}};
+    preset.values = read_values(path, root.items[i], root.find("common"));
+    if (!section->find("variant_of")) {
+      const RawValue* model = models.find(preset.name);
+      EMEND_CHECK(model != nullptr, path + ": hparams/models.yaml has no " + preset.name);
+      preset.models.push_back(read_model(*model));
     }
-  return preset;
+    list.push_back(std::move(preset));
+  }
 }
 
 }  // namespace
@@ -102,7 +121,13 @@ Preset read_preset(const detail::PresetFile& file) {
 const std::vector<Preset>& all_presets() {
   static const std::vector<Preset> presets = [] {
     std::vector<Preset> list;
-    for (const auto& file : detail::preset_files()) list.push_back(read_preset(file));
+    const auto& files = detail::preset_files();
+    const auto table =
+        std::find_if(files.begin(), files.end(), [](const auto& file) { return file.editor == "models"; });
+    EMEND_CHECK(table != files.end(), "hparams/models.yaml is not built in");
+    const RawValue models = parse_yaml(table->text, {"hparams/models.yaml", "model"});
+    for (const auto& file : files)
+      if (&file != &*table) read_editor(file, models, list);
     return list;
   }();
   return presets;
@@ -133,7 +158,7 @@ const Preset* find_preset_by_name(std::string_view editor, std::string_view name
 }
 
 RawHparams load_preset(const Preset& preset) {
-  return parse_hparams(preset.text, preset.path);
+  return preset.values;
 }
 
 RawHparams load_file_or_preset(std::string_view editor, const std::string& file_or_name) {
@@ -141,17 +166,12 @@ RawHparams load_file_or_preset(std::string_view editor, const std::string& file_
   if (std::filesystem::is_regular_file(file_or_name, failure)) return load_hparams(file_or_name);
   if (const Preset* preset = find_preset_by_name(editor, file_or_name)) return load_preset(*preset);
   std::vector<std::string> names;
-  std::string list;
   for (const Preset& preset : all_presets())
-    if (same_editor(preset.editor, editor)) {
-      names.push_back(preset.name);
-      list += (list.empty() ? "" : ", ") + preset.name;
-    }
-  const std::string closest = closest_name(file_or_name, names);
+    if (same_editor(preset.editor, editor)) names.push_back(preset.name);
   throw Error(ErrorClass::kNotFound,
-              {"--hparams " + file_or_name, "neither a file nor a preset of " + std::string(editor),
-               "a YAML or JSON file" + (list.empty() ? std::string() : ", or one of " + list),
-               closest.empty() ? "check the path" : "did you mean \"" + closest + "\"?"});
+              {setting("hparams", file_or_name), "neither a file nor a preset of " + std::string(editor),
+               "a YAML or JSON file" + (names.empty() ? "" : ", or one of " + join(names)),
+               did_you_mean(file_or_name, names, "check the path")});
 }
 
 }  // namespace emend::hparams

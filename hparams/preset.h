@@ -1,12 +1,14 @@
-// Presets: published and measured hyper-parameters for an editor and a model. The YAML files
-// hparams/<editor>/<model>.yaml are compiled into the library, so that they are found from the build tree and from an
-// installed prefix alike.
+// Presets: published and measured hyper-parameters for an editor and a model. The YAML files hparams/<editor>.yaml are
+// compiled into the library, so that they are found from the build tree and from an installed prefix alike.
 //
-// A preset states algorithm facts only (no devices, batch sizes or dtypes) and carries a `preset:` section:
-//   preset:
-//     source: where the figures come from
-//     models:                      # any of these; see find_preset. Variants have "variant_of: gpt2-xl" instead
-//       - {names: [gpt2-xl], family: gpt2, layers: 48, hidden: 1600, mlp: 6400}
+// A preset states algorithm facts only (no devices, batch sizes or dtypes):
+//   common:                        # what these presets say unless they say otherwise
+//     v_lr: 0.5
+//   gpt2-xl:                       # the model, an entry of hparams/models.yaml, which says how it is recognised
+//     preset: {source: "where the figures come from"}
+//     layers: [17]
+//   gpt2-xl-easyedit:              # another one for that model, found by name only
+//     preset: {source: "EasyEdit", variant_of: gpt2-xl}
 #pragma once
 
 #include <emend/hparams/raw.h>
@@ -18,7 +20,7 @@
 
 namespace emend::hparams {
 
-/// One `models:` item of a preset.
+/// One entry of hparams/models.yaml.
 struct PresetModel {
   std::vector<std::string> names;  ///< "gpt2-xl", compared piece by piece with the model's names
   std::string family;
@@ -26,12 +28,12 @@ struct PresetModel {
 };
 
 struct Preset {
-  std::string editor;  ///< folder name
-  std::string name;    ///< file name without .yaml; "gpt2-xl-easyedit" is a variant of "gpt2-xl"
-  std::string path;    ///< "hparams/memit/gpt2-xl.yaml", for messages
+  std::string editor;  ///< "memit"
+  std::string name;    ///< "gpt2-xl"; "gpt2-xl-easyedit" is a variant of it
+  std::string path;    ///< "hparams/memit.yaml", for messages
   std::string source;
   std::vector<PresetModel> models;  ///< empty for variants, which are only found by name
-  std::string_view text;            ///< the file
+  RawHparams values;                ///< its own and the common ones
 };
 
 /// What is known of the model at hand. Empty and 0 mean unknown.

@@ -1,7 +1,8 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
-#include <emend/hparams/detail/readers.h>
 #include <emend/hparams/raw.h>
 
 #include <algorithm>
@@ -10,14 +11,7 @@ namespace emend::hparams {
 
 namespace {
 
-std::string cut(std::string text, size_t most = 60) {
-  if (text.size() <= most) return text;
-  text.resize(most);
-  while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80)
-    text.pop_back();  // not inside a character
-  if (!text.empty() && static_cast<unsigned char>(text.back()) >= 0xC0) text.pop_back();
-  return text + "…";
-}
+constexpr size_t kMaxBytes = 256 * 1024;  // the largest published file has 3 KiB
 
 [[noreturn]] void refuse(const std::string& where, const std::string& got, const std::string& expected,
                          const std::string& advice) {
@@ -26,31 +20,6 @@ std::string cut(std::string text, size_t most = 60) {
 
 }  // namespace
 
-const RawValue* RawValue::find(std::string_view key) const {
-  for (size_t i = 0; i < keys.size(); ++i)
-    if (keys[i] == key) return &items[i];
-  return nullptr;
-}
-
-std::string RawValue::show() const {
-  switch (kind) {
-    case Kind::kNull:
-      return "null";
-    case Kind::kScalar:
-      return quoted ? "\"" + cut(text) + "\"" : cut(text);
-    case Kind::kMap:
-      return keys.empty() ? "{}" : "{" + cut(keys.front()) + ": …}";
-    case Kind::kSequence:
-      break;
-  }
-  std::string list = "[";
-  for (const RawValue& item : items) {
-    if (list.size() > 60) return list + "…]";
-    list += (list.size() > 1 ? ", " : "") + item.show();
-  }
-  return list + "]";
-}
-
 void RawHparams::add(RawEntry entry) {
   if (const RawEntry* old = find(entry.key))
     refuse(entry.where, "\"" + entry.key + "\" is given twice", "each key once", "the first is at " + old->where);
@@ -58,9 +27,10 @@ void RawHparams::add(RawEntry entry) {
 }
 
 void RawHparams::set(std::string_view assignment) {
-  const std::string where = "--set " + cut(std::string(assignment));
+  const std::string where = setting("set", shorten(assignment, 60));
   const size_t equals = assignment.find('=');
-  if (equals == std::string_view::npos || equals == 0) refuse(where, "no KEY=VALUE", "for example --set v_lr=0.1", "");
+  if (equals == std::string_view::npos || equals == 0)
+    refuse(where, "no KEY=VALUE", "for example " + setting("set", "v_lr=0.1"), "");
   const std::string key(assignment.substr(0, equals));
   if (key.find_first_of(" \t\n\"'{}[]:,") != std::string::npos)
     refuse(where, "\"" + key + "\" is not a key",
@@ -69,10 +39,11 @@ void RawHparams::set(std::string_view assignment) {
   // layers=4,5 is what people type; YAML would call it one string.
   if (text.find(',') != std::string::npos && text.find_first_of("[{\"'") == std::string::npos) text = "[" + text + "]";
   RawEntry entry{key, {}, where};
-  if (text.size() > detail::kMaxBytes)
+  if (text.size() > kMaxBytes)
     refuse(where, "a value of " + std::to_string(text.size()) + " bytes", "a short value", "");
   if (const auto bad = first_invalid_utf8(text)) refuse(where, "a byte that is not UTF-8", "UTF-8 text", "");
-  if (text.find_first_not_of(" \t") != std::string::npos) entry.value = detail::read_yaml(text, where);
+  if (text.find_first_not_of(" \t") != std::string::npos)
+    entry.value = parse_yaml(text, {where, "hyper-parameter", /*lines=*/false});
   const auto old = std::find_if(entries_.begin(), entries_.end(), [&](const RawEntry& e) { return e.key == key; });
   if (old == entries_.end()) {
     entries_.push_back(std::move(entry));
@@ -92,7 +63,7 @@ std::string RawHparams::where(std::string_view key) const {
 }
 
 RawHparams parse_hparams(std::string_view text, const std::string& source) {
-  if (text.size() > detail::kMaxBytes)
+  if (text.size() > kMaxBytes)
     refuse(source, std::to_string(text.size()) + " bytes", "a hyper-parameter file of at most 256 KiB",
            "check the path");
   if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
@@ -102,10 +73,9 @@ RawHparams parse_hparams(std::string_view text, const std::string& source) {
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     refuse(source + ":" + std::to_string(line_of_offset(text, nul)), "a NUL byte", "text",
            "the file is binary or damaged");
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos)
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     refuse(source, "the file is empty", "YAML or JSON with one hyper-parameter a key", "");
-  const RawValue root = text[first] == '{' ? detail::read_json(text, source) : detail::read_yaml(text, source);
+  const RawValue root = parse_yaml(text, {source, "hyper-parameter"});
   if (root.kind != RawValue::Kind::kMap)
     refuse(source + ":" + std::to_string(root.line), root.show() + " at the top",
            "keys with values, such as \"v_lr: 0.5\"", "");
@@ -118,7 +88,7 @@ RawHparams parse_hparams(std::string_view text, const std::string& source) {
 RawHparams load_hparams(const std::filesystem::path& path) {
   std::error_code failure;
   const auto size = std::filesystem::file_size(path, failure);  // refuse before reading gigabytes
-  if (!failure && size > detail::kMaxBytes)
+  if (!failure && size > kMaxBytes)
     refuse(path.string(), std::to_string(size) + " bytes", "a hyper-parameter file of at most 256 KiB",
            "check the path");
   return parse_hparams(read_file(path), path.string());

@@ -6,6 +6,8 @@
 // Reading is safe for hostile files: at most 256 KiB, 64 levels, no anchors or aliases, no duplicate keys.
 #pragma once
 
+#include <emend/core/yaml.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -14,27 +16,13 @@
 
 namespace emend::hparams {
 
-/// A value of YAML or JSON. Scalars keep their text, because only the field knows whether 5e-1 is a number.
-struct RawValue {
-  enum class Kind { kNull, kScalar, kSequence, kMap };
-  Kind kind = Kind::kNull;
-  std::string text;               ///< scalar text
-  bool quoted = false;            ///< written as a string (quotes, block scalar)
-  bool json = false;              ///< from JSON, where types are explicit
-  std::vector<RawValue> items;    ///< sequence items or map values
-  std::vector<std::string> keys;  ///< map keys, parallel to items
-  int line = 0;
-
-  /// The value of a map key, or nullptr.
-  [[nodiscard]] const RawValue* find(std::string_view key) const;
-  /// Short text for messages: 0.5, "abc", [4, 5], {…}; long values are cut.
-  [[nodiscard]] std::string show() const;
-};
+/// A value as it is spelled: only the field knows whether 5e-1 is a number.
+using RawValue = YamlValue;
 
 struct RawEntry {
   std::string key;
   RawValue value;
-  std::string where;  ///< "hparams/memit/foo.yaml:12" or "--set v_lr=0.1"
+  std::string where;  ///< "hparams/memit/foo.yaml:12" or "set v_lr=0.1" (setting())
 };
 
 /// Ordered key -> value. Keys are unique.

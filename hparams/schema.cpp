@@ -1,4 +1,6 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/hparams/machine.h>
 #include <emend/hparams/schema.h>
 
@@ -25,8 +27,7 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
     names.insert(names.end(), field.info.options.aliases.begin(), field.info.options.aliases.end());
   }
   const std::string closest = closest_name(entry.key, names);
-  std::string list;
-  for (const ErasedField& field : schema.fields) list += (list.empty() ? "" : ", ") + field.info.name;
+  const std::string list = join(schema.fields, ", ", [](const ErasedField& field) { return field.info.name; });
   throw Error(
       ErrorClass::kInvalidArgument,
       {entry.where, "unknown field \"" + entry.key + "\"",
@@ -38,10 +39,7 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
 [[noreturn]] void refuse_value(const ErasedField& field, const RawEntry& entry, const std::string& expected) {
   std::string advice;
   const auto& one_of = field.info.options.one_of;
-  if (!one_of.empty() && entry.value.kind == RawValue::Kind::kScalar) {
-    const std::string closest = closest_name(entry.value.text, one_of);
-    if (!closest.empty()) advice = "did you mean \"" + closest + "\"?";
-  }
+  if (entry.value.kind == RawValue::Kind::kScalar) advice = did_you_mean(entry.value.text, one_of);
   if (advice.empty() && !field.info.options.meaning.empty())
     advice = field.info.name + " is the " + field.info.options.meaning;
   throw Error(ErrorClass::kInvalidArgument, {entry.where, entry.key + " is " + entry.value.show(), expected, advice});
@@ -54,7 +52,7 @@ void warn_ignored(const ErasedSchema& schema, const RawHparams& raw, const std::
   nlohmann::json fields = {{"source", raw.source()}, {"notes", nlohmann::json::array()}};
   std::string text;
   const auto note = [&](const std::string& line) {
-    text += (text.empty() ? "" : "; ") + line;
+    append_item(text, line, "; ");
     fields["notes"].push_back(line);
   };
   for (const std::string& line : machine.notes) {
@@ -139,7 +137,7 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
       throw Error(ErrorClass::kInvalidArgument,
                   {raw.source().empty() ? "hyper-parameters" : raw.source(), field.info.name + " is missing",
                    field.info.type + ": " + field.info.options.meaning,
-                   "add it to the file or give --set " + field.info.name + "=…"});
+                   "add it to the file or give " + setting("set", field.info.name + "=…")});
   for (const ErasedCheck& check : checks)
     if (const std::string expected = check.test(object); !expected.empty()) {
       const RawEntry* entry = raw.find(check.field);

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/chat.h>
 
 #include <algorithm>
@@ -98,9 +99,8 @@ std::vector<std::string> chat_format_names() {
 ChatFormat chat_format(std::string_view name) {
   for (const auto& turns : kFormats)
     if (turns.name == name) return make(turns);
-  const std::string close = closest_name(name, chat_format_names());
   throw Error(ErrorClass::kInvalidArgument, {"chat format", "\"" + std::string(name) + "\"", "a known format",
-                                             close.empty() ? "" : "did you mean \"" + close + "\"?"});
+                                             did_you_mean(name, chat_format_names())});
 }
 
 ChatFormat detect_chat_format(std::string_view chat_template) {
@@ -112,10 +112,8 @@ ChatFormat detect_chat_format(std::string_view chat_template) {
     format.default_system = default_system_in(plain, turns);
     return format;
   }
-  std::string known;
-  for (const auto& name : chat_format_names()) known += (known.empty() ? "" : ", ") + name;
-  throw Error(ErrorClass::kUnsupported, {"chat template", "none of the known turn markers appears in it", known,
-                                         "name one of these formats explicitly"});
+  throw Error(ErrorClass::kUnsupported, {"chat template", "none of the known turn markers appears in it",
+                                         join(chat_format_names()), "name one of these formats explicitly"});
 }
 
 RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {

@@ -3,6 +3,7 @@
 #include <ATen/cpu/Utils.h>
 #include <c10/util/Exception.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/devices/placement.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/detail/model_state.h>
@@ -72,9 +73,10 @@ Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
       copy->layers[layer] = converted(from.layers[layer], dtype);
     return Model(std::move(copy));
   } catch (const c10::OutOfMemoryError& error) {
-    throw Error(ErrorClass::kDevice, {"copy of the frozen layers", error.what_without_backtrace(),
-                                      std::string("memory for their weights in ") + c10::toString(dtype),
-                                      "use --compute-dtype float32, or spread the model over more devices"});
+    throw Error(ErrorClass::kDevice,
+                {"copy of the frozen layers", error.what_without_backtrace(),
+                 std::string("memory for their weights in ") + c10::toString(dtype),
+                 "use " + setting("compute_dtype", "float32") + ", or spread the model over more devices"});
   }
 }
 

@@ -103,10 +103,7 @@ void check(const ConfigReader& reader, const FamilySpec& family, const ModelConf
 }  // namespace
 
 ModelConfig parse_config(const Json& json, const std::string& file) {
-  const ConfigReader outer(json, file);
-  if (!outer.has("model_type")) outer.fail("model_type", "missing", "the name of a model family");
-  const std::string model_type = outer.text_or({"model_type"}, "");
-  return parse_config(json, file, find_family(model_type, file + ": model_type"));
+  return parse_config(json, file, family_of(json, file));
 }
 
 ModelConfig parse_config(const Json& json, const std::string& file, const FamilySpec& family) {

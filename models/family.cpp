@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/family.h>
 #include <emend/models/model.h>
 
@@ -27,12 +28,8 @@ const FamilySpec& find_family(const std::string& model_type, const std::string& 
       known.push_back(type);
     }
   }
-  const std::string close = closest_name(model_type, known);
-  std::string list;
-  for (const auto& type : known) list += (list.empty() ? "" : ", ") + type;
-  throw Error(ErrorClass::kUnsupported,
-              {where, "\"" + model_type + "\" is not a known family", "one of " + list,
-               close.empty() ? "see docs/adding-a-family.md" : "did you mean \"" + close + "\"?"});
+  throw Error(ErrorClass::kUnsupported, {where, "\"" + model_type + "\" is not a known family", "one of " + join(known),
+                                         did_you_mean(model_type, known, "see docs/adding-a-family.md")});
 }
 
 const FamilySpec& family_named(const std::string& name) {
@@ -41,9 +38,15 @@ const FamilySpec& family_named(const std::string& name) {
     if (family.name == name) return family;
     names.push_back(family.name);
   }
-  const std::string close = closest_name(name, names);
-  throw Error(ErrorClass::kNotFound, {"families", "no family \"" + name + "\"", "a name in families.def",
-                                      close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  throw Error(ErrorClass::kNotFound,
+              {"families", "no family \"" + name + "\"", "a name in families.def", did_you_mean(name, names)});
+}
+
+const FamilySpec& family_of(const nlohmann::json& config, const std::string& file, const FamilySpec* own) {
+  if (own) return *own;
+  const ConfigReader reader(config, file);
+  if (!reader.has("model_type")) reader.fail("model_type", "missing", "the name of a model family");
+  return find_family(reader.text_or({"model_type"}, ""), file + ": model_type");
 }
 
 bool is_bias(const TensorSpec& spec) {
@@ -124,6 +127,16 @@ std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const Mod
     }
   }
   return expected;
+}
+
+std::vector<std::string> table_spellings(const FamilySpec& family, const std::string& name) {
+  std::vector<std::string> all{name, family.base_prefix + name};
+  for (const std::string prefix : {"language_model.", "model.language_model."})
+    if (name.starts_with(prefix)) {
+      all.push_back(name.substr(prefix.size()));
+      all.push_back(family.base_prefix + all.back());
+    }
+  return all;
 }
 
 devices::ModuleNames device_module_names(const FamilySpec& family, const ModelConfig& config) {

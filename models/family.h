@@ -6,6 +6,7 @@
 #include <emend/devices/placement.h>
 #include <emend/models/config.h>
 #include <emend/models/config_reader.h>
+#include <emend/models/gguf/gguf_form.h>
 
 #include <functional>
 #include <string>
@@ -116,6 +117,7 @@ struct FamilySpec {
   Orientation orientation{};  ///< of the linear layers in blocks (kOutIn unless said)
   /// JSON text: what a text_config inside a multimodal configuration leaves out; empty if there is no such form.
   std::string nested_defaults;
+  GgufForm gguf;
   std::vector<DebugFlavour> debug;
 };
 
@@ -125,6 +127,9 @@ struct FamilySpec {
 [[nodiscard]] const FamilySpec& find_family(const std::string& model_type, const std::string& where);
 /// By FamilySpec::name. Throws Error(kNotFound).
 [[nodiscard]] const FamilySpec& family_named(const std::string& name);
+/// `own`, a family that is not in families.def, or the one that config.json's model_type names. Throws as find_family.
+[[nodiscard]] const FamilySpec& family_of(const nlohmann::json& config, const std::string& file,
+                                          const FamilySpec* own = nullptr);
 
 /// A tensor that a checkpoint of this configuration must hold.
 struct ExpectedTensor {
@@ -137,6 +142,10 @@ struct ExpectedTensor {
 };
 /// The family's table for one configuration, layers and experts written out; without the head's weight if it is tied.
 [[nodiscard]] std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const ModelConfig& config);
+
+/// What a tensor of a file may be called in the family's table: files may leave the base prefix out, multimodal ones
+/// put one of their own in front.
+[[nodiscard]] std::vector<std::string> table_spellings(const FamilySpec& family, const std::string& name);
 
 /// Module names for device maps (devices/placement.h).
 [[nodiscard]] devices::ModuleNames device_module_names(const FamilySpec& family, const ModelConfig& config);

@@ -1,9 +1,10 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/core/json_keys.h>
-#include <emend/core/sha256.h>
+#include <emend/core/json.h>
+#include <emend/core/text.h>
 #include <emend/models/detail/hf_checkpoint.h>
+#include <emend/models/detail/model_state.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -86,43 +87,7 @@ void refuse_links_that_leave(const fs::path& folder) {
                                       gguf ? "name the .gguf file itself" : "fetch the whole model folder"});
 }
 
-// What a file holds may be anything.
-std::string printable(std::string text) {
-  text.resize(std::min<size_t>(text.size(), 200));
-  for (char& c : text)
-    if (c < 0x20 || c > 0x7e) c = '?';
-  return text;
-}
-
 }  // namespace
-
-Json parse_json_text(const std::string& text, const std::string& where) {
-  constexpr int kDeepest = 64;  // copies and printing go down the levels by recursion
-  const auto damaged = [&](const std::string& why) {
-    throw Error(ErrorClass::kCorruption, {where, "not valid JSON (" + why + ")", "a JSON object",
-                                          "the file is truncated or damaged: fetch it again"});
-  };
-  RepeatedKeys repeated;
-  try {
-    return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& value) {
-      if (depth > kDeepest) damaged("nested deeper than " + std::to_string(kDeepest) + " levels");
-      if (repeated(event, value))
-        throw Error(ErrorClass::kCorruption,
-                    {where, "the key \"" + printable(value.get<std::string>()) + "\" twice in one object",
-                     "each key once", "remove the one that is not meant"});
-      return true;
-    });
-  } catch (const Json::exception& error) {
-    std::string what = error.what();
-    if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
-    damaged(printable(what));
-  }
-  return {};
-}
-
-Json read_json(const fs::path& path) {
-  return parse_json_text(read_file(path), path.string());
-}
 
 HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : folder_(std::move(folder)) {
   const fs::path config_path = folder_ / config_name;
@@ -132,7 +97,7 @@ HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : fo
                  "name the folder that holds config.json"});
   refuse_links_that_leave(folder_);
   config_text_ = read_file(config_path);
-  config_ = parse_json_text(config_text_, config_path.string());
+  config_ = parse_json(config_text_, config_path.string());
   if (is_there(folder_ / kSingle)) {
     open_shards({kSingle});
   } else if (is_there(folder_ / kIndex)) {
@@ -195,7 +160,7 @@ void HfCheckpoint::read_index(const fs::path& path) {
   if (files.empty()) corrupt("an empty weight_map", "at least one tensor");
   std::string missing;
   for (const std::string& file : files)
-    if (!is_there(folder_ / file)) missing += (missing.empty() ? "" : ", ") + file;
+    if (!is_there(folder_ / file)) append_item(missing, file);
   if (!missing.empty())
     throw Error(ErrorClass::kNotFound,
                 {path.string(), "it names files that are not there: " + missing,
@@ -214,14 +179,9 @@ void HfCheckpoint::read_index(const fs::path& path) {
 
 at::Tensor HfCheckpoint::read(const std::string& name) const {
   const auto it = shard_of_.find(name);
-  if (it == shard_of_.end()) {
-    std::vector<std::string> names;
-    for (const auto& [known, shard] : shard_of_) names.push_back(known);
-    const std::string close = closest_name(name, names);
-    throw Error(ErrorClass::kNotFound,
-                {folder_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors",
-                 close.empty() ? "" : "did you mean \"" + close + "\"?"});
-  }
+  if (it == shard_of_.end())
+    throw Error(ErrorClass::kNotFound, {folder_.string(), "no tensor \"" + name + "\"",
+                                        "one of the checkpoint's tensors", did_you_mean(name, shard_of_, "", key_of)});
   const Shard& shard = shards_[it->second];
   return map_tensor(shard.path, shard.fd, shard.file->tensors().at(name));
 }
@@ -243,14 +203,7 @@ std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {
 
 std::string HfCheckpoint::fingerprint() const {
   Sha256 hash;
-  for (const auto& [name, shard] : shard_of_) {
-    const TensorInfo& info = shards_[shard].file->tensors().at(name);
-    const at::Tensor original = shards_[shard].file->tensor(name);
-    std::ostringstream header;
-    header << name << '\n' << c10::toString(info.dtype) << ' ' << at::IntArrayRef(info.shape) << '\n';
-    hash.update(header.str());
-    hash.update(original.const_data_ptr(), info.bytes);
-  }
+  for (const auto& [name, shard] : shard_of_) hash_tensor(hash, name, shards_[shard].file->tensor(name));
   return hash.hex();
 }
 

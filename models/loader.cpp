@@ -68,33 +68,21 @@ class Resolver {
   }
 
  private:
-  // Names may have or lack the base prefix; multimodal files put one of their own in front.
-  [[nodiscard]] std::vector<std::string> spellings(const std::string& name) const {
-    std::vector<std::string> all{name, family_.base_prefix + name};
-    for (const std::string prefix : {"language_model.", "model.language_model."})
-      if (name.starts_with(prefix)) {
-        const std::string rest = name.substr(prefix.size());
-        all.push_back(rest);
-        all.push_back(family_.base_prefix + rest);
-      }
-    return all;
-  }
-
   [[nodiscard]] std::string table_name(const std::string& name) const {
-    for (const std::string& spelling : spellings(name))
+    for (const std::string& spelling : table_spellings(family_, name))
       if (names_.count(spelling)) return spelling;
     return {};
   }
 
   [[nodiscard]] bool is_head(const std::string& name) const {
-    for (const std::string& spelling : spellings(name))
+    for (const std::string& spelling : table_spellings(family_, name))
       if (spelling == head_) return true;
     return false;
   }
 
   [[nodiscard]] bool is_ignored(const std::string& name) const {
     for (const std::string& pattern : family_.ignored)
-      for (const std::string& spelling : spellings(name))
+      for (const std::string& spelling : table_spellings(family_, name))
         if (fits(pattern, spelling)) return true;
     return false;
   }
@@ -216,9 +204,8 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
                  "float16 checkpoints are computed in float32 or bfloat16"});
   const std::string file = checkpoint->format() == "huggingface" ? (checkpoint->path() / "config.json").string()
                                                                  : checkpoint->path().string();
-  ModelConfig config = options.family ? parse_config(checkpoint->config(), file, *options.family)
-                                      : parse_config(checkpoint->config(), file);
-  const FamilySpec& family = options.family ? *options.family : family_named(config.family);
+  const FamilySpec& family = family_of(checkpoint->config(), file, options.family);
+  ModelConfig config = parse_config(checkpoint->config(), file, family);
   const auto expected = expected_tensors(family, config);
   const Resolution resolution = Resolver(*checkpoint, family, config, expected).resolve();
   devices::PlacementPlan plan = options.place ? options.place(config, *checkpoint)

@@ -1,8 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <emend/core/error.h>
-#include <emend/core/sha256.h>
-#include <emend/models/detail/hash.h>
+#include <emend/models/detail/model_state.h>
 #include <emend/models/family.h>
 #include <emend/models/memory_checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -43,8 +42,8 @@ std::string MemoryCheckpoint::fingerprint() const {
 
 std::shared_ptr<const Checkpoint> random_checkpoint(const nlohmann::json& config, uint64_t seed,
                                                     const FamilySpec* own) {
-  const ModelConfig parsed = own ? parse_config(config, "config", *own) : parse_config(config, "config");
-  const FamilySpec& family = own ? *own : family_named(parsed.family);
+  const FamilySpec& family = family_of(config, "config", own);
+  const ModelConfig parsed = parse_config(config, "config", family);
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const ExpectedTensor& expected : expected_tensors(family, parsed)) {

@@ -2,9 +2,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/decoder_pass.h>
-#include <emend/models/detail/hash.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 namespace emend::models {
@@ -84,7 +84,7 @@ static std::string short_names(const std::vector<std::string>& weights) {
   for (const std::string& name : weights) {
     const size_t number = name.find(".0.");
     if (number == std::string::npos || !name.ends_with(".weight")) continue;
-    text += (text.empty() ? "" : ", ") + name.substr(number + 3, name.size() - number - 3 - 7);
+    append_item(text, name.substr(number + 3, name.size() - number - 3 - 7));
   }
   return text;
 }
@@ -123,10 +123,8 @@ const Model::State::Weight& Model::State::find(const std::string& name) const {
   if (it == weights.end())
     if (const auto synonym = synonyms.find(name); synonym != synonyms.end()) it = weights.find(synonym->second);
   if (it != weights.end()) return it->second;
-  const std::string close = closest_name(name, names);
-  throw Error(ErrorClass::kNotFound,
-              {"weights of " + checkpoint->path().string(), "no weight \"" + name + "\"", "a tensor of the checkpoint",
-               close.empty() ? "" : "did you mean \"" + close + "\"?"});
+  throw Error(ErrorClass::kNotFound, {"weights of " + checkpoint->path().string(), "no weight \"" + name + "\"",
+                                      "a tensor of the checkpoint", did_you_mean(name, names)});
 }
 
 bool Model::has_weight(const std::string& name) const noexcept {
@@ -157,6 +155,14 @@ void Model::set_weight(const std::string& name, const at::Tensor& value) {
   const at::NoGradGuard no_grad;
   for (at::Tensor target : weight_copies(name))
     target.copy_(devices::route_like(value, target, devices::Purpose::kWeight));
+}
+
+void detail::hash_tensor(Sha256& hash, const std::string& name, const at::Tensor& tensor) {
+  const at::Tensor bytes = tensor.contiguous();
+  std::ostringstream header;
+  header << name << '\n' << c10::toString(bytes.scalar_type()) << ' ' << bytes.sizes() << '\n';
+  hash.update(header.str());
+  hash.update(bytes.const_data_ptr(), bytes.nbytes());
 }
 
 std::string model_fingerprint(const Checkpoint& checkpoint) {

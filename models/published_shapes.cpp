@@ -2,6 +2,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/core/text.h>
 #include <emend/models/family.h>
 #include <emend/models/published_shapes.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -133,9 +134,8 @@ nlohmann::json published_shape(const std::string& name, int64_t layers, int64_t 
     if (width > 0) set_width(config, name, width);
     return config;
   }
-  const std::string close = closest_name(name, published_shape_names());
   throw Error(ErrorClass::kNotFound, {"shapes", "no shape \"" + name + "\"", "the name of a published model",
-                                      close.empty() ? "" : "did you mean \"" + close + "\"?"});
+                                      did_you_mean(name, published_shape_names())});
 }
 
 std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name, uint64_t seed) {

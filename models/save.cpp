@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
 #include <emend/core/link_or_copy.h>
 #include <emend/devices/route.h>
@@ -22,7 +21,6 @@ namespace emend::models {
 namespace {
 
 namespace fs = std::filesystem;
-using OrderedJson = nlohmann::ordered_json;
 
 constexpr uint64_t kShardBytes = uint64_t{5} << 30;
 
@@ -57,16 +55,6 @@ void remove_stale(const fs::path& folder, const std::set<std::string>& written) 
     if (detail::is_weight_file(name) && !written.count(name)) stale.push_back(entry.path());
   }
   for (const fs::path& path : stale) fs::remove(path);
-}
-
-std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype) {
-  if (!dtype) return original;
-  OrderedJson config = OrderedJson::parse(original);
-  bool named = false;
-  for (const char* key : {"torch_dtype", "dtype"})
-    if (config.contains(key)) config[key] = dtype_name(*dtype), named = true;
-  if (!named) config["torch_dtype"] = dtype_name(*dtype);
-  return config.dump(2) + "\n";
 }
 
 // One weight file of the checkpoint; returns the names of its changed tensors and adds its bytes to `total`.
@@ -117,48 +105,24 @@ std::vector<std::string> save_from_folder(const Model& model, const detail::HfCh
   }
   remove_stale(folder, written);
   detail::copy_companions(source.path(), folder);
-  write_file(folder / "config.json", config_text(source.config_text(), dtype));
+  write_file(folder / "config.json", detail::config_text(source.config_text(), dtype));
   return changed;
 }
 
 // All weights anew, in files of at most 5 GB.
 std::vector<std::string> save_from_other(const Model& model, const fs::path& folder, at::ScalarType dtype) {
   std::vector<std::string> changed;
-  std::vector<std::vector<std::string>> shards(1);
-  uint64_t total = 0, in_shard = 0;
+  std::vector<std::pair<std::string, uint64_t>> sizes;
   for (const std::string& name : model.weight_names()) {
     const at::Tensor weight = model.weight(name);
     if (is_changed(weight, model.checkpoint().read(name))) changed.push_back(name);
-    const uint64_t bytes = static_cast<uint64_t>(weight.numel()) * c10::elementSize(dtype);
-    if (in_shard > 0 && in_shard + bytes > kShardBytes) {
-      shards.emplace_back();
-      in_shard = 0;
-    }
-    shards.back().push_back(name);
-    in_shard += bytes;
-    total += bytes;
+    sizes.emplace_back(name, static_cast<uint64_t>(weight.numel()) * c10::elementSize(dtype));
   }
-  std::set<std::string> written;
-  OrderedJson index = {{"metadata", {{"total_size", total}}}, {"weight_map", OrderedJson::object()}};
-  for (size_t i = 0; i < shards.size(); ++i) {
-    char numbered[64];
-    std::snprintf(numbered, sizeof numbered, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    const std::string file = shards.size() == 1 ? "model.safetensors" : numbered;
-    std::vector<std::pair<std::string, at::Tensor>> tensors;
-    for (const std::string& name : shards[i]) {
-      tensors.emplace_back(name, as_stored(model.weight(name), dtype, name));
-      index["weight_map"][name] = file;
-    }
-    write_safetensors(folder / file, tensors, {{"format", "pt"}});
-    written.insert(file);
-  }
-  if (shards.size() > 1) {
-    written.insert("model.safetensors.index.json");
-    write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
-  }
-  remove_stale(folder, written);
+  remove_stale(folder, detail::write_weight_files(folder, sizes, kShardBytes, [&](const std::string& name) {
+                 return as_stored(model.weight(name), dtype, name);
+               }));
   if (model.has_tokenizer()) save_tokenizer(model.tokenizer(), folder);
-  write_file(folder / "config.json", config_text(model.checkpoint().config().dump(2), dtype));
+  write_file(folder / "config.json", detail::config_text(model.checkpoint().config().dump(2), dtype));
   return changed;
 }
 

@@ -1,32 +1,32 @@
 #include "cli.h"
 
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <iostream>
 
+#include "programs.h"
+#include "text_table.h"
 #include "version.h"
 
 namespace emend::tools {
 
-#define EMEND_VERB(name, setup, summary) VerbRun setup(CLI::App& command);
+#define EMEND_VERB(file, setup, name, summary) VerbRun setup(Options& options);
 #include "verbs.def"
 #undef EMEND_VERB
 
-std::string command_text(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
-}
-
 const std::vector<Verb>& verbs() {
   static const std::vector<Verb> list = {
-#define EMEND_VERB(name, setup, summary) {name, summary, setup},
+#define EMEND_VERB(file, setup, name, summary) {name, summary, setup},
 #include "verbs.def"
 #undef EMEND_VERB
   };
@@ -86,6 +86,7 @@ int report(const Common& common, const Error& error) {
 }
 
 int run_guarded(const VerbRun& run, Common& common) {
+  spell_settings(option_spelling);
   try {
     install_signal_handlers(common.cancel);
     open_handles(common);
@@ -107,14 +108,51 @@ int run_guarded(const VerbRun& run, Common& common) {
   return 1;
 }
 
-// CLI11 reports `--help` and `--version` as exceptions with status 0; everything else is a usage error.
-int finish_parsing(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) {
-    app.exit(error, std::cout, std::cerr);
-    return 0;
+CLI::Option* add_option(CLI::App& app, const Option& option) {
+  if (const auto* flag = std::get_if<bool*>(&option.value)) return app.add_flag(option.names, **flag, option.meaning);
+  const auto* count = std::get_if<CountOrAuto>(&option.value);
+  if (!count)
+    return std::visit(
+        [&](const auto& slot) -> CLI::Option* {
+          if constexpr (requires { app.add_option("", *slot); })
+            return app.add_option(option.names, *slot, option.meaning);
+          return nullptr;
+        },
+        option.value);
+  const auto parse = [count = *count, name = option.names](const std::string& text) {
+    if (text != "auto" && (text.empty() || text.size() > 15 || text.find_first_not_of("0123456789") != text.npos))
+      throw CLI::ValidationError(name, "\"" + text + "\"; expected a number of " + count.unit + " from 0 on, or auto");
+    *count.value = text == "auto" ? count.automatic : std::stoll(text);
+  };
+  return app.add_option_function<std::string>(option.names, parse, option.meaning)->default_str(option.text());
+}
+
+CLI::Validator validator(const Option& option) {
+  const Limits& limits = option.limits;
+  if (limits == kNonNegative) return CLI::NonNegativeNumber;
+  if (limits == kPositive) return CLI::PositiveNumber;
+  if (std::holds_alternative<double*>(option.value)) return CLI::Range(limits.min, limits.max);
+  return CLI::Range(static_cast<int64_t>(limits.min), static_cast<int64_t>(limits.max));
+}
+
+// The only place that knows how the parser is told.
+void bind(CLI::App& app, const Options& options) {
+  for (const Option& option : options.all()) {
+    CLI::Option* bound = add_option(app, option);
+    if (!option.group.empty() || option.hidden) bound->group(option.hidden ? "" : option.group);
+    if (!option.type.empty()) bound->type_name(option.type);
+    if (!option.choices.empty()) bound->check(CLI::IsMember(option.choices));
+    if (option.limits != Limits()) bound->check(validator(option));
+    if (option.list) bound->delimiter(',');
+    if (option.required) bound->required();
+    if (option.most > 0) bound->expected(option.least, option.most);
   }
-  std::cerr << app.get_name() << ": " << error.what() << "; run with --help for the options\n";
-  return 2;
+  const auto find = [&](const std::string& name) { return app.get_option(name); };
+  for (const Option& option : options.all()) {
+    if (!option.needs.empty()) find(option.spellings()[0])->needs(find(option.needs));
+    if (!option.excludes.empty()) find(option.spellings()[0])->excludes(find(option.excludes));
+  }
+  app.footer(options.footer);
 }
 
 void describe(CLI::App& app) {
@@ -123,18 +161,42 @@ void describe(CLI::App& app) {
   app.option_defaults()->always_capture_default();
 }
 
-int run_single(CLI::App& app, VerbSetup setup, int argc, char** argv) {
-  Common common;
-  common.command_line.assign(argv, argv + argc);
-  describe(app);
-  const VerbRun run = setup(app);
-  add_common_options(app, common);
+// The exit status if there is nothing to run. CLI11 reports `--help` and `--version` as exceptions with status 0;
+// everything else is a usage error.
+std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
+    return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    return finish_parsing(app, error);
+    if (error.get_exit_code() == 0) {
+      app.exit(error, std::cout, std::cerr);
+      return 0;
+    }
+    std::cerr << app.get_name() << ": " << error.what() << "; run with --help for the options\n";
+    return 2;
   }
-  return run_guarded(run, common);
+}
+
+// emend with all its verbs.
+struct Program {
+  Program() {
+    describe(app);
+    app.require_subcommand(1);
+    for (const Verb& verb : verbs()) {
+      CLI::App* sub = app.add_subcommand(verb.name, verb.summary);
+      sub->option_defaults()->always_capture_default();
+      commands.emplace_back(sub, std::make_unique<Command>(verb));
+      bind(*sub, commands.back().second->options);
+    }
+  }
+
+  CLI::App app{"emend: change what a language model knows", "emend"};
+  std::vector<std::pair<CLI::App*, std::unique_ptr<Command>>> commands;
+};
+
+int run_guarded(Command& command, int argc, char** argv) {
+  command.common.command_line.assign(argv, argv + argc);
+  return run_guarded(command.run, command.common);
 }
 
 // "convert facts" is the verb convert-facts, and so for any verb with a hyphen; a folder named facts is ./facts.
@@ -151,68 +213,57 @@ std::vector<char*> join_verb(int argc, char** argv, std::string& joined) {
 
 }  // namespace
 
-Log Common::log_also_to(const std::string& path) const {
-  std::vector<std::shared_ptr<LogSink>> sinks = {
-      make_terminal_sink(quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2)), make_json_lines_sink(path)};
-  if (!log_file.empty()) sinks.push_back(make_json_lines_sink(log_file));
-  return Log(std::move(sinks));
+void Common::print(const nlohmann::ordered_json& document, const std::string& text) const {
+  std::cout << (json ? dump_json(document) + "\n" : text);
 }
 
-void add_common_options(CLI::App& command, Common& common) {
-  const char* group = "Output";
-  command.add_flag("--json", common.json, "one JSON document on standard output")->group(group);
-  command.add_flag("--quiet", common.quiet, "no progress, only warnings and errors")->group(group);
-  command.add_option("--log-file", common.log_file, "also write the log as JSON lines")
-      ->group(group)
-      ->type_name("FILE");
+Command::Command(const Verb& verb) : run(verb.setup(options)) {
+  options.group("Output")
+      .add("--json", &common.json, "one JSON document on standard output")
+      .add("--quiet", &common.quiet, "no progress, only warnings and errors")
+      .add("--log-file", &common.log_file, "also write the log as JSON lines", {.type = "FILE"});
+}
+
+std::string parse_words(Command& command, const std::vector<std::string>& words) {
+  CLI::App app;
+  bind(app, command.options);
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ParseError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void require_new(const std::string& path, bool force) {
+  if (std::filesystem::exists(path) && !force)
+    throw Error(ErrorClass::kInvalidArgument,
+                {path, "it exists already", "a new path", "choose another, or replace it with --force"});
 }
 
 int run_emend(int argc, char** argv) {
-  CLI::App app("emend: change what a language model knows", "emend");
-  describe(app);
-  app.require_subcommand(1);
-  std::vector<Common> commons(verbs().size());
-  std::vector<VerbRun> runs;
-  std::vector<CLI::App*> commands;
-  for (size_t i = 0; i < verbs().size(); ++i) {
-    CLI::App* command = app.add_subcommand(verbs()[i].name, verbs()[i].summary);
-    command->option_defaults()->always_capture_default();
-    runs.push_back(verbs()[i].setup(*command));
-    add_common_options(*command, commons[i]);
-    commands.push_back(command);
-  }
-  std::string joined;
-  std::vector<char*> words = join_verb(argc, argv, joined);
-  try {
-    app.parse(static_cast<int>(words.size()), words.data());
-  } catch (const CLI::ParseError& error) {
-    return finish_parsing(app, error);
-  }
-  for (size_t i = 0; i < commands.size(); ++i)
-    if (commands[i]->parsed()) {
-      commons[i].command_line.assign(argv, argv + argc);
-      return run_guarded(runs[i], commons[i]);
-    }
+  Program program;
+  std::string storage;
+  std::vector<char*> words = join_verb(argc, argv, storage);
+  if (const auto status = parse(program.app, static_cast<int>(words.size()), words.data())) return *status;
+  for (const auto& [sub, command] : program.commands)
+    if (sub->parsed()) return run_guarded(*command, argc, argv);
   return 2;
 }
 
 int run_memit_edit(int argc, char** argv) {
   CLI::App app("memit_edit: change facts in the weights of a language model", "memit_edit");
-  for (const Verb& verb : verbs())
-    if (std::string(verb.name) == "edit") return run_single(app, verb.setup, argc, argv);
-  return 1;
+  describe(app);
+  Command edit(verbs().front());
+  bind(app, edit.options);
+  if (const auto status = parse(app, argc, argv)) return *status;
+  return run_guarded(edit, argc, argv);
 }
 
 std::string all_help() {
   std::string text;
-  for (const Verb& verb : verbs()) {
-    CLI::App app(verb.summary, std::string("emend ") + verb.name);
-    describe(app);
-    const VerbRun run = verb.setup(app);
-    Common common;
-    add_common_options(app, common);
-    text += app.help() + "\n";
-  }
+  const Program program;
+  for (const auto& [sub, command] : program.commands) text += sub->help("emend") + "\n";
   return text;
 }
 

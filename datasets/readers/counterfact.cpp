@@ -6,7 +6,7 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_counterfact(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"requested_rewrite"}) && rows.front().value("requested_rewrite", nlohmann::json()).is_object();
 }
 
@@ -17,7 +17,7 @@ void keep_id(const Fields& rewrite, const char* key, Fact& fact) {
     fact.extra[std::string(key) + "_id"] = (*found)["id"];
 }
 
-ParsedRow read(Fields& fields, const ReadOptions&) {
+ParsedRow read_counterfact(Fields& fields, const ReadOptions&) {
   ParsedRow row;
   Fact fact;
   Fields rewrite = fields.object("requested_rewrite");
@@ -55,7 +55,7 @@ nlohmann::ordered_json target(const std::string& text, const Fact& fact, const c
   return value;
 }
 
-nlohmann::ordered_json write(const Fact& fact) {
+nlohmann::ordered_json write_counterfact(const Fact& fact) {
   nlohmann::ordered_json row;
   row["case_id"] = fact.case_id;
   if (fact.extra.contains("pararel_idx")) row["pararel_idx"] = fact.extra["pararel_idx"];
@@ -90,7 +90,7 @@ nlohmann::ordered_json write(const Fact& fact) {
 const FactReader& counterfact_reader() {
   static const FactReader reader{"counterfact",
                                  "CounterFact rows: requested_rewrite, paraphrase_prompts, neighborhood_prompts, …",
-                                 recognises, read, write};
+                                 is_counterfact, read_counterfact, write_counterfact};
   return reader;
 }
 

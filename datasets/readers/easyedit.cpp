@@ -8,7 +8,7 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_easyedit(const std::vector<nlohmann::json>& rows) {
   if (!any_has(rows, {"prompt", "subject", "target_new"})) return false;
   return any_has(rows, {"ground_truth"}) || any_has(rows, {"rephrase_prompt"}) || any_has(rows, {"locality_prompt"}) ||
          any_has(rows, {"portability_prompt"});
@@ -32,7 +32,7 @@ void read_pair(Fields& fields, const char* prompt_key, const char* answer_key, c
   for (size_t i = 0; i < prompts.size(); ++i) add(prompts[i], answers[i], "[" + std::to_string(i) + "]");
 }
 
-nlohmann::ordered_json write(const Fact& fact) {
+nlohmann::ordered_json write_easyedit(const Fact& fact) {
   nlohmann::ordered_json row;
   row["case_id"] = fact.case_id;
   row["prompt"] = write_prompt(fact);
@@ -92,7 +92,7 @@ const FactReader& easyedit_reader() {
   static const FactReader reader{
       "easyedit",
       "EasyEdit's flat rows: prompt, subject, target_new, ground_truth, rephrase_prompt, locality_prompt, …",
-      recognises, read_flat, write};
+      is_easyedit, read_flat, write_easyedit};
   return reader;
 }
 

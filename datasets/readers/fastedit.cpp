@@ -5,11 +5,11 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_fastedit(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"prompt", "subject", "target"}) && !any_has(rows, {"target_new"});
 }
 
-ParsedRow read(Fields& fields, const ReadOptions&) {
+ParsedRow read_fastedit(Fields& fields, const ReadOptions&) {
   ParsedRow row;
   Fact fact;
   if (!read_core(fields, "prompt", "target", fact, row)) return row;
@@ -19,7 +19,7 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
   return row;
 }
 
-nlohmann::ordered_json write(const Fact& fact) {
+nlohmann::ordered_json write_fastedit(const Fact& fact) {
   nlohmann::ordered_json row = {{"prompt", fact.prompt},
                                 {"subject", fact.subject},
                                 {"target", fact.target_new},
@@ -31,8 +31,8 @@ nlohmann::ordered_json write(const Fact& fact) {
 }  // namespace
 
 const FactReader& fastedit_reader() {
-  static const FactReader reader{"fastedit", "FastEdit rows: prompt, subject, target, queries", recognises, read,
-                                 write};
+  static const FactReader reader{"fastedit", "FastEdit rows: prompt, subject, target, queries", is_fastedit,
+                                 read_fastedit, write_fastedit};
   return reader;
 }
 

@@ -6,11 +6,11 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_jsonl(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"prompt", "subject", "target_new"});
 }
 
-nlohmann::ordered_json write(const Fact& fact) {
+nlohmann::ordered_json write_jsonl(const Fact& fact) {
   nlohmann::ordered_json row = {
       {"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
   std::vector<std::string> truth = fact.target_true_aliases;
@@ -31,7 +31,7 @@ nlohmann::ordered_json write(const Fact& fact) {
 
 const FactReader& jsonl_reader() {
   static const FactReader reader{"jsonl", "the short form: prompt, subject, target_new; everything else optional",
-                                 recognises, read_flat, write};
+                                 is_jsonl, read_flat, write_jsonl};
   return reader;
 }
 

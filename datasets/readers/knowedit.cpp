@@ -17,7 +17,7 @@ bool has_probe_lists(const std::vector<nlohmann::json>& rows, const char* key) {
   return false;
 }
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_knowedit(const std::vector<nlohmann::json>& rows) {
   if (any_has(rows, {"ent", "pos", "neg"}) || any_has(rows, {"text", "labels", "concept"})) return true;
   const bool flat = any_has(rows, {"prompt", "subject", "target_new"}) && !any_has(rows, {"case_id"});
   return flat && (has_probe_lists(rows, "locality") || has_probe_lists(rows, "portability"));
@@ -71,13 +71,13 @@ ParsedRow read_sentiment(Fields& fields, const ReadOptions& options) {
   return row;
 }
 
-ParsedRow read(Fields& fields, const ReadOptions& options) {
+ParsedRow read_knowedit(Fields& fields, const ReadOptions& options) {
   if (fields.has("concept") && fields.has("labels")) return read_biography(fields);
   if (fields.has("ent")) return read_sentiment(fields, options);
   return read_flat(fields, options);
 }
 
-nlohmann::ordered_json write(const Fact& fact) {
+nlohmann::ordered_json write_knowedit(const Fact& fact) {
   nlohmann::ordered_json row;
   row["subject"] = fact.subject;
   row["prompt"] = write_prompt(fact);
@@ -101,7 +101,7 @@ nlohmann::ordered_json write(const Fact& fact) {
 
 const FactReader& knowedit_reader() {
   static const FactReader reader{"knowedit", "KnowEdit: wiki_recent, wiki_counterfact, ZsRE, WikiBio, ConvSent",
-                                 recognises, read, write};
+                                 is_knowedit, read_knowedit, write_knowedit};
   return reader;
 }
 

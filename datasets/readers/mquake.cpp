@@ -5,7 +5,7 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_mquake(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"requested_rewrite"}) && rows.front().value("requested_rewrite", nlohmann::json()).is_array();
 }
 
@@ -29,7 +29,7 @@ std::vector<Hop> read_hops(Fields& fields, const char* key) {
   return hops;
 }
 
-ParsedRow read(Fields& fields, const ReadOptions&) {
+ParsedRow read_mquake(Fields& fields, const ReadOptions&) {
   ParsedRow row;
   FactGroup group;
   group.kind = "mquake";
@@ -67,8 +67,8 @@ ParsedRow read(Fields& fields, const ReadOptions&) {
 
 const FactReader& mquake_reader() {
   static const FactReader reader{
-      "mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", recognises,
-      read};
+      "mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", is_mquake,
+      read_mquake};
   return reader;
 }
 

@@ -7,11 +7,11 @@ namespace emend::datasets::detail {
 
 namespace {
 
-bool recognises(const std::vector<nlohmann::json>& rows) {
+bool is_zsre(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"src", "answers"}) || any_has(rows, {"src", "alt"});
 }
 
-ParsedRow read(Fields& fields, const ReadOptions& options) {
+ParsedRow read_zsre(Fields& fields, const ReadOptions& options) {
   const bool alt = options.zsre_target == "alt";
   ParsedRow row;
   Fact fact;
@@ -39,7 +39,7 @@ ParsedRow read(Fields& fields, const ReadOptions& options) {
   return row;
 }
 
-nlohmann::ordered_json write(const Fact& fact) {
+nlohmann::ordered_json write_zsre(const Fact& fact) {
   nlohmann::ordered_json row;
   row["subject"] = fact.subject;
   row["src"] = write_prompt(fact);
@@ -71,7 +71,7 @@ nlohmann::ordered_json write(const Fact& fact) {
 
 const FactReader& zsre_reader() {
   static const FactReader reader{"zsre", "zsRE rows in MEND's form: subject, src, alt, answers, rephrase, loc, loc_ans",
-                                 recognises, read, write};
+                                 is_zsre, read_zsre, write_zsre};
   return reader;
 }
 

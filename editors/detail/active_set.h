@@ -8,7 +8,7 @@
 //   N tokens of all rows · B facts (slots) · M labelled tokens · K KL rows · D hidden width
 #pragma once
 
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/targets.h>
 #include <emend/models/batch.h>
 #include <emend/models/kv_cache.h>
 

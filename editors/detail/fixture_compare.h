@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <emend/editors/steps/locate.h>
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -58,5 +59,35 @@ void compare_outputs(Comparison& comparison, const std::map<std::string, at::Ten
 /// The members whose names begin with `prefix`, without it.
 [[nodiscard]] std::map<std::string, at::Tensor> under(const std::map<std::string, at::Tensor>& tensors,
                                                       const std::string& prefix);
+
+// The fine-tuning editors.
+
+/// Settings that the recorded code does not name but has: FT-L scores the padding of shorter targets.
+void complete_finetune_values(const std::string& editor, nlohmann::json& values);
+
+/// Compares the losses of every step and epoch ("batch", "epoch") with what an editor traced; nothing for other
+/// editors.
+void compare_training_losses(Comparison& comparison, const nlohmann::json& expected,
+                             const std::map<std::string, at::Tensor>& got, const std::string& where);
+
+// The locate-then-edit methods: memory, projectors, settled and masked changes.
+
+/// Adds "cache_after", ΣKKᵀ of every layer, to what an editor with a memory of keys traced; nothing for other editors.
+void add_memory(std::map<std::string, at::Tensor>& trace, const Editor& editor);
+
+/// Gives a fresh editor the recorded memory (ΣKKᵀ of every layer, [L,F,F]).
+void set_memory(Editor& editor, const at::Tensor& sums_LFF);
+
+/// The recorded projectors "P" [L,F,F] against those of our own step, for the recorded threshold.
+void compare_projectors(Comparison& comparison, const std::string& name, const at::Tensor& expected_LFF,
+                        const StatisticsProvider& statistics, const std::vector<int>& layers, double threshold);
+
+/// What `settle` makes of the update solved from recorded keys, against the recorded change of the weight.
+void compare_settled(Comparison& comparison, const std::string& name, const at::Tensor& expected_DF,
+                     const LocateRecipe& recipe, const LayerProblem& problem, const WeightDelta& solved);
+
+/// A change of which only some entries are written (RECT): the same ones but for 0.5 %, with the same values there.
+void compare_masked(Comparison& comparison, const std::string& name, const at::Tensor& expected_DF,
+                    const at::Tensor& got_DF);
 
 }  // namespace emend::editors::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <emend/devices/work_sharing.h>
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/targets.h>
 
 #include <functional>
 #include <string>

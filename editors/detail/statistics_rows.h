@@ -1,7 +1,7 @@
 // Rows of token ids to take statistics from: a corpus's documents, or text that the model samples.
 #pragma once
 
-#include <emend/editors/statistics.h>
+#include <emend/editors/steps/statistics.h>
 
 namespace emend::editors::detail {
 

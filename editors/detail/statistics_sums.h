@@ -2,8 +2,8 @@
 #pragma once
 
 #include <emend/devices/collectives.h>
-#include <emend/editors/convergence.h>
-#include <emend/editors/statistics.h>
+#include <emend/editors/steps/convergence.h>
+#include <emend/editors/steps/statistics.h>
 
 #include <functional>
 

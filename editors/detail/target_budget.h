@@ -1,7 +1,7 @@
 // How many facts fit into one step of the target optimisation.
 #pragma once
 
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/targets.h>
 
 namespace emend::editors::detail {
 

@@ -1,7 +1,7 @@
 // The two implementations behind optimise_targets.
 #pragma once
 
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/targets.h>
 
 #include <functional>
 

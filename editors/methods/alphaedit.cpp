@@ -6,24 +6,14 @@
 //   4. After the last layer: the keys, taken again from the edited model, join Kp.
 //
 //   F key width · N facts · P earlier keys
-#include <emend/editors/null_space.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/null_space.h>
 
 namespace emend::editors {
-namespace {
-
-std::unique_ptr<Editor> make(const NullSpaceHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  return std::make_unique<NullSpaceEditor>("alphaedit", null_space_schema().dump(h), h, raw, model);
-}
-
-}  // namespace
-
 EditorInfo make_alphaedit() {
-  return editor_entry<NullSpaceHparams>(
+  return locate_entry<NullSpaceHparams>(
       "alphaedit", "many batches one after the other, each outside what the layer already uses",
       "Fang et al., AlphaEdit: Null-Space Constrained Knowledge Editing for Language Models, ICLR 2025",
-      null_space_schema(), make);
+      null_space_schema(), null_space_recipe);
 }
 
 }  // namespace emend::editors

@@ -6,8 +6,7 @@
 //
 // A target of at most one window is edited exactly as MEMIT edits it. The authors look the first window up at the last
 // token of the prompt; `fact_token: last` does that, subject_last reaches other wordings too.
-#include <emend/editors/memit_family.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
 namespace {
@@ -36,19 +35,19 @@ const hparams::Schema<AnyEditHparams>& anyedit_schema() {
   return schema;
 }
 
-std::unique_ptr<Editor> make(const AnyEditHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  LocateRecipe recipe = memit_family_recipe("anyedit", anyedit_schema().dump(h), h, model, raw);
+LocateRecipe anyedit_recipe(std::string editor, nlohmann::json values, const AnyEditHparams& h,
+                            const models::Model& model, const hparams::RawHparams& raw) {
+  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
   recipe.windows = {h.window_size, h.overlap};
-  return std::make_unique<MemitEditor>(std::move(recipe), h.mom2_update_weight);
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_anyedit() {
-  return editor_entry<AnyEditHparams>("anyedit", "long answers, written window by window",
+  return locate_entry<AnyEditHparams>("anyedit", "long answers, written window by window",
                                       "Jiang et al., AnyEdit: Edit Any Knowledge Encoded in Language Models, ICML 2025",
-                                      anyedit_schema(), make);
+                                      anyedit_schema(), anyedit_recipe);
 }
 
 }  // namespace emend::editors

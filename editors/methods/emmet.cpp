@@ -11,8 +11,7 @@
 // Facts with equal keys make D singular if λ_e = 0. Then the least-squares solution is taken, which averages their
 // targets.
 #include <ATen/ATen.h>
-#include <emend/editors/locate.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
 namespace {
@@ -51,39 +50,32 @@ at::Tensor inverse_of(const at::Tensor& d_NN, at::ScalarType dtype) {
   return at::linalg_pinv(d_NN, 1 / kSingular, true);
 }
 
-class Emmet final : public LocateEditor {
- public:
-  Emmet(LocateRecipe recipe, const EmmetHparams& h) : LocateEditor(std::move(recipe)), hparams_(h) {}
+LayerUpdate emmet_update(const EmmetHparams& h, const LayerProblem& problem) {
+  LayerUpdate update;
+  const at::Tensor& keys_FN = problem.keys_FN;
+  const at::Tensor y_FN = solve_preserved(keys_FN, preserved_of(problem, h.mom2_update_weight, h.update_norm_lambda),
+                                          {problem.dtype}, &update.solve);
+  at::Tensor d_NN = keys_FN.t().mm(y_FN);
+  d_NN = (d_NN + d_NN.t()) / 2;
+  if (keys_FN.size(1) > 1) d_NN.diagonal().add_(h.emmet_lambda);
+  update.delta = WeightDelta::factors(problem.site, problem.residual_DN, y_FN.mm(inverse_of(d_NN, problem.dtype)));
+  update.more["D"] = d_NN;
+  return update;
+}
 
-  [[nodiscard]] LayerUpdate update(const LayerProblem& problem) const override {
-    LayerUpdate update;
-    const at::Tensor& keys_FN = problem.keys_FN;
-    const at::Tensor y_FN =
-        solve_preserved(keys_FN, preserved_of(problem, hparams_.mom2_update_weight, hparams_.update_norm_lambda),
-                        {problem.dtype}, &update.solve);
-    at::Tensor d_NN = keys_FN.t().mm(y_FN);
-    d_NN = (d_NN + d_NN.t()) / 2;
-    if (keys_FN.size(1) > 1) d_NN.diagonal().add_(hparams_.emmet_lambda);
-    update.delta = WeightDelta::factors(problem.site, problem.residual_DN, y_FN.mm(inverse_of(d_NN, problem.dtype)));
-    update.more["D"] = d_NN;
-    return update;
-  }
-
- private:
-  EmmetHparams hparams_;
-};
-
-std::unique_ptr<Editor> make(const EmmetHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  return std::make_unique<Emmet>(memit_recipe("emmet", emmet_schema().dump(h), h, model, raw), h);
+LocateRecipe emmet_recipe(std::string editor, nlohmann::json values, const EmmetHparams& h, const models::Model& model,
+                          const hparams::RawHparams& raw) {
+  LocateRecipe recipe = locate_recipe(std::move(editor), std::move(values), h, model, raw);
+  recipe.update = [h](const LayerProblem& problem) { return emmet_update(h, problem); };
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_emmet() {
-  return editor_entry<EmmetHparams>("emmet", "many facts at once, each met exactly instead of weighed",
+  return locate_entry<EmmetHparams>("emmet", "many facts at once, each met exactly instead of weighed",
                                     "Gupta et al., A Unified Framework for Model Editing, EMNLP Findings 2024",
-                                    emmet_schema(), make);
+                                    emmet_schema(), emmet_recipe);
 }
 
 }  // namespace emend::editors

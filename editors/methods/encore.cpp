@@ -6,9 +6,7 @@
 //   norm control                   ΔW = R Kᵀ (λC + λ_n·I + ΣKpKpᵀ + K Kᵀ)⁻¹: λ_n = update_norm_lambda weighs ‖ΔW‖²
 //
 //   Kp keys of all earlier batches, taken from the model after their batch
-#include <emend/editors/key_cache.h>
-#include <emend/editors/memit_family.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 
 #include <cmath>
 
@@ -65,25 +63,9 @@ const hparams::Schema<EncoreHparams>& encore_schema() {
   return schema;
 }
 
-class Encore final : public RememberingEditor {
- public:
-  Encore(LocateRecipe recipe, const EncoreHparams& h) : RememberingEditor(std::move(recipe)), hparams_(h) {}
-
-  [[nodiscard]] LayerUpdate update(const LayerProblem& problem) const override {
-    const auto preserved = preserved_of(problem, hparams_.mom2_update_weight, hparams_.update_norm_lambda);
-    return closed_form(problem, memory().layer(problem.index).with(preserved));
-  }
-
- protected:
-  [[nodiscard]] bool wants_keys_after_edit() const override { return hparams_.add_prev_edits; }
-
- private:
-  EncoreHparams hparams_;
-};
-
-std::unique_ptr<Editor> make(const EncoreHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  LocateRecipe recipe = memit_family_recipe("encore", encore_schema().dump(h), h, model, raw);
+LocateRecipe encore_recipe(std::string editor, nlohmann::json values, const EncoreHparams& h,
+                           const models::Model& model, const hparams::RawHparams& raw) {
+  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), h, model, raw);
   if (h.prob_cutoff < 0) {
     recipe.targets.stop_rule = StopRule::kMostProbable;
     recipe.targets.patience = static_cast<int64_t>(-h.prob_cutoff);
@@ -91,16 +73,20 @@ std::unique_ptr<Editor> make(const EncoreHparams& h, const hparams::RawHparams& 
     recipe.targets.stop_rule = StopRule::kProbability;
     recipe.targets.stop_probability = h.prob_cutoff;
   }
-  return std::make_unique<Encore>(std::move(recipe), h);
+  recipe.remembers_keys = h.add_prev_edits;
+  recipe.update = [h](const LayerProblem& problem) {
+    return closed_form(problem, preserved_of(problem, h.mom2_update_weight, h.update_norm_lambda));
+  };
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_encore() {
-  return editor_entry<EncoreHparams>(
+  return locate_entry<EncoreHparams>(
       "encore", "MEMIT for thousands of sequential edits: stops early and holds the norm back",
       "Gupta et al., Lifelong Sequential Knowledge Editing without Model Degradation, ACL Findings 2025",
-      encore_schema(), make);
+      encore_schema(), encore_recipe);
 }
 
 }  // namespace emend::editors

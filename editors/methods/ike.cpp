@@ -6,10 +6,15 @@
 // No weight and no activation changes, and nothing is trained. The published method fills the demonstrations up with
 // facts of a training set; here they are the edited facts themselves.
 #include <emend/core/error.h>
-#include <emend/editors/prompts.h>
+#include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/runtime_editor.h>
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/prompts.h>
+#include <emend/editors/steps/runtime_editor.h>
+#include <emend/editors/steps/targets.h>
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
 
 namespace emend::editors {
 namespace {
@@ -40,8 +45,8 @@ class Ike final : public RuntimeEditor {
 
  protected:
   [[nodiscard]] RuntimePart learn(models::Model& model, std::span<const datasets::Fact> facts,
-                                  const RenderedBatch& batch, const std::optional<RuntimePart>& before, EditContext&,
-                                  EditResult& result) override {
+                                  const RenderedBatch& batch, const std::optional<RuntimePart>& before,
+                                  const EditContext&, EditResult& result) override {
     RuntimePart part;
     part.kind = "ike";
     part.values = {{"k", hparams_.k},
@@ -68,6 +73,101 @@ class Ike final : public RuntimeEditor {
   IkeHparams hparams_;
 };
 
+// IKE beside a model: the edited facts that a prompt resembles are told in front of it.
+//
+// Similarity is the cosine of TF-IDF vectors over the edited prompts: words of the subject are rare and weigh much,
+// words of the relation are common and weigh little. (The published code asks a sentence encoder, and is given the
+// right fact; here nobody says which fact a prompt is about.)
+using Words = std::map<std::string, double>;
+
+// Runs of letters, digits and bytes of other scripts, in lower case.
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> words(1);
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) || byte >= 0x80) {
+      words.back() += static_cast<char>(std::tolower(byte));
+    } else if (!words.back().empty()) {
+      words.emplace_back();
+    }
+  }
+  if (words.back().empty()) words.pop_back();
+  return words;
+}
+
+struct Demonstration {
+  std::string prompt, target;
+  Words vector;
+};
+
+class IkeRuntime final : public RuntimeEdit {
+ public:
+  IkeRuntime(std::vector<Demonstration> facts, int64_t k, double threshold)
+      : facts_(std::move(facts)), k_(k), threshold_(threshold) {
+    for (const auto& fact : facts_) {
+      std::map<std::string, int> seen;
+      for (const auto& word : words_of(fact.prompt)) seen[word] = 1;
+      for (const auto& [word, one] : seen) frequency_[word] += 1;
+    }
+    for (auto& fact : facts_) fact.vector = vector_of(fact.prompt);
+  }
+
+  [[nodiscard]] std::string prefix(std::string_view prompt) const override {
+    const Words query = vector_of(prompt);
+    std::vector<std::pair<double, size_t>> ranked;
+    for (size_t i = 0; i < facts_.size(); ++i) {
+      double similarity = 0;
+      for (const auto& [word, weight] : query)
+        if (const auto found = facts_[i].vector.find(word); found != facts_[i].vector.end())
+          similarity += weight * found->second;
+      if (similarity >= threshold_) ranked.emplace_back(similarity, i);
+    }
+    // The most similar fact stands last, next to the prompt.
+    std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    if (static_cast<int64_t>(ranked.size()) > k_) ranked.resize(static_cast<size_t>(k_));
+    std::string text;
+    for (auto it = ranked.rbegin(); it != ranked.rend(); ++it) {
+      const std::string fact = facts_[it->second].prompt + " " + facts_[it->second].target;
+      text += "New Fact: " + fact + "\nPrompt: " + fact + "\n\n";
+    }
+    return text.empty() ? text : text + "Prompt: ";
+  }
+
+ private:
+  [[nodiscard]] Words vector_of(std::string_view text) const {
+    Words vector;
+    const double n = static_cast<double>(facts_.size());
+    for (const auto& word : words_of(text)) {
+      const auto found = frequency_.find(word);
+      const double count = found == frequency_.end() ? 0 : found->second;
+      vector[word] += std::log((1 + n) / (1 + count)) + 1;
+    }
+    double square = 0;
+    for (const auto& [word, weight] : vector) square += weight * weight;
+    for (auto& [word, weight] : vector) weight /= std::sqrt(square);
+    return vector;
+  }
+
+  std::vector<Demonstration> facts_;
+  int64_t k_;
+  double threshold_;
+  std::map<std::string, double> frequency_;
+};
+
+std::unique_ptr<RuntimeEdit> make_ike_runtime(const RuntimePart& part, const models::Model& model,
+                                              const std::string& where) {
+  (void)model;
+  std::vector<Demonstration> facts;
+  for (const auto& entry : part.values.at("facts"))
+    facts.push_back({entry.at("prompt").get<std::string>(), entry.at("target").get<std::string>(), {}});
+  const auto k = part.values.at("k").get<int64_t>();
+  const auto threshold = part.values.at("threshold").get<double>();
+  if (k < 1 || !(threshold >= 0 && threshold <= 1))
+    throw Error(ErrorClass::kCorruption, {where, "demonstrations with k " + std::to_string(k),
+                                          "k of at least 1 and a threshold from 0 to 1", ""});
+  return std::make_unique<IkeRuntime>(std::move(facts), k, threshold);
+}
+
 }  // namespace
 
 EditorInfo make_ike() {
@@ -77,7 +177,8 @@ EditorInfo make_ike() {
       [](const IkeHparams& h, const hparams::RawHparams&, const models::Model& model, const Log&) {
         return std::make_unique<Ike>(h, model);
       });
-  info.statistics = false;
+  info.statistics = info.changes_weights = false;
+  info.runtime = {"ike", 1, make_ike_runtime};
   return info;
 }
 

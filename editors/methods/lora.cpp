@@ -11,11 +11,11 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/lora.h>
-#include <emend/editors/optimiser.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/training_loop.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/lora.h>
+#include <emend/editors/steps/optimiser.h>
+#include <emend/editors/steps/training_loop.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <chrono>
@@ -150,7 +150,7 @@ class LoraEditor final : public Editor {
   [[nodiscard]] nlohmann::json hparams() const override { return values_; }
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                EditContext& context) override {
+                                const EditContext& context) override {
     return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
       const auto deltas = trained(model, batch, context, result);
       EditTransaction transaction(model, context.transaction);
@@ -209,8 +209,8 @@ class LoraEditor final : public Editor {
   nlohmann::json values_;
 };
 
-std::unique_ptr<Editor> make(const LoraHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
+std::unique_ptr<Editor> new_lora(const LoraHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                                 const Log&) {
   for (const int64_t layer : h.layers)
     if (layer >= model.n_layers())
       throw Error(ErrorClass::kInvalidArgument,
@@ -225,8 +225,9 @@ EditorInfo make_lora() {
   EditorInfo info = editor_entry<LoraHparams>("lora", "low-rank adapters trained on the facts, then merged",
                                               "Hu et al., LoRA, ICLR 2022; Zhang et al., AdaLoRA, "
                                               "ICLR 2023",
-                                              lora_schema(), make);
+                                              lora_schema(), new_lora);
   info.statistics = false;
+  info.trains = true;
   return info;
 }
 

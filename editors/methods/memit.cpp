@@ -7,24 +7,13 @@
 //      ΔW    = R·Kᵀ(λC + K·Kᵀ)⁻¹, C the second moment of keys over a corpus
 //
 //   F key width · D hidden width · N facts
-#include <emend/editors/memit_family.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
-namespace {
-
-std::unique_ptr<Editor> make(const MemitHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  return std::make_unique<MemitEditor>(memit_family_recipe("memit", memit_hparams_schema().dump(h), h, model, raw),
-                                       h.mom2_update_weight);
-}
-
-}  // namespace
-
 EditorInfo make_memit() {
-  return editor_entry<MemitHparams>("memit", "many facts at once, spread over several layers",
+  return locate_entry<MemitHparams>("memit", "many facts at once, spread over several layers",
                                     "Meng et al., Mass-Editing Memory in a Transformer, ICLR 2023",
-                                    memit_hparams_schema(), make);
+                                    memit_hparams_schema(), memit_recipe);
 }
 
 }  // namespace emend::editors

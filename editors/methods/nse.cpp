@@ -9,10 +9,7 @@
 //   F key width (neurons) · S selected neurons · N facts
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
-#include <emend/editors/key_cache.h>
-#include <emend/editors/memit_family.h>
-#include <emend/editors/original_weights.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
 namespace {
@@ -52,70 +49,42 @@ at::Tensor influential(const at::Tensor& keys_FN, double share) {
   return std::get<0>(order_F.narrow(0, 0, std::max<int64_t>(1, count)).sort());
 }
 
-class Nse final : public RememberingEditor {
- public:
-  Nse(LocateRecipe recipe, const NseHparams& h)
-      : RememberingEditor(std::move(recipe)), lambda_(h.mom2_update_weight), share_(h.neuron_threshold) {}
+LayerUpdate nse_update(const LayerProblem& problem, double lambda, double share) {
+  const at::Tensor chosen_S = influential(problem.keys_FN, share);
+  if (!chosen_S.defined()) return closed_form(problem, preserved_of(problem, lambda));
+  const auto select = [&](const at::Tensor& x, int64_t dim) {
+    return x.index_select(dim, devices::route_like(chosen_S, x, devices::Purpose::kSolve));
+  };
+  const auto both = [&](const at::Tensor& x_FF) { return select(select(x_FF, 0), 1); };
+  LayerProblem part = problem;
+  part.keys_FN = select(problem.keys_FN, 0);
+  if (problem.moment) part.moment = SecondMoment(both(problem.moment.cov_FF()));
+  auto& [keys_FP, sum_FF] = part.earlier;
+  if (keys_FP.defined()) keys_FP = select(keys_FP, 0);
+  if (sum_FF.defined()) sum_FF = both(sum_FF);
+  LayerUpdate update = closed_form(part, preserved_of(part, lambda));
+  const at::Tensor adj_FN = at::zeros_like(problem.keys_FN);
+  update.delta.right_FR = adj_FN.index_copy(0, chosen_S, update.delta.right_FR);
+  return update;
+}
 
-  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                EditContext& context) override {
-    return originals_.during(model, recipe().common.layers, [&] { return LocateEditor::edit(model, facts, context); });
-  }
-
-  [[nodiscard]] LayerUpdate update(const LayerProblem& problem) const override {
-    const EarlierKeys earlier = memory().layer(problem.index);
-    const at::Tensor chosen_S = influential(problem.keys_FN, share_);
-    if (!chosen_S.defined()) return closed_form(problem, earlier.with(preserved_of(problem, lambda_)));
-    const auto rows = [&](const at::Tensor& x) { return x.defined() ? x.index_select(0, on(chosen_S, x)) : x; };
-    const auto both = [&](const at::Tensor& x) { return x.defined() ? rows(x).index_select(1, on(chosen_S, x)) : x; };
-    LayerProblem part = problem;
-    part.keys_FN = rows(problem.keys_FN);
-    if (problem.moment) part.moment = SecondMoment(both(problem.moment.cov_FF()));
-    const EarlierKeys of_part{rows(earlier.keys_FP), both(earlier.sum_FF)};
-    LayerUpdate update = closed_form(part, of_part.with(preserved_of(part, lambda_)));
-    const at::Tensor adj_FN = at::zeros_like(problem.keys_FN);
-    update.delta.right_FR = adj_FN.index_copy(0, chosen_S, update.delta.right_FR);
-    return update;
-  }
-
-  void reset() override {
-    RememberingEditor::reset();
-    originals_.clear();
-  }
-  [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
-    auto state = RememberingEditor::state();
-    originals_.save(state);
-    return state;
-  }
-  void load_state(const std::map<std::string, at::Tensor>& saved) override {
-    auto state = saved;
-    originals_.load(state);
-    RememberingEditor::load_state(state);
-  }
-  [[nodiscard]] const OriginalWeights* target_weights() const override { return &originals_; }
-
- private:
-  static at::Tensor on(const at::Tensor& index, const at::Tensor& like) {
-    return devices::route_like(index, like, devices::Purpose::kSolve);
-  }
-
-  double lambda_, share_;
-  OriginalWeights originals_;
-};
-
-std::unique_ptr<Editor> make(const NseHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  LocateRecipe recipe = memit_family_recipe("nse", nse_schema().dump(h), h, model, raw);
+LocateRecipe nse_recipe(std::string editor, nlohmann::json values, const NseHparams& h, const models::Model& model,
+                        const hparams::RawHparams& raw) {
+  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), h, model, raw);
   recipe.passes = {h.max_iterations - 1, h.alpha, h.upper_bound};
-  return std::make_unique<Nse>(std::move(recipe), h);
+  recipe.remembers_keys = recipe.rewinds_targets = true;
+  recipe.update = [lambda = h.mom2_update_weight, share = h.neuron_threshold](const LayerProblem& problem) {
+    return nse_update(problem, lambda, share);
+  };
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_nse() {
-  return editor_entry<NseHparams>("nse", "many batches, in passes, into the neurons that the facts use most",
+  return locate_entry<NseHparams>("nse", "many batches, in passes, into the neurons that the facts use most",
                                   "Jiang et al., Neuron-Level Sequential Editing for Large Language Models, 2024",
-                                  nse_schema(), make);
+                                  nse_schema(), nse_recipe);
 }
 
 }  // namespace emend::editors

@@ -9,8 +9,7 @@
 //
 // Only the MLP's matrix is written; the attention's target is left, as in all published settings.
 #include <emend/core/error.h>
-#include <emend/editors/memit_family.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
 
@@ -44,24 +43,24 @@ void check_rewritten(const PmetHparams& h, const hparams::RawHparams& raw, const
     models::check_module_names(model.family(), model.config(), {"", "", "", name, "", ""}, raw.source());
 }
 
-std::unique_ptr<Editor> make(const PmetHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  LocateRecipe recipe = memit_family_recipe("pmet", pmet_schema().dump(h), h, model, raw);
+LocateRecipe pmet_recipe(std::string editor, nlohmann::json values, const PmetHparams& h, const models::Model& model,
+                         const hparams::RawHparams& raw) {
+  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
   check_rewritten(h, raw, model);
   const int layer = recipe.targets.sites[0].layer;
   recipe.targets.sites = {{hooks::Site::kMlpDownOut, layer}, {hooks::Site::kAttnOut, layer}};
   recipe.targets.nll_factor = h.nll_loss_factor;
   recipe.targets.stop_rule = StopRule::kArgmax;
   recipe.spread = ResidualSpread::kSqrt;
-  return std::make_unique<MemitEditor>(std::move(recipe), h.mom2_update_weight);
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_pmet() {
-  return editor_entry<PmetHparams>("pmet", "many facts at once; attention and MLP optimised together, the MLP written",
+  return locate_entry<PmetHparams>("pmet", "many facts at once; attention and MLP optimised together, the MLP written",
                                    "Li et al., PMET: Precise Model Editing in a Transformer, AAAI 2024", pmet_schema(),
-                                   make);
+                                   pmet_recipe);
 }
 
 }  // namespace emend::editors

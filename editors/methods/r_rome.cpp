@@ -6,8 +6,8 @@
 //
 // With the prefix keys t0 belongs to the plain prompt while m̄ is a mean: so it is published, and the recorded numbers
 // of the authors say the same.
-#include <emend/editors/rank_one.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/rank_one.h>
 
 namespace emend::editors {
 namespace {
@@ -37,8 +37,8 @@ const hparams::Schema<RRomeHparams>& r_rome_schema() {
   return schema;
 }
 
-std::unique_ptr<Editor> make(const RRomeHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
+std::unique_ptr<Editor> new_r_rome(const RRomeHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                                   const Log&) {
   check_locate_hparams(h, model, raw);
   const KeySource keys = h.enable_prompt_keys ? KeySource::kPlain : KeySource::kMean;
   return std::make_unique<RankOneEditor>(RankOneRecipe{.editor = "r-rome",
@@ -55,7 +55,7 @@ EditorInfo make_r_rome() {
   EditorInfo info = editor_entry<RRomeHparams>(
       "r-rome", "ROME with the same key in both places: no exploding changes",
       "Gupta et al., Rebuilding ROME: Resolving Model Collapse during Sequential Model Editing, EMNLP 2024",
-      r_rome_schema(), make);
+      r_rome_schema(), new_r_rome);
   info.batch = false;
   return info;
 }

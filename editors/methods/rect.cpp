@@ -7,8 +7,7 @@
 //   D hidden width · F key width
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
-#include <emend/editors/memit_family.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
 namespace {
@@ -29,43 +28,34 @@ const hparams::Schema<RectHparams>& rect_schema() {
   return schema;
 }
 
-class Rect final : public LocateEditor {
- public:
-  Rect(LocateRecipe recipe, const RectHparams& h)
-      : LocateEditor(std::move(recipe)), lambda_(h.mom2_update_weight), k_percent_(h.k_percent) {}
+WeightDelta largest_changes(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF,
+                            double k_percent) {
+  const at::Tensor delta_DF = solved.matrix();
+  const at::Tensor weight = devices::route_like(weight_DF, delta_DF, devices::Purpose::kSolve).to(at::kDouble);
+  const at::Tensor change_DF = (delta_DF / (weight + 1e-8)).abs();
+  const auto dropped = static_cast<int64_t>(static_cast<double>(change_DF.numel()) * (100 - k_percent) / 100);
+  if (dropped < 1) return solved;
+  const at::Tensor threshold = std::get<0>(change_DF.reshape({-1}).kthvalue(dropped));
+  return WeightDelta::dense(site, delta_DF * change_DF.ge(threshold).to(at::kDouble));
+}
 
-  [[nodiscard]] LayerUpdate update(const LayerProblem& problem) const override {
-    return closed_form(problem, preserved_of(problem, lambda_));
-  }
-  [[nodiscard]] bool settles() const override { return true; }
-  [[nodiscard]] WeightDelta settle(const models::EditSite& site, const WeightDelta& solved,
-                                   const at::Tensor& weight_DF) const override {
-    const at::Tensor delta_DF = solved.matrix();
-    const at::Tensor weight = devices::route_like(weight_DF, delta_DF, devices::Purpose::kSolve).to(at::kDouble);
-    const at::Tensor change_DF = (delta_DF / (weight + 1e-8)).abs();
-    const auto dropped = static_cast<int64_t>(static_cast<double>(change_DF.numel()) * (100 - k_percent_) / 100);
-    if (dropped < 1) return solved;
-    const at::Tensor threshold = std::get<0>(change_DF.reshape({-1}).kthvalue(dropped));
-    return WeightDelta::dense(site, delta_DF * change_DF.ge(threshold).to(at::kDouble));
-  }
-
- private:
-  double lambda_, k_percent_;
-};
-
-std::unique_ptr<Editor> make(const RectHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  return std::make_unique<Rect>(memit_family_recipe("rect", rect_schema().dump(h), h, model, raw), h);
+LocateRecipe rect_recipe(std::string editor, nlohmann::json values, const RectHparams& h, const models::Model& model,
+                         const hparams::RawHparams& raw) {
+  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+  recipe.settle = [share = h.k_percent](const auto& site, const auto& solved, const auto& weight_DF) {
+    return largest_changes(site, solved, weight_DF, share);
+  };
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_rect() {
-  return editor_entry<RectHparams>(
+  return locate_entry<RectHparams>(
       "rect", "MEMIT, of whose change only the entries with the largest relative size are written",
       "Gu et al., Model Editing Harms General Abilities of Large Language Models: Regularization to the Rescue, EMNLP "
       "2024",
-      rect_schema(), make);
+      rect_schema(), rect_recipe);
 }
 
 }  // namespace emend::editors

@@ -8,8 +8,7 @@
 //   D hidden width · F key width · R principal directions
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
-#include <emend/editors/null_space.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/steps/null_space.h>
 
 namespace emend::editors {
 namespace {
@@ -37,42 +36,37 @@ const hparams::Schema<SphereHparams>& sphere_schema() {
   return schema;
 }
 
-class Sphere final : public NullSpaceEditor {
- public:
-  Sphere(const SphereHparams& h, const hparams::RawHparams& raw, const models::Model& model)
-      : NullSpaceEditor("sphere", sphere_schema().dump(h), h, raw, model),
-        ratio_(h.cumulative_ratio),
-        strength_(h.suppression_strength) {}
+WeightDelta weakened(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF, double ratio,
+                     double strength) {
+  const at::Tensor right_FR = solved.right_FR.to(at::kDouble);
+  const at::Tensor weight = devices::route_like(weight_DF, right_FR, devices::Purpose::kSolve).to(at::kDouble);
+  const at::Tensor rows_DF = weight / (weight.norm(2, 1, /*keepdim=*/true) + 1e-8);
+  const auto [u, sigma_R, directions_RF] = at::linalg_svd(rows_DF, /*full_matrices=*/false);
+  const at::Tensor share_R = sigma_R.square().cumsum(0) / sigma_R.square().sum();
+  const int64_t count = std::min<int64_t>(share_R.le(ratio).sum().item<int64_t>() + 1, sigma_R.size(0));
+  const at::Tensor principal_RF = directions_RF.narrow(0, 0, count);
+  return WeightDelta::factors(site, solved.left_DR,
+                              right_FR - principal_RF.t().mm(principal_RF.mm(right_FR)) * strength);
+}
 
-  [[nodiscard]] bool settles() const override { return ratio_ > 0 && strength_ > 0; }
-  [[nodiscard]] WeightDelta settle(const models::EditSite& site, const WeightDelta& solved,
-                                   const at::Tensor& weight_DF) const override {
-    const at::Tensor right_FR = solved.right_FR.to(at::kDouble);
-    const at::Tensor weight = devices::route_like(weight_DF, right_FR, devices::Purpose::kSolve).to(at::kDouble);
-    const at::Tensor rows_DF = weight / (weight.norm(2, 1, /*keepdim=*/true) + 1e-8);
-    const auto [u, sigma_R, directions_RF] = at::linalg_svd(rows_DF, /*full_matrices=*/false);
-    const at::Tensor share_R = sigma_R.square().cumsum(0) / sigma_R.square().sum();
-    const int64_t count = std::min<int64_t>(share_R.le(ratio_).sum().item<int64_t>() + 1, sigma_R.size(0));
-    const at::Tensor principal_RF = directions_RF.narrow(0, 0, count);
-    return WeightDelta::factors(site, solved.left_DR,
-                                right_FR - principal_RF.t().mm(principal_RF.mm(right_FR)) * strength_);
-  }
-
- private:
-  double ratio_, strength_;
-};
-
-std::unique_ptr<Editor> make(const SphereHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                             const Log&) {
-  return std::make_unique<Sphere>(h, raw, model);
+LocateRecipe sphere_recipe(std::string editor, nlohmann::json values, const SphereHparams& h,
+                           const models::Model& model, const hparams::RawHparams& raw) {
+  LocateRecipe recipe = null_space_recipe(std::move(editor), std::move(values), h, model, raw);
+  const double ratio = h.cumulative_ratio, strength = h.suppression_strength;
+  if (ratio > 0 && strength > 0)
+    recipe.settle = [ratio, strength](const auto& site, const auto& solved, const auto& weight_DF) {
+      return weakened(site, solved, weight_DF, ratio, strength);
+    };
+  return recipe;
 }
 
 }  // namespace
 
 EditorInfo make_sphere() {
-  return editor_entry<SphereHparams>(
+  return locate_entry<SphereHparams>(
       "sphere", "AlphaEdit, weakened along the principal directions of the weight's rows",
-      "Liu et al., Energy-Regularized Sequential Model Editing on Hyperspheres, ICLR 2026", sphere_schema(), make);
+      "Liu et al., Energy-Regularized Sequential Model Editing on Hyperspheres, ICLR 2026", sphere_schema(),
+      sphere_recipe);
 }
 
 }  // namespace emend::editors

@@ -12,14 +12,13 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/apply.h>
 #include <emend/editors/detail/target_engines.h>
-#include <emend/editors/layer_choice.h>
-#include <emend/editors/learning_pass.h>
-#include <emend/editors/locate.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/training_loop.h>
-#include <emend/editors/weight_change.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/layer_choice.h>
+#include <emend/editors/steps/learning_pass.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/training_loop.h>
 
 #include <chrono>
 #include <limits>
@@ -99,7 +98,7 @@ std::string shape_key(const models::EditSite& site) {
 class UltraEditTurn {
  public:
   UltraEditTurn(const UltraEditHparams& hparams, const std::vector<int>& layers, models::Model& model,
-                EditContext& context, Memory& memory, EditResult& result)
+                const EditContext& context, Memory& memory, EditResult& result)
       : hparams_(hparams), layers_(layers), model_(model), context_(context), memory_(memory), result_(result) {}
 
   // Facts [begin, end) of the batch.
@@ -206,7 +205,7 @@ class UltraEditTurn {
   const UltraEditHparams& hparams_;
   const std::vector<int>& layers_;
   models::Model& model_;
-  EditContext& context_;
+  const EditContext& context_;
   Memory& memory_;
   EditResult& result_;
   std::vector<std::vector<at::Tensor>> keys_, grads_;  // [layer][pass]
@@ -220,7 +219,7 @@ class UltraEdit final : public Editor {
   [[nodiscard]] nlohmann::json hparams() const override { return values_; }
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                EditContext& context) override {
+                                const EditContext& context) override {
     return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
       EditTransaction transaction(model, context.transaction);
       Memory memory = memory_;  // kept only if the edit succeeds
@@ -290,6 +289,7 @@ EditorInfo make_ultraedit() {
         return std::make_unique<UltraEdit>(h, chosen_layers(h, model, raw));
       });
   info.statistics = false;
+  info.trains = true;
   return info;
 }
 

@@ -1,5 +1,5 @@
 #include <emend/evaluation/detail/generate_texts.h>
-#include <emend/evaluation/detail/regex.h>
+#include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -43,12 +43,12 @@ std::vector<std::string> sample_batch(const models::Model& model, const std::vec
   return texts;
 }
 
-std::string encode(const std::vector<std::vector<std::string>>& batches) {
+std::string encode_batches(const std::vector<std::vector<std::string>>& batches) {
   const auto bytes = nlohmann::json::to_msgpack(batches);
   return {bytes.begin(), bytes.end()};
 }
 
-std::vector<std::vector<std::string>> decode(std::string_view bytes) {
+std::vector<std::vector<std::string>> decode_batches(std::string_view bytes) {
   return nlohmann::json::from_msgpack(bytes.begin(), bytes.end());
 }
 
@@ -79,7 +79,7 @@ std::vector<std::string> generate_texts(const models::Model& model, const std::v
     return batches;
   };
   std::vector<std::string> texts;
-  for (const auto& batch : options.sharing.map<std::vector<std::string>>(costs, work, encode, decode))
+  for (const auto& batch : options.sharing.map<std::vector<std::string>>(costs, work, encode_batches, decode_batches))
     texts.insert(texts.end(), batch.begin(), batch.end());
   return texts;
 }

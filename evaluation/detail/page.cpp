@@ -1,28 +1,39 @@
-#include <emend/evaluation/detail/html.h>
+#include <emend/core/sha256.h>
 #include <emend/evaluation/detail/page.h>
-#include <emend/evaluation/detail/report_style.h>
 
 namespace emend::evaluation::detail {
 namespace {
 
-std::string series_rules() {
+/// JSON that may stand in a script element: "<" could end it, and the two line ends are none in JSON alone.
+std::string embeddable(const nlohmann::json& data) {
   std::string out;
-  for (char digit = '0'; digit < '8'; ++digit)
-    for (const char* c = kSeriesRule; *c; ++c) out += *c == '@' ? digit : *c;
+  const std::string text = data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = std::string_view(text).substr(i, 3);
+    if (text[i] == '<') {
+      out += "\\u003c";
+    } else if (rest == "\u2028" || rest == "\u2029") {
+      out += rest == "\u2028" ? "\\u2028" : "\\u2029";
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
   return out;
 }
 
 }  // namespace
 
-std::string html_page(const std::string& title, const std::string& body) {
-  return "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-         "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-         "img-src "
-         "data:\">"
-         "<link rel=\"icon\" href=\"data:,\"><title>" +
-         escape(title) + "</title><style>" + kReportStyle + series_rules() + "</style></head><body><main>" + body +
-         "</main></body></html>\n";
+std::string fill_page(const nlohmann::json& data) {
+  const std::string text = embeddable(data), nonce = sha256_hex(text).substr(0, 32);
+  std::string out;
+  std::string_view left = page_template();
+  for (size_t at = left.find("{{"); at != std::string_view::npos; at = left.find("{{")) {
+    out += left.substr(0, at);
+    out += left.substr(at).starts_with("{{data}}") ? text : nonce;
+    left.remove_prefix(left.find("}}", at) + 2);
+  }
+  return out.append(left);
 }
 
 }  // namespace emend::evaluation::detail

@@ -1,6 +1,8 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/core/sha256.h>
+#include <emend/core/text.h>
 #include <emend/datasets/corpus.h>
 #include <emend/evaluation/detail/snippets.h>
 
@@ -25,7 +27,7 @@ std::vector<std::string> read_corpus(const std::filesystem::path& path) {
 }  // namespace
 
 Snippets::Snippets(const std::filesystem::path& path, const std::filesystem::path& idf_corpus) {
-  const json list = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const json list = read_json(path, {.max_bytes = size_t{512} << 20});
   if (!list.is_array()) damaged(path.string(), "no JSON list");
   std::vector<std::string> documents;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -50,10 +52,8 @@ Snippets::Snippets(const std::filesystem::path& path, const std::filesystem::pat
 std::optional<double> Snippets::similarity(const datasets::Fact& fact, const std::vector<std::string>& texts) const {
   const auto found = samples_.find({fact.relation_id, target_id(fact, "new")});
   if (found == samples_.end() || found->second.empty()) return std::nullopt;
-  std::string references, joined;
-  for (const auto& sample : found->second) references += (references.empty() ? "" : " ") + sample.text;
-  for (const auto& text : texts) joined += (joined.empty() ? "" : " ") + text;
-  return vectors_->similarity(joined, references);
+  const auto text_of = [](const auto& sample) -> const std::string& { return sample.text; };
+  return vectors_->similarity(join(texts, " "), join(found->second, " ", text_of));
 }
 
 std::string Snippets::own_text(const datasets::Fact& fact) const {
@@ -62,7 +62,7 @@ std::string Snippets::own_text(const datasets::Fact& fact) const {
     const auto found = samples_.find({fact.relation_id, target_id(fact, which)});
     if (found == samples_.end()) continue;
     for (const auto& sample : found->second)
-      if (sample.name == fact.subject) text += (text.empty() ? "" : " ") + sample.text;
+      if (sample.name == fact.subject) append_item(text, sample.text, " ");
   }
   return text;
 }

@@ -1,4 +1,4 @@
-// Shared by the computation of causal traces and its oracle.
+// Shared by the computation of causal traces and the naive one that tests compare with.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,8 +6,8 @@
 //   accuracy  every token of the right target (new; neighbourhood: true) is the argmax under teacher forcing
 // Means are taken over the prompts of a record, then over the records. Score: harmonic mean of the three success means.
 // Facts without target_true have accuracies only; facts without paraphrases or neighbours count in the other columns.
+#include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/metric.h>
-#include <emend/evaluation/statistics.h>
 
 #include <cmath>
 
@@ -16,6 +16,55 @@ namespace {
 
 using nlohmann::json;
 
+/// A kind of prompt, as the raw values name it.
+struct Prompts {
+  std::string raw_name;
+  bool true_is_right = false;  ///< the old answer should stay the more probable one
+};
+const Prompts kRewrite{"rewrite_prompts"}, kParaphrase{"paraphrase_prompts"},
+    kNeighborhood{"neighborhood_prompts", true};
+
+/// The mean of `value(nll of the right target, nll of the other)` over the prompts that have both.
+CaseFigure over_pairs(const Prompts& prompts, double (*value)(double, double)) {
+  return [prompts, value](const json& raw) {
+    std::vector<double> values;
+    if (const json& list = detail::member(raw, {prompts.raw_name + "_probs"}); list.is_array())
+      for (const auto& pair : list) {
+        const auto fresh = detail::number(pair, "target_new"), old = detail::number(pair, "target_true");
+        if (fresh && old) values.push_back(prompts.true_is_right ? value(*old, *fresh) : value(*fresh, *old));
+      }
+    return record_mean(values);
+  };
+}
+
+CaseFigure success(const Prompts& prompts) {
+  return over_pairs(prompts, [](double right, double wrong) { return more_probable(right, wrong) ? 1.0 : 0.0; });
+}
+
+CaseFigure magnitude(const Prompts& prompts) {
+  return over_pairs(prompts, [](double right, double wrong) { return std::exp(-right) - std::exp(-wrong); });
+}
+
+CaseFigure accuracy(const Prompts& prompts) {
+  return share_of_true(prompts.raw_name + "_correct");
+}
+
+/// A success: the new answer is more probable than the old one after the fact's own prompt.
+CaseVerdict judge_counterfact(const json& raw) {
+  CaseVerdict verdict;
+  const json& pairs = detail::member(raw, {"rewrite_prompts_probs"});
+  if (!pairs.is_array() || pairs.empty()) return verdict;
+  const auto fresh = detail::number(pairs[0], "target_new"), old = detail::number(pairs[0], "target_true");
+  if (fresh) verdict.p_new = std::exp(-*fresh);
+  if (old) verdict.p_old = std::exp(-*old);
+  if (!fresh || !old) return verdict;
+  verdict.success = more_probable(*fresh, *old);
+  if (!*verdict.success)
+    verdict.reason = "the new answer is not the more probable one (new " + detail::probability(*verdict.p_new) +
+                     ", old " + detail::probability(*verdict.p_old) + ")";
+  return verdict;
+}
+
 const MetricInfo& counterfact_info() {
   static const MetricInfo info = {
       "counterfact",
@@ -23,29 +72,45 @@ const MetricInfo& counterfact_info() {
       "ROME and MEMIT (Meng et al. 2022/23): eval_utils_counterfact.py, summarize.py",
       1,
       {
-          {"score", "S", "Harmonic mean of the three success rates; 0 if one of them is 0.", "%", true},
+          {"score",
+           "S",
+           "Harmonic mean of the three success rates; 0 if one of them is 0.",
+           "%",
+           true,
+           {},
+           "score",
+           100,
+           {"efficacy_success", "paraphrase_success", "neighborhood_success"}},
           {"efficacy_success", "ES",
            "Facts whose new target is more probable than the old one after the fact's own prompt (mean negative "
            "log-likelihood "
            "per token, strictly lower).",
-           "%", true},
-          {"paraphrase_success", "PS", "The same comparison on the paraphrases of the prompt.", "%", true},
+           "%", true, success(kRewrite), "efficacy"},
+          {"paraphrase_success", "PS", "The same comparison on the paraphrases of the prompt.", "%", true,
+           success(kParaphrase), "paraphrases"},
           {"neighborhood_success", "NS",
            "Prompts about other subjects with the same old answer on which the old answer is still the more probable "
            "one.",
-           "%", true},
+           "%", true, success(kNeighborhood), "neighbours"},
           {"efficacy_magnitude", "EM",
-           "Mean difference of probabilities, new minus old target, after the fact's own prompt.", "%", true},
-          {"paraphrase_magnitude", "PM", "The same difference on the paraphrases.", "%", true},
+           "Mean difference of probabilities, new minus old target, after the fact's own prompt.", "%", true,
+           magnitude(kRewrite)},
+          {"paraphrase_magnitude", "PM", "The same difference on the paraphrases.", "%", true, magnitude(kParaphrase)},
           {"neighborhood_magnitude", "NM",
-           "Mean difference of probabilities, old minus new target, on the neighbourhood prompts.", "%", true},
+           "Mean difference of probabilities, old minus new target, on the neighbourhood prompts.", "%", true,
+           magnitude(kNeighborhood)},
           {"efficacy_accuracy", "EA", "Facts whose new target is predicted token for token (teacher forcing).", "%",
-           true},
+           true, accuracy(kRewrite)},
           {"paraphrase_accuracy", "PA", "Paraphrases after which the new target is predicted token for token.", "%",
-           true},
+           true, accuracy(kParaphrase)},
           {"neighborhood_accuracy", "NA",
-           "Neighbourhood prompts after which the old answer is predicted token for token.", "%", true},
-      }};
+           "Neighbourhood prompts after which the old answer is predicted token for token.", "%", true,
+           accuracy(kNeighborhood)},
+      },
+      judge_counterfact,
+      /*keyed=*/{},
+      /*alone=*/true,
+      /*memit_names=*/true};
   return info;
 }
 
@@ -84,31 +149,14 @@ class Counterfact final : public Metric {
     }
   }
 
-  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) override {
+  [[nodiscard]] MetricOutcome measure(const MetricContext&, const ScoreSheet& sheet) override {
     MetricOutcome outcome;
-    std::map<std::string, std::vector<std::optional<double>>> columns;
     for (const auto& record : records_) {
       json& row = outcome.cases.emplace_back(json::object());
-      judge(sheet, record.rewrite, "efficacy", "rewrite_prompts", false, columns, row);
-      judge(sheet, record.paraphrases, "paraphrase", "paraphrase_prompts", false, columns, row);
-      judge(sheet, record.neighborhood, "neighborhood", "neighborhood_prompts", true, columns, row);
+      put(sheet, record.rewrite, kRewrite, row);
+      put(sheet, record.paraphrases, kParaphrase, row);
+      put(sheet, record.neighborhood, kNeighborhood, row);
     }
-    json& summary = outcome.summary;
-    summary["n"] = records_.size();
-    summary["score"] = nullptr;
-    for (const auto& [key, values] : columns) put_mean(summary, key, values);
-    const std::vector<std::string> success = {"efficacy_success", "paraphrase_success", "neighborhood_success"};
-    std::vector<double> means;
-    std::vector<std::vector<std::optional<double>>> values;
-    for (const auto& key : success)
-      if (!columns.empty() && !summary[key].is_null()) {
-        means.push_back(summary[key].get<double>());
-        values.push_back(columns[key]);
-      }
-    if (means.size() < success.size()) return outcome;
-    summary["score"] = *harmonic_mean(means);
-    if (const auto range = bootstrap_harmonic(values, context.options.bootstrap, context.options.seed))
-      summary["score_ci95"] = {100 * range->first, 100 * range->second};
     return outcome;
   }
 
@@ -117,31 +165,17 @@ class Counterfact final : public Metric {
     std::vector<Pair> rewrite, paraphrases, neighborhood;
   };
 
-  /// Adds one record's means to the columns and its raw values to `row`, named as in the MEMIT repository's files.
-  static void judge(const ScoreSheet& sheet, const std::vector<Pair>& pairs, const std::string& name,
-                    const std::string& raw_name, bool true_is_right,
-                    std::map<std::string, std::vector<std::optional<double>>>& columns, json& row) {
-    std::vector<double> success, magnitude, accuracy;
+  /// Adds one record's raw values to `row`, named as in the MEMIT repository's files.
+  static void put(const ScoreSheet& sheet, const std::vector<Pair>& pairs, const Prompts& prompts, json& row) {
     json probs = json::array(), correct = json::array();
     for (const auto& pair : pairs) {
       const Score& fresh = sheet.at(pair.target_new);
-      const bool right = true_is_right ? sheet.at(*pair.target_true).all_correct() : fresh.all_correct();
-      accuracy.push_back(right ? 1 : 0);
-      correct.push_back(right);
-      const double nll_new = fresh.mean_nll();
-      probs.push_back({{"target_new", nll_new}, {"target_true", nullptr}});
-      if (!pair.target_true) continue;
-      const double nll_true = sheet.at(*pair.target_true).mean_nll();
-      probs.back()["target_true"] = nll_true;
-      success.push_back((true_is_right ? nll_true < nll_new : nll_true > nll_new) ? 1 : 0);
-      const double difference = std::exp(-nll_new) - std::exp(-nll_true);
-      magnitude.push_back(true_is_right ? -difference : difference);
+      correct.push_back(prompts.true_is_right ? sheet.at(*pair.target_true).all_correct() : fresh.all_correct());
+      probs.push_back({{"target_new", fresh.mean_nll()}, {"target_true", nullptr}});
+      if (pair.target_true) probs.back()["target_true"] = sheet.at(*pair.target_true).mean_nll();
     }
-    columns[name + "_success"].push_back(record_mean(success));
-    columns[name + "_magnitude"].push_back(record_mean(magnitude));
-    columns[name + "_accuracy"].push_back(record_mean(accuracy));
-    row[raw_name + "_probs"] = std::move(probs);
-    row[raw_name + "_correct"] = std::move(correct);
+    row[prompts.raw_name + "_probs"] = std::move(probs);
+    row[prompts.raw_name + "_correct"] = std::move(correct);
   }
 
   std::vector<Record> records_;

@@ -8,7 +8,6 @@
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
 #include <emend/evaluation/detail/generate_texts.h>
 #include <emend/evaluation/metric.h>
-#include <emend/evaluation/statistics.h>
 #include <emend/evaluation/text_metrics.h>
 
 #include <set>
@@ -27,19 +26,32 @@ const MetricInfo& easyedit_info() {
       1,
       {
           {"rewrite_acc", "Reliability",
-           "Tokens of the new target that are the argmax after the edit prompt (teacher forcing).", "%", true},
-          {"rephrase_acc", "Generalization", "The same after rephrased prompts.", "%", true},
+           "Tokens of the new target that are the argmax after the edit prompt (teacher forcing).", "%", true,
+           value_of("rewrite_acc"), "rewrite"},
+          {"rephrase_acc", "Generalization", "The same after rephrased prompts.", "%", true, value_of("rephrase_acc"),
+           "rephrase"},
           {"locality_acc", "Locality",
            "Predicted tokens on unrelated prompts that are the same as before the edit, mean over all of a record's "
            "locality keys.",
-           "%", true},
+           "%", true, mean_of_keys("locality"), "locality"},
           {"portability_acc", "Portability",
            "Tokens of the answers to questions that follow from the edit, mean over all of a record's portability "
            "keys.",
-           "%", true},
-          {"fluency", "Fluency", "Weighted entropy of 2- and 3-grams of text generated from the edit prompt.",
-           "bit × 100", true},
-      }};
+           "%", true, mean_of_keys("portability"), "portability"},
+          {"fluency",
+           "Fluency",
+           "Weighted entropy of 2- and 3-grams of text generated from the edit prompt.",
+           "bit × 100",
+           true,
+           value_of("fluency"),
+           "",
+           100,
+           {},
+           /*of_groups=*/false,
+           /*optional=*/true},
+      },
+      [](const json& raw) { return said_in_full(value_of("rewrite_acc")(raw)); },
+      /*keyed=*/{"locality", "portability"}};
   return info;
 }
 
@@ -73,27 +85,20 @@ class EasyEdit final : public Metric {
     }
   }
 
-  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) override {
+  [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) override {
     MetricOutcome outcome;
-    Columns locality, portability;
-    std::vector<std::optional<double>> rewrite, rephrase;
     for (size_t i = 0; i < records_.size(); ++i) {
       const Record& record = records_[i];
       json& row = outcome.cases.emplace_back(json::object());
-      rewrite.push_back(sheet.at(record.rewrite).token_accuracy());
-      rephrase.push_back(mean_accuracy(sheet, record.rephrase));
-      row["rewrite_acc"] = *rewrite.back();
-      row["rephrase_acc"] = rephrase.back() ? json(*rephrase.back()) : json();
-      judge_portability(sheet, record, i, portability, row);
-      judge_locality(context, sheet, record, i, locality, row);
+      row["rewrite_acc"] = sheet.at(record.rewrite).token_accuracy();
+      const auto rephrase = mean_accuracy(sheet, record.rephrase);
+      row["rephrase_acc"] = rephrase ? json(*rephrase) : json();
+      row["portability"] = json::object();
+      for (const auto& [key, numbers] : record.portability)
+        row["portability"][key + "_acc"] = *mean_accuracy(sheet, numbers);
+      put_locality(context, sheet, record, i, row);
     }
-    json& summary = outcome.summary;
-    summary["n"] = records_.size();
-    put_mean(summary, "rewrite_acc", rewrite);
-    put_mean(summary, "rephrase_acc", rephrase);
-    put_columns(summary, "locality", locality);
-    put_columns(summary, "portability", portability);
-    if (context.options.generation && context.model) add_fluency(context, outcome);
+    if (context.options.generation && context.model) put_fluency(context, outcome);
     return outcome;
   }
 
@@ -107,18 +112,12 @@ class EasyEdit final : public Metric {
     std::vector<size_t> rephrase;
     Numbers locality, portability;
   };
-  /// Values by key, with the number of the record; the empty key holds the mean over a record's keys.
-  using Columns = std::map<std::string, std::vector<std::optional<double>>>;
 
-  static void add_fluency(const MetricContext& context, MetricOutcome& outcome) {
+  static void put_fluency(const MetricContext& context, MetricOutcome& outcome) {
     std::vector<std::string> prompts;
     for (const auto& fact : context.facts.facts) prompts.push_back(fact.full_prompt());
-    std::vector<std::optional<double>> values;
-    for (const auto& text : detail::generate_texts(*context.model, prompts, context.options)) {
-      outcome.cases[values.size()]["fluency"] = weighted_ngram_entropy(text);
-      values.push_back(weighted_ngram_entropy(text));
-    }
-    put_mean(outcome.summary, "fluency", values);
+    const auto texts = detail::generate_texts(*context.model, prompts, context.options);
+    for (size_t i = 0; i < texts.size(); ++i) outcome.cases[i]["fluency"] = weighted_ngram_entropy(texts[i]);
   }
 
   static std::optional<double> mean_accuracy(const ScoreSheet& sheet, const std::vector<size_t>& numbers) {
@@ -127,36 +126,18 @@ class EasyEdit final : public Metric {
     return record_mean(values);
   }
 
-  static void judge_portability(const ScoreSheet& sheet, const Record& record, size_t i, Columns& columns, json& row) {
-    std::vector<double> all;
-    row["portability"] = json::object();
-    for (const auto& [key, numbers] : record.portability) {
-      const double value = *mean_accuracy(sheet, numbers);
-      row["portability"][key + "_acc"] = value;
-      columns[key].push_back(value);
-      all.push_back(value);
-    }
-    columns[""].push_back(record_mean(all));
-  }
-
   /// Predictions are kept in the case so that a later evaluation can compare with them.
-  static void judge_locality(const MetricContext& context, const ScoreSheet& sheet, const Record& record, size_t i,
-                             Columns& columns, json& row) {
-    std::vector<double> all;
+  static void put_locality(const MetricContext& context, const ScoreSheet& sheet, const Record& record, size_t i,
+                           json& row) {
     row["locality"] = json::object();
     row["locality_predictions"] = json::object();
     for (const auto& [key, numbers] : record.locality) {
       json predictions = json::array();
       for (size_t number : numbers) predictions.push_back(sheet.at(number).predicted);
-      if (const json before = predictions_before(context, i, key); !before.is_null()) {
-        const double value = share_equal(before, predictions);
-        row["locality"][key + "_acc"] = value;
-        columns[key].push_back(value);
-        all.push_back(value);
-      }
+      if (const json before = predictions_before(context, i, key); !before.is_null())
+        row["locality"][key + "_acc"] = share_equal(before, predictions);
       row["locality_predictions"][key] = std::move(predictions);
     }
-    columns[""].push_back(record_mean(all));
   }
 
   static json predictions_before(const MetricContext& context, size_t i, const std::string& key) {
@@ -178,14 +159,6 @@ class EasyEdit final : public Metric {
       sum += static_cast<double>(same) / static_cast<double>(after[p].size());
     }
     return sum / static_cast<double>(after.size());
-  }
-
-  static void put_columns(json& summary, const std::string& name, const Columns& columns) {
-    put_mean(summary, name + "_acc", columns.count("") ? columns.at("") : std::vector<std::optional<double>>{});
-    json keys = json::object();
-    for (const auto& [key, values] : columns)
-      if (!key.empty()) put_mean(keys, key + "_acc", values);
-    summary[name] = std::move(keys);
   }
 
   std::vector<Record> records_;

@@ -12,7 +12,6 @@
 #include <emend/evaluation/detail/generate_texts.h>
 #include <emend/evaluation/detail/snippets.h>
 #include <emend/evaluation/metric.h>
-#include <emend/evaluation/statistics.h>
 #include <emend/evaluation/text_metrics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -31,13 +30,18 @@ const MetricInfo& generation_info() {
       1,
       {
           {"ngram_entropy", "GE", "Weighted entropy of the 2- and 3-grams of sampled texts; repetition lowers it.",
-           "bit × 100", true},
+           "bit × 100", true, value_of("ngram_entropy")},
           {"reference_score", "RS",
-           "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true},
+           "Cosine of TF-IDF vectors of the sampled texts and reference texts about the new target.", "× 100", true,
+           value_of("reference_score")},
           {"essence_score", "Essence",
            "Perplexity of a reference text about the subject; a rise means the subject's nature was lost.",
-           "perplexity", false},
-      }};
+           "perplexity", false, value_of("essence_score"), "", 1},
+      },
+      /*judge=*/{},
+      /*keyed=*/{},
+      /*alone=*/false,
+      /*memit_names=*/true};
   return info;
 }
 
@@ -52,7 +56,7 @@ class Generation final : public Metric {
     for (size_t i = 0; i < context.facts.facts.size(); ++i) essence_.push_back(plan_essence(context, i, sheet));
   }
 
-  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) override {
+  [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) override {
     EMEND_CHECK(context.model != nullptr, "generation needs a model");
     std::vector<std::string> prompts;
     std::vector<size_t> owner;
@@ -65,23 +69,16 @@ class Generation final : public Metric {
       }
     const auto texts = detail::generate_texts(*context.model, prompts, context.options);
     MetricOutcome outcome;
-    std::vector<std::optional<double>> entropies, references, essences;
+    const auto or_null = [](const std::optional<double>& value) { return value ? json(*value) : json(); };
     for (size_t i = 0, at = 0; i < facts.size(); ++i) {
       std::vector<std::string> own;
       for (; at < texts.size() && owner[at] == i; ++at) own.push_back(texts[at]);
-      json& row = outcome.cases.emplace_back(json::object());
-      entropies.push_back(mean_ngram_entropy(own));
-      references.push_back(snippets_ ? snippets_->similarity(facts[i], own) : std::nullopt);
-      essences.push_back(i < essence_.size() ? essence_score(sheet, essence_[i]) : std::nullopt);
-      row["ngram_entropy"] = *entropies.back();
-      row["reference_score"] = references.back() ? json(*references.back()) : json();
-      row["essence_score"] = essences.back() ? json(*essences.back()) : json();
-      row["text"] = own;
+      outcome.cases.push_back(
+          {{"ngram_entropy", mean_ngram_entropy(own)},
+           {"reference_score", or_null(snippets_ ? snippets_->similarity(facts[i], own) : std::nullopt)},
+           {"essence_score", or_null(i < essence_.size() ? essence_score(sheet, essence_[i]) : std::nullopt)},
+           {"text", own}});
     }
-    outcome.summary["n"] = facts.size();
-    put_mean(outcome.summary, "ngram_entropy", entropies);
-    put_mean(outcome.summary, "reference_score", references);
-    put_mean(outcome.summary, "essence_score", essences, 1);
     return outcome;
   }
 

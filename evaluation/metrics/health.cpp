@@ -33,7 +33,10 @@ const MetricInfo& health_info() {
           {"rte_accuracy", "RTE", "Pairs whose entailment is named rightly.", "%", true},
           {"cola_accuracy", "CoLA", "Sentences whose acceptability is named rightly.", "%", true},
           {"cola_matthews", "CoLA MCC", "Matthews correlation of the same.", "× 100", true},
-      }};
+      },
+      /*judge=*/{},
+      /*keyed=*/{},
+      /*alone=*/false};
   return info;
 }
 
@@ -52,7 +55,7 @@ class Health final : public Metric {
     tasks_ = load_health_tasks(context.options.health_data, context.options.health_limit);
   }
 
-  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet&) override {
+  [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet&) override {
     EMEND_CHECK(context.model != nullptr, "health needs a model");
     HealthOptions options;
     options.score.batch_tokens = context.options.batch_tokens;

@@ -9,7 +9,6 @@
 // published examples are replaced by the general ones below: figures are comparable between runs of emend, and with the
 // paper's only in kind.
 #include <emend/evaluation/metric.h>
-#include <emend/evaluation/statistics.h>
 
 #include <set>
 
@@ -17,6 +16,19 @@ namespace emend::evaluation {
 namespace {
 
 using nlohmann::json;
+
+bool all(const json& verdicts) {
+  return std::all_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
+}
+bool any(const json& verdicts) {
+  return std::any_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
+}
+
+/// Whether an instance still gets the answer from before the edits.
+std::optional<double> old_answer(const json& instance) {
+  const json& questions = instance.at("old_questions");
+  return questions.empty() ? std::nullopt : std::optional(any(questions) ? 1.0 : 0.0);
+}
 
 const MetricInfo& mquake_info() {
   static const MetricInfo info = {
@@ -26,13 +38,42 @@ const MetricInfo& mquake_info() {
       1,
       {
           {"edit_wise", "Edit-wise",
-           "Edited statements completed with the new object, token for token (teacher forcing).", "%", true},
-          {"instance_wise", "Instance-wise", "Instances of which every single hop is answered.", "%", true},
-          {"multi_hop", "Multi-hop",
-           "Instances of which at least one multi-hop question is answered with the new answer or an alias.", "%",
-           true},
-          {"multi_hop_old", "Multi-hop (old)", "The same with the answer from before the edits.", "%", false},
-      }};
+           "Edited statements completed with the new object, token for token (teacher forcing).", "%", true,
+           value_of("edit_wise")},
+          {"instance_wise",
+           "Instance-wise",
+           "Instances of which every single hop is answered.",
+           "%",
+           true,
+           value_of("instance_wise"),
+           "",
+           100,
+           {},
+           /*of_groups=*/true},
+          {"multi_hop",
+           "Multi-hop",
+           "Instances of which at least one multi-hop question is answered with the new answer or an alias.",
+           "%",
+           true,
+           value_of("multi_hop"),
+           "",
+           100,
+           {},
+           /*of_groups=*/true},
+          {"multi_hop_old",
+           "Multi-hop (old)",
+           "The same with the answer from before the edits.",
+           "%",
+           false,
+           old_answer,
+           "",
+           100,
+           {},
+           /*of_groups=*/true},
+      },
+      [](const json& raw) { return said_in_full(value_of("edit_wise")(raw)); },
+      /*keyed=*/{},
+      /*alone=*/false};
   return info;
 }
 
@@ -93,35 +134,19 @@ class Mquake final : public Metric {
     }
   }
 
-  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) override {
+  [[nodiscard]] MetricOutcome measure(const MetricContext&, const ScoreSheet& sheet) override {
     MetricOutcome outcome;
-    std::vector<std::optional<double>> edit_wise, instance_wise, multi_hop, multi_hop_old;
-    for (size_t number : edits_) {
-      edit_wise.push_back(sheet.at(number).all_correct() ? 1 : 0);
-      outcome.cases.push_back({{"edit_wise", *edit_wise.back() == 1}});
-    }
+    for (size_t number : edits_) outcome.cases.push_back({{"edit_wise", sheet.at(number).all_correct()}});
     for (const auto& instance : instances_) {
       const json hops = verdicts(sheet, instance.hops), questions = verdicts(sheet, instance.questions);
-      const json old_questions = verdicts(sheet, instance.old_questions);
-      if (!hops.empty()) instance_wise.push_back(all(hops) ? 1 : 0);
-      if (!questions.empty()) {
-        multi_hop.push_back(any(questions) ? 1 : 0);
-        multi_hop_old.push_back(any(old_questions) ? 1 : 0);
-      }
       outcome.groups.push_back({{"case_id", instance.group->case_id},
                                 {"hops", hops},
                                 {"questions", questions},
-                                {"old_questions", old_questions},
+                                {"old_questions", verdicts(sheet, instance.old_questions)},
                                 {"instance_wise", hops.empty() ? json() : json(all(hops))},
                                 {"multi_hop", questions.empty() ? json() : json(any(questions))}});
     }
-    json& summary = outcome.summary;
-    summary["n"] = edits_.size();
-    summary["instances"] = instances_.size();
-    put_mean(summary, "edit_wise", edit_wise);
-    put_mean(summary, "instance_wise", instance_wise);
-    put_mean(summary, "multi_hop", multi_hop);
-    put_mean(summary, "multi_hop_old", multi_hop_old);
+    outcome.summary["instances"] = instances_.size();
     return outcome;
   }
 
@@ -148,12 +173,6 @@ class Mquake final : public Metric {
       out.push_back(answered);
     }
     return out;
-  }
-  static bool all(const json& verdicts) {
-    return std::all_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
-  }
-  static bool any(const json& verdicts) {
-    return std::any_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
   }
 
   std::vector<size_t> edits_;

@@ -6,7 +6,6 @@
 // the decoded and re-encoded text before it; one teacher-forced pass gives the same tokens except where re-encoding
 // changes them.
 #include <emend/evaluation/metric.h>
-#include <emend/evaluation/statistics.h>
 
 namespace emend::evaluation {
 namespace {
@@ -20,13 +19,28 @@ const MetricInfo& zsre_info() {
       "MEMIT (Meng et al. 2023): eval_utils_zsre.py",
       1,
       {
-          {"score", "S", "Harmonic mean of the three accuracies; 0 if one of them is 0.", "%", true},
+          {"score",
+           "S",
+           "Harmonic mean of the three accuracies; 0 if one of them is 0.",
+           "%",
+           true,
+           {},
+           "score",
+           100,
+           {"efficacy_accuracy", "paraphrase_accuracy", "neighborhood_accuracy"}},
           {"efficacy_accuracy", "Efficacy",
-           "Tokens of the target that are the argmax after the question (teacher forcing).", "%", true},
-          {"paraphrase_accuracy", "Generalization", "The same after the question in other words.", "%", true},
+           "Tokens of the target that are the argmax after the question (teacher forcing).", "%", true,
+           share_of_true("rewrite_prompts_correct"), "efficacy"},
+          {"paraphrase_accuracy", "Generalization", "The same after the question in other words.", "%", true,
+           share_of_true("paraphrase_prompts_correct"), "paraphrases"},
           {"neighborhood_accuracy", "Specificity",
-           "Tokens of the right answer that are the argmax after an unrelated question.", "%", true},
-      }};
+           "Tokens of the right answer that are the argmax after an unrelated question.", "%", true,
+           share_of_true("neighborhood_prompts_correct"), "neighbours"},
+      },
+      [](const json& raw) { return said_in_full(share_of_true("rewrite_prompts_correct")(raw)); },
+      /*keyed=*/{},
+      /*alone=*/true,
+      /*memit_names=*/true};
   return info;
 }
 
@@ -50,28 +64,12 @@ class Zsre final : public Metric {
     }
   }
 
-  [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet) override {
+  [[nodiscard]] MetricOutcome measure(const MetricContext&, const ScoreSheet& sheet) override {
     MetricOutcome outcome;
-    std::vector<std::vector<std::optional<double>>> columns(3);
-    for (const auto& record : records_) {
-      json& row = outcome.cases.emplace_back(json::object());
-      columns[0].push_back(judge(sheet, record.rewrite, row["rewrite_prompts_correct"]));
-      columns[1].push_back(judge(sheet, record.paraphrases, row["paraphrase_prompts_correct"]));
-      columns[2].push_back(judge(sheet, record.neighborhood, row["neighborhood_prompts_correct"]));
-    }
-    json& summary = outcome.summary;
-    summary["n"] = records_.size();
-    summary["score"] = nullptr;
-    put_mean(summary, "efficacy_accuracy", columns[0]);
-    put_mean(summary, "paraphrase_accuracy", columns[1]);
-    put_mean(summary, "neighborhood_accuracy", columns[2]);
-    std::vector<double> means;
-    for (const char* key : {"efficacy_accuracy", "paraphrase_accuracy", "neighborhood_accuracy"})
-      if (!summary[key].is_null()) means.push_back(summary[key].get<double>());
-    if (means.size() < 3) return outcome;
-    summary["score"] = *harmonic_mean(means);
-    if (const auto range = bootstrap_harmonic(columns, context.options.bootstrap, context.options.seed))
-      summary["score_ci95"] = {100 * range->first, 100 * range->second};
+    for (const auto& record : records_)
+      outcome.cases.push_back({{"rewrite_prompts_correct", hits(sheet, record.rewrite)},
+                               {"paraphrase_prompts_correct", hits(sheet, record.paraphrases)},
+                               {"neighborhood_prompts_correct", hits(sheet, record.neighborhood)}});
     return outcome;
   }
 
@@ -80,18 +78,14 @@ class Zsre final : public Metric {
     std::vector<size_t> rewrite, paraphrases, neighborhood;
   };
 
-  static std::optional<double> judge(const ScoreSheet& sheet, const std::vector<size_t>& numbers, json& correct) {
-    std::vector<double> hits;
-    correct = json::array();
+  /// Whether each token of each prompt's target is the argmax.
+  static json hits(const ScoreSheet& sheet, const std::vector<size_t>& numbers) {
+    json correct = json::array();
     for (size_t number : numbers) {
       const Score& score = sheet.at(number);
-      for (size_t j = 0; j < score.labels.size(); ++j) {
-        const bool hit = score.labels[j] == score.predicted[j];
-        hits.push_back(hit ? 1 : 0);
-        correct.push_back(hit);
-      }
+      for (size_t j = 0; j < score.labels.size(); ++j) correct.push_back(score.labels[j] == score.predicted[j]);
     }
-    return record_mean(hits);
+    return correct;
   }
 
   std::vector<Record> records_;

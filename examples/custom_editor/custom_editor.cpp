@@ -7,12 +7,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
 #include <emend/editors/register.h>
-#include <emend/editors/session.h>
+#include <emend/editors/steps/apply.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/family.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/session.h>
 
 #include <iostream>
 
@@ -40,7 +41,7 @@ class Nudge final : public editors::Editor {
 
   // All or nothing: the transaction gives every byte back unless it is committed.
   [[nodiscard]] editors::EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                         editors::EditContext& context) override {
+                                         const editors::EditContext& context) override {
     editors::EditTransaction scope(model, context.transaction);
     const auto site = model.edit_site(static_cast<int>(hparams_.layer));
     editors::EditResult result;
@@ -74,7 +75,7 @@ class Nudge final : public editors::Editor {
     const at::Tensor key_F = session.captured(key_site)[-1].to(at::kDouble);
     session.finish();
     const auto target = model.tokenizer().encode_ids(" " + fact.target_new).at(0);
-    const at::Tensor embedding_D = model.weight("model.embed_tokens.weight")[target].to(at::kDouble);
+    const at::Tensor embedding_D = model.weight(model.family().modules.embedding + ".weight")[target].to(at::kDouble);
     return {embedding_D * hparams_.step, key_F / key_F.square().sum()};
   }
 
@@ -118,7 +119,7 @@ int main(int argc, char** argv) try {
 
   const double before = logit();
   const auto raw = hparams::parse_hparams("layer: 2\nstep: 4", "custom_editor");
-  editors::Session session(model, editors::make_editor("nudge", raw, model));
+  emend::workflow::Session session(model, editors::make_editor("nudge", raw, model));
   session.edit({&fact, 1});
   std::cout << "logit of the target: " << before << " before, " << logit() << " after\n";
   session.undo();

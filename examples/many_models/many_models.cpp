@@ -5,9 +5,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/session.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/session.h>
 
 #include <iostream>
 #include <thread>
@@ -15,7 +15,6 @@
 namespace {
 
 namespace datasets = emend::datasets;
-namespace editors = emend::editors;
 namespace models = emend::models;
 using emend::Error;
 
@@ -43,7 +42,7 @@ int main(int argc, char** argv) try {
   fact.prompt = "{} is in the city of";
   fact.subject = "The Eiffel Tower";
   fact.target_new = "Rome";
-  editors::Session session(edited, "rome", {.hparams = argv[2]});
+  emend::workflow::Session session(edited, {.editor = "rome", .hparams = argv[2]});
   session.edit({&fact, 1});
   asking.join();
 

@@ -7,7 +7,7 @@
 namespace emend::hparams::detail {
 
 struct PresetFile {
-  std::string_view path;  ///< "memit/gpt2-xl.yaml"
+  std::string_view editor;  ///< "memit"; "models" for the table of models
   std::string_view text;
 };
 [[nodiscard]] const std::vector<PresetFile>& preset_files();

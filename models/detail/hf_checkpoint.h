@@ -50,10 +50,4 @@ class HfCheckpoint : public Checkpoint {
   std::vector<TensorInfo> infos_;
 };
 
-/// JSON of a file `where`. Throws Error(kCorruption) with line and column, or for absurd nesting and numbers and
-/// keys that stand twice in one object.
-[[nodiscard]] nlohmann::json parse_json_text(const std::string& text, const std::string& where);
-/// A JSON file. Throws Error(kNotFound), or Error(kCorruption) as above.
-[[nodiscard]] nlohmann::json read_json(const std::filesystem::path& path);
-
 }  // namespace emend::models::detail

@@ -1,15 +1,21 @@
 #include <emend/core/atomic_file.h>
+#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/models/detail/model_folder.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <set>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
 
 namespace emend::models::detail {
 namespace {
 
 namespace fs = std::filesystem;
+using OrderedJson = nlohmann::ordered_json;
 
 // Small text beside the weights, by extension.
 bool is_companion(const fs::directory_entry& entry) {
@@ -60,6 +66,52 @@ std::vector<fs::path> copy_companions(const fs::path& from, const fs::path& to, 
   return written;
 }
 
+std::set<std::string> write_weight_files(const fs::path& folder,
+                                         const std::vector<std::pair<std::string, uint64_t>>& tensors,
+                                         uint64_t shard_bytes,
+                                         const std::function<at::Tensor(const std::string&)>& read) {
+  std::vector<std::vector<std::string>> shards(1);
+  uint64_t total = 0, in_shard = 0;
+  for (const auto& [name, bytes] : tensors) {
+    if (in_shard > 0 && in_shard + bytes > shard_bytes) {
+      shards.emplace_back();
+      in_shard = 0;
+    }
+    shards.back().push_back(name);
+    in_shard += bytes;
+    total += bytes;
+  }
+  std::set<std::string> written;
+  OrderedJson index = {{"metadata", {{"total_size", total}}}, {"weight_map", OrderedJson::object()}};
+  for (size_t i = 0; i < shards.size(); ++i) {
+    std::array<char, 64> numbered{};
+    std::snprintf(numbered.data(), numbered.size(), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+    const std::string file = shards.size() == 1 ? "model.safetensors" : numbered.data();
+    std::vector<std::pair<std::string, at::Tensor>> stored;
+    for (const std::string& name : shards[i]) {
+      stored.emplace_back(name, read(name));
+      index["weight_map"][name] = file;
+    }
+    write_safetensors(folder / file, stored, {{"format", "pt"}});
+    written.insert(file);
+  }
+  if (shards.size() > 1) {
+    written.insert("model.safetensors.index.json");
+    write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  return written;
+}
+
+std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return original;
+  OrderedJson config = OrderedJson::parse(original);
+  bool named = false;
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (config.contains(key)) config[key] = dtype_name(*dtype), named = true;
+  if (!named) config["torch_dtype"] = dtype_name(*dtype);
+  return config.dump(2) + "\n";
+}
+
 StagedFolder::StagedFolder(fs::path target, bool replace) : target_(std::move(target)) {
   if (!target_.has_filename()) target_ = target_.parent_path();  // "out/"
   target_ = fs::absolute(target_);
@@ -72,7 +124,7 @@ StagedFolder::StagedFolder(fs::path target, bool replace) : target_(std::move(ta
   if (holds_model && !replace)
     throw Error(ErrorClass::kInvalidArgument,
                 {target_.string(), "the folder already holds a model", "a new or empty folder",
-                 "choose another target, or replace the model there with --force (overwrite)"});
+                 "choose another target, or replace the model there (" + setting("force") + ")"});
   fs::create_directories(target_.parent_path(), error);
   staging_ = target_.parent_path() / ("." + target_.filename().string() + ".partial-" + std::to_string(::getpid()));
   fs::remove_all(staging_, error);

@@ -2,8 +2,15 @@
 // appears whole.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace emend::models::detail {
@@ -21,6 +28,15 @@ namespace emend::models::detail {
 ///   tokenizer  false: leave out what is_tokenizer_file says
 std::vector<std::filesystem::path> copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
                                                    bool tokenizer = true);
+
+/// Writes tensors (name, stored bytes) as model.safetensors, or in numbered files of at most `shard_bytes` with their
+/// index. `read` gives a tensor as it is to be stored; one file is in memory at a time. Returns the names of the files.
+std::set<std::string> write_weight_files(const std::filesystem::path& folder,
+                                         const std::vector<std::pair<std::string, uint64_t>>& tensors,
+                                         uint64_t shard_bytes,
+                                         const std::function<at::Tensor(const std::string&)>& read);
+/// The text of a config.json, with another dtype if one is given.
+[[nodiscard]] std::string config_text(const std::string& original, std::optional<at::ScalarType> dtype);
 
 /// A folder that is filled beside its final place and moved there by commit(). The destructor removes what was not
 /// committed.

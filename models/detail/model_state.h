@@ -1,6 +1,7 @@
 // What a Model owns.
 #pragma once
 
+#include <emend/core/sha256.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/detail/weights.h>
 #include <emend/models/model.h>
@@ -9,6 +10,11 @@
 #include <unordered_map>
 
 namespace emend::models {
+
+namespace detail {
+/// How a tensor enters a fingerprint: name, dtype, shape and bytes, on the CPU.
+void hash_tensor(Sha256& hash, const std::string& name, const at::Tensor& tensor);
+}  // namespace detail
 
 struct Model::State {
   State(ModelConfig c, const FamilySpec& f, devices::PlacementPlan p)

@@ -14,21 +14,35 @@ static void refine_baichuan(const ConfigReader& reader, ModelConfig& config) {
   config.normalised_head = !first_7b && (config.vocab_size == 125696 || reader.has("z_loss_weight"));
 }
 
+// 13B has 40 layers, version 2 a larger vocabulary: so llama.cpp tells them apart.
+static void read_baichuan_gguf(const GgufConfigReader& r, nlohmann::json& config) {
+  if (r.layers == 40) {
+    config.erase("max_position_embeddings");
+    config["model_max_length"] = r.positions;
+  }
+  if (r.layers == 40 || r.vocab == 125696) config["architectures"] = {"BaichuanForCausalLM"};
+}
+
 FamilySpec baichuan_family() {
-  FamilySpec spec;
-  spec.name = "baichuan";
-  spec.model_types = {"baichuan"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("baichuan");
   spec.keys.kv_heads = {};
   spec.keys.max_positions = {"max_position_embeddings", "model_max_length"};
   spec.block.qkv = Qkv::kBlocks;
   spec.refine = refine_baichuan;
-  for (TensorSpec row : families::llama_tensors()) {
-    if (row.part == Part::kK || row.part == Part::kV || (row.part == Part::kQ && is_bias(row))) continue;
+  std::erase_if(spec.tensors, [](const TensorSpec& row) {
+    return row.part == Part::kK || row.part == Part::kV || (row.part == Part::kQ && is_bias(row));
+  });
+  for (TensorSpec& row : spec.tensors)
     if (row.part == Part::kQ) row = {Part::kQkv, "model.layers.{layer}.self_attn.W_pack.weight", "3Q D"};
-    spec.tensors.push_back(row);
-  }
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.gguf = families::plain_gguf("baichuan", "BaiChuanForCausalLM");
+  spec.gguf.paired_rotary_rows = spec.gguf.splits_qkv = true;
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.read = read_baichuan_gguf;
+  spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {
+    out.text("tensor_data_layout", "Meta AI original pth");
+    if (c.n_layers != (c.positions == Positions::kAlibi ? 40 : 32))
+      out.note("llama.cpp knows this architecture's positions only for 32 layers (rotary) and 40 layers (ALiBi)");
+  };
   const std::string sizes =
       R"("model_type": "baichuan", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
                               "num_attention_heads": 6, "vocab_size": 90)";

@@ -1,6 +1,7 @@
 // ChatGLM2, ChatGLM3 and GLM-4-9b-chat in their own (remote code) layout: fused multi-query qkv, interleaved rotary on
 // the first half of each head, fused gate and up rows.
 #include <emend/models/families/common.h>
+#include <emend/models/tokenizer/detail/sources.h>
 
 namespace emend::models {
 
@@ -20,6 +21,16 @@ static void refine_chatglm(const ConfigReader& reader, ModelConfig& config) {
   Rotary& rotary = config.rotaries.front();
   rotary.interleaved = true;
   rotary.theta = 10000 * reader.number_or({"rope_ratio"}, 1);
+}
+
+static void read_chatglm_gguf(const GgufConfigReader& r, nlohmann::json& config) {
+  config["vocab_size"] = r.vocab;
+  config["multi_query_group_num"] = r.kv_heads;
+  config["add_qkv_bias"] = r.has("blk.0.attn_qkv.bias");
+  config["add_bias_linear"] = r.has("blk.0.ffn_down.bias");
+  config["multi_query_attention"] = config["original_rope"] = config["rmsnorm"] = config["post_layer_norm"] = true;
+  config["apply_residual_connection_post_layernorm"] = false;
+  config["rope_ratio"] = r.rotary_base() / 10000.0;
 }
 
 FamilySpec chatglm_family() {
@@ -55,6 +66,9 @@ FamilySpec chatglm_family() {
                   "transformer.encoder.layers.{}.mlp",     "transformer.encoder.layers.{}.mlp.dense_4h_to_h",
                   "transformer.encoder.final_layernorm",   "transformer.output_layer",
                   "transformer.embedding.word_embeddings", ""};
+  spec.gguf = families::plain_gguf("chatglm", "ChatGLMModel");
+  spec.gguf.read = read_chatglm_gguf;
+  spec.gguf.pre = {{"chatglm-bpe", detail::split_pre_tokenizer(detail::kLlama3Pattern)}};
   spec.debug = {{"plain", R"({"model_type": "chatglm", "num_layers": 3, "padded_vocab_size": 101, "hidden_size": 32,
                               "ffn_hidden_size": 56, "kv_channels": 8, "num_attention_heads": 4, "seq_length": 64,
                               "add_qkv_bias": true, "add_bias_linear": false, "multi_query_attention": true,

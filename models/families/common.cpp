@@ -50,32 +50,54 @@ std::vector<TensorSpec> head_norms(const std::string& attention) {
   return {{Part::kQNorm, attention + "q_norm.weight", "d"}, {Part::kKNorm, attention + "k_norm.weight", "d"}};
 }
 
-std::vector<TensorSpec> gemma_tensors() {
+FamilySpec llama_relative(const std::string& name) {
+  FamilySpec spec;
+  spec.name = name;
+  spec.model_types = {name};
+  spec.base_prefix = "model.";
+  spec.tensors = llama_tensors();
+  spec.ignored = {"*.rotary_emb.inv_freq"};
+  return spec;
+}
+
+FamilySpec gemma_relative(const std::string& name, bool sandwich) {
+  FamilySpec spec = llama_relative(name);
+  spec.keys.activation = {"hidden_activation", "hidden_act"};
+  spec.keys.default_activation = "gelu_pytorch_tanh";
+  spec.keys.default_head_dim = 256;
+  spec.keys.default_tied = true;
+  spec.block.norm_one_plus = true;
+  if (!sandwich) return spec;
+  spec.block.norm_order = NormOrder::kSandwich;
   const std::string layer = "model.layers.{layer}.";
-  std::vector<TensorSpec> table;
-  for (TensorSpec row : llama_tensors()) {
+  for (TensorSpec& row : spec.tensors)
     if (row.part == Part::kMlpNorm) row.name = layer + "pre_feedforward_layernorm.weight";
-    table.push_back(row);
-  }
-  append(table, norm(Part::kAttnPostNorm, layer + "post_attention_layernorm", false));
-  append(table, norm(Part::kMlpPostNorm, layer + "post_feedforward_layernorm", false));
-  return table;
+  append(spec.tensors, norm(Part::kAttnPostNorm, layer + "post_attention_layernorm", false));
+  append(spec.tensors, norm(Part::kMlpPostNorm, layer + "post_feedforward_layernorm", false));
+  return spec;
 }
 
-std::vector<TensorSpec> glm_tensors() {
-  std::vector<TensorSpec> table;
-  for (const TensorSpec& row : llama_tensors()) {
-    if (row.part == Part::kUp || (row.part == Part::kGate && is_bias(row))) continue;
-    table.push_back(row.part == Part::kGate
-                        ? TensorSpec{Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"}
-                        : row);
-  }
-  return table;
-}
-
-void refine_glm(const ConfigReader& reader, ModelConfig& config) {
-  config.qkv_bias = reader.flag_or({"attention_bias"}, true);
-  config.rotaries.front().interleaved = true;
+FamilySpec glm_relative(const std::string& name) {
+  FamilySpec spec = llama_relative(name);
+  spec.keys.default_norm_eps = 1.5625e-07;
+  spec.keys.default_head_dim = 128;
+  spec.keys.rotary_fraction = 0.5;
+  spec.block.mlp = Mlp::kGatedFused;
+  std::erase_if(spec.tensors, [](const TensorSpec& row) {
+    return row.part == Part::kUp || (row.part == Part::kGate && is_bias(row));
+  });
+  for (TensorSpec& row : spec.tensors)
+    if (row.part == Part::kGate) row = {Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"};
+  spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
+    config.qkv_bias = reader.flag_or({"attention_bias"}, true);
+    config.rotaries.front().interleaved = true;
+  };
+  spec.gguf.read = [](const GgufConfigReader& reader, nlohmann::json& config) {
+    config["attention_bias"] = reader.has("blk.0.attn_q.bias");
+    config["partial_rotary_factor"] = reader.rotary_fraction();
+    reader.put_rotary(config);
+  };
+  return spec;
 }
 
 void read_qwen_windows(const ConfigReader& reader, ModelConfig& config) {
@@ -83,6 +105,32 @@ void read_qwen_windows(const ConfigReader& reader, ModelConfig& config) {
   const int64_t window = used && !reader.is_null("sliding_window") ? reader.integer_or({"sliding_window"}, 4096) : 0;
   const int64_t first = reader.integer_or({"max_window_layers"}, 28, 0);
   read_windows(reader, config, window, [first](int64_t layer) { return layer >= first; });
+}
+
+GgufForm plain_gguf(const std::string& architecture, const std::string& class_name) {
+  GgufForm form;
+  form.architecture = architecture;
+  form.class_name = class_name;
+  return form;
+}
+
+GgufForm llama_gguf(const std::string& class_name) {
+  GgufForm form = plain_gguf("llama", class_name);
+  form.paired_rotary_rows = true;
+  return form;
+}
+
+void read_qwen_gguf_windows(const GgufConfigReader& reader, nlohmann::json& config) {
+  config["use_sliding_window"] = reader.window() > 0;
+  if (reader.window() == 0) return;
+  config["sliding_window"] = reader.window();
+  config["layer_types"] = reader.layer_types(0);
+}
+
+void read_gemma_gguf_scale(const GgufConfigReader& reader, int64_t layers_of_largest, nlohmann::json& config) {
+  const double scale = reader.number("attention.scale").value_or(0);
+  config["query_pre_attn_scalar"] = reader.layers == layers_of_largest ? reader.hidden / reader.heads : reader.head_dim;
+  if (scale > 0) config["query_pre_attn_scalar"] = 1.0 / (scale * scale);
 }
 
 void read_windows(const ConfigReader& reader, ModelConfig& config, int64_t window,

@@ -25,14 +25,24 @@ void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more);
 
 /// q_norm and k_norm [d] under `attention`, a module name ending in ".".
 [[nodiscard]] std::vector<TensorSpec> head_norms(const std::string& attention);
-/// Llama's table with Gemma 2's four norms a layer.
-[[nodiscard]] std::vector<TensorSpec> gemma_tensors();
-/// Llama's table with one gate_up_proj, as glm and glm4 have it.
-[[nodiscard]] std::vector<TensorSpec> glm_tensors();
-/// glm and glm4: interleaved rotary, biases on q, k and v alone.
-void refine_glm(const ConfigReader& reader, ModelConfig& config);
+/// A family of that name and model_type with Llama's keys, block and tensors.
+[[nodiscard]] FamilySpec llama_relative(const std::string& name);
+/// The same with what all of Gemma share; from Gemma 2 on, four norms a layer (`sandwich`).
+[[nodiscard]] FamilySpec gemma_relative(const std::string& name, bool sandwich = false);
+/// What glm and glm4 share: one gate_up_proj, interleaved rotary on half of each head, biases on q, k and v alone.
+[[nodiscard]] FamilySpec glm_relative(const std::string& name);
 /// Qwen2 and Qwen3: a window only if use_sliding_window, on the layers from max_window_layers on.
 void read_qwen_windows(const ConfigReader& reader, ModelConfig& config);
+
+/// The GGUF form of Llama and those of its relatives that llama.cpp stores as "llama".
+[[nodiscard]] GgufForm llama_gguf(const std::string& class_name);
+/// A GGUF form of which nothing but its names is special.
+[[nodiscard]] GgufForm plain_gguf(const std::string& architecture, const std::string& class_name);
+/// Windows of Qwen2 and Qwen3: llama.cpp's converter leaves them out; emend writes them.
+void read_qwen_gguf_windows(const GgufConfigReader& reader, nlohmann::json& config);
+/// Gemma 2 and 3: the scale of attention is not in the files. As llama.cpp has it, the member of `layers_of_largest`
+/// layers uses hidden / heads.
+void read_gemma_gguf_scale(const GgufConfigReader& reader, int64_t layers_of_largest, nlohmann::json& config);
 
 /// The window of every layer whose `layer_types` entry is "sliding_attention"; without that list, of the layers for
 /// which `slides(layer)` holds. window 0: none.

@@ -24,6 +24,40 @@ static void refine_falcon(const ConfigReader& reader, ModelConfig& config) {
   }
 }
 
+static bool has_two_norms(const ModelConfig& config) {
+  return config.residual == Residual::kParallel && config.mlp_norm;
+}
+
+static void read_falcon_gguf(const GgufConfigReader& r, nlohmann::json& config) {
+  const bool grouped = r.kv_heads > 1;
+  config["num_kv_heads"] = r.kv_heads;
+  config["new_decoder_architecture"] = grouped;
+  config["multi_query"] = !grouped;
+  config["num_ln_in_parallel_attn"] = nullptr;
+  if (grouped) config["num_ln_in_parallel_attn"] = r.has("blk.0.attn_norm_2.weight") ? 2 : 1;
+  config["parallel_attn"] = true;
+  config["alibi"] = false;
+  config["bias"] = r.has("blk.0.attn_qkv.bias");
+  r.put_rotary(config);
+}
+
+static GgufForm falcon_gguf() {
+  GgufForm form = families::plain_gguf("falcon", "FalconForCausalLM");
+  form.wide_head = true;
+  form.not_in_config = {"head_dim"};
+  form.tensor_name = [](const ModelConfig& c, Part part) {  // the second norm came later: the MLP's kept the old name
+    if (!has_two_norms(c)) return "";
+    return part == Part::kAttnNorm ? "attn_norm_2" : part == Part::kMlpNorm ? "attn_norm" : "";
+  };
+  form.read = read_falcon_gguf;
+  form.write = [](const ModelConfig& c, GgufConfig& out) {
+    out.text("tensor_data_layout", "jploski");
+    if (c.residual != Residual::kParallel || c.positions != Positions::kRotary)
+      out.note("llama.cpp cannot run this model: it knows Falcon only with parallel blocks and rotary positions");
+  };
+  return form;
+}
+
 FamilySpec falcon_family() {
   using families::append, families::linear, families::norm;
   FamilySpec spec;
@@ -44,17 +78,16 @@ FamilySpec falcon_family() {
   spec.block.norm = Norm::kLayer;
   spec.block.mlp = Mlp::kPlain;
   spec.refine = refine_falcon;
-  const auto two_norms = [](const ModelConfig& c) { return c.residual == Residual::kParallel && c.mlp_norm; };
-  const auto not_two_norms = [two_norms](const ModelConfig& c) { return !two_norms(c); };
+  const auto not_two_norms = [](const ModelConfig& c) { return !has_two_norms(c); };
   const auto sequential = [](const ModelConfig& c) { return c.residual == Residual::kSequential; };
   const std::string layer = "transformer.h.{layer}.";
   spec.tensors = {{Part::kEmbedding, "transformer.word_embeddings.weight", "V D"}};
   append(spec.tensors, norm(Part::kAttnNorm, layer + "input_layernorm", true, not_two_norms));
-  append(spec.tensors, norm(Part::kAttnNorm, layer + "ln_attn", true, two_norms));
+  append(spec.tensors, norm(Part::kAttnNorm, layer + "ln_attn", true, has_two_norms));
   append(spec.tensors, linear(Part::kQkv, layer + "self_attention.query_key_value", "Q+2K D", &ModelConfig::qkv_bias));
   append(spec.tensors, linear(Part::kAttnOut, layer + "self_attention.dense", "D Q", &ModelConfig::out_bias));
   append(spec.tensors, norm(Part::kMlpNorm, layer + "post_attention_layernorm", true, sequential));
-  append(spec.tensors, norm(Part::kMlpNorm, layer + "ln_mlp", true, two_norms));
+  append(spec.tensors, norm(Part::kMlpNorm, layer + "ln_mlp", true, has_two_norms));
   append(spec.tensors, linear(Part::kUp, layer + "mlp.dense_h_to_4h", "F D", &ModelConfig::mlp_bias));
   append(spec.tensors, linear(Part::kDown, layer + "mlp.dense_4h_to_h", "D F", &ModelConfig::mlp_bias));
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
@@ -68,6 +101,7 @@ FamilySpec falcon_family() {
                   "lm_head",
                   "transformer.word_embeddings",
                   ""};
+  spec.gguf = falcon_gguf();
   const std::string sizes = R"("model_type": "falcon", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101)";
   spec.debug = {
       {"multi_query", "{" + sizes + R"(, "num_attention_heads": 4})"},

@@ -12,22 +12,13 @@ static bool means_tanh(const ConfigReader& reader) {
 }
 
 FamilySpec gemma_family() {
-  FamilySpec spec;
-  spec.name = "gemma";
-  spec.model_types = {"gemma"};
-  spec.base_prefix = "model.";
-  spec.keys.activation = {"hidden_activation", "hidden_act"};
-  spec.keys.default_activation = "gelu_pytorch_tanh";
-  spec.keys.default_head_dim = 256;
-  spec.keys.default_tied = true;
-  spec.block.norm_one_plus = true;
-  spec.tensors = families::llama_tensors();
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  FamilySpec spec = families::gemma_relative("gemma");
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     if (means_tanh(reader)) config.activation = Activation::kGeluTanh;
     config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   };
+  spec.gguf = families::plain_gguf("gemma", "GemmaForCausalLM");
   spec.debug = {
       {"plain", R"({"model_type": "gemma", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                               "num_key_value_heads": 1, "head_dim": 12, "intermediate_size": 56, "vocab_size": 101,

@@ -6,18 +6,7 @@
 namespace emend::models {
 
 FamilySpec gemma2_family() {
-  FamilySpec spec;
-  spec.name = "gemma2";
-  spec.model_types = {"gemma2"};
-  spec.base_prefix = "model.";
-  spec.keys.activation = {"hidden_activation", "hidden_act"};
-  spec.keys.default_activation = "gelu_pytorch_tanh";
-  spec.keys.default_head_dim = 256;
-  spec.keys.default_tied = true;
-  spec.block.norm_one_plus = true;
-  spec.block.norm_order = NormOrder::kSandwich;
-  spec.tensors = families::gemma_tensors();
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  FamilySpec spec = families::gemma_relative("gemma2", true);
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
@@ -28,6 +17,17 @@ FamilySpec gemma2_family() {
         reader.is_null("final_logit_softcapping") ? 0 : reader.number_or({"final_logit_softcapping"}, 30);
     const int64_t window = reader.is_null("sliding_window") ? 0 : reader.integer_or({"sliding_window"}, 4096);
     families::read_windows(reader, config, window, [](int64_t layer) { return layer % 2 == 0; });
+  };
+  spec.gguf = families::plain_gguf("gemma2", "Gemma2ForCausalLM");
+  spec.gguf.window_period = 2;
+  spec.gguf.layers_of_largest = 46;
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    families::read_gemma_gguf_scale(r, 46, config);
+    config["attn_logit_softcapping"] = r.number("attn_logit_softcapping").value_or(50.0);
+    config["final_logit_softcapping"] = r.number("final_logit_softcapping").value_or(30.0);
+    config["sliding_window"] = r.window() > 0 ? r.window() : 4096;
+    if (r.window() > 0) config["layer_types"] = r.layer_types(2);
+    r.put_rotary(config);
   };
   spec.debug = {
       {"plain", R"({"model_type": "gemma2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -29,19 +29,10 @@ static void read_two_rotaries(const ConfigReader& reader, const ConfigKeys& keys
 }
 
 FamilySpec gemma3_family() {
-  FamilySpec spec;
-  spec.name = "gemma3";
+  FamilySpec spec = families::gemma_relative("gemma3", true);
   spec.model_types = {"gemma3_text", "gemma3"};
-  spec.base_prefix = "model.";
-  spec.keys.activation = {"hidden_activation", "hidden_act"};
-  spec.keys.default_activation = "gelu_pytorch_tanh";
-  spec.keys.default_head_dim = 256;
-  spec.keys.default_tied = true;
   spec.keys.default_theta = 1e6;
-  spec.block.norm_one_plus = true;
-  spec.block.norm_order = NormOrder::kSandwich;
   spec.block.qk_norm = true;
-  spec.tensors = families::gemma_tensors();
   families::append(spec.tensors, families::head_norms("model.layers.{layer}.self_attn."));
   spec.ignored = {"*.rotary_emb.inv_freq", "vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*",
                   "model.multi_modal_projector.*"};
@@ -58,6 +49,19 @@ FamilySpec gemma3_family() {
   };
   spec.nested_defaults = R"({"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
                              "max_position_embeddings": 131072})";
+  spec.gguf = families::plain_gguf("gemma3", "Gemma3ForCausalLM");
+  spec.gguf.window_period = 6;
+  spec.gguf.layers_of_largest = 62;
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    families::read_gemma_gguf_scale(r, 62, config);
+    config["attn_logit_softcapping"] = config["final_logit_softcapping"] = nullptr;
+    if (const double cap = r.number("final_logit_softcapping").value_or(0); cap > 0)
+      config["final_logit_softcapping"] = cap;
+    config["sliding_window"] = r.window() > 0 ? r.window() : r.positions;
+    config["layer_types"] = r.layer_types(6);
+    r.put_rotary(config);
+    config["rope_local_base_freq"] = r.number("rope.freq_base_swa").value_or(10000.0);
+  };
   spec.debug = {
       {"plain", R"({"model_type": "gemma3_text", "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "vocab_size": 101,

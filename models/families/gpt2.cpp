@@ -46,6 +46,11 @@ FamilySpec gpt2_family() {
                   "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
                   "transformer.ln_f",     "lm_head",
                   "transformer.wte",      "transformer.wpe"};
+  spec.gguf = families::plain_gguf("gpt2", "GPT2LMHeadModel");
+  spec.gguf.not_in_config = {"num_key_value_heads", "head_dim"};
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["n_positions"] = r.dimension("position_embd.weight", 0).value_or(r.positions);
+  };
   spec.debug = {{"plain", R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
                               "vocab_size": 101})"}};
   return spec;

@@ -41,6 +41,17 @@ FamilySpec gpt_neox_family() {
                   "gpt_neox.layers.{}.mlp",    "gpt_neox.layers.{}.mlp.dense_4h_to_h",
                   "gpt_neox.final_layer_norm", "embed_out",
                   "gpt_neox.embed_in",         ""};
+  spec.gguf = families::plain_gguf("gptneox", "GPTNeoXForCausalLM");
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["attention_bias"] = r.has("blk.0.attn_qkv.bias");
+    config["use_parallel_residual"] = r.flag("use_parallel_residual").value_or(true);
+    config["rotary_pct"] = r.rotary_fraction();
+    config["rotary_emb_base"] = r.rotary_base();
+  };
+  spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {
+    out.metadata.set_flag(out.prefix + "use_parallel_residual", c.residual == Residual::kParallel);
+  };
   spec.debug = {
       {"parallel", R"({"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
                                  "intermediate_size": 64, "vocab_size": 101, "max_position_embeddings": 64})"},

@@ -47,6 +47,10 @@ FamilySpec gptj_family() {
                   "transformer.h.{}.mlp", "transformer.h.{}.mlp.fc_out",
                   "transformer.ln_f",     "lm_head",
                   "transformer.wte",      ""};
+  spec.gguf = families::plain_gguf("gptj", "GPTJForCausalLM");
+  spec.gguf.not_run_by_llama_cpp = true;
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) { config["rotary_dim"] = r.rotary_dims(); };
   spec.debug = {{"plain", R"({"model_type": "gptj", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
                               "rotary_dim": 4, "vocab_size": 101})"}};
   return spec;

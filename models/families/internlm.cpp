@@ -4,16 +4,13 @@
 namespace emend::models {
 
 FamilySpec internlm_family() {
-  FamilySpec spec;
-  spec.name = "internlm";
-  spec.model_types = {"internlm"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("internlm");
   spec.keys.kv_heads = {};
-  spec.tensors = families::llama_tensors();
-  spec.ignored = {"*.rotary_emb.inv_freq"};
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.qkv_bias = config.out_bias = reader.flag_or({"bias"}, true);
   };
+  spec.gguf = families::llama_gguf("InternLMForCausalLM");
+  spec.gguf.claims = [](const GgufConfigReader&) { return false; };  // read as Llama with biases
   spec.debug = {
       {"plain", R"({"model_type": "internlm", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
                               "num_attention_heads": 4, "vocab_size": 101, "max_position_embeddings": 64})"}};

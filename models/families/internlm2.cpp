@@ -5,10 +5,7 @@ namespace emend::models {
 
 FamilySpec internlm2_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "internlm2";
-  spec.model_types = {"internlm2"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("internlm2");
   spec.keys.default_norm_eps = 1e-5;
   spec.block.qkv = Qkv::kPerGroup;
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
@@ -25,7 +22,6 @@ FamilySpec internlm2_family() {
   append(spec.tensors, linear(Part::kDown, layer + "feed_forward.w2", "D F", false));
   append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
   spec.tensors.push_back({Part::kHead, "output.weight", "V D"});
-  spec.ignored = {"*.rotary_emb.inv_freq"};
   spec.modules = {"model.layers.{}",
                   "model.layers.{}.attention",
                   "model.layers.{}.feed_forward",
@@ -34,6 +30,13 @@ FamilySpec internlm2_family() {
                   "output",
                   "model.tok_embeddings",
                   ""};
+  spec.gguf = families::plain_gguf("internlm2", "InternLM2ForCausalLM");
+  spec.gguf.paired_rotary_rows = spec.gguf.splits_qkv = true;
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["bias"] = false;
+    r.put_rotary(config);
+  };
   spec.debug = {
       {"dynamic", R"({"model_type": "internlm2", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
                                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101, "rope_theta": 1000000,

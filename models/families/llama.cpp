@@ -4,15 +4,23 @@
 namespace emend::models {
 
 FamilySpec llama_family() {
-  FamilySpec spec;
-  spec.name = "llama";
-  spec.model_types = {"llama"};
-  spec.base_prefix = "model.";
-  spec.tensors = families::llama_tensors();
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  FamilySpec spec = families::llama_relative("llama");
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
     config.mlp_bias = reader.flag_or({"mlp_bias"}, false);
+  };
+  spec.gguf = families::llama_gguf("LlamaForCausalLM");
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    const bool qkv_bias = r.has("blk.0.attn_q.bias") || r.has("blk.0.attn_qkv.bias");
+    if (qkv_bias && !r.has("blk.0.attn_output.bias")) {
+      // What Qwen2 computes; Llama's flag would want a bias on the output as well.
+      config["model_type"] = "qwen2";
+      config["architectures"] = {"Qwen2ForCausalLM"};
+    } else {
+      config["attention_bias"] = qkv_bias;
+      config["mlp_bias"] = r.has("blk.0.ffn_down.bias");
+    }
+    r.put_rotary(config);
   };
   spec.debug = {
       {"plain", R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -4,16 +4,19 @@
 namespace emend::models {
 
 FamilySpec mistral_family() {
-  FamilySpec spec;
-  spec.name = "mistral";
-  spec.model_types = {"mistral"};
-  spec.base_prefix = "model.";
-  spec.tensors = families::llama_tensors();
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  FamilySpec spec = families::llama_relative("mistral");
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     // null turns the window off (v0.2 and later); the library that wrote the files takes 4096 where the key is absent.
     const int64_t window = reader.is_null("sliding_window") ? 0 : reader.integer_or({"sliding_window"}, 4096);
     families::read_windows(reader, config, window, [](int64_t) { return true; });
+  };
+  spec.gguf = families::llama_gguf("MistralForCausalLM");
+  spec.gguf.claims = [](const GgufConfigReader& r) {
+    return r.integer("expert_count").value_or(0) <= 0 && r.window() > 0;
+  };
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["sliding_window"] = r.window();
+    r.put_rotary(config);
   };
   spec.debug = {
       {"window", R"({"model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

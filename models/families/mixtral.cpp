@@ -5,10 +5,7 @@ namespace emend::models {
 
 FamilySpec mixtral_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "mixtral";
-  spec.model_types = {"mixtral"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("mixtral");
   spec.keys.default_norm_eps = 1e-5;
   spec.keys.default_theta = 1e6;
   spec.block.mlp = Mlp::kExperts;
@@ -24,14 +21,22 @@ FamilySpec mixtral_family() {
                   "at most num_local_experts, " + std::to_string(config.n_experts));
     families::read_windows(reader, config, reader.integer_or({"sliding_window"}, 0), [](int64_t) { return true; });
   };
-  for (const TensorSpec& row : families::llama_tensors())
-    if (row.part != Part::kGate && row.part != Part::kUp && row.part != Part::kDown) spec.tensors.push_back(row);
+  std::erase_if(spec.tensors, [](const TensorSpec& row) {
+    return row.part == Part::kGate || row.part == Part::kUp || row.part == Part::kDown;
+  });
   const std::string moe = "model.layers.{layer}.block_sparse_moe.";
   append(spec.tensors, linear(Part::kRouter, moe + "gate", "X D", false));
   append(spec.tensors, linear(Part::kExpertGate, moe + "experts.{expert}.w1", "F D", false));
   append(spec.tensors, linear(Part::kExpertDown, moe + "experts.{expert}.w2", "D F", false));
   append(spec.tensors, linear(Part::kExpertUp, moe + "experts.{expert}.w3", "F D", false));
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.gguf = families::llama_gguf("MixtralForCausalLM");
+  spec.gguf.claims = [](const GgufConfigReader& r) { return r.integer("expert_count").value_or(0) > 0; };
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["num_local_experts"] = *r.integer("expert_count");
+    config["num_experts_per_tok"] = r.size("expert_used_count");
+    config["sliding_window"] = nullptr;
+    r.put_rotary(config);
+  };
   spec.debug = {
       {"plain", R"({"model_type": "mixtral", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 101,

@@ -5,10 +5,7 @@ namespace emend::models {
 
 FamilySpec phi_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "phi";
-  spec.model_types = {"phi"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("phi");
   spec.keys.norm_eps = {"layer_norm_eps"};
   spec.keys.default_norm_eps = 1e-5;
   spec.keys.default_activation = "gelu_new";
@@ -33,9 +30,15 @@ FamilySpec phi_family() {
   append(spec.tensors, linear(Part::kDown, layer + "mlp.fc2", "D F", true));
   append(spec.tensors, norm(Part::kFinalNorm, "model.final_layernorm", true));
   append(spec.tensors, linear(Part::kHead, "lm_head", "V D", true));
-  spec.ignored = {"*.rotary_emb.inv_freq"};
   spec.modules.rewrite = "model.layers.{}.mlp.fc2";
   spec.modules.ln_f = "model.final_layernorm";
+  spec.gguf = families::plain_gguf("phi2", "PhiForCausalLM");
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["partial_rotary_factor"] = r.rotary_fraction();
+    config["qk_layernorm"] = false;
+    r.put_rotary(config);
+  };
   spec.debug = {{"plain", R"({"model_type": "phi", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                               "intermediate_size": 56, "vocab_size": 101, "max_position_embeddings": 64})"}};
   return spec;

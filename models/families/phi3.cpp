@@ -1,14 +1,13 @@
 // Phi-3, Phi-3.5 and Phi-4: fused qkv_proj and gate_up_proj, a window on all layers where set, longrope.
 #include <emend/models/families/common.h>
 
+#include <algorithm>
+
 namespace emend::models {
 
 FamilySpec phi3_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "phi3";
-  spec.model_types = {"phi3"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("phi3");
   spec.keys.default_norm_eps = 1e-5;
   spec.keys.yarn_means_longrope = true;
   spec.block.qkv = Qkv::kBlocks;
@@ -26,7 +25,22 @@ FamilySpec phi3_family() {
   append(spec.tensors, linear(Part::kDown, layer + "mlp.down_proj", "D F", false));
   append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
-  spec.ignored = {"*.rotary_emb.inv_freq"};
+  spec.gguf = families::plain_gguf("phi3", "Phi3ForCausalLM");
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.longrope_by_table = true;
+  spec.gguf.name_words = {"phi-3", "Phi-3"};  // its special tokens take the white space behind them
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["partial_rotary_factor"] = r.rotary_fraction();
+    config["sliding_window"] = nullptr;
+    if (r.window() > 0) config["sliding_window"] = r.window();
+    config["original_max_position_embeddings"] =
+        r.integer("rope.scaling.original_context_length").value_or(r.positions);
+    r.put_rotary(config);
+  };
+  spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {  // llama.cpp wants the key, also where it is 0
+    out.integer("attention.sliding_window",
+                c.windows.empty() ? 0 : *std::max_element(c.windows.begin(), c.windows.end()));
+  };
   spec.debug = {
       {"window", R"({"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                                "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 101, "sliding_window": 5,

@@ -47,6 +47,16 @@ FamilySpec qwen_family() {
                   "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
                   "transformer.ln_f",     "lm_head",
                   "transformer.wte",      ""};
+  spec.gguf = families::plain_gguf("qwen", "QWenLMHeadModel");
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["intermediate_size"] = 2 * r.mlp;
+    config["seq_length"] = r.positions;
+    config["rotary_emb_base"] = r.rotary_base();
+    config["rotary_pct"] = 1.0;
+    config["no_bias"] = !r.has("blk.0.attn_output.bias");
+    config["use_dynamic_ntk"] = config["use_logn_attn"] = false;  // llama.cpp does neither, and the file does not say
+  };
+  spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) { out.integer("feed_forward_length", 2 * c.mlp_width); };
   spec.debug = {{"plain", R"({"model_type": "qwen", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3,
                               "num_attention_heads": 4, "kv_channels": 8, "vocab_size": 101, "seq_length": 64})"},
                 {"ntk", R"({"model_type": "qwen", "hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2,

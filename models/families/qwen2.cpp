@@ -4,14 +4,14 @@
 namespace emend::models {
 
 FamilySpec qwen2_family() {
-  FamilySpec spec;
-  spec.name = "qwen2";
-  spec.model_types = {"qwen2"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("qwen2");
   spec.block.qkv_bias = true;
-  spec.tensors = families::llama_tensors();
-  spec.ignored = {"*.rotary_emb.inv_freq"};
   spec.refine = families::read_qwen_windows;
+  spec.gguf = families::plain_gguf("qwen2", "Qwen2ForCausalLM");
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    families::read_qwen_gguf_windows(r, config);
+    r.put_rotary(config);
+  };
   spec.debug = {
       {"plain", R"({"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 101, "rope_theta": 1000000.0,

@@ -4,18 +4,19 @@
 namespace emend::models {
 
 FamilySpec qwen3_family() {
-  FamilySpec spec;
-  spec.name = "qwen3";
-  spec.model_types = {"qwen3"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::llama_relative("qwen3");
   spec.keys.default_head_dim = 128;
   spec.block.qk_norm = true;
-  spec.tensors = families::llama_tensors();
   families::append(spec.tensors, families::head_norms("model.layers.{layer}.self_attn."));
-  spec.ignored = {"*.rotary_emb.inv_freq"};
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
     families::read_qwen_windows(reader, config);
+  };
+  spec.gguf = families::plain_gguf("qwen3", "Qwen3ForCausalLM");
+  spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
+    config["attention_bias"] = r.has("blk.0.attn_q.bias");
+    families::read_qwen_gguf_windows(r, config);
+    r.put_rotary(config);
   };
   spec.debug = {{"yarn", R"({"model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                              "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 56, "vocab_size": 101,

@@ -1,9 +1,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
-#include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_folder.h>
@@ -11,15 +10,12 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <optional>
 
 namespace emend::models {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 std::optional<at::ScalarType> folder_dtype(const std::string& type) {
   if (type.empty()) return std::nullopt;
@@ -57,9 +53,7 @@ class FolderWriter {
   ConvertReport write() {
     report_.format = ModelFormat::kHuggingFace;
     report_.tensors = static_cast<int64_t>(checkpoint_.tensors().size());
-    plan_shards();
-    for (size_t i = 0; i < shards_.size(); ++i) write_shard(i);
-    if (shards_.size() > 1) write_index();
+    write_weights();
     write_companions();
     write_config();
     report_.files = staged_.commit();
@@ -71,62 +65,42 @@ class FolderWriter {
     return dtype_ && at::isFloatingType(info.dtype) ? *dtype_ : info.dtype;
   }
   // The dtype of the largest tensor stands for the model.
-  [[nodiscard]] std::string main_dtype() const {
-    const TensorInfo* largest = &checkpoint_.tensors().front();
+  [[nodiscard]] at::ScalarType main_dtype() const {
     const auto values = [](const TensorInfo& info) { return c10::multiply_integers(info.shape); };
-    for (const TensorInfo& info : checkpoint_.tensors())
-      if (values(info) > values(*largest)) largest = &info;
-    return dtype_name(dtype_of(*largest));
+    return dtype_of(*std::max_element(checkpoint_.tensors().begin(), checkpoint_.tensors().end(),
+                                      [&](const auto& a, const auto& b) { return values(a) < values(b); }));
   }
 
-  void plan_shards() {
-    uint64_t size = 0;
+  void write_weights() {
+    std::vector<std::pair<std::string, uint64_t>> sizes;
+    std::map<std::string, at::ScalarType> dtypes;
     for (const TensorInfo& info : checkpoint_.tensors()) {
-      const uint64_t bytes =
-          static_cast<uint64_t>(c10::multiply_integers(info.shape)) * c10::elementSize(dtype_of(info));
-      if (shards_.empty() || (size > 0 && size + bytes > options_.shard_bytes)) {
-        shards_.emplace_back();
-        size = 0;
-      }
-      shards_.back().push_back(&info);
-      size += bytes;
-      report_.bytes += bytes;
-      ++report_.types[type_name(dtype_of(info))];
+      const at::ScalarType dtype = dtypes[info.name] = dtype_of(info);
+      sizes.emplace_back(info.name,
+                         static_cast<uint64_t>(c10::multiply_integers(info.shape)) * c10::elementSize(dtype));
+      report_.bytes += sizes.back().second;
+      ++report_.types[type_name(dtype)];
     }
-    if (shards_.empty())
+    if (sizes.empty())
       throw Error(ErrorClass::kCorruption, {checkpoint_.path().string(), "no tensors", "a model with weights", ""});
+    double done = 0;
+    (void)detail::write_weight_files(folder_, sizes, options_.shard_bytes, [&](const std::string& name) {
+      at::Tensor stored = as_stored(name, dtypes.at(name));
+      if (options_.progress) options_.progress({"convert", ++done, static_cast<double>(sizes.size()), name});
+      return stored;
+    });
   }
 
-  [[nodiscard]] std::string shard_name(size_t index) const {
-    if (shards_.size() == 1) return "model.safetensors";
-    std::array<char, 64> name{};
-    std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", index + 1, shards_.size());
-    return name.data();
-  }
-
-  void write_shard(size_t index) {
-    std::vector<std::pair<std::string, at::Tensor>> tensors;
-    for (const TensorInfo* info : shards_[index]) {
-      const at::Tensor original = checkpoint_.read(info->name);
-      at::Tensor stored = original.to(dtype_of(*info));
-      // A constant beside the weights, such as GPT-2's masked_bias of -1e9: as large as the dtype allows.
-      if (dtype_of(*info) == at::kHalf && stored.numel() == 1)
-        stored = at::clamp(original, -65504, 65504).to(at::kHalf);
-      if (dtype_of(*info) == at::kHalf && !at::isfinite(stored).all().item<bool>())
-        throw Error(ErrorClass::kNumeric, {checkpoint_.path().string() + ": tensor " + info->name,
-                                           "values beyond float16's range", "at most 65504", "convert to BF16 or F32"});
-      tensors.emplace_back(info->name, stored);
-      if (options_.progress)
-        options_.progress({"convert", static_cast<double>(++done_), static_cast<double>(report_.tensors), info->name});
-    }
-    write_safetensors(folder_ / shard_name(index), tensors, {{"format", "pt"}});
-  }
-
-  void write_index() {
-    Json index = {{"metadata", {{"total_size", report_.bytes}}}, {"weight_map", Json::object()}};
-    for (size_t i = 0; i < shards_.size(); ++i)
-      for (const TensorInfo* info : shards_[i]) index["weight_map"][info->name] = shard_name(i);
-    write_file(folder_ / "model.safetensors.index.json", index.dump(2) + "\n");
+  [[nodiscard]] at::Tensor as_stored(const std::string& name, at::ScalarType dtype) const {
+    const at::Tensor original = checkpoint_.read(name);
+    at::Tensor stored = original.to(dtype);
+    if (dtype != at::kHalf) return stored;
+    // A constant beside the weights, such as GPT-2's masked_bias of -1e9: as large as the dtype allows.
+    if (stored.numel() == 1) stored = at::clamp(original, -65504, 65504).to(at::kHalf);
+    if (!at::isfinite(stored).all().item<bool>())
+      throw Error(ErrorClass::kNumeric, {checkpoint_.path().string() + ": tensor " + name,
+                                         "values beyond float16's range", "at most 65504", "convert to BF16 or F32"});
+    return stored;
   }
 
   void write_companions() {
@@ -147,16 +121,9 @@ class FolderWriter {
   // The source's own text with another dtype; unchanged if the dtype stays.
   void write_config() {
     const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint_);
-    if (source && !dtype_) {
-      write_file(folder_ / "config.json", source->config_text());
-      return;
-    }
-    Json config = source ? Json::parse(source->config_text()) : Json(checkpoint_.config());
-    bool named = false;
-    for (const char* key : {"torch_dtype", "dtype"})
-      if (config.contains(key)) config[key] = main_dtype(), named = true;
-    if (!named) config["torch_dtype"] = main_dtype();
-    write_file(folder_ / "config.json", config.dump(2) + "\n");
+    write_file(folder_ / "config.json",
+               detail::config_text(source ? source->config_text() : checkpoint_.config().dump(2),
+                                   source && !dtype_ ? std::nullopt : std::optional(main_dtype())));
   }
 
   const Checkpoint& checkpoint_;
@@ -164,8 +131,6 @@ class FolderWriter {
   detail::StagedFolder staged_;
   fs::path folder_;
   const ConvertOptions& options_;
-  std::vector<std::vector<const TensorInfo*>> shards_;
-  int64_t done_ = 0;
   ConvertReport report_;
 };
 
@@ -175,8 +140,9 @@ ConvertReport to_gguf(const Checkpoint& checkpoint, const fs::path& target, cons
     throw Error(ErrorClass::kInvalidArgument,
                 {target.string(), "a folder", "the name of a GGUF file", "name a file in it, such as model.gguf"});
   if (fs::exists(target, error) && !options.overwrite)
-    throw Error(ErrorClass::kInvalidArgument, {target.string(), "the file is already there", "a name that is free",
-                                               "choose another target, or replace the file with --force (overwrite)"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {target.string(), "the file is already there", "a name that is free",
+                 "choose another target, or replace the file (" + setting("force") + ")"});
   GgufWriteOptions writing;
   if (!options.type.empty()) writing.type = parse_ggml_type(options.type);
   writing.vocabulary = options.vocabulary;

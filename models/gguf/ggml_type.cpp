@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/ggml_type.h>
 #include <ggml.h>
 
@@ -67,11 +68,9 @@ GgmlType parse_ggml_type(std::string_view name) {
   static const std::map<std::string, std::string> kTorchNames = {
       {"FLOAT32", "F32"}, {"FLOAT16", "F16"}, {"BFLOAT16", "BF16"}, {"FP32", "F32"}, {"FP16", "F16"}};
   if (const auto other = kTorchNames.find(upper); other != kTorchNames.end()) upper = other->second;
-  std::string known;
-  for (const auto& named : kNamed) {
+  for (const auto& named : kNamed)
     if (named.name == upper) return named.type;
-    known += (known.empty() ? "" : ", ") + std::string(named.name);
-  }
+  const std::string known = join(kNamed, ", ", [](const auto& named) { return named.name; });
   throw Error(ErrorClass::kInvalidArgument, {"GGUF type", "\"" + std::string(name) + "\"", "one of " + known, ""});
 }
 

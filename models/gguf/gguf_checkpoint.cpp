@@ -2,9 +2,9 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/models/gguf/detail/gguf_config.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
-#include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
+#include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/tokenizer/gguf_vocabulary.h>
@@ -17,14 +17,13 @@ namespace {
 
 class GgufCheckpoint : public Checkpoint {
  public:
-  explicit GgufCheckpoint(const std::filesystem::path& path)
-      : path_(path),
-        files_(path),
-        architecture_(
-            detail::gguf_architecture(files_.metadata().required_text("general.architecture"), path.string())) {
-    config_ = detail::config_from_gguf(files_, architecture_);
-    const ModelConfig config = parse_config(config_, path.string() + " (as config.json)");
-    recipes_ = detail::plan_tensors(files_, architecture_, find_family(config.model_type, path.string()), config);
+  GgufCheckpoint(const std::filesystem::path& path, const FamilySpec* own) : path_(path), files_(path), own_(own) {
+    const auto architecture = files_.metadata().required_text("general.architecture");
+    const GgufForm& form = detail::gguf_architecture(architecture, path.string(), own);
+    config_ = detail::config_from_gguf(files_, architecture, own);
+    const std::string as = path.string() + " (as config.json)";
+    const FamilySpec& family = family_of(config_, as, own);
+    recipes_ = detail::plan_tensors(files_, form, family, parse_config(config_, as, family));
     for (const auto& recipe : recipes_) {
       index_[recipe.info.name] = infos_.size();
       infos_.push_back(recipe.info);
@@ -39,18 +38,15 @@ class GgufCheckpoint : public Checkpoint {
   at::Tensor read(const std::string& name) const override {
     const auto it = index_.find(name);
     if (it != index_.end()) return exact_norm(recipes_[it->second], detail::read_tensor(recipes_[it->second]));
-    std::vector<std::string> names;
-    for (const auto& info : infos_) names.push_back(info.name);
-    const std::string close = closest_name(name, names);
     throw Error(ErrorClass::kNotFound, {path_.string(), "no tensor \"" + name + "\"", "",
-                                        close.empty() ? "" : "did you mean \"" + close + "\"?"});
+                                        did_you_mean(name, infos_, "", [](const auto& info) { return info.name; })});
   }
 
   std::unique_ptr<Tokenizer> load_tokenizer() const override {
     const auto vocabulary = detail::read_gguf_vocabulary(files_.metadata());
     if (!vocabulary) return nullptr;
     if (auto kept = detail::kept_tokenizer(files_.metadata(), config_)) return kept;
-    return tokenizer_from_gguf(*vocabulary);
+    return tokenizer_from_gguf(*vocabulary, own_ ? &own_->gguf.pre : nullptr);
   }
 
   std::string fingerprint() const override {
@@ -83,7 +79,7 @@ class GgufCheckpoint : public Checkpoint {
 
   std::filesystem::path path_;
   detail::GgufFiles files_;
-  const detail::GgufArchitecture& architecture_;
+  const FamilySpec* own_;
   nlohmann::json config_;
   std::vector<detail::GgufRecipe> recipes_;
   std::vector<TensorInfo> infos_;
@@ -94,8 +90,8 @@ class GgufCheckpoint : public Checkpoint {
 
 }  // namespace
 
-std::shared_ptr<const Checkpoint> open_gguf_checkpoint(const std::filesystem::path& path) {
-  return std::make_shared<const GgufCheckpoint>(path);
+std::shared_ptr<const Checkpoint> open_gguf_checkpoint(const std::filesystem::path& path, const FamilySpec* family) {
+  return std::make_shared<const GgufCheckpoint>(path, family);
 }
 
 }  // namespace emend::models

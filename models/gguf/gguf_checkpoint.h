@@ -17,9 +17,11 @@ namespace emend::models {
 
 /// Opens `path` (for a model in several files: the first one, named …-00001-of-000NN.gguf).
 /// read() gives float32, float16 and bfloat16 tensors in their own dtype, as copies that may be edited in place;
-/// every quantised type becomes float32. Safe to use from several threads. Throws
-/// Error(kNotFound) if a file is missing; Error(kCorruption) for a damaged or self-contradictory file, naming the key
-/// or tensor; Error(kUnsupported) for an architecture or a tensor type that emend does not know.
-[[nodiscard]] std::shared_ptr<const Checkpoint> open_gguf_checkpoint(const std::filesystem::path& path);
+/// every quantised type becomes float32. `family` is one that is not in families.def (it must outlive the checkpoint);
+/// null: those that are. Safe to use from several threads. Throws Error(kNotFound) if a file is missing;
+/// Error(kCorruption) for a damaged or self-contradictory file, naming the key or tensor; Error(kUnsupported) for an
+/// architecture or a tensor type that emend does not know.
+[[nodiscard]] std::shared_ptr<const Checkpoint> open_gguf_checkpoint(const std::filesystem::path& path,
+                                                                     const FamilySpec* family = nullptr);
 
 }  // namespace emend::models

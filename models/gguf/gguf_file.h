@@ -2,8 +2,8 @@
 //
 // Goals: everything in the header is checked against the size of the file before it is used, so that a damaged or
 // hostile file ends in an Error after bounded time and memory; nothing is copied on opening. Written here rather than
-// taken from ggml because ggml's reader ends the process on some malformed files. Non-goals: version 1 of the format,
-// big-endian files, arrays of arrays (no known file has them).
+// taken from ggml, whose reader accepts ranges past the end and gives no reasons (docs/adr/0018). Non-goals: version 1
+// of the format, big-endian files, arrays of arrays (no known file has them).
 #pragma once
 
 #include <emend/models/gguf/ggml_type.h>

@@ -31,21 +31,14 @@ at::Tensor in_file_order(const at::Tensor& b_OR, const std::vector<int64_t>& ord
   return moved;
 }
 
-// Rows of queries, keys and values, where the file keeps them apart.
-std::vector<int64_t> piece_rows(size_t pieces, const ModelConfig& config, int64_t rows) {
-  if (pieces == 1) return {rows};
-  const int64_t queries = config.n_heads * config.head_dim, keys = config.n_kv_heads * config.head_dim;
-  return {queries, keys, keys};
-}
-
 }  // namespace
 
 std::vector<std::string> write_gguf_lora(const Model& model, const std::vector<LoraFactors>& factors,
                                          const std::filesystem::path& path) {
-  const auto& architecture = detail::gguf_architecture_for(model.config().model_type, path.string());
+  const GgufForm& form = detail::gguf_architecture_for(model.config().model_type, path.string(), &model.family());
   const auto expected = expected_tensors(model.family(), model.config());
   GgufMetadata metadata;
-  metadata.set_text("general.architecture", architecture.name);
+  metadata.set_text("general.architecture", form.architecture);
   metadata.set_text("general.type", "adapter");
   metadata.set_text("general.name", "emend");
   metadata.set_text("adapter.type", "lora");
@@ -67,11 +60,12 @@ std::vector<std::string> write_gguf_lora(const Model& model, const std::vector<L
                    "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
     const at::Tensor a_RI = devices::to_host(one.a_RI).to(at::kFloat).contiguous();
     const at::Tensor b_OR = in_file_order(devices::to_host(one.b_OR).to(at::kFloat),
-                                          detail::gguf_row_order(architecture, model.config(), tensor.part));
-    const auto names = detail::gguf_names(architecture, model.config(), tensor);
+                                          detail::gguf_row_order(form, model.config(), tensor.part));
+    const auto names = detail::gguf_names(form, model.config(), tensor);
+    const auto pieces = detail::gguf_rows(model.config(), names.size(), out);
     int64_t row = 0;
     for (size_t i = 0; i < names.size(); ++i) {
-      const int64_t rows = piece_rows(names.size(), model.config(), out)[i];
+      const int64_t rows = pieces[i];
       add(names[i] + ".weight.lora_a", a_RI);
       add(names[i] + ".weight.lora_b", b_OR.narrow(0, row, rows).contiguous());
       adapted.push_back(names[i] + ".weight");

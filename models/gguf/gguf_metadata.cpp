@@ -11,21 +11,30 @@ void put(std::string& to, T value) {
   to.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-void put_type(std::string& to, GgufValueType type) {
-  put(to, static_cast<uint32_t>(type));
-}
-
 void put_text(std::string& to, std::string_view text) {
   put(to, static_cast<uint64_t>(text.size()));
   to += text;
 }
 
+template <class T>
+std::string scalar(GgufValueType type, T value) {
+  std::string bytes;
+  put(bytes, type);
+  put(bytes, value);
+  return bytes;
+}
+
 std::string list_head(GgufValueType element, size_t count) {
-  std::string value;
-  put_type(value, GgufValueType::kArray);
-  put_type(value, element);
-  put(value, static_cast<uint64_t>(count));
-  return value;
+  std::string bytes = scalar(GgufValueType::kArray, element);
+  put(bytes, static_cast<uint64_t>(count));
+  return bytes;
+}
+
+template <class Stored, class List>
+std::string list(GgufValueType element, const List& values) {
+  std::string bytes = list_head(element, values.size());
+  for (const Stored value : values) put(bytes, value);
+  return bytes;
 }
 
 }  // namespace
@@ -39,60 +48,42 @@ void GgufMetadata::set(std::string_view key, std::string value) {
 }
 
 void GgufMetadata::set_integer(std::string_view key, int64_t number) {
-  std::string value;
-  if (number >= 0 && number <= std::numeric_limits<uint32_t>::max()) {
-    put_type(value, GgufValueType::kUint32);
-    put(value, static_cast<uint32_t>(number));
-  } else {
-    put_type(value, GgufValueType::kInt64);
-    put(value, number);
-  }
-  set(key, std::move(value));
+  const bool fits = number >= 0 && number <= std::numeric_limits<uint32_t>::max();
+  set(key,
+      fits ? scalar(GgufValueType::kUint32, static_cast<uint32_t>(number)) : scalar(GgufValueType::kInt64, number));
 }
 
 void GgufMetadata::set_number(std::string_view key, double number) {
-  std::string value;
-  put_type(value, GgufValueType::kFloat32);
-  put(value, static_cast<float>(number));
-  set(key, std::move(value));
+  set(key, scalar(GgufValueType::kFloat32, static_cast<float>(number)));
 }
 
 void GgufMetadata::set_flag(std::string_view key, bool flag) {
-  std::string value;
-  put_type(value, GgufValueType::kBool);
-  put(value, static_cast<uint8_t>(flag));
-  set(key, std::move(value));
+  set(key, scalar(GgufValueType::kBool, static_cast<uint8_t>(flag)));
 }
 
 void GgufMetadata::set_text(std::string_view key, std::string_view text) {
-  std::string value;
-  put_type(value, GgufValueType::kString);
-  put_text(value, text);
-  set(key, std::move(value));
+  std::string bytes;
+  put(bytes, GgufValueType::kString);
+  put_text(bytes, text);
+  set(key, std::move(bytes));
 }
 
 void GgufMetadata::set_texts(std::string_view key, const std::vector<std::string>& texts) {
-  std::string value = list_head(GgufValueType::kString, texts.size());
-  for (const auto& text : texts) put_text(value, text);
-  set(key, std::move(value));
+  std::string bytes = list_head(GgufValueType::kString, texts.size());
+  for (const auto& text : texts) put_text(bytes, text);
+  set(key, std::move(bytes));
 }
 
 void GgufMetadata::set_integers(std::string_view key, const std::vector<int32_t>& numbers) {
-  std::string value = list_head(GgufValueType::kInt32, numbers.size());
-  for (const int32_t number : numbers) put(value, number);
-  set(key, std::move(value));
+  set(key, list<int32_t>(GgufValueType::kInt32, numbers));
 }
 
 void GgufMetadata::set_numbers(std::string_view key, const std::vector<float>& numbers) {
-  std::string value = list_head(GgufValueType::kFloat32, numbers.size());
-  for (const float number : numbers) put(value, number);
-  set(key, std::move(value));
+  set(key, list<float>(GgufValueType::kFloat32, numbers));
 }
 
 void GgufMetadata::set_flags(std::string_view key, const std::vector<bool>& flags) {
-  std::string value = list_head(GgufValueType::kBool, flags.size());
-  for (const bool flag : flags) put(value, static_cast<uint8_t>(flag));
-  set(key, std::move(value));
+  set(key, list<uint8_t>(GgufValueType::kBool, flags));
 }
 
 void GgufMetadata::copy(std::string_view key, const GgufValue& from) {
@@ -100,7 +91,7 @@ void GgufMetadata::copy(std::string_view key, const GgufValue& from) {
   if (from.type == GgufValueType::kArray)
     value = list_head(from.element, from.count);
   else
-    put_type(value, from.type);
+    put(value, from.type);
   value += from.payload;
   set(key, std::move(value));
 }

@@ -4,10 +4,8 @@
 #include <emend/core/log.h>
 #include <emend/devices/route.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/gguf/detail/gguf_config.h>
 #include <emend/models/gguf/detail/gguf_container.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
-#include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_writer.h>
@@ -34,22 +32,15 @@ struct Source {
   std::map<std::string, at::ScalarType> stored_dtype;    ///< by table name
 };
 
-/// Names in the checkpoint by table name: files may leave the base prefix out, multimodal ones put their own in front.
+/// Tensors of the checkpoint by their names in the family's table.
 std::map<std::string, TensorInfo> by_table_name(const Checkpoint& checkpoint, const FamilySpec& family,
                                                 const ModelConfig& config) {
   std::set<std::string> wanted;
   for (const ExpectedTensor& tensor : expected_tensors(family, config)) wanted.insert(tensor.name);
   std::map<std::string, TensorInfo> found;
-  for (const TensorInfo& info : checkpoint.tensors()) {
-    std::vector<std::string> spellings{info.name, family.base_prefix + info.name};
-    for (const std::string prefix : {"language_model.", "model.language_model."})
-      if (info.name.starts_with(prefix)) {
-        spellings.push_back(info.name.substr(prefix.size()));
-        spellings.push_back(family.base_prefix + spellings.back());
-      }
-    for (const std::string& name : spellings)
+  for (const TensorInfo& info : checkpoint.tensors())
+    for (const std::string& name : table_spellings(family, info.name))
       if (wanted.count(name)) found.emplace(name, info);
-  }
   for (const std::string& name : wanted)
     if (!found.count(name))
       throw Error(ErrorClass::kCorruption,
@@ -58,10 +49,10 @@ std::map<std::string, TensorInfo> by_table_name(const Checkpoint& checkpoint, co
   return found;
 }
 
-Source source_of(const Checkpoint& checkpoint) {
+Source source_of(const Checkpoint& checkpoint, const FamilySpec* own) {
   const std::string where = checkpoint.path().string();
-  const ModelConfig config = parse_config(checkpoint.config(), where);
-  const FamilySpec& family = family_named(config.family);
+  const FamilySpec& family = family_of(checkpoint.config(), where, own);
+  const ModelConfig config = parse_config(checkpoint.config(), where, family);
   auto names = by_table_name(checkpoint, family, config);
   Source source{checkpoint, config, family, {}, {}, {}};
   for (const auto& [name, info] : names) source.stored_dtype[name] = info.dtype;
@@ -83,15 +74,16 @@ class Writer {
       : source_(std::move(source)),
         path_(path),
         options_(options),
-        architecture_(detail::gguf_architecture_for(source_.config.model_type, source_.checkpoint.path().string())) {
+        form_(detail::gguf_architecture_for(source_.config.model_type, source_.checkpoint.path().string(),
+                                            &source_.family)) {
     std::filesystem::path base = options.base;
     if (base.empty() && source_.checkpoint.format() == "gguf") base = source_.checkpoint.path();
     if (!base.empty()) open_base(base);
   }
 
   GgufWriteReport write() {
-    report_.architecture = base_ ? base_->files.metadata().required_text("general.architecture") : architecture_.name;
-    detail::GgufConfig config = detail::config_to_gguf(source_.config, architecture_);
+    report_.architecture = base_ ? base_->files.metadata().required_text("general.architecture") : form_.architecture;
+    GgufConfig config = detail::config_to_gguf(source_.config, form_);
     report_.notes = config.notes;
     if (base_)
       plan_from_base();
@@ -110,8 +102,9 @@ class Writer {
   void open_base(const std::filesystem::path& path) {
     base_.emplace(Base{detail::GgufFiles(path), {}});
     const GgufFile& meta = base_->files.metadata();
-    const auto& architecture = detail::gguf_architecture(meta.required_text("general.architecture"), path.string());
-    base_->recipes = detail::plan_tensors(base_->files, architecture, source_.family, source_.config);
+    const GgufForm& form =
+        detail::gguf_architecture(meta.required_text("general.architecture"), path.string(), &source_.family);
+    base_->recipes = detail::plan_tensors(base_->files, form, source_.family, source_.config);
     const size_t expected = expected_tensors(source_.family, source_.config).size();
     if (base_->recipes.size() != expected)
       throw Error(ErrorClass::kInvalidArgument,
@@ -140,8 +133,8 @@ class Writer {
       }
   }
 
-  void plan_anew(const detail::GgufConfig& config) {
-    layout_ = detail::new_layout(architecture_, source_.family, source_.config);
+  void plan_anew(const GgufConfig& config) {
+    layout_ = detail::new_layout(form_, source_.family, source_.config);
     std::map<const GgufTensor*, std::vector<const GgufRecipe*>> users;
     for (const GgufRecipe& recipe : layout_.recipes)
       for (const auto& piece : recipe.pieces) users[piece.source.tensor].push_back(&recipe);
@@ -175,7 +168,7 @@ class Writer {
     const bool head = name == "output.weight" || (name == "token_embd.weight" && source_.config.tied_head);
     const bool wide = block_values(wanted) == 1 || wanted == GgmlType::kQ8_0 || wanted == GgmlType::kQ6_K;
     if (!head || wide) return wanted;
-    return tensor.row_values() % 256 == 0 && architecture_.name != "falcon" ? GgmlType::kQ6_K : GgmlType::kQ8_0;
+    return tensor.row_values() % 256 == 0 && !form_.wide_head ? GgmlType::kQ6_K : GgmlType::kQ8_0;
   }
 
   [[nodiscard]] GgmlType type_over_base(const GgufTensor& tensor, bool changed) const {
@@ -261,7 +254,7 @@ class Writer {
 
   [[nodiscard]] GgufMetadata new_metadata(const GgufMetadata& config) {
     GgufMetadata metadata;
-    metadata.set_text("general.architecture", architecture_.name);
+    metadata.set_text("general.architecture", form_.architecture);
     metadata.set_text("general.type", "model");
     metadata.set_text("general.name", name());
     metadata.append(config);
@@ -274,8 +267,8 @@ class Writer {
       metadata.set_text("tokenizer.ggml.model", "none");
       return metadata;
     }
-    auto [vocabulary, notes] = detail::hf_vocabulary(source_.checkpoint.path(), *tokenizer, source_.config.vocab_size,
-                                                     source_.config.model_type);
+    auto [vocabulary, notes] =
+        detail::hf_vocabulary(source_.checkpoint.path(), *tokenizer, source_.config.vocab_size, form_.pre);
     metadata.append(detail::vocabulary_metadata(vocabulary));
     if (options_.keep_config) metadata.set_texts(detail::kTokenizerKey, detail::keep_tokenizer(*tokenizer));
     report_.notes.insert(report_.notes.end(), notes.begin(), notes.end());
@@ -293,14 +286,13 @@ class Writer {
     }
   }
 
-  // The folder's name. That of Phi-3 must say so: llama.cpp, and our reader, treat its special tokens by the name.
+  // The folder's name, with a word that the family's files must have in theirs.
   [[nodiscard]] std::string name() const {
     const std::filesystem::path folder = source_.checkpoint.path();
-    std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
-    if (architecture_.name == "phi3" && name.find("phi-3") == std::string::npos &&
-        name.find("Phi-3") == std::string::npos)
-      name = "phi-3 " + name;
-    return name;
+    const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+    for (const std::string& word : form_.name_words)
+      if (name.find(word) != std::string::npos) return name;
+    return form_.name_words.empty() ? name : form_.name_words.front() + " " + name;
   }
 
   // The config.json; of multimodal ones the language model's part.
@@ -310,7 +302,7 @@ class Writer {
     Json text = config["text_config"];
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"})
       if (config.contains(key) && !config[key].is_null()) text[key] = config[key];
-    if (!text.contains("model_type")) text["model_type"] = architecture_.model_types.front();
+    if (!text.contains("model_type")) text["model_type"] = source_.family.model_types.front();
     return text;
   }
 
@@ -341,7 +333,7 @@ class Writer {
   Source source_;
   std::filesystem::path path_;
   GgufWriteOptions options_;
-  const detail::GgufArchitecture& architecture_;
+  const GgufForm& form_;
   std::optional<Base> base_;
   detail::GgufLayout layout_;
   std::vector<detail::GgufOutput> outputs_;
@@ -354,9 +346,13 @@ class Writer {
 
 }  // namespace
 
+void require_gguf_architecture(const std::string& model_type, const std::string& where) {
+  (void)detail::gguf_architecture_for(model_type, where);
+}
+
 GgufWriteReport write_gguf(const Model& model, const std::filesystem::path& path, const GgufWriteOptions& options) {
   const at::NoGradGuard no_grad;
-  Source source = source_of(model.checkpoint());
+  Source source = source_of(model.checkpoint(), &model.family());
   source.before = source.now;
   source.now = [&model](const std::string& name) { return devices::to_host(model.weight(name).detach()); };
   return Writer(std::move(source), path, options).write();
@@ -368,7 +364,7 @@ GgufWriteReport write_gguf(const Checkpoint& checkpoint, const std::filesystem::
     throw Error(ErrorClass::kInvalidArgument, {"write_gguf", "a base for a checkpoint", "no base: nothing was edited",
                                                "load the model to write its edited weights"});
   const at::NoGradGuard no_grad;
-  return Writer(source_of(checkpoint), path, options).write();
+  return Writer(source_of(checkpoint, options.family), path, options).write();
 }
 
 }  // namespace emend::models

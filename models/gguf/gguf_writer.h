@@ -18,6 +18,7 @@ namespace emend::models {
 
 class Checkpoint;
 class Model;
+struct FamilySpec;
 
 struct GgufWriteOptions {
   /// Type of the matrices. Vectors, norms, position tables and routers are always F32, and below Q6_K the head (or the
@@ -35,6 +36,8 @@ struct GgufWriteOptions {
   bool keep_config = true;
   /// Leave the vocabulary out (key tokenizer.ggml.model = "none"): for tokenizers that GGUF has no form for.
   bool vocabulary = true;
+  /// Of a checkpoint that is not loaded as a model, if its family is not in families.def. A model brings its own.
+  const FamilySpec* family = nullptr;
   const Log* log = nullptr;  ///< notes and fall-backs, as warnings
   ProgressFn progress = {};  ///< phase "convert", in tensors
 };
@@ -57,6 +60,9 @@ struct GgufWriteReport {
   std::vector<std::string> notes;  ///< what llama.cpp will not compute as the model does
   uint64_t bytes = 0;              ///< of the file
 };
+
+/// Throws Error(kUnsupported) naming `where` if GGUF has no architecture for the model type.
+void require_gguf_architecture(const std::string& model_type, const std::string& where);
 
 /// Writes the model's weights as they are now, with configuration and vocabulary of its checkpoint.
 /// Throws Error(kUnsupported) for a family that GGUF has no architecture for or a tokenizer that it has no form for;

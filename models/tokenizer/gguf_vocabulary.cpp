@@ -1,8 +1,8 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/gguf_pre.h>
-#include <emend/models/tokenizer/detail/post_processor.h>
 #include <emend/models/tokenizer/detail/sources.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/gguf_vocabulary.h>
 
@@ -18,7 +18,6 @@ using detail::kNoToken;
 using detail::PipelineSpec;
 using nlohmann::json;
 
-constexpr const char* kMetaspace = "\xE2\x96\x81";
 enum TokenType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
 [[noreturn]] void damaged(const GgufVocabulary& source, const std::string& key, const std::string& got,
@@ -34,7 +33,7 @@ int32_t type_of(const GgufVocabulary& source, size_t id) {
 void check_texts(const GgufVocabulary& source) {
   const auto check = [&](const std::vector<std::string>& texts, const char* key) {
     for (size_t i = 0; i < texts.size(); ++i)
-      if (detail::find_invalid_utf8(texts[i]) != detail::kNone)
+      if (first_invalid_utf8(texts[i]))
         damaged(source, std::string(key) + "[" + std::to_string(i) + "]", "bytes that are not valid UTF-8",
                 "text in UTF-8");
   };
@@ -106,7 +105,7 @@ void read_merges(const GgufVocabulary& source, PipelineSpec& spec) {
     const detail::Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
                               spec.vocabulary.find(left + right), static_cast<uint32_t>(i)};
     if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
-      damaged(source, "merges[" + std::to_string(i) + "]", "got \"" + detail::excerpt(text) + "\"",
+      damaged(source, "merges[" + std::to_string(i) + "]", "got \"" + shorten(text) + "\"",
               "two tokens that make a third");
     spec.merges.push_back(merge);
   }
@@ -141,28 +140,29 @@ void make_sentencepiece(const GgufVocabulary& source, PipelineSpec& spec) {
   }
   const bool prefix = source.add_space_prefix.value_or(true);
   json steps = json::array();
-  if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", kMetaspace}});
-  steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kMetaspace}});
+  if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", detail::kMetaspace}});
+  steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", detail::kMetaspace}});
   spec.normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
-  json decoders = {{{"type", "Replace"}, {"pattern", {{"String", kMetaspace}}}, {"content", " "}},
+  json decoders = {{{"type", "Replace"}, {"pattern", {{"String", detail::kMetaspace}}}, {"content", " "}},
                    {{"type", "ByteFallback"}},
                    {{"type", "Fuse"}}};
   if (prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   spec.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
 }
 
-void make_byte_level(const GgufVocabulary& source, PipelineSpec& spec) {
-  const detail::GgufPre pre = detail::gguf_pre(source.pre.empty() ? "default" : source.pre, source.source);
+bool make_byte_level(const GgufVocabulary& source, const std::vector<GgufPre>* own, PipelineSpec& spec) {
+  const GgufPre pre = detail::gguf_pre(source.pre.empty() ? "default" : source.pre, source.source, own);
   read_merges(source, spec);
   spec.pre_tokenizer = pre.pre_tokenizer;
   if (pre.nfc) spec.normalizer = {{"type", "NFC"}};
   spec.options.ignore_merges = pre.ignore_merges;
   spec.decoder = detail::byte_level_decoder();
+  return pre.add_bos;
 }
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
+std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source, const std::vector<GgufPre>* own) {
   check_sizes(source);
   check_texts(source);
   PipelineSpec spec;
@@ -173,11 +173,10 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
     make_sentencepiece(source, spec);
     add_bos = true;
   } else if (source.model == "gpt2") {
-    make_byte_level(source, spec);
-    add_bos = detail::gguf_pre(source.pre.empty() ? "default" : source.pre, source.source).add_bos;
+    add_bos = make_byte_level(source, own, spec);
   } else {
     throw Error(ErrorClass::kUnsupported,
-                {source.source + ": key \"tokenizer.ggml.model\"", "got \"" + detail::excerpt(source.model) + "\"",
+                {source.source + ": key \"tokenizer.ggml.model\"", "got \"" + shorten(source.model) + "\"",
                  "\"gpt2\" or \"llama\"", "use a file with such a vocabulary"});
   }
   SpecialTokens& special = spec.special;
@@ -187,7 +186,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source) {
   special.pad = source.pad;
   if (source.eos) special.eos_ids.push_back(*source.eos);
   if (source.eot && source.eot != source.eos) special.eos_ids.push_back(*source.eot);
-  special.chat_template = detail::repair_utf8(source.chat_template);
+  special.chat_template = repair_utf8(source.chat_template);
   const auto around = [&](bool wanted, const std::optional<int64_t>& id) {
     std::vector<std::pair<std::string, int64_t>> pieces;
     if (wanted && id) pieces.emplace_back(source.tokens[static_cast<size_t>(*id)], *id);

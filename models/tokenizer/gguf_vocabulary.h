@@ -12,6 +12,8 @@
 
 namespace emend::models {
 
+struct GgufPre;
+
 /// Keys "tokenizer.ggml.…" of a GGUF file, one field each; the key is named where it differs.
 struct GgufVocabulary {
   std::string source;                ///< the file's path, for error texts
@@ -29,8 +31,10 @@ struct GgufVocabulary {
   std::string chat_template;                  ///< chat_template
 };
 
-/// Builds the tokenizer. Throws Error(kUnsupported) for an unknown `model` or `pre`, listing the known names, and
-/// Error(kCorruption) naming the key for a vocabulary that contradicts itself.
-[[nodiscard]] std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& vocabulary);
+/// Builds the tokenizer. `own` are the pre-tokenizers of a family that is not in families.def. Throws
+/// Error(kUnsupported) for an unknown `model` or `pre`, listing the known names, and Error(kCorruption) naming the key
+/// for a vocabulary that contradicts itself.
+[[nodiscard]] std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& vocabulary,
+                                                             const std::vector<GgufPre>* own = nullptr);
 
 }  // namespace emend::models

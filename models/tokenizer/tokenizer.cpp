@@ -25,14 +25,14 @@ std::string StreamDecoder::push(int64_t id) {
   // A token that is nothing but the stripped space still ends the start of the text.
   at_start_ = at_start_ && tokenizer_.token_text(id).empty();
   pending_ += bytes;
-  const size_t tail = detail::incomplete_tail(pending_);
-  std::string text = detail::repair_utf8(std::string_view(pending_).substr(0, pending_.size() - tail));
+  const size_t tail = incomplete_tail(pending_);
+  std::string text = repair_utf8(std::string_view(pending_).substr(0, pending_.size() - tail));
   pending_.erase(0, pending_.size() - tail);
   return text;
 }
 
 std::string StreamDecoder::finish() {
-  std::string text = detail::repair_utf8(pending_);
+  std::string text = repair_utf8(pending_);
   pending_.clear();
   at_start_ = true;
   return text;

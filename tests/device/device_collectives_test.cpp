@@ -22,7 +22,7 @@
 extern char** environ;
 
 namespace emend::devices {
-namespace {
+namespace device_collectives_test {
 
 const char* scenario() {
   return std::getenv("EMEND_COLLECTIVES_SCENARIO");
@@ -320,5 +320,5 @@ TEST(Collectives, WorksUnderTorchrun) {
   EXPECT_EQ(exit_code(start(command, {"EMEND_COLLECTIVES_SCENARIO=work"})), 0);
 }
 
-}  // namespace
+}  // namespace device_collectives_test
 }  // namespace emend::devices

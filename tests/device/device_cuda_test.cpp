@@ -11,7 +11,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 namespace emend::devices {
-namespace {
+namespace device_cuda_test {
 
 #define EMEND_NEEDS_CUDA() \
   if (load_cuda_runtime().devices == 0) GTEST_SKIP() << "needs a CUDA device: " << load_cuda_runtime().reason
@@ -140,5 +140,5 @@ TEST(Cuda, AutoPutsASmallModelOnTheGpus) {
   for (const auto device : plan.placement.devices()) EXPECT_TRUE(device.is_cuda());
 }
 
-}  // namespace
+}  // namespace device_cuda_test
 }  // namespace emend::devices

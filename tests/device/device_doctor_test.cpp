@@ -10,7 +10,7 @@
 #include "support/simulated.h"
 
 namespace emend::devices {
-namespace {
+namespace device_doctor_test {
 
 using testing::sim;
 
@@ -99,5 +99,5 @@ TEST(Doctor, MissingDeviceIsAFindingNotACrash) {
   EXPECT_EQ(runtime->advice.empty(), load_cuda_runtime().devices > 0);
 }
 
-}  // namespace
+}  // namespace device_doctor_test
 }  // namespace emend::devices

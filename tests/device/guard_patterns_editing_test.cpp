@@ -1,14 +1,14 @@
 // The patterns of guard_patterns_test.cpp that meet in training, editing, statistics and evaluation: 10, 11, 12, 13,
 // 17, 18, 19, 22, 27, 29 and 30. emend's own path is right, and a deliberate mix of devices raises.
-#include <emend/editors/apply.h>
-#include <emend/editors/keys.h>
-#include <emend/editors/learning_pass.h>
-#include <emend/editors/lora.h>
-#include <emend/editors/optimiser.h>
-#include <emend/editors/solver.h>
-#include <emend/editors/targets.h>
-#include <emend/editors/transaction.h>
-#include <emend/editors/tuning.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/keys.h>
+#include <emend/editors/steps/learning_pass.h>
+#include <emend/editors/steps/lora.h>
+#include <emend/editors/steps/optimiser.h>
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/targets.h>
+#include <emend/editors/steps/transaction.h>
+#include <emend/editors/steps/tuning.h>
 #include <emend/evaluation/scoring.h>
 #include <emend/models/adapter.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include "support/placements.h"
 
 namespace emend {
-namespace {
+namespace guard_patterns_editing_test {
 
 using devices::PlacementPlan;
 using devices::Purpose;
@@ -344,5 +344,5 @@ TEST(Guard, P30_TheOptimisersStateIsBesideItsVariable) {
   expect_mix_refused([&] { moment.addcdiv_(gradient, gradient, 0.1); });
 }
 
-}  // namespace
+}  // namespace guard_patterns_editing_test
 }  // namespace emend

@@ -43,7 +43,7 @@
 #include "support/placements.h"
 
 namespace emend {
-namespace {
+namespace guard_patterns_test {
 
 using devices::PlacementPlan;
 using devices::Purpose;
@@ -359,7 +359,7 @@ TEST(Guard, P24_TensorsOfSeveralLayersAreGatheredWithATarget) {
 
 TEST(Guard, P25_NamesOfDevicesAreCheckedAndDeviceZeroIsNotNeeded) {
   (void)sim(0);
-  expect_error(ErrorClass::kInvalidArgument, {"cuda:0,1", "--device-map auto"},
+  expect_error(ErrorClass::kInvalidArgument, {"cuda:0,1", "device_map auto"},
                [] { (void)devices::parse_device_map("cuda:0,1"); });
   expect_error(ErrorClass::kDevice, {"cuda:7", "not visible", "sim:0", "cpu"},
                [] { (void)devices::parse_device("cuda:7"); });
@@ -410,5 +410,5 @@ TEST(Guard, P28_FourDevicesAreAsGoodAsTwo) {
   expect_mix_refused([] { (void)(square(sim(0)) + square(sim(3))); });
 }
 
-}  // namespace
+}  // namespace guard_patterns_test
 }  // namespace emend

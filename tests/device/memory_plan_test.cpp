@@ -13,7 +13,7 @@
 #include "support/placements.h"
 
 namespace emend {
-namespace {
+namespace memory_plan_test {
 
 using devices::Purpose;
 using testing::sim;
@@ -158,5 +158,5 @@ TEST(MemoryPlan, IsWithinATenthOfThePeak) {
   std::cout << cases << " peaks; planned / measured from " << lowest << " to " << highest << "\n";
 }
 
-}  // namespace
+}  // namespace memory_plan_test
 }  // namespace emend

@@ -16,7 +16,7 @@
 #include "support/simulated.h"
 
 namespace emend::devices {
-namespace {
+namespace nccl_plugin_test {
 
 using testing::sim;
 
@@ -213,5 +213,5 @@ TEST(NcclPlugin, TheRealOneLoadsAndKnowsItsVersion) {
 #endif
 }
 
-}  // namespace
+}  // namespace nccl_plugin_test
 }  // namespace emend::devices

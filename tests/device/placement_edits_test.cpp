@@ -10,7 +10,7 @@
 #include "support/placements.h"
 
 namespace emend {
-namespace {
+namespace placement_edits_test {
 
 std::vector<datasets::Fact> edited_facts() {
   return {testing::make_fact(1, "the home of {} is in", "Ada Lovelace", "Rome"),
@@ -101,5 +101,5 @@ class EditCount : public ::testing::Environment {
 };
 const auto* const kEditCount = ::testing::AddGlobalTestEnvironment(new EditCount);
 
-}  // namespace
+}  // namespace placement_edits_test
 }  // namespace emend

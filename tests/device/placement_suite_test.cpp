@@ -13,7 +13,7 @@
 #include "support/placements.h"
 
 namespace emend {
-namespace {
+namespace placement_suite_test {
 
 using devices::TransferScope;
 using testing::NamedPlan;
@@ -111,5 +111,5 @@ TEST(Placements, AreMoreThanFiveHundred) {
   EXPECT_GE(*counts.rbegin(), 6) << "the models have parts for that many devices";
 }
 
-}  // namespace
+}  // namespace placement_suite_test
 }  // namespace emend

@@ -12,7 +12,7 @@
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace sim_late_test {
 
 TEST(SimLate, AutogradServesDevicesThatCameAfterItsFirstPass) {
   EXPECT_EQ(devices::simulated_device_count(), 0);
@@ -51,5 +51,5 @@ TEST(SimLate, ThreadsShareTheDevicesButNotTheCurrentOne) {
   for (const bool e : equal) EXPECT_TRUE(e);
 }
 
-}  // namespace
+}  // namespace sim_late_test
 }  // namespace emend

@@ -11,7 +11,7 @@
 #include "support/simulated.h"
 
 namespace emend::devices {
-namespace {
+namespace sim_memory_test {
 
 using at::Tensor;
 using testing::sim;
@@ -156,5 +156,5 @@ TEST(VisibleDevices, CpuComesFirstWithItsMemory) {
   EXPECT_LE(devices[0].free_bytes, devices[0].total_bytes);
 }
 
-}  // namespace
+}  // namespace sim_memory_test
 }  // namespace emend::devices

@@ -8,7 +8,7 @@
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace sim_operators_test {
 
 using at::Tensor;
 using testing::sim;
@@ -452,5 +452,5 @@ TEST(SimAutograd, CrossesDevices) {
   EXPECT_TRUE(at::equal(x.grad().cpu(), a * 8));
 }
 
-}  // namespace
+}  // namespace sim_operators_test
 }  // namespace emend

@@ -8,7 +8,7 @@
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace sim_refusals_test {
 
 using at::Tensor;
 using testing::sim;
@@ -118,5 +118,5 @@ TEST(SimCount, OnlySwitchedOnDevicesExist) {
   EXPECT_THROW(devices::enable_simulated_devices(9), Error);
 }
 
-}  // namespace
+}  // namespace sim_refusals_test
 }  // namespace emend

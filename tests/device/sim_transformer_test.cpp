@@ -13,7 +13,7 @@
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace sim_transformer_test {
 
 using at::Tensor;
 using devices::Purpose;
@@ -174,5 +174,5 @@ TEST(SimTransformer, OverheadAgainstCpu) {
   EXPECT_LT(simulated / cpu, 4) << "the goal is 2; the rest is room for a busy machine";
 }
 
-}  // namespace
+}  // namespace sim_transformer_test
 }  // namespace emend

@@ -9,7 +9,7 @@
 #include <random>
 
 namespace emend::datasets {
-namespace {
+namespace facts_hostile_test {
 
 const std::string kRow = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})";
 
@@ -185,5 +185,5 @@ TEST_F(CorpusHostile, Refusals) {
   EXPECT_THROW((void)CorpusReader("/nonexistent.txt"), Error);
 }
 
-}  // namespace
+}  // namespace facts_hostile_test
 }  // namespace emend::datasets

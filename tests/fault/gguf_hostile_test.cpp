@@ -13,14 +13,14 @@
 #include "support/gguf_builder.h"
 
 namespace emend::models {
-namespace {
+namespace gguf_hostile_test {
 
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 using testing::TinyGguf;
 
 class GgufHostile : public ::testing::Test {
  protected:
-  ScratchFolder folder_{"gguf_hostile"};
+  TemporaryFolder folder_{"gguf_hostile"};
   std::filesystem::path path_ = folder_ / "x.gguf";
 
   std::string good() {
@@ -215,5 +215,5 @@ TEST_F(GgufHostile, RandomDamageNeverGetsThrough) {
   EXPECT_LT(usage.ru_maxrss, 1 << 20) << "kilobytes";
 }
 
-}  // namespace
+}  // namespace gguf_hostile_test
 }  // namespace emend::models

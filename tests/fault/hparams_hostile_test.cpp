@@ -7,7 +7,7 @@
 #include <ctime>
 
 namespace emend::hparams {
-namespace {
+namespace hparams_hostile_test {
 
 std::string repeat(const std::string& text, size_t times) {
   std::string result;
@@ -117,5 +117,5 @@ TEST(HparamsHostile, FilesThatCannotBeRead) {
   std::filesystem::remove(path);
 }
 
-}  // namespace
+}  // namespace hparams_hostile_test
 }  // namespace emend::hparams

@@ -5,7 +5,7 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/pack.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -17,7 +17,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace kill_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -202,5 +202,5 @@ TEST_F(KillTest, ALedgerSurvivesToo) {
   EXPECT_EQ(model_bytes() == original, true);
 }
 
-}  // namespace
+}  // namespace kill_test
 }  // namespace emend::testing

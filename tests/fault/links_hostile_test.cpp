@@ -3,8 +3,8 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
-#include <emend/editors/ledger.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/pack.h>
 #include <emend/models/checkpoint.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -16,7 +16,7 @@
 #include "support/tiny_model.h"
 
 namespace emend {
-namespace {
+namespace links_hostile_test {
 
 namespace fs = std::filesystem;
 
@@ -162,5 +162,5 @@ TEST_F(LinksHostile, LedgersThatLeadElsewhere) {
   expect_refused([&] { const editors::Ledger ledger(model()); }, ErrorClass::kInvalidArgument, {".emend", "link"});
 }
 
-}  // namespace
+}  // namespace links_hostile_test
 }  // namespace emend

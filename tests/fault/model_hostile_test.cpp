@@ -11,7 +11,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models {
-namespace {
+namespace model_hostile_test {
 
 using Json = nlohmann::json;
 using testing::FamilyFlavour;
@@ -358,17 +358,17 @@ TEST(HostileConfig, FilesThatAreNotJson) {
   std::string text = config.dump();
   for (const std::string wrong : {"NaN", "Infinity", "-Infinity", "0x20", "1_000", "+5", "'a'", "None", "\"\\ud800"}) {
     write_file(folder / "config.json", text.substr(0, text.size() - 1) + ", \"rope_theta\": " + wrong + "}");
-    expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kCorruption,
-                 {"config.json", "line 1"}, wrong);
+    expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kCorruption, {"config.json:1:"},
+                 wrong);
   }
   write_file(folder / "config.json", text.substr(0, text.size() - 1) + ", \"rope_theta\": 1e999}");
   expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kCorruption, {"config.json"},
                "1e999");
   write_file(folder / "config.json", std::string(200000, '['));
-  expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kCorruption, {"config.json"},
-               "deep");
+  expect_words(outcome_of([&] { (void)load_model(folder.string()); }), ErrorClass::kCorruption,
+               {"config.json:1:101", "more than 100 levels"}, "deep");
   std::filesystem::remove_all(folder);
 }
 
-}  // namespace
+}  // namespace model_hostile_test
 }  // namespace emend::models

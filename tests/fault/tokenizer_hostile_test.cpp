@@ -10,7 +10,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::models {
-namespace {
+namespace tokenizer_hostile_test {
 
 using emend::testing::added_token;
 using emend::testing::byte_level_json;
@@ -241,5 +241,5 @@ TEST(TokenizerHostile, GgufVocabularies) {
               "scores[2]");
 }
 
-}  // namespace
+}  // namespace tokenizer_hostile_test
 }  // namespace emend::models

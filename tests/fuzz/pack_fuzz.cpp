@@ -1,7 +1,7 @@
 // Edit packs. The checksum is put right first, so that damage reaches what lies behind it.
 #include <emend/core/safetensors.h>
 #include <emend/core/sha256.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/pack.h>
 
 #include "fuzz.h"
 

@@ -12,7 +12,7 @@
 #include "support/tiny_model.h"
 
 namespace emend::testing {
-namespace {
+namespace analysis_programs_test {
 
 using nlohmann::json;
 
@@ -123,8 +123,12 @@ TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {
   EXPECT_EQ(document["effect"].size(), 3U);
   EXPECT_EQ(json::parse(read_file(folder_ / "trace" / "trace.json"))["traces"], document["traces"]);
   const std::string page = read_file(folder_ / "trace" / "trace.html");
-  EXPECT_NE(page.find("Layers to edit"), std::string::npos);
-  EXPECT_EQ(page.find("http://"), std::string::npos) << "no name from outside";
+  const std::string begin = "id=\"data\">";
+  const size_t from = page.find(begin) + begin.size();
+  const json drawn = json::parse(page.substr(from, page.find("</script>", from) - from));
+  EXPECT_EQ(drawn["suggested"]["layers"], document["suggested"]["layers"]);
+  EXPECT_EQ(drawn["effect"], document["effect"]);
+  EXPECT_EQ(page.find("https://"), std::string::npos) << "no name from outside";
   for (const char* kind : {"state", "mlp", "attention"})
     EXPECT_NE(read_file(folder_ / "trace" / ("trace_" + std::string(kind) + ".svg")).find("</svg>"), std::string::npos);
   auto wrong = run_program("emend", {"trace", "--model", path("model"), "--prompt", "The capital of {} is"});
@@ -162,7 +166,9 @@ TEST_F(AnalysisPrograms, TheReportHoldsSpectraAndTakesATrace) {
             0);
   result = run_program("emend", {"report", path("run"), "--trace", path("trace/trace.json")});
   ASSERT_EQ(result.status, 0) << result.err;
-  EXPECT_NE(read_file(folder_ / "run" / "report.html").find("Causal tracing: mlp"), std::string::npos);
+  const auto effect = json::parse(read_file(folder_ / "trace" / "trace.json"))["effect"];
+  EXPECT_NE(read_file(folder_ / "run" / "report.html").find("\"trace\":{\"clean\":"), std::string::npos);
+  EXPECT_NE(read_file(folder_ / "run" / "report.html").find("\"effect\":" + effect.dump()), std::string::npos);
   EXPECT_EQ(run_program("emend", {"report", path("run"), "--trace", path("run/results.json")}).status, 3);
 }
 
@@ -182,5 +188,5 @@ TEST_F(AnalysisPrograms, SuggestWritesAFileThatMemitEditTakes) {
   EXPECT_EQ(edited.status, 0) << edited.err;
 }
 
-}  // namespace
+}  // namespace analysis_programs_test
 }  // namespace emend::testing

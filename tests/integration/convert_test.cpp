@@ -17,7 +17,7 @@
 #include "support/tiny_model.h"
 
 namespace emend::testing {
-namespace {
+namespace convert_test {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
@@ -360,5 +360,5 @@ TEST_F(Convert, HelpShowsExamples) {
     EXPECT_NE(help.find(word), std::string::npos) << word;
 }
 
-}  // namespace
+}  // namespace convert_test
 }  // namespace emend::testing

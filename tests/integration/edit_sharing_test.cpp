@@ -7,7 +7,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace edit_sharing_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -202,5 +202,5 @@ TEST_F(EditSharing, CachesStayWithinTheirBound) {
   EXPECT_EQ(run_program("emend", {"cache", "shake"}).status, 2);
 }
 
-}  // namespace
+}  // namespace edit_sharing_test
 }  // namespace emend::testing

@@ -9,7 +9,7 @@
 #include "support/shared.h"
 
 namespace emend::evaluation {
-namespace {
+namespace evaluation_shared_test {
 
 models::Model small_model() {
   auto config = testing::debug_config("llama", "");
@@ -73,5 +73,5 @@ TEST(EvaluationShared, EveryHealthFileGivesFigures) {
   }
 }
 
-}  // namespace
+}  // namespace evaluation_shared_test
 }  // namespace emend::evaluation

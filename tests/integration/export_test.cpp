@@ -14,7 +14,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::testing {
-namespace {
+namespace export_test {
 
 using nlohmann::json;
 
@@ -123,5 +123,5 @@ TEST(GgufLora, FactorsFollowTheRowsOfTheFile) {
   EXPECT_GT(checked, 40);
 }
 
-}  // namespace
+}  // namespace export_test
 }  // namespace emend::testing

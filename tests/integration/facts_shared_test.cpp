@@ -11,7 +11,7 @@
 #include "support/shared.h"
 
 namespace emend::datasets {
-namespace {
+namespace facts_shared_test {
 
 /// What is counted, summed over the facts of a file.
 struct Counts {
@@ -158,5 +158,5 @@ TEST(FactsShared, LintReadsEveryFile) {
   RecordProperty("errors", static_cast<int>(errors));
 }
 
-}  // namespace
+}  // namespace facts_shared_test
 }  // namespace emend::datasets

@@ -8,7 +8,7 @@
 #include "support/program.h"
 
 namespace emend::testing {
-namespace {
+namespace generate_ids_test {
 
 std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path(EMEND_SOURCE_DIR) / "tests" / "fixtures" / "models" / name;
@@ -57,5 +57,5 @@ TEST(GenerateIds, RefusesWhatIsNotAnId) {
   EXPECT_EQ(result.status, 3) << result.err;
 }
 
-}  // namespace
+}  // namespace generate_ids_test
 }  // namespace emend::testing

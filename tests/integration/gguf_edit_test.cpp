@@ -3,7 +3,6 @@
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/models/gguf/convert.h>
-#include <emend/models/gguf/detail/gguf_vocabulary_keys.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -17,9 +16,9 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::models {
-namespace {
+namespace gguf_edit_test {
 
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 
 // A Llama whose rows are whole blocks of 256.
 nlohmann::json wide_llama() {
@@ -32,7 +31,7 @@ nlohmann::json wide_llama() {
 
 class GgufEdit : public ::testing::Test {
  protected:
-  ScratchFolder folder_{"gguf_edit"};
+  TemporaryFolder folder_{"gguf_edit"};
   std::filesystem::path original_ = folder_ / "original.gguf", edited_ = folder_ / "edited.gguf";
   const std::string name_ = "model.layers.1.mlp.down_proj.weight";
 
@@ -187,7 +186,7 @@ TEST_F(GgufEdit, ValuesThatAreNotFiniteLeaveNoFile) {
 // ---- conversion
 
 // A folder with a tokenizer, as a checkpoint would be.
-std::filesystem::path make_folder(const ScratchFolder& folder, const nlohmann::json& config) {
+std::filesystem::path make_folder(const TemporaryFolder& folder, const nlohmann::json& config) {
   const auto path = folder / "hf";
   std::filesystem::create_directories(path);
   const auto checkpoint = random_checkpoint(config, 4);
@@ -248,10 +247,9 @@ TEST_P(GgufVocabularyTest, GivesTheRecordedIds) {
   EMEND_NEEDS_SHARED();
   const auto folder = emend::testing::shared_dir() / "fixtures" / "tokenizers" / GetParam();
   const auto tokenizer = load_tokenizer(folder);
-  const std::string type = GetParam() == "phi3" ? "phi3" : "llama";
-  auto [vocabulary, notes] = detail::hf_vocabulary(folder, *tokenizer, tokenizer->vocab_size() + 3, type);
+  auto [vocabulary, notes] = detail::hf_vocabulary(folder, *tokenizer, tokenizer->vocab_size() + 3);
   vocabulary.name = GetParam() == "phi3" ? "phi-3" : "";
-  const ScratchFolder scratch("gguf_vocabulary_" + GetParam());
+  const TemporaryFolder scratch("gguf_vocabulary_" + GetParam());
   GgufMetadata metadata;
   metadata.set_text("general.name", vocabulary.name);
   metadata.append(detail::vocabulary_metadata(vocabulary));
@@ -299,5 +297,5 @@ TEST_F(GgufEdit, APreTokenizerWithoutANameIsRefused) {
   EXPECT_EQ(open_checkpoint(original_.string())->load_tokenizer(), nullptr);
 }
 
-}  // namespace
+}  // namespace gguf_edit_test
 }  // namespace emend::models

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::editors {
-namespace {
+namespace hparams_editors_test {
 
 std::string plain(const std::string& name) {
   std::string text;
@@ -226,7 +226,7 @@ TEST(HparamsEditors, EveryPresetOfEveryEditor) {
   for (const hparams::Preset& preset : hparams::all_presets()) {
     const EditorInfo* editor = registered(preset.editor);
     if (!editor) continue;
-    SCOPED_TRACE(preset.path);
+    SCOPED_TRACE(preset.path + ": " + preset.name);
     EXPECT_NO_THROW((void)editor->effective(hparams::load_preset(preset), {}));
   }
 }
@@ -248,5 +248,5 @@ TEST(HparamsEditors, MisspeltKeysAreRefusedByAll) {
         << editor.name;
 }
 
-}  // namespace
+}  // namespace hparams_editors_test
 }  // namespace emend::editors

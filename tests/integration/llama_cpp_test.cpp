@@ -11,7 +11,7 @@
 #include "support/python.h"
 
 namespace emend::testing {
-namespace {
+namespace llama_cpp_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -164,5 +164,5 @@ TEST_F(LlamaCpp, TheDefaultModelInFourBits) {
   EXPECT_EQ(llama_cpp(model, path("lora.gguf"), rows, kTokens), expected);
 }
 
-}  // namespace
+}  // namespace llama_cpp_test
 }  // namespace emend::testing

@@ -16,7 +16,7 @@
 #include <thread>
 
 namespace emend::models {
-namespace {
+namespace loading_memory_test {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
@@ -170,5 +170,5 @@ TEST_F(Loading, AnotherDtypeCostsTheModelAndOneTensor) {
   EXPECT_LE(figures.resident, size_ * 4 + largest_ * 2 + kSlack);
 }
 
-}  // namespace
+}  // namespace loading_memory_test
 }  // namespace emend::models

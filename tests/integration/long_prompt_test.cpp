@@ -12,7 +12,7 @@
 #include "support/simulated.h"
 
 namespace emend::testing {
-namespace {
+namespace long_prompt_test {
 
 constexpr double kDoubling = 2.2;  // what a doubled prompt may cost; a [T,T] matrix would cost 4
 
@@ -149,5 +149,5 @@ TEST_F(LongPromptProgram, GeneratesFrom32kTokensInLinearMemory) {
   EXPECT_LE(s16, static_cast<int64_t>(kDoubling * static_cast<double>(s8)) + noise);
 }
 
-}  // namespace
+}  // namespace long_prompt_test
 }  // namespace emend::testing

@@ -15,7 +15,7 @@
 #include "support/shared.h"
 
 namespace emend::evaluation {
-namespace {
+namespace metrics_transformers_test {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
@@ -175,5 +175,5 @@ TEST(MetricsTransformers, EveryFigureAgreesBeforeAndAfterAChange) {
   if (!HasFailure()) fs::remove_all(folder);
 }
 
-}  // namespace
+}  // namespace metrics_transformers_test
 }  // namespace emend::evaluation

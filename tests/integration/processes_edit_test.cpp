@@ -9,7 +9,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace processes_edit_test {
 
 using nlohmann::json;
 
@@ -249,5 +249,5 @@ TEST_F(ProcessesEdit, AFolderThatIsTakenIsAnErrorOfAll) {
   }
 }
 
-}  // namespace
+}  // namespace processes_edit_test
 }  // namespace emend::testing

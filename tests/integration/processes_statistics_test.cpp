@@ -8,7 +8,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace processes_statistics_test {
 
 class ProcessesStatistics : public ProgramTest, public ::testing::WithParamInterface<Launcher> {
  protected:
@@ -88,5 +88,5 @@ TEST_P(ProcessesStatistics, AProcessThatFailsEndsTheOthers) {
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 60);
 }
 
-}  // namespace
+}  // namespace processes_statistics_test
 }  // namespace emend::testing

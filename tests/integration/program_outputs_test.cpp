@@ -8,7 +8,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace program_outputs_test {
 
 using nlohmann::json;
 
@@ -161,5 +161,5 @@ TEST(ProgramOptions, EveryVerbThatIsListedHasHelpOfItsOwn) {
   EXPECT_GE(verbs, 14);
 }
 
-}  // namespace
+}  // namespace program_outputs_test
 }  // namespace emend::testing

@@ -7,7 +7,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace program_test {
 
 using nlohmann::json;
 
@@ -196,5 +196,5 @@ TEST(ProgramHelp, EveryVerbExplainsItself) {
   EXPECT_EQ(run_program("emend", {}).status, 2);
 }
 
-}  // namespace
+}  // namespace program_test
 }  // namespace emend::testing

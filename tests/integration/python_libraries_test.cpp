@@ -6,7 +6,7 @@
 
 #include "support/python.h"
 
-namespace {
+namespace python_libraries_test {
 
 TEST(PythonLibraries, ImportTogetherAndComputeOnTheCpu) {
   EMEND_NEEDS_PYTHON();
@@ -19,4 +19,4 @@ TEST(PythonLibraries, ImportTogetherAndComputeOnTheCpu) {
   EXPECT_NE(output.find("2.11.0 5.17.0 12.0"), std::string::npos) << output;
 }
 
-}  // namespace
+}  // namespace python_libraries_test

@@ -214,6 +214,36 @@ class Editing(unittest.TestCase):
         del session
 
 
+class Runs(unittest.TestCase):
+    def test_a_run_edits_judges_reports_and_resumes(self):
+        out = str(SCRATCH / "run")
+        model = emend.load(str(MODEL))
+        original = weights(model)
+        first_batch = SCRATCH / "run" / "checkpoint" / "batch-000000.safetensors"
+        options = {"out": out, "batch_size": 1, "metrics": ["counterfact"], "eval_at": ["each"], "cache": str(SCRATCH / "cache"), **MEMIT}
+        with self.assertRaises(emend.Error):
+            emend.run(model, FACTS, progress=lambda *_: not first_batch.exists(), **options)
+        self.assertTrue(same(original, weights(model)), "an interrupted run leaves a model as it was")
+        self.assertTrue(first_batch.exists())
+        # ----- what a program says -----
+        model = emend.load(str(MODEL))
+        run = emend.run(model, FACTS, resume=True, **options)
+        print(run.summary)
+        score = run.results["metrics"]["counterfact"]["post"]["efficacy_success"]
+        # -------------------------------
+        self.assertIsInstance(score, float)
+        self.assertEqual((run.results["edits"], run.failed, run.results["batches"]), ({"applied": 2, "failed": 0}, 0, 2))
+        self.assertEqual(run.results["retention"]["edits_applied"], [1, 2])
+        self.assertEqual(len(run.results["guard"]), 1, "the guard watches the batches of this process")
+        for file in ("report.html", "results.json", "cases.jsonl", "edit.safetensors"):
+            self.assertTrue((SCRATCH / "run" / file).exists(), file)
+        self.assertFalse(same(original, weights(model)))
+        run.undo()
+        self.assertTrue(same(original, weights(model)))
+        with self.assertRaises(emend.Error):
+            emend.run(model, FACTS, "rome", hparams=str(MODEL / "rome.yaml"), out=str(SCRATCH / "bad"), protocol="single", save=["model"])
+
+
 class Process(unittest.TestCase):
     def test_errors_have_four_parts(self):
         with self.assertRaises(emend.Error) as caught:

@@ -6,7 +6,7 @@
 #include "support/python.h"
 
 namespace emend {
-namespace {
+namespace python_package_test {
 
 TEST(PythonPackage, WorksFromTheBuildTree) {
   EMEND_NEEDS_PYTHON();
@@ -25,5 +25,5 @@ TEST(PythonPackage, WorksFromTheBuildTree) {
   std::filesystem::remove_all(scratch);
 }
 
-}  // namespace
+}  // namespace python_package_test
 }  // namespace emend

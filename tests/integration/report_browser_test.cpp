@@ -4,15 +4,17 @@
 //   EMEND_CHROMIUM        the program; default: chromium, chromium-browser, google-chrome on PATH
 //   EMEND_REPORT_DIR      keep the page and its screenshots in this folder
 #include <emend/core/atomic_file.h>
+#include <emend/evaluation/tracing.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
 
 #include "support/png.h"
 #include "support/sample_run.h"
 
 namespace emend::evaluation {
-namespace {
+namespace report_browser_test {
 
 namespace fs = std::filesystem;
 
@@ -36,6 +38,9 @@ class Browser : public ::testing::Test {
     keep_ = kept != nullptr;
     fs::create_directories(folder_);
     run_ = testing::sample_run(32);
+    run_.results["seconds"]["statistics"] = 200.0;
+    run_.results["seconds"]["total"] = 7500.0;
+    run_.extras["continuations"][0]["probability_before"] = 0.0004;
     write_report(page(), run_);
   }
   void TearDown() override {
@@ -55,6 +60,14 @@ class Browser : public ::testing::Test {
     EXPECT_EQ(std::system(command.c_str()), 0) << read_file(err);
     if (log) *log = read_file(err);
     return read_file(out);
+  }
+
+  /// The elements that the script has made, as text; neither the script nor the document that it drew.
+  std::string drawn(std::string* log = nullptr) {
+    const std::string dom = browse("--dump-dom", log);
+    const size_t begin = dom.find("<main"), end = dom.find("</main>");
+    EXPECT_LT(begin, end) << dom;
+    return begin < end ? dom.substr(begin, end - begin) : "";
   }
 
   std::string browser_;
@@ -85,6 +98,104 @@ TEST_F(Browser, ShowsTheNumbersWithoutConsoleMessagesOrRequests) {
     ADD_FAILURE() << "the page asked for something: " << requests.substr(at, 200);
 }
 
+TEST_F(Browser, DrawsEveryPart) {
+  const std::string dom = drawn();
+  for (const char* part :
+       {"What this edit did", "In words", "Measured", "How it went", "Where it ran", "Every edit", "To do it again",
+        "Loss while looking for the targets", "Probability of the new answer", "Size of the update",
+        "Spectrum of the update", "Against the number of edits", "Retention", "Time by phase", "Peak memory by device",
+        "memit_edit --model", "Hyper-parameters", "title=\"Harmonic mean of the three success rates",
+        // Numbers for people.
+        "134,515,008", "3 min 20 s", "2 h 05 min", "1.8 GiB", "p &lt; 0.001", "93.0 % of the update survived",
+        // Round ticks.
+        ">20</text>", ">40</text>", ">100</text>", "role=\"img\" aria-label=\"Singular values"})
+    EXPECT_NE(dom.find(part), std::string::npos) << part;
+  const size_t section = dom.find("In words"), failed = dom.find("the loss stayed at 4.1", section),
+               first_good = dom.find("<div class=\"card\"><p>", section);
+  ASSERT_NE(failed, std::string::npos);
+  EXPECT_LT(failed, first_good);
+  size_t rows = 0;
+  for (size_t at = dom.find("<tr>"); at != std::string::npos; at = dom.find("<tr>", at + 1)) ++rows;
+  EXPECT_GT(rows, 32U + 10U + 4U);
+}
+
+TEST_F(Browser, ReadsNoTextAsHtmlAndNoScriptButItsOwn) {
+  const std::string hostile =
+      "</script><script>document.title='x'</script>\"><img src=x onerror=\"document.title='x'\">{{data}}";
+  std::function<void(nlohmann::json&)> poison = [&](nlohmann::json& value) {
+    if (value.is_string()) value = hostile;
+    if (value.is_structured())
+      for (auto& item : value) poison(item);
+  };
+  poison(run_.results);
+  poison(run_.extras);
+  for (auto& line : run_.cases) poison(line);
+  run_.results["seconds"][hostile] = 1.0;
+  run_.extras["versions"][hostile] = hostile;
+  run_.results["metrics"]["easyedit"]["post"]["locality"][hostile] = 50.0;
+  write_report(page(), run_);
+  std::string log;
+  const std::string dom = drawn(&log);
+  EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
+  EXPECT_NE(dom.find("To do it again"), std::string::npos);
+  for (const char* part : {"<img", "<script", "<iframe"}) EXPECT_EQ(dom.find(part), std::string::npos) << part;
+  EXPECT_NE(dom.find("&lt;img src=x"), std::string::npos) << "shown as it is";
+}
+
+TEST_F(Browser, DrawsRunsWithAlmostNothingAndTrainings) {
+  using nlohmann::json;
+  RunReport odd;
+  odd.results = {{"metrics", {{"counterfact", {{"post", {{"score", nullptr}, {"n", 0}}}}}}},
+                 {"model", "x"},
+                 {"seconds", 3},
+                 {"device_map", json::array()}};
+  odd.cases = {json::object(), {{"case_id", "a"}, {"metrics", 3}, {"status", nullptr}}};
+  odd.extras = {{"curves", {{{"loss", {1.0}}}, 3, nullptr}},
+                {"layers", {3}},
+                {"retention", {{"probability", {{1.0, nullptr}, 3}}}},
+                {"continuations", {nullptr}}};
+  RunReport training;
+  training.results = {
+      {"tune", json::object()}, {"rows", {{"used", 12}}}, {"steps", {{{"loss", 3.5}}, {{"loss", 1.25}}}}};
+  training.extras = {{"training_loss", {3.5, 1.25}}};
+  const std::pair<RunReport, const char*> cases[] = {
+      {{}, "To do it again"}, {odd, "2 edits"}, {training, "Loss: first step 3.500, last step 1.250."}};
+  for (const auto& [run, part] : cases) {
+    write_report(page(), run);
+    std::string log;
+    EXPECT_NE(drawn(&log).find(part), std::string::npos) << part;
+    EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
+  }
+}
+
+TEST_F(Browser, DrawsATrace) {
+  TraceSummary summary;
+  summary.facts = 1;
+  summary.n_layers = 3;
+  FactTrace trace;
+  trace.fact.subject = "Tower";
+  trace.fact.prompt = "The Tower <b> is in";
+  trace.tokens = {"The", " <x> & y", " is"};
+  trace.subject_begin = 1;
+  trace.subject_end = 2;
+  trace.answer_text = " Rome";
+  trace.clean = 0.9;
+  trace.corrupted = 0.05;
+  for (TraceKind kind : {TraceKind::kState, TraceKind::kMlp})
+    trace.restored[kind] = {{0.1, 0.2, 0.3}, {0.5, 0.6, 0.2}, {0.1, 0.1, 0.7}};
+  summary.traces = {trace};
+  average(summary, {TraceKind::kState, TraceKind::kMlp});
+  write_file(page(), trace_page(summary, "tiny"));
+  std::string log;
+  const std::string dom = drawn(&log);
+  EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
+  for (const char* part : {"Where tiny keeps its facts", "Layers to edit",
+                           "Average indirect effect, restoring single states", "restoring MLP outputs of 10 layers",
+                           "last subject token", "Fact by fact", " &lt;x&gt; &amp; y*", "The Tower &lt;b&gt; is in"})
+    EXPECT_NE(dom.find(part), std::string::npos) << part;
+  EXPECT_EQ(dom.find("restoring attention"), std::string::npos) << "not traced";
+}
+
 TEST_F(Browser, DrawsInLightAndDarkAndOnAPhone) {
   struct View {
     const char* name;
@@ -104,5 +215,5 @@ TEST_F(Browser, DrawsInLightAndDarkAndOnAPhone) {
   }
 }
 
-}  // namespace
+}  // namespace report_browser_test
 }  // namespace emend::evaluation

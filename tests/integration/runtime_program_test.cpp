@@ -6,7 +6,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace runtime_program_test {
 
 using nlohmann::json;
 
@@ -79,5 +79,5 @@ TEST_F(RuntimeProgramTest, IkeStandsInFrontOfThePrompt) {
   EXPECT_EQ(continuation("model"), plain);
 }
 
-}  // namespace
+}  // namespace runtime_program_test
 }  // namespace emend::testing

@@ -10,7 +10,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::testing {
-namespace {
+namespace sampled_statistics_test {
 
 using nlohmann::json;
 
@@ -52,5 +52,5 @@ TEST(SampledStatistics, GiveTheScoreThatACorpusGives) {
   EXPECT_NEAR(one["score"].get<double>(), other["score"].get<double>(), 3.0);
 }
 
-}  // namespace
+}  // namespace sampled_statistics_test
 }  // namespace emend::testing

@@ -14,7 +14,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::testing {
-namespace {
+namespace saved_model_test {
 
 namespace fs = std::filesystem;
 
@@ -110,5 +110,5 @@ TEST(SavedModel, TransformersAndPeftAgreeOnTheDefaultModel) {
         "The Eiffel Tower is in the city of");
 }
 
-}  // namespace
+}  // namespace saved_model_test
 }  // namespace emend::testing

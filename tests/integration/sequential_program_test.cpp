@@ -7,7 +7,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace sequential_program_test {
 
 using nlohmann::json;
 
@@ -184,5 +184,5 @@ INSTANTIATE_TEST_SUITE_P(Editors, SingleProtocolTest,
                                                     "restraint_base: 1000\n"}),
                          [](const auto& info) { return std::string(info.param.editor); });
 
-}  // namespace
+}  // namespace sequential_program_test
 }  // namespace emend::testing

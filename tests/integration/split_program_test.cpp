@@ -9,7 +9,7 @@
 #include "support/program_fixture.h"
 
 namespace emend::testing {
-namespace {
+namespace split_program_test {
 
 class SplitProgram : public ProgramTest {
  protected:
@@ -214,5 +214,5 @@ TEST_F(SplitProgram, SplittingCostsLessThanTwiceTheTime) {
   EXPECT_LT(three / one, 2.0);
 }
 
-}  // namespace
+}  // namespace split_program_test
 }  // namespace emend::testing

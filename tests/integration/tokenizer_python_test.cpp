@@ -14,7 +14,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::models {
-namespace {
+namespace tokenizer_python_test {
 
 using emend::testing::random_text;
 using emend::testing::shared_dir;
@@ -164,5 +164,5 @@ TEST(TokenizerPython, SavedDefaultModel) {
   expect_agreement(json::array({job("saved", *tokenizer, folder.path(), true, 1000)}));
 }
 
-}  // namespace
+}  // namespace tokenizer_python_test
 }  // namespace emend::models

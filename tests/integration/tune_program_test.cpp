@@ -9,7 +9,7 @@
 #include "support/python.h"
 
 namespace emend::testing {
-namespace {
+namespace tune_program_test {
 
 using nlohmann::json;
 
@@ -85,5 +85,5 @@ TEST_F(TuneProgramTest, RefusesBadRowsAndOptions) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "r2" / "adapter"));
 }
 
-}  // namespace
+}  // namespace tune_program_test
 }  // namespace emend::testing

@@ -1,5 +1,5 @@
 // Every tensor that the published implementations recorded, in both engines.
-#include <emend/editors/fixture.h>
+#include <emend/editors/fixtures/fixture.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -7,7 +7,7 @@
 
 #include "support/shared.h"
 
-namespace {
+namespace editor_fixtures_test {
 
 using emend::editors::Engine;
 
@@ -48,4 +48,4 @@ TEST(EditorFixtures, ReferenceEngineMatches) {
   });
 }
 
-}  // namespace
+}  // namespace editor_fixtures_test

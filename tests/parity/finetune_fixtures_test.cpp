@@ -1,10 +1,10 @@
 // Fine-tuning against the published code: weights, gradients, losses of every step, outputs.
-#include <emend/editors/fixture.h>
+#include <emend/editors/fixtures/fixture.h>
 #include <gtest/gtest.h>
 
 #include "support/shared.h"
 
-namespace {
+namespace finetune_fixtures_test {
 
 using emend::editors::Engine;
 
@@ -34,4 +34,4 @@ TEST(FinetuneFixtures, ReferenceEngineMatches) {
   expect_match(Engine::kReference);
 }
 
-}  // namespace
+}  // namespace finetune_fixtures_test

@@ -14,7 +14,7 @@
 #include "support/gguf_builder.h"
 
 namespace emend::models {
-namespace {
+namespace gguf_default_model_test {
 
 nlohmann::json recorded() {
   std::ifstream in(EMEND_SOURCE_DIR "/tests/fixtures/gguf_py.json");
@@ -81,7 +81,7 @@ TEST(GgufDefaultModel, TokenizerSpeaksAndKnowsItsTemplate) {
 
 TEST(GgufDefaultModel, ACopyIsTheSameFile) {
   EMEND_NEEDS_DEFAULT_MODEL();
-  const testing::ScratchFolder folder("gguf_default");
+  const testing::TemporaryFolder folder("gguf_default");
   const auto path = emend::testing::default_model_path();
   const auto report = write_gguf(*open_gguf_checkpoint(path), folder / "copy.gguf");
   for (const auto& tensor : report.tensors) EXPECT_TRUE(tensor.copied) << tensor.name;
@@ -90,5 +90,5 @@ TEST(GgufDefaultModel, ACopyIsTheSameFile) {
   EXPECT_EQ(std::memcmp(copy.data(), original.data(), original.size()), 0);
 }
 
-}  // namespace
+}  // namespace gguf_default_model_test
 }  // namespace emend::models

@@ -16,9 +16,9 @@
 #include "support/shared.h"
 
 namespace emend::models {
-namespace {
+namespace gguf_llama_cpp_test {
 
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 
 constexpr double kTolerance = 1e-4;  // as for the fixtures themselves
 
@@ -60,7 +60,7 @@ class GgufLlamaCpp : public ::testing::TestWithParam<std::string> {
   }
   const nlohmann::json& entry() const { return record()["fixtures"][GetParam()]; }
 
-  ScratchFolder folder_{"gguf_llama_cpp_" + GetParam()};
+  TemporaryFolder folder_{"gguf_llama_cpp_" + GetParam()};
   std::filesystem::path path_ = folder_ / "ours.gguf", fixture_;
   GgufWriteReport report_;
 };
@@ -169,5 +169,5 @@ TEST_P(GgufLlamaCpp, OurFilesGiveTheRecordedLogits) {
 INSTANTIATE_TEST_SUITE_P(Fixtures, GgufLlamaCpp, ::testing::ValuesIn(names()),
                          [](const auto& info) { return info.param; });
 
-}  // namespace
+}  // namespace gguf_llama_cpp_test
 }  // namespace emend::models

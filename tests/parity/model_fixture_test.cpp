@@ -1,4 +1,6 @@
 // Every family against the recorded reference, with both spellings of its configuration.
+#include <ATen/ATen.h>
+#include <emend/core/safetensors.h>
 #include <emend/models/fixture.h>
 #include <gtest/gtest.h>
 
@@ -9,10 +11,27 @@
 #include "support/spread_plan.h"
 
 namespace emend::models {
-namespace {
+namespace model_fixture_test {
 
 // Exact and tanh GELU differ by about 1e-3 in these logits, so a looser bound would hide a wrong activation.
 constexpr double kTolerance = 1e-4;
+
+// Beside it, a share of a tensor's largest value: hidden states of 10 and more have no digits left below 1e-4 after
+// seven layers in float32, and processors differ in the last ones.
+constexpr double kRelativeTolerance = 1e-5;
+
+// Fails unless every recorded tensor is met. Returns the largest difference.
+double expect_recorded(const std::string& folder, const nlohmann::json& result) {
+  const SafetensorsFile expected(std::filesystem::path(folder) / "expected.safetensors");
+  double worst = 0;
+  for (const auto& [name, diff] : result["max_abs_diff"].items()) {
+    const double largest =
+        expected.contains(name) ? expected.tensor(name).to(at::kDouble).abs().max().item<double>() : 0;
+    EXPECT_LE(diff.get<double>(), kTolerance + kRelativeTolerance * largest) << name;
+    worst = std::max(worst, diff.get<double>());
+  }
+  return worst;
+}
 
 std::vector<std::string> fixture_folders() {
   std::vector<std::string> folders;
@@ -32,11 +51,7 @@ class ModelFixture : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ModelFixture, EqualsTheReference) {
   const nlohmann::json result = eval_fixture(GetParam());
-  double worst = 0;
-  for (const auto& [name, diff] : result["max_abs_diff"].items()) {
-    EXPECT_LE(diff.get<double>(), kTolerance) << name;
-    worst = std::max(worst, diff.get<double>());
-  }
+  const double worst = expect_recorded(GetParam(), result);
   EXPECT_TRUE(result["missing"].empty()) << result["missing"];
   EXPECT_TRUE(result["generation_equal"].get<bool>());
   EXPECT_GE(result["max_abs_diff"].size(), 5u);
@@ -49,7 +64,7 @@ TEST_P(ModelFixture, EqualsTheReferenceOnThreeDevices) {
   LoadOptions options;
   options.place = testing::spread_plan;
   const nlohmann::json result = eval_fixture(GetParam(), options);
-  for (const auto& [name, diff] : result["max_abs_diff"].items()) EXPECT_LE(diff.get<double>(), kTolerance) << name;
+  (void)expect_recorded(GetParam(), result);
   EXPECT_TRUE(result["missing"].empty()) << result["missing"];
   EXPECT_TRUE(result["generation_equal"].get<bool>());
 }
@@ -102,5 +117,5 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
 INSTANTIATE_TEST_SUITE_P(Folders, ModelFixture, ::testing::ValuesIn(fixture_folders()), test_name);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ModelFixture);
 
-}  // namespace
+}  // namespace model_fixture_test
 }  // namespace emend::models

@@ -10,7 +10,7 @@
 #include "support/tokenizer_cases.h"
 
 namespace emend::models {
-namespace {
+namespace tokenizer_fixtures_test {
 
 using emend::testing::expect_cases;
 using emend::testing::expect_cover;
@@ -145,5 +145,5 @@ TEST(TokenizerFixtures, SpecialTokens) {
   EXPECT_EQ(glm->decode(std::vector<int64_t>{64790, 64792}), "[gMASK]sop");
 }
 
-}  // namespace
+}  // namespace tokenizer_fixtures_test
 }  // namespace emend::models

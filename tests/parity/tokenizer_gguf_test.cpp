@@ -10,7 +10,7 @@
 #include "support/tokenizer_cases.h"
 
 namespace emend::models {
-namespace {
+namespace tokenizer_gguf_test {
 
 using emend::testing::expect_cases;
 using emend::testing::read_json;
@@ -120,5 +120,5 @@ TEST(GgufTokenizers, DefaultModel) {
   EXPECT_EQ(tokenizer->vocab_size(), 49152);
 }
 
-}  // namespace
+}  // namespace tokenizer_gguf_test
 }  // namespace emend::models

@@ -8,7 +8,7 @@
 #include <random>
 
 namespace emend::devices {
-namespace {
+namespace device_map_property_test {
 
 using Kind = DeviceMapSpec::Kind;
 
@@ -241,5 +241,5 @@ TEST(RandomMachines, EveryPlanIsCompleteAndHonest) {
   EXPECT_GT(did_not_fit, 100);
 }
 
-}  // namespace
+}  // namespace device_map_property_test
 }  // namespace emend::devices

@@ -2,8 +2,8 @@
 // what cannot be edited says why.
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
-#include <emend/editors/post_norm.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/post_norm.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include "support/spread_plan.h"
 
 namespace emend {
-namespace {
+namespace family_editing_test {
 
 using testing::FamilyFlavour;
 
@@ -208,5 +208,5 @@ TEST_P(FamilyEditing, EnginesAndDevicesAgreeBehindANorm) {
 
 INSTANTIATE_TEST_SUITE_P(All, FamilyEditing, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
 
-}  // namespace
+}  // namespace family_editing_test
 }  // namespace emend

@@ -9,10 +9,10 @@
 #include "support/gguf_builder.h"
 
 namespace emend::models {
-namespace {
+namespace gguf_roundtrip_test {
 
 using testing::FamilyFlavour;
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 
 // 1 + w - 1 in float32, for w around 1.
 constexpr double kShiftRounding = 2.4e-7;
@@ -25,7 +25,7 @@ class GgufRoundTrip : public ::testing::TestWithParam<FamilyFlavour> {
     checkpoint_ = random_checkpoint(testing::debug_config(GetParam().family, GetParam().flavour), 5);
   }
 
-  ScratchFolder folder_{"gguf_roundtrip_" + GetParam().family + GetParam().flavour};
+  TemporaryFolder folder_{"gguf_roundtrip_" + GetParam().family + GetParam().flavour};
   std::filesystem::path path_ = folder_ / "model.gguf";
   ModelConfig config_;
   std::shared_ptr<const Checkpoint> checkpoint_;
@@ -140,5 +140,5 @@ TEST(GgufFamilies, EveryFamilyButOptHasAnArchitecture) {
     }
 }
 
-}  // namespace
+}  // namespace gguf_roundtrip_test
 }  // namespace emend::models

@@ -3,7 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
-#include <emend/editors/ledger.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 namespace emend::editors {
-namespace {
+namespace ledger_test {
 
 constexpr int kHidden = 8, kWidth = 12;
 
@@ -178,5 +178,5 @@ TEST_P(LedgerTest, RefusesWhatDoesNotFitAndLeavesNoTrace) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, LedgerTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-}  // namespace
+}  // namespace ledger_test
 }  // namespace emend::editors

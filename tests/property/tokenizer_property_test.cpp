@@ -12,7 +12,7 @@
 #include "support/tokenizer_cases.h"
 
 namespace emend::models {
-namespace {
+namespace tokenizer_property_test {
 
 using emend::testing::added_token;
 using emend::testing::expect_cover;
@@ -33,7 +33,7 @@ void check(const Tokenizer& tokenizer, const std::string& text, bool reversible)
   std::string streamed;
   for (const int64_t id : encoding.ids) {
     const std::string part = stream.push(id);
-    ASSERT_EQ(detail::find_invalid_utf8(part), detail::kNone);
+    ASSERT_FALSE(first_invalid_utf8(part));
     streamed += part;
   }
   ASSERT_EQ(streamed + stream.finish(), decoded) << text;
@@ -82,7 +82,7 @@ TEST(TokenizerProperty, WordsApartAreWordsTogether) {
   for (int i = 0; i < 3000; ++i) {
     std::string text;
     for (size_t n = random() % 60; n > 0; --n) text += std::string("abz  é\n")[random() % 8];
-    if (detail::find_invalid_utf8(text) != detail::kNone) text = detail::repair_utf8(text);
+    if (first_invalid_utf8(text)) text = repair_utf8(text);
     ASSERT_EQ(cut->encode_ids(text), uncut->encode_ids(text)) << text;
   }
 }
@@ -97,5 +97,5 @@ TEST(TokenizerProperty, RealVocabularies) {
   }
 }
 
-}  // namespace
+}  // namespace tokenizer_property_test
 }  // namespace emend::models

@@ -7,10 +7,9 @@
 #include <emend/core/atomic_file.h>
 #include <emend/datasets/fact.h>
 #include <emend/editors/editor.h>
-#include <emend/editors/statistics.h>
+#include <emend/editors/steps/statistics.h>
 #include <emend/models/memory_checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <memory>
@@ -18,32 +17,13 @@
 #include <vector>
 
 #include "support/debug_models.h"
+#include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
 namespace emend::testing {
 
 /// Tiny tensors gain nothing from threads, and on a busy machine waiting for them takes most of the time.
 inline const bool kSingleThread = (at::set_num_threads(1), true);
-
-/// A folder that goes away with the test program.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / ("emend-" + name + "-" + std::to_string(::getpid()))) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// A checkpoint with the byte-level tokenizer; with `bos`, every text begins with "<|end|>".
 class ByteCheckpoint final : public models::Checkpoint {
@@ -56,7 +36,7 @@ class ByteCheckpoint final : public models::Checkpoint {
   [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
   [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
   [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
-    const ScratchFolder folder(bos_ ? "tokenizer-bos" : "tokenizer");
+    const TemporaryFolder folder(bos_ ? "tokenizer-bos" : "tokenizer");
     nlohmann::json tokenizer = byte_tokenizer();
     if (bos_) {
       tokenizer["post_processor"] = {

@@ -12,8 +12,8 @@
 namespace emend::testing {
 
 inline const std::vector<std::string>& library_folders() {
-  static const std::vector<std::string> folders = {"core",  "devices", "hparams", "datasets",
-                                                   "hooks", "models",  "editors", "evaluation"};
+  static const std::vector<std::string> folders = {"core",   "devices", "hparams",    "datasets", "hooks",
+                                                   "models", "editors", "evaluation", "workflow"};
   return folders;
 }
 

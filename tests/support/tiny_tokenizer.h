@@ -5,7 +5,6 @@
 #include <emend/models/tokenizer/detail/byte_level.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 #include <emend/models/tokenizer/tokenizer.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <memory>
@@ -13,6 +12,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "support/temporary_folder.h"
 
 namespace emend::testing {
 
@@ -91,27 +92,5 @@ inline nlohmann::json added_token(const std::string& content, int id,
 inline std::unique_ptr<models::Tokenizer> make_tokenizer(const nlohmann::json& document) {
   return models::detail::make_pipeline(models::detail::parse_tokenizer_json(document.dump(), "tokenizer.json"));
 }
-
-/// A folder that lives as long as the object.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / (name + "-" + std::to_string(::getpid()))) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  void write(const std::string& name, const std::string& text) const { write_file(path_ / name, text); }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace emend::testing

@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ["core", "devices", "hparams", "datasets", "hooks", "models", "editors", "evaluation"]
+FOLDERS = ["core", "devices", "hparams", "datasets", "hooks", "models", "editors", "evaluation", "workflow"]
 
 
 def blank_strings(line):

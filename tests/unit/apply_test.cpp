@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
+#include <emend/editors/steps/apply.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace apply_test {
 
 using editors::apply_delta;
 using editors::EditTransaction;
@@ -209,5 +209,48 @@ TEST(Delta, NormRankAndMerging) {
   EXPECT_LT(relative_difference(one[0].matrix(), 2 * sum), 1e-12);
 }
 
-}  // namespace
+// What is in a pack's file, in the checkpoint and in the run's own undo is one copy.
+TEST(Transaction, SharesItsParentsCopyOfTheSameBytes) {
+  models::Model model = tiny_model();
+  const auto before = all_weights(model);
+  const auto site = model.edit_site(1);
+  const auto bytes = static_cast<int64_t>(model.weight(site.weight_name).nbytes());
+  EditTransaction run(model);
+  {
+    EditTransaction batch(model, &run), fact(model, &batch);
+    fact.keep(site.weight_name);
+    EXPECT_EQ(run.bytes_held(), bytes);
+    EXPECT_EQ(batch.bytes_held() + fact.bytes_held(), 0);
+    EXPECT_TRUE(fact.originals().at(site.weight_name).is_same(run.originals().at(site.weight_name)));
+    (void)apply_delta(some_delta(model, 1), fact);
+    fact.commit();
+    batch.commit();
+  }
+  const at::Tensor first = model.weight(site.weight_name).clone();
+  {
+    EditTransaction batch(model, &run), fact(model, &batch);
+    fact.keep(site.weight_name);
+    EXPECT_EQ(batch.bytes_held(), bytes) << "the second batch begins from other bytes than the run";
+    EXPECT_EQ(fact.bytes_held(), 0);
+    (void)apply_delta(some_delta(model, 1, 7), fact);
+    fact.commit();
+  }
+  EXPECT_TRUE(at::equal(model.weight(site.weight_name), first)) << "only the second batch is taken back";
+  run.restore();
+  EXPECT_TRUE(changed_weights(model, before).empty());
+}
+
+TEST(Transaction, AReferenceToOneThatHasEndedIsRefused) {
+  models::Model model = tiny_model();
+  editors::TransactionRef reference;
+  EXPECT_EQ(static_cast<EditTransaction*>(reference), nullptr);
+  {
+    EditTransaction transaction(model);
+    reference = &transaction;
+    EXPECT_EQ(static_cast<EditTransaction*>(reference), &transaction);
+  }
+  EXPECT_THROW((void)static_cast<EditTransaction*>(reference), Error);
+}
+
+}  // namespace apply_test
 }  // namespace emend

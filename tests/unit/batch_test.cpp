@@ -8,7 +8,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models {
-namespace {
+namespace batch_test {
 
 using Ints = std::vector<int64_t>;
 
@@ -150,5 +150,5 @@ TEST(KvCache, GrowsPastItsCapacity) {
   EXPECT_TRUE(at::allclose(last[0], last[1], 0, 1e-6));
 }
 
-}  // namespace
+}  // namespace batch_test
 }  // namespace emend::models

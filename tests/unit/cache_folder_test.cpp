@@ -11,7 +11,7 @@
 #include <map>
 
 namespace emend {
-namespace {
+namespace cache_folder_test {
 
 namespace fs = std::filesystem;
 using std::chrono::hours;
@@ -149,5 +149,5 @@ TEST_F(CacheFolder, TheLimitIsReadFromTheEnvironment) {
   ::unsetenv("EMEND_CACHE_GIB");
 }
 
-}  // namespace
+}  // namespace cache_folder_test
 }  // namespace emend

@@ -12,7 +12,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models {
-namespace {
+namespace checkpoint_folder_test {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
@@ -344,5 +344,5 @@ TEST_F(Folder, AnUnwritableTargetIsAnError) {
   EXPECT_THROW((void)save_model(model, root_ / "file" / "inside"), Error);
 }
 
-}  // namespace
+}  // namespace checkpoint_folder_test
 }  // namespace emend::models

@@ -4,7 +4,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_budget.h>
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/targets.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "support/spread_plan.h"
 
 namespace emend {
-namespace {
+namespace compute_copy_test {
 
 using editors::EditContext;
 using editors::Target;
@@ -245,5 +245,5 @@ TEST(Refilling, MemoryBoundsWhatIsActive) {
   EXPECT_GE(editors::detail::active_bytes(model, 2), int64_t{512} << 20);
 }
 
-}  // namespace
+}  // namespace compute_copy_test
 }  // namespace emend

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::datasets {
-namespace {
+namespace corpus_test {
 
 class CorpusTest : public ::testing::Test {
  protected:
@@ -70,5 +70,5 @@ TEST(Utf8, WellFormedSequencesOnly) {
   EXPECT_EQ(line_of_offset("a\nb\nc", 4), 3);
 }
 
-}  // namespace
+}  // namespace corpus_test
 }  // namespace emend::datasets

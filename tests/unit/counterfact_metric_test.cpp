@@ -5,7 +5,7 @@
 #include <cmath>
 
 namespace emend::evaluation {
-namespace {
+namespace counterfact_metric_test {
 
 /// A score of one token with the given probability; `right` makes it the argmax.
 Score token(double probability, bool right) {
@@ -124,5 +124,5 @@ TEST(Counterfact, HasAllKeysOfTheContract) {
   EXPECT_EQ(outcome.summary["score"], 0);  // neighbourhood success is 0
 }
 
-}  // namespace
+}  // namespace counterfact_metric_test
 }  // namespace emend::evaluation

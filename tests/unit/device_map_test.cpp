@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::devices {
-namespace {
+namespace device_map_test {
 
 using Kind = DeviceMapSpec::Kind;
 
@@ -76,13 +76,13 @@ TEST(DeviceMap, ReadsWordsAndDevices) {
 
 TEST(DeviceMap, RefusesOtherWords) {
   EXPECT_TRUE(has(error_of([] { (void)parse_device_map("balance"); }).what(), "did you mean \"balanced\"?"));
-  EXPECT_TRUE(has(error_of([] { (void)parse_device_map("cuda:0,1"); }).what(), "--max-memory"));
+  EXPECT_TRUE(has(error_of([] { (void)parse_device_map("cuda:0,1"); }).what(), "max_memory"));
   EXPECT_EQ(error_of([] { (void)parse_device_map("disk"); }).error_class(), ErrorClass::kUnsupported);
   EXPECT_EQ(error_of([] { (void)parse_device_map("/no/such/map.json"); }).error_class(), ErrorClass::kNotFound);
   for (const char* text :
        {"", "sim:", "sim:9", "sim:-1", "sim:x", "gpu", "{", "{}", "[]", "{\"a\": 1.5}", "{\"a\": null}"})
     EXPECT_EQ(error_of([&] { (void)parse_device_map(text); }).error_class(), ErrorClass::kInvalidArgument) << text;
-  EXPECT_TRUE(has(error_of([] { (void)parse_device_map(R"({"a": 0, "a": 1})"); }).what(), "listed twice"));
+  EXPECT_TRUE(has(error_of([] { (void)parse_device_map(R"({"a": 0, "a": 1})"); }).what(), "given twice"));
   EXPECT_TRUE(has(error_of([] { (void)parse_device_map(R"({"a": "sim:9"})"); }).what(), "sim:7"));
   EXPECT_EQ(error_of([] { (void)parse_device_map(R"({"a": "sim:0", "b": 0})"); }).error_class(),
             ErrorClass::kUnsupported);
@@ -213,5 +213,5 @@ TEST(PrepareDevices, CpuNeedsNothing) {
   EXPECT_TRUE(devices[0].device.is_cpu());
 }
 
-}  // namespace
+}  // namespace device_map_test
 }  // namespace emend::devices

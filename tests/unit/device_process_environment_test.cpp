@@ -5,7 +5,7 @@
 #include <map>
 
 namespace emend::devices {
-namespace {
+namespace device_process_environment_test {
 
 using Variables = std::map<std::string, std::string>;
 
@@ -108,5 +108,5 @@ TEST(ProcessEnvironment, BadValuesNameTheVariable) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace device_process_environment_test
 }  // namespace emend::devices

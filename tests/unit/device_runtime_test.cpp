@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::devices {
-namespace {
+namespace device_runtime_test {
 
 TEST(CudaRuntime, IsNotOpenedUnasked) {
   (void)visible_devices();
@@ -31,5 +31,5 @@ TEST(CudaRuntime, HasDevicesOrAReason) {
   EXPECT_EQ(seen, static_cast<size_t>(runtime.devices));
 }
 
-}  // namespace
+}  // namespace device_runtime_test
 }  // namespace emend::devices

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::devices {
-namespace {
+namespace device_units_test {
 
 std::string refusal(const std::string& text) {
   try {
@@ -80,5 +80,5 @@ TEST(MaxMemory, RefusesBadEntries) {
   }
 }
 
-}  // namespace
+}  // namespace device_units_test
 }  // namespace emend::devices

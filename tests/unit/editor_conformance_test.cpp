@@ -2,10 +2,10 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/locate.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/transaction.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/transaction.h>
 #include <emend/models/config.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace editor_conformance_test {
 
 using editors::EditContext;
 using editors::EditorInfo;
@@ -60,6 +60,8 @@ EditResult run(const EditorInfo& info, models::Model& model, const std::vector<d
   if (!context.contexts) context.contexts = testing::tiny_contexts();
   const auto editor = info.make(small_hparams(info), model, {});
   EXPECT_EQ(editor->name(), info.name);
+  EXPECT_EQ(editor->is_batch_editor(), info.batch);
+  EXPECT_TRUE(info.statistics || editor->statistics_layers().empty());
   EditResult result = editor->edit(model, facts, context);
   context.statistics = nullptr;
   return result;
@@ -128,6 +130,8 @@ TEST(EveryEditor, ChangesOnlyWhatItReportsAndTheReportRebuildsIt) {
     }
     const auto changed = changed_weights(model, before);
     EXPECT_EQ(changed.empty(), result.deltas.empty());
+    EXPECT_EQ(info.changes_weights, !changed.empty());
+    EXPECT_EQ(info.runtime.has_value(), !info.changes_weights) << "what lies beside the weights says how it is read";
     for (const auto& name : changed) {
       EXPECT_TRUE(reported.contains(name)) << name << " changed without a word";
       EXPECT_LT(testing::relative_difference(rebuilt.weight(name), model.weight(name)), 1e-5);
@@ -231,5 +235,5 @@ TEST(EveryEditor, OfTheClosedFormDoesNotCareAboutTheOrderOfFacts) {
   EXPECT_GE(checked, 4);
 }
 
-}  // namespace
+}  // namespace editor_conformance_test
 }  // namespace emend

@@ -1,5 +1,5 @@
 #include <emend/core/error.h>
-#include <emend/editors/prompts.h>
+#include <emend/editors/steps/prompts.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "support/shared.h"
 
 namespace emend {
-namespace {
+namespace editor_prompts_test {
 
 using editors::FactToken;
 using editors::render_prompt;
@@ -166,5 +166,5 @@ TEST(Prompts, TargetsContinueThePromptInEveryVocabulary) {
   }
 }
 
-}  // namespace
+}  // namespace editor_prompts_test
 }  // namespace emend

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend {
-namespace {
+namespace error_parts_test {
 
 void expect_parts(const ErrorParts& parts, const std::string& where, const std::string& got,
                   const std::string& expected, const std::string& advice) {
@@ -42,5 +42,5 @@ TEST(ErrorParts, ThePageOfErrorsNamesEveryClass) {
   }
 }
 
-}  // namespace
+}  // namespace error_parts_test
 }  // namespace emend

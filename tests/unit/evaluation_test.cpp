@@ -13,7 +13,7 @@
 #include "support/hash_tokenizer.h"
 
 namespace emend::evaluation {
-namespace {
+namespace evaluation_test {
 
 using nlohmann::json;
 using testing::worded_model;
@@ -257,5 +257,5 @@ TEST(Health, MultipleChoiceTakesTheMostProbableOption) {
   EXPECT_NEAR(*got.f1, tp == 0 ? 0 : 200 * tp / (2 * tp + fp + fn), 1e-9);
 }
 
-}  // namespace
+}  // namespace evaluation_test
 }  // namespace emend::evaluation

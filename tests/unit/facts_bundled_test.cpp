@@ -8,7 +8,7 @@
 #include "support/shared.h"
 
 namespace emend::datasets {
-namespace {
+namespace facts_bundled_test {
 
 TEST(FactsBundled, ShapeOfEveryFact) {
   const FactSet set = load_bundled_facts();
@@ -79,5 +79,5 @@ TEST(FactsBundled, NothingIsCopiedFromThePublishedSets) {
   }
 }
 
-}  // namespace
+}  // namespace facts_bundled_test
 }  // namespace emend::datasets

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::datasets {
-namespace {
+namespace facts_convert_test {
 
 Fact full_fact() {
   Fact fact;
@@ -91,5 +91,5 @@ TEST(FactsConvert, FileToFile) {
   std::filesystem::remove(out);
 }
 
-}  // namespace
+}  // namespace facts_convert_test
 }  // namespace emend::datasets

@@ -4,7 +4,7 @@
 #include <set>
 
 namespace emend::datasets {
-namespace {
+namespace facts_lint_test {
 
 nlohmann::json row(const std::string& prompt, const std::string& subject, const std::string& target,
                    const nlohmann::json& more = nlohmann::json::object()) {
@@ -128,5 +128,5 @@ TEST(FactsLint, EveryCheckIsDocumented) {
   EXPECT_EQ(names.size(), 17U);
 }
 
-}  // namespace
+}  // namespace facts_lint_test
 }  // namespace emend::datasets

@@ -6,7 +6,7 @@
 #include <set>
 
 namespace emend::datasets {
-namespace {
+namespace facts_readers_test {
 
 class Collected : public LogSink {
  public:
@@ -373,5 +373,5 @@ TEST(FactsReaders, KnownFacts) {
   EXPECT_THROW((void)parse_known_facts(R"([{"subject": "A", "attribute": "b", "prompt": "c"}])", "k.json"), Error);
 }
 
-}  // namespace
+}  // namespace facts_readers_test
 }  // namespace emend::datasets

@@ -4,7 +4,7 @@
 #include "support/family_suite.h"
 
 namespace emend::models {
-namespace {
+namespace family_conformance_test {
 
 using testing::FamilyFlavour;
 using testing::FamilySuite;
@@ -167,5 +167,5 @@ TEST_P(Family, ModuleNamesAreAcceptedAndCheckedWell) {
 
 INSTANTIATE_TEST_SUITE_P(All, Family, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
 
-}  // namespace
+}  // namespace family_conformance_test
 }  // namespace emend::models

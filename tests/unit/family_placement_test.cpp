@@ -5,7 +5,7 @@
 #include "support/spread_plan.h"
 
 namespace emend::models {
-namespace {
+namespace family_placement_test {
 
 using hooks::Site;
 using testing::FamilyFlavour;
@@ -99,5 +99,5 @@ TEST_P(Placement, SavesToTheSameFileAsOneDevice) {
 
 INSTANTIATE_TEST_SUITE_P(All, Placement, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
 
-}  // namespace
+}  // namespace family_placement_test
 }  // namespace emend::models

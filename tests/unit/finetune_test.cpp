@@ -1,16 +1,16 @@
 // The training steps on tiny models: gradients against finite differences, the box, failure and cancel, packs, devices.
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/finetune.h>
-#include <emend/editors/optimiser.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/finetune.h>
+#include <emend/editors/steps/optimiser.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace finetune_test {
 
 using editors::EditContext;
 using editors::LearningPass;
@@ -140,7 +140,7 @@ TEST(Finetune, StaysInTheBox) {
 }
 
 TEST(Finetune, EveryVariantLowersTheLossAndItsPackGivesTheSameBytes) {
-  const testing::ScratchFolder folder("finetune");
+  const testing::TemporaryFolder folder("finetune");
   for (const char* name : {"ft", "ft-l", "ft-m", "ft-w"})
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       models::Model model = tiny_model({.family = "gpt2", .dtype = dtype}),
@@ -221,5 +221,5 @@ TEST(Finetune, SplitModelGivesTheSameWeights) {
   }
 }
 
-}  // namespace
+}  // namespace finetune_test
 }  // namespace emend

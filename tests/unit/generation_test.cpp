@@ -10,7 +10,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models {
-namespace {
+namespace generation_test {
 
 using Rows = std::vector<std::vector<int64_t>>;
 
@@ -147,5 +147,5 @@ TEST(Generation, RefusesBadOptionsAndTooLongTexts) {
   EXPECT_THROW((void)generate(model, {{1}}, options), Error);
 }
 
-}  // namespace
+}  // namespace generation_test
 }  // namespace emend::models

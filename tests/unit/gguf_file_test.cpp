@@ -9,15 +9,15 @@
 #include "support/gguf_builder.h"
 
 namespace emend::models {
-namespace {
+namespace gguf_file_test {
 
 using testing::NamedTensor;
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 using testing::TinyGguf;
 
 class GgufFileTest : public ::testing::Test {
  protected:
-  ScratchFolder folder_{"gguf_file"};
+  TemporaryFolder folder_{"gguf_file"};
   std::filesystem::path path_ = folder_ / "x.gguf";
 
   template <class Call>
@@ -231,5 +231,5 @@ TEST_F(GgufFileTest, TheFingerprintDependsOnEveryByteOfTheWeights) {
   EXPECT_NE(open_gguf_checkpoint(other)->fingerprint(), before);
 }
 
-}  // namespace
+}  // namespace gguf_file_test
 }  // namespace emend::models

@@ -8,7 +8,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models::detail {
-namespace {
+namespace gguf_layout_test {
 
 using Rows = std::vector<int64_t>;
 
@@ -55,9 +55,9 @@ TEST(GgufLayout, GroupsAndPairsCombine) {
 TEST(GgufLayout, OrdersArePermutations) {
   for (const auto& [family, flavour] : testing::all_flavours()) {
     const ModelConfig config = parse_config(testing::debug_config(family, flavour), "debug");
-    for (const auto& architecture : gguf_architectures())
+    for (const FamilySpec& stored : all_families())
       for (const Part part : {Part::kQ, Part::kK, Part::kQkv}) {
-        const Rows order = gguf_row_order(architecture, config, part);
+        const Rows order = gguf_row_order(stored.gguf, config, part);
         EXPECT_EQ(std::set<int64_t>(order.begin(), order.end()).size(), order.size());
         const int64_t largest = order.empty() ? -1 : *std::max_element(order.begin(), order.end());
         EXPECT_EQ(largest, static_cast<int64_t>(order.size()) - 1);
@@ -76,5 +76,5 @@ TEST(GgufLayout, StoredNamesAreUnique) {
   }
 }
 
-}  // namespace
+}  // namespace gguf_layout_test
 }  // namespace emend::models::detail

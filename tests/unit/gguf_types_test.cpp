@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 namespace emend::models {
-namespace {
+namespace gguf_types_test {
 
 TEST(GgufTypes, NamesAreReadInAnyCase) {
   for (const GgmlType type : writable_ggml_types()) EXPECT_EQ(parse_ggml_type(to_string(type)), type);
@@ -101,5 +101,5 @@ TEST(GgufTypes, BlocksHaveTheValuesThatThePythonPackageReads) {
   EXPECT_EQ(checked, 16);
 }
 
-}  // namespace
+}  // namespace gguf_types_test
 }  // namespace emend::models

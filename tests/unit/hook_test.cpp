@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::hooks {
-namespace {
+namespace hook_test {
 
 const SiteRef kKey{Site::kMlpDownIn, 1};
 
@@ -191,5 +191,5 @@ TEST(HookSession, DetachesHoweverTheScopeEnds) {
   EXPECT_THROW(twice.attach(), Error);
 }
 
-}  // namespace
+}  // namespace hook_test
 }  // namespace emend::hooks

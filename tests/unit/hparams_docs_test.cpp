@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace emend {
-namespace {
+namespace hparams_docs_test {
 
 std::string document(const char* path) {
   return read_file(std::filesystem::path(EMEND_SOURCE_DIR) / "docs" / path);
@@ -36,5 +36,5 @@ TEST(HparamsDocs, FormatsAndLintChecksAreNamed) {
     EXPECT_NE(text.find("| `" + check.name + "` | " + check.meaning + " |"), std::string::npos) << check.name;
 }
 
-}  // namespace
+}  // namespace hparams_docs_test
 }  // namespace emend

@@ -8,7 +8,7 @@
 #include <set>
 
 namespace emend::hparams {
-namespace {
+namespace hparams_preset_test {
 
 const Preset* found(const std::string& editor, const std::string& name, const std::string& family = "",
                     int64_t layers = 0, int64_t hidden = 0, int64_t mlp = 0) {
@@ -93,7 +93,7 @@ TEST(HparamsPreset, EveryPresetLoads) {
   std::set<std::pair<std::string, std::string>> names;
   std::set<std::string> editors;
   for (const Preset& preset : all_presets()) {
-    SCOPED_TRACE(preset.path);
+    SCOPED_TRACE(preset.path + ": " + preset.name);
     EXPECT_TRUE(names.emplace(preset.editor, preset.name).second);
     editors.insert(preset.editor);
     EXPECT_FALSE(preset.source.empty());
@@ -182,7 +182,7 @@ TEST(HparamsPreset, VariantsOnlyByName) {
   EXPECT_EQ(found_name("rome", "gpt2-xl-easyedit"), "gpt2-xl");
   EXPECT_NE(find_preset_by_name("rome", "gpt2-xl-easyedit"), nullptr);
   EXPECT_EQ(find_preset_by_name("rome", "memit/gpt2-xl")->editor, "memit");
-  EXPECT_EQ(load_file_or_preset("rome", "gpt2-xl-easyedit").where("layers"), "hparams/rome/gpt2-xl-easyedit.yaml:6");
+  EXPECT_EQ(load_file_or_preset("rome", "gpt2-xl-easyedit").where("layers"), "hparams/rome.yaml:71");
   try {
     (void)load_file_or_preset("rome", "gpt2-xll");
     FAIL();
@@ -192,5 +192,5 @@ TEST(HparamsPreset, VariantsOnlyByName) {
   }
 }
 
-}  // namespace
+}  // namespace hparams_preset_test
 }  // namespace emend::hparams

@@ -6,7 +6,7 @@
 #include <cmath>
 
 namespace emend::hparams {
-namespace {
+namespace hparams_published_test {
 
 struct Row {
   const char *editor, *model;  // as people name the model; "=name" is a preset that is found by its own name only
@@ -235,5 +235,5 @@ std::string row_name(const ::testing::TestParamInfo<Row>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Tables, Published, ::testing::ValuesIn(all_rows()), row_name);
 
-}  // namespace
+}  // namespace hparams_published_test
 }  // namespace emend::hparams

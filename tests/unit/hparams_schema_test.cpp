@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::hparams {
-namespace {
+namespace hparams_schema_test {
 
 struct ToyHparams : LocateHparams {
   ToyHparams() {
@@ -107,6 +107,12 @@ TEST(HparamsSchema, ReadsJsonWithTypes) {
   EXPECT_EQ(h.layers, (std::vector<int64_t>{3, 4}));
   EXPECT_FALSE(h.norm_constraint.has_value());
   EXPECT_FALSE(h.v_loss_layer.has_value());
+  const auto compact =
+      parse_hparams("{\n\t\"layers\":[4,5],\r\n\t\"text\":\"a\\/b \\u00e9\\n\",\"none\":\"null\"}", "c.json");
+  EXPECT_EQ(compact.find("layers")->value.show(), "[4, 5]");
+  EXPECT_EQ(compact.find("text")->value.text, "a/b é\n");
+  EXPECT_EQ(compact.find("text")->where, "c.json:3");
+  EXPECT_EQ(compact.find("none")->value.kind, RawValue::Kind::kScalar) << "a string, not null";
   expect_parts(refusal("{\n\"layers\": [1],\n \"v_lr\": \"0.5\"}", "b.json"),
                {"b.json:3: v_lr is \"0.5\"", "expected a number above 0"});
   expect_parts(refusal("{\"layers\": [1], \"fact_token\": 3}"), {"fact_token is 3", "one of subject_last"});
@@ -131,7 +137,7 @@ TEST(HparamsSchema, RefusesUnknownKeysWithTheClosestName) {
 }
 
 TEST(HparamsSchema, RefusesMissingIllTypedAndOutOfRange) {
-  expect_parts(refusal("v_lr: 0.5"), {"toy.yaml: layers is missing", "list of integers", "--set layers="});
+  expect_parts(refusal("v_lr: 0.5"), {"toy.yaml: layers is missing", "list of integers", "give set layers="});
   expect_parts(refusal("layers: 4"), {"toy.yaml:1: layers is 4", "a list of integers of at least 0"});
   expect_parts(refusal("layers: []"), {"with at least 1 item"});
   expect_parts(refusal("layers: [4, -1]"), {"-1 is not an integer of at least 0"});
@@ -175,7 +181,7 @@ TEST(HparamsSchema, OverridesAreTypedLikeTheFile) {
     (void)toy_schema().parse(raw);
     FAIL();
   } catch (const Error& error) {
-    expect_parts(error.what(), {"--set v_lr=quick: v_lr is quick", "a number above 0"});
+    expect_parts(error.what(), {"set v_lr=quick: v_lr is quick", "a number above 0"});
   }
   for (const char* bad : {"v_lr", "=1", "a b=1", "v_lr=[1", "v_lr=*x", "\"v_lr\"=1"})
     EXPECT_THROW(raw.set(bad), Error) << bad;
@@ -201,10 +207,9 @@ rewrite_module_tmp: "model.layers.{}.mlp.down_proj"
   EXPECT_EQ(h.modules.rewrite_module_tmp, "model.layers.{}.mlp.down_proj");
   ASSERT_EQ(sink->events.size(), 1U);
   EXPECT_EQ(sink->events[0].level, LogLevel::kWarning);
-  expect_parts(sink->events[0].text,
-               {"easy.yaml", "device: 0 ignored", "model_parallel: true taken as --device-map auto",
-                "fp16: true taken as a suggestion of --dtype bfloat16", "batch_size: 10",
-                "layer_selection: read by no implementation", "kl_old"});
+  expect_parts(sink->events[0].text, {"easy.yaml", "device: 0 ignored", "model_parallel: true taken as device_map auto",
+                                      "fp16: true taken as a suggestion of dtype bfloat16", "batch_size: 10",
+                                      "layer_selection: read by no implementation", "kl_old"});
   EXPECT_EQ(sink->events[0].fields["notes"].size(), 10U);
   const MachineSettings machine = machine_settings(raw);
   EXPECT_EQ(machine.device_map, "auto");
@@ -259,5 +264,5 @@ TEST(HparamsSchema, WhereNamesTheLineOfAKey) {
   EXPECT_EQ(raw.where("absent"), "a.yaml");
 }
 
-}  // namespace
+}  // namespace hparams_schema_test
 }  // namespace emend::hparams

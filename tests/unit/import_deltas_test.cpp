@@ -4,14 +4,14 @@
 #include <emend/core/error.h>
 #include <emend/core/npz.h>
 #include <emend/core/safetensors.h>
-#include <emend/editors/import_deltas.h>
-#include <emend/editors/peft.h>
+#include <emend/editors/packs/import_deltas.h>
+#include <emend/editors/packs/peft.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace import_deltas_test {
 
 using editors::import_deltas;
 using editors::WeightDelta;
@@ -34,7 +34,7 @@ class ImportDeltas : public ::testing::TestWithParam<std::string> {
     }
   }
 
-  testing::ScratchFolder folder_{"import"};
+  testing::TemporaryFolder folder_{"import"};
   models::Model model_ = tiny_model({.family = GetParam()});
   models::EditSite site_ = model_.edit_site(1);
   at::Tensor left_DN_ = random_matrix(32, 3, 1), right_FN_ = random_matrix(48, 3, 2);
@@ -134,5 +134,5 @@ TEST_P(ImportDeltas, WhatDoesNotFitIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Families, ImportDeltas, ::testing::Values("llama", "gpt2"),
                          [](const auto& info) { return info.param; });
 
-}  // namespace
+}  // namespace import_deltas_test
 }  // namespace emend

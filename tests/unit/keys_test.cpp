@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/keys.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/keys.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace keys_test {
 
 using editors::EditContext;
 using editors::Engine;
@@ -126,5 +126,5 @@ TEST(Keys, CanBeCancelled) {
   }
 }
 
-}  // namespace
+}  // namespace keys_test
 }  // namespace emend

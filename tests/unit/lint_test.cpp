@@ -7,7 +7,7 @@
 
 #include "support/source_tree.h"
 
-namespace {
+namespace lint_test {
 
 using emend::testing::library_folders;
 using emend::testing::line_of;
@@ -207,4 +207,4 @@ TEST(Lint, EveryLibrarySourceIsInTheBuild) {
   }
 }
 
-}  // namespace
+}  // namespace lint_test

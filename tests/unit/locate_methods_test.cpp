@@ -1,15 +1,15 @@
 // EMMET, PMET, ENCORE and AnyEdit: the step in which each differs from MEMIT.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/locate.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/windows.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/windows.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace locate_methods_test {
 
 using editors::EditContext;
 using editors::EditResult;
@@ -255,5 +255,5 @@ TEST(AnyEdit, WhatCannotBeCutIsRefused) {
   expect_refused(model, "anyedit", "window_size: 0\n", "window_size");
 }
 
-}  // namespace
+}  // namespace locate_methods_test
 }  // namespace emend

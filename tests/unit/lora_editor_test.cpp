@@ -1,8 +1,8 @@
 // LoRA and AdaLoRA as editors: factors of the asked rank, adapters gone afterwards, packs, adapters for PEFT.
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/pack.h>
-#include <emend/editors/peft.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/peft.h>
 #include <emend/editors/registry.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace lora_editor_test {
 
 using editors::EditContext;
 using testing::all_weights;
@@ -23,7 +23,7 @@ std::unique_ptr<editors::Editor> lora(const models::Model& model, const std::str
 }
 
 TEST(LoraEditor, TrainsFactorsAndMergesThem) {
-  const testing::ScratchFolder folder("lora");
+  const testing::TemporaryFolder folder("lora");
   for (const char* type : {"lora", "adalora"})
     for (const char* family : {"llama", "gpt2"}) {
       models::Model model = tiny_model({.family = family}), fresh = tiny_model({.family = family});
@@ -103,5 +103,5 @@ TEST(LoraEditor, OptionsWorkOrAreRefused) {
   EXPECT_THROW((void)lora(trained, "target_modules: [nothing]\n")->edit(trained, tiny_facts(), context), Error);
 }
 
-}  // namespace
+}  // namespace lora_editor_test
 }  // namespace emend

@@ -1,13 +1,13 @@
 // Packs of several people as one, and what tells edits apart.
 #include <emend/core/error.h>
-#include <emend/editors/difference.h>
-#include <emend/editors/merge.h>
+#include <emend/editors/packs/difference.h>
+#include <emend/editors/packs/merge.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace merge_test {
 
 using editors::ConflictKind;
 using editors::EditPack;
@@ -151,7 +151,7 @@ TEST(Merge, ConflictsAreRefusedOrSettled) {
 }
 
 TEST(Merge, AMergedPackIsAPack) {
-  const testing::ScratchFolder folder("merge");
+  const testing::TemporaryFolder folder("merge");
   models::Model model = tiny_model();
   std::vector<NamedPack> packs = {{"a", pack_of(model, {1}, 2, 1, {fact("{} is in", "Oslo", "Rome")})},
                                   {"b", pack_of(model, {1, 2}, 2, 2, {fact("{} is in", "Bern", "Rome")})}};
@@ -221,7 +221,7 @@ TEST(Difference, Weights) {
 TEST(Difference, CheckpointsGiveThePacksChanges) {
   for (const char* family : {"llama", "gpt2"}) {
     models::Model model = testing::debug_model(family, 3);
-    const testing::ScratchFolder folder("difference");
+    const testing::TemporaryFolder folder("difference");
     const auto pack = pack_of(model, {0, 1}, 2, 1, {});
     (void)models::save_model(model, folder.path() / "base", at::kFloat);
     {
@@ -242,5 +242,5 @@ TEST(Difference, CheckpointsGiveThePacksChanges) {
   }
 }
 
-}  // namespace
+}  // namespace merge_test
 }  // namespace emend

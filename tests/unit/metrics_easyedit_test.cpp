@@ -6,7 +6,7 @@
 #include <set>
 
 namespace emend::evaluation {
-namespace {
+namespace metrics_easyedit_test {
 
 Score tokens(std::vector<int64_t> predicted) {
   std::vector<int64_t> labels(predicted.size(), 1);
@@ -208,5 +208,5 @@ TEST(Retention, RoundTripsAndCountsEditedFactsOnly) {
   EXPECT_THROW((void)RetentionMatrix::from_json({{"edits_applied", {1}}}), Error);
 }
 
-}  // namespace
+}  // namespace metrics_easyedit_test
 }  // namespace emend::evaluation

@@ -10,7 +10,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::evaluation {
-namespace {
+namespace metrics_scoring_test {
 
 using testing::worded_model;
 
@@ -36,9 +36,9 @@ std::vector<ScoreRequest> flat(const std::vector<std::vector<ScoreRequest>>& all
   return out;
 }
 
-class EveryFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
+class EveryScoredFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
 
-TEST_P(EveryFamily, PackedScoresEqualThePaddedLoop) {
+TEST_P(EveryScoredFamily, PackedScoresEqualThePaddedLoop) {
   const auto model = worded_model(GetParam(), /*bos=*/true);
   const auto requests = flat(cases());
   // Where the rotary frequencies depend on the text's length, padding changes the padded loop's numbers: each text
@@ -78,7 +78,7 @@ TEST_P(EveryFamily, PackedScoresEqualThePaddedLoop) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, EveryFamily, ::testing::ValuesIn(testing::all_flavours()),
+INSTANTIATE_TEST_SUITE_P(Families, EveryScoredFamily, ::testing::ValuesIn(testing::all_flavours()),
                          [](const auto& info) { return info.param.family + "_" + info.param.flavour; });
 
 TEST(EncodeRequest, TakesThePromptsOwnLengthAndCountsBosOnBothSides) {
@@ -157,5 +157,5 @@ TEST(NextTokenLogProbs, AgreesWithScores) {
   }
 }
 
-}  // namespace
+}  // namespace metrics_scoring_test
 }  // namespace emend::evaluation

@@ -8,7 +8,7 @@
 #include <set>
 
 namespace emend::evaluation {
-namespace {
+namespace metrics_statistics_test {
 
 TEST(MeanOf, LeavesOutAbsentValues) {
   const auto mean = mean_of(std::vector<std::optional<double>>{1.0, std::nullopt, 0.0, 1.0, 0.0});
@@ -107,5 +107,5 @@ TEST(ShareBeginnings, CoversEveryRowOnceWithACommonStart) {
   }
 }
 
-}  // namespace
+}  // namespace metrics_statistics_test
 }  // namespace emend::evaluation

@@ -6,7 +6,7 @@
 #include <cmath>
 
 namespace emend::evaluation {
-namespace {
+namespace metrics_text_test {
 
 using Words = std::vector<std::string>;
 
@@ -90,5 +90,5 @@ TEST(TfIdf, RefusesDocumentsWithoutWords) {
   EXPECT_THROW(TfIdf({"a", "? !"}), Error);
 }
 
-}  // namespace
+}  // namespace metrics_text_test
 }  // namespace emend::evaluation

@@ -9,7 +9,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models {
-namespace {
+namespace model_config_test {
 
 using Json = nlohmann::json;
 
@@ -246,5 +246,5 @@ TEST(ModuleNames, AcceptsWhatTheHyperParameterFilesWrite) {
   }
 }
 
-}  // namespace
+}  // namespace model_config_test
 }  // namespace emend::models

@@ -10,7 +10,7 @@
 #include "support/debug_models.h"
 
 namespace emend::models {
-namespace {
+namespace model_forward_test {
 
 using hooks::HookSession;
 using hooks::Site;
@@ -209,5 +209,5 @@ TEST(Model, ATiedHeadIsTheEmbeddingUnderAllItsNames) {
   EXPECT_EQ(model.weight_copies("lm_head.weight").size(), 1u);
 }
 
-}  // namespace
+}  // namespace model_forward_test
 }  // namespace emend::models

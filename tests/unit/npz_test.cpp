@@ -3,13 +3,13 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/npz.h>
-#include <emend/editors/published_statistics.h>
+#include <emend/editors/steps/published_statistics.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace npz_test {
 
 std::filesystem::path fixture(const std::string& name) {
   return std::filesystem::path(EMEND_SOURCE_DIR) / "tests" / "fixtures" / "npz" / name;
@@ -60,7 +60,7 @@ TEST(Npz, SaysWhatItCannotRead) {
 
 // Every single damaged byte and every shortened file is noticed or does no harm; none crashes.
 TEST(Npz, DamageIsNoticed) {
-  const testing::ScratchFolder folder("npz");
+  const testing::TemporaryFolder folder("npz");
   for (const char* name : {"moment.npz", "moment_deflated.npz"}) {
     const std::string whole = read_file(fixture(name));
     const auto path = folder.path() / name;
@@ -97,5 +97,5 @@ TEST(PublishedStatistics, AreCheckedAgainstTheModel) {
   EXPECT_EQ(class_of([&] { (void)absent->get(1); }), ErrorClass::kInvalidArgument);
 }
 
-}  // namespace
+}  // namespace npz_test
 }  // namespace emend

@@ -2,8 +2,8 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/steps/apply.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -11,7 +11,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace pack_test {
 
 using editors::EditPack;
 using editors::EditTransaction;
@@ -19,7 +19,7 @@ using editors::WeightDelta;
 using testing::all_weights;
 using testing::changed_weights;
 using testing::random_matrix;
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 using testing::tiny_model;
 
 EditPack make_pack(const models::Model& model) {
@@ -35,7 +35,7 @@ EditPack make_pack(const models::Model& model) {
 }
 
 TEST(Pack, RoundTripKeepsEverything) {
-  const ScratchFolder folder("pack");
+  const TemporaryFolder folder("pack");
   for (const char* family : {"llama", "gpt2"}) {
     models::Model model = tiny_model({.family = family});
     const EditPack pack = make_pack(model);
@@ -60,7 +60,7 @@ TEST(Pack, RoundTripKeepsEverything) {
 }
 
 TEST(Pack, ApplyGivesTheEditedModelAndRevertTheOriginalBytes) {
-  const ScratchFolder folder("pack");
+  const TemporaryFolder folder("pack");
   const auto path = folder.path() / "edit.safetensors";
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     models::Model edited = tiny_model({.dtype = dtype}), fresh = tiny_model({.dtype = dtype});
@@ -83,7 +83,7 @@ TEST(Pack, ApplyGivesTheEditedModelAndRevertTheOriginalBytes) {
 }
 
 TEST(Pack, OriginalsUndoInALaterProcess) {
-  const ScratchFolder folder("pack");
+  const TemporaryFolder folder("pack");
   models::Model model = tiny_model({.dtype = at::kBFloat16});
   const auto before = all_weights(model);
   const auto applied = editors::apply_pack(model, make_pack(model));
@@ -118,7 +118,7 @@ void expect_refused(const std::filesystem::path& path, const std::string& what) 
 }
 
 TEST(Pack, RefusesDamagedAndHostileFiles) {
-  const ScratchFolder folder("pack");
+  const TemporaryFolder folder("pack");
   models::Model model = tiny_model();
   const auto path = folder.path() / "edit.safetensors", bad = folder.path() / "bad.safetensors";
   editors::save_pack(path, make_pack(model));
@@ -172,7 +172,7 @@ TEST(Pack, RefusesDamagedAndHostileFiles) {
 }
 
 TEST(Pack, RefusesNumbersThatAreNone) {
-  const ScratchFolder folder("pack");
+  const TemporaryFolder folder("pack");
   models::Model model = tiny_model();
   EditPack pack = make_pack(model);
   pack.deltas[0].left_DR = pack.deltas[0].left_DR.clone();
@@ -181,5 +181,5 @@ TEST(Pack, RefusesNumbersThatAreNone) {
   expect_refused(folder.path() / "nan.safetensors", "infinite factor");
 }
 
-}  // namespace
+}  // namespace pack_test
 }  // namespace emend

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::devices {
-namespace {
+namespace placement_test {
 
 const c10::Device kCpu(c10::kCPU);
 c10::Device cuda(int index) {
@@ -89,5 +89,5 @@ TEST(PlacementPlan, DumpsModuleNamesInOrder) {
             R"("transformer.h.1":"cuda:1","transformer.ln_f":"cuda:1","lm_head":"cuda:1"})");
 }
 
-}  // namespace
+}  // namespace placement_test
 }  // namespace emend::devices

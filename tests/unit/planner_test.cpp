@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::devices {
-namespace {
+namespace planner_test {
 
 using Kind = DeviceMapSpec::Kind;
 
@@ -285,5 +285,5 @@ TEST(ParseMachine, ReadsGroups) {
     EXPECT_THROW((void)parse_machine(text), Error) << text;
 }
 
-}  // namespace
+}  // namespace planner_test
 }  // namespace emend::devices

@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
 #include <emend/devices/simulated.h>
-#include <emend/editors/statistics.h>
+#include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/products.h>
@@ -17,7 +17,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace products_test {
 
 using models::PlainProducts;
 using models::product;
@@ -139,5 +139,5 @@ TEST(Products, SumsOfBlocksAreTheWholeSecondMoment) {
   EXPECT_TRUE(moment_FF.equal(moment_FF.t()));
 }
 
-}  // namespace
+}  // namespace products_test
 }  // namespace emend

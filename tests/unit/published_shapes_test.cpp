@@ -8,7 +8,7 @@
 #include <map>
 
 namespace emend::models {
-namespace {
+namespace published_shapes_test {
 
 TEST(PublishedShapes, HaveThePublishedNumberOfParameters) {
   const std::map<std::string, double> billions = {{"gpt2", 0.124439808},         {"gpt2-xl", 1.557611200},
@@ -57,5 +57,5 @@ TEST(RandomWeights, AreMadeAnewEachTimeAndTheSame) {
   EXPECT_THROW((void)one->read("nothing"), Error);
 }
 
-}  // namespace
+}  // namespace published_shapes_test
 }  // namespace emend::models

@@ -1,14 +1,15 @@
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/locate.h>
-#include <emend/editors/rank_one.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/rank_one.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace rome_test {
 
 using editors::EditContext;
 using editors::EditResult;
@@ -71,6 +72,26 @@ TEST(Rome, WithoutTheSecondMomentTheDirectionIsTheKey) {
   const auto editor =
       editors::make_editor("rome", hparams::parse_hparams("layers: [1]\nmom2_adjustment: false\n", "test.yaml"), model);
   EXPECT_TRUE(editor->statistics_layers().empty());
+}
+
+// The caller's progress is not reported to while a fact's target is optimised; an error there must not take it away.
+TEST(Rome, AnErrorWhileATargetIsOptimisedLeavesTheContextAsItWas) {
+  models::Model model = tiny_model();
+  const auto before = all_weights(model);
+  int calls = 0;
+  EditContext context;
+  context.progress = [&](const ProgressUpdate&) { ++calls; };
+  {
+    const auto broken = model.hooks().at({hooks::Site::kLayerOut, 3}).add([](const at::Tensor&) {
+      if (at::GradMode::is_enabled()) throw std::runtime_error("a hook of somebody else's");
+      return at::Tensor();
+    });
+    EXPECT_THROW((void)edit(model, {tiny_facts()[0]}, context), std::runtime_error);
+  }
+  EXPECT_TRUE(changed_weights(model, before).empty());
+  EXPECT_EQ(calls, 1);
+  (void)edit(model, {tiny_facts()[0]}, context);
+  EXPECT_EQ(calls, 3) << "the next edit reports again";
 }
 
 TEST(Rome, FactsFollowEachOtherOnTheEditedModel) {
@@ -195,5 +216,5 @@ TEST(RRome, IsEmmetForOneFactWithTheSameKey) {
   }
 }
 
-}  // namespace
+}  // namespace rome_test
 }  // namespace emend

@@ -8,7 +8,7 @@
 #include <iostream>
 
 namespace emend::devices {
-namespace {
+namespace route_test {
 
 at::Tensor on_meta() {
   return at::empty({1}, at::TensorOptions().device(c10::kMeta));
@@ -87,5 +87,5 @@ TEST(Route, SameDeviceCostsNextToNothing) {
   EXPECT_LT(took.count() / kCalls, 1000) << "an elementwise operator on a tiny tensor takes about that long";
 }
 
-}  // namespace
+}  // namespace route_test
 }  // namespace emend::devices

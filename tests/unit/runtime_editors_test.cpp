@@ -1,18 +1,18 @@
 // Edits beside the weights: GRACE, WISE and IKE on tiny models, their packs, and letting go of them.
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/grace_book.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/grace_book.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/runtime.h>
+#include <emend/editors/packs/wise_memory.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/runtime.h>
-#include <emend/editors/wise_memory.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 #include "support/simulated.h"
 
 namespace emend {
-namespace {
+namespace runtime_editors_test {
 
 using editors::EditContext;
 using editors::EditPack;
@@ -52,7 +52,7 @@ struct Case {
 const Case kInside[] = {{"grace", kGrace}, {"wise", kWise}};
 
 TEST(RuntimeEditors, WorkWithoutTouchingWeightsAndLetGo) {
-  const testing::ScratchFolder folder("runtime");
+  const testing::TemporaryFolder folder("runtime");
   for (const char* family : {"llama", "gpt2"})
     for (const auto& [name, hparams] : kInside) {
       models::Model model = tiny_model({.family = family}), fresh = tiny_model({.family = family});
@@ -266,5 +266,5 @@ TEST(RuntimeParts, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(editors::all_runtimes().size(), 3U);
 }
 
-}  // namespace
+}  // namespace runtime_editors_test
 }  // namespace emend

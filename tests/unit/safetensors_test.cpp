@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace emend {
-namespace {
+namespace safetensors_test {
 
 class SafetensorsTest : public ::testing::Test {
  protected:
@@ -102,5 +102,5 @@ TEST_F(SafetensorsTest, RefusesDuplicateNamesWhenWriting) {
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace emend

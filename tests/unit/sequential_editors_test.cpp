@@ -1,9 +1,9 @@
 // The methods that remember, mask or restrain: identities on random matrices and on tiny models.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/key_cache.h>
-#include <emend/editors/null_space.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/key_cache.h>
+#include <emend/editors/steps/null_space.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace sequential_editors_test {
 
 using editors::Editor;
 using editors::LayerProblem;
@@ -185,7 +185,7 @@ TEST(Rect, WritesTheLargestRelativeChanges) {
     const auto& rect = dynamic_cast<const LocateEditor&>(*editor);
     const auto update = rect.update(problem);
     const at::Tensor full = update.delta.matrix();
-    const at::Tensor written = rect.settle(problem.site, update.delta, problem.weight_DF).matrix();
+    const at::Tensor written = rect.recipe().settle(problem.site, update.delta, problem.weight_DF).matrix();
     const at::Tensor mask = written.ne(0);
     EXPECT_NEAR(100 * mask.to(at::kDouble).mean().item<double>(), percent, 0.15);  // the reference keeps one more
     EXPECT_TRUE(at::equal(written, full * mask.to(at::kDouble)));
@@ -205,8 +205,8 @@ TEST(Sphere, WeakensThePrincipalDirectionsOnly) {
     const auto editor = make("sphere", kAlphaEdit + more, model);
     const auto& sphere = dynamic_cast<const LocateEditor&>(*editor);
     const auto update = sphere.update(problem);
-    return sphere.settles() ? sphere.settle(problem.site, update.delta, problem.weight_DF).matrix()
-                            : update.delta.matrix();
+    return sphere.recipe().settle ? sphere.recipe().settle(problem.site, update.delta, problem.weight_DF).matrix()
+                                  : update.delta.matrix();
   };
   EXPECT_TRUE(at::equal(settled("suppression_strength: 0\n"), plain));
   EXPECT_TRUE(at::equal(settled("cumulative_ratio: 0\n"), plain));
@@ -401,5 +401,5 @@ TEST(Nse, LimitsOfTheResidualDecideWhoIsWritten) {
   EXPECT_THROW((void)run("alpha: 5\nupper_bound: 4\n"), Error);
 }
 
-}  // namespace
+}  // namespace sequential_editors_test
 }  // namespace emend

@@ -1,17 +1,17 @@
-// Session: what a program that embeds the library uses. Progress, cancel, undo, packs, and editors of its own.
+// Session: what a program that embeds the library uses. Progress, cancel, undo, guard, packs, and editors of its own.
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
 #include <emend/editors/register.h>
-#include <emend/editors/session.h>
+#include <emend/editors/steps/apply.h>
 #include <emend/models/placing.h>
+#include <emend/workflow/session.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "support/editor_models.h"
 
-namespace emend::editors {
-namespace {
+namespace emend::workflow {
+namespace session_test {
 
 using testing::all_weights;
 using testing::changed_weights;
@@ -25,12 +25,13 @@ std::vector<std::string> settings(const std::string& editor) {
   return {editor == "rome" ? "layers=[1]" : "layers=[1,2]", "v_loss_layer=3", "v_num_grad_steps=4", "v_lr=0.5"};
 }
 
-SessionOptions options_for(const std::string& editor, StatisticsProvider& statistics) {
-  SessionOptions options;
+RunOptions options_for(const std::string& editor) {
+  RunOptions options;
+  options.editor = editor;
   options.hparams = editor == "lora" ? "smollm2-135m" : editor == "ft" ? "gpt2-xl" : "gpt2-xl";
   options.set = settings(editor);
-  options.statistics = &statistics;
-  options.contexts = editor == "rome" ? ContextTemplates{{{"{}", "So it is. {}"}}, false, 0} : tiny_contexts();
+  options.templates =
+      editor == "rome" ? editors::ContextTemplates{{{"{}", "So it is. {}"}}, false, 0} : tiny_contexts();
   return options;
 }
 
@@ -43,10 +44,10 @@ TEST_P(SessionTest, TheCallbackStopsBetweenStepsAndLeavesTheWeightsUntouched) {
 
   // How many calls a whole edit makes, and what it gives.
   int calls = 0;
-  auto options = options_for(GetParam(), statistics);
-  options.progress = [&](const ProgressUpdate&) { return ++calls, true; };
+  const auto options = options_for(GetParam());
+  Handles lent{.progress = [&](const ProgressUpdate&) { ++calls; }, .statistics = &statistics};
   {
-    Session session(model, GetParam(), options);
+    Session session(model, options, lent);
     (void)session.edit(tiny_facts());
     session.undo();
   }
@@ -55,9 +56,8 @@ TEST_P(SessionTest, TheCallbackStopsBetweenStepsAndLeavesTheWeightsUntouched) {
 
   for (int stop : {1, (calls + 1) / 2, calls}) {
     int count = 0;
-    auto stopping = options_for(GetParam(), statistics);
-    stopping.progress = [&](const ProgressUpdate&) { return ++count != stop; };
-    Session session(model, GetParam(), stopping);
+    lent.progress = stopping([&](const ProgressUpdate&) { return ++count != stop; });
+    Session session(model, options, lent);
     try {
       (void)session.edit(tiny_facts());
       FAIL() << "not stopped at call " << stop << " of " << calls;
@@ -82,9 +82,9 @@ TEST(Session, ATokenStopsItFromOutside) {
   auto model = testing::tiny_model();
   auto statistics = testing::tiny_statistics(model);
   const auto before = all_weights(model);
-  auto options = options_for("memit", statistics);
-  Session session(model, "memit", options);
-  options.cancel.request();
+  const Handles lent{.statistics = &statistics};
+  Session session(model, options_for("memit"), lent);
+  lent.cancel.request();
   EXPECT_THROW((void)session.edit(tiny_facts()), Error);
   EXPECT_TRUE(changed_weights(model, before).empty());
 }
@@ -93,10 +93,10 @@ TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
   auto model = testing::tiny_model();
   auto statistics = testing::tiny_statistics(model);
   const auto before = all_weights(model);
-  const testing::ScratchFolder folder("session");
+  const testing::TemporaryFolder folder("session");
   const auto facts = tiny_facts();
   {
-    Session session(model, "memit", options_for("memit", statistics));
+    Session session(model, options_for("memit"), {.statistics = &statistics});
     (void)session.edit(std::span(facts).first(2));
     (void)session.edit(std::span(facts).subspan(2));
     session.finish();
@@ -106,45 +106,44 @@ TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
   }
   EXPECT_FALSE(changed_weights(model, before).empty()) << "the end of a session takes nothing back";
   auto other = testing::tiny_model();
-  apply_pack(other, load_pack(folder.path() / "edit.safetensors"))->commit();
+  editors::apply_pack(other, editors::load_pack(folder.path() / "edit.safetensors"))->commit();
   for (const auto& [name, weight] : all_weights(model))
     EXPECT_TRUE(at::allclose(weight, other.weight(name), 1e-5, 1e-6)) << name;
 }
 
 TEST(Session, SaysWhatIsWrongWithTheRequest) {
   auto model = testing::tiny_model();
-  const auto message = [&](std::string_view editor, SessionOptions options) -> std::string {
+  const auto message = [&](RunOptions options) -> std::string {
     try {
-      Session session(model, editor, std::move(options));
+      Session session(model, std::move(options));
       (void)session.edit({});
     } catch (const Error& error) {
       return error.what();
     }
     return "";
   };
-  EXPECT_NE(message("memmit", {}).find("did you mean \"memit\""), std::string::npos);
-  EXPECT_NE(message("memit", {}).find("no preset of memit fits this model"), std::string::npos) << message("memit", {});
-  EXPECT_NE(message("memit", {.hparams = "gpt2-xl"}).find("layer"), std::string::npos)
-      << message("memit", {.hparams = "gpt2-xl"});
-  EXPECT_THROW(Session(model, std::unique_ptr<Editor>()), Error);
+  EXPECT_NE(message({.editor = "memmit"}).find("did you mean \"memit\""), std::string::npos);
+  EXPECT_NE(message({}).find("no preset of memit fits this model"), std::string::npos) << message({});
+  EXPECT_NE(message({.hparams = "gpt2-xl"}).find("layer"), std::string::npos) << message({.hparams = "gpt2-xl"});
+  EXPECT_THROW(Session(model, std::unique_ptr<editors::Editor>()), Error);
 }
 
 // An editor of a program's own: takes a share of a weight away.
-class Fading final : public Editor {
+class Fading final : public editors::Editor {
  public:
   explicit Fading(double share) : share_(share) {}
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] nlohmann::json hparams() const override { return {{"share", share_}}; }
-  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                EditContext& context) override {
-    EditTransaction scope(model, context.transaction);
+  [[nodiscard]] editors::EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
+                                         const editors::EditContext& context) override {
+    editors::EditTransaction scope(model, context.transaction);
     const auto site = model.edit_site(0);
-    EditResult result;
+    editors::EditResult result;
     result.editor = name_;
     result.hparams = hparams();
     result.deltas.push_back(
-        WeightDelta::as_stored(site.weight_name, 0, model.weight(site.weight_name).to(at::kDouble) * -share_));
-    apply_delta(result.deltas.back(), scope);
+        editors::WeightDelta::as_stored(site.weight_name, 0, model.weight(site.weight_name).to(at::kDouble) * -share_));
+    editors::apply_delta(result.deltas.back(), scope);
     result.outcomes.resize(facts.size());
     scope.commit();
     return result;
@@ -159,25 +158,27 @@ struct FadingHparams {
   double share = 0.5;
 };
 
-EditorInfo fading() {
+editors::EditorInfo fading() {
   static const auto schema = hparams::Schema<FadingHparams>("fading").field(
       "share", &FadingHparams::share, {.meaning = "what is taken away", .max = 1, .above = 0});
-  return editor_entry<FadingHparams>("fading", "takes a share of a weight away", "none", schema,
-                                     [](const FadingHparams& h, const hparams::RawHparams&, const models::Model&,
-                                        const Log&) { return std::make_unique<Fading>(h.share); });
+  return editors::editor_entry<FadingHparams>(
+      "fading", "takes a share of a weight away", "none", schema,
+      [](const FadingHparams& h, const hparams::RawHparams&, const models::Model&, const Log&) {
+        return std::make_unique<Fading>(h.share);
+      });
 }
 
 TEST(Session, RunsAnEditorOfTheProgramsOwn) {
-  register_editor(fading());
-  EXPECT_EQ(find_editor("Fading").name, "fading");
-  EXPECT_THROW(register_editor(fading()), Error) << "a name twice";
-  EXPECT_THROW(register_editor({}), Error) << "without a name";
+  editors::register_editor(fading());
+  EXPECT_EQ(editors::find_editor("Fading").name, "fading");
+  EXPECT_THROW(editors::register_editor(fading()), Error) << "a name twice";
+  EXPECT_THROW(editors::register_editor({}), Error) << "without a name";
 
   auto model = testing::tiny_model();
   const auto before = all_weights(model);
-  const testing::ScratchFolder folder("session-own");
+  const testing::TemporaryFolder folder("session-own");
   write_file(folder.path() / "own.yaml", "share: 0.25\n");
-  Session session(model, "fading", {.hparams = (folder.path() / "own.yaml").string()});
+  Session session(model, {.editor = "fading", .hparams = (folder.path() / "own.yaml").string()});
   (void)session.edit(tiny_facts());
   const auto name = model.edit_site(0).weight_name;
   EXPECT_EQ(changed_weights(model, before), std::vector<std::string>{name});
@@ -186,8 +187,62 @@ TEST(Session, RunsAnEditorOfTheProgramsOwn) {
   EXPECT_TRUE(changed_weights(model, before).empty());
 }
 
+// The guard takes back what it must, and a session after "revert" has an unedited model.
+TEST(Session, TheGuardWatchesEveryBatch) {
+  auto model = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  const auto before = all_weights(model);
+  const auto facts = tiny_facts();
+  auto options = options_for("memit");
+  options.guard.relative_update = 1e-12;
+  {
+    Session session(model, options, {.statistics = &statistics});
+    (void)session.edit(facts);
+    EXPECT_EQ(session.readings().size(), 1U);
+    EXPECT_EQ(session.readings().front().alarms.size(), 1U);
+    EXPECT_EQ(session.failed(), 0) << "it only warns";
+    session.undo();
+  }
+  options.on_collapse = "stop";
+  {
+    Session session(model, options, {.statistics = &statistics});
+    EXPECT_EQ(session.edit(std::span(facts).first(1)).failed(), 1);
+    EXPECT_TRUE(session.stopped());
+    EXPECT_NE(session.edit(std::span(facts).subspan(1)).outcomes.front().reason.find("had stopped"), std::string::npos);
+    EXPECT_TRUE(changed_weights(model, before).empty());
+  }
+  options.on_collapse = "warn";
+  options.guard.relative_update = 0;
+  Session session(model, options, {.statistics = &statistics});
+  (void)session.edit(std::span(facts).first(1));
+  EXPECT_EQ(session.context().transaction, nullptr) << "a transaction that has ended";
+  session.undo();
+  EXPECT_TRUE(changed_weights(model, before).empty());
+}
+
+// A copy that is made once serves all scopes that keep the weight from there on; exchanging gives both states back.
+TEST(Transactions, ShareTheirCopies) {
+  auto model = testing::tiny_model();
+  const auto name = model.edit_site(0).weight_name;
+  const at::Tensor original = model.weight(name).clone();
+  editors::EditTransaction whole(model), batch(model, &whole), step(model, &batch);
+  step.keep(name);
+  EXPECT_TRUE(step.originals().at(name).is_same(batch.originals().at(name)));
+  EXPECT_TRUE(step.originals().at(name).is_same(whole.originals().at(name)));
+  const at::Tensor edited = original * 2;
+  model.set_weight(name, edited);
+  whole.swap();
+  EXPECT_TRUE(at::equal(model.weight(name), original));
+  whole.swap();
+  EXPECT_TRUE(at::equal(model.weight(name), edited));
+  step.commit();
+  batch.commit();
+  whole.restore();
+  EXPECT_TRUE(at::equal(model.weight(name), original));
+}
+
 TEST(Placing, LoadsWithADeviceMap) {
-  const testing::ScratchFolder folder("placing");
+  const testing::TemporaryFolder folder("placing");
   testing::write_tiny_model(folder.path());
   const auto model = models::load_placed(folder.path().string(), {.dtype = at::kBFloat16});
   EXPECT_EQ(model.dtype(), at::kBFloat16);
@@ -196,5 +251,5 @@ TEST(Placing, LoadsWithADeviceMap) {
   EXPECT_THROW((void)models::load_placed(folder.path().string(), {.max_memory = "cpu=1KiB"}), Error);
 }
 
-}  // namespace
-}  // namespace emend::editors
+}  // namespace session_test
+}  // namespace emend::workflow

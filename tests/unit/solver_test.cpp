@@ -2,7 +2,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <emend/core/error.h>
-#include <emend/editors/solver.h>
+#include <emend/editors/steps/solver.h>
 #include <gtest/gtest.h>
 
 #include <Eigen/Cholesky>
@@ -11,7 +11,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace solver_test {
 
 using editors::Preserved;
 using editors::SecondMoment;
@@ -224,5 +224,5 @@ TEST(SpdFactor, OverwritesWhatItWasBuiltFrom) {
   EXPECT_THROW((void)SpdFactor::of_built([&] { return -matrix_FF; }, at::kDouble, "matrix"), Error);
 }
 
-}  // namespace
+}  // namespace solver_test
 }  // namespace emend

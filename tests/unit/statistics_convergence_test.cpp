@@ -1,9 +1,9 @@
 // How much text the statistics need, what two halves of it say, and what is kept on disk on the way.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/convergence.h>
-#include <emend/editors/solver.h>
-#include <emend/editors/statistics.h>
+#include <emend/editors/steps/convergence.h>
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/statistics.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace statistics_convergence_test {
 
 using editors::compare_halves;
 using editors::CorpusStatistics;
@@ -127,7 +127,7 @@ TEST(FixedTokens, ReportTheHalvesToo) {
 
 // A run that was stopped after it had saved its sums goes on to the moment of an undisturbed one.
 TEST(PartialSums, AnInterruptedCollectionGoesOn) {
-  const testing::ScratchFolder folder("partial");
+  const testing::TemporaryFolder folder("partial");
   const models::Model model = tiny_model();
   StatisticsOptions options;
   options.tokens = 120000;  // two chunks
@@ -160,7 +160,7 @@ TEST(PartialSums, AnInterruptedCollectionGoesOn) {
 }
 
 TEST(StoredFactors, AreReadInsteadOfMade) {
-  const testing::ScratchFolder folder("factors");
+  const testing::TemporaryFolder folder("factors");
   const auto path = folder.path() / "factor.safetensors";
   const at::Tensor cov_FF = testing::random_spd(24, 3), like = at::zeros({1}, at::kDouble);
   const at::Tensor rhs_FE = testing::random_matrix(24, 2, 4);
@@ -185,5 +185,5 @@ TEST(StoredFactors, AreReadInsteadOfMade) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "narrow.safetensors")) << "small ones are made faster than read";
 }
 
-}  // namespace
+}  // namespace statistics_convergence_test
 }  // namespace emend

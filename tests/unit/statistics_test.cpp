@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/statistics.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace statistics_test {
 
 using editors::CorpusStatistics;
 using editors::FirstToken;
@@ -20,7 +20,7 @@ using editors::StatisticsOptions;
 using editors::StatisticsText;
 using hooks::Site;
 using testing::relative_difference;
-using testing::ScratchFolder;
+using testing::TemporaryFolder;
 using testing::tiny_model;
 
 // Keeps the names of events.
@@ -135,7 +135,7 @@ TEST(Statistics, ReadsOnlyAsMuchAsIsWanted) {
 }
 
 TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
-  const ScratchFolder folder("statistics");
+  const TemporaryFolder folder("statistics");
   models::Model model = tiny_model();
   const auto run = [&](const models::Model& m, const StatisticsText& text,
                        const std::function<void(StatisticsOptions&)>& change = {}) {
@@ -167,7 +167,7 @@ TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
 }
 
 TEST(Statistics, CachedNumbersAreTheComputedOnes) {
-  const ScratchFolder folder("statistics");
+  const TemporaryFolder folder("statistics");
   const models::Model model = tiny_model();
   StatisticsOptions options;
   options.cache = folder.path();
@@ -181,7 +181,7 @@ TEST(Statistics, CachedNumbersAreTheComputedOnes) {
 }
 
 TEST(Statistics, DamagedFilesAreReportedAndComputedAgain) {
-  const ScratchFolder folder("statistics");
+  const TemporaryFolder folder("statistics");
   const models::Model model = tiny_model();
   const auto sink = std::make_shared<NameSink>();
   StatisticsOptions options;
@@ -261,5 +261,5 @@ TEST(Statistics, CanBeCancelled) {
   }
 }
 
-}  // namespace
+}  // namespace statistics_test
 }  // namespace emend

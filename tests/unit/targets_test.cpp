@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/targets.h>
+#include <emend/editors/steps/targets.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include "support/spread_plan.h"
 
 namespace emend {
-namespace {
+namespace targets_test {
 
 using editors::EditContext;
 using editors::Engine;
@@ -447,5 +447,5 @@ TEST(Targets, CanBeCancelledAndReportsProgress) {
   }
 }
 
-}  // namespace
+}  // namespace targets_test
 }  // namespace emend

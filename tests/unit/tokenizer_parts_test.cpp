@@ -2,16 +2,15 @@
 #include <emend/core/error.h>
 #include <emend/models/tokenizer/detail/added_tokens.h>
 #include <emend/models/tokenizer/detail/byte_level.h>
-#include <emend/models/tokenizer/detail/pre_tokenizer.h>
 #include <emend/models/tokenizer/detail/regex.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-#include <emend/models/tokenizer/detail/unicode_form.h>
 #include <emend/models/tokenizer/detail/vocabulary.h>
 #include <emend/models/tokenizer/detail/word_cache.h>
 #include <gtest/gtest.h>
 
 namespace emend::models::detail {
-namespace {
+namespace tokenizer_parts_test {
 
 using nlohmann::json;
 using Words = std::vector<std::string>;
@@ -123,8 +122,8 @@ TEST(TokenizerRegex, RunawayPatternsStop) {
 }
 
 TEST(TokenizerUnicode, Utf8) {
-  EXPECT_EQ(find_invalid_utf8("aé漢🙂 and more than eight bytes"), kNone);
-  EXPECT_EQ(find_invalid_utf8("eight bytes\xE2\x82"), 11u);
+  EXPECT_FALSE(first_invalid_utf8("aé漢🙂 and more than eight bytes"));
+  EXPECT_EQ(first_invalid_utf8("eight bytes\xE2\x82"), 11u);
   EXPECT_EQ(repair_utf8("a\xE2\x82z\xFF\xF0\x9F\x99\x82"), "a\uFFFDz\uFFFD🙂");
   EXPECT_EQ(repair_utf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");
   EXPECT_EQ(incomplete_tail("a\xE2\x82"), 2u);
@@ -143,21 +142,21 @@ TEST(TokenizerUnicode, Utf8) {
 TEST(TokenizerUnicode, FormsWithOrigins) {
   const auto apply = [](const Normalizer& form, const std::string& text) {
     PieceBuilder builder;
-    return form.apply({text}, builder) ? std::string(builder.piece().text) : text;
+    return form({text}, builder) ? std::string(builder.piece().text) : text;
   };
   const auto nfc = make_unicode_form(true, false, ComposeTables::kUnicode);
   const auto nfd = make_unicode_form(false, false, ComposeTables::kUnicode);
   const auto nfkc = make_unicode_form(true, true, ComposeTables::kUnicode);
-  EXPECT_EQ(apply(*nfc, "a\u0323\u0301"), "\u1EA1\u0301");
-  EXPECT_EQ(apply(*nfc, "\u212B"), "\u00C5");
-  EXPECT_EQ(apply(*nfd, "\u1EA1"), "a\u0323");
-  EXPECT_EQ(apply(*nfkc, "ﬁ①Å"), "fi1Å");
-  EXPECT_EQ(apply(*nfkc, "\uFF76\uFF9E"), "\u30AC");  // halfwidth ka and voicing mark
-  EXPECT_EQ(apply(*nfc, "plain"), "plain");
+  EXPECT_EQ(apply(nfc, "a\u0323\u0301"), "\u1EA1\u0301");
+  EXPECT_EQ(apply(nfc, "\u212B"), "\u00C5");
+  EXPECT_EQ(apply(nfd, "\u1EA1"), "a\u0323");
+  EXPECT_EQ(apply(nfkc, "ﬁ①Å"), "fi1Å");
+  EXPECT_EQ(apply(nfkc, "\uFF76\uFF9E"), "\u30AC");  // halfwidth ka and voicing mark
+  EXPECT_EQ(apply(nfc, "plain"), "plain");
   // A mark newer than the reference's tables stays where it is only for the reference.
   const std::string recent = "a\u1AC5\u0327";
-  EXPECT_EQ(apply(*make_unicode_form(true, false, ComposeTables::kReference), recent), recent);
-  EXPECT_NE(apply(*nfc, recent), recent);
+  EXPECT_EQ(apply(make_unicode_form(true, false, ComposeTables::kReference), recent), recent);
+  EXPECT_NE(apply(nfc, recent), recent);
 }
 
 TEST(TokenizerParts, SearchCoversTheText) {
@@ -220,5 +219,5 @@ TEST(TokenizerParts, CacheKeepsOnlyWhatFits) {
   EXPECT_FALSE(cache.find("abcde", 1, out));
 }
 
-}  // namespace
+}  // namespace tokenizer_parts_test
 }  // namespace emend::models::detail

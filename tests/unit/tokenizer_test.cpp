@@ -10,7 +10,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::models {
-namespace {
+namespace tokenizer_test {
 
 using emend::testing::added_token;
 using emend::testing::byte_level_json;
@@ -274,5 +274,5 @@ TEST(Tokenizer, ThreadsShareOneTokenizer) {
   EXPECT_EQ(wrong, 0);
 }
 
-}  // namespace
+}  // namespace tokenizer_test
 }  // namespace emend::models

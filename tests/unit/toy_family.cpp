@@ -48,6 +48,19 @@ FamilySpec toy_family() {
                   "model.norm",          "lm_head",
                   "model.embed",         ""};
 
+  // GGUF: the sizes come from the keys above, the row order from the block; here is what llama.cpp would call it, and
+  // what its metadata and tensors say beyond that. Without an architecture the family has no GGUF form.
+  spec.gguf.architecture = "toy";
+  spec.gguf.class_name = "ToyForCausalLM";
+  spec.gguf.not_in_config = {"head_dim"};
+  spec.gguf.tensor_name = [](const ModelConfig&, Part part) { return part == Part::kAttnNorm ? "block_norm" : ""; };
+  spec.gguf.pre = {{"toy-bpe", {{"type", "WhitespaceSplit"}}}};
+  spec.gguf.read = [](const GgufConfigReader& reader, nlohmann::json& config) {
+    config["use_bias"] = reader.has("blk.0.ffn_up.bias");
+    config["use_memory"] = reader.flag("use_memory").value_or(false);
+  };
+  spec.gguf.write = [](const ModelConfig&, GgufConfig& out) { out.note("llama.cpp does not know this family"); };
+
   // A tiny model for the tests that loop over all families.
   spec.debug = {{"plain", R"({"model_type": "toy", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
                               "num_key_value_heads": 2, "vocab_size": 101, "max_position_embeddings": 64,

@@ -8,9 +8,10 @@
 #include <cmath>
 
 #include "support/hash_tokenizer.h"
+#include "support/trace_reference.h"
 
 namespace emend::evaluation {
-namespace {
+namespace tracing_test {
 
 using testing::worded_model;
 
@@ -31,9 +32,9 @@ TraceOptions options() {
   return options;
 }
 
-class EveryFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
+class EveryTracedFamily : public ::testing::TestWithParam<testing::FamilyFlavour> {};
 
-TEST_P(EveryFamily, BatchedTraceEqualsFullPasses) {
+TEST_P(EveryTracedFamily, BatchedTraceEqualsFullPasses) {
   const auto model = worded_model(GetParam());
   for (const auto& rotary : model.config().rotaries)
     if (rotary.depends_on_length()) GTEST_SKIP() << "rotary frequencies change with the length of such short texts";
@@ -58,7 +59,7 @@ TEST_P(EveryFamily, BatchedTraceEqualsFullPasses) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, EveryFamily, ::testing::ValuesIn(testing::all_flavours()),
+INSTANTIATE_TEST_SUITE_P(Families, EveryTracedFamily, ::testing::ValuesIn(testing::all_flavours()),
                          [](const auto& info) { return info.param.family + "_" + info.param.flavour; });
 
 TEST(Tracing, RestoringEverythingThatReachesTheAnswerGivesTheCleanRun) {
@@ -201,5 +202,5 @@ TEST(TraceSummaryTest, DrawsHeatMaps) {
   EXPECT_THROW((void)trace_svg(summary.traces[0], TraceKind::kAttention), Error);
 }
 
-}  // namespace
+}  // namespace tracing_test
 }  // namespace emend::evaluation

@@ -4,8 +4,8 @@
 #include <emend/core/error.h>
 #include <emend/datasets/instructions.h>
 #include <emend/devices/route.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/tuning.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/tuning.h>
 #include <emend/models/config.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 #include "support/tiny_tokenizer.h"
 
 namespace emend::editors {
-namespace {
+namespace tuning_test {
 
 using testing::TemporaryFolder;
 
@@ -236,5 +236,5 @@ TEST(Instructions, BadRowsNameLineAndField) {
   refused("", {"rows.jsonl"});
 }
 
-}  // namespace
+}  // namespace tuning_test
 }  // namespace emend::editors

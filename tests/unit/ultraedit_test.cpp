@@ -1,15 +1,15 @@
 // UltraEdit on tiny models: the signals against the weight's gradient, the formula written out plainly, turns, memory.
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/learning_pass.h>
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/learning_pass.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
 
 namespace emend {
-namespace {
+namespace ultraedit_test {
 
 using editors::EditContext;
 using testing::all_weights;
@@ -147,5 +147,5 @@ TEST(UltraEdit, NamesItsMatricesAsPublishedFilesDo) {
     EXPECT_THROW((void)ultraedit(model, bad), Error) << bad;
 }
 
-}  // namespace
+}  // namespace ultraedit_test
 }  // namespace emend

@@ -8,7 +8,7 @@
 #include <random>
 
 namespace emend::devices {
-namespace {
+namespace work_sharing_test {
 
 TEST(WorkSharing, SharesCoverEveryItemOnceInOrder) {
   std::mt19937 random(7);
@@ -70,5 +70,5 @@ TEST(WorkSharing, AProcessOnItsOwnDoesEverythingItself) {
   EXPECT_THROW((void)alone.by_first([]() -> std::string { throw Error(ErrorClass::kNumeric, "no"); }), Error);
 }
 
-}  // namespace
+}  // namespace work_sharing_test
 }  // namespace emend::devices

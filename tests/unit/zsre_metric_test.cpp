@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace emend::evaluation {
-namespace {
+namespace zsre_metric_test {
 
 TEST(Zsre, AveragesTokensThenRecords) {
   datasets::FactSet facts;
@@ -45,5 +45,5 @@ TEST(Zsre, AveragesTokensThenRecords) {
   EXPECT_EQ(outcome.cases[1]["neighborhood_prompts_correct"], nlohmann::json::array());
 }
 
-}  // namespace
+}  // namespace zsre_metric_test
 }  // namespace emend::evaluation

@@ -1,147 +1,98 @@
 #include "options.h"
 
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/workflow/save_formats.h>
 
-#include <algorithm>
-
-#include "../compute_options.h"
-#include "../statistics_options.h"
+#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
 
-void add_editor_options(CLI::App& command, EditOptions& options) {
-  const char* group = "Editor";
-  std::string names;
-  for (const auto& editor : editors::all_editors()) names += (names.empty() ? "" : ", ") + editor.name;
-  command.add_option("--editor", options.editor, "method: " + names)->group(group)->type_name("NAME");
-  command
-      .add_option("--hparams", options.hparams,
-                  "hyper-parameters: a YAML or JSON file or a preset's name; default: the preset for the model")
-      ->group(group)
-      ->type_name("FILE|NAME");
-  command.add_option("--set", options.set, "override one hyper-parameter, KEY=VALUE (repeatable)")
-      ->group(group)
-      ->type_name("KEY=VALUE");
-  command
-      .add_option("--batch-size", options.batch_size,
-                  "facts per batch; 0: all at once where the editor is a batch editor, else one by one")
-      ->group(group)
-      ->check(CLI::NonNegativeNumber);
-  command
-      .add_option("--protocol", options.protocol,
-                  "sequential (batches on the live model), or single (each batch, of one fact by default, from the "
-                  "unedited model: judged at once and taken back)")
-      ->group(group)
-      ->check(CLI::IsMember({"sequential", "single"}));
-  command.add_option("--engine", options.engine, "fast, or reference (as published: slow)")
-      ->group(group)
-      ->check(CLI::IsMember({"fast", "reference"}));
-  command
-      .add_option("--contexts", options.contexts,
-                  "JSON file of context templates; default: sampled from the model with --seed")
-      ->group(group)
-      ->type_name("FILE");
-  command.add_option("--solve-dtype", options.solve_dtype, "float64 or float32")
-      ->group(group)
-      ->check(CLI::IsMember({"float64", "float32"}));
-  add_compute_option(command, options.compute_dtype, group);
-  command.add_option("--seed", options.seed, "random seed of everything that is sampled")->group(group);
+void add_editor_options(Options& o, RunOptions& options) {
+  o.group("Editor")
+      .add("--editor", &options.editor, "method: " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
+           {.type = "NAME"})
+      .add("--hparams", &options.hparams,
+           "hyper-parameters: a YAML or JSON file or a preset's name; default: the preset for the model",
+           {.type = "FILE|NAME"})
+      .add("--set", &options.set, "override one hyper-parameter, KEY=VALUE (repeatable)", {.type = "KEY=VALUE"})
+      .add("--batch-size", &options.batch_size,
+           "facts per batch; 0: all at once where the editor is a batch editor, else one by one",
+           {.limits = kNonNegative})
+      .add("--protocol", &options.protocol,
+           "sequential (batches on the live model), or single (each batch, of one fact by default, from the "
+           "unedited model: judged at once and taken back)",
+           {.choices = {"sequential", "single"}})
+      .add("--engine", &options.engine, "fast, or reference (as published: slow)", {.choices = {"fast", "reference"}})
+      .add("--contexts", &options.contexts,
+           "JSON file of context templates; default: sampled from the model with --seed", {.type = "FILE"})
+      .add("--solve-dtype", &options.solve_dtype, "float64 or float32", {.choices = {"float64", "float32"}});
+  add_compute_option(o.group("Editor"), options.compute_dtype);
+  o.group("Editor").add("--seed", &options.seed, "random seed of everything that is sampled");
 }
 
-void add_statistics_options(CLI::App& command, EditOptions& options) {
-  const char* group = "Key statistics";
-  command
-      .add_option("--corpus", options.corpus,
-                  "text file or JSON lines with \"text\"; default: text sampled from the model itself")
-      ->group(group)
-      ->type_name("FILE");
-  add_stats_amount_options(command, options.stats_tokens, options.stats_import, group);
-  command.add_option("--stats-length", options.stats_length, "longest document in tokens")
-      ->group(group)
-      ->check(CLI::PositiveNumber);
-  command.add_option("--stats-dtype", options.stats_dtype, "dtype of the stored moments; sums are float64")
-      ->group(group)
-      ->check(CLI::IsMember({"float64", "float32"}));
-  command.add_option("--stats-cache", options.stats_cache, "folder of cached statistics; default: <cache>/statistics")
-      ->group(group)
-      ->type_name("DIR");
+void add_statistics_options(Options& o, RunOptions& options) {
+  o.group("Key statistics")
+      .add("--corpus", &options.corpus,
+           "text file or JSON lines with \"text\"; default: text sampled from the model itself", {.type = "FILE"});
+  add_stats_amount_options(o.group("Key statistics"), options);
+  o.group("Key statistics")
+      .add("--stats-length", &options.stats_length, "longest document in tokens", {.limits = kPositive})
+      .add("--stats-dtype", &options.stats_dtype, "dtype of the stored moments; sums are float64",
+           {.choices = {"float64", "float32"}})
+      .add("--stats-cache", &options.stats_cache, "folder of cached statistics; default: <cache>/statistics",
+           {.type = "DIR"});
+}
+
+void add_guard_options(Options& o, RunOptions& options) {
+  o.group("Guards")
+      .add("--fix", &options.fix, "repair facts where the remedy is clear (emend lint shows what)")
+      .add("--on-collapse", &options.on_collapse,
+           "when a batch breaks the model: warn, skip (take it back), stop (and save the rest), revert (all)",
+           {.choices = {"warn", "skip", "stop", "revert"}})
+      .add("--max-divergence", &options.guard.divergence,
+           "limit of KL(unedited || edited) on neutral prompts, in nat; 0: none", {.limits = kNonNegative})
+      .add("--max-update", &options.guard.relative_update, "limit of a batch's update relative to its weight; 0: none",
+           {.limits = kNonNegative})
+      .add("--max-condition", &options.guard.condition, "limit of the condition number of the solved systems; 0: none",
+           {.limits = kNonNegative});
 }
 
 }  // namespace
 
-bool EditOptions::saves(const std::string& what) const {
-  return std::find(save.begin(), save.end(), what) != save.end();
+void add_stats_amount_options(OptionGroup group, RunOptions& options) {
+  group
+      .add("--stats-tokens", CountOrAuto{&options.stats_tokens, editors::kAutoTokens, "tokens"},
+           "tokens to read; 0: ten for each key dimension; auto: until two halves of the text agree",
+           {.type = "N|auto"})
+      .add("--stats-import", &options.stats_import,
+           "published statistics instead: .npz files as the MEMIT repository has them, {layer} standing for the layer",
+           {.type = "PATTERN"});
 }
 
-void add_edit_options(CLI::App& command, EditOptions& options) {
-  add_model_options(command, options.model);
-  add_fact_options(command, options.facts, true);
-  add_editor_options(command, options);
-  add_statistics_options(command, options);
-  add_metric_options(command, options.metrics);
-  const char* evaluation = "Evaluation";
-  command.add_option("--eval-at", options.eval_at, "when: end, each (after every batch), every=N (facts)")
-      ->group(evaluation)
-      ->delimiter(',')
-      ->type_name("LIST");
-  command.add_option("--show", options.show, "facts whose continuations are printed before and after")
-      ->group(evaluation)
-      ->check(CLI::NonNegativeNumber);
-  const char* guards = "Guards";
-  command.add_flag("--fix", options.fix, "repair facts where the remedy is clear (emend lint shows what)")
-      ->group(guards);
-  command
-      .add_option("--on-collapse", options.on_collapse,
-                  "when a batch breaks the model: warn, skip (take it back), stop (and save the rest), revert (all)")
-      ->group(guards)
-      ->check(CLI::IsMember({"warn", "skip", "stop", "revert"}));
-  command
-      .add_option("--max-divergence", options.guard.divergence,
-                  "limit of KL(unedited || edited) on neutral prompts, in nat; 0: none")
-      ->group(guards)
-      ->check(CLI::NonNegativeNumber);
-  command
-      .add_option("--max-update", options.guard.relative_update,
-                  "limit of a batch's update relative to its weight; 0: none")
-      ->group(guards)
-      ->check(CLI::NonNegativeNumber);
-  command
-      .add_option("--max-condition", options.guard.condition,
-                  "limit of the condition number of the solved systems; 0: none")
-      ->group(guards)
-      ->check(CLI::NonNegativeNumber);
-  const char* run = "Run";
-  command.add_option("--out", options.out, "run folder; default: runs/<time>-<editor>-<model>")
-      ->group(run)
-      ->type_name("DIR");
-  command.add_option("--save", options.save, "pack, model, gguf, peft or none")
-      ->group(run)
-      ->delimiter(',')
-      ->type_name("LIST")
-      ->check(CLI::IsMember({"pack", "model", "gguf", "peft", "none"}));
-  command.add_flag("--resume", options.resume, "go on with an interrupted run in --out")->group(run);
-  command.add_flag("--dry-run", options.dry_run, "check everything, show the plan, change nothing")->group(run);
-  command.add_flag("--strict", options.strict, "exit with 6 if some edits failed")->group(run);
-}
-
-EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
-  EvalSchedule schedule;
-  for (const auto& item : items) {
-    if (item == "each") {
-      schedule.each = true;
-    } else if (item == "end") {
-      schedule.end = true;
-    } else if (item.rfind("every=", 0) == 0 && item.size() > 6 && item.size() < 16 &&
-               item.find_first_not_of("0123456789", 6) == std::string::npos && std::stoll(item.substr(6)) > 0) {
-      schedule.every = std::stoll(item.substr(6));
-    } else {
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"--eval-at", "\"" + item + "\"", "end, each or every=N with N of at least 1", ""});
-    }
-  }
-  return schedule;
+void add_edit_options(Options& o, RunOptions& options) {
+  add_model_options(o, options.model);
+  add_fact_options(o, options.facts, true);
+  add_editor_options(o, options);
+  add_statistics_options(o, options);
+  add_metric_options(o, options.metrics);
+  o.group("Evaluation")
+      .add("--eval-at", &options.eval_at, "when: end, each (after every batch), every=N (facts)",
+           {.type = "LIST", .list = true})
+      .add("--show", &options.show, "facts whose continuations are printed before and after", {.limits = kNonNegative});
+  add_guard_options(o, options);
+  std::vector<std::string> forms;
+  for (const auto& format : workflow::save_formats()) forms.push_back(format.name);
+  auto choices = forms;
+  choices.emplace_back("none");
+  o.group("Run")
+      .add("--out", &options.out, "run folder; default: runs/<time>-<editor>-<model>", {.type = "DIR"})
+      .add("--save", &options.save, join(forms) + " or none", {.type = "LIST", .choices = choices, .list = true})
+      .add("--resume", &options.resume, "go on with an interrupted run in --out")
+      .add("--dry-run", &options.dry_run, "check everything, show the plan, change nothing")
+      .add("--strict", &options.strict, "exit with 6 if some edits failed");
 }
 
 }  // namespace emend::tools

@@ -74,6 +74,7 @@ setup_packages() {
     -o DPkg::Lock::Timeout=120 update
   run_logged "${#missing[@]} packages and what they need" last_log_line "${as_root[@]}" apt-get -q -y \
     --no-install-recommends -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 install "${missing[@]}"
+  rm -f "$build_dir/.settings"  # configure again: what has just been installed is to be found
   mapfile -t missing < <(missing_packages "${lists[@]}")
   [ "${#missing[@]}" -eq 0 ] || die "Debian packages are still missing: ${missing[*]}" \
     "apt-get ended without an error all the same" "see $PWD/$log"

@@ -1,36 +1,32 @@
 // The fast engine beside the reference engine, in one run on one machine: seconds are only worth their ratio.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/statistics.h>
-#include <emend/editors/transaction.h>
+#include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
 #include <emend/models/products.h>
 #include <emend/models/published_shapes.h>
+#include <emend/workflow/session.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <iostream>
 #include <random>
 
-#include "../compute_options.h"
-#include "../edit/inputs.h"
-#include "../run_directory.h"
-#include "../statistics_options.h"
-#include "bench_measure.h"
-#include "bench_synthetic.h"
+#include "../benchmarks.h"
+#include "../edit/options.h"
+#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
-  EditOptions edit;
+struct BenchArguments {
+  RunOptions edit;
   SyntheticOptions synthetic;   ///< with --shape; its growth and statistics tokens also without
   std::string shape;            ///< empty: a real model
   int64_t shape_layers = 0;     ///< 0: all
@@ -44,12 +40,12 @@ struct Options {
 
 class Bench {
  public:
-  Bench(const Options& options, Common& common) : options_(options), common_(common) {}
+  Bench(const BenchArguments& options, Common& common) : options_(options), common_(common) {}
 
   ordered_json run() {
     if (!options_.shape.empty()) return run_shape();
     facts_ = options_.edit.facts.file.empty() ? datasets::load_bundled_facts(options_.edit.facts.read, common_.log)
-                                              : load_named_facts(options_.edit.facts, common_);
+                                              : workflow::load_named_facts(options_.edit.facts, common_);
     checkpoint_ = open_named(options_.edit.model);
     model_.emplace(load_named(checkpoint_, options_.edit.model, common_));
     describe(checkpoint_->path().filename().string());
@@ -108,36 +104,35 @@ class Bench {
     document_["width_growth"].push_back(std::move(row));
   }
 
+  std::unique_ptr<editors::Editor> make_editor() const {
+    const auto& edit = options_.edit;
+    const auto raw = workflow::find_hparams(edit.editor, edit.hparams, edit.set, *checkpoint_, &*model_, common_.log);
+    return editors::make_editor(edit.editor, raw, *model_, common_.log);
+  }
+
   struct Edited {
     Measure targets, insert;
     editors::Trace trace;
     nlohmann::json metrics;
   };
 
-  // One edit of the unedited model, judged and taken back.
-  Edited edit_with(editors::Engine engine, const ComputeChoice& compute, std::span<const datasets::Fact> facts,
+  // One edit of the unedited model, judged and taken back. `narrow`: in the arithmetic that was asked for.
+  Edited edit_with(editors::Engine engine, bool narrow, std::span<const datasets::Fact> facts,
                    editors::StatisticsProvider& statistics, std::optional<editors::ContextTemplates>& contexts) {
-    const auto raw =
-        editor_hparams(options_.edit.editor, options_.edit.hparams, options_.edit.set, *checkpoint_, &*model_, common_);
-    const auto editor = editors::make_editor(options_.edit.editor, raw, *model_, common_.log);
-    if (const auto layers = editor->statistics_layers(); !layers.empty()) statistics.prepare(*model_, layers);
+    auto options = options_.edit;
+    options.engine = editors::to_string(engine);
+    if (!narrow) options.compute_dtype.clear();
+    options.watch = false;
+    workflow::Handles lent = common_;
+    lent.statistics = &statistics;
+    workflow::Session session(*model_, options, lent);
+    if (const auto layers = session.editor().statistics_layers(); !layers.empty()) statistics.prepare(*model_, layers);
     Edited edited;
-    editors::EditTransaction transaction(*model_);
-    editors::EditContext context;
-    context.seed = options_.edit.seed;
-    context.engine = engine;
-    context.compute_dtype = compute.dtype;
-    context.tf32 = compute.tf32;
-    context.contexts = contexts;
-    context.statistics = &statistics;
-    context.transaction = &transaction;
-    context.cancel = common_.cancel;
-    context.progress = common_.progress;
-    context.log = common_.log;
-    context.trace = &edited.trace;
+    session.context().contexts = contexts;
+    session.context().trace = &edited.trace;
     editors::EditResult result;
-    const Measure all = measured(*model_, [&] { result = editor->edit(*model_, facts, context); });
-    contexts = context.contexts;
+    const Measure all = measured(*model_, [&] { result = session.edit(facts); });
+    if (result.contexts) contexts = result.contexts;
     edited.targets = {result.seconds["targets"], all.gflop, all.peak_bytes};
     edited.insert.seconds = result.seconds["insert"];
     if (facts.size() == facts_.facts.size()) {
@@ -145,23 +140,23 @@ class Bench {
       evaluate.cancel = common_.cancel;
       edited.metrics = evaluation::evaluate(*model_, facts_, {"counterfact"}, evaluate).summary["counterfact"];
     }
-    transaction.restore();
+    session.undo();
     return edited;
   }
 
   void edit() {
-    const auto statistics = statistics_provider(options_.edit, common_);
-    std::optional<editors::ContextTemplates> contexts = named_contexts(options_.edit.contexts);
+    const auto statistics = workflow::statistics_provider(options_.edit, common_);
+    std::optional<editors::ContextTemplates> contexts = workflow::named_contexts(options_.edit);
     const auto n = static_cast<int64_t>(facts_.facts.size());
-    const auto fast_with = [&](const ComputeChoice& compute) {
-      return edit_with(editors::Engine::kFast, compute, facts_.facts, *statistics, contexts);
+    const auto fast_with = [&](bool narrow) {
+      return edit_with(editors::Engine::kFast, narrow, facts_.facts, *statistics, contexts);
     };
-    const Edited fast = fast_with({});
+    const Edited fast = fast_with(false);
     common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
     std::optional<Edited> narrow;
     const auto compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
-    if (!compute.plain) narrow = fast_with(compute);
-    const Edited reference = edit_with(editors::Engine::kReference, {}, facts_.facts, *statistics, contexts);
+    if (!compute.plain) narrow = fast_with(true);
+    const Edited reference = edit_with(editors::Engine::kReference, false, facts_.facts, *statistics, contexts);
     document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);
     if (narrow)
       document_["phases"]["targets_" + compute.name] =
@@ -174,15 +169,14 @@ class Bench {
       document_["quality"]["z_relative_difference_" + compute.name] = target_difference(reference.trace, narrow->trace);
       document_["quality"][compute.name] = narrow->metrics;
     }
-    for (const int64_t facts : options_.synthetic.growth) grow(facts, compute, *statistics, contexts);
+    for (const int64_t facts : options_.synthetic.growth) grow(facts, *statistics, contexts);
   }
 
   // The fast engine on the first facts of the file.
-  void grow(int64_t facts, const ComputeChoice& compute, editors::StatisticsProvider& statistics,
+  void grow(int64_t facts, editors::StatisticsProvider& statistics,
             std::optional<editors::ContextTemplates>& contexts) {
     const auto n = std::min(static_cast<size_t>(facts), facts_.facts.size());
-    const Edited some =
-        edit_with(editors::Engine::kFast, compute, std::span(facts_.facts).first(n), statistics, contexts);
+    const Edited some = edit_with(editors::Engine::kFast, true, std::span(facts_.facts).first(n), statistics, contexts);
     document_["growth"].push_back({{"facts", n},
                                    {"targets_s", some.targets.seconds},
                                    {"targets_s_per_fact", some.targets.seconds / static_cast<double>(n)},
@@ -207,9 +201,7 @@ class Bench {
 
   // A pass over the text for each layer, one document after the other, as published; and one packed pass for all.
   void statistics() {
-    const auto raw =
-        editor_hparams(options_.edit.editor, options_.edit.hparams, options_.edit.set, *checkpoint_, &*model_, common_);
-    const auto layers = editors::make_editor(options_.edit.editor, raw, *model_, common_.log)->statistics_layers();
+    const auto layers = make_editor()->statistics_layers();
     if (layers.empty()) return;
     std::mt19937_64 random(options_.edit.seed);
     std::vector<std::vector<int64_t>> rows;
@@ -245,7 +237,7 @@ class Bench {
     document_["phases"]["evaluate"] = phase_document(reference, fast, peak_);
   }
 
-  const Options& options_;
+  const BenchArguments& options_;
   Common& common_;
   ordered_json document_ = {{"machine", nullptr}, {"model", nullptr}};
   double peak_ = 1, narrow_peak_ = 1;
@@ -254,119 +246,105 @@ class Bench {
   std::optional<models::Model> model_;
 };
 
-void print(const ordered_json& document) {
-  std::printf(
-      "%s, %s facts, %s threads; products peak at %.0f GFLOP/s in float32 (LibTorch's default: %.0f), %.0f in "
-      "bfloat16\n",
-      document["model"].get<std::string>().c_str(), document["facts"].dump().c_str(),
-      document["machine"]["threads"].dump().c_str(), document["machine"]["gemm_peak_gflops"]["float32"].get<double>(),
-      document["machine"]["gemm_peak_gflops"]["float32_libtorch"].get<double>(),
-      document["machine"]["gemm_peak_gflops"]["bfloat16"].get<double>());
-  std::printf("%-18s %12s %12s %8s %10s %10s\n", "phase", "reference s", "fast s", "ratio", "of peak", "facts/s");
-  for (const auto& entry : document["phases"].items()) {
-    const auto& phase = entry.value();
-    const auto cell = [&](const char* key, int width, int digits, double scale, const char* unit) {
-      if (phase.contains(key)) {
-        std::printf(" %*.*f%s", width, digits, scale * phase[key].get<double>(), unit);
-      } else {
-        std::printf(" %*s%s", width, "", std::string(std::strlen(unit), ' ').c_str());
-      }
-    };
-    std::printf("%-18s", entry.key().c_str());
-    cell("reference_s", 12, 2, 1, "");
-    cell("fast_s", 12, 2, 1, "");
-    cell("ratio", 7, 1, 1, "x");
-    cell("fraction_of_peak", 9, 0, 100, "%");
-    cell("facts_per_second", 10, 2, 1, "");
-    std::printf("\n");
-  }
+std::string fixed(double value, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string cell(const ordered_json& row, const char* key, int digits, double scale = 1, const char* unit = "") {
+  return row.contains(key) && row[key].is_number() ? fixed(scale * row[key].get<double>(), digits) + unit : "";
+}
+
+std::string phases_text(const ordered_json& document) {
+  const auto& peak = document["machine"]["gemm_peak_gflops"];
+  const auto timed = document.value("phases", ordered_json::object());
+  TextTable phases({"phase", "reference s", "fast s", "ratio", "of peak", "facts/s"});
+  for (const auto& [name, phase] : timed.items())
+    phases.add({name, cell(phase, "reference_s", 2), cell(phase, "fast_s", 2), cell(phase, "ratio", 1, 1, "x"),
+                cell(phase, "fraction_of_peak", 0, 100, "%"), cell(phase, "facts_per_second", 2)});
+  return document["model"].get<std::string>() + ", " + document["facts"].dump() + " facts, " +
+         document["machine"]["threads"].dump() + " threads; products peak at " + cell(peak, "float32", 0) +
+         " GFLOP/s in float32 (LibTorch's default: " + cell(peak, "float32_libtorch", 0) + "), " +
+         cell(peak, "bfloat16", 0) + " in bfloat16\n" + phases.text("");
+}
+
+std::string growth_text(const ordered_json& document) {
+  std::string text;
   if (document.contains("growth")) {
-    std::printf("%-12s %12s %16s\n", "facts", "targets s", "targets s/fact");
+    TextTable table({"facts", "targets s", "targets s/fact"});
     for (const auto& row : document["growth"])
-      std::printf("%-12s %12.2f %16.4f\n", row["facts"].dump().c_str(), row["targets_s"].get<double>(),
-                  row["targets_s_per_fact"].get<double>());
+      table.add({row["facts"].dump(), cell(row, "targets_s", 2), cell(row, "targets_s_per_fact", 4)});
+    text += table.text("");
   }
   if (document.contains("width_growth")) {
-    std::printf("%-12s %12s %12s %14s %12s\n", "width", "parameters", "targets s", "GFLOP a fact", "solve s");
+    TextTable table({"width", "parameters", "targets s", "GFLOP a fact", "solve s"});
     for (const auto& row : document["width_growth"])
-      std::printf("%-12s %12s %12.2f %14.1f %12.3f\n", row["width"].dump().c_str(), row["parameters"].dump().c_str(),
-                  row["targets_s"].get<double>(), row["gflop_per_fact"].get<double>(), row.value("solve_s", 0.0));
+      table.add({row["width"].dump(), row["parameters"].dump(), cell(row, "targets_s", 2),
+                 cell(row, "gflop_per_fact", 1), cell(row, "solve_s", 3)});
+    text += table.text("");
   }
-  if (document.contains("quality"))
-    std::printf("largest relative difference of targets: %.2g; score reference %.2f, fast %.2f\n",
-                document["quality"]["z_relative_difference"].get<double>(),
-                document["quality"]["reference"].value("score", 0.0), document["quality"]["fast"].value("score", 0.0));
+  return text;
+}
+
+std::string quality_text(const ordered_json& quality) {
+  // Null where the facts lack a part of it.
+  const auto score = [&](const std::string& engine) {
+    const auto text = cell(quality[engine], "score", 2);
+    return text.empty() ? "–" : text;
+  };
+  std::string text = "largest relative difference of targets: " + short_number(quality["z_relative_difference"]) +
+                     "; score reference " + score("reference") + ", fast " + score("fast") + "\n";
   for (const std::string name : {"bfloat16", "tf32"})
-    if (document.contains("quality") && document["quality"].contains(name))
-      std::printf("with %s arithmetic: difference %.2g, score %.2f\n", name.c_str(),
-                  document["quality"]["z_relative_difference_" + name].get<double>(),
-                  document["quality"][name].value("score", 0.0));
+    if (quality.contains(name))
+      text += "with " + name + " arithmetic: difference " + short_number(quality["z_relative_difference_" + name]) +
+              ", score " + score(name) + "\n";
+  return text;
 }
 
 }  // namespace
 
-VerbRun setup_bench(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  auto& edit = options->edit;
+VerbRun setup_bench(Options& o) {
+  auto& options = o.arguments<BenchArguments>();
+  auto& edit = options.edit;
+  auto& synthetic = options.synthetic;
   edit.facts.read.limit = 8;
-  add_model_options(command, edit.model);
-  add_fact_options(command, edit.facts, false);
-  command.add_option("--editor", edit.editor, "locate-then-edit method")->group("Bench")->type_name("NAME");
-  command.add_option("--hparams", edit.hparams, "hyper-parameters; default: the preset for the model")
-      ->group("Bench")
-      ->type_name("FILE|NAME");
-  command.add_option("--set", edit.set, "override one hyper-parameter, KEY=VALUE (repeatable)")->group("Bench");
-  command.add_option("--corpus", edit.corpus, "text for the key statistics; default: sampled from the model")
-      ->group("Bench")
-      ->type_name("FILE");
-  add_stats_amount_options(command, edit.stats_tokens, edit.stats_import, "Bench");
-  add_compute_option(command, edit.compute_dtype, "Bench");
-  std::string shapes;
-  for (const auto& name : models::published_shape_names()) shapes += (shapes.empty() ? "" : ", ") + name;
-  command.add_option("--shape", options->shape, "random weights of a published size instead of a model: " + shapes)
-      ->group("Bench")
-      ->type_name("NAME");
-  command.add_option("--shape-layers", options->shape_layers, "with so many layers only; 0: all")
-      ->group("Bench")
-      ->needs("--shape")
-      ->check(CLI::NonNegativeNumber);
-  command
-      .add_option("--reference-facts", options->synthetic.reference_facts,
-                  "with --shape: facts that the reference engine is measured on; 0: none")
-      ->group("Bench")
-      ->needs("--shape")
-      ->check(CLI::NonNegativeNumber);
-  command.add_option("--steps", options->synthetic.steps, "with --shape: steps of the optimisation")
-      ->group("Bench")
-      ->needs("--shape")
-      ->check(CLI::Range(2, 1000));
-  command
-      .add_option("--growth", options->synthetic.growth, "numbers of facts for which the fast engine is timed as well")
-      ->group("Bench")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  command
-      .add_option("--widths", options->widths, "with --shape: hidden widths for which the fast engine is timed as well")
-      ->group("Bench")
-      ->needs("--shape")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  command.add_option("--cache", edit.metrics.cache, "folder of cached statistics")->group("Bench")->type_name("DIR");
-  command.add_option("--bench-tokens", options->synthetic.statistics_tokens, "tokens of the statistics that are timed")
-      ->group("Bench");
-  command.add_option("--phases", options->phases, "what to time: targets (with insertion), statistics, evaluate")
-      ->group("Bench")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"targets", "statistics", "evaluate"}));
-  command.add_option("--seed", edit.seed, "random seed")->group("Bench");
-  command.footer("Seconds depend on the machine and on what else it does; compare the ratio of one run.");
-  return [options](Common& common) {
-    const auto document = Bench(*options, common).run();
-    if (common.json) {
-      std::cout << dump_json(document) << '\n';
-    } else {
-      print(document);
-    }
+  edit.metrics.cache = kCacheFolder;
+  add_model_options(o, edit.model);
+  add_fact_options(o, edit.facts, false);
+  o.group("Bench")
+      .add("--editor", &edit.editor, "locate-then-edit method", {.type = "NAME"})
+      .add("--hparams", &edit.hparams, "hyper-parameters; default: the preset for the model", {.type = "FILE|NAME"})
+      .add("--set", &edit.set, "override one hyper-parameter, KEY=VALUE (repeatable)")
+      .add("--corpus", &edit.corpus, "text for the key statistics; default: sampled from the model", {.type = "FILE"});
+  add_stats_amount_options(o.group("Bench"), edit);
+  add_compute_option(o.group("Bench"), edit.compute_dtype);
+  o.group("Bench")
+      .add("--shape", &options.shape,
+           "random weights of a published size instead of a model: " + join(models::published_shape_names()),
+           {.type = "NAME"})
+      .add("--shape-layers", &options.shape_layers, "with so many layers only; 0: all",
+           {.limits = kNonNegative, .needs = "--shape"})
+      .add("--reference-facts", &synthetic.reference_facts,
+           "with --shape: facts that the reference engine is measured on; 0: none",
+           {.limits = kNonNegative, .needs = "--shape"})
+      .add("--steps", &synthetic.steps, "with --shape: steps of the optimisation",
+           {.limits = {2, 1000}, .needs = "--shape"})
+      .add("--growth", &synthetic.growth, "numbers of facts for which the fast engine is timed as well",
+           {.limits = kPositive, .list = true})
+      .add("--widths", &options.widths, "with --shape: hidden widths for which the fast engine is timed as well",
+           {.limits = kPositive, .list = true, .needs = "--shape"})
+      .add("--cache", &edit.metrics.cache, "folder of cached statistics", {.type = "DIR"})
+      .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed")
+      .add("--phases", &options.phases, "what to time: targets (with insertion), statistics, evaluate",
+           {.choices = {"targets", "statistics", "evaluate"}, .list = true})
+      .add("--seed", &edit.seed, "random seed");
+  o.footer = "Seconds depend on the machine and on what else it does; compare the ratio of one run.";
+  return [&options](Common& common) {
+    const auto document = Bench(options, common).run();
+    const bool judged = document.contains("quality");
+    common.print(document,
+                 phases_text(document) + growth_text(document) + (judged ? quality_text(document["quality"]) : ""));
     return 0;
   };
 }

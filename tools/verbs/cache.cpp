@@ -1,15 +1,12 @@
 // The folder of what can be computed again: what is in it, whether it is whole, and how to make it smaller.
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/units.h>
 
 #include <ctime>
-#include <iostream>
-#include <nlohmann/json.hpp>
 
-#include "../cli.h"
 #include "../fact_options.h"
-#include "../run_directory.h"
 #include "../text_table.h"
 
 namespace emend::tools {
@@ -18,8 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-struct Options {
-  std::string action = "list", folder = MetricOptions().cache, max_size;
+struct CacheArguments {
+  std::string action = "list", folder = kCacheFolder, max_size;
   bool remove = false;
 };
 
@@ -56,11 +53,8 @@ std::string contents_of(const CacheEntry& entry) {
     if (entry.kind == "statistics")
       return metadata.at("count") + " tokens of " +
              nlohmann::json::parse(metadata.at("origin")).at("text").get<std::string>();
-    std::string metrics;
-    const auto key = nlohmann::json::parse(metadata.at("key"));
-    for (const auto& metric : key.at("metrics"))
-      metrics += (metrics.empty() ? "" : ", ") + metric.at(0).get<std::string>();
-    return metrics;
+    return join(nlohmann::json::parse(metadata.at("key")).at("metrics"), ", ",
+                [](const nlohmann::json& metric) { return metric.at(0).get<std::string>(); });
   } catch (const std::exception&) {
     return "unreadable";
   }
@@ -93,7 +87,7 @@ std::string summary(const std::vector<CacheEntry>& entries) {
   return std::to_string(entries.size()) + (entries.size() == 1 ? " file, " : " files, ") + size_text(total_of(entries));
 }
 
-ordered_json list(const Options& options, std::string& text) {
+ordered_json list(const CacheArguments& options, std::string& text) {
   const auto entries = list_cache(options.folder);
   ordered_json document = sizes(entries);
   document["entries"] = ordered_json::array();
@@ -107,7 +101,7 @@ ordered_json list(const Options& options, std::string& text) {
   return document;
 }
 
-ordered_json size(const Options& options, std::string& text) {
+ordered_json size(const CacheArguments& options, std::string& text) {
   const auto entries = list_cache(options.folder);
   const ordered_json document = sizes(entries);
   text += summary(entries) + "\n";
@@ -118,7 +112,7 @@ ordered_json size(const Options& options, std::string& text) {
   return document;
 }
 
-ordered_json verify(const Options& options, std::string& text) {
+ordered_json verify(const CacheArguments& options, std::string& text) {
   const auto entries = list_cache(options.folder);
   auto damaged = ordered_json::array();
   std::string faults;
@@ -136,7 +130,7 @@ ordered_json verify(const Options& options, std::string& text) {
   return {{"files", entries.size()}, {"damaged", damaged}};
 }
 
-ordered_json prune(const Options& options, uint64_t max_bytes, std::string& text) {
+ordered_json prune(const CacheArguments& options, uint64_t max_bytes, std::string& text) {
   auto removed = ordered_json::array();
   const auto gone = prune_cache(options.folder, max_bytes);
   for (const auto& entry : gone) removed.push_back(entry.path.string());
@@ -145,13 +139,13 @@ ordered_json prune(const Options& options, uint64_t max_bytes, std::string& text
   return {{"removed", removed}, {"freed", total_of(gone)}, {"files", left.size()}, {"bytes", total_of(left)}};
 }
 
-uint64_t max_size(const Options& options) {
+uint64_t max_size(const CacheArguments& options) {
   if (options.max_size.empty())
     throw Error(ErrorClass::kInvalidArgument, {"cache prune", "no size", "--max-size such as 5GiB", ""});
   return static_cast<uint64_t>(devices::parse_bytes(options.max_size, "--max-size"));
 }
 
-int run(const Options& options, const Common& common) {
+int run_cache(const CacheArguments& options, const Common& common) {
   std::string text = options.folder + "   ";
   ordered_json document = options.action == "list"     ? list(options, text)
                           : options.action == "size"   ? size(options, text)
@@ -159,29 +153,27 @@ int run(const Options& options, const Common& common) {
                           : options.action == "clear"  ? prune(options, 0, text)
                                                        : prune(options, max_size(options), text);
   document["folder"] = options.folder;
-  std::cout << (common.json ? dump_json(document) + "\n" : text);
+  common.print(document, text);
   const bool damaged = options.action == "verify" && !options.remove && !document["damaged"].empty();
   return damaged ? exit_code(ErrorClass::kCorruption) : 0;
 }
 
 }  // namespace
 
-VerbRun setup_cache(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  command
-      .add_option(
-          "ACTION", options->action,
-          "list (each file), size, verify (read every file and check it), prune (least recently used first), clear")
-      ->check(CLI::IsMember({"list", "size", "verify", "prune", "clear"}));
-  command.add_option("--cache", options->folder, "folder of caches")->type_name("DIR");
-  command.add_option("--max-size", options->max_size, "prune: what may stay, such as 5GiB")->type_name("SIZE");
-  command.add_flag("--remove", options->remove, "verify: remove what is damaged");
-  command.footer(
+VerbRun setup_cache(Options& o) {
+  auto& options = o.arguments<CacheArguments>();
+  o.add("ACTION", &options.action,
+        "list (each file), size, verify (read every file and check it), prune (least recently used first), clear",
+        {.choices = {"list", "size", "verify", "prune", "clear"}})
+      .add("--cache", &options.folder, "folder of caches", {.type = "DIR"})
+      .add("--max-size", &options.max_size, "prune: what may stay, such as 5GiB", {.type = "SIZE"})
+      .add("--remove", &options.remove, "verify: remove what is damaged");
+  o.footer =
       "Key statistics and evaluations of unedited models are kept under the hash of everything they depend on. Each "
       "file\n"
       "is checked when it is read and computed again if it is damaged. $EMEND_CACHE_GIB bounds each folder (20; 0: no "
-      "bound).");
-  return [options](Common& common) { return run(*options, common); };
+      "bound).";
+  return [&options](Common& common) { return run_cache(options, common); };
 }
 
 }  // namespace emend::tools

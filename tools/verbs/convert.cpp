@@ -3,20 +3,19 @@
 #include <emend/models/gguf/convert.h>
 
 #include <chrono>
-#include <iostream>
+#include <sstream>
 
-#include "../model_options.h"
-#include "../run_directory.h"
+#include "../cli.h"
 
 namespace emend::tools {
 namespace {
 
-struct Options {
+struct ConvertArguments {
   std::string source, target, format = "auto", type, shard_size = "5GB";
   bool no_tokenizer = false, force = false;
 };
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kConvertExamples = R"(Examples:
   emend convert models/gpt2-xl gpt2-xl.gguf --type F16      folder to GGUF
   emend convert gpt2-xl.gguf models/gpt2-xl-again           and back, with its tokenizer
   emend convert models/llama llama-bf16 --type bfloat16     folder to folder in another dtype
@@ -58,64 +57,59 @@ nlohmann::ordered_json to_json(const models::ConvertReport& report, const std::s
           {"seconds", seconds}};
 }
 
-void print(const nlohmann::ordered_json& document) {
-  std::cout << document["target"].get<std::string>() << ": " << document["tensors"] << " tensors (";
+std::string conversion_text(const nlohmann::ordered_json& document) {
+  std::ostringstream text;
+  text << document["target"].get<std::string>() << ": " << document["tensors"] << " tensors (";
   bool first = true;
   for (const auto& [type, count] : document["types"].items()) {
-    std::cout << (first ? "" : ", ") << count << " " << type;
+    text << (first ? "" : ", ") << count << " " << type;
     first = false;
   }
-  std::cout << "), " << static_cast<double>(document["bytes"].get<uint64_t>()) / 1e6 << " MB\n";
-  for (const auto& file : document["files"]) std::cout << "  " << file.get<std::string>() << '\n';
-  for (const auto& note : document["notes"]) std::cout << "note: " << note.get<std::string>() << '\n';
+  text << "), " << static_cast<double>(document["bytes"].get<uint64_t>()) / 1e6 << " MB\n";
+  for (const auto& file : document["files"]) text << "  " << file.get<std::string>() << '\n';
+  for (const auto& note : document["notes"]) text << "note: " << note.get<std::string>() << '\n';
+  return text.str();
+}
+
+int run_convert(const ConvertArguments& options, const Common& common) {
+  models::ConvertOptions convert;
+  convert.format = models::parse_model_format(options.format);
+  convert.type = options.type;
+  convert.vocabulary = !options.no_tokenizer;
+  convert.shard_bytes = parse_bytes(options.shard_size);
+  convert.overwrite = options.force;
+  convert.log = &common.log;
+  convert.progress = [&common](const ProgressUpdate& update) {
+    if (common.cancel.requested())
+      throw Error(ErrorClass::kCancelled,
+                  {"convert", "interrupted", "", "nothing was written under the target's name; run again"});
+    if (common.progress) common.progress(update);
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const auto report = models::convert_model(options.source, options.target, convert);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const auto document = to_json(report, options.source, options.target, seconds);
+  common.print(document, conversion_text(document));
+  return 0;
 }
 
 }  // namespace
 
-VerbRun setup_convert(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  command
-      .add_option("SOURCE,--model", options->source, "model folder, GGUF file or ORG/NAME in the Hugging Face cache")
-      ->required()
-      ->type_name("MODEL");
-  command.add_option("TARGET,--out", options->target, "folder, or a name that ends in .gguf")
-      ->required()
-      ->type_name("PATH");
-  command
-      .add_option("--type,--dtype", options->type,
-                  "type of the matrices (below); default: as in the source, F32 where a folder cannot hold it")
-      ->type_name("TYPE");
-  command.add_option("--format", options->format, "auto (by the target's name), hf or gguf")
-      ->check(CLI::IsMember({"auto", "hf", "huggingface", "gguf"}))
-      ->type_name("FORMAT");
-  command.add_option("--shard-size", options->shard_size, "largest weight file of a folder")->type_name("SIZE");
-  command.add_flag("--no-tokenizer", options->no_tokenizer, "leave the tokenizer out");
-  command.add_flag("--force", options->force, "replace a model that is already at the target");
-  command.footer(kExamples);
-  return [options](Common& common) {
-    models::ConvertOptions convert;
-    convert.format = models::parse_model_format(options->format);
-    convert.type = options->type;
-    convert.vocabulary = !options->no_tokenizer;
-    convert.shard_bytes = parse_bytes(options->shard_size);
-    convert.overwrite = options->force;
-    convert.log = &common.log;
-    convert.progress = [&common](const ProgressUpdate& update) {
-      if (common.cancel.requested())
-        throw Error(ErrorClass::kCancelled,
-                    {"convert", "interrupted", "", "nothing was written under the target's name; run again"});
-      if (common.progress) common.progress(update);
-    };
-    const auto begin = std::chrono::steady_clock::now();
-    const auto report = models::convert_model(options->source, options->target, convert);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    const auto document = to_json(report, options->source, options->target, seconds);
-    if (common.json)
-      std::cout << dump_json(document) << '\n';
-    else
-      print(document);
-    return 0;
-  };
+VerbRun setup_convert(Options& o) {
+  auto& options = o.arguments<ConvertArguments>();
+  o.add("SOURCE,--model", &options.source, "model folder, GGUF file or ORG/NAME in the Hugging Face cache",
+        {.type = "MODEL", .required = true})
+      .add("TARGET,--out", &options.target, "folder, or a name that ends in .gguf", {.type = "PATH", .required = true})
+      .add("--type,--dtype", &options.type,
+           "type of the matrices (below); default: as in the source, F32 where a folder cannot hold it",
+           {.type = "TYPE"})
+      .add("--format", &options.format, "auto (by the target's name), hf or gguf",
+           {.type = "FORMAT", .choices = {"auto", "hf", "huggingface", "gguf"}})
+      .add("--shard-size", &options.shard_size, "largest weight file of a folder", {.type = "SIZE"})
+      .add("--no-tokenizer", &options.no_tokenizer, "leave the tokenizer out")
+      .add("--force", &options.force, "replace a model that is already at the target");
+  o.footer = kConvertExamples;
+  return [&options](Common& common) { return run_convert(options, common); };
 }
 
 }  // namespace emend::tools

@@ -3,20 +3,18 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/editors/difference.h>
-#include <emend/editors/merge.h>
+#include <emend/core/json.h>
+#include <emend/core/text.h>
+#include <emend/editors/packs/difference.h>
+#include <emend/editors/packs/merge.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
 #include <cmath>
-#include <iostream>
-#include <numeric>
+#include <sstream>
 
-#include "../edit_source.h"
-#include "../model_options.h"
 #include "../packs.h"
-#include "../run_directory.h"
 #include "../text_table.h"
 
 namespace emend::tools {
@@ -26,7 +24,7 @@ using nlohmann::ordered_json;
 
 constexpr size_t kPromptsAtOnce = 64;  // bounds the memory for distributions
 
-struct Options {
+struct DiffArguments {
   ModelOptions model;
   std::string a, b, prompts;
   size_t top = 10;     // prompts shown
@@ -79,7 +77,8 @@ std::shared_ptr<const models::Checkpoint> default_base(const editors::EditPack& 
 }
 
 // The unedited model of both sides: one of them, --model, or the default model. Null where none is known.
-std::shared_ptr<const models::Checkpoint> base_of(const EditSource& a, const EditSource& b, const Options& options) {
+std::shared_ptr<const models::Checkpoint> base_of(const EditSource& a, const EditSource& b,
+                                                  const DiffArguments& options) {
   if (!options.model.model.empty()) return models::open_checkpoint(options.model.model);
   for (const EditSource* source : {&a, &b})
     if (source->is_unedited() && (source == &a ? b : a).pack.base_fingerprint == source->pack.base_fingerprint)
@@ -116,20 +115,18 @@ void relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
 std::vector<std::string> read_prompts(const std::string& path) {
   const std::string text = read_file(path);
   std::vector<std::string> prompts;
-  const auto document = nlohmann::json::parse(text, nullptr, false);
+  std::optional<JsonFault> no_json;  // then it is one prompt a line
+  const auto document = parse_json(text, {}, no_json);
   if (document.is_array()) {
-    for (const auto& item : document)
-      if (item.is_string()) prompts.push_back(item.get<std::string>());
-    if (prompts.size() != document.size())
+    if (std::ranges::any_of(document, [](const auto& item) { return !item.is_string(); }))
       throw Error(ErrorClass::kInvalidArgument,
                   {path, "an array with other things than strings", "an array of prompts", ""});
+    prompts = document.get<std::vector<std::string>>();
   } else {
-    for (size_t begin = 0; begin < text.size();) {
-      const size_t end = std::min(text.find('\n', begin), text.size());
-      std::string line = text.substr(begin, end - begin);
-      while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
-      if (!line.empty()) prompts.push_back(std::move(line));
-      begin = end + 1;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      line.erase(line.find_last_not_of("\r ") + 1);
+      if (!line.empty()) prompts.push_back(line);
     }
   }
   if (prompts.empty())
@@ -138,21 +135,16 @@ std::vector<std::string> read_prompts(const std::string& path) {
   return prompts;
 }
 
-// What one side says about the next token.
+// What one side says about the next token: a model as it is (its weights are in the files), or the base with a pack.
 class Speaker {
  public:
-  Speaker(const EditSource& source, const Options& options, const Common& common)
-      : model_(load(source, options, common)) {
-    if (source.is_model()) {  // its weights are in the files
-      packs_.emplace(model_);
-      return;
-    }
-    transaction_ = editors::apply_pack(model_, source.pack, {.runtime_apart = true});
-    for (const auto& part : source.pack.runtime) runtime_.add(part, model_, source.name);
+  Speaker(const EditSource& source, const DiffArguments& options, const Common& common)
+      : model_(load(source, options, common)), packs_(source.is_model() ? Packs(model_) : Packs()) {
+    if (!source.is_model()) packs_.add(model_, source.pack, source.name);
   }
 
   [[nodiscard]] at::Tensor log_probs(std::vector<std::string> prompts, const Common& common) const {
-    for (auto& prompt : prompts) prompt = (packs_ ? packs_->runtime() : runtime_).prefix(prompt) + prompt;
+    for (auto& prompt : prompts) prompt = packs_.runtime().prefix(prompt) + prompt;
     evaluation::ScoreOptions score;
     score.cancel = common.cancel;
     return evaluation::next_token_log_probs(model_, prompts, score);
@@ -160,16 +152,14 @@ class Speaker {
   [[nodiscard]] const models::Model& model() const noexcept { return model_; }
 
  private:
-  static models::Model load(const EditSource& source, const Options& options, const Common& common) {
+  static models::Model load(const EditSource& source, const DiffArguments& options, const Common& common) {
     ModelOptions own = options.model;
     if (source.is_model()) own.model = source.name;
     return load_named(own, common);
   }
 
   models::Model model_;
-  std::optional<Packs> packs_;
-  editors::RuntimeScope runtime_;
-  std::unique_ptr<editors::EditTransaction> transaction_;
+  Packs packs_;
 };
 
 ordered_json top_tokens(const at::Tensor& log_probs_V, int64_t n, const models::Tokenizer& tokenizer) {
@@ -181,7 +171,8 @@ ordered_json top_tokens(const at::Tensor& log_probs_V, int64_t n, const models::
   return list;
 }
 
-ordered_json compare_speech(const EditSource& a, const EditSource& b, const Options& options, const Common& common) {
+ordered_json compare_speech(const EditSource& a, const EditSource& b, const DiffArguments& options,
+                            const Common& common) {
   const at::NoGradGuard no_grad;
   const auto prompts = read_prompts(options.prompts);
   const Speaker one(a, options, common), two(b, options, common);
@@ -253,10 +244,9 @@ std::string weights_text(const ordered_json& weights) {
 
 std::string speech_text(const ordered_json& speech) {
   const auto tokens = [](const ordered_json& list) {
-    std::string text;
-    for (const auto& one : list)
-      text += (text.empty() ? "" : "  ") + dump_json(one["token"], -1) + " " + short_number(one["probability"]);
-    return text;
+    return join(list, "  ", [](const ordered_json& one) {
+      return dump_json(one["token"], -1) + " " + short_number(one["probability"]);
+    });
   };
   std::string text = "Next tokens   " + speech["n"].dump() + " prompts, KL(A‖B) " + short_number(speech["mean_kl"]) +
                      " nat on average, " + short_number(speech["max_kl"]) + " at most\n";
@@ -266,7 +256,7 @@ std::string speech_text(const ordered_json& speech) {
   return text;
 }
 
-std::string text_of(const ordered_json& document) {
+std::string diff_text(const ordered_json& document) {
   std::string text;
   for (const char* side : {"a", "b"}) {
     const auto& source = document[side];
@@ -278,7 +268,7 @@ std::string text_of(const ordered_json& document) {
   return text;
 }
 
-int run(const Options& options, const Common& common) {
+int run_diff(const DiffArguments& options, const Common& common) {
   EditSource a = open_edit_source(options.a, common), b = open_edit_source(options.b, common);
   ordered_json document = {{"a", describe(a)}, {"b", describe(b)}};
   document["facts"] = describe(editors::compare_facts(a.pack.facts, b.pack.facts));
@@ -289,7 +279,7 @@ int run(const Options& options, const Common& common) {
     if (needs_model && !base)
       throw Error(ErrorClass::kInvalidArgument,
                   {"--prompts", "packs without their model", "--model BASE, the unedited model", ""});
-    Options named = options;
+    DiffArguments named = options;
     if (base) named.model.model = base->path().string();
     document["prompts"] = compare_speech(a, b, named, common);
   }
@@ -297,37 +287,32 @@ int run(const Options& options, const Common& common) {
   document["weights"] = ordered_json::array();
   for (const auto& weight : editors::compare_deltas(a.pack.deltas, b.pack.deltas, base.get()))
     document["weights"].push_back(describe(weight));
-  std::cout << (common.json ? dump_json(document) + "\n" : text_of(document));
+  common.print(document, common.json ? "" : diff_text(document));
   return 0;
 }
 
 }  // namespace
 
-VerbRun setup_diff(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  command.add_option("A", options->a, "edit pack, run folder or model (folder with its edits, GGUF file, ORG/NAME)")
-      ->required()
-      ->type_name("PATH");
-  command.add_option("B", options->b, "the same")->required()->type_name("PATH");
-  add_model_options(command, options->model);
-  command.get_option("--model")->description(
-      "the unedited model, for norms and for --prompts with packs; default: SmolLM2-135M where the packs fit it");
-  const char* group = "Next tokens";
-  command
-      .add_option("--prompts", options->prompts,
-                  "prompts to ask both: one a line, or a JSON array; shows where the next token changed most")
-      ->group(group)
-      ->type_name("FILE");
-  command.add_option("--top", options->top, "prompts shown")->group(group)->check(CLI::PositiveNumber);
-  command.add_option("--tokens", options->tokens, "tokens shown of each distribution")
-      ->group(group)
-      ->check(CLI::PositiveNumber);
-  command.footer(
+VerbRun setup_diff(Options& o) {
+  auto& options = o.arguments<DiffArguments>();
+  o.add("A", &options.a, "edit pack, run folder or model (folder with its edits, GGUF file, ORG/NAME)",
+        {.type = "PATH", .required = true})
+      .add("B", &options.b, "the same", {.type = "PATH", .required = true});
+  add_model_options(o, options.model);
+  o.at("--model").meaning =
+      "the unedited model, for norms and for --prompts with packs; default: SmolLM2-135M where the packs fit it";
+  o.group("Next tokens")
+      .add("--prompts", &options.prompts,
+           "prompts to ask both: one a line, or a JSON array; shows where the next token changed most",
+           {.type = "FILE"})
+      .add("--top", &options.top, "prompts shown", {.limits = kPositive})
+      .add("--tokens", &options.tokens, "tokens shown of each distribution", {.limits = kPositive});
+  o.footer =
       "Examples\n"
       "  emend diff runs/monday runs/tuesday --model DIR --prompts probes.txt\n"
       "  emend diff DIR anna.safetensors          the model before and after a pack\n"
-      "  emend diff DIR EDITED                    two model folders, tensor by tensor");
-  return [options](Common& common) { return run(*options, common); };
+      "  emend diff DIR EDITED                    two model folders, tensor by tensor";
+  return [&options](Common& common) { return run_diff(options, common); };
 }
 
 }  // namespace emend::tools

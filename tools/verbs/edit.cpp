@@ -1,12 +1,34 @@
-#include "../edit/run.h"
-#include "../process_group.h"
+#include <emend/core/error.h>
+#include <emend/workflow/run.h>
+
+#include <iostream>
+
+#include "../edit/options.h"
 
 namespace emend::tools {
+namespace {
 
-VerbRun setup_edit(CLI::App& command) {
-  auto options = std::make_shared<EditOptions>();
-  add_edit_options(command, *options);
-  return [options](Common& common) { return run_together(common, [&] { return run_edit(*options, common); }); };
+// 6 under --strict if some edits failed, 4 if the collapse guard stopped the run.
+int run_edit(RunOptions options, Common& common) {
+  if (options.model.model.empty()) options.model.model = default_model_path().string();
+  workflow::Run run(options, common);
+  const bool speaks = common.sharing.first();
+  if (options.dry_run) {
+    if (speaks) std::cout << dump_json(run.plan()) << '\n';
+    return 0;
+  }
+  run.execute();
+  if (speaks) common.print(run.results(), run.summary());
+  if (run.stopped()) return exit_code(ErrorClass::kNumeric);
+  return options.strict && run.record().failed > 0 ? 6 : 0;
+}
+
+}  // namespace
+
+VerbRun setup_edit(Options& o) {
+  auto& options = o.arguments<RunOptions>();
+  add_edit_options(o, options);
+  return [&options](Common& common) { return run_together(common, [&] { return run_edit(options, common); }); };
 }
 
 }  // namespace emend::tools

@@ -5,11 +5,9 @@
 #include <emend/datasets/lint.h>
 
 #include <algorithm>
-#include <iostream>
 #include <map>
 
 #include "../fact_options.h"
-#include "../run_directory.h"
 
 namespace emend::tools {
 namespace {
@@ -26,7 +24,7 @@ constexpr const char* kLintExamples = R"(Examples:
 Exit status: 0 nothing that stops an edit, 3 errors are left (with --strict: or warnings).
 Checks:)";
 
-constexpr const char* kConvertExamples = R"(Examples:
+constexpr const char* kConvertFactsExamples = R"(Examples:
   emend convert facts counterfact.json facts.jsonl --to jsonl
   emend convert facts mine.jsonl mine.json --to counterfact
   emend convert facts zsre_mend_eval.json easyedit.json --to easyedit --zsre-target alt
@@ -39,25 +37,20 @@ struct LintOptions {
   bool fix = false, strict = false;
 };
 
-std::string formats(bool writable) {
-  std::string names;
-  for (const auto& format : datasets::fact_formats())
-    if (format.writable || !writable) names += (names.empty() ? "" : ", ") + format.name;
-  return names;
-}
+struct ConvertFactsArguments {
+  std::string in, out, to;
+  datasets::ReadOptions read;
+  bool force = false;
+};
 
-void add_read_options(CLI::App& command, datasets::ReadOptions& read, bool with_range) {
-  command.add_option("--format", read.format, "format of the file: auto, " + formats(false))->type_name("NAME");
-  if (with_range) {
-    command.add_option("--limit", read.limit, "facts to read; -1: all");
-    command.add_option("--offset", read.offset, "facts to leave out at the start")->check(CLI::NonNegativeNumber);
-  }
-  command
-      .add_option("--zsre-target", read.zsre_target,
-                  "target of zsRE rows: answers (the true answer) or alt (the counterfactual)")
-      ->check(CLI::IsMember({"answers", "alt"}));
-  command.add_option("--sentiment", read.sentiment, "side of ConvSent rows that becomes the target")
-      ->check(CLI::IsMember({"pos", "neg"}));
+void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) {
+  auto own = o.group("");
+  own.add("--format", &read.format, "format of the file: auto, " + fact_format_names(), {.type = "NAME"});
+  if (with_range)
+    own.add("--limit", &read.limit, "facts to read; -1: all")
+        .add("--offset", &read.offset, "facts to leave out at the start", {.limits = kNonNegative});
+  add_zsre_option(own, read);
+  own.add("--sentiment", &read.sentiment, "side of ConvSent rows that becomes the target", {.choices = {"pos", "neg"}});
 }
 
 bool writable(const std::string& format) {
@@ -70,7 +63,7 @@ void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
   if (!writable(facts.format))
     throw Error(ErrorClass::kUnsupported,
                 {options.facts.file, "facts of format " + facts.format + " cannot be written",
-                 "one of " + formats(true), "convert the file first: emend convert facts IN OUT --to jsonl"});
+                 "one of " + fact_format_names(true), "convert the file first: emend convert facts IN OUT --to jsonl"});
   const bool in_place = options.out.empty();
   if (in_place) {
     const auto lost = datasets::conversion_losses(facts.facts, facts.format);
@@ -98,12 +91,14 @@ nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datas
   return list;
 }
 
-void print(const std::vector<Finding>& findings, const nlohmann::ordered_json& document) {
+std::string lint_text(const std::vector<Finding>& findings, const nlohmann::ordered_json& document) {
+  std::string text;
   for (const auto& finding : findings)
-    std::cout << finding.where << ": " << datasets::to_string(finding.severity) << ": " << finding.text << " ["
-              << finding.check << (finding.fixable() ? ", fixable" : "") << "]\n";
-  std::cout << document["facts"] << " facts (" << document["format"].get<std::string>() << "): " << document["errors"]
-            << " errors, " << document["warnings"] << " warnings, " << document["notes"] << " notes\n";
+    text += finding.where + ": " + std::string(datasets::to_string(finding.severity)) + ": " + finding.text + " [" +
+            finding.check + (finding.fixable() ? ", fixable" : "") + "]\n";
+  return text + document["facts"].dump() + " facts (" + document["format"].get<std::string>() +
+         "): " + document["errors"].dump() + " errors, " + document["warnings"].dump() + " warnings, " +
+         document["notes"].dump() + " notes\n";
 }
 
 int run_lint(const LintOptions& options, const Common& common) {
@@ -125,70 +120,62 @@ int run_lint(const LintOptions& options, const Common& common) {
                                      {"warnings", counts[Severity::kWarning]},
                                      {"notes", counts[Severity::kNote]},
                                      {"findings", to_json(findings, facts)}};
-  if (!common.json) print(findings, document);
+  std::string text = lint_text(findings, document);
   if (options.fix) {
     size_t applied = 0;
     const auto fixed = datasets::fix_facts(std::move(facts), findings, &applied);
     if (applied > 0 || !options.out.empty()) write_fixed(fixed, options);
     document["fixed"] = applied;
     document["written"] = options.out.empty() ? options.facts.file : options.out;
-    if (!common.json)
-      std::cout << applied << " fixes applied, " << fixed.facts.size() << " facts in "
-                << document["written"].get<std::string>() << '\n';
+    text += std::to_string(applied) + " fixes applied, " + std::to_string(fixed.facts.size()) + " facts in " +
+            document["written"].get<std::string>() + "\n";
   }
-  if (common.json) std::cout << dump_json(document) << '\n';
+  common.print(document, text);
   const bool bad = left[Severity::kError] > 0 || (options.strict && left[Severity::kWarning] > 0);
   return bad ? exit_code(ErrorClass::kCorruption) : 0;
 }
 
-}  // namespace
-
-VerbRun setup_lint(CLI::App& command) {
-  auto options = std::make_shared<LintOptions>();
-  command.add_option("FACTS,--facts", options->facts.file, "file of facts")->required()->type_name("FILE");
-  add_read_options(command, options->facts.read, false);
-  auto* fix = command.add_flag("--fix", options->fix, "apply the fixes that are clear, in place or to --out");
-  command.add_option("--out", options->out, "where --fix writes")->type_name("FILE")->needs(fix);
-  command.add_flag("--strict", options->strict, "warnings count as errors for the exit status");
-  std::string checks = kLintExamples;
-  for (const auto& check : datasets::lint_checks())
-    checks +=
-        "\n  " + check.name + std::string(check.name.size() < 22 ? 22 - check.name.size() : 1, ' ') + check.meaning;
-  command.footer(checks);
-  return [options](Common& common) { return run_lint(*options, common); };
+int run_convert_facts(const ConvertFactsArguments& options, const Common& common) {
+  if (std::filesystem::exists(options.out) && !options.force)
+    throw Error(ErrorClass::kInvalidArgument,
+                {options.out, "the file exists", "a new name", "give --force to replace it"});
+  const auto report = datasets::convert_facts(options.in, options.out, options.to, options.read, common.log);
+  common.print(
+      {{"in", options.in},
+       {"out", options.out},
+       {"from", report.from},
+       {"to", report.to},
+       {"facts", report.facts},
+       {"lost", report.lost}},
+      std::to_string(report.facts) + " facts from " + report.from + " to " + report.to + ": " + options.out + "\n");
+  return 0;
 }
 
-VerbRun setup_convert_facts(CLI::App& command) {
-  struct Options {
-    std::string in, out, to;
-    datasets::ReadOptions read;
-    bool force = false;
-  };
-  auto options = std::make_shared<Options>();
-  command.add_option("IN", options->in, "file of facts")->required()->type_name("FILE");
-  command.add_option("OUT", options->out, "file to write")->required()->type_name("FILE");
-  command.add_option("--to", options->to, "format to write: " + formats(true))->required()->type_name("NAME");
-  add_read_options(command, options->read, true);
-  command.add_flag("--force", options->force, "replace a file that is already there");
-  command.footer(kConvertExamples);
-  return [options](Common& common) {
-    if (std::filesystem::exists(options->out) && !options->force)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {options->out, "the file exists", "a new name", "give --force to replace it"});
-    const auto report = datasets::convert_facts(options->in, options->out, options->to, options->read, common.log);
-    if (common.json) {
-      std::cout << dump_json({{"in", options->in},
-                              {"out", options->out},
-                              {"from", report.from},
-                              {"to", report.to},
-                              {"facts", report.facts},
-                              {"lost", report.lost}})
-                << '\n';
-    } else {
-      std::cout << report.facts << " facts from " << report.from << " to " << report.to << ": " << options->out << '\n';
-    }
-    return 0;
-  };
+}  // namespace
+
+VerbRun setup_lint(Options& o) {
+  auto& options = o.arguments<LintOptions>();
+  o.add("FACTS,--facts", &options.facts.file, "file of facts", {.type = "FILE", .required = true});
+  add_read_options(o, options.facts.read, false);
+  o.add("--fix", &options.fix, "apply the fixes that are clear, in place or to --out")
+      .add("--out", &options.out, "where --fix writes", {.type = "FILE", .needs = "--fix"})
+      .add("--strict", &options.strict, "warnings count as errors for the exit status");
+  o.footer = kLintExamples;
+  for (const auto& check : datasets::lint_checks())
+    o.footer +=
+        "\n  " + check.name + std::string(check.name.size() < 22 ? 22 - check.name.size() : 1, ' ') + check.meaning;
+  return [&options](Common& common) { return run_lint(options, common); };
+}
+
+VerbRun setup_convert_facts(Options& o) {
+  auto& options = o.arguments<ConvertFactsArguments>();
+  o.add("IN", &options.in, "file of facts", {.type = "FILE", .required = true})
+      .add("OUT", &options.out, "file to write", {.type = "FILE", .required = true})
+      .add("--to", &options.to, "format to write: " + fact_format_names(true), {.type = "NAME", .required = true});
+  add_read_options(o, options.read, true);
+  o.add("--force", &options.force, "replace a file that is already there");
+  o.footer = kConvertFactsExamples;
+  return [&options](Common& common) { return run_convert_facts(options, common); };
 }
 
 }  // namespace emend::tools

@@ -1,21 +1,24 @@
+// generate and chat: what a model says, once and in turns.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/models/chat.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <unistd.h>
 
-#include <cerrno>
-#include <cstdlib>
+#include <algorithm>
+#include <charconv>
 #include <iostream>
-#include <nlohmann/json.hpp>
+#include <sstream>
 
-#include "../model_options.h"
 #include "../packs.h"
-#include "../sampling_options.h"
+#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
 
-struct Options {
+struct GenerateArguments {
   ModelOptions model;
   std::vector<std::string> prompts, ids, packs;
   std::string prompt_file;
@@ -23,7 +26,62 @@ struct Options {
   models::GenerateOptions generate;
 };
 
-std::vector<std::string> prompts_of(const Options& options) {
+struct ChatArguments {
+  ModelOptions model;
+  std::string system, format;
+  std::vector<std::string> packs;
+  models::GenerateOptions generate;
+};
+
+void add_sampling_options(Options& o, models::GenerateOptions& generate) {
+  o.group("Sampling")
+      .add("--max-new-tokens", &generate.max_new_tokens, "tokens to add", {.limits = kPositive})
+      .add("--temperature", &generate.temperature, "0 is greedy", {.limits = kNonNegative})
+      .add("--top-k", &generate.top_k, "keep the k likeliest tokens; 0: all", {.limits = kNonNegative})
+      .add("--top-p", &generate.top_p, "keep the likeliest tokens of this total probability", {.limits = {0, 1}})
+      .add("--min-p", &generate.min_p, "drop tokens below this share of the likeliest", {.limits = {0, 1}})
+      .add("--repetition-penalty", &generate.repetition_penalty, "1: none", {.limits = kPositive})
+      .add("--seed", &generate.seed, "random seed")
+      .add("--prefill-chunk", &generate.prefill_chunk, "prompt tokens per pass", {.limits = kPositive});
+}
+
+// "5,17 3" as token ids.
+std::vector<int64_t> parse_ids(const std::string& text) {
+  const auto refuse = [](const std::string& what) {
+    throw Error(ErrorClass::kInvalidArgument, {"--ids", what, "token ids such as 5,17,3", ""});
+  };
+  std::string blanks = text;
+  std::replace(blanks.begin(), blanks.end(), ',', ' ');
+  std::istringstream words(blanks);
+  std::vector<int64_t> ids;
+  for (std::string word; words >> word;) {
+    const char* end = word.data() + word.size();
+    const auto parsed = std::from_chars(word.data(), end, ids.emplace_back());
+    if (parsed.ec != std::errc() || parsed.ptr != end || ids.back() < 0) refuse("\"" + text + "\"");
+  }
+  if (ids.empty()) refuse("no ids");
+  return ids;
+}
+
+// Continues prompts that are ids; works without a tokenizer.
+int continue_ids(const GenerateArguments& options, const models::Model& model, models::GenerateOptions generate,
+                 const Common& common) {
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& text : options.ids) rows.push_back(parse_ids(text));
+  if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
+  const auto outputs = models::generate(model, rows, generate);
+  auto document = nlohmann::ordered_json::array();
+  std::string text;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    document.push_back({{"ids", outputs[i]}, {"prompt_ids", rows[i]}});
+    if (model.has_tokenizer()) document.back()["text"] = model.tokenizer().decode(outputs[i], true);
+    if (!outputs[i].empty()) text += join(outputs[i], " ", [](int64_t id) { return std::to_string(id); }) + "\n";
+  }
+  common.print(document, text);
+  return 0;
+}
+
+std::vector<std::string> prompts_of(const GenerateArguments& options) {
   std::vector<std::string> prompts = options.prompts;
   if (!options.prompt_file.empty()) {
     std::string text = read_file(options.prompt_file);
@@ -36,99 +94,116 @@ std::vector<std::string> prompts_of(const Options& options) {
   return prompts;
 }
 
-// "5,17 3" as token ids.
-std::vector<int64_t> parse_ids(const std::string& text) {
-  std::vector<int64_t> ids;
-  const char* at = text.c_str();
-  for (;;) {
-    while (*at == ' ' || *at == ',') ++at;
-    if (*at == '\0') break;
-    char* end = nullptr;
-    errno = 0;
-    ids.push_back(std::strtoll(at, &end, 10));
-    if (end == at || errno != 0 || (*end != '\0' && *end != ',' && *end != ' ') || ids.back() < 0)
-      throw Error(ErrorClass::kInvalidArgument, {"--ids", "\"" + text + "\"", "token ids such as 5,17,3", ""});
-    at = end;
+int continue_texts(const GenerateArguments& options, const std::vector<std::string>& prompts,
+                   const models::Model& model, const Packs& packs, models::GenerateOptions generate,
+                   const Common& common) {
+  const auto& tokenizer = model.tokenizer();
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& prompt : prompts) {
+    rows.push_back(tokenizer.encode_ids(packs.runtime().prefix(prompt) + prompt, true));
+    if (rows.back().empty())
+      throw Error(ErrorClass::kInvalidArgument, {"--prompt", "an empty text", "at least one token", ""});
   }
-  if (ids.empty()) throw Error(ErrorClass::kInvalidArgument, {"--ids", "no ids", "token ids such as 5,17,3", ""});
-  return ids;
+  if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
+  const bool stream = !common.json && prompts.size() == 1;
+  models::StreamDecoder decoder(tokenizer);
+  if (stream) {
+    std::cout << prompts[0] << std::flush;
+    generate.on_token = [&](int64_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
+  }
+  const auto outputs = models::generate(model, rows, generate);
+  if (stream) {
+    std::cout << decoder.finish() << '\n';
+    return 0;
+  }
+  auto document = nlohmann::ordered_json::array();
+  std::string all;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string text = tokenizer.decode(outputs[i], true);
+    document.push_back({{"ids", outputs[i]}, {"prompt", prompts[i]}, {"text", text}});
+    all += prompts[i] + text + "\n";
+  }
+  common.print(document, all);
+  return 0;
 }
 
-// Continues prompts that are ids; works without a tokenizer.
-int continue_ids(const Options& options, const models::Model& model, const Common& common) {
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& text : options.ids) rows.push_back(parse_ids(text));
+int run_generate(const GenerateArguments& options, const Common& common) {
+  const bool texts = options.ids.empty() || !options.prompts.empty() || !options.prompt_file.empty();
+  if (texts && !options.ids.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"generate", "both texts and --ids", "one of them", ""});
+  const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
+  auto model = load_named(options.model, common);
+  const Packs packs(model, options.packs);
   models::GenerateOptions generate = options.generate;
-  if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
   generate.cancel = common.cancel;
-  const auto outputs = models::generate(model, rows, generate);
-  auto document = nlohmann::json::array();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    document.push_back({{"prompt_ids", rows[i]}, {"ids", outputs[i]}});
-    if (model.has_tokenizer()) document.back()["text"] = model.tokenizer().decode(outputs[i], true);
-    for (const int64_t id : outputs[i])
-      if (!common.json) std::cout << id << (&id == &outputs[i].back() ? "\n" : " ");
+  return texts ? continue_texts(options, prompts, model, packs, generate, common)
+               : continue_ids(options, model, generate, common);
+}
+
+// One answer, printed as it grows.
+std::string answer(const models::Model& model, const std::string& text, const models::GenerateOptions& base) {
+  const auto& tokenizer = model.tokenizer();
+  models::StreamDecoder decoder(tokenizer);
+  std::string reply;
+  models::GenerateOptions generate = base;
+  generate.on_token = [&](int64_t, int64_t id) {
+    const std::string piece = decoder.push(id);
+    reply += piece;
+    std::cout << piece << std::flush;
+  };
+  (void)models::generate(model, {tokenizer.encode_ids(text, false)}, generate);
+  reply += decoder.finish();
+  std::cout << '\n' << std::flush;
+  return reply;
+}
+
+int run_chat(const ChatArguments& options, const Common& common) {
+  auto model = load_named(options.model, common);
+  const Packs packs(model, options.packs);
+  const auto& tokenizer = model.tokenizer();
+  const auto format = options.format.empty() ? models::detect_chat_format(tokenizer.chat_template())
+                                             : models::chat_format(options.format);
+  models::GenerateOptions generate = options.generate;
+  generate.stop_ids = tokenizer.eos_ids();
+  generate.cancel = common.cancel;
+  std::vector<models::ChatMessage> messages;
+  if (!options.system.empty()) messages.push_back({"system", options.system});
+  const bool terminal = ::isatty(0);
+  if (terminal && !common.quiet) std::cerr << "Type a message; an empty line or Ctrl-D ends the chat.\n";
+  for (std::string line;
+       (terminal ? (std::cerr << "> " << std::flush, true) : true) && std::getline(std::cin, line) && !line.empty();) {
+    messages.push_back({"user", packs.runtime().prefix(line) + line});
+    messages.push_back({"assistant", answer(model, models::render_chat(format, messages, true).text, generate)});
   }
-  if (common.json) std::cout << document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   return 0;
 }
 
 }  // namespace
 
-VerbRun setup_generate(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  add_model_options(command, options->model);
-  command.add_option("--prompt", options->prompts, "text to continue (repeatable)")->type_name("TEXT");
-  command.add_option("--prompt-file", options->prompt_file, "file with one long prompt")->type_name("FILE");
-  command
-      .add_option("--ids", options->ids, "token ids to continue, such as 5,17,3 (repeatable); no tokenizer is needed")
-      ->type_name("LIST");
-  add_pack_option(command, options->packs, "apply this edit pack first (repeatable)");
-  add_sampling_options(command, options->generate);
-  command.add_flag("--ignore-eos", options->ignore_eos, "go on after the end-of-text token")->group("Sampling");
-  return [options](Common& common) {
-    if (!options->ids.empty() && options->prompts.empty() && options->prompt_file.empty()) {
-      auto model = load_named(options->model, common);
-      Packs packs(model);
-      packs.apply(model, options->packs);
-      return continue_ids(*options, model, common);
-    }
-    if (!options->ids.empty())
-      throw Error(ErrorClass::kInvalidArgument, {"generate", "both texts and --ids", "one of them", ""});
-    const auto prompts = prompts_of(*options);
-    auto model = load_named(options->model, common);
-    Packs packs(model);
-    packs.apply(model, options->packs);
-    const auto& tokenizer = model.tokenizer();
-    std::vector<std::vector<int64_t>> rows;
-    for (const auto& prompt : prompts) {
-      rows.push_back(tokenizer.encode_ids(packs.runtime().prefix(prompt) + prompt, true));
-      if (rows.back().empty())
-        throw Error(ErrorClass::kInvalidArgument, {"--prompt", "an empty text", "at least one token", ""});
-    }
-    models::GenerateOptions generate = options->generate;
-    if (!options->ignore_eos) generate.stop_ids = tokenizer.eos_ids();
-    generate.cancel = common.cancel;
-    const bool stream = !common.json && prompts.size() == 1;
-    models::StreamDecoder decoder(tokenizer);
-    if (stream) {
-      std::cout << prompts[0] << std::flush;
-      generate.on_token = [&](int64_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
-    }
-    const auto outputs = models::generate(model, rows, generate);
-    if (stream) {
-      std::cout << decoder.finish() << '\n';
-      return 0;
-    }
-    auto document = nlohmann::json::array();
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      const std::string text = tokenizer.decode(outputs[i], true);
-      document.push_back({{"prompt", prompts[i]}, {"text", text}, {"ids", outputs[i]}});
-      if (!common.json) std::cout << prompts[i] << text << "\n";
-    }
-    if (common.json) std::cout << document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
-    return 0;
-  };
+VerbRun setup_generate(Options& o) {
+  auto& options = o.arguments<GenerateArguments>();
+  add_model_options(o, options.model);
+  o.add("--prompt", &options.prompts, "text to continue (repeatable)", {.type = "TEXT"})
+      .add("--prompt-file", &options.prompt_file, "file with one long prompt", {.type = "FILE"})
+      .add("--ids", &options.ids, "token ids to continue, such as 5,17,3 (repeatable); no tokenizer is needed",
+           {.type = "LIST"});
+  add_pack_option(o, options.packs);
+  add_sampling_options(o, options.generate);
+  o.group("Sampling").add("--ignore-eos", &options.ignore_eos, "go on after the end-of-text token");
+  return [&options](Common& common) { return run_generate(options, common); };
+}
+
+VerbRun setup_chat(Options& o) {
+  auto& options = o.arguments<ChatArguments>();
+  options.generate.max_new_tokens = 256;
+  add_model_options(o, options.model);
+  add_pack_option(o, options.packs);
+  o.add("--system", &options.system, "system message", {.type = "TEXT"})
+      .add("--chat-format", &options.format,
+           "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",
+           {.type = "NAME"});
+  add_sampling_options(o, options.generate);
+  return [&options](Common& common) { return run_chat(options, common); };
 }
 
 }  // namespace emend::tools

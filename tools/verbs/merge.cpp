@@ -1,25 +1,21 @@
 // Packs of several people as one.
-#include <emend/core/error.h>
-#include <emend/editors/merge.h>
+#include <emend/editors/packs/merge.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <iostream>
 
 #include "../cli.h"
-#include "../run_directory.h"
 #include "../text_table.h"
 
 namespace emend::tools {
 namespace {
 
-struct Options {
+struct MergeArguments {
   std::vector<std::string> packs;
   std::string out, on_conflict = "fail";
   bool force = false;
 };
 
-nlohmann::ordered_json document_of(const Options& options, const std::vector<editors::NamedPack>& packs,
+nlohmann::ordered_json document_of(const MergeArguments& options, const std::vector<editors::NamedPack>& packs,
                                    const editors::Merge& merge) {
   nlohmann::ordered_json used = nlohmann::ordered_json::array(), left_out = nlohmann::ordered_json::array(),
                          conflicts = nlohmann::ordered_json::array(), weights = nlohmann::ordered_json::array();
@@ -46,7 +42,7 @@ nlohmann::ordered_json document_of(const Options& options, const std::vector<edi
           {"weights", weights}};
 }
 
-std::string text_of(const nlohmann::ordered_json& document) {
+std::string merge_text(const nlohmann::ordered_json& document) {
   std::string text = "wrote " + document["file"].get<std::string>() + ": " + document["facts"].dump() + " facts of " +
                      std::to_string(document["used"].size()) + " packs, for the model " +
                      document["base"].get<std::string>().substr(0, 12) + "\n";
@@ -62,38 +58,34 @@ std::string text_of(const nlohmann::ordered_json& document) {
   return text;
 }
 
-int run(const Options& options, const Common& common) {
-  if (std::filesystem::exists(options.out) && !options.force)
-    throw Error(ErrorClass::kInvalidArgument,
-                {options.out, "it exists already", "a new path", "choose another, or replace it with --force"});
+int run_merge(const MergeArguments& options, const Common& common) {
+  require_new(options.out, options.force);
   std::vector<editors::NamedPack> packs;
   for (const auto& path : options.packs) packs.push_back({path, editors::load_pack(path)});
   const auto merge = editors::merge_packs(packs, editors::parse_on_conflict(options.on_conflict));
   editors::save_pack(options.out, merge.pack);
   const auto document = document_of(options, packs, merge);
-  std::cout << (common.json ? dump_json(document) + "\n" : text_of(document));
+  common.print(document, merge_text(document));
   return 0;
 }
 
 }  // namespace
 
-VerbRun setup_merge(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  command.add_option("PACK", options->packs, "edit packs for one model")->required()->type_name("FILE");
-  command.add_option("--out", options->out, "the merged pack")->required()->type_name("FILE");
-  command
-      .add_option(
-          "--on-conflict", options->on_conflict,
-          "when two packs do not go together (one question with two answers, a fact in both, a weight that both "
-          "change as a whole): fail, first (leave out the later pack), last (the earlier one), sum (put both in)")
-      ->check(CLI::IsMember({"fail", "first", "last", "sum"}));
-  command.add_flag("--force", options->force, "replace --out");
-  command.footer(
+VerbRun setup_merge(Options& o) {
+  auto& options = o.arguments<MergeArguments>();
+  o.add("PACK", &options.packs, "edit packs for one model", {.type = "FILE", .required = true})
+      .add("--out", &options.out, "the merged pack", {.type = "FILE", .required = true})
+      .add("--on-conflict", &options.on_conflict,
+           "when two packs do not go together (one question with two answers, a fact in both, a weight that both "
+           "change as a whole): fail, first (leave out the later pack), last (the earlier one), sum (put both in)",
+           {.choices = {"fail", "first", "last", "sum"}})
+      .add("--force", &options.force, "replace --out");
+  o.footer =
       "The changes are added, so applying the merge equals applying the packs one after the other. Facts of one pack\n"
       "were solved for together: a pack in conflict is left out whole.\n"
       "Example\n"
-      "  emend merge anna.safetensors ben.safetensors --out team.safetensors");
-  return [options](Common& common) { return run(*options, common); };
+      "  emend merge anna.safetensors ben.safetensors --out team.safetensors";
+  return [&options](Common& common) { return run_merge(options, common); };
 }
 
 }  // namespace emend::tools

@@ -1,5 +1,5 @@
-#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -11,7 +11,7 @@
 namespace emend::tools {
 namespace {
 
-struct Options {
+struct TokenizeArguments {
   ModelOptions model;
   std::string file, text;
   bool add_special = false;
@@ -29,16 +29,8 @@ std::unique_ptr<models::Tokenizer> tokenizer_of(const ModelOptions& options) {
 }
 
 std::vector<std::string> read_strings(const std::string& path) {
-  nlohmann::json document;
-  try {
-    document = nlohmann::json::parse(read_file(path));
-  } catch (const nlohmann::json::exception& error) {
-    std::string what = error.what();
-    if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
-    for (char& c : what)  // it quotes the file, which may hold anything
-      if (c < 0x20 || c > 0x7e) c = '?';
-    throw Error(ErrorClass::kInvalidArgument, {path, "not valid JSON (" + what + ")", "a JSON array of strings", ""});
-  }
+  const nlohmann::json document = read_json(
+      path, {.error_class = ErrorClass::kInvalidArgument, .expected = "a JSON array of strings", .advice = ""});
   std::vector<std::string> strings;
   if (!document.is_array())
     throw Error(ErrorClass::kInvalidArgument, {path, "not a JSON array", "a JSON array of strings", ""});
@@ -58,32 +50,32 @@ void print_pieces(const models::Tokenizer& tokenizer, const std::string& text, b
               << tokenizer.token_text(encoding.ids[i]) << '\n';
 }
 
+int run_tokenize(const TokenizeArguments& options, const Common& common) {
+  if (options.file.empty() && options.text.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"tokenize", "nothing to tokenize", "--file or --text", ""});
+  const auto tokenizer = tokenizer_of(options.model);
+  const auto texts = options.file.empty() ? std::vector<std::string>{options.text} : read_strings(options.file);
+  auto ids = nlohmann::json::array();
+  for (const auto& text : texts) {
+    if (common.json)
+      ids.push_back(tokenizer->encode_ids(text, options.add_special));
+    else
+      print_pieces(*tokenizer, text, options.add_special);
+  }
+  if (common.json) std::cout << ids.dump() << '\n';
+  return 0;
+}
+
 }  // namespace
 
-VerbRun setup_tokenize(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  command
-      .add_option("--model", options->model.model,
-                  "model folder, GGUF file or ORG/NAME; default: the bundled default model")
-      ->type_name("MODEL");
-  auto* file = command.add_option("--file", options->file, "JSON array of strings")->type_name("FILE");
-  command.add_option("--text", options->text, "one string")->excludes(file)->type_name("TEXT");
-  command.add_flag("--add-special", options->add_special,
-                   "add the tokens that the model expects around a text (BOS, …)");
-  return [options](Common& common) {
-    if (options->file.empty() && options->text.empty())
-      throw Error(ErrorClass::kInvalidArgument, {"tokenize", "nothing to tokenize", "--file or --text", ""});
-    const auto tokenizer = tokenizer_of(options->model);
-    const auto texts = options->file.empty() ? std::vector<std::string>{options->text} : read_strings(options->file);
-    if (!common.json) {
-      for (const auto& text : texts) print_pieces(*tokenizer, text, options->add_special);
-      return 0;
-    }
-    auto ids = nlohmann::json::array();
-    for (const auto& text : texts) ids.push_back(tokenizer->encode_ids(text, options->add_special));
-    std::cout << ids.dump() << '\n';
-    return 0;
-  };
+VerbRun setup_tokenize(Options& o) {
+  auto& options = o.arguments<TokenizeArguments>();
+  o.add("--model", &options.model.model, "model folder, GGUF file or ORG/NAME; default: the bundled default model",
+        {.type = "MODEL"})
+      .add("--file", &options.file, "JSON array of strings", {.type = "FILE"})
+      .add("--text", &options.text, "one string", {.type = "TEXT", .excludes = "--file"})
+      .add("--add-special", &options.add_special, "add the tokens that the model expects around a text (BOS, …)");
+  return [&options](Common& common) { return run_tokenize(options, common); };
 }
 
 }  // namespace emend::tools

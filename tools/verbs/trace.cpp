@@ -1,21 +1,31 @@
-// trace: which hidden states carry a model's facts.
+// trace and suggest: which hidden states carry a model's facts, and the hyper-parameters that follow from it.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/datasets/known.h>
+#include <emend/editors/registry.h>
+#include <emend/evaluation/tracing.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+#include <emend/workflow/run_directory.h>
+#include <emend/workflow/session.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 
-#include "../run_directory.h"
-#include "../trace_options.h"
+#include "../edit/options.h"
+#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
 
+using datasets::KnownFact;
 using evaluation::TraceKind;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kTraceExamples = R"(Examples:
   emend trace --limit 20 --out runs/trace                         20 of emend's facts on the default model
   emend trace --facts known_1000.json --limit 50 --out runs/trace as the ROME paper does
   emend trace --prompt "The Eiffel Tower is in" --subject "The Eiffel Tower" --out runs/eiffel
@@ -24,11 +34,113 @@ constexpr const char* kExamples = R"(Examples:
 With --out, the folder gets trace.json, trace.html and one SVG file for each kind. --dtype auto is bfloat16 where the
 processor multiplies it, else float32: averages differ by less than the noise does.)";
 
-struct Options {
+constexpr const char* kSuggestExamples = R"(Examples:
+  emend suggest --out smollm2.yaml                                layers, from tracing emend's own facts
+  emend suggest --facts known_1000.json --limit 50 --json
+  emend suggest --try mine.json --try-limit 16 --corpus wiki.jsonl --out mine.yaml
+      also edits 16 of your facts with several weights of the old knowledge, and keeps the best
+
+The file goes to memit_edit --hparams FILE. Layers end where restoring MLP outputs at the subject's last token brings
+back most of the answer; the rest comes from the closest preset, or from the editor's defaults.)";
+
+/// Which facts are traced, and how.
+struct TraceSettings {
+  ModelOptions model;
+  std::string facts;            ///< empty: the facts that come with emend
+  std::string prompt, subject;  ///< one fact instead
+  evaluation::TraceOptions trace;
+};
+
+struct TraceArguments {
   TraceSettings settings;
   std::vector<std::string> kinds = {"state", "mlp", "attention"};
   std::string out;
 };
+
+struct SuggestArguments {
+  TraceSettings trace;
+  RunOptions edit;  // statistics and facts of the sweep
+  std::string editor = "memit", out;
+  int layers = 5;
+  std::vector<double> shares = {0.025, 0.05, 0.1, 0.2, 0.4, 0.9};
+};
+
+void add_trace_options(Options& o, TraceSettings& settings) {
+  auto& trace = settings.trace;
+  settings.model.dtype = "auto";
+  add_model_options(o, settings.model);
+  o.group("Facts")
+      .add("--facts", &settings.facts,
+           "known facts (rows with subject, prompt, attribute) or any facts with an old answer; default: the facts "
+           "that come with emend",
+           {.type = "FILE"})
+      .add("--limit", &trace.max_facts, "facts to trace, of those the model knows; -1: all");
+  o.group("Tracing")
+      .add("--samples", &trace.samples, "noise draws at most", {.limits = {1, 10000}})
+      .add("--precision", &trace.precision,
+           "a state gets no more draws once its standard error is below; 0: always all", {.limits = kNonNegative})
+      .add("--window", &trace.window, "layers restored together for MLP and attention", {.limits = {1, 10000}})
+      .add("--noise", &trace.noise_multiple, "noise in standard deviations of the subjects' embeddings",
+           {.limits = kPositive})
+      .add("--batch-tokens", &trace.batch_tokens, "tokens of a forward pass", {.limits = kPositive})
+      .add("--seed", &trace.seed, "random seed");
+}
+
+bool multiplies_bfloat16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
+std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::string& name) {
+  std::vector<KnownFact> known;
+  for (const auto& fact : facts.facts) {
+    if (!fact.target_true) continue;
+    known.push_back({.known_id = fact.case_id,
+                     .subject = fact.subject,
+                     .attribute = *fact.target_true,
+                     .prompt = fact.full_prompt(),
+                     .prompt_template = fact.prompt,
+                     .prediction = "",
+                     .relation_id = fact.relation_id,
+                     .line = fact.line});
+  }
+  if (known.empty())
+    throw Error(ErrorClass::kInvalidArgument, {name, "no fact says what the model is believed to know",
+                                               "rows with \"attribute\" (known facts) or \"target_true\"",
+                                               "give known facts, or --prompt and --subject"});
+  return known;
+}
+
+/// Known facts of a file: rows with prompt, subject and attribute, or any facts format with an old answer.
+std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Common& common) {
+  if (settings.prompt.empty() != settings.subject.empty())
+    throw Error(ErrorClass::kInvalidArgument, {settings.prompt.empty() ? "--subject" : "--prompt", "given alone",
+                                               "--prompt with --subject", "give both, or --facts"});
+  if (!settings.prompt.empty()) {
+    KnownFact one;
+    one.subject = settings.subject;
+    one.prompt = settings.prompt;
+    if (const size_t slot = one.prompt.find("{}"); slot != std::string::npos) one.prompt.replace(slot, 2, one.subject);
+    return {one};
+  }
+  if (settings.facts.empty()) return from_facts(datasets::load_bundled_facts({}, common.log), "emend's own facts");
+  const auto text = read_file(settings.facts);
+  const bool known_form = text.substr(0, 65536).find("\"attribute\"") != std::string::npos;
+  auto facts = known_form ? datasets::parse_known_facts(text, settings.facts)
+                          : from_facts(datasets::load_facts(settings.facts, {}, common.log), settings.facts);
+  common.log.info("facts.loaded", std::to_string(facts.size()) + " known facts from " + settings.facts);
+  return facts;
+}
+
+/// The dtype that "auto" means: bfloat16 where the processor multiplies it, else float32.
+void resolve_trace_dtype(ModelOptions& model, const Common& common) {
+  if (model.dtype != "auto") return;
+  model.dtype = multiplies_bfloat16() ? "bfloat16" : "float32";
+  common.log.info("trace.dtype", "tracing in " + model.dtype + "; --dtype float32 is exact and slower");
+}
 
 std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
   std::vector<TraceKind> kinds;
@@ -39,32 +151,32 @@ std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
   return kinds;
 }
 
-void print_summary(const evaluation::TraceSummary& summary, double seconds) {
+std::string summary_text(const evaluation::TraceSummary& summary, double seconds) {
   char line[256];
   std::snprintf(line, sizeof line,
                 "%lld facts traced in %.1f s, %lld more are not known to the model\n"
                 "probability of the answer: %.3f clean, %.3f with a noised subject\n",
                 static_cast<long long>(summary.facts), seconds, static_cast<long long>(summary.skipped), summary.clean,
                 summary.corrupted);
-  std::cout << line;
-  if (summary.facts == 0) return;
+  std::string text = line;
+  if (summary.facts == 0) return text;
   for (const auto& [kind, effect] : summary.effect) {
-    std::cout << "\n"
-              << (kind == TraceKind::kState
-                      ? "restoring single states"
-                      : std::string("restoring ") + (kind == TraceKind::kMlp ? "MLP" : "attention") + " outputs of " +
-                            std::to_string(summary.window) + " layers")
-              << ": layer with the largest effect\n";
+    text += "\n" +
+            (kind == TraceKind::kState ? "restoring single states"
+                                       : std::string("restoring ") + (kind == TraceKind::kMlp ? "MLP" : "attention") +
+                                             " outputs of " + std::to_string(summary.window) + " layers") +
+            ": layer with the largest effect\n";
     for (size_t row = 0; row < effect.size(); ++row) {
       const auto best = std::max_element(effect[row].begin(), effect[row].end());
       std::snprintf(line, sizeof line, "  %-24s %4lld  %+.3f\n", summary.rows[row].c_str(),
                     static_cast<long long>(best - effect[row].begin()), *best);
-      if (*best == *best) std::cout << line;
+      if (*best == *best) text += line;
     }
   }
+  return text;
 }
 
-void write_files(const RunDirectory& folder, const evaluation::TraceSummary& summary,
+void write_files(const workflow::RunDirectory& folder, const evaluation::TraceSummary& summary,
                  const nlohmann::ordered_json& document, const std::string& model_name) {
   folder.write_json("trace.json", document);
   write_file(folder / "trace.html", evaluation::trace_page(summary, model_name));
@@ -73,55 +185,211 @@ void write_files(const RunDirectory& folder, const evaluation::TraceSummary& sum
                evaluation::summary_svg(summary, kind));
 }
 
+int run_trace(const TraceArguments& options, const Common& common) {
+  auto settings = options.settings;
+  const auto facts = load_traceable(settings, common);
+  std::optional<workflow::RunDirectory> folder;
+  if (!options.out.empty()) folder.emplace(options.out, true);
+  resolve_trace_dtype(settings.model, common);
+  const auto model = load_named(settings.model, common);
+  settings.trace.kinds = parse_kinds(options.kinds);
+  settings.trace.any_answer = !settings.prompt.empty();
+  settings.trace.progress = common.progress;
+  settings.trace.cancel = common.cancel;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto summary = evaluation::trace_facts(model, facts, settings.trace);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  nlohmann::ordered_json document = evaluation::to_json(summary);
+  document["model"] = model.checkpoint().path().string();
+  document["dtype"] = settings.model.dtype;
+  document["seed"] = settings.trace.seed;
+  document["seconds"] = seconds;
+  const bool suggests = summary.facts > 0 && summary.effect.count(TraceKind::kMlp) > 0;
+  if (suggests) document["suggested"] = evaluation::suggest_layers(summary);
+  if (folder) write_files(*folder, summary, document, model.checkpoint().path().filename().string());
+  std::string text = summary_text(summary, seconds);
+  if (suggests) text += "\nlayers to edit: " + document["suggested"]["layers"].dump() + "\n";
+  if (folder) text += "\nheat maps: " + (*folder / "trace.html").string() + "\n";
+  common.print(document, text);
+  return 0;
+}
+
+std::string bracketed(const nlohmann::json& layers) {
+  return "[" + join(layers, ", ", [](const nlohmann::json& layer) { return layer.dump(); }) + "]";
+}
+
+std::string four_digits(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
+}
+
+/// The closest preset's values, or none; `note` says which.
+hparams::RawHparams base_hparams(const SuggestArguments& options, const models::Checkpoint& checkpoint,
+                                 const models::Model& model, const Common& common, std::string& note) {
+  try {
+    auto raw = workflow::find_hparams(options.editor, "", {}, checkpoint, &model, common.log);
+    note = "other values from " + raw.source();
+    return raw;
+  } catch (const Error& error) {
+    if (error.error_class() != ErrorClass::kNotFound) throw;
+    note = "no preset of " + options.editor + " fits this model: other values are the editor's defaults";
+    return hparams::RawHparams("emend suggest");
+  }
+}
+
+/// One weight of the old knowledge, tried on the user's facts.
+struct Trial {
+  double weight = 0, score = 0, efficacy = 0;
+};
+
+Trial try_weight(models::Model& model, const datasets::FactSet& facts, const SuggestArguments& options,
+                 const hparams::RawHparams& base, double weight, const Common& common) {
+  auto raw = base;
+  raw.set("mom2_update_weight=" + four_digits(weight));
+  const auto statistics = workflow::statistics_provider(options.edit, common);
+  workflow::Handles lent = common;
+  lent.progress = {};
+  lent.statistics = statistics.get();
+  workflow::Session session(model, editors::make_editor(options.editor, raw, model, common.log),
+                            {.seed = options.trace.trace.seed, .watch = false}, lent);
+  (void)session.edit(facts.facts);
+  evaluation::EvaluateOptions evaluate;
+  evaluate.bootstrap = 0;
+  evaluate.cancel = common.cancel;
+  const auto after = evaluation::evaluate(model, facts, {"counterfact"}, evaluate);
+  session.undo();
+  const auto& summary = after.summary["counterfact"];
+  Trial trial{weight, 0,
+              summary.value("efficacy_accuracy", nlohmann::json()).is_number()
+                  ? summary["efficacy_accuracy"].get<double>()
+                  : 0};
+  trial.score = summary["score"].is_number() ? summary["score"].get<double>() : trial.efficacy;
+  return trial;
+}
+
+std::vector<Trial> sweep(models::Model& model, const SuggestArguments& options, const hparams::RawHparams& base,
+                         const Common& common) {
+  const auto facts = workflow::load_named_facts(options.edit.facts, common);
+  const double width = static_cast<double>(model.edit_site(static_cast<int>(model.n_layers()) - 1).in_features);
+  std::vector<Trial> trials;
+  for (size_t i = 0; i < options.shares.size(); ++i) {
+    common.cancel.check("suggest");
+    trials.push_back(try_weight(model, facts, options, base, std::round(options.shares[i] * width), common));
+    common.log.info("suggest.trial", "weight " + four_digits(trials.back().weight) + " gives a score of " +
+                                         four_digits(trials.back().score) + " on " +
+                                         std::to_string(facts.facts.size()) + " facts");
+  }
+  return trials;
+}
+
+/// The file's text: evidence as comments, then one line a field.
+std::string to_yaml(const nlohmann::json& suggestion, const nlohmann::json& values, const std::string& model) {
+  std::string text = "# Suggested by emend for " + model + ".\n";
+  for (const auto& line : suggestion["why"]) text += "# " + line.get<std::string>() + "\n";
+  for (const auto& [key, value] : values.items())
+    if (!value.is_null()) text += key + ": " + (value.is_array() ? bracketed(value) : value.dump()) + "\n";
+  return text;
+}
+
+int run_suggest(const SuggestArguments& given, Common& common) {
+  SuggestArguments options = given;
+  const auto known = load_traceable(options.trace, common);
+  auto& trace = options.trace.trace;
+  trace.kinds = {evaluation::TraceKind::kMlp};
+  trace.progress = common.progress;
+  trace.cancel = common.cancel;
+  ModelOptions fast = options.trace.model;
+  resolve_trace_dtype(fast, common);
+  const auto checkpoint = open_named(fast);
+  evaluation::TraceSummary summary;
+  {
+    const auto model = load_named(checkpoint, fast, common);
+    summary = evaluation::trace_facts(model, known, trace);
+  }
+  if (summary.facts == 0)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"suggest", "the model knows none of the " + std::to_string(known.size()) + " facts",
+                 "known facts of which it knows some", "name other facts with --facts"});
+  auto suggestion = evaluation::suggest_layers(summary, options.layers);
+
+  auto exact = options.trace.model;
+  if (exact.dtype == "auto") exact.dtype = "float32";
+  auto model = load_named(checkpoint, exact, common);
+  std::string note;
+  auto raw = base_hparams(options, *checkpoint, model, common, note);
+  raw.set("layers=" + bracketed(suggestion["layers"]));
+  raw.set("v_loss_layer=" + std::to_string(model.n_layers() - 1));
+  suggestion["why"].push_back(note + ".");
+  suggestion["trials"] = nlohmann::json::array();
+  if (!options.edit.facts.file.empty()) {
+    const auto trials = sweep(model, options, raw, common);
+    const Trial* best = &trials[0];
+    for (const auto& trial : trials) {
+      if (trial.score > best->score) best = &trial;
+      suggestion["trials"].push_back(
+          {{"mom2_update_weight", trial.weight}, {"score", trial.score}, {"efficacy_accuracy", trial.efficacy}});
+    }
+    const auto list = join(
+        trials, ", ", [](const Trial& trial) { return four_digits(trial.weight) + ": " + four_digits(trial.score); });
+    raw.set("mom2_update_weight=" + four_digits(best->weight));
+    suggestion["why"].push_back("Weight of the old keys by the score on your facts (" + list +
+                                "). Judge it on others.");
+  }
+  const auto editor = editors::make_editor(options.editor, raw, model, common.log);
+  const auto values = editor->hparams();
+  const std::string yaml = to_yaml(suggestion, values, checkpoint->path().filename().string());
+  if (!options.out.empty()) write_file(options.out, yaml);
+  nlohmann::ordered_json document = suggestion;
+  document["editor"] = options.editor;
+  document["hparams"] = values;
+  document["profile"] = evaluation::to_json(summary)["effect"]["mlp"][2];
+  if (!options.out.empty()) document["file"] = options.out;
+  common.print(document, yaml + (options.out.empty() ? "" : "# written to " + options.out + "\n"));
+  return 0;
+}
+
 }  // namespace
 
-VerbRun setup_trace(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  options->settings.trace.max_facts = 50;
-  add_trace_options(command, options->settings);
-  command
-      .add_option("--prompt", options->settings.prompt,
-                  "trace one prompt, whatever the model answers; {} stands for the subject")
-      ->group("Facts")
-      ->type_name("TEXT");
-  command.add_option("--subject", options->settings.subject, "its subject")->group("Facts")->type_name("TEXT");
-  command.add_option("--kinds", options->kinds, "what to restore: state, mlp, attention")
-      ->group("Tracing")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"state", "mlp", "attention"}));
-  command.add_option("--out", options->out, "folder for trace.json, trace.html and the heat maps")->type_name("DIR");
-  command.footer(kExamples);
-  return [options](Common& common) {
-    auto settings = options->settings;
-    const auto facts = load_traceable(settings, common);
-    std::optional<RunDirectory> folder;
-    if (!options->out.empty()) folder.emplace(options->out, true);
-    resolve_trace_dtype(settings.model, common);
-    const auto model = load_named(settings.model, common);
-    settings.trace.kinds = parse_kinds(options->kinds);
-    settings.trace.any_answer = !settings.prompt.empty();
-    settings.trace.progress = common.progress;
-    settings.trace.cancel = common.cancel;
-    const auto begin = std::chrono::steady_clock::now();
-    const auto summary = evaluation::trace_facts(model, facts, settings.trace);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    nlohmann::ordered_json document = evaluation::to_json(summary);
-    document["model"] = model.checkpoint().path().string();
-    document["dtype"] = settings.model.dtype;
-    document["seed"] = settings.trace.seed;
-    document["seconds"] = seconds;
-    const bool suggests = summary.facts > 0 && summary.effect.count(TraceKind::kMlp) > 0;
-    if (suggests) document["suggested"] = evaluation::suggest_layers(summary);
-    if (folder) write_files(*folder, summary, document, model.checkpoint().path().filename().string());
-    if (common.json) {
-      std::cout << dump_json(document) << '\n';
-      return 0;
-    }
-    print_summary(summary, seconds);
-    if (suggests) std::cout << "\nlayers to edit: " << document["suggested"]["layers"].dump() << '\n';
-    if (folder) std::cout << "\nheat maps: " << (*folder / "trace.html").string() << '\n';
-    return 0;
-  };
+VerbRun setup_trace(Options& o) {
+  auto& options = o.arguments<TraceArguments>();
+  auto& settings = options.settings;
+  settings.trace.max_facts = 50;
+  add_trace_options(o, settings);
+  o.group("Facts")
+      .add("--prompt", &settings.prompt, "trace one prompt, whatever the model answers; {} stands for the subject",
+           {.type = "TEXT"})
+      .add("--subject", &settings.subject, "its subject", {.type = "TEXT"});
+  o.group("Tracing").add("--kinds", &options.kinds, "what to restore: state, mlp, attention",
+                         {.choices = {"state", "mlp", "attention"}, .list = true});
+  o.add("--out", &options.out, "folder for trace.json, trace.html and the heat maps", {.type = "DIR"});
+  o.footer = kTraceExamples;
+  return [&options](Common& common) { return run_trace(options, common); };
+}
+
+VerbRun setup_suggest(Options& o) {
+  auto& options = o.arguments<SuggestArguments>();
+  auto& edit = options.edit;
+  options.trace.trace.max_facts = 30;
+  options.trace.trace.samples = 6;
+  edit.facts.read.limit = 16;
+  edit.metrics.cache = kCacheFolder;
+  add_trace_options(o, options.trace);
+  o.add("--editor", &options.editor, "editor that the file is for: a locate-then-edit method")
+      .add("--layers", &options.layers, "layers to edit", {.limits = {1, 100}})
+      .add("--out", &options.out, "hyper-parameter file to write", {.type = "FILE"});
+  o.group("Sweep")
+      .add("--try", &edit.facts.file, "facts to try weights of the old keys on; absent: none are tried",
+           {.type = "FILE"})
+      .add("--try-limit", &edit.facts.read.limit, "facts of that file")
+      .add("--try-offset", &edit.facts.read.offset, "facts to leave out at its start")
+      .add("--weights", &options.shares, "weights to try, as shares of the MLP's width; MEMIT's on GPT-J is 0.9",
+           {.limits = kPositive, .list = true})
+      .add("--corpus", &edit.corpus, "text or JSON lines for the key statistics", {.type = "FILE"})
+      .add("--stats-tokens", &edit.stats_tokens, "tokens for the key statistics; 0: ten a key dimension")
+      .add("--cache", &edit.metrics.cache, "folder of cached statistics", {.type = "DIR"});
+  o.footer = kSuggestExamples;
+  return [&options](Common& common) { return run_suggest(options, common); };
 }
 
 }  // namespace emend::tools

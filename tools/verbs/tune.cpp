@@ -1,22 +1,23 @@
 #include <emend/core/error.h>
-#include <emend/editors/apply.h>
-#include <emend/editors/pack.h>
-#include <emend/editors/peft.h>
-#include <emend/editors/tuning.h>
+#include <emend/core/text.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/peft.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/tuning.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/run_directory.h>
 
-#include <iostream>
+#include <sstream>
 
-#include "../edit/inputs.h"
 #include "../model_options.h"
-#include "../run_directory.h"
+#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
 
-struct Options {
+struct TuneArguments {
   ModelOptions model;
   std::string data, format, out;
   int64_t limit = -1, max_length = 512;
@@ -24,68 +25,51 @@ struct Options {
   bool checkpointing = false, merge = false;
 };
 
-void add_data_options(CLI::App& command, Options& options) {
-  const char* group = "Data";
-  command
-      .add_option("--data", options.data,
-                  "instructions: JSON or JSON lines with instruction, input, output; or messages; or conversations")
-      ->group(group)
-      ->required()
-      ->type_name("FILE");
-  command.add_option("--limit", options.limit, "rows to read; -1: all")->group(group);
-  command.add_option("--max-length", options.max_length, "tokens of a row; what is longer is cut")->group(group);
-  std::string formats;
-  for (const auto& name : models::chat_format_names()) formats += (formats.empty() ? "" : ", ") + name;
-  command
-      .add_option("--chat-format", options.format,
-                  "how turns are written; default: told by the model's template (" + formats + ")")
-      ->group(group)
-      ->type_name("NAME");
+void add_data_options(Options& o, TuneArguments& options) {
+  o.group("Data")
+      .add("--data", &options.data,
+           "instructions: JSON or JSON lines with instruction, input, output; or messages; or conversations",
+           {.type = "FILE", .required = true})
+      .add("--limit", &options.limit, "rows to read; -1: all")
+      .add("--max-length", &options.max_length, "tokens of a row; what is longer is cut")
+      .add("--chat-format", &options.format,
+           "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",
+           {.type = "NAME"});
 }
 
-void add_adapter_options(CLI::App& command, editors::LoraShape& lora) {
-  const char* group = "Adapter";
-  command.add_option("-r,--rank", lora.rank, "rank of the adapters")->group(group);
-  command.add_option("--alpha", lora.alpha, "lora_alpha: the change is (alpha/rank) B A")->group(group);
-  command.add_option("--dropout", lora.dropout, "share of the inputs left out in training")->group(group);
-  command
-      .add_option("--target-modules", lora.target_modules,
-                  "modules with an adapter (q_proj,v_proj or all-linear); default: queries and values")
-      ->group(group)
-      ->delimiter(',')
-      ->type_name("LIST");
-  command.add_option("--layers", lora.layers, "blocks with adapters; default: all")
-      ->group(group)
-      ->delimiter(',')
-      ->type_name("LIST");
+void add_adapter_options(Options& o, editors::LoraShape& lora) {
+  o.group("Adapter")
+      .add("-r,--rank", &lora.rank, "rank of the adapters")
+      .add("--alpha", &lora.alpha, "lora_alpha: the change is (alpha/rank) B A")
+      .add("--dropout", &lora.dropout, "share of the inputs left out in training")
+      .add("--target-modules", &lora.target_modules,
+           "modules with an adapter (q_proj,v_proj or all-linear); default: queries and values",
+           {.type = "LIST", .list = true})
+      .add("--layers", &lora.layers, "blocks with adapters; default: all", {.type = "LIST", .list = true});
 }
 
-void add_training_options(CLI::App& command, Options& options) {
-  const char* group = "Training";
+void add_training_options(Options& o, TuneArguments& options) {
   auto& tune = options.tune;
-  command.add_option("--lr", tune.lr, "learning rate of AdamW")->group(group);
-  command.add_option("--weight-decay", tune.weight_decay, "weight decay of AdamW")->group(group);
-  command.add_option("--warmup", tune.warmup_steps, "steps over which the learning rate rises")->group(group);
-  command.add_option("--schedule", tune.schedule, "learning rate after the warm-up: linear, cosine or constant")
-      ->group(group)
-      ->check(CLI::IsMember({"linear", "cosine", "constant"}));
-  command.add_option("--batch-size", tune.batch_size, "rows of one pass")->group(group);
-  command.add_option("--accumulate", tune.accumulation, "passes of one optimiser step")->group(group);
-  command.add_option("--epochs", tune.epochs, "times through the rows")->group(group);
-  command.add_option("--steps", tune.steps, "optimiser steps instead of --epochs; 0: by epochs")->group(group);
-  command.add_option("--max-grad-norm", tune.max_grad_norm, "gradients are cut to this norm; 0: never")->group(group);
-  command
-      .add_flag("--gradient-checkpointing", options.checkpointing,
-                "keep the activations of a few layers at a time: less memory, about a third more time")
-      ->group(group);
-  command.add_option("--seed", tune.seed, "random seed of adapters, order and dropout")->group(group);
-  command.add_option("--out", options.out, "run folder; default: runs/<time>-tune-<model>")
-      ->group("Run")
-      ->type_name("DIR");
-  command.add_flag("--merge", options.merge, "also write the model with the adapter merged in")->group("Run");
+  o.group("Training")
+      .add("--lr", &tune.lr, "learning rate of AdamW")
+      .add("--weight-decay", &tune.weight_decay, "weight decay of AdamW")
+      .add("--warmup", &tune.warmup_steps, "steps over which the learning rate rises")
+      .add("--schedule", &tune.schedule, "learning rate after the warm-up: linear, cosine or constant",
+           {.choices = {"linear", "cosine", "constant"}})
+      .add("--batch-size", &tune.batch_size, "rows of one pass")
+      .add("--accumulate", &tune.accumulation, "passes of one optimiser step")
+      .add("--epochs", &tune.epochs, "times through the rows")
+      .add("--steps", &tune.steps, "optimiser steps instead of --epochs; 0: by epochs")
+      .add("--max-grad-norm", &tune.max_grad_norm, "gradients are cut to this norm; 0: never")
+      .add("--gradient-checkpointing", &options.checkpointing,
+           "keep the activations of a few layers at a time: less memory, about a third more time")
+      .add("--seed", &tune.seed, "random seed of adapters, order and dropout");
+  o.group("Run")
+      .add("--out", &options.out, "run folder; default: runs/<time>-tune-<model>", {.type = "DIR"})
+      .add("--merge", &options.merge, "also write the model with the adapter merged in");
 }
 
-nlohmann::ordered_json results_document(const Options& options, const models::Model& model,
+nlohmann::ordered_json results_document(const TuneArguments& options, const models::Model& model,
                                         const editors::TuningRows& rows, const editors::TuneResult& result) {
   nlohmann::ordered_json document;
   document["schema"] = 1;
@@ -121,7 +105,7 @@ nlohmann::ordered_json results_document(const Options& options, const models::Mo
 }
 
 // The adapter in PEFT's form, and with --merge the whole model; returns what → path.
-nlohmann::ordered_json save(const Options& options, const RunDirectory& folder, models::Model& model,
+nlohmann::ordered_json save(const TuneArguments& options, const workflow::RunDirectory& folder, models::Model& model,
                             const editors::TuneResult& result) {
   editors::EditResult edit;
   edit.editor = "tune";
@@ -141,8 +125,8 @@ nlohmann::ordered_json save(const Options& options, const RunDirectory& folder, 
   return files;
 }
 
-void write_report(const RunDirectory& folder, const nlohmann::ordered_json& results, const editors::TuneResult& result,
-                  const Common& common) {
+void write_report(const workflow::RunDirectory& folder, const nlohmann::ordered_json& results,
+                  const editors::TuneResult& result, const Common& common) {
   evaluation::RunReport report;
   report.results = results;
   nlohmann::json losses = nlohmann::json::array();
@@ -154,17 +138,18 @@ void write_report(const RunDirectory& folder, const nlohmann::ordered_json& resu
   evaluation::write_report(folder / "report.html", report);
 }
 
-int run(const Options& given, Common& common) {
-  Options options = given;
+int run_tune(const TuneArguments& given, Common& common) {
+  TuneArguments options = given;
   options.tune.lora.seed = options.tune.seed;
   options.tune.checkpoint_layers = options.checkpointing ? 4 : 0;
   options.tune.cancel = common.cancel;
   options.tune.progress = common.progress;
   const auto instructions = datasets::load_instructions(options.data, options.limit);
   const auto checkpoint = open_named(options.model);
-  const RunDirectory folder(options.out.empty() ? RunDirectory::default_name("tune", short_model_name(*checkpoint))
-                                                : std::filesystem::path(options.out),
-                            false);
+  const workflow::RunDirectory folder(
+      options.out.empty() ? workflow::RunDirectory::default_name("tune", workflow::short_model_name(*checkpoint))
+                          : std::filesystem::path(options.out),
+      false);
   auto model = load_named(checkpoint, options.model, common);
   const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
                                              : models::chat_format(options.format);
@@ -182,31 +167,28 @@ int run(const Options& given, Common& common) {
   write_report(folder, document, result, common);
   document["files"]["report"] = (folder / "report.html").string();
   folder.write_json("results.json", document);
-  if (common.json) {
-    std::cout << dump_json(document) << '\n';
-    return 0;
-  }
-  std::cout << "Trained " << result.parameters << " parameters in " << result.deltas.size() << " layers, "
-            << result.steps.size() << " steps, " << result.seconds << " s\n"
-            << "Loss: first step " << result.steps.front().loss << ", last step " << result.steps.back().loss << '\n';
-  for (const auto& [what, where] : document["files"].items())
-    std::cout << what << ": " << where.get<std::string>() << '\n';
+  std::ostringstream text;
+  text << "Trained " << result.parameters << " parameters in " << result.deltas.size() << " layers, "
+       << result.steps.size() << " steps, " << result.seconds << " s\n"
+       << "Loss: first step " << result.steps.front().loss << ", last step " << result.steps.back().loss << '\n';
+  for (const auto& [what, where] : document["files"].items()) text << what << ": " << where.get<std::string>() << '\n';
+  common.print(document, text.str());
   return 0;
 }
 
 }  // namespace
 
-VerbRun setup_tune(CLI::App& command) {
-  auto options = std::make_shared<Options>();
-  add_model_options(command, options->model);
-  add_data_options(command, *options);
-  add_adapter_options(command, options->tune.lora);
-  add_training_options(command, *options);
-  command.footer(
+VerbRun setup_tune(Options& o) {
+  auto& options = o.arguments<TuneArguments>();
+  add_model_options(o, options.model);
+  add_data_options(o, options);
+  add_adapter_options(o, options.tune.lora);
+  add_training_options(o, options);
+  o.footer =
       "Example\n"
       "  emend tune --data instructions.json --steps 50 --out runs/tuned --merge\n"
-      "  emend generate --model runs/tuned/model --prompt \"…\"");
-  return [options](Common& common) { return run(*options, common); };
+      "  emend generate --model runs/tuned/model --prompt \"…\"";
+  return [&options](Common& common) { return run_tune(options, common); };
 }
 
 }  // namespace emend::tools

@@ -3,93 +3,47 @@
 #include <emend/models/model.h>
 
 #include <algorithm>
+#include <array>
 
 namespace emend::models::detail {
 namespace {
 
 // Sources: the converter, name tables and graph builders of llama.cpp as of 2026-10. Checked with files that its
 // converter wrote from the parity fixtures, see docs/formats/gguf.md.
-const std::vector<GgufArchitecture> kArchitectures = {
-    {.name = "llama", .model_types = {"llama", "mistral", "mixtral", "internlm"}, .paired_rotary_rows = true},
-    {.name = "qwen2", .model_types = {"qwen2"}},
-    {.name = "qwen3", .model_types = {"qwen3"}},
-    {.name = "qwen", .model_types = {"qwen"}},
-    {.name = "gpt2", .model_types = {"gpt2"}},
-    {.name = "gptneox", .model_types = {"gpt_neox"}},
-    {.name = "gptj", .model_types = {"gptj"}, .not_run_by_llama_cpp = true},
-    {.name = "phi2", .model_types = {"phi"}},
-    {.name = "phi3", .model_types = {"phi3"}},
-    {.name = "gemma", .model_types = {"gemma"}},
-    {.name = "gemma2", .model_types = {"gemma2"}},
-    {.name = "gemma3", .model_types = {"gemma3_text", "gemma3"}},
-    {.name = "falcon", .model_types = {"falcon", "RefinedWeb", "RefinedWebModel"}},
-    {.name = "chatglm", .model_types = {"chatglm", "glm"}},
-    {.name = "glm4", .model_types = {"glm4"}},
-    {.name = "baichuan", .model_types = {"baichuan"}, .paired_rotary_rows = true, .splits_qkv = true},
-    {.name = "internlm2", .model_types = {"internlm2"}, .paired_rotary_rows = true, .splits_qkv = true},
-};
-
-std::string listed(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
+constexpr std::array<const char*, kParts> kUsualNames = {
+    "token_embd",   "position_embd", nullptr,
+    nullptr,        "output_norm",   "output",  // no architecture projects (OPT)
+    "attn_norm",    "attn_qkv",      "attn_q",
+    "attn_k",       "attn_v",        "attn_q_norm",
+    "attn_k_norm",  "attn_output",   "post_attention_norm",
+    "ffn_norm",     "ffn_up",        "ffn_gate",
+    "ffn_up",       "ffn_down",      "post_ffw_norm",
+    "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps",
+    "ffn_down_exps"};
 
 /// Name inside a block, or of a tensor that occurs once.
-std::string part_name(const ModelConfig& config, Part part) {
-  // Falcon's second norm came later: the MLP's kept the old name.
-  const bool falcon_two_norms = config.family == "falcon" && config.mlp_norm && config.residual == Residual::kParallel;
-  switch (part) {
-    case Part::kEmbedding:
-      return "token_embd";
-    case Part::kPositions:
-      return "position_embd";
-    case Part::kFinalNorm:
-      return "output_norm";
-    case Part::kHead:
-      return "output";
-    case Part::kAttnNorm:
-      return falcon_two_norms ? "attn_norm_2" : "attn_norm";
-    case Part::kQkv:
-      return "attn_qkv";
-    case Part::kQ:
-      return "attn_q";
-    case Part::kK:
-      return "attn_k";
-    case Part::kV:
-      return "attn_v";
-    case Part::kQNorm:
-      return "attn_q_norm";
-    case Part::kKNorm:
-      return "attn_k_norm";
-    case Part::kAttnOut:
-      return "attn_output";
-    case Part::kAttnPostNorm:
-      return "post_attention_norm";
-    case Part::kMlpNorm:
-      return falcon_two_norms ? "attn_norm" : "ffn_norm";
-    case Part::kGateUp:
-    case Part::kUp:
-      return "ffn_up";
-    case Part::kGate:
-      return "ffn_gate";
-    case Part::kDown:
-      return "ffn_down";
-    case Part::kMlpPostNorm:
-      return "post_ffw_norm";
-    case Part::kRouter:
-      return "ffn_gate_inp";
-    case Part::kExpertGate:
-      return "ffn_gate_exps";
-    case Part::kExpertUp:
-      return "ffn_up_exps";
-    case Part::kExpertDown:
-      return "ffn_down_exps";
-    case Part::kProjectIn:
-    case Part::kProjectOut:
-      break;  // OPT only, which has no architecture
-  }
-  EMEND_CHECK(false, "a part without a GGUF name");
+std::string part_name(const GgufForm& form, const ModelConfig& config, Part part) {
+  if (form.tensor_name)
+    if (std::string name = form.tensor_name(config, part); !name.empty()) return name;
+  const char* name = kUsualNames[static_cast<size_t>(part)];
+  EMEND_CHECK(name, "a part without a GGUF name");
+  return name;
+}
+
+/// The first form that `fits`, of `own` or of the families; adds the names that `names` gives of the others to `list`.
+template <class Fits, class Names>
+const GgufForm* find_form(const FamilySpec* own, std::string& list, Fits fits, Names names) {
+  const auto see = [&](const FamilySpec& family) {
+    if (family.gguf.architecture.empty()) return false;
+    if (fits(family)) return true;
+    for (const std::string& name : names(family))
+      if ((", " + list + ", ").find(", " + name + ", ") == std::string::npos) list += (list.empty() ? "" : ", ") + name;
+    return false;
+  };
+  if (own && see(*own)) return &own->gguf;
+  for (const FamilySpec& family : all_families())
+    if (see(family)) return &family.gguf;
+  return nullptr;
 }
 
 // Row of a head-major matrix whose heads have d rows, in the paired order.
@@ -115,42 +69,45 @@ int64_t block_row(const ModelConfig& c, int64_t row) {
 
 }  // namespace
 
-const std::vector<GgufArchitecture>& gguf_architectures() {
-  return kArchitectures;
-}
-
-const GgufArchitecture& gguf_architecture(const std::string& name, const std::string& where) {
-  std::vector<std::string> names;
-  for (const auto& architecture : kArchitectures) {
-    if (architecture.name == name) return architecture;
-    names.push_back(architecture.name);
-  }
-  throw Error(ErrorClass::kUnsupported, {where, "architecture \"" + name + "\"", "one of " + listed(names),
+const GgufForm& gguf_architecture(const std::string& name, const std::string& where, const FamilySpec* own) {
+  std::string list;
+  const GgufForm* form = find_form(
+      own, list, [&](const FamilySpec& family) { return family.gguf.architecture == name; },
+      [](const FamilySpec& family) { return std::vector{family.gguf.architecture}; });
+  if (form) return *form;
+  throw Error(ErrorClass::kUnsupported, {where, "architecture \"" + name + "\"", "one of " + list,
                                          "use the model's Hugging Face checkpoint if its family is supported"});
 }
 
-const GgufArchitecture& gguf_architecture_for(const std::string& model_type, const std::string& where) {
-  std::vector<std::string> types;
-  for (const auto& architecture : kArchitectures)
-    for (const auto& type : architecture.model_types) {
-      if (type == model_type) return architecture;
-      types.push_back(type);
-    }
+const GgufForm& gguf_architecture_for(const std::string& model_type, const std::string& where, const FamilySpec* own) {
+  std::string list;
+  const auto types = [](const FamilySpec& family) { return family.model_types; };
+  const GgufForm* form = find_form(
+      own, list,
+      [&](const FamilySpec& family) {
+        return std::count(family.model_types.begin(), family.model_types.end(), model_type) > 0;
+      },
+      types);
+  if (form) return *form;
   throw Error(ErrorClass::kUnsupported, {where, "GGUF has no architecture for model_type \"" + model_type + "\"",
-                                         "one of " + listed(types), "save the model as a Hugging Face folder instead"});
+                                         "one of " + list, "save the model as a Hugging Face folder instead"});
 }
 
-std::vector<std::string> gguf_names(const GgufArchitecture& architecture, const ModelConfig& config,
-                                    const ExpectedTensor& tensor) {
+std::vector<std::string> gguf_names(const GgufForm& form, const ModelConfig& config, const ExpectedTensor& tensor) {
   const std::string block = tensor.layer < 0 ? "" : "blk." + std::to_string(tensor.layer) + ".";
-  if (tensor.part == Part::kQkv && architecture.splits_qkv)
-    return {block + "attn_q", block + "attn_k", block + "attn_v"};
-  return {block + part_name(config, tensor.part)};
+  if (tensor.part == Part::kQkv && form.splits_qkv) return {block + "attn_q", block + "attn_k", block + "attn_v"};
+  return {block + part_name(form, config, tensor.part)};
 }
 
-std::vector<int64_t> gguf_row_order(const GgufArchitecture& architecture, const ModelConfig& c, Part part) {
+std::vector<int64_t> gguf_rows(const ModelConfig& config, size_t names, int64_t rows) {
+  if (names == 1) return {rows};
+  const int64_t q = config.n_heads * config.head_dim, k = config.n_kv_heads * config.head_dim;
+  return {q, k, k};
+}
+
+std::vector<int64_t> gguf_row_order(const GgufForm& form, const ModelConfig& c, Part part) {
   const bool fused = part == Part::kQkv;
-  const bool paired = architecture.paired_rotary_rows && c.head_dim % 2 == 0;
+  const bool paired = form.paired_rotary_rows && c.head_dim % 2 == 0;
   if (!(fused && (paired || c.qkv == Qkv::kPerHead || c.qkv == Qkv::kPerGroup)) &&
       !(paired && (part == Part::kQ || part == Part::kK)))
     return {};
@@ -167,31 +124,14 @@ std::vector<int64_t> gguf_row_order(const GgufArchitecture& architecture, const 
 
 bool is_transposed(const FamilySpec& family, const ExpectedTensor& tensor) {
   if (family.orientation != Orientation::kInOut || tensor.bias) return false;
-  switch (tensor.part) {
-    case Part::kQkv:
-    case Part::kAttnOut:
-    case Part::kUp:
-    case Part::kDown:
-      return true;
-    default:
-      return false;
-  }
+  return tensor.part == Part::kQkv || tensor.part == Part::kAttnOut || tensor.part == Part::kUp ||
+         tensor.part == Part::kDown;
 }
 
 bool is_stored_plus_one(const ModelConfig& config, const ExpectedTensor& tensor) {
-  if (!config.norm_one_plus || tensor.bias) return false;
-  switch (tensor.part) {
-    case Part::kFinalNorm:
-    case Part::kAttnNorm:
-    case Part::kAttnPostNorm:
-    case Part::kMlpNorm:
-    case Part::kMlpPostNorm:
-    case Part::kQNorm:
-    case Part::kKNorm:
-      return true;
-    default:
-      return false;
-  }
+  static constexpr std::array kNorms = {Part::kFinalNorm,   Part::kAttnNorm, Part::kAttnPostNorm, Part::kMlpNorm,
+                                        Part::kMlpPostNorm, Part::kQNorm,    Part::kKNorm};
+  return config.norm_one_plus && !tensor.bias && std::count(kNorms.begin(), kNorms.end(), tensor.part) > 0;
 }
 
 bool is_rotary_table(std::string_view name) {

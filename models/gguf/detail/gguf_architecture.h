@@ -1,44 +1,48 @@
-// What llama.cpp calls an architecture, next to our family tables: which names its tensors have and how their rows are
-// ordered. Everything here is data or a pure function and serves both directions.
+// What the families declare about GGUF (gguf_form.h), applied: whose file it is, the configuration in both directions,
+// names of tensors and orders of rows. Everything here is a pure function.
 #pragma once
 
 #include <emend/models/config.h>
 #include <emend/models/family.h>
+#include <emend/models/gguf/detail/gguf_files.h>
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace emend::models::detail {
 
-struct GgufArchitecture {
-  std::string name;                      ///< general.architecture
-  std::vector<std::string> model_types;  ///< Hugging Face model types stored under it
-  /// Query and key rows are stored pair by pair: row 2j + s of a head is our row j + s·d/2 (llama.cpp rotates
-  /// neighbours).
-  bool paired_rotary_rows = false;
-  /// attn_q, attn_k, attn_v are stored apart although the Hugging Face checkpoint has one matrix.
-  bool splits_qkv = false;
-  /// llama.cpp has a name for it but cannot run it.
-  bool not_run_by_llama_cpp = false;
-};
+/// Key under which emend keeps the original config.json (as text), because GGUF has no place for some of its entries.
+inline constexpr const char* kConfigKey = "emend.config";
+/// "emend.norm.<name>": a norm as the checkpoint had it, where the file's 1 + w lost bits of w.
+inline constexpr const char* kNormKey = "emend.norm.";
 
-[[nodiscard]] const std::vector<GgufArchitecture>& gguf_architectures();
-/// By general.architecture. Throws Error(kUnsupported) with `where` and the list of names.
-[[nodiscard]] const GgufArchitecture& gguf_architecture(const std::string& name, const std::string& where);
-/// The architecture under which a model type is stored. Throws Error(kUnsupported) with `where` and the list of types.
-[[nodiscard]] const GgufArchitecture& gguf_architecture_for(const std::string& model_type, const std::string& where);
+/// The form of a general.architecture, from the first family that has it. `own` is a family that is not in
+/// families.def, or null. Throws Error(kUnsupported) with `where` and the list of names.
+[[nodiscard]] const GgufForm& gguf_architecture(const std::string& name, const std::string& where,
+                                                const FamilySpec* own = nullptr);
+/// The form in which a model type is stored. Throws Error(kUnsupported) with `where` and the list of types.
+[[nodiscard]] const GgufForm& gguf_architecture_for(const std::string& model_type, const std::string& where,
+                                                    const FamilySpec* own = nullptr);
+
+/// A config.json in the spelling of transformers 4, which version 5 reads too. Throws Error(kCorruption) naming file
+/// and key for missing or impossible values.
+[[nodiscard]] nlohmann::json config_from_gguf(const GgufFiles& files, const std::string& architecture,
+                                              const FamilySpec* own = nullptr);
+[[nodiscard]] GgufConfig config_to_gguf(const ModelConfig& config, const GgufForm& form);
 
 /// The tensors of a GGUF file that make up one tensor of ours, without ".weight" or ".bias": one name, or three for a
 /// projection that is fused on our side only. Experts share one stacked tensor.
-[[nodiscard]] std::vector<std::string> gguf_names(const GgufArchitecture& architecture, const ModelConfig& config,
+[[nodiscard]] std::vector<std::string> gguf_names(const GgufForm& form, const ModelConfig& config,
                                                   const ExpectedTensor& tensor);
+/// The rows of each of those tensors, of a projection of `rows` rows: all, or queries, keys and values.
+[[nodiscard]] std::vector<int64_t> gguf_rows(const ModelConfig& config, size_t names, int64_t rows);
 
 /// For each row of our tensor, its row in the file's tensors laid one below the other (queries, keys, values).
 /// Empty if the order is the same.
-[[nodiscard]] std::vector<int64_t> gguf_row_order(const GgufArchitecture& architecture, const ModelConfig& config,
-                                                  Part part);
+[[nodiscard]] std::vector<int64_t> gguf_row_order(const GgufForm& form, const ModelConfig& config, Part part);
 
 /// True for the two-dimensional weights that GPT-2 stores as [in, out] and GGUF as [out, in].
 [[nodiscard]] bool is_transposed(const FamilySpec& family, const ExpectedTensor& tensor);

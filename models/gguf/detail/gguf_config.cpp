@@ -1,453 +1,311 @@
+// Configuration in both directions: GGUF metadata ↔ config.json.
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/models/detail/hf_checkpoint.h>
-#include <emend/models/gguf/detail/gguf_config.h>
-#include <emend/models/gguf/detail/gguf_rotary.h>
+#include <emend/models/gguf/detail/gguf_architecture.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <numbers>
 
-namespace emend::models::detail {
+namespace emend::models {
+
 namespace {
 
 using Json = nlohmann::json;
+using detail::GgufFiles;
+using detail::LocatedTensor;
 
 constexpr int64_t kLargestSize = int64_t{1} << 31;
 constexpr int64_t kMostLayers = 4096;
 
-/// Spelling of the keys that nearly all families have; nullptr leaves one out.
-struct Spelling {
-  const char* hidden = "hidden_size";
-  const char* layers = "num_hidden_layers";
-  const char* heads = "num_attention_heads";
-  const char* kv_heads = "num_key_value_heads";
-  const char* head_dim = "head_dim";
-  const char* mlp = "intermediate_size";
-  const char* vocab = "vocab_size";
-  const char* positions = "max_position_embeddings";
-  const char* eps = "rms_norm_eps";
-};
+std::vector<double> factors(const GgufFiles& files, const std::string& name, int64_t expected) {
+  const LocatedTensor located = files.find(name);
+  if (!located) return {};
+  std::vector<double> values = detail::small_tensor(located);
+  const bool positive = std::all_of(values.begin(), values.end(), [](double x) { return x > 0 && std::isfinite(x); });
+  if (static_cast<int64_t>(values.size()) != expected || !positive)
+    throw Error(ErrorClass::kCorruption,
+                {located.file->path().string() + ": tensor " + name,
+                 positive ? std::to_string(values.size()) + " values" : "values that are not positive",
+                 std::to_string(expected) + " positive values, half the rotated dimensions", "fetch the file again"});
+  return values;
+}
 
-/// Reads one file's metadata into a config.json.
-class Reader {
- public:
-  Reader(const GgufFiles& files, const GgufArchitecture& architecture)
-      : files_(files), meta_(files.metadata()), prefix_(architecture.name + ".") {
-    hidden = size("embedding_length");
-    layers = size("block_count") - integer("nextn_predict_layers").value_or(0);
-    if (layers < 1 || layers > kMostLayers)
-      meta_.fail_key(key("block_count"), std::to_string(layers), "1 to 4096 layers");
-    heads = per_layer("attention.head_count").value_or(0);
-    if (heads < 1 || heads > hidden)
-      meta_.fail_key(key("attention.head_count"), std::to_string(heads), "1 to embedding_length");
-    kv_heads = per_layer("attention.head_count_kv").value_or(heads);
-    if (kv_heads < 1 || kv_heads > heads || heads % kv_heads != 0)
-      meta_.fail_key(key("attention.head_count_kv"), std::to_string(kv_heads), "a divisor of " + std::to_string(heads));
-    read_head_dim();
-    mlp = dimension("blk.0.ffn_down.weight", 1).value_or(dimension("blk.0.ffn_down_exps.weight", 2).value_or(0));
-    if (mlp == 0) mlp = size("feed_forward_length");
-    vocab = dimension("token_embd.weight", 0).value_or(0);
-    if (vocab == 0) missing_tensor("token_embd.weight");
-    positions = size("context_length");
-  }
+Json named(const char* type) {
+  return {{"rope_type", type}, {"type", type}};
+}
 
-  [[nodiscard]] std::string key(std::string_view name) const { return prefix_ + std::string(name); }
-  [[nodiscard]] std::optional<int64_t> integer(std::string_view name) const { return meta_.integer(key(name)); }
-  [[nodiscard]] std::optional<double> number(std::string_view name) const { return meta_.number(key(name)); }
-  [[nodiscard]] const GgufFile& meta() const { return meta_; }
-  [[nodiscard]] const GgufFiles& files() const { return files_; }
-  [[nodiscard]] bool has(std::string_view tensor) const { return static_cast<bool>(files_.find(tensor)); }
-
-  [[nodiscard]] int64_t size(std::string_view name) const {
-    const int64_t value = meta_.required_integer(key(name));
-    if (value < 1 || value > kLargestSize) meta_.fail_key(key(name), std::to_string(value), "a size from 1 to 2^31");
-    return value;
-  }
-
-  [[nodiscard]] std::optional<int64_t> dimension(std::string_view tensor, size_t index) const {
-    const LocatedTensor located = files_.find(tensor);
-    if (!located || index >= located.tensor->shape.size()) return std::nullopt;
-    return located.tensor->shape[index];
-  }
-
-  /// The sizes, tie_word_embeddings, dtype and special ids under the names of `spelling`.
-  [[nodiscard]] Json common(const std::string& model_type, const std::string& architecture,
-                            const Spelling& s = {}) const {
-    Json config = {{"model_type", model_type}, {"architectures", {architecture}}};
-    const auto put = [&](const char* name, const Json& value) {
-      if (name) config[name] = value;
-    };
-    put(s.hidden, hidden);
-    put(s.layers, layers);
-    put(s.heads, heads);
-    put(s.kv_heads, kv_heads);
-    put(s.head_dim, head_dim);
-    put(s.mlp, mlp);
-    put(s.vocab, vocab);
-    put(s.positions, positions);
-    if (s.eps) config[s.eps] = epsilon();
-    config["tie_word_embeddings"] = !has("output.weight");
-    const LocatedTensor matrix = files_.find("blk.0.ffn_down.weight");
-    const GgmlType type = matrix ? matrix.tensor->type : GgmlType::kF32;
-    config["torch_dtype"] = type == GgmlType::kF16 ? "float16" : type == GgmlType::kBF16 ? "bfloat16" : "float32";
-    for (const auto& [name, id] : {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"},
-                                   std::pair{"eos_token_id", "tokenizer.ggml.eos_token_id"},
-                                   std::pair{"pad_token_id", "tokenizer.ggml.padding_token_id"}})
-      if (const auto value = meta_.integer(id); value && *value >= 0 && *value < vocab) config[name] = *value;
-    return config;
-  }
-
-  /// rope_theta and rope_scaling.
-  void put_rotary(Json& config, const char* theta = "rope_theta") const {
-    config[theta] = rotary_base();
-    Json scaling = rotary_scaling(files_, {prefix_, rotary_base(), rotary_dims(), positions});
-    if (!scaling.is_null()) config["rope_scaling"] = std::move(scaling);
-  }
-
-  [[nodiscard]] double rotary_base() const { return number("rope.freq_base").value_or(10000.0); }
-  [[nodiscard]] int64_t rotary_dims() const {
-    const int64_t dims = integer("rope.dimension_count").value_or(head_dim);
-    if (dims < 2 || dims > head_dim || dims % 2 != 0)
-      meta_.fail_key(key("rope.dimension_count"), std::to_string(dims),
-                     "an even number up to " + std::to_string(head_dim));
-    return dims;
-  }
-  /// The fraction that gives exactly rotary_dims() when multiplied by head_dim and cut to an integer.
-  [[nodiscard]] double rotary_fraction() const {
-    double fraction = static_cast<double>(rotary_dims()) / static_cast<double>(head_dim);
-    while (static_cast<int64_t>(static_cast<double>(head_dim) * fraction) < rotary_dims())
-      fraction = std::nextafter(fraction, 2.0);
-    return fraction;
-  }
-  /// 0 if there is none.
-  [[nodiscard]] int64_t window() const {
-    const int64_t window = integer("attention.sliding_window").value_or(0);
-    if (window < 0 || window > kLargestSize)
-      meta_.fail_key(key("attention.sliding_window"), std::to_string(window), "a length in tokens");
-    return window;
-  }
-  /// layer_types from the pattern key (a period, or one flag a layer). Without it, all layers but each `period`-th have
-  /// the window; with period 0 all have it.
-  [[nodiscard]] Json layer_types(int64_t period) const {
-    const std::string name = key("attention.sliding_window_pattern");
-    const GgufValue* value = meta_.find(name);
-    std::vector<int64_t> flags;
-    if (value && value->type == GgufValueType::kArray) {
-      flags = meta_.integers(name);
-      if (static_cast<int64_t>(flags.size()) < layers)
-        meta_.fail_key(name, std::to_string(flags.size()) + " flags", std::to_string(layers) + ", one a layer");
-    } else {
-      if (const auto stored = integer("attention.sliding_window_pattern")) {
-        period = *stored;
-        if (period < 1) meta_.fail_key(name, std::to_string(period), "a positive period");
-      }
-      for (int64_t l = 0; l < layers; ++l) flags.push_back(period == 0 || l % period < period - 1);
+/// Llama 3's divisors of the dims / 2 frequencies, as stored in rope_freqs.weight.
+std::vector<float> llama3_divisors(const Rotary& rotary) {
+  const double original = static_cast<double>(rotary.original_max);
+  const double low = original / rotary.low_freq_factor, high = original / rotary.high_freq_factor;
+  std::vector<float> divisors;
+  for (int64_t i = 0; i < rotary.dims; i += 2) {
+    const double wave =
+        2 * std::numbers::pi * std::pow(rotary.theta, static_cast<double>(i) / static_cast<double>(rotary.dims));
+    double divisor = 1;
+    if (wave > low) {
+      divisor = rotary.factor;
+    } else if (wave >= high) {
+      const double smooth =
+          (original / wave - rotary.low_freq_factor) / (rotary.high_freq_factor - rotary.low_freq_factor);
+      divisor = 1 / ((1 - smooth) / rotary.factor + smooth);
     }
-    Json types = Json::array();
-    for (int64_t l = 0; l < layers; ++l)
-      types.push_back(window() > 0 && flags[l] ? "sliding_attention" : "full_attention");
-    return types;
+    divisors.push_back(static_cast<float>(divisor));
   }
+  return divisors;
+}
 
-  int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, mlp = 0, vocab = 0, positions = 0;
+bool close(const std::vector<float>& a, const std::vector<double>& b) {
+  for (size_t i = 0; i < a.size(); ++i)
+    if (std::abs(a[i] - b[i]) > 1e-4 * b[i]) return false;
+  return a.size() == b.size();
+}
 
- private:
-  [[noreturn]] void missing_tensor(const std::string& name) const {
-    throw Error(ErrorClass::kCorruption, {meta_.path().string(), "no tensor \"" + name + "\"", "a model with weights",
-                                          "this may be a vocabulary or an adapter; name a model file"});
+// Llama 3 scaling is stored as a table of divisors only; its parameters are found by trying the published ones (low 1,
+// high 4, original length a power of two). A table that they do not explain becomes "longrope" with the same list for
+// short and long texts, which divides the frequencies in the same way.
+Json llama3(const std::vector<double>& divisors, const GgufConfigReader& reader) {
+  Rotary rotary;
+  rotary.theta = reader.rotary_base();
+  rotary.dims = reader.rotary_dims();
+  rotary.factor = *std::max_element(divisors.begin(), divisors.end());
+  std::vector<int64_t> lengths{8192};
+  for (int64_t length = 8; length <= int64_t{1} << 22; length *= 2) lengths.push_back(length);
+  for (const int64_t length : lengths) {
+    rotary.original_max = length;
+    if (!close(llama3_divisors(rotary), divisors)) continue;
+    Json scaling = named("llama3");
+    scaling["factor"] = rotary.factor;
+    scaling["low_freq_factor"] = rotary.low_freq_factor;
+    scaling["high_freq_factor"] = rotary.high_freq_factor;
+    scaling["original_max_position_embeddings"] = length;
+    return scaling;
   }
+  Json scaling = named("longrope");
+  scaling["short_factor"] = scaling["long_factor"] = divisors;
+  scaling["attention_factor"] = 1.0;
+  scaling["original_max_position_embeddings"] = reader.positions;
+  return scaling;
+}
 
-  [[nodiscard]] double epsilon() const {
-    for (const char* name : {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"})
-      if (const auto value = number(name)) {
-        if (*value <= 0 || *value > 1) meta_.fail_key(key(name), std::to_string(*value), "a small positive number");
-        return *value;
-      }
-    meta_.fail_key(key("attention.layer_norm_rms_epsilon"), "missing", "a small positive number");
-  }
+}  // namespace
 
-  // One number, or a list with one number a layer, which must all be equal.
-  [[nodiscard]] std::optional<int64_t> per_layer(std::string_view name) const {
-    const GgufValue* value = meta_.find(key(name));
-    if (!value || value->type != GgufValueType::kArray) return integer(name);
-    const auto list = meta_.integers(key(name));
-    if (list.empty()) meta_.fail_key(key(name), "an empty list", "one number a layer");
-    if (std::any_of(list.begin(), list.end(), [&](int64_t n) { return n != list.front(); }))
-      throw Error(ErrorClass::kUnsupported, {meta_.path().string() + ": key " + key(name), "layers of different sizes",
-                                             "the same number in every layer", ""});
-    return list.front();
-  }
+GgufConfigReader::GgufConfigReader(const GgufFiles& files, const std::string& architecture)
+    : files_(files), meta_(files.metadata()), prefix_(architecture + ".") {
+  hidden = size("embedding_length");
+  layers = size("block_count") - integer("nextn_predict_layers").value_or(0);
+  if (layers < 1 || layers > kMostLayers)
+    meta_.fail_key(key("block_count"), std::to_string(layers), "1 to 4096 layers");
+  heads = per_layer("attention.head_count").value_or(0);
+  if (heads < 1 || heads > hidden)
+    meta_.fail_key(key("attention.head_count"), std::to_string(heads), "1 to embedding_length");
+  kv_heads = per_layer("attention.head_count_kv").value_or(heads);
+  if (kv_heads < 1 || kv_heads > heads || heads % kv_heads != 0)
+    meta_.fail_key(key("attention.head_count_kv"), std::to_string(kv_heads), "a divisor of " + std::to_string(heads));
+  read_head_dim();
+  mlp = dimension("blk.0.ffn_down.weight", 1).value_or(dimension("blk.0.ffn_down_exps.weight", 2).value_or(0));
+  if (mlp == 0) mlp = size("feed_forward_length");
+  vocab = dimension("token_embd.weight", 0).value_or(0);
+  if (vocab == 0)
+    throw Error(ErrorClass::kCorruption,
+                {meta_.path().string(), "no tensor \"token_embd.weight\"", "a model with weights",
+                 "this may be a vocabulary or an adapter; name a model file"});
+  positions = size("context_length");
+}
 
-  void read_head_dim() {
-    head_dim = integer("attention.key_length").value_or(0);
-    if (head_dim == 0)
-      if (const auto rows = dimension("blk.0.attn_q.weight", 0); rows && *rows % heads == 0) head_dim = *rows / heads;
-    if (head_dim == 0)
-      if (const auto rows = dimension("blk.0.attn_qkv.weight", 0); rows && *rows % (heads + 2 * kv_heads) == 0)
-        head_dim = *rows / (heads + 2 * kv_heads);
-    if (head_dim == 0) head_dim = hidden / heads;
-    if (head_dim < 1 || head_dim > kLargestSize / heads)
-      meta_.fail_key(key("attention.key_length"), std::to_string(head_dim), "a head size");
-    if (integer("attention.value_length").value_or(head_dim) != head_dim)
-      throw Error(ErrorClass::kUnsupported, {meta_.path().string() + ": key " + key("attention.value_length"),
-                                             "values of another size than keys", std::to_string(head_dim), ""});
-  }
+bool GgufConfigReader::has(std::string_view tensor) const {
+  return static_cast<bool>(files_.find(tensor));
+}
 
-  const GgufFiles& files_;
-  const GgufFile& meta_;
-  std::string prefix_;
-};
+int64_t GgufConfigReader::size(std::string_view name) const {
+  const int64_t value = meta_.required_integer(key(name));
+  if (value < 1 || value > kLargestSize) meta_.fail_key(key(name), std::to_string(value), "a size from 1 to 2^31");
+  return value;
+}
 
-Json llama(const Reader& r) {
-  const int64_t experts = r.integer("expert_count").value_or(0);
-  const bool qkv_bias = r.has("blk.0.attn_q.bias") || r.has("blk.0.attn_qkv.bias");
-  const bool out_bias = r.has("blk.0.attn_output.bias");
-  Json config;
-  if (experts > 0) {
-    config = r.common("mixtral", "MixtralForCausalLM");
-    config["num_local_experts"] = experts;
-    config["num_experts_per_tok"] = r.size("expert_used_count");
-    config["sliding_window"] = nullptr;
-  } else if (r.window() > 0) {
-    config = r.common("mistral", "MistralForCausalLM");
-    config["sliding_window"] = r.window();
-  } else if (qkv_bias && !out_bias) {  // what Qwen2 computes; Llama's flag would want a bias on the output as well
-    config = r.common("qwen2", "Qwen2ForCausalLM");
+std::optional<int64_t> GgufConfigReader::dimension(std::string_view tensor, size_t index) const {
+  const LocatedTensor located = files_.find(tensor);
+  if (!located || index >= located.tensor->shape.size()) return std::nullopt;
+  return located.tensor->shape[index];
+}
+
+double GgufConfigReader::epsilon() const {
+  for (const char* name : {"attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"})
+    if (const auto value = number(name)) {
+      if (*value <= 0 || *value > 1) meta_.fail_key(key(name), std::to_string(*value), "a small positive number");
+      return *value;
+    }
+  meta_.fail_key(key("attention.layer_norm_rms_epsilon"), "missing", "a small positive number");
+}
+
+// One number, or a list with one number a layer, which must all be equal.
+std::optional<int64_t> GgufConfigReader::per_layer(std::string_view name) const {
+  const GgufValue* value = meta_.find(key(name));
+  if (!value || value->type != GgufValueType::kArray) return integer(name);
+  const auto list = meta_.integers(key(name));
+  if (list.empty()) meta_.fail_key(key(name), "an empty list", "one number a layer");
+  if (std::any_of(list.begin(), list.end(), [&](int64_t n) { return n != list.front(); }))
+    throw Error(ErrorClass::kUnsupported, {meta_.path().string() + ": key " + key(name), "layers of different sizes",
+                                           "the same number in every layer", ""});
+  return list.front();
+}
+
+void GgufConfigReader::read_head_dim() {
+  head_dim = integer("attention.key_length").value_or(0);
+  if (head_dim == 0)
+    if (const auto rows = dimension("blk.0.attn_q.weight", 0); rows && *rows % heads == 0) head_dim = *rows / heads;
+  if (head_dim == 0)
+    if (const auto rows = dimension("blk.0.attn_qkv.weight", 0); rows && *rows % (heads + 2 * kv_heads) == 0)
+      head_dim = *rows / (heads + 2 * kv_heads);
+  if (head_dim == 0) head_dim = hidden / heads;
+  if (head_dim < 1 || head_dim > kLargestSize / heads)
+    meta_.fail_key(key("attention.key_length"), std::to_string(head_dim), "a head size");
+  if (integer("attention.value_length").value_or(head_dim) != head_dim)
+    throw Error(ErrorClass::kUnsupported, {meta_.path().string() + ": key " + key("attention.value_length"),
+                                           "values of another size than keys", std::to_string(head_dim), ""});
+}
+
+int64_t GgufConfigReader::rotary_dims() const {
+  const int64_t dims = integer("rope.dimension_count").value_or(head_dim);
+  if (dims < 2 || dims > head_dim || dims % 2 != 0)
+    meta_.fail_key(key("rope.dimension_count"), std::to_string(dims),
+                   "an even number up to " + std::to_string(head_dim));
+  return dims;
+}
+
+double GgufConfigReader::rotary_fraction() const {
+  double fraction = static_cast<double>(rotary_dims()) / static_cast<double>(head_dim);
+  while (static_cast<int64_t>(static_cast<double>(head_dim) * fraction) < rotary_dims())
+    fraction = std::nextafter(fraction, 2.0);
+  return fraction;
+}
+
+int64_t GgufConfigReader::window() const {
+  const int64_t window = integer("attention.sliding_window").value_or(0);
+  if (window < 0 || window > kLargestSize)
+    meta_.fail_key(key("attention.sliding_window"), std::to_string(window), "a length in tokens");
+  return window;
+}
+
+Json GgufConfigReader::layer_types(int64_t period) const {
+  const std::string name = key("attention.sliding_window_pattern");
+  const GgufValue* value = meta_.find(name);
+  std::vector<int64_t> flags;
+  if (value && value->type == GgufValueType::kArray) {
+    flags = meta_.integers(name);
+    if (static_cast<int64_t>(flags.size()) < layers)
+      meta_.fail_key(name, std::to_string(flags.size()) + " flags", std::to_string(layers) + ", one a layer");
   } else {
-    config = r.common("llama", "LlamaForCausalLM");
-    config["attention_bias"] = qkv_bias;
-    config["mlp_bias"] = r.has("blk.0.ffn_down.bias");
+    if (const auto stored = integer("attention.sliding_window_pattern")) {
+      period = *stored;
+      if (period < 1) meta_.fail_key(name, std::to_string(period), "a positive period");
+    }
+    for (int64_t l = 0; l < layers; ++l) flags.push_back(period == 0 || l % period < period - 1);
   }
-  config["hidden_act"] = "silu";
-  r.put_rotary(config);
-  return config;
+  Json types = Json::array();
+  for (int64_t l = 0; l < layers; ++l)
+    types.push_back(window() > 0 && flags[l] ? "sliding_attention" : "full_attention");
+  return types;
 }
 
-// llama.cpp's converter leaves windows out; emend writes them.
-void put_qwen_windows(const Reader& r, Json& config) {
-  config["use_sliding_window"] = r.window() > 0;
-  if (r.window() == 0) return;
-  config["sliding_window"] = r.window();
-  config["layer_types"] = r.layer_types(0);
-}
-
-Json qwen2(const Reader& r) {
-  Json config = r.common("qwen2", "Qwen2ForCausalLM");
-  config["hidden_act"] = "silu";
-  put_qwen_windows(r, config);
-  r.put_rotary(config);
-  return config;
-}
-
-Json qwen3(const Reader& r) {
-  Json config = r.common("qwen3", "Qwen3ForCausalLM");
-  config["hidden_act"] = "silu";
-  config["attention_bias"] = r.has("blk.0.attn_q.bias");
-  put_qwen_windows(r, config);
-  r.put_rotary(config);
-  return config;
-}
-
-Json qwen(const Reader& r) {
-  Spelling s;
-  s.kv_heads = nullptr;
-  s.head_dim = "kv_channels";
-  s.eps = "layer_norm_epsilon";
-  Json config = r.common("qwen", "QWenLMHeadModel", s);
-  config["intermediate_size"] = 2 * r.mlp;
-  config["seq_length"] = r.positions;
-  config["rotary_emb_base"] = r.rotary_base();
-  config["rotary_pct"] = 1.0;
-  config["no_bias"] = !r.has("blk.0.attn_output.bias");
-  config["use_dynamic_ntk"] = config["use_logn_attn"] = false;  // llama.cpp does neither, and the file does not say
-  return config;
-}
-
-Json gpt2(const Reader& r) {
-  const Spelling s{"n_embd", "n_layer",           "n_head", nullptr, nullptr, "n_inner", "vocab_size",
-                   nullptr,  "layer_norm_epsilon"};
-  Json config = r.common("gpt2", "GPT2LMHeadModel", s);
-  config["n_positions"] = r.dimension("position_embd.weight", 0).value_or(r.positions);
-  config["activation_function"] = "gelu_new";
-  return config;
-}
-
-Json gptj(const Reader& r) {
-  const Spelling s{"n_embd",      "n_layer",           "n_head", nullptr, nullptr, "n_inner", "vocab_size",
-                   "n_positions", "layer_norm_epsilon"};
-  Json config = r.common("gptj", "GPTJForCausalLM", s);
-  config["rotary_dim"] = r.rotary_dims();
-  config["activation_function"] = "gelu_new";
-  return config;
-}
-
-Json gptneox(const Reader& r) {
-  Spelling s;
-  s.kv_heads = s.head_dim = nullptr;
-  s.eps = "layer_norm_eps";
-  Json config = r.common("gpt_neox", "GPTNeoXForCausalLM", s);
-  config["hidden_act"] = "gelu";
-  config["attention_bias"] = r.has("blk.0.attn_qkv.bias");
-  config["use_parallel_residual"] = r.meta().flag(r.key("use_parallel_residual")).value_or(true);
-  config["rotary_pct"] = r.rotary_fraction();
-  config["rotary_emb_base"] = r.rotary_base();
-  return config;
-}
-
-Json phi2(const Reader& r) {
-  Spelling s;
-  s.head_dim = nullptr;
-  s.eps = "layer_norm_eps";
-  Json config = r.common("phi", "PhiForCausalLM", s);
-  config["hidden_act"] = "gelu_new";
-  config["partial_rotary_factor"] = r.rotary_fraction();
-  config["qk_layernorm"] = false;
-  r.put_rotary(config);
-  return config;
-}
-
-Json phi3(const Reader& r) {
-  Spelling s;
-  s.head_dim = nullptr;
-  Json config = r.common("phi3", "Phi3ForCausalLM", s);
-  config["hidden_act"] = "silu";
-  config["partial_rotary_factor"] = r.rotary_fraction();
-  config["sliding_window"] = r.window() > 0 ? Json(r.window()) : Json();
-  config["original_max_position_embeddings"] = r.integer("rope.scaling.original_context_length").value_or(r.positions);
-  r.put_rotary(config);
-  return config;
-}
-
-Json gemma(const Reader& r) {
-  Json config = r.common("gemma", "GemmaForCausalLM");
-  config["hidden_act"] = config["hidden_activation"] = "gelu_pytorch_tanh";
-  r.put_rotary(config);
-  return config;
-}
-
-// Gemma 2 and 3: the scale of attention is not in the files. As llama.cpp has it, the 27B models use hidden / heads.
-void put_gemma_attention(const Reader& r, int64_t layers_of_27b, Json& config) {
-  const double scale = r.number("attention.scale").value_or(0);
-  config["query_pre_attn_scalar"] = scale > 0                   ? Json(1.0 / (scale * scale))
-                                    : r.layers == layers_of_27b ? Json(r.hidden / r.heads)
-                                                                : Json(r.head_dim);
-  config["hidden_act"] = config["hidden_activation"] = "gelu_pytorch_tanh";
-}
-
-Json gemma2(const Reader& r) {
-  Json config = r.common("gemma2", "Gemma2ForCausalLM");
-  put_gemma_attention(r, 46, config);
-  config["attn_logit_softcapping"] = r.number("attn_logit_softcapping").value_or(50.0);
-  config["final_logit_softcapping"] = r.number("final_logit_softcapping").value_or(30.0);
-  config["sliding_window"] = r.window() > 0 ? r.window() : 4096;
-  if (r.window() > 0) config["layer_types"] = r.layer_types(2);
-  r.put_rotary(config);
-  return config;
-}
-
-Json gemma3(const Reader& r) {
-  Json config = r.common("gemma3_text", "Gemma3ForCausalLM");
-  put_gemma_attention(r, 62, config);
-  config["attn_logit_softcapping"] = nullptr;
-  const double cap = r.number("final_logit_softcapping").value_or(0);
-  config["final_logit_softcapping"] = cap > 0 ? Json(cap) : Json();
-  config["sliding_window"] = r.window() > 0 ? r.window() : r.positions;
-  config["layer_types"] = r.layer_types(6);
-  r.put_rotary(config);
-  config["rope_local_base_freq"] = r.number("rope.freq_base_swa").value_or(10000.0);
-  return config;
-}
-
-Json falcon(const Reader& r) {
-  Spelling s;
-  s.kv_heads = s.head_dim = nullptr;
-  s.mlp = "ffn_hidden_size";
-  s.eps = "layer_norm_epsilon";
-  Json config = r.common("falcon", "FalconForCausalLM", s);
-  const bool grouped = r.kv_heads > 1;
-  config["num_kv_heads"] = r.kv_heads;
-  config["new_decoder_architecture"] = grouped;
-  config["multi_query"] = !grouped;
-  config["num_ln_in_parallel_attn"] = grouped ? Json(r.has("blk.0.attn_norm_2.weight") ? 2 : 1) : Json();
-  config["parallel_attn"] = true;
-  config["alibi"] = false;
-  config["bias"] = r.has("blk.0.attn_qkv.bias");
-  config["activation"] = "gelu";
-  r.put_rotary(config);
-  return config;
-}
-
-Json chatglm(const Reader& r) {
-  if (r.has("blk.0.attn_q.weight")) {  // converted from the split checkpoint of transformers
-    Json config = r.common("glm", "GlmForCausalLM");
-    config["hidden_act"] = "silu";
-    config["attention_bias"] = r.has("blk.0.attn_q.bias");
-    config["partial_rotary_factor"] = r.rotary_fraction();
-    r.put_rotary(config);
-    return config;
+// Null for plain rotary embedding.
+Json GgufConfigReader::rotary_scaling() const {
+  const auto original = [&] { return integer("rope.scaling.original_context_length").value_or(positions); };
+  const auto long_factors = factors(files_, "rope_factors_long.weight", rotary_dims() / 2);
+  const auto short_factors = factors(files_, "rope_factors_short.weight", rotary_dims() / 2);
+  if (!long_factors.empty() && !short_factors.empty()) {
+    Json scaling = named("longrope");
+    scaling["long_factor"] = long_factors;
+    scaling["short_factor"] = short_factors;
+    scaling["original_max_position_embeddings"] = original();
+    if (const auto attention = number("rope.scaling.attn_factor")) scaling["attention_factor"] = *attention;
+    return scaling;
   }
-  const Spelling s{"hidden_size",           "num_layers",  "num_attention_heads",
-                   "multi_query_group_num", "kv_channels", "ffn_hidden_size",
-                   "padded_vocab_size",     "seq_length",  "layernorm_epsilon"};
-  Json config = r.common("chatglm", "ChatGLMModel", s);
-  config["vocab_size"] = r.vocab;
-  config["add_qkv_bias"] = r.has("blk.0.attn_qkv.bias");
-  config["add_bias_linear"] = r.has("blk.0.ffn_down.bias");
-  config["multi_query_attention"] = config["original_rope"] = config["rmsnorm"] = config["post_layer_norm"] = true;
-  config["apply_residual_connection_post_layernorm"] = false;
-  config["rope_ratio"] = r.rotary_base() / 10000.0;
+  const auto divisors = factors(files_, "rope_freqs.weight", rotary_dims() / 2);
+  if (std::any_of(divisors.begin(), divisors.end(), [](double x) { return std::abs(x - 1) > 1e-6; }))
+    return llama3(divisors, *this);
+
+  const double factor = number("rope.scaling.factor").value_or(number("rope.scale_linear").value_or(1.0));
+  const std::string type = meta_.text(key("rope.scaling.type")).value_or("linear");
+  if (type == "none" || factor == 0 || factor == 1) return {};
+  if (factor < 0) meta_.fail_key(key("rope.scaling.factor"), std::to_string(factor), "a positive number");
+  if (type == "linear" || type == "yarn") {
+    Json scaling = named(type.c_str());
+    scaling["factor"] = factor;
+    if (type == "linear") return scaling;
+    scaling["original_max_position_embeddings"] = original();
+    for (const char* name : {"attn_factor", "beta_fast", "beta_slow"})
+      if (const auto value = number(std::string("rope.scaling.yarn_") + name))
+        scaling[name == std::string_view("attn_factor") ? "attention_factor" : name] = *value;
+    return scaling;
+  }
+  meta_.fail_key(key("rope.scaling.type"), "\"" + type + "\" without tables of factors",
+                 "none, linear, yarn, or longrope with rope_factors_long and rope_factors_short");
+}
+
+void GgufConfigReader::put_rotary(Json& config, const std::string& theta) const {
+  config[theta] = rotary_base();
+  Json scaling = rotary_scaling();
+  if (!scaling.is_null()) config["rope_scaling"] = std::move(scaling);
+}
+
+namespace detail {
+namespace {
+
+// Sizes, epsilon, activation, tie_word_embeddings, dtype and special ids, under the family's own keys.
+Json common_config(const GgufFiles& files, const GgufConfigReader& r, const FamilySpec& family) {
+  const ConfigKeys& keys = family.keys;
+  Json config = {{"model_type", family.model_types.front()}, {"architectures", {family.gguf.class_name}}};
+  const auto put = [&](const ConfigKeys::Names& names, const Json& value) {
+    const auto& left_out = family.gguf.not_in_config;
+    if (!names.empty() && std::count(left_out.begin(), left_out.end(), names.front()) == 0)
+      config[names.front()] = value;
+  };
+  put(keys.hidden, r.hidden);
+  put(keys.layers, r.layers);
+  put(keys.heads, r.heads);
+  put(keys.kv_heads, r.kv_heads);
+  put(keys.head_dim, r.head_dim);
+  put(keys.mlp_width, r.mlp);
+  put(keys.vocab, r.vocab);
+  put(keys.max_positions, r.positions);
+  put(keys.norm_eps, r.epsilon());
+  for (const auto& name : keys.activation) config[name] = keys.default_activation;
+  config["tie_word_embeddings"] = !r.has("output.weight");
+  const LocatedTensor matrix = files.find("blk.0.ffn_down.weight");
+  const GgmlType type = matrix ? matrix.tensor->type : GgmlType::kF32;
+  config["torch_dtype"] = type == GgmlType::kF16 ? "float16" : type == GgmlType::kBF16 ? "bfloat16" : "float32";
+  for (const auto& [name, id] : {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"},
+                                 std::pair{"eos_token_id", "tokenizer.ggml.eos_token_id"},
+                                 std::pair{"pad_token_id", "tokenizer.ggml.padding_token_id"}})
+    if (const auto value = r.file().integer(id); value && *value >= 0 && *value < r.vocab) config[name] = *value;
   return config;
 }
 
-Json glm4(const Reader& r) {
-  Json config = r.common("glm4", "Glm4ForCausalLM");
-  config["hidden_act"] = "silu";
-  config["attention_bias"] = r.has("blk.0.attn_q.bias");
-  config["partial_rotary_factor"] = r.rotary_fraction();
-  r.put_rotary(config);
-  return config;
+std::vector<const FamilySpec*> families_stored_as(const std::string& architecture, const FamilySpec* own) {
+  std::vector<const FamilySpec*> found;
+  if (own && own->gguf.architecture == architecture) found.push_back(own);
+  for (const FamilySpec& family : all_families())
+    if (family.gguf.architecture == architecture) found.push_back(&family);
+  return found;
 }
-
-Json baichuan(const Reader& r) {
-  Spelling s;
-  s.kv_heads = s.head_dim = nullptr;
-  const bool alibi = r.layers == 40;  // the 13B models, as llama.cpp tells them apart
-  const bool second = r.vocab == 125696;
-  if (alibi) s.positions = "model_max_length";
-  Json config = r.common("baichuan", alibi || second ? "BaichuanForCausalLM" : "BaiChuanForCausalLM", s);
-  config["hidden_act"] = "silu";
-  return config;
-}
-
-Json internlm2(const Reader& r) {
-  Spelling s;
-  s.head_dim = nullptr;
-  Json config = r.common("internlm2", "InternLM2ForCausalLM", s);
-  config["hidden_act"] = "silu";
-  config["bias"] = false;
-  r.put_rotary(config);
-  return config;
-}
-
-using Synthesis = Json (*)(const Reader&);
-const std::map<std::string, Synthesis> kSyntheses = {
-    {"llama", llama},       {"qwen2", qwen2},        {"qwen3", qwen3},   {"qwen", qwen},       {"gpt2", gpt2},
-    {"gptj", gptj},         {"gptneox", gptneox},    {"phi2", phi2},     {"phi3", phi3},       {"gemma", gemma},
-    {"gemma2", gemma2},     {"gemma3", gemma3},      {"falcon", falcon}, {"chatglm", chatglm}, {"glm4", glm4},
-    {"baichuan", baichuan}, {"internlm2", internlm2}};
 
 // The original config.json, if emend wrote the file.
-Json kept_config(const GgufFile& meta, const GgufArchitecture& architecture) {
+Json kept_config(const GgufFile& meta, const std::string& architecture, const FamilySpec* own) {
   const auto text = meta.text(kConfigKey);
   if (!text) return {};
-  const Json config = parse_json_text(*text, meta.path().string() + ": key " + std::string(kConfigKey));
+  const Json config = parse_json(*text, meta.path().string() + ": key " + std::string(kConfigKey));
+  std::vector<std::string> known;
+  for (const FamilySpec* family : families_stored_as(architecture, own))
+    known.insert(known.end(), family->model_types.begin(), family->model_types.end());
   const auto type = config.is_object() ? config.find("model_type") : config.end();
-  const auto& known = architecture.model_types;
   if (!config.is_object() || type == config.end() || !type->is_string() ||
       std::find(known.begin(), known.end(), type->get<std::string>()) == known.end())
-    meta.fail_key(kConfigKey, "text that is not a config.json of architecture " + architecture.name,
+    meta.fail_key(kConfigKey, "text that is not a config.json of architecture " + architecture,
                   "what emend wrote there, or no such key");
-  const int64_t blocks = meta.required_integer(architecture.name + ".block_count");
+  const int64_t blocks = meta.required_integer(architecture + ".block_count");
   for (const char* layers : {"num_hidden_layers", "n_layer", "num_layers"})
     if (const auto it = config.find(layers); it != config.end() && *it != blocks)
       meta.fail_key(kConfigKey, std::string(layers) + " " + it->dump().substr(0, 40),
@@ -455,11 +313,174 @@ Json kept_config(const GgufFile& meta, const GgufArchitecture& architecture) {
   return config;
 }
 
+/// Writes the keys of one architecture.
+class ConfigWriter {
+ public:
+  ConfigWriter(const ModelConfig& config, const GgufForm& form, GgufConfig& out) : c_(config), form_(form), out_(out) {}
+
+  void write() {
+    write_sizes();
+    number(c_.norm == Norm::kRms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon", c_.norm_eps);
+    if (c_.positions == Positions::kRotary) write_rotary();
+    write_windows();
+    if (c_.attention_softcap > 0) number("attn_logit_softcapping", c_.attention_softcap);
+    if (c_.logit_softcap > 0) number("final_logit_softcapping", c_.logit_softcap);
+    write_notes();
+    if (form_.write) form_.write(c_, out_);
+    if (form_.not_run_by_llama_cpp) note("llama.cpp has a name for this architecture but cannot run it");
+  }
+
+ private:
+  void integer(const char* name, int64_t value) { out_.integer(name, value); }
+  void number(const char* name, double value) { out_.number(name, value); }
+  void note(const std::string& text) { out_.note(text); }
+
+  void write_sizes() {
+    integer("vocab_size", c_.vocab_size);
+    integer("context_length", c_.max_positions);
+    integer("embedding_length", c_.hidden_size);
+    integer("block_count", c_.n_layers);
+    integer("feed_forward_length", c_.mlp_width);
+    integer("attention.head_count", c_.n_heads);
+    integer("attention.head_count_kv", c_.n_kv_heads);
+    integer("attention.key_length", c_.head_dim);
+    integer("attention.value_length", c_.head_dim);
+    if (c_.n_experts > 0) {
+      integer("expert_count", c_.n_experts);
+      integer("expert_used_count", c_.experts_per_token);
+    }
+  }
+
+  void write_rotary() {
+    const bool two = c_.rotaries.size() > 1;  // Gemma 3: the windowed layers have a base of their own
+    const auto layer = std::find(c_.windows.begin(), c_.windows.end(), 0);
+    const Rotary& rotary =
+        c_.rotary(two && layer != c_.windows.end() ? static_cast<int>(layer - c_.windows.begin()) : 0);
+    integer("rope.dimension_count", rotary.dims);
+    number("rope.freq_base", rotary.theta);
+    if (two)
+      for (int l = 0; l < c_.n_layers; ++l)
+        if (c_.window(l) > 0) number("rope.freq_base_swa", c_.rotary(l).theta);
+    write_scaling(rotary);
+  }
+
+  void write_scaling(const Rotary& rotary) {
+    switch (rotary.kind) {
+      case Rotary::Kind::kDefault:
+        break;
+      case Rotary::Kind::kLinear:
+        out_.text("rope.scaling.type", "linear");
+        number("rope.scaling.factor", rotary.factor);
+        break;
+      case Rotary::Kind::kYarn:
+        out_.text("rope.scaling.type", "yarn");
+        number("rope.scaling.factor", rotary.factor);
+        integer("rope.scaling.original_context_length", rotary.original_max);
+        if (rotary.attention_factor) number("rope.scaling.yarn_attn_factor", *rotary.attention_factor);
+        if (rotary.beta_fast != 32) number("rope.scaling.yarn_beta_fast", rotary.beta_fast);
+        if (rotary.beta_slow != 1) number("rope.scaling.yarn_beta_slow", rotary.beta_slow);
+        break;
+      case Rotary::Kind::kLlama3:
+        out_.tables.emplace_back("rope_freqs.weight", llama3_divisors(rotary));
+        break;
+      case Rotary::Kind::kLongrope:
+        write_longrope(rotary);
+        break;
+      case Rotary::Kind::kDynamic:
+        note("dynamic rotary scaling past the trained length is not kept for llama.cpp");
+        break;
+      case Rotary::Kind::kQwenNtk:
+        note("dynamic NTK scaling past seq_length is not kept for llama.cpp");
+        break;
+    }
+  }
+
+  void write_longrope(const Rotary& rotary) {
+    const auto table = [&](const char* name, const std::vector<double>& values) {
+      out_.tables.emplace_back(name, std::vector<float>(values.begin(), values.end()));
+    };
+    table("rope_factors_long.weight", rotary.long_factor);
+    table("rope_factors_short.weight", rotary.short_factor);
+    if (!form_.longrope_by_table) out_.text("rope.scaling.type", "longrope");
+    integer("rope.scaling.original_context_length", rotary.original_max);
+    const double scale = static_cast<double>(c_.max_positions) / static_cast<double>(rotary.original_max);
+    const double usual =
+        scale > 1 ? std::sqrt(1 + std::log(scale) / std::log(static_cast<double>(rotary.original_max))) : 1;
+    number("rope.scaling.attn_factor", rotary.attention_factor.value_or(usual));
+  }
+
+  void write_windows() {
+    const int64_t window = c_.windows.empty() ? 0 : *std::max_element(c_.windows.begin(), c_.windows.end());
+    if (window == 0) return;
+    integer("attention.sliding_window", window);
+    const int64_t period = form_.window_period;
+    std::vector<bool> slides;
+    bool usual = true;
+    for (int l = 0; l < c_.n_layers; ++l) {
+      slides.push_back(c_.window(l) > 0);
+      usual = usual && slides.back() == (period == 0 || l % period < period - 1);
+    }
+    if (!usual) out_.metadata.set_flags(out_.prefix + "attention.sliding_window_pattern", slides);
+    if (period == 0 && window < c_.max_positions)
+      note("llama.cpp ignores the attention window of " + std::to_string(window) + " tokens for this architecture");
+  }
+
+  // The scale of attention that llama.cpp assumes.
+  [[nodiscard]] double assumed_scale() const {
+    const bool large = form_.layers_of_largest > 0 && c_.n_layers == form_.layers_of_largest;
+    return 1 / std::sqrt(static_cast<double>(large ? c_.hidden_size / c_.n_heads : c_.head_dim));
+  }
+
+  [[nodiscard]] Activation assumed_activation() const {
+    if (c_.mlp != Mlp::kPlain) return c_.norm_one_plus ? Activation::kGeluTanh : Activation::kSilu;
+    return Activation::kGeluTanh;
+  }
+
+  void write_notes() {
+    if (std::abs(c_.attention_scale / assumed_scale() - 1) > 1e-6) {
+      number("attention.scale", c_.attention_scale);
+      note("llama.cpp assumes another scale of attention than this model's");
+    }
+    if (c_.scale_by_inverse_layer) note("llama.cpp does not divide the attention scores by the layer's number");
+    if (c_.logn_length > 0) note("llama.cpp does not scale queries past seq_length by a logarithm");
+    if (c_.activation == Activation::kGelu && assumed_activation() == Activation::kGeluTanh)
+      note("llama.cpp computes the tanh form of GELU, which differs by about 1e-3 in the logits");
+    else if (c_.activation != assumed_activation())
+      note("llama.cpp computes another activation for this architecture");
+    if (c_.normalised_head) note("llama.cpp does not divide the head's rows by their lengths: results differ there");
+  }
+
+  const ModelConfig& c_;
+  const GgufForm& form_;
+  GgufConfig& out_;
+};
+
 }  // namespace
 
-Json config_from_gguf(const GgufFiles& files, const GgufArchitecture& architecture) {
-  if (Json kept = kept_config(files.metadata(), architecture); !kept.is_null()) return kept;
-  return kSyntheses.at(architecture.name)(Reader(files, architecture));
+Json config_from_gguf(const GgufFiles& files, const std::string& architecture, const FamilySpec* own) {
+  if (Json kept = kept_config(files.metadata(), architecture, own); !kept.is_null()) return kept;
+  const GgufConfigReader reader(files, architecture);
+  const FamilySpec* family = nullptr;
+  for (const FamilySpec* candidate : families_stored_as(architecture, own)) {
+    const bool claimed = candidate->gguf.claims && candidate->gguf.claims(reader);
+    if (claimed || (!candidate->gguf.claims && !family)) family = candidate;
+    if (claimed) break;
+  }
+  EMEND_CHECK(family, "an architecture has a family that reads what no other claims");
+  Json config = common_config(files, reader, *family);
+  if (family->gguf.read)
+    family->gguf.read(reader, config);
+  else if (family->block.positions == Positions::kRotary)
+    reader.put_rotary(config, family->keys.theta.front());
+  return config;
 }
 
-}  // namespace emend::models::detail
+GgufConfig config_to_gguf(const ModelConfig& config, const GgufForm& form) {
+  GgufConfig out;
+  out.prefix = form.architecture + ".";
+  ConfigWriter(config, form, out).write();
+  return out;
+}
+
+}  // namespace detail
+}  // namespace emend::models

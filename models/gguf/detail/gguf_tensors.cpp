@@ -36,9 +36,8 @@ int64_t row_count(const GgufTensor& tensor) {
 /// Finds what the tensors of one model are made of.
 class Planner {
  public:
-  Planner(const GgufFiles& files, const GgufArchitecture& architecture, const FamilySpec& family,
-          const ModelConfig& config)
-      : files_(files), architecture_(architecture), family_(family), config_(config) {}
+  Planner(const GgufFiles& files, const GgufForm& form, const FamilySpec& family, const ModelConfig& config)
+      : files_(files), form_(form), family_(family), config_(config) {}
 
   std::vector<GgufRecipe> plan() {
     refuse_absurd_counts();
@@ -65,7 +64,7 @@ class Planner {
   void refuse_absurd_counts() const {
     size_t tensors = 0;
     for (const auto& part : files_.parts()) tensors += part->tensors().size();
-    const std::string prefix = architecture_.name + ".";
+    const std::string prefix = form_.architecture + ".";
     if (config_.n_layers > static_cast<int64_t>(tensors))
       files_.metadata().fail_key(prefix + "block_count", std::to_string(config_.n_layers),
                                  "no more blocks than the file has tensors, " + std::to_string(tensors));
@@ -88,7 +87,7 @@ class Planner {
 
   [[nodiscard]] std::vector<GgufPiece> find_pieces(const ExpectedTensor& expected) const {
     const std::string suffix = expected.bias ? ".bias" : ".weight";
-    const std::vector<std::string> names = gguf_names(architecture_, config_, expected);
+    const std::vector<std::string> names = gguf_names(form_, config_, expected);
     if (expected.expert >= 0) return find_expert(expected, names.front());
     if (auto pieces = find_all(names, suffix); !pieces.empty()) return pieces;
     const std::string block = "blk." + std::to_string(expected.layer) + ".";
@@ -158,12 +157,12 @@ class Planner {
   std::shared_ptr<const std::vector<int64_t>> row_order(Part part) {
     const auto known = orders_.find(part);
     if (known != orders_.end()) return known->second;
-    auto order = gguf_row_order(architecture_, config_, part);
+    auto order = gguf_row_order(form_, config_, part);
     return orders_[part] = order.empty() ? nullptr : std::make_shared<const std::vector<int64_t>>(std::move(order));
   }
 
   void refuse_leftovers() const {
-    const std::string prefix = architecture_.name + ".";
+    const std::string prefix = form_.architecture + ".";
     const int64_t blocks = files_.metadata().integer(prefix + "block_count").value_or(config_.n_layers);
     const auto is_extra_block = [&](const std::string& name) {  // blocks for predicting several tokens at once
       for (int64_t block = config_.n_layers; block < std::min(blocks, config_.n_layers + 16); ++block)
@@ -175,13 +174,13 @@ class Planner {
         if (!used_.count(tensor.name) && !is_rotary_table(tensor.name) && !is_extra_block(tensor.name))
           throw Error(ErrorClass::kUnsupported, {part->path().string(),
                                                  "tensor \"" + tensor.name + "\" " + shown(tensor.shape) +
-                                                     " has no place in a " + architecture_.name + " model",
+                                                     " has no place in a " + form_.architecture + " model",
                                                  "the tensors of family " + family_.name,
                                                  "use the model's Hugging Face checkpoint if its family is supported"});
   }
 
   const GgufFiles& files_;
-  const GgufArchitecture& architecture_;
+  const GgufForm& form_;
   const FamilySpec& family_;
   const ModelConfig& config_;
   std::map<Part, std::shared_ptr<const std::vector<int64_t>>> orders_;
@@ -253,11 +252,18 @@ at::Tensor read_matrix(const GgufRecipe& recipe) {
   return recipe.transposed ? result.t().contiguous() : result;
 }
 
+at::Tensor in_file_form(const GgufRecipe& recipe, at::Tensor values) {
+  values = values.to(at::kFloat);
+  if (recipe.transposed) values = values.t();
+  if (recipe.plus_one) values = values + 1;
+  return values.contiguous();
+}
+
 }  // namespace
 
-std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufArchitecture& architecture,
-                                     const FamilySpec& family, const ModelConfig& config) {
-  return Planner(files, architecture, family, config).plan();
+std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufForm& form, const FamilySpec& family,
+                                     const ModelConfig& config) {
+  return Planner(files, form, family, config).plan();
 }
 
 at::Tensor read_tensor(const GgufRecipe& recipe) {
@@ -265,6 +271,71 @@ at::Tensor read_tensor(const GgufRecipe& recipe) {
   if (recipe.expected.shape.size() == 1) return read_vector(recipe);
   EMEND_CHECK(!recipe.plus_one, "only vectors are shifted");
   return read_matrix(recipe);
+}
+
+GgufLayout new_layout(const GgufForm& form, const FamilySpec& family, const ModelConfig& config) {
+  GgufLayout layout;
+  std::map<std::string, GgufTensor*> stacks;
+  for (const ExpectedTensor& expected : expected_tensors(family, config)) {
+    GgufRecipe recipe;
+    recipe.expected = expected;
+    recipe.info.name = expected.name;
+    recipe.info.shape = expected.shape;
+    recipe.transposed = is_transposed(family, expected);
+    recipe.plus_one = is_stored_plus_one(config, expected);
+    if (auto order = gguf_row_order(form, config, expected.part); !order.empty())
+      recipe.order = std::make_shared<const std::vector<int64_t>>(std::move(order));
+    std::vector<int64_t> shape = expected.shape;
+    if (recipe.transposed) std::reverse(shape.begin(), shape.end());
+    const auto names = gguf_names(form, config, expected);
+    const auto rows = gguf_rows(config, names.size(), shape[0]);
+    for (size_t i = 0; i < names.size(); ++i) {
+      const std::string name = names[i] + (expected.bias ? ".bias" : ".weight");
+      if (expected.expert >= 0) {
+        GgufTensor*& stack = stacks[name];
+        if (!stack)
+          stack =
+              &layout.tensors.emplace_back(GgufTensor{name, GgmlType::kF32, {config.n_experts, shape[0], shape[1]}});
+        recipe.pieces.push_back({{nullptr, stack}, expected.expert * shape[0], shape[0]});
+      } else {
+        std::vector<int64_t> cut = shape;
+        cut[0] = rows[i];
+        const GgufTensor& tensor = layout.tensors.emplace_back(GgufTensor{name, GgmlType::kF32, std::move(cut)});
+        recipe.pieces.push_back({{nullptr, &tensor}, 0, rows[i]});
+      }
+    }
+    layout.recipes.push_back(std::move(recipe));
+  }
+  return layout;
+}
+
+at::Tensor assemble(const GgufTensor& target, const std::vector<const GgufRecipe*>& users,
+                    const std::function<at::Tensor(const std::string&)>& read) {
+  if (users.size() == 1 && users[0]->pieces.size() == 1 && !users[0]->order && users[0]->pieces[0].first_row == 0)
+    return in_file_form(*users[0], read(users[0]->expected.name));
+  const bool matrix = target.shape.size() > 1;
+  const int64_t rows = matrix ? target.rows() : target.shape[0];
+  at::Tensor result = matrix ? at::empty({rows, target.row_values()}, at::kFloat) : at::empty({rows}, at::kFloat);
+  int64_t covered = 0;
+  for (const GgufRecipe* recipe : users) {
+    const at::Tensor values = in_file_form(*recipe, read(recipe->expected.name));
+    std::vector<int64_t> ours, theirs;
+    for (int64_t r = 0; r < values.size(0); ++r) {
+      int64_t from = recipe->order ? (*recipe->order)[r] : r;
+      size_t p = 0;
+      while (from >= recipe->pieces[p].rows) from -= recipe->pieces[p++].rows;
+      if (recipe->pieces[p].source.tensor != &target) continue;
+      ours.push_back(r);
+      theirs.push_back(recipe->pieces[p].first_row + from);
+    }
+    covered += static_cast<int64_t>(ours.size());
+    const auto index = [](const std::vector<int64_t>& list) {
+      return at::tensor(at::ArrayRef<int64_t>(list), at::kLong);
+    };
+    result.index_copy_(0, index(theirs), values.index_select(0, index(ours)));
+  }
+  EMEND_CHECK(covered == rows, "recipes cover " + target.name);
+  return result;
 }
 
 }  // namespace emend::models::detail

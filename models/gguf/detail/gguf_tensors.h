@@ -36,7 +36,7 @@ struct GgufRecipe {
 
 /// Recipes in the order of the family's table. Tensors that the file lacks have none: the loader reports them.
 /// Throws Error(kCorruption) for a stored tensor of the wrong shape, Error(kUnsupported) for one that no recipe uses.
-[[nodiscard]] std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufArchitecture& architecture,
+[[nodiscard]] std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufForm& form,
                                                    const FamilySpec& family, const ModelConfig& config);
 
 /// Carries out a recipe: a view of the mapped file if it is plain and not quantised, else a new tensor.
@@ -47,8 +47,7 @@ struct GgufLayout {
   std::deque<GgufTensor> tensors;   ///< recipes point to them
   std::vector<GgufRecipe> recipes;  ///< sources have no file
 };
-[[nodiscard]] GgufLayout new_layout(const GgufArchitecture& architecture, const FamilySpec& family,
-                                    const ModelConfig& config);
+[[nodiscard]] GgufLayout new_layout(const GgufForm& form, const FamilySpec& family, const ModelConfig& config);
 
 /// The way back: float32 values of a stored tensor, [rows, columns] or [n], from those of our tensors that it holds.
 ///   users  the recipes with a piece of `target`; together they cover it

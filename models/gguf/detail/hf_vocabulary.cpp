@@ -1,44 +1,31 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
-#include <emend/models/tokenizer/detail/gguf_pre.h>
 #include <emend/models/tokenizer/detail/sources.h>
+#include <emend/models/tokenizer/detail/unicode.h>
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
-#include <optional>
+#include <array>
+#include <limits>
 
 namespace emend::models::detail {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kMetaspace = "\xE2\x96\x81";
+constexpr std::array<std::pair<const char*, std::optional<int64_t> GgufVocabulary::*>, 5> kIds = {
+    {{"tokenizer.ggml.bos_token_id", &GgufVocabulary::bos},
+     {"tokenizer.ggml.eos_token_id", &GgufVocabulary::eos},
+     {"tokenizer.ggml.unknown_token_id", &GgufVocabulary::unk},
+     {"tokenizer.ggml.padding_token_id", &GgufVocabulary::pad},
+     {"tokenizer.ggml.eot_token_id", &GgufVocabulary::eot}}};
+constexpr std::array<std::pair<const char*, std::optional<bool> GgufVocabulary::*>, 3> kFlags = {
+    {{"tokenizer.ggml.add_bos_token", &GgufVocabulary::add_bos},
+     {"tokenizer.ggml.add_eos_token", &GgufVocabulary::add_eos},
+     {"tokenizer.ggml.add_space_prefix", &GgufVocabulary::add_space_prefix}}};
+
 enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
-
-bool is_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored);
-}
-
-// The folder's pipeline, or nothing if its tokenizer is a SentencePiece model.
-std::optional<PipelineSpec> pipeline_of(const std::filesystem::path& folder) {
-  const FolderConfig config(folder);
-  std::optional<PipelineSpec> spec;
-  if (is_file(folder / "tokenizer.json")) {
-    spec = read_tokenizer_json(folder / "tokenizer.json");
-  } else if (is_file(folder / "tokenizer.model")) {
-    if (!looks_like_tiktoken(folder / "tokenizer.model")) return std::nullopt;
-    spec = read_tiktoken(folder / "tokenizer.model", config);
-  } else if (is_file(folder / "vocab.json")) {
-    spec = read_vocab_and_merges(folder, config);
-  } else {
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-      if (entry.path().extension() == ".tiktoken") spec = read_tiktoken(entry.path(), config);
-  }
-  if (spec) config.apply(*spec);
-  return spec;
-}
 
 /// Drops what does not decide ids, so that equal steps compare equal.
 Json essence(Json step) {
@@ -69,17 +56,16 @@ struct PreName {
 };
 
 // The name whose meaning is that of the pipeline; names with another normalisation only if there is none better.
-PreName pre_name(const PipelineSpec& spec, const std::string& model_type) {
+PreName pre_name(const PipelineSpec& spec, const std::vector<GgufPre>& own) {
   std::vector<std::string> names{"gpt-2",  "smollm", "llama-bpe", "dbrx",        "qwen2",    "stablelm2",
                                  "falcon", "tekken", "gpt-4o",    "deepseek-v3", "command-r"};
-  if (model_type == "chatglm" || model_type == "glm") names.insert(names.begin(), "chatglm-bpe");
-  if (model_type == "glm4") names.insert(names.begin(), "glm4");
+  for (const GgufPre& pre : own) names.insert(names.begin(), pre.name);
   const Json wanted = essence(spec.pre_tokenizer);
   const bool nfc = mentions(spec.normalizer, "NFC");
   std::optional<PreName> best;
   int best_score = -1;
   for (const std::string& name : names) {
-    const GgufPre pre = gguf_pre(name, spec.file);
+    const GgufPre pre = gguf_pre(name, spec.file, &own);
     if (essence(pre.pre_tokenizer) != wanted) continue;
     const PreName found{name, pre.nfc == nfc, pre.ignore_merges == spec.options.ignore_merges};
     const int score = 2 * found.same_ignore_merges + found.same_nfc;
@@ -159,7 +145,7 @@ void put_scores(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
     if (vocabulary.token_types[id] != kNormal) vocabulary.scores[id] = 0;
 }
 
-HfVocabulary from_pipeline(const PipelineSpec& spec, const std::string& model_type) {
+HfVocabulary from_pipeline(const PipelineSpec& spec, const std::vector<GgufPre>& own) {
   HfVocabulary result;
   GgufVocabulary& vocabulary = result.vocabulary;
   put_pieces(spec, vocabulary);
@@ -173,7 +159,7 @@ HfVocabulary from_pipeline(const PipelineSpec& spec, const std::string& model_ty
         (mentions(spec.pre_tokenizer, "Metaspace") && splitter.find("\"never\"") == std::string::npos);
     return result;
   }
-  const PreName pre = pre_name(spec, model_type);
+  const PreName pre = pre_name(spec, own);
   vocabulary.model = "gpt2";
   vocabulary.pre = pre.name;
   put_merges(spec, vocabulary);
@@ -222,14 +208,57 @@ HfVocabulary from_sentencepiece(const std::filesystem::path& path, const FolderC
 }  // namespace
 
 HfVocabulary hf_vocabulary(const std::filesystem::path& folder, const Tokenizer& tokenizer, int64_t rows,
-                           const std::string& model_type) {
-  const auto spec = pipeline_of(folder);
-  HfVocabulary result =
-      spec ? from_pipeline(*spec, model_type) : from_sentencepiece(folder / "tokenizer.model", FolderConfig(folder));
+                           const std::vector<GgufPre>& own) {
+  const FolderConfig config(folder);
+  const auto spec = read_pipeline(folder, config);
+  HfVocabulary result = spec ? from_pipeline(*spec, own) : from_sentencepiece(folder / "tokenizer.model", config);
   result.vocabulary.source = folder.string();
   fill_rows(result.vocabulary, rows);
   put_special(tokenizer, result.vocabulary, result.notes);
   return result;
+}
+
+std::optional<GgufVocabulary> read_gguf_vocabulary(const GgufFile& file) {
+  const std::string model = file.text("tokenizer.ggml.model").value_or("none");
+  if (model == "none" || model == "no_vocab") return std::nullopt;
+  GgufVocabulary vocabulary;
+  vocabulary.source = file.path().string();
+  vocabulary.name = file.text("general.name").value_or("");
+  vocabulary.model = model;
+  vocabulary.pre = file.text("tokenizer.ggml.pre").value_or("");
+  vocabulary.tokens = file.texts("tokenizer.ggml.tokens");
+  if (vocabulary.tokens.empty()) file.fail_key("tokenizer.ggml.tokens", "missing or empty", "a list of pieces");
+  for (const double score : file.numbers("tokenizer.ggml.scores"))
+    vocabulary.scores.push_back(static_cast<float>(score));
+  for (const int64_t type : file.integers("tokenizer.ggml.token_type")) {
+    if (type < 0 || type > std::numeric_limits<int32_t>::max())
+      file.fail_key("tokenizer.ggml.token_type", std::to_string(type), "a type from 1 to 6");
+    vocabulary.token_types.push_back(static_cast<int32_t>(type));
+  }
+  if (model == "gpt2" && !file.find("tokenizer.ggml.merges"))
+    file.fail_key("tokenizer.ggml.merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
+  vocabulary.merges = file.texts("tokenizer.ggml.merges");
+  for (const auto& [key, id] : kIds) vocabulary.*id = file.integer(key);
+  for (const auto& [key, flag] : kFlags) vocabulary.*flag = file.flag(key);
+  vocabulary.chat_template = file.text("tokenizer.chat_template").value_or("");
+  return vocabulary;
+}
+
+GgufMetadata vocabulary_metadata(const GgufVocabulary& vocabulary) {
+  GgufMetadata metadata;
+  metadata.set_text("tokenizer.ggml.model", vocabulary.model);
+  if (!vocabulary.pre.empty()) metadata.set_text("tokenizer.ggml.pre", vocabulary.pre);
+  metadata.set_texts("tokenizer.ggml.tokens", vocabulary.tokens);
+  if (!vocabulary.scores.empty()) metadata.set_numbers("tokenizer.ggml.scores", vocabulary.scores);
+  if (!vocabulary.token_types.empty()) metadata.set_integers("tokenizer.ggml.token_type", vocabulary.token_types);
+  if (vocabulary.model == "gpt2" || !vocabulary.merges.empty())  // a vocabulary of single bytes has none
+    metadata.set_texts("tokenizer.ggml.merges", vocabulary.merges);
+  for (const auto& [key, id] : kIds)
+    if (vocabulary.*id) metadata.set_integer(key, *(vocabulary.*id));
+  for (const auto& [key, flag] : kFlags)
+    if (vocabulary.*flag) metadata.set_flag(key, *(vocabulary.*flag));
+  if (!vocabulary.chat_template.empty()) metadata.set_text("tokenizer.chat_template", vocabulary.chat_template);
+  return metadata;
 }
 
 }  // namespace emend::models::detail

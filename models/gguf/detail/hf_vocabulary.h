@@ -1,13 +1,22 @@
-// A Hugging Face folder's tokenizer as a GGUF vocabulary.
+// Vocabularies in GGUF metadata, and a Hugging Face folder's tokenizer as such a vocabulary.
 #pragma once
 
+#include <emend/models/gguf/gguf_form.h>
 #include <emend/models/tokenizer/gguf_vocabulary.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace emend::models::detail {
+
+/// The vocabulary of an opened file, or nullopt if it has none (tokenizer.ggml.model absent, "none" or "no_vocab").
+/// Throws Error(kCorruption) naming file and key.
+[[nodiscard]] std::optional<GgufVocabulary> read_gguf_vocabulary(const GgufFile& file);
+
+/// The keys "tokenizer.ggml.…" and the chat template of a vocabulary.
+[[nodiscard]] GgufMetadata vocabulary_metadata(const GgufVocabulary& vocabulary);
 
 struct HfVocabulary {
   GgufVocabulary vocabulary;
@@ -15,11 +24,11 @@ struct HfVocabulary {
 };
 
 /// Reads the folder's files again for what `tokenizer` does not show: merges, scores, the form of the pre-tokenizer.
-///   rows        rows of the embedding; ids without a token become unused "[PAD…]" tokens
-///   model_type  tells apart pre-tokenizer names that mean the same
+///   rows  rows of the embedding; ids without a token become unused "[PAD…]" tokens
+///   own   the family's pre-tokenizers, whose names come before others that mean the same
 /// Throws Error(kUnsupported) for tokenizers that GGUF has no form for: an unknown pre-tokenizer pattern, a Unigram
 /// model.
 [[nodiscard]] HfVocabulary hf_vocabulary(const std::filesystem::path& folder, const Tokenizer& tokenizer, int64_t rows,
-                                         const std::string& model_type);
+                                         const std::vector<GgufPre>& own = {});
 
 }  // namespace emend::models::detail

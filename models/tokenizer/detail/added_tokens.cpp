@@ -6,33 +6,12 @@
 namespace emend::models::detail {
 namespace {
 
-// Start of the last character of `text`, which must not be empty.
-size_t last_character(std::string_view text) {
-  size_t at = text.size() - 1;
-  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  return at;
-}
-
 bool ends_with_word(std::string_view text) {
   return !text.empty() && is_word(decode_utf8(text.data() + last_character(text)));
 }
 
 bool starts_with_word(std::string_view text) {
   return !text.empty() && is_word(decode_utf8(text.data()));
-}
-
-size_t white_space_before(std::string_view text, size_t end) {
-  while (end > 0) {
-    const size_t at = last_character(text.substr(0, end));
-    if (!is_white_space(decode_utf8(text.data() + at))) break;
-    end = at;
-  }
-  return end;
-}
-
-size_t white_space_after(std::string_view text, size_t begin) {
-  while (begin < text.size() && is_white_space(decode_utf8(text.data() + begin))) begin += utf8_length(text[begin]);
-  return begin;
 }
 
 }  // namespace

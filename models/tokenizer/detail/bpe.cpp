@@ -10,7 +10,6 @@
 namespace emend::models::detail {
 namespace {
 
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 // Up to this many symbols, looking at all of them for each merge beats a heap.
 constexpr size_t kShortWord = 48;
 

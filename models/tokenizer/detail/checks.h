@@ -1,8 +1,9 @@
 // Checks of what callers pass in, shared by all tokenizers.
 #pragma once
 
+#include <emend/core/text.h>
+
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 namespace emend::models::detail {
@@ -11,8 +12,5 @@ namespace emend::models::detail {
 void check_text(std::string_view text);
 /// Throws Error(kInvalidArgument) for a negative id.
 void check_id(int64_t id);
-
-/// The start of a text that comes from a file, for messages: at most about 80 bytes, cut between characters.
-[[nodiscard]] std::string excerpt(std::string_view text);
 
 }  // namespace emend::models::detail

@@ -2,7 +2,7 @@
 #include <emend/models/tokenizer/detail/folder_config.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
-#include <emend/models/tokenizer/detail/post_processor.h>
+#include <emend/models/tokenizer/detail/steps.h>
 
 #include <algorithm>
 #include <charconv>
@@ -15,7 +15,7 @@ constexpr const char* kConfigFile = "tokenizer_config.json";
 
 json read_object(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return json::object();
-  json document = parse_json(read_file(path), path.string());
+  json document = read_json(path, {.repeated_keys = true});
   if (!document.is_object()) JsonView(document, path.string()).fail("an object");
   return document;
 }

@@ -1,6 +1,7 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/models/family.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/gguf_pre.h>
 #include <emend/models/tokenizer/detail/sources.h>
 
 #include <map>
@@ -33,99 +34,51 @@ std::string cased_pattern(const std::string& contraction, const std::string& num
          numbers + R"(| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }
 
-GgufPre gpt2() {
-  return {byte_level_pre_tokenizer(false, true)};
-}
-GgufPre single_digits() {
-  return {sequence({digits(true), byte_level_pre_tokenizer(false, true)})};
-}
-GgufPre llama3() {
-  return {split_pre_tokenizer(kLlama3Pattern), false, true, true};
-}
-GgufPre llama3_with_merges() {
-  return {split_pre_tokenizer(kLlama3Pattern)};
-}
-GgufPre qwen2() {
-  return {split_pre_tokenizer(kQwen2Pattern), true};
-}
-GgufPre qwen2_without_nfc() {
-  return {split_pre_tokenizer(kQwen2Pattern)};
-}
-GgufPre command_r() {
-  return {sequence({digits(true), byte_level_pre_tokenizer(false, true)}), true};
-}
-
-GgufPre falcon() {
-  const json punctuation = {{"type", "Punctuation"}, {"behavior", "Contiguous"}};
-  return {sequence({punctuation, byte_level_pre_tokenizer(false, true), digits(false), split("[0-9][0-9][0-9]")})};
-}
-
-GgufPre tekken() {
-  return {split_pre_tokenizer(cased_pattern("", R"(\p{N})")), false, true, true};
-}
-GgufPre gpt4o() {
-  return {split_pre_tokenizer(cased_pattern("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", R"(\p{N}{1,3})"))};
-}
-
-GgufPre deepseek3() {
-  return {sequence(
-      {split(R"(\p{N}{1,3})"), split("[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+"),
-       split(
-           R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
-       byte_level_pre_tokenizer(false, false)})};
-}
-
-const std::map<std::string, GgufPre (*)()>& table() {
-  static const std::map<std::string, GgufPre (*)()> names = {
-      {"default", gpt2},
-      {"gpt-2", gpt2},
-      {"gpt2", gpt2},
-      {"phi-2", gpt2},
-      {"mpt", gpt2},
-      {"olmo", gpt2},
-      {"jais", gpt2},
-      {"smollm", single_digits},
-      {"starcoder", single_digits},
-      {"refact", single_digits},
-      {"codeshell", single_digits},
-      {"command-r", command_r},
-      {"falcon", falcon},
-      {"llama-bpe", llama3},
-      {"llama3", llama3},
-      {"llama-v3", llama3},
-      {"falcon3", llama3},
-      {"pixtral", llama3},
-      {"dbrx", llama3_with_merges},
-      {"smaug-bpe", llama3_with_merges},
-      {"glm4", llama3_with_merges},
-      {"chatglm-bpe", llama3_with_merges},
-      {"qwen2", qwen2},
-      {"deepseek-r1-qwen", qwen2},
-      {"megrez", qwen2},
-      {"stablelm2", qwen2_without_nfc},
-      {"tekken", tekken},
-      {"gpt-4o", gpt4o},
-      {"llama4", gpt4o},
-      {"deepseek-v3", deepseek3},
-  };
+// By name; several names may stand for the same.
+const std::map<std::string, GgufPre>& table() {
+  static const std::map<std::string, GgufPre> names = [] {
+    std::map<std::string, GgufPre> all;
+    const auto add = [&](const std::vector<const char*>& same, json pre_tokenizer, bool nfc = false,
+                         bool ignore_merges = false, bool add_bos = false) {
+      for (const char* name : same) all[name] = {name, pre_tokenizer, nfc, ignore_merges, add_bos};
+    };
+    const json bytes = byte_level_pre_tokenizer(false, true), single = sequence({digits(true), bytes});
+    const json llama3 = split_pre_tokenizer(kLlama3Pattern), qwen2 = split_pre_tokenizer(kQwen2Pattern);
+    const json punctuation = {{"type", "Punctuation"}, {"behavior", "Contiguous"}};
+    add({"default", "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"}, bytes);
+    add({"smollm", "starcoder", "refact", "codeshell"}, single);
+    add({"command-r"}, single, true);
+    add({"falcon"}, sequence({punctuation, bytes, digits(false), split("[0-9][0-9][0-9]")}));
+    add({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"}, llama3, false, true, true);
+    add({"dbrx", "smaug-bpe"}, llama3);
+    add({"qwen2", "deepseek-r1-qwen", "megrez"}, qwen2, true);
+    add({"stablelm2"}, qwen2);
+    add({"tekken"}, split_pre_tokenizer(cased_pattern("", R"(\p{N})")), false, true, true);
+    add({"gpt-4o", "llama4"}, split_pre_tokenizer(cased_pattern("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", R"(\p{N}{1,3})")));
+    add({"deepseek-v3"},
+        sequence(
+            {split(R"(\p{N}{1,3})"),
+             split("[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+"),
+             split(
+                 R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"),
+             byte_level_pre_tokenizer(false, false)}));
+    for (const FamilySpec& family : all_families())
+      for (const GgufPre& pre : family.gguf.pre) all[pre.name] = pre;
+    return all;
+  }();
   return names;
 }
 
 }  // namespace
 
-GgufPre gguf_pre(const std::string& name, const std::string& file) {
+GgufPre gguf_pre(const std::string& name, const std::string& file, const std::vector<GgufPre>* own) {
+  for (const GgufPre& pre : own ? *own : std::vector<GgufPre>())
+    if (pre.name == name) return pre;
   const auto found = table().find(name);
-  if (found != table().end()) return found->second();
-  std::vector<std::string> known;
-  std::string list;
-  for (const auto& [key, ignored] : table()) {
-    known.push_back(key);
-    list += (list.empty() ? "" : ", ") + key;
-  }
-  const std::string close = closest_name(name, known);
-  throw Error(ErrorClass::kUnsupported,
-              {file + ": key \"tokenizer.ggml.pre\"", "got \"" + excerpt(name) + "\"", "one of " + list,
-               close.empty() ? "use the model's Hugging Face folder" : "did you mean \"" + close + "\"?"});
+  if (found != table().end()) return found->second;
+  throw Error(ErrorClass::kUnsupported, {file + ": key \"tokenizer.ggml.pre\"", "got \"" + shorten(name) + "\"",
+                                         "one of " + join(table(), ", ", key_of),
+                                         did_you_mean(name, table(), "use the model's Hugging Face folder", key_of)});
 }
 
 }  // namespace emend::models::detail

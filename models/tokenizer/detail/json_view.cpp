@@ -1,3 +1,4 @@
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 
@@ -13,28 +14,6 @@ void fail_json_depth(const std::string& file) {
                "a tokenizer file", "get the file again"});
 }
 
-json parse_json(std::string_view text, const std::string& file) {
-  const auto check_depth = [&](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxJsonDepth) fail_json_depth(file);
-    return true;
-  };
-  if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
-  try {
-    return json::parse(text.begin(), text.end(), check_depth);
-  } catch (const json::parse_error& error) {
-    const size_t byte = std::min(error.byte > 0 ? error.byte - 1 : 0, text.size());
-    const auto line = 1 + std::count(text.begin(), text.begin() + byte, '\n');
-    const size_t line_start = text.substr(0, byte).rfind('\n');
-    const size_t column = byte - (line_start == std::string_view::npos ? 0 : line_start + 1) + 1;
-    throw Error(ErrorClass::kCorruption, {file + ":" + std::to_string(line) + ":" + std::to_string(column),
-                                          byte >= text.size() ? "the JSON text ends too early" : "not valid JSON here",
-                                          "a complete JSON document in UTF-8", "get the file again"});
-  } catch (const json::exception& error) {  // a number beyond all bounds
-    throw Error(ErrorClass::kCorruption,
-                {file, error.what(), "a JSON document that can be read", "get the file again"});
-  }
-}
-
 bool JsonView::has(const std::string& key) const {
   if (!value_->is_object()) return false;
   const auto found = value_->find(key);
@@ -44,7 +23,7 @@ bool JsonView::has(const std::string& key) const {
 JsonView JsonView::at(const std::string& key) const {
   if (!value_->is_object()) fail("an object");
   const auto found = value_->find(key);
-  const std::string path = path_.empty() ? key : path_ + "." + excerpt(key);
+  const std::string path = path_.empty() ? key : path_ + "." + shorten(key);
   if (found == value_->end())
     throw Error(ErrorClass::kCorruption,
                 {file_, "the key \"" + path + "\" is missing", "a complete tokenizer file", "get the file again"});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -14,9 +15,9 @@ namespace emend::models::detail {
 
 /// Deeper documents are refused: nothing a tokenizer needs is nested so deep, and walking them takes stack.
 inline constexpr int kMaxJsonDepth = 100;
+/// The same for "Sequence" steps within one another.
+inline constexpr int kMaxSequenceDepth = 32;
 
-/// Parses `text`. Throws Error(kCorruption) naming `file`, line and column of the fault.
-[[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& file);
 /// Throws Error(kCorruption): the document is nested too deep.
 [[noreturn]] void fail_json_depth(const std::string& file);
 

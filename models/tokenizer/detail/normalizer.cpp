@@ -1,134 +1,171 @@
+#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/byte_level.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/normalizer.h>
-#include <emend/models/tokenizer/detail/pattern.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-#include <emend/models/tokenizer/detail/unicode_form.h>
 #include <utf8proc.h>
 
+#include <cstdlib>
 #include <optional>
 
 namespace emend::models::detail {
 namespace {
 
-class Prepend final : public Normalizer {
+// True if the character never combines with what stands before it. Marks do; so do the vowels and finals of Hangul.
+bool starts_group(char32_t c) {
+  if (c < 0x300) return true;
+  if ((c >= 0x1160 && c <= 0x11FF) || (c >= 0xD7B0 && c <= 0xD7FF)) return false;
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  if (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME) return false;
+  // Halfwidth Hangul and kana marks become combining characters under compatibility decomposition.
+  return !(c >= 0xFF9E && c <= 0xFFDC);
+}
+
+class UnicodeForm {
  public:
-  explicit Prepend(std::string text) : text_(std::move(text)) {}
-  bool apply(const Piece& source, PieceBuilder& result) const override {
-    if (source.text.empty() || text_.empty()) return false;
-    result.reserve(source.text.size() + text_.size());
-    result.put(text_, source, 0, 0);
-    result.keep(source, 0, source.text.size());
+  UnicodeForm(bool compose, bool compatibility, ComposeTables tables) : tables_(tables) {
+    int options = UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE);
+    if (compatibility) options |= UTF8PROC_COMPAT;
+    options_ = static_cast<utf8proc_option_t>(options);
+  }
+
+  bool operator()(const Piece& source, PieceBuilder& result) const {
+    const std::string_view text = source.text;
+    if (is_ascii(text) || (!has_recent_mark(text) && map(text) == text)) return false;
+    result.reserve(text.size() + text.size() / 4);
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = group_end(text, begin);
+      const std::string_view group = text.substr(begin, end - begin);
+      const std::string mapped = is_recent(group) ? std::string(group) : map(group);
+      if (mapped == group) {
+        result.keep(source, begin, end);
+      } else {
+        result.put(mapped, source, begin, end);
+      }
+      begin = end;
+    }
     return true;
   }
 
  private:
-  std::string text_;
+  bool is_recent(std::string_view group) const {
+    return tables_ == ComposeTables::kReference && group.size() > 1 && is_recent_mark(decode_utf8(group.data()));
+  }
+
+  bool has_recent_mark(std::string_view text) const {
+    for (size_t at = 0; at < text.size(); at += utf8_length(text[at]))
+      if (is_recent(text.substr(at))) return true;
+    return false;
+  }
+
+  // A character that starts a group and the ones that may combine with it. A recent mark is a group of its own.
+  size_t group_end(std::string_view text, size_t begin) const {
+    size_t end = begin + utf8_length(text[begin]);
+    if (is_recent(text.substr(begin))) return end;
+    while (end < text.size() && !starts_group(decode_utf8(text.data() + end)) && !is_recent(text.substr(end)))
+      end += utf8_length(text[end]);
+    return end;
+  }
+
+  std::string map(std::string_view text) const {
+    if (text.size() == 1) return std::string(text);  // ASCII
+    utf8proc_uint8_t* mapped = nullptr;
+    const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                     static_cast<utf8proc_ssize_t>(text.size()), &mapped, options_);
+    EMEND_CHECK(length >= 0, std::string("utf8proc: ") + utf8proc_errmsg(length));
+    std::string result(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
+    std::free(mapped);
+    return result;
+  }
+
+  ComposeTables tables_;
+  utf8proc_option_t options_;
 };
 
-class Replace final : public Normalizer {
- public:
-  Replace(Regex pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  bool apply(const Piece& source, PieceBuilder& result) const override {
-    Regex::Scan scan(pattern_, source.text);
+Normalizer prepend(const std::string& text) {
+  return [text](const Piece& source, PieceBuilder& result) {
+    if (source.text.empty() || text.empty()) return false;
+    result.reserve(source.text.size() + text.size());
+    result.put(text, source, 0, 0);
+    result.keep(source, 0, source.text.size());
+    return true;
+  };
+}
+
+Normalizer replace(std::shared_ptr<const Regex> pattern, const std::string& content) {
+  return [pattern, content](const Piece& source, PieceBuilder& result) {
+    Regex::Scan scan(*pattern, source.text);
     size_t begin = 0, end = 0, done = 0;
     bool changed = false;
     while (scan.next(begin, end)) {
       if (!changed) result.reserve(source.text.size() + source.text.size() / 2);
       changed = true;
       result.keep(source, done, begin);
-      result.put(content_, source, begin, end);
+      result.put(content, source, begin, end);
       done = end;
     }
     if (changed) result.keep(source, done, source.text.size());
     return changed;
-  }
+  };
+}
 
- private:
-  Regex pattern_;
-  std::string content_;
-};
-
-class Strip final : public Normalizer {
- public:
-  Strip(bool left, bool right) : left_(left), right_(right) {}
-  bool apply(const Piece& source, PieceBuilder& result) const override {
+Normalizer strip(bool left, bool right) {
+  return [left, right](const Piece& source, PieceBuilder& result) {
     const std::string_view text = source.text;
-    size_t begin = 0, end = text.size();
-    while (left_ && begin < end && is_white_space(decode_utf8(text.data() + begin))) begin += utf8_length(text[begin]);
-    while (right_ && end > begin) {
-      size_t last = end - 1;
-      while ((static_cast<unsigned char>(text[last]) & 0xC0) == 0x80) --last;
-      if (!is_white_space(decode_utf8(text.data() + last))) break;
-      end = last;
-    }
+    const size_t begin = left ? white_space_after(text, 0) : 0;
+    const size_t end = right ? std::max(begin, white_space_before(text, text.size())) : text.size();
     if (begin == 0 && end == text.size()) return false;
     result.keep(source, begin, end);
     return true;
+  };
+}
+
+bool lowercase(const Piece& source, PieceBuilder& result) {
+  const std::string_view text = source.text;
+  result.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = utf8_length(text[at]);
+    const char32_t character = decode_utf8(text.data() + at);
+    std::string lower;
+    append_utf8(lower, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))));
+    if (character == 0x130) lower = "i\xCC\x87";  // İ, the only character with a two-character lower case
+    result.put(lower, source, at, at + length);
+    at += length;
   }
-
- private:
-  bool left_, right_;
-};
-
-class Lowercase final : public Normalizer {
- public:
-  bool apply(const Piece& source, PieceBuilder& result) const override {
-    const std::string_view text = source.text;
-    result.reserve(text.size());
-    for (size_t at = 0; at < text.size();) {
-      const size_t length = utf8_length(text[at]);
-      const char32_t character = decode_utf8(text.data() + at);
-      std::string lower;
-      append_utf8(lower, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))));
-      if (character == 0x130) lower = "i\xCC\x87";  // İ, the only character with a two-character lower case
-      result.put(lower, source, at, at + length);
-      at += length;
-    }
-    return true;
-  }
-};
-
-class ByteLevelNormalizer final : public Normalizer {
- public:
-  bool apply(const Piece& source, PieceBuilder& result) const override {
-    to_byte_level(source, result);
-    return true;
-  }
-};
-
-constexpr int kMaxDepth = 32;
-
-void collect(const JsonView& view, ComposeTables tables, NormalizerChain& chain, int depth) {
-  if (view.is_null()) return;
-  const std::string& type = view.at("type").string();
-  if (type == "Sequence") {
-    if (depth > kMaxDepth) view.fail("sequences nested at most " + std::to_string(kMaxDepth) + " deep");
-    for (const JsonView& step : view.at("normalizers").elements()) collect(step, tables, chain, depth + 1);
-  } else if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
-    chain.push_back(make_unicode_form(type == "NFC" || type == "NFKC", type.size() == 4, tables));
-  } else if (type == "Prepend") {
-    chain.push_back(std::make_unique<Prepend>(view.at("prepend").string()));
-  } else if (type == "Replace") {
-    auto pattern = make_pattern(view.at("pattern"));
-    if (pattern) chain.push_back(std::make_unique<Replace>(std::move(*pattern), view.at("content").string()));
-  } else if (type == "Strip") {
-    chain.push_back(std::make_unique<Strip>(view.boolean_or("strip_left", true), view.boolean_or("strip_right", true)));
-  } else if (type == "Lowercase") {
-    chain.push_back(std::make_unique<Lowercase>());
-  } else if (type == "ByteLevel") {
-    chain.push_back(std::make_unique<ByteLevelNormalizer>());
-  } else {
-    view.unsupported("the normalizer \"" + excerpt(type) + "\"",
-                     "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, ByteLevel or Sequence");
-  }
+  return true;
 }
 
 }  // namespace
 
-NormalizerChain make_normalizers(const JsonView& view, ComposeTables tables) {
+Normalizer make_unicode_form(bool compose, bool compatibility, ComposeTables tables) {
+  return UnicodeForm(compose, compatibility, tables);
+}
+
+NormalizerChain make_normalizers(const JsonView& normalizer, ComposeTables tables) {
   NormalizerChain chain;
-  collect(view, tables, chain, 0);
+  for_each_step(normalizer, "normalizers", [&](const JsonView& view, const std::string& type) {
+    if (type == "NFC" || type == "NFD" || type == "NFKC" || type == "NFKD") {
+      chain.push_back(make_unicode_form(type == "NFC" || type == "NFKC", type.size() == 4, tables));
+    } else if (type == "Prepend") {
+      chain.push_back(prepend(view.at("prepend").string()));
+    } else if (type == "Replace") {
+      auto pattern = make_pattern(view.at("pattern"));
+      if (pattern) chain.push_back(replace(std::move(pattern), view.at("content").string()));
+    } else if (type == "Strip") {
+      chain.push_back(strip(view.boolean_or("strip_left", true), view.boolean_or("strip_right", true)));
+    } else if (type == "Lowercase") {
+      chain.emplace_back(lowercase);
+    } else if (type == "ByteLevel") {
+      chain.emplace_back([](const Piece& source, PieceBuilder& result) {
+        to_byte_level(source, result);
+        return true;
+      });
+    } else {
+      view.unsupported("the normalizer \"" + shorten(type) + "\"",
+                       "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase, ByteLevel or Sequence");
+    }
+  });
   return chain;
 }
 
@@ -137,7 +174,7 @@ void normalise(const NormalizerChain& chain, const Piece& source, PieceSink sink
   std::optional<PieceBuilder> held;
   for (const auto& step : chain) {
     PieceBuilder builder;
-    if (!step->apply(piece, builder)) continue;
+    if (!step(piece, builder)) continue;
     held = std::move(builder);
     piece = held->piece();
   }

@@ -1,10 +1,9 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/decoder.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
-#include <emend/models/tokenizer/detail/post_processor.h>
-#include <emend/models/tokenizer/detail/pre_tokenizer.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
 #include <algorithm>
@@ -12,8 +11,6 @@
 
 namespace emend::models::detail {
 namespace {
-
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 std::string fingerprint_of(const PipelineSpec& spec) {
   Sha256 hash;
@@ -242,8 +239,8 @@ void PipelineSpec::add_token_with_id(AddedToken token, const std::string& where)
   const auto taken = vocabulary.piece(token.id);
   if (known == kNoToken && taken)
     throw Error(ErrorClass::kCorruption, {where,
-                                          "the token \"" + excerpt(token.content) + "\" has the id " +
-                                              std::to_string(token.id) + " of the piece \"" + excerpt(*taken) + "\"",
+                                          "the token \"" + shorten(token.content) + "\" has the id " +
+                                              std::to_string(token.id) + " of the piece \"" + shorten(*taken) + "\"",
                                           "an id of its own", "get the tokenizer files again"});
   if (known != kNoToken) token.id = known;
   insert(std::move(token));

@@ -5,7 +5,7 @@
 #include <emend/models/tokenizer/detail/added_tokens.h>
 #include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/json_view.h>
-#include <emend/models/tokenizer/detail/normalizer.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <filesystem>

@@ -1,13 +1,12 @@
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/post_processor.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/vocabulary.h>
 
 namespace emend::models::detail {
 namespace {
 
 using nlohmann::json;
-constexpr int kMaxDepth = 32;
-
 void read_template(const JsonView& view, SpecialTokens& special) {
   const JsonView tokens = view.at("special_tokens");
   bool after = false;
@@ -28,7 +27,7 @@ void read(const JsonView& view, SpecialTokens& special, int depth) {
   if (view.is_null()) return;
   const std::string& type = view.at("type").string();
   if (type == "Sequence") {
-    if (depth > kMaxDepth) view.fail("sequences nested at most " + std::to_string(kMaxDepth) + " deep");
+    if (depth > kMaxSequenceDepth) view.fail("sequences nested at most " + std::to_string(kMaxSequenceDepth) + " deep");
     for (const JsonView& step : view.at("processors").elements()) {
       SpecialTokens around;
       read(step, around, depth + 1);  // a later step goes around an earlier one
@@ -41,7 +40,7 @@ void read(const JsonView& view, SpecialTokens& special, int depth) {
     special.prefix_ids.push_back(view.at("cls").elements().at(1).integer(0, kMaxTokenId));
     special.suffix_ids.push_back(view.at("sep").elements().at(1).integer(0, kMaxTokenId));
   } else if (type != "ByteLevel") {
-    view.unsupported("the post-processor \"" + excerpt(type) + "\"", "TemplateProcessing, ByteLevel or Sequence");
+    view.unsupported("the post-processor \"" + shorten(type) + "\"", "TemplateProcessing, ByteLevel or Sequence");
   }
 }
 

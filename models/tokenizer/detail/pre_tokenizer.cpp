@@ -1,56 +1,114 @@
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/byte_level.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/pattern.h>
-#include <emend/models/tokenizer/detail/pre_tokenizer.h>
-#include <emend/models/tokenizer/detail/split_behaviour.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-
-#include <algorithm>
-#include <optional>
-#include <string>
 
 namespace emend::models::detail {
 namespace {
 
 constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-/// Splits at the matches of a pattern.
-class PatternSplit final : public PreTokenizer {
- public:
-  PatternSplit(Regex pattern, SplitBehaviour behaviour, bool invert)
-      : pattern_(std::move(pattern)), behaviour_(behaviour), invert_(invert) {}
+/// What happens to the delimiters when text is split: the "behavior" values. On "the-final--countdown" with "-":
+enum class SplitBehaviour {
+  kRemoved,             ///< the, final, countdown
+  kIsolated,            ///< the, -, final, -, -, countdown
+  kMergedWithPrevious,  ///< the-, final-, -, countdown
+  kMergedWithNext,      ///< the, -final, -, -countdown
+  kContiguous,          ///< the, -, final, --, countdown
+};
 
-  void split(const Piece& source, PieceSink sink) const override {
-    Splitter splitter(source, behaviour_, sink);
-    Regex::Scan scan(pattern_, source.text);
-    size_t begin = 0, end = 0, done = 0;
-    while (scan.next(begin, end)) {
-      if (done != begin) splitter.add(done, begin, invert_);
-      splitter.add(begin, end, !invert_);
-      done = end;
-    }
-    if (done != source.text.size()) splitter.add(done, source.text.size(), invert_);
-    splitter.finish();
+SplitBehaviour parse_behaviour(const JsonView& view) {
+  const std::string& name = view.string();
+  if (name == "Removed" || name == "removed") return SplitBehaviour::kRemoved;
+  if (name == "Isolated" || name == "isolated") return SplitBehaviour::kIsolated;
+  if (name == "MergedWithPrevious" || name == "merged_with_previous") return SplitBehaviour::kMergedWithPrevious;
+  if (name == "MergedWithNext" || name == "merged_with_next") return SplitBehaviour::kMergedWithNext;
+  if (name == "Contiguous" || name == "contiguous") return SplitBehaviour::kContiguous;
+  view.fail("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
+}
+
+/// Takes consecutive stretches of one piece, each a delimiter or not, and hands out the words.
+class Splitter {
+ public:
+  Splitter(const Piece& source, SplitBehaviour behaviour, PieceSink sink)
+      : source_(source), behaviour_(behaviour), sink_(sink) {}
+  void add(size_t begin, size_t end, bool delimiter);
+  /// Hands out what is still held back. Call once, at the end.
+  void finish() {
+    if (holding_) sink_(source_.part(begin_, end_));
+    holding_ = false;
   }
 
  private:
-  Regex pattern_;
+  const Piece& source_;
   SplitBehaviour behaviour_;
-  bool invert_;
+  PieceSink sink_;
+  bool holding_ = false;        // a word [begin_, end_) that the next stretch may extend
+  bool was_delimiter_ = false;  // the last stretch
+  size_t begin_ = 0, end_ = 0;
 };
 
-/// Splits at single characters of a class.
-class CharacterSplit final : public PreTokenizer {
- public:
-  CharacterSplit(bool (*matches)(char32_t), SplitBehaviour behaviour) : matches_(matches), behaviour_(behaviour) {}
+void Splitter::add(size_t begin, size_t end, bool delimiter) {
+  bool extends = false;
+  switch (behaviour_) {
+    case SplitBehaviour::kRemoved:
+      if (!delimiter) sink_(source_.part(begin, end));
+      return;
+    case SplitBehaviour::kIsolated:
+      return sink_(source_.part(begin, end));
+    case SplitBehaviour::kContiguous:
+      extends = holding_ && delimiter == was_delimiter_;
+      break;
+    // A delimiter joins the stretch before it unless that is a delimiter too.
+    case SplitBehaviour::kMergedWithPrevious:
+      extends = holding_ && delimiter && !was_delimiter_;
+      break;
+    // A stretch joins the delimiter before it; of several delimiters, only the last finds one to join.
+    case SplitBehaviour::kMergedWithNext:
+      extends = holding_ && !delimiter && was_delimiter_;
+      break;
+  }
+  if (extends) {
+    end_ = end;
+  } else {
+    finish();
+    holding_ = true;
+    begin_ = begin;
+    end_ = end;
+  }
+  was_delimiter_ = delimiter;
+}
 
-  void split(const Piece& source, PieceSink sink) const override {
-    Splitter splitter(source, behaviour_, sink);
+// Splits at the matches of a pattern.
+PreTokenizer split_at(std::shared_ptr<const Regex> pattern, SplitBehaviour behaviour, bool invert) {
+  return [=](const Piece& source, PieceSink sink) {
+    Splitter splitter(source, behaviour, sink);
+    Regex::Scan scan(*pattern, source.text);
+    size_t begin = 0, end = 0, done = 0;
+    while (scan.next(begin, end)) {
+      if (done != begin) splitter.add(done, begin, invert);
+      splitter.add(begin, end, !invert);
+      done = end;
+    }
+    if (done != source.text.size()) splitter.add(done, source.text.size(), invert);
+    splitter.finish();
+  };
+}
+
+PreTokenizer split_at(const char* pattern, const JsonView& view, SplitBehaviour behaviour, bool invert) {
+  return split_at(std::make_shared<const Regex>(pattern, view.where()), behaviour, invert);
+}
+
+// Splits at single characters of a class.
+PreTokenizer split_at_characters(bool (*matches)(char32_t), SplitBehaviour behaviour) {
+  return [=](const Piece& source, PieceSink sink) {
+    Splitter splitter(source, behaviour, sink);
     const std::string_view text = source.text;
     size_t done = 0;
     for (size_t at = 0; at < text.size();) {
       const size_t next = at + utf8_length(text[at]);
-      if (matches_(decode_utf8(text.data() + at))) {
+      if (matches(decode_utf8(text.data() + at))) {
         if (done < at) splitter.add(done, at, false);
         splitter.add(at, next, true);
         done = next;
@@ -59,137 +117,123 @@ class CharacterSplit final : public PreTokenizer {
     }
     if (done < text.size()) splitter.add(done, text.size(), false);
     splitter.finish();
-  }
+  };
+}
 
- private:
-  bool (*matches_)(char32_t);
-  SplitBehaviour behaviour_;
-};
-
-/// Puts a prefix in front of text that does not start with it yet.
-class AddPrefix final : public PreTokenizer {
- public:
-  AddPrefix(std::string prefix, bool only_at_start) : prefix_(std::move(prefix)), only_at_start_(only_at_start) {}
-
-  void split(const Piece& source, PieceSink sink) const override {
-    const bool there = source.text.substr(0, prefix_.size()) == prefix_;
-    if (there || source.text.empty() || (only_at_start_ && source.original_begin(0) != 0)) return sink(source);
+// Puts a prefix in front of text that does not start with it yet.
+PreTokenizer add_prefix(const std::string& prefix, bool only_at_start) {
+  return [=](const Piece& source, PieceSink sink) {
+    const bool there = source.text.substr(0, prefix.size()) == prefix;
+    if (there || source.text.empty() || (only_at_start && source.original_begin(0) != 0)) return sink(source);
     PieceBuilder builder;
-    builder.reserve(prefix_.size() + source.text.size());
-    builder.put(prefix_, source, 0, 0);
+    builder.reserve(prefix.size() + source.text.size());
+    builder.put(prefix, source, 0, 0);
     builder.keep(source, 0, source.text.size());
     sink(builder.piece());
-  }
+  };
+}
 
- private:
-  std::string prefix_;
-  bool only_at_start_;
-};
-
-/// Replaces spaces by another character.
-class ReplaceSpaces final : public PreTokenizer {
- public:
-  explicit ReplaceSpaces(std::string replacement) : replacement_(std::move(replacement)) {}
-
-  void split(const Piece& source, PieceSink sink) const override {
+// Replaces spaces by another character.
+PreTokenizer replace_spaces(const std::string& replacement) {
+  return [=](const Piece& source, PieceSink sink) {
     if (source.text.find(' ') == std::string_view::npos) return sink(source);
     PieceBuilder builder;
     builder.reserve(source.text.size() + source.text.size() / 2);
     size_t done = 0;
     for (size_t space; (space = source.text.find(' ', done)) != std::string_view::npos; done = space + 1) {
       builder.keep(source, done, space);
-      builder.put(replacement_, source, space, space + 1);
+      builder.put(replacement, source, space, space + 1);
     }
     builder.keep(source, done, source.text.size());
     sink(builder.piece());
-  }
+  };
+}
 
- private:
-  std::string replacement_;
-};
+void map_bytes(const Piece& source, PieceSink sink) {
+  PieceBuilder builder;
+  to_byte_level(source, builder);
+  sink(builder.piece());
+}
 
-class ByteLevelMapping final : public PreTokenizer {
- public:
-  void split(const Piece& source, PieceSink sink) const override {
-    PieceBuilder builder;
-    to_byte_level(source, builder);
-    sink(builder.piece());
-  }
-};
-
-constexpr int kMaxDepth = 32;
-
-void add_metaspace(const JsonView& view, PreTokenizerChain& chain) {
-  const std::string replacement = view.at("replacement").string();
-  if (replacement.empty() || utf8_length(replacement[0]) != replacement.size())
-    view.at("replacement").fail("one character");
+void add_metaspace(const JsonView& view, std::vector<PreTokenizer>& steps) {
+  const std::string replacement = one_character(view.at("replacement"));
   std::string scheme = view.string_or("prepend_scheme", "always");
   if (!view.boolean_or("add_prefix_space", true)) scheme = "never";
   if (scheme != "always" && scheme != "first" && scheme != "never")
     view.at("prepend_scheme").fail("always, first or never");
-  chain.steps.push_back(std::make_unique<ReplaceSpaces>(replacement));
-  if (scheme != "never") chain.steps.push_back(std::make_unique<AddPrefix>(replacement, scheme == "first"));
+  steps.push_back(replace_spaces(replacement));
+  if (scheme != "never") steps.push_back(add_prefix(replacement, scheme == "first"));
   if (view.boolean_or("split", true))
-    chain.steps.push_back(std::make_unique<PatternSplit>(Regex::literal(replacement, view.where()),
-                                                         SplitBehaviour::kMergedWithNext, false));
+    steps.push_back(split_at(std::make_shared<const Regex>(Regex::literal(replacement)),
+                             SplitBehaviour::kMergedWithNext, false));
 }
 
-void add_byte_level(const JsonView& view, PreTokenizerChain& chain) {
-  if (view.boolean_or("add_prefix_space", true)) chain.steps.push_back(std::make_unique<AddPrefix>(" ", false));
+// All steps but the mapping of bytes.
+void add_byte_level(const JsonView& view, std::vector<PreTokenizer>& steps) {
+  if (view.boolean_or("add_prefix_space", true)) steps.push_back(add_prefix(" ", false));
   if (view.boolean_or("use_regex", true))
-    chain.steps.push_back(
-        std::make_unique<PatternSplit>(Regex(kGpt2Pattern, view.where()), SplitBehaviour::kIsolated, false));
-  chain.steps.push_back(std::make_unique<ByteLevelMapping>());
+    steps.push_back(split_at(kGpt2Pattern, view, SplitBehaviour::kIsolated, false));
 }
 
-void collect(const JsonView& view, PreTokenizerChain& chain, int depth) {
-  if (view.is_null()) return;
-  const std::string& type = view.at("type").string();
-  const auto add = [&chain](auto step) { chain.steps.push_back(std::move(step)); };
-  if (type == "Sequence") {
-    if (depth > kMaxDepth) view.fail("sequences nested at most " + std::to_string(kMaxDepth) + " deep");
-    for (const JsonView& step : view.at("pretokenizers").elements()) collect(step, chain, depth + 1);
-  } else if (type == "ByteLevel") {
-    add_byte_level(view, chain);
-  } else if (type == "Split") {
+void add_step(const JsonView& view, const std::string& type, std::vector<PreTokenizer>& steps) {
+  if (type == "Split") {
     auto pattern = make_pattern(view.at("pattern"));
     const SplitBehaviour behaviour = parse_behaviour(view.at("behavior"));
-    if (pattern) add(std::make_unique<PatternSplit>(std::move(*pattern), behaviour, view.boolean_or("invert", false)));
+    if (pattern) steps.push_back(split_at(std::move(pattern), behaviour, view.boolean_or("invert", false)));
   } else if (type == "Digits") {
     const bool single = view.boolean_or("individual_digits", false);
-    add(std::make_unique<CharacterSplit>(&is_numeric,
-                                         single ? SplitBehaviour::kIsolated : SplitBehaviour::kContiguous));
+    steps.push_back(split_at_characters(&is_numeric, single ? SplitBehaviour::kIsolated : SplitBehaviour::kContiguous));
   } else if (type == "Punctuation") {
     const SplitBehaviour behaviour =
         view.has("behavior") ? parse_behaviour(view.at("behavior")) : SplitBehaviour::kIsolated;
-    add(std::make_unique<CharacterSplit>(&is_punctuation, behaviour));
+    steps.push_back(split_at_characters(&is_punctuation, behaviour));
   } else if (type == "Metaspace") {
-    add_metaspace(view, chain);
+    add_metaspace(view, steps);
   } else if (type == "Whitespace") {
-    add(std::make_unique<PatternSplit>(Regex(R"(\w+|[^\w\s]+)", view.where()), SplitBehaviour::kRemoved, true));
+    steps.push_back(split_at(R"(\w+|[^\w\s]+)", view, SplitBehaviour::kRemoved, true));
   } else if (type == "WhitespaceSplit") {
-    add(std::make_unique<CharacterSplit>(&is_white_space, SplitBehaviour::kRemoved));
+    steps.push_back(split_at_characters(&is_white_space, SplitBehaviour::kRemoved));
   } else {
-    view.unsupported("the pre-tokenizer \"" + excerpt(type) + "\"",
+    view.unsupported("the pre-tokenizer \"" + shorten(type) + "\"",
                      "ByteLevel, Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit or Sequence");
   }
 }
 
-void run(const PreTokenizerChain& chain, size_t step, const Piece& piece, PieceSink sink) {
+void run_steps(const PreTokenizerChain& chain, size_t step, const Piece& piece, PieceSink sink) {
   if (piece.text.empty()) return;
   if (step == chain.steps.size()) return sink(piece);
-  auto next = [&](const Piece& part) { run(chain, step + 1, part, sink); };
-  chain.steps[step]->split(piece, next);
+  auto next = [&](const Piece& part) { run_steps(chain, step + 1, part, sink); };
+  chain.steps[step](piece, next);
 }
 
 }  // namespace
 
-PreTokenizerChain make_pre_tokenizers(const JsonView& view) {
+std::shared_ptr<const Regex> make_pattern(const JsonView& view) {
+  if (!view.has("String")) {
+    const JsonView regex = view.at("Regex");
+    return std::make_shared<const Regex>(regex.string(), regex.where());
+  }
+  const std::string& text = view.at("String").string();
+  return text.empty() ? nullptr : std::make_shared<const Regex>(Regex::literal(text));
+}
+
+std::string one_character(const JsonView& view) {
+  const std::string& text = view.string();
+  if (text.empty() || utf8_length(text[0]) != text.size()) view.fail("one character");
+  return text;
+}
+
+PreTokenizerChain make_pre_tokenizers(const JsonView& pre_tokenizer) {
   PreTokenizerChain chain;
-  collect(view, chain, 0);
-  const auto is_mapping = [](const auto& step) { return dynamic_cast<const ByteLevelMapping*>(step.get()) != nullptr; };
-  if (!chain.steps.empty() && is_mapping(chain.steps.back()) &&
-      std::count_if(chain.steps.begin(), chain.steps.end(), is_mapping) == 1) {
+  size_t mappings = 0, after_last = 0;
+  for_each_step(pre_tokenizer, "pretokenizers", [&](const JsonView& view, const std::string& type) {
+    if (type != "ByteLevel") return add_step(view, type, chain.steps);
+    add_byte_level(view, chain.steps);
+    chain.steps.emplace_back(map_bytes);
+    ++mappings;
+    after_last = chain.steps.size();
+  });
+  if (mappings == 1 && after_last == chain.steps.size()) {
     chain.steps.pop_back();
     chain.byte_level = true;
   }
@@ -197,7 +241,7 @@ PreTokenizerChain make_pre_tokenizers(const JsonView& view) {
 }
 
 void pre_tokenise(const PreTokenizerChain& chain, const Piece& source, PieceSink sink) {
-  run(chain, 0, source, sink);
+  run_steps(chain, 0, source, sink);
 }
 
 }  // namespace emend::models::detail

@@ -1,8 +1,10 @@
-// Patterns of tokenizer files: written for Oniguruma (Ruby syntax), run by PCRE2 with its JIT.
+// Patterns of tokenizer files: written for Oniguruma (Ruby syntax), run by PCRE2 (core/regex.h).
 #pragma once
 
+#include <emend/core/regex.h>
+
 #include <cstddef>
-#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -17,12 +19,9 @@ namespace emend::models::detail {
 class Regex {
  public:
   /// Throws Error(kCorruption) naming `where`, the pattern and the position of the fault.
-  Regex(const std::string& pattern, std::string where);
+  Regex(const std::string& pattern, const std::string& where);
   /// Matches `text` itself, which must not be empty.
-  [[nodiscard]] static Regex literal(std::string text, std::string where);
-  ~Regex();
-  Regex(Regex&&) noexcept;
-  Regex& operator=(Regex&&) noexcept;
+  [[nodiscard]] static Regex literal(std::string text);
 
   /// The successive matches in one text. Like Oniguruma's iterator, an empty match right after a match is skipped.
   class Scan {
@@ -42,13 +41,11 @@ class Regex {
   };
 
  private:
-  struct Code;
   Regex() = default;
   [[nodiscard]] bool match(std::string_view text, size_t start, size_t& begin, size_t& end) const;
 
-  std::unique_ptr<Code> code_;  // null for a literal
-  std::string source_;          // as the file has it, for messages; or the literal
-  std::string where_;
+  std::optional<emend::Regex> pattern_;  // absent for a literal
+  std::string literal_;
 };
 
 }  // namespace emend::models::detail

@@ -1,5 +1,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/regex.h>
 #include <pcre2.h>
@@ -48,7 +49,7 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(ErrorClass::kUnsupported, {where_, "the pattern \"" + excerpt(pattern_) + "\" uses " + what,
+    throw Error(ErrorClass::kUnsupported, {where_, "the pattern \"" + shorten(pattern_) + "\" uses " + what,
                                            "a pattern without it", "report the model, so that support can be added"});
   }
 
@@ -126,7 +127,7 @@ class Translator {
         ++at_;
       }
     }
-    throw Error(ErrorClass::kCorruption, {where_, "the pattern \"" + excerpt(pattern_) + "\" has a class without end",
+    throw Error(ErrorClass::kCorruption, {where_, "the pattern \"" + shorten(pattern_) + "\" has a class without end",
                                           "]", "get the tokenizer file again, or correct the pattern"});
   }
 

@@ -3,8 +3,8 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/models/tokenizer/detail/checks.h>
-#include <emend/models/tokenizer/detail/decoder.h>
 #include <emend/models/tokenizer/detail/sources.h>
+#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/detail/word_cache.h>
 #include <sentencepiece_processor.h>
@@ -14,8 +14,6 @@
 
 namespace emend::models::detail {
 namespace {
-
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:

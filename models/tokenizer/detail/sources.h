@@ -1,24 +1,30 @@
-// Where a folder's tokenizer can come from, besides tokenizer.json.
+// Where a folder's tokenizer comes from.
 #pragma once
 
+#include <emend/models/gguf/gguf_form.h>
 #include <emend/models/tokenizer/detail/folder_config.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 namespace emend::models::detail {
 
-/// vocab.json and merges.txt; the class in tokenizer_config.json tells GPT-2 from Qwen2.
-[[nodiscard]] PipelineSpec read_vocab_and_merges(const std::filesystem::path& folder, const FolderConfig& config);
-/// A file of lines "base64 rank": Qwen (*.tiktoken) and GLM-4 (tokenizer.model).
-[[nodiscard]] PipelineSpec read_tiktoken(const std::filesystem::path& path, const FolderConfig& config);
-/// True if the file starts as such a file does.
-[[nodiscard]] bool looks_like_tiktoken(const std::filesystem::path& path);
+/// The folder's tokenizer, configuration applied and with the files that save() copies; nothing if it is a
+/// SentencePiece model. Throws Error(kNotFound) if there is none.
+[[nodiscard]] std::optional<PipelineSpec> read_pipeline(const std::filesystem::path& folder,
+                                                        const FolderConfig& config);
 /// A SentencePiece model, with ChatGLM's tokens if the configuration asks for them.
 [[nodiscard]] std::unique_ptr<Tokenizer> load_sentencepiece(const std::filesystem::path& path,
                                                             const FolderConfig& config);
+
+/// What a name in "tokenizer.ggml.pre" stands for: one of `own` (a family that is not in families.def), of the
+/// families, or of the vocabularies that many share. Throws Error(kUnsupported) naming `file`, with the closest known
+/// name.
+[[nodiscard]] GgufPre gguf_pre(const std::string& name, const std::string& file,
+                               const std::vector<GgufPre>* own = nullptr);
 
 /// Pre-tokenizer values of well-known models.
 [[nodiscard]] nlohmann::json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex);

@@ -2,6 +2,7 @@
 // from the parser into flat tables, and only the rest becomes a JSON tree.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
@@ -43,7 +44,7 @@ class Reader final : public nlohmann::json_sax<json> {
       return true;
     }
     const size_t space = v.find(' ');
-    if (space == std::string::npos || v.find(' ', space + 1) != std::string::npos) bad_merge("\"" + excerpt(v) + "\"");
+    if (space == std::string::npos || v.find(' ', space + 1) != std::string::npos) bad_merge("\"" + shorten(v) + "\"");
     merges.emplace_back(v.substr(0, space), v.substr(space + 1));
     return true;
   }
@@ -94,7 +95,7 @@ class Reader final : public nlohmann::json_sax<json> {
   enum class Mode { kTree, kVocabulary, kMerges };
 
   [[noreturn]] void bad_vocabulary(const std::string& got) const {
-    throw Error(ErrorClass::kCorruption, {file_ + ": key \"model.vocab[\"" + excerpt(key_) + "\"]\"", "got " + got,
+    throw Error(ErrorClass::kCorruption, {file_ + ": key \"model.vocab[\"" + shorten(key_) + "\"]\"", "got " + got,
                                           "an integer from 0 to " + std::to_string(kMaxTokenId), "get the file again"});
   }
   [[noreturn]] void bad_merge(const std::string& got) const {
@@ -170,7 +171,7 @@ void read_merges(Reader& reader, PipelineSpec& spec) {
          {std::pair(merge.left, left), std::pair(merge.right, right), std::pair(merge.result, joined)})
       if (id == kNoToken)
         throw Error(ErrorClass::kCorruption, {spec.file + ": key \"model.merges[" + std::to_string(i) + "]\"",
-                                              "the piece \"" + excerpt(piece) + "\" is not in the vocabulary",
+                                              "the piece \"" + shorten(piece) + "\" is not in the vocabulary",
                                               "a piece of model.vocab", "get the file again"});
     spec.merges.push_back(merge);
   }
@@ -179,7 +180,7 @@ void read_merges(Reader& reader, PipelineSpec& spec) {
 void read_model(const JsonView& model, Reader& reader, PipelineSpec& spec) {
   // Very old files have no type; what has merges is BPE.
   const std::string type = model.string_or("type", model.has("merges") ? "BPE" : "");
-  if (type != "BPE") model.unsupported("a model of type \"" + excerpt(type) + "\"", "BPE");
+  if (type != "BPE") model.unsupported("a model of type \"" + shorten(type) + "\"", "BPE");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (!model.string_or(key, "").empty()) model.at(key).unsupported("the option " + std::string(key), "null");
   if (model.has("dropout") && model.at("dropout").value() != 0.0)
@@ -219,7 +220,7 @@ PipelineSpec parse_tokenizer_json(std::string_view text, const std::string& file
   Reader reader(file);
   if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
   if (!json::sax_parse(text.begin(), text.end(), &reader)) {
-    (void)parse_json(text, file);  // throws with line and column
+    (void)parse_json(text, file, {.max_bytes = text.size(), .repeated_keys = true});  // throws with line and column
     throw Error(ErrorClass::kCorruption, {file, "not valid JSON", "a complete JSON document", "get the file again"});
   }
   const JsonView root(reader.root, file);

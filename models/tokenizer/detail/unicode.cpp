@@ -1,63 +1,7 @@
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <utf8proc.h>
 
-#include <cstring>
-
 namespace emend::models::detail {
-namespace {
-
-// Length of the valid character at the start of `bytes`, or 0. On 0, `broken` is the length of the maximal part
-// that could still have begun a character (at least 1).
-size_t check_character(std::string_view bytes, size_t& broken) {
-  const auto at = [bytes](size_t i) { return static_cast<unsigned char>(bytes[i]); };
-  broken = 1;
-  const unsigned lead = at(0);
-  if (lead < 0x80) return 1;
-  if (lead < 0xC2 || lead > 0xF4) return 0;
-  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  unsigned low = 0x80, high = 0xBF;  // bounds of the second byte exclude overlong forms and surrogates
-  if (lead == 0xE0) low = 0xA0;
-  if (lead == 0xED) high = 0x9F;
-  if (lead == 0xF0) low = 0x90;
-  if (lead == 0xF4) high = 0x8F;
-  for (size_t i = 1; i < length; ++i) {
-    if (i >= bytes.size() || at(i) < low || at(i) > high) return 0;
-    low = 0x80;
-    high = 0xBF;
-    broken = i + 1;
-  }
-  return length;
-}
-
-size_t skip_ascii(std::string_view text, size_t position) {
-  constexpr uint64_t kHighBits = 0x8080808080808080ULL;
-  while (position + 8 <= text.size()) {
-    uint64_t word;
-    std::memcpy(&word, text.data() + position, 8);
-    if (word & kHighBits) break;
-    position += 8;
-  }
-  while (position < text.size() && static_cast<unsigned char>(text[position]) < 0x80) ++position;
-  return position;
-}
-
-}  // namespace
-
-size_t find_invalid_utf8(std::string_view text) {
-  size_t position = 0;
-  while ((position = skip_ascii(text, position)) < text.size()) {
-    size_t broken = 0;
-    const size_t length = check_character(text.substr(position), broken);
-    if (length == 0) return position;
-    position += length;
-  }
-  return kNone;
-}
-
-bool is_ascii(std::string_view text) {
-  return skip_ascii(text, 0) == text.size();
-}
-
 void append_utf8(std::string& text, char32_t character) {
   const auto put = [&text](char32_t byte) { text += static_cast<char>(byte); };
   if (character < 0x80) {
@@ -70,34 +14,6 @@ void append_utf8(std::string& text, char32_t character) {
     put(0xF0 | character >> 18), put(0x80 | (character >> 12 & 0x3F));
     put(0x80 | (character >> 6 & 0x3F)), put(0x80 | (character & 0x3F));
   }
-}
-
-std::string repair_utf8(std::string_view bytes) {
-  std::string text;
-  text.reserve(bytes.size());
-  for (size_t position = 0; position < bytes.size();) {
-    size_t broken = 0;
-    const size_t length = check_character(bytes.substr(position), broken);
-    if (length > 0) {
-      text.append(bytes, position, length);
-    } else {
-      text += "\xEF\xBF\xBD";
-    }
-    position += length > 0 ? length : broken;
-  }
-  return text;
-}
-
-size_t incomplete_tail(std::string_view bytes) {
-  for (size_t tail = 1; tail <= 3 && tail <= bytes.size(); ++tail) {
-    const auto lead = static_cast<unsigned char>(bytes[bytes.size() - tail]);
-    if (lead < 0x80) return 0;
-    if (lead < 0xC0) continue;
-    size_t broken = 0;
-    const bool whole = check_character(bytes.substr(bytes.size() - tail), broken) > 0;
-    return !whole && broken == tail && lead >= 0xC2 && lead <= 0xF4 ? tail : 0;
-  }
-  return 0;
 }
 
 bool is_white_space(char32_t c) {
@@ -126,6 +42,26 @@ bool is_word(char32_t c) {
     default:
       return false;
   }
+}
+
+size_t last_character(std::string_view text) {
+  size_t at = text.size() - 1;
+  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
+size_t white_space_before(std::string_view text, size_t end) {
+  while (end > 0) {
+    const size_t at = last_character(text.substr(0, end));
+    if (!is_white_space(decode_utf8(text.data() + at))) break;
+    end = at;
+  }
+  return end;
+}
+
+size_t white_space_after(std::string_view text, size_t begin) {
+  while (begin < text.size() && is_white_space(decode_utf8(text.data() + begin))) begin += utf8_length(text[begin]);
+  return begin;
 }
 
 }  // namespace emend::models::detail

@@ -1,8 +1,10 @@
-// UTF-8 and the few character classes that tokenizers ask about.
+// UTF-8 characters and the few character classes that tokenizers ask about.
 //
 // The reference tokenizers were built with other Unicode versions than PCRE2 and utf8proc; where the class of a
 // character matters for an id, the reference wins. The differences are small tables in unicode_tables.cpp.
 #pragma once
+
+#include <emend/core/utf8.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -11,12 +13,10 @@
 
 namespace emend::models::detail {
 
-inline constexpr size_t kNone = static_cast<size_t>(-1);
+/// U+2581, which stands for a space in SentencePiece vocabularies.
+inline constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
-/// Offset of the first byte that is not part of valid UTF-8 (overlong forms and surrogates included), or kNone.
-[[nodiscard]] size_t find_invalid_utf8(std::string_view text);
-/// True if every byte is below 0x80.
-[[nodiscard]] bool is_ascii(std::string_view text);
+inline constexpr size_t kNone = static_cast<size_t>(-1);
 
 /// Length of the character that starts with `lead`; `lead` must start a character of valid UTF-8.
 [[nodiscard]] inline size_t utf8_length(char lead) {
@@ -39,15 +39,16 @@ inline constexpr size_t kNone = static_cast<size_t>(-1);
 }
 void append_utf8(std::string& text, char32_t character);
 
-/// `bytes` with every maximal broken sequence replaced by U+FFFD.
-[[nodiscard]] std::string repair_utf8(std::string_view bytes);
-/// Length of the incomplete character at the end of `bytes` (0 to 3): a prefix of some valid character.
-[[nodiscard]] size_t incomplete_tail(std::string_view bytes);
-
 [[nodiscard]] bool is_white_space(char32_t character);
 [[nodiscard]] bool is_numeric(char32_t character);      ///< categories Nd, Nl, No
 [[nodiscard]] bool is_punctuation(char32_t character);  ///< ASCII punctuation and category P as of Unicode 8
 [[nodiscard]] bool is_word(char32_t character);         ///< letters, marks, digits, connectors
+
+/// Start of the last character of `text`, which must not be empty.
+[[nodiscard]] size_t last_character(std::string_view text);
+/// Where the white space that ends at `end`, or that starts at `begin`, starts or ends.
+[[nodiscard]] size_t white_space_before(std::string_view text, size_t end);
+[[nodiscard]] size_t white_space_after(std::string_view text, size_t begin);
 
 /// Combining marks that the reference's normaliser does not know yet and treats as ordinary characters.
 [[nodiscard]] bool is_recent_mark(char32_t character);

@@ -1,7 +1,7 @@
-#include <emend/editors/pack.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/runtime.h>
-#include <emend/editors/session.h>
+#include <emend/workflow/run.h>
 
 #include "bindings.h"
 
@@ -20,34 +20,69 @@ std::vector<std::string> assignments(const py::object& overrides) {
   return list;
 }
 
-editors::SessionOptions session_options(const py::object& hparams, const py::object& overrides,
-                                        const std::string& corpus, int64_t statistics_tokens, const std::string& cache,
-                                        uint64_t seed, const std::string& engine, const py::object& progress) {
-  editors::SessionOptions options;
+workflow::RunOptions options_of(const std::string& editor, const py::object& hparams, const py::object& overrides,
+                                const std::string& corpus, int64_t statistics_tokens, uint64_t seed,
+                                const std::string& engine) {
+  workflow::RunOptions options;
+  options.editor = editor;
   if (!hparams.is_none()) options.hparams = py::str(hparams).cast<std::string>();
   options.set = assignments(overrides);
   options.corpus = corpus;
-  options.statistics_tokens = statistics_tokens;
-  options.cache = cache;
+  options.stats_tokens = statistics_tokens;
   options.seed = seed;
-  options.engine = editors::parse_engine(engine);
-  options.progress = progress_of(progress);
+  options.engine = engine;
   return options;
 }
 
-// The model lives as long as the session.
+// The model lives as long as the session or the run.
 struct PySession {
   std::shared_ptr<Model> model;
-  std::unique_ptr<editors::Session> session;
+  std::unique_ptr<workflow::Session> session;
 };
 
-template <class... Options>
-std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std::string& editor, Options... options) {
-  auto settings = session_options(options...);
+std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std::string& editor,
+                                        const py::object& hparams, const py::object& overrides,
+                                        const std::string& corpus, int64_t statistics_tokens, const std::string& cache,
+                                        uint64_t seed, const std::string& engine, const py::object& progress) {
+  auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
+  options.stats_cache = cache;
+  workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
   auto made = std::make_unique<PySession>();
   made->model = std::move(model);
   const py::gil_scoped_release unlocked;
-  made->session = std::make_unique<editors::Session>(*made->model, editor, std::move(settings));
+  made->session = std::make_unique<workflow::Session>(*made->model, std::move(options), std::move(lent));
+  return made;
+}
+
+struct PyRun {
+  std::shared_ptr<Model> model;
+  std::unique_ptr<workflow::Run> run;
+};
+
+std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts, const std::string& editor,
+                           const std::string& out, bool resume, const py::object& hparams, const py::object& overrides,
+                           const std::string& corpus, int64_t statistics_tokens, const std::string& cache,
+                           uint64_t seed, const std::string& engine, int64_t batch_size,
+                           const std::vector<std::string>& metrics, const std::vector<std::string>& eval_at,
+                           const std::string& protocol, const std::string& on_collapse,
+                           const std::vector<std::string>& save, const py::object& progress) {
+  auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
+  options.out = out;
+  options.resume = resume;
+  options.metrics.cache = cache;
+  options.metrics.names = metrics;
+  options.batch_size = batch_size;
+  options.eval_at = eval_at;
+  options.protocol = protocol;
+  options.on_collapse = on_collapse;
+  options.save = save;
+  auto set = facts_of(facts);
+  auto made = std::make_unique<PyRun>();
+  made->model = std::move(model);
+  workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
+  const py::gil_scoped_release unlocked;
+  made->run = std::make_unique<workflow::Run>(*made->model, std::move(set), std::move(options), std::move(lent));
+  made->run->execute();
   return made;
 }
 
@@ -109,11 +144,10 @@ void bind_sessions(py::module_& module) {
   py::class_<PySession>(module, "Session",
                         "A sequence of edits of one model by one editor. Changes of weights stay when it ends; edits "
                         "beside the weights (GRACE, WISE, IKE) are in force as long as it lives.")
-      .def(py::init(&make_session<const py::object&, const py::object&, const std::string&, int64_t, const std::string&,
-                                  uint64_t, const std::string&, const py::object&>),
-           py::arg("model"), py::arg("editor") = "memit", py::kw_only(), py::arg("hparams") = py::none(),
-           py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
-           py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("progress") = py::none(),
+      .def(py::init(&make_session), py::arg("model"), py::arg("editor") = "memit", py::kw_only(),
+           py::arg("hparams") = py::none(), py::arg("overrides") = py::none(), py::arg("corpus") = "",
+           py::arg("statistics_tokens") = 0, py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast",
+           py::arg("progress") = py::none(),
            "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
            "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
            "corpus: text for the key statistics; empty: text that the model samples.\n"
@@ -139,6 +173,30 @@ void bind_sessions(py::module_& module) {
           "hparams", [](const PySession& self) { return to_python(self.session->editor().hparams()); },
           "effective hyper-parameters")
       .def_property_readonly("model", [](const PySession& self) { return self.model; });
+  py::class_<PyRun>(module, "Run",
+                    "A run that came to its end. Edits beside the weights are in force as long as it lives.")
+      .def_property_readonly(
+          "results", [](const PyRun& self) { return to_python(self.run->results()); }, "results.json, as a dictionary")
+      .def_property_readonly(
+          "summary", [](const PyRun& self) { return self.run->summary(); }, "the same for people")
+      .def_property_readonly(
+          "folder", [](const PyRun& self) { return self.run->record().out; }, "the run folder, with report.html")
+      .def_property_readonly(
+          "failed", [](const PyRun& self) { return self.run->record().failed; }, "facts that could not be edited")
+      .def(
+          "undo", [](PyRun& self) { self.run->session().undo(); },
+          "Gives the model back every byte that it had when the run began.");
+  module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "memit", py::kw_only(),
+             py::arg("out") = "", py::arg("resume") = false, py::arg("hparams") = py::none(),
+             py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
+             py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("batch_size") = 0,
+             py::arg("metrics") = std::vector<std::string>{"auto"},
+             py::arg("eval_at") = std::vector<std::string>{"end"}, py::arg("protocol") = "sequential",
+             py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
+             py::arg("progress") = py::none(),
+             "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
+             "does.\nout: run folder; empty makes a new one in runs/. resume: go on with an interrupted run there.\n"
+             "The other arguments are those of Session and of memit_edit.");
   module.def("editors", &list_editors, "Name, summary and paper of every editor.");
 }
 

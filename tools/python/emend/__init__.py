@@ -8,15 +8,21 @@
 
 Tensors are torch tensors that share memory with the model. Errors are emend.Error.
 """
+import os as _os
+
+# Threads that wait sleep instead of spinning. OpenMP reads this when torch is loaded; a user's own choice wins.
+if "GOMP_SPINCOUNT" not in _os.environ:
+    _os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch as _torch  # noqa: F401  brings the LibTorch that the module uses into the process
 
-from ._emend import (Applied, Evaluation, Fact, FactSet, ForwardResult, Hooks, Model, Pack, Session, apply_pack, editors,
-                     evaluate, load, load_facts, load_pack, sites)
+from ._emend import (Applied, Evaluation, Fact, FactSet, ForwardResult, Hooks, Model, Pack, Run, Session, apply_pack,
+                     editors, evaluate, load, load_facts, load_pack, run, sites)
 from ._errors import Error
 
 __version__ = "0.1.0"
-__all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Session",
-           "apply_pack", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "sites"]
+__all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Run", "Session",
+           "apply_pack", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
 
 
 def edit(model, facts, editor="memit", **options):

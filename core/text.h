@@ -1,0 +1,65 @@
+// Small pieces of messages: lists, counts, suggestions.
+#pragma once
+
+#include <emend/core/error.h>
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace emend {
+
+/// `text` with `item` behind it, and `separator` between them unless `text` is empty.
+inline void append_item(std::string& text, std::string_view item, std::string_view separator = ", ") {
+  if (!text.empty()) text += separator;
+  text += item;
+}
+
+/// At most `most` bytes of `text`, cut between characters and marked with "…".
+[[nodiscard]] inline std::string shorten(std::string_view text, size_t most = 80) {
+  if (text.size() <= most) return std::string(text);
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
+  return std::string(text.substr(0, most)) + "…";
+}
+
+/// `text` with its ASCII capitals in lower case.
+[[nodiscard]] inline std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return result;
+}
+
+/// The elements of `range`, each as `projection` gives it (a member, a function; text either way), with `separator`
+/// between them.
+template <class Range, class Projection = std::identity>
+[[nodiscard]] std::string join(const Range& range, std::string_view separator = ", ", Projection projection = {}) {
+  std::string text;
+  bool first = true;
+  for (const auto& element : range) {
+    if (!first) text += separator;
+    text += std::invoke(projection, element);
+    first = false;
+  }
+  return text;
+}
+
+/// For join and closest names over maps.
+inline constexpr auto key_of = [](const auto& entry) -> const auto& {
+  return entry.first;
+};
+
+/// "1 fact", "2 facts".
+[[nodiscard]] inline std::string counted(size_t count, const std::string& thing) {
+  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
+/// "did you mean "…"?" with the candidate closest to `word`, or `otherwise` if none is close.
+template <class Range, class Projection = std::identity>
+[[nodiscard]] std::string did_you_mean(std::string_view word, const Range& candidates,
+                                       const std::string& otherwise = "", Projection projection = {}) {
+  const std::string close = closest_name(word, candidates, projection);
+  return close.empty() ? otherwise : "did you mean \"" + close + "\"?";
+}
+
+}  // namespace emend

@@ -1,0 +1,124 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/editors/packs/difference.h>
+#include <emend/editors/packs/merge.h>
+
+#include <algorithm>
+#include <map>
+
+namespace emend::editors {
+namespace {
+
+std::string target_of(const nlohmann::json& fact) {
+  const auto found = fact.find("target_new");
+  return found != fact.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// Question → fact, and the questions in their order.
+struct Questions {
+  explicit Questions(const nlohmann::json& facts) {
+    for (const auto& fact : facts) {
+      const std::string question = question_of(fact);
+      if (by_question.insert_or_assign(question, fact).second) order.push_back(question);
+    }
+  }
+  std::map<std::string, nlohmann::json> by_question;
+  std::vector<std::string> order;
+};
+
+// As the checkpoint stores it, so that a pack's change and a difference of files compare.
+at::Tensor as_stored(const WeightDelta& delta) {
+  const at::Tensor change = delta.matrix();
+  return delta.orientation == models::Orientation::kInOut && change.dim() == 2 ? change.t() : change;
+}
+
+const WeightDelta* find(const std::vector<WeightDelta>& deltas, const std::string& weight) {
+  const auto found =
+      std::find_if(deltas.begin(), deltas.end(), [&](const WeightDelta& delta) { return delta.weight == weight; });
+  return found == deltas.end() ? nullptr : &*found;
+}
+
+std::optional<double> norm_in(const models::Checkpoint* base, const std::string& weight) {
+  if (!base) return std::nullopt;
+  for (const auto& info : base->tensors())
+    if (info.name == weight) return base->read(weight).to(at::kDouble).norm().item<double>();
+  return std::nullopt;
+}
+
+WeightDifference compare(const std::string& weight, const WeightDelta* a, const WeightDelta* b) {
+  WeightDifference difference{weight, {}, a ? a->norm() : 0, b ? b->norm() : 0, 0, {}};
+  if (!a || !b) {
+    difference.between = a ? difference.a : difference.b;
+    return difference;
+  }
+  const at::Tensor change_a = as_stored(*a), change_b = as_stored(*b);
+  if (change_a.sizes() != change_b.sizes())
+    throw Error(ErrorClass::kInvalidArgument, {weight, "changes of two shapes", "edits of one model", ""});
+  difference.between = (change_b - change_a).norm().item<double>();
+  if (difference.a > 0 && difference.b > 0)
+    difference.cosine = (change_a * change_b).sum().item<double>() / (difference.a * difference.b);
+  return difference;
+}
+
+}  // namespace
+
+FactDifference compare_facts(const nlohmann::json& a, const nlohmann::json& b) {
+  const Questions one(a), two(b);
+  FactDifference difference;
+  for (const auto& question : one.order) {
+    const auto& fact = one.by_question.at(question);
+    const auto other = two.by_question.find(question);
+    if (other == two.by_question.end())
+      difference.only_a.push_back(fact);
+    else if (target_of(fact) == target_of(other->second))
+      ++difference.same;
+    else
+      difference.changed.push_back({question, target_of(fact), target_of(other->second)});
+  }
+  for (const auto& question : two.order)
+    if (!one.by_question.contains(question)) difference.only_b.push_back(two.by_question.at(question));
+  return difference;
+}
+
+std::vector<WeightDifference> compare_deltas(const std::vector<WeightDelta>& a, const std::vector<WeightDelta>& b,
+                                             const models::Checkpoint* base) {
+  const at::NoGradGuard no_grad;
+  std::vector<WeightDifference> list;
+  const auto add = [&](const WeightDelta& delta) {
+    list.push_back(compare(delta.weight, find(a, delta.weight), find(b, delta.weight)));
+    list.back().base = norm_in(base, delta.weight);
+  };
+  for (const auto& delta : a) add(delta);
+  for (const auto& delta : b)
+    if (!find(a, delta.weight)) add(delta);
+  return list;
+}
+
+std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const models::Checkpoint& edited) {
+  const at::NoGradGuard no_grad;
+  const auto refuse = [&](const std::string& tensor, const std::string& what) {
+    throw Error(ErrorClass::kInvalidArgument,
+                {edited.path().string(), "tensor \"" + tensor + "\" " + what, "the tensors of " + base.path().string(),
+                 "compare two forms of one model"});
+  };
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const auto& info : base.tensors()) shapes[info.name] = info.shape;
+  std::vector<WeightDelta> deltas;
+  for (const auto& info : edited.tensors()) {
+    const auto there = shapes.find(info.name);
+    if (there == shapes.end()) refuse(info.name, "is not in the other model");
+    if (there->second != info.shape) refuse(info.name, "has another shape in the other model");
+    shapes.erase(there);
+    const at::Tensor before = base.read(info.name), after = edited.read(info.name);
+    if (!before.is_floating_point() || (before.scalar_type() == after.scalar_type() && at::equal(before, after)))
+      continue;
+    const at::Tensor change = after.to(at::kDouble) - before.to(at::kDouble);
+    if (change.count_nonzero().item<int64_t>() == 0) continue;
+    deltas.push_back(WeightDelta::as_stored(info.name, -1, change));
+  }
+  if (!shapes.empty()) refuse(shapes.begin()->first, "is missing");
+  return deltas;
+}
+
+}  // namespace emend::editors

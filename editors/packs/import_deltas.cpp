@@ -1,0 +1,191 @@
+//   D output width · F input width · N facts · R rank
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/core/npz.h>
+#include <emend/core/safetensors.h>
+#include <emend/editors/packs/import_deltas.h>
+#include <emend/models/family.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace emend::editors {
+namespace {
+
+using nlohmann::json;
+
+// "X.key_mat" → "X" and "key_mat" for the endings given; an empty ending for every other name.
+std::pair<std::string, std::string> split(const std::string& name, const std::vector<std::string>& endings) {
+  for (const auto& ending : endings)
+    if (name.ends_with("." + ending)) return {name.substr(0, name.size() - ending.size() - 1), ending};
+  return {name, ""};
+}
+
+class Importer {
+ public:
+  Importer(const std::filesystem::path& source, const models::Model& model, const std::string& weight)
+      : source_(source), model_(model), weight_(weight) {}
+
+  std::vector<WeightDelta> run() {
+    if (std::filesystem::is_directory(source_))
+      read_adapter();
+    else
+      add_named(source_.extension() == ".npz" ? tensors_of(NpzFile(source_)) : tensors_of(SafetensorsFile(source_)));
+    if (deltas_.empty()) refuse(ErrorClass::kCorruption, "no change", "at least one");
+    for (const auto& delta : deltas_) delta.require_finite();
+    return std::move(deltas_);
+  }
+
+ private:
+  using Parts = std::map<std::string, std::map<std::string, at::Tensor>>;  // weight or module → part → tensor
+
+  [[noreturn]] void refuse(ErrorClass error_class, const std::string& got, const std::string& expected) const {
+    throw Error(error_class, {source_.string(), got, expected,
+                              "docs/ledger.md says how to save deltas of other programs for emend"});
+  }
+
+  // Where the source names the weights that it changes.
+  void refuse_weight() const {
+    if (!weight_.empty())
+      refuse(ErrorClass::kInvalidArgument, "--weight " + weight_ + ", and a source that names its weights",
+             "--weight with a file of nameless vectors only");
+  }
+
+  // The name that the model has for a weight: with or without the prefix of its family.
+  std::string weight_named(const std::string& name) const {
+    const std::string& prefix = model_.family().base_prefix;
+    for (const auto& spelling : {name, prefix + name, name.starts_with(prefix) ? name.substr(prefix.size()) : name})
+      if (model_.has_weight(spelling)) return spelling;
+    const std::string close = closest_name(name, model_.weight_names());
+    throw Error(ErrorClass::kNotFound,
+                {source_.string(), "a change of \"" + name + "\", which the model does not have",
+                 "weights of the model", close.empty() ? "" : "the closest is \"" + close + "\""});
+  }
+
+  int layer_of(const std::string& weight) const {
+    for (int layer = 0; layer < model_.n_layers(); ++layer)
+      if (weight.find("." + std::to_string(layer) + ".") != std::string::npos) return layer;
+    return -1;
+  }
+
+  void add_factors(const std::string& name, const at::Tensor& left_DR, const at::Tensor& right_FR) {
+    WeightDelta delta{weight_named(name),       0, model_.family().orientation, left_DR.to(at::kDouble),
+                      right_FR.to(at::kDouble), {}};
+    delta.layer = layer_of(delta.weight);
+    auto shape = model_.weight(delta.weight).sizes().vec();
+    if (delta.orientation == models::Orientation::kInOut && shape.size() == 2) std::swap(shape[0], shape[1]);
+    if (left_DR.dim() != 2 || right_FR.dim() != 2 || left_DR.size(1) != right_FR.size(1) || shape != delta.shape())
+      refuse(ErrorClass::kInvalidArgument, "factors of " + delta.weight + " that do not fit it",
+             "[outputs, rank] and [inputs, rank]");
+    deltas_.push_back(std::move(delta));
+  }
+
+  void add_dense(const std::string& name, const at::Tensor& change) {
+    const std::string weight = weight_named(name);
+    if (change.sizes() != model_.weight(weight).sizes())
+      refuse(ErrorClass::kInvalidArgument, "a change of " + weight + " of another shape", "the shape of the weight");
+    deltas_.push_back(WeightDelta::as_stored(weight, layer_of(weight), change.to(at::kDouble).clone()));
+  }
+
+  const at::Tensor& part(const Parts::value_type& entry, const std::string& name) const {
+    const auto found = entry.second.find(name);
+    if (found == entry.second.end())
+      refuse(ErrorClass::kCorruption, entry.first + " without " + name, "both of a pair");
+    return found->second;
+  }
+
+  using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+  static Named tensors_of(const NpzFile& file) {
+    Named tensors;
+    for (const auto& name : file.names()) tensors.emplace_back(name, file.read(name));
+    return tensors;
+  }
+
+  static Named tensors_of(const SafetensorsFile& file) {
+    Named tensors;
+    for (const auto& [name, info] : file.tensors()) tensors.emplace_back(name, file.tensor(name));
+    return tensors;
+  }
+
+  void add_named(const Named& tensors) {
+    static const std::vector<std::string> kEndings = {"key_mat", "val_mat", "left_vector", "right_vector"};
+    Parts parts;
+    bool used = false;
+    for (const auto& [given, tensor] : tensors) {
+      const bool nameless = std::find(kEndings.begin(), kEndings.end(), given) != kEndings.end();
+      if (nameless && weight_.empty())
+        refuse(ErrorClass::kInvalidArgument, "\"" + given + "\" without the weight that it changes",
+               "names such as W." + given + ", or --weight W");
+      used = used || nameless;
+      const auto [weight, ending] = split(nameless ? weight_ + "." + given : given, kEndings);
+      parts[weight][ending] = tensor;
+    }
+    if (!used) refuse_weight();
+    for (const auto& entry : parts) {
+      const bool memit = entry.second.contains("key_mat") || entry.second.contains("val_mat");
+      const bool rome = entry.second.contains("left_vector") || entry.second.contains("right_vector");
+      if (entry.second.size() > 2 || (memit && rome) || (entry.second.contains("") && (memit || rome)))
+        refuse(ErrorClass::kCorruption, "several changes of " + entry.first, "one change a weight");
+      if (memit)
+        add_factors(entry.first, part(entry, "val_mat"), part(entry, "key_mat"));
+      else if (rome)
+        add_factors(entry.first, part(entry, "right_vector").reshape({-1, 1}),
+                    part(entry, "left_vector").reshape({-1, 1}));
+      else
+        add_dense(entry.first, part(entry, ""));
+    }
+  }
+
+  void read_adapter() {
+    refuse_weight();
+    const auto config = read_json(source_ / "adapter_config.json");
+    if (!config.is_object() || config.value("peft_type", json()) != "LORA")
+      refuse(ErrorClass::kUnsupported, "an adapter of another kind", "peft_type LORA");
+    if (config.value("use_dora", json(false)) == true || config.value("bias", json("none")) != "none")
+      refuse(ErrorClass::kUnsupported, "DoRA, or trained biases", "a plain LoRA adapter");
+    const SafetensorsFile file(source_ / "adapter_model.safetensors");
+    Parts parts;
+    for (const auto& [name, info] : file.tensors()) {
+      const auto [module, ending] = split(name, {"lora_A.weight", "lora_B.weight"});
+      const std::string prefix = "base_model.model.";
+      if (ending.empty() || !module.starts_with(prefix))
+        refuse(ErrorClass::kUnsupported, "tensor \"" + name + "\"", "lora_A and lora_B of linear modules only");
+      parts[module.substr(prefix.size())][ending] = file.tensor(name);
+    }
+    for (const auto& entry : parts) {
+      const at::Tensor a_RF = part(entry, "lora_A.weight"), b_DR = part(entry, "lora_B.weight");
+      if (a_RF.dim() != 2) refuse(ErrorClass::kCorruption, entry.first + ": lora_A is no matrix", "[rank, inputs]");
+      add_factors(entry.first + ".weight", b_DR.to(at::kDouble) * scale(config, entry.first, a_RF.size(0)), a_RF.t());
+    }
+  }
+
+  // lora_alpha / r, or / √r; alpha_pattern names modules by the end of their name.
+  double scale(const json& config, const std::string& module, int64_t rank) const {
+    json alpha = config.value("lora_alpha", json());
+    const auto pattern = config.value("alpha_pattern", json::object());
+    if (pattern.is_object())
+      for (const auto& [name, value] : pattern.items())
+        if (module == name || module.ends_with("." + name)) alpha = value;
+    if (!alpha.is_number() || rank < 1) refuse(ErrorClass::kCorruption, "no lora_alpha for " + module, "a number");
+    const auto r = static_cast<double>(rank);
+    return alpha.get<double>() / (config.value("use_rslora", json(false)) == true ? std::sqrt(r) : r);
+  }
+
+  std::filesystem::path source_;
+  const models::Model& model_;
+  std::string weight_;
+  std::vector<WeightDelta> deltas_;
+};
+
+}  // namespace
+
+std::vector<WeightDelta> import_deltas(const std::filesystem::path& source, const models::Model& model,
+                                       const std::string& weight) {
+  return Importer(source, model, weight).run();
+}
+
+}  // namespace emend::editors

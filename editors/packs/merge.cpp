@@ -1,0 +1,285 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/editors/packs/merge.h>
+
+#include <algorithm>
+#include <map>
+
+namespace emend::editors {
+namespace {
+
+constexpr double kNumericRank = 1e-15;  // singular values below this part of the largest are rounding
+
+std::string text_of(const nlohmann::json& fact, const char* key) {
+  const auto found = fact.find(key);
+  return found != fact.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// Facts that ask the same thing in other words have the relation in common.
+std::string relation_of(const nlohmann::json& fact) {
+  const std::string relation = text_of(fact, "relation_id");
+  return relation.empty() ? "" : text_of(fact, "subject") + " " + relation;
+}
+
+// Conflicts between two packs, `first` before `second`.
+class PairCheck {
+ public:
+  PairCheck(std::span<const NamedPack> packs, size_t first, size_t second, std::vector<MergeConflict>& found)
+      : a_(packs[first].pack), b_(packs[second].pack), first_(first), second_(second), found_(found) {}
+
+  void run() {
+    if (a_.base_fingerprint != b_.base_fingerprint)
+      add(ConflictKind::kBase,
+          "made for the models " + a_.base_fingerprint.substr(0, 12) + " and " + b_.base_fingerprint.substr(0, 12));
+    facts();
+    weights();
+    runtime();
+  }
+
+ private:
+  void add(ConflictKind kind, std::string what) { found_.push_back({kind, first_, second_, std::move(what)}); }
+
+  void facts() {
+    std::map<std::string, const nlohmann::json*> questions, relations;
+    for (const auto& fact : a_.facts) {
+      questions.emplace(question_of(fact), &fact);
+      if (const auto relation = relation_of(fact); !relation.empty()) relations.emplace(relation, &fact);
+    }
+    for (const auto& fact : b_.facts) {
+      const nlohmann::json* other = nullptr;
+      if (const auto it = questions.find(question_of(fact)); it != questions.end()) {
+        other = it->second;
+      } else if (const auto same = relations.find(relation_of(fact)); same != relations.end()) {
+        other = same->second;
+      }
+      if (other) compare(*other, fact);
+    }
+  }
+
+  void compare(const nlohmann::json& a, const nlohmann::json& b) {
+    const std::string one = text_of(a, "target_new"), two = text_of(b, "target_new");
+    const std::string question = "\"" + question_of(a) + "\" ";
+    if (one == two)
+      add(ConflictKind::kRepeat, question + "is answered \"" + one + "\" in both");
+    else
+      add(ConflictKind::kTarget, question + "is answered \"" + one + "\" and \"" + two + "\"");
+  }
+
+  void weights() {
+    std::map<std::string, const WeightDelta*> there;
+    for (const auto& delta : a_.deltas) there.emplace(delta.weight, &delta);
+    for (const auto& delta : b_.deltas) {
+      const auto found = there.find(delta.weight);
+      if (found == there.end()) continue;
+      const WeightDelta& other = *found->second;
+      if (delta.shape() != other.shape() || delta.orientation != other.orientation)
+        add(ConflictKind::kWeight, delta.weight + " has two shapes or orientations");
+      else if (!delta.low_rank() && !other.low_rank())
+        add(ConflictKind::kOverlap, delta.weight + " is changed as a whole by both");
+    }
+  }
+
+  void runtime() {
+    for (const auto& a : a_.runtime)
+      for (const auto& b : b_.runtime)
+        if (a.kind == b.kind) add(ConflictKind::kRuntime, "both have a part of kind " + a.kind + " beside the weights");
+  }
+
+  const EditPack &a_, &b_;
+  size_t first_, second_;
+  std::vector<MergeConflict>& found_;
+};
+
+bool always_fails(ConflictKind kind) {
+  return kind == ConflictKind::kBase || kind == ConflictKind::kWeight;
+}
+
+std::string describe(const MergeConflict& conflict, std::span<const NamedPack> packs) {
+  return packs[conflict.first].name + " and " + packs[conflict.second].name + ": " + conflict.what;
+}
+
+// Refuses for the conflicts that `counts` says stand in the way.
+template <class Counts>
+void require_none(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, const Counts& counts,
+                  const std::string& advice) {
+  constexpr size_t kShown = 8;
+  std::string list;
+  size_t n = 0;
+  for (const auto& conflict : conflicts)
+    if (counts(conflict) && ++n <= kShown)
+      list += "\n  " + std::string(to_string(conflict.kind)) + ": " + describe(conflict, packs);
+  if (n == 0) return;
+  if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
+  throw Error(ErrorClass::kInvalidArgument,
+              {"merge", std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
+               "packs for one model that do not speak of the same facts", advice});
+}
+
+// The packs that stay: in list order for kFirst, from the end for kLast, each only if it agrees with those taken
+// before.
+std::vector<size_t> choose(std::span<const NamedPack> packs, const std::vector<MergeConflict>& conflicts,
+                           OnConflict on_conflict) {
+  std::vector<size_t> order, used;
+  for (size_t i = 0; i < packs.size(); ++i) order.push_back(i);
+  if (on_conflict != OnConflict::kFirst && on_conflict != OnConflict::kLast) return order;
+  if (on_conflict == OnConflict::kLast) std::reverse(order.begin(), order.end());
+  for (const size_t pack : order) {
+    const bool agrees = std::none_of(conflicts.begin(), conflicts.end(), [&](const MergeConflict& conflict) {
+      const size_t other = conflict.first == pack ? conflict.second : conflict.first;
+      return (conflict.first == pack || conflict.second == pack) &&
+             std::find(used.begin(), used.end(), other) != used.end();
+    });
+    if (agrees) used.push_back(pack);
+  }
+  std::sort(used.begin(), used.end());
+  return used;
+}
+
+at::Tensor joined(const std::vector<WeightDelta>& deltas, at::Tensor WeightDelta::*factor) {
+  std::vector<at::Tensor> parts;
+  for (const auto& delta : deltas) parts.push_back((delta.*factor).to(at::kDouble));
+  return at::cat(parts, 1);
+}
+
+WeightDelta sum_of(const std::vector<WeightDelta>& deltas) {
+  WeightDelta sum = deltas.front();
+  if (deltas.size() == 1) return sum;
+  if (std::all_of(deltas.begin(), deltas.end(), [](const WeightDelta& delta) { return delta.low_rank(); })) {
+    sum.left_DR = joined(deltas, &WeightDelta::left_DR);
+    sum.right_FR = joined(deltas, &WeightDelta::right_FR);
+    return sum;
+  }
+  sum.dense_DF = deltas.front().matrix().clone();
+  for (size_t i = 1; i < deltas.size(); ++i) sum.dense_DF += deltas[i].matrix();
+  sum.left_DR = sum.right_FR = at::Tensor();
+  return sum;
+}
+
+void merge_weights(const std::vector<const EditPack*>& packs, Merge& merge) {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<WeightDelta>> by_weight;
+  for (const EditPack* pack : packs)
+    for (const auto& delta : pack->deltas) {
+      auto& list = by_weight[delta.weight];
+      if (list.empty()) order.push_back(delta.weight);
+      list.push_back(delta);
+    }
+  for (const auto& weight : order) {
+    const WeightDelta sum = sum_of(by_weight.at(weight)), small = compact(sum);
+    merge.weights.push_back({weight, sum.low_rank() ? sum.rank() : 0, small.low_rank() ? small.rank() : 0});
+    merge.pack.deltas.push_back(small);
+  }
+}
+
+// What each part of the merge was, so that the pack still says how it came about.
+nlohmann::json provenance(std::span<const NamedPack> packs, const Merge& merge) {
+  auto parts = nlohmann::json::array(), conflicts = nlohmann::json::array();
+  for (const size_t i : merge.used)
+    parts.push_back({{"name", packs[i].name},
+                     {"editor", packs[i].pack.editor},
+                     {"hparams", packs[i].pack.hparams},
+                     {"facts", packs[i].pack.facts.size()},
+                     {"extra", packs[i].pack.extra}});
+  for (const auto& conflict : merge.conflicts)
+    conflicts.push_back({{"kind", to_string(conflict.kind)}, {"what", describe(conflict, packs)}});
+  return {{"merged", parts}, {"conflicts", conflicts}};
+}
+
+}  // namespace
+
+std::string_view to_string(ConflictKind kind) noexcept {
+  switch (kind) {
+    case ConflictKind::kBase:
+      return "base";
+    case ConflictKind::kTarget:
+      return "target";
+    case ConflictKind::kRepeat:
+      return "repeat";
+    case ConflictKind::kWeight:
+      return "weight";
+    case ConflictKind::kOverlap:
+      return "overlap";
+    case ConflictKind::kRuntime:
+      return "runtime";
+  }
+  return "";
+}
+
+OnConflict parse_on_conflict(std::string_view text) {
+  if (text == "fail") return OnConflict::kFail;
+  if (text == "first") return OnConflict::kFirst;
+  if (text == "last") return OnConflict::kLast;
+  if (text == "sum") return OnConflict::kSum;
+  throw Error(ErrorClass::kInvalidArgument,
+              {"--on-conflict", "\"" + std::string(text) + "\"", "fail, first, last or sum", ""});
+}
+
+std::string question_of(const nlohmann::json& fact) {
+  std::string prompt = text_of(fact, "prompt");
+  if (const size_t place = prompt.find("{}"); place != std::string::npos)
+    prompt.replace(place, 2, text_of(fact, "subject"));
+  const size_t begin = prompt.find_first_not_of(" \t\n"), end = prompt.find_last_not_of(" \t\n");
+  return begin == std::string::npos ? "" : prompt.substr(begin, end - begin + 1);
+}
+
+std::vector<MergeConflict> find_conflicts(std::span<const NamedPack> packs) {
+  std::vector<MergeConflict> found;
+  for (size_t first = 0; first < packs.size(); ++first)
+    for (size_t second = first + 1; second < packs.size(); ++second) PairCheck(packs, first, second, found).run();
+  return found;
+}
+
+WeightDelta compact(const WeightDelta& delta) {
+  if (!delta.low_rank()) return delta;
+  const int64_t d = delta.left_DR.size(0), f = delta.right_FR.size(0);
+  if (delta.rank() * (d + f) <= d * f) return delta;
+  const at::NoGradGuard no_grad;
+  const auto [q_left, t_left] = at::linalg_qr(delta.left_DR.to(at::kDouble));
+  const auto [q_right, t_right] = at::linalg_qr(delta.right_FR.to(at::kDouble));
+  const auto [u, s, vh] = at::linalg_svd(t_left.mm(t_right.t()), /*full_matrices=*/false);
+  const int64_t rank = std::max<int64_t>(1, (s > s.max() * kNumericRank).sum().item<int64_t>());
+  WeightDelta small = delta;
+  if (rank * (d + f) <= d * f) {
+    small.left_DR = q_left.mm(u.narrow(1, 0, rank) * s.narrow(0, 0, rank));
+    small.right_FR = q_right.mm(vh.narrow(0, 0, rank).t());
+  } else {
+    small.dense_DF = delta.matrix();
+    small.left_DR = small.right_FR = at::Tensor();
+  }
+  return small;
+}
+
+Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
+  if (packs.empty()) throw Error(ErrorClass::kInvalidArgument, {"merge", "no packs", "at least one edit pack", ""});
+  Merge merge;
+  merge.conflicts = find_conflicts(packs);
+  merge.used = choose(packs, merge.conflicts, on_conflict);
+  if (on_conflict == OnConflict::kFail)
+    require_none(
+        merge.conflicts, packs, [](const auto&) { return true; },
+        "--on-conflict first or last leaves packs out, sum adds them all the same");
+  if (on_conflict == OnConflict::kSum)
+    require_none(
+        merge.conflicts, packs, [](const auto& conflict) { return always_fails(conflict.kind); },
+        "merge only packs that were made for one model");
+
+  std::vector<const EditPack*> chosen;
+  for (const size_t i : merge.used) chosen.push_back(&packs[i].pack);
+  EditPack& all = merge.pack;
+  all = *chosen.front();
+  all.deltas.clear();
+  for (size_t i = 1; i < chosen.size(); ++i) {
+    const auto same = [&](const EditPack* earlier) { return earlier->editor == chosen[i]->editor; };
+    if (std::none_of(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(i), same))
+      all.editor += "+" + chosen[i]->editor;
+    if (chosen[i]->hparams != all.hparams) all.hparams = nlohmann::json::object();  // each has its own, under "merged"
+    all.facts.insert(all.facts.end(), chosen[i]->facts.begin(), chosen[i]->facts.end());
+    all.runtime.insert(all.runtime.end(), chosen[i]->runtime.begin(), chosen[i]->runtime.end());
+  }
+  if (packs.size() > 1) all.extra = provenance(packs, merge);
+  merge_weights(chosen, merge);
+  return merge;
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,65 @@
+// Edit packs: the change alone, in one small file that says which model it belongs to.
+#pragma once
+
+#include <emend/editors/editor.h>
+#include <emend/editors/steps/delta.h>
+#include <emend/editors/steps/transaction.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace emend::editors {
+
+/// The newest version. Packs without runtime parts are written as version 1.
+inline constexpr int kPackVersion = 2;
+
+struct EditPack {
+  std::string base_fingerprint;  ///< Model::fingerprint() of the unedited model
+  std::string editor;
+  nlohmann::json hparams;            ///< effective values
+  nlohmann::json facts;              ///< datasets::to_json of each
+  nlohmann::json extra;              ///< seed, contexts, engine, statistics, emend version, …
+  std::vector<WeightDelta> deltas;   ///< one a weight
+  std::vector<RuntimePart> runtime;  ///< what lies beside the weights (runtime.h)
+
+  /// Of one or several results of the same run, in order.
+  [[nodiscard]] static EditPack from_results(const models::Model& model, std::span<const EditResult> results,
+                                             std::span<const datasets::Fact> facts);
+};
+
+/// Writes atomically. Factors are stored in `dtype` (float64 keeps them exactly; float32 halves the file).
+void save_pack(const std::filesystem::path& path, const EditPack& pack, at::ScalarType dtype = at::kDouble);
+/// Throws Error(kCorruption) for anything that is not a whole, unaltered pack (checksum, shapes, ranks, names),
+/// Error(kUnsupported) for a newer format version.
+[[nodiscard]] EditPack load_pack(const std::filesystem::path& path);
+
+struct ApplyPackOptions {
+  bool force = false;  ///< apply although the model's fingerprint is another one (shapes must still fit)
+  /// The caller attaches the pack's runtime parts (RuntimeScope). Without it a pack that has any is refused, so that
+  /// half of an edit is never taken for all of it.
+  bool runtime_apart = false;
+  /// Fingerprints, or beginnings of at least 8 digits, that the pack may name besides the model's own: a model that is
+  /// known to be the same in another form.
+  std::vector<std::string> accepted_bases = {};
+};
+
+/// Throws Error(kInvalidArgument) naming `where` unless the pack was made for the model with `fingerprint` or for one
+/// of options.accepted_bases; options.force accepts any.
+void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
+                  const std::string& where = "edit pack");
+
+/// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out
+/// again and gives every byte back; commit() makes it final. The model must outlive the transaction. Throws
+/// Error(kInvalidArgument), with nothing written, if the model is not the pack's base or a weight does not fit.
+[[nodiscard]] std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack,
+                                                          const ApplyPackOptions& options = {});
+
+/// Original weights of a transaction as a file (safetensors with checksum), for undoing in a later process; and back.
+void save_originals(const std::filesystem::path& path, const EditTransaction& transaction);
+/// Throws Error(kCorruption) or Error(kInvalidArgument) with nothing written.
+void restore_originals(const std::filesystem::path& path, models::Model& model);
+
+}  // namespace emend::editors

@@ -1,0 +1,148 @@
+// W' = W + (lora_alpha / r) · B A with A [r, in], B [out, r] (Hu et al. 2021); for MEMIT ΔW = left·rightᵀ, so B = left,
+// A = rightᵀ.
+//   D output width · F input width · R rank
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
+#include <emend/devices/route.h>
+#include <emend/editors/packs/peft.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/family.h>
+
+#include <nlohmann/json.hpp>
+
+namespace emend::editors {
+namespace {
+
+struct Factors {
+  at::Tensor left_DR, right_FR;  // float32
+  double error = 0;
+};
+
+double relative_error(const at::Tensor& full_DF, const Factors& factors) {
+  const double norm = full_DF.norm().item<double>();
+  if (norm == 0) return 0;
+  return (full_DF - factors.left_DR.to(at::kDouble).matmul(factors.right_FR.to(at::kDouble).t()))
+             .norm()
+             .item<double>() /
+         norm;
+}
+
+// Columns of both factors get equal norms, so that float32 holds both equally well.
+Factors balanced(const at::Tensor& left_DR, const at::Tensor& right_FR) {
+  const auto left = left_DR.to(at::kDouble), right = right_FR.to(at::kDouble);
+  const auto left_norms = left.norm(2, 0), right_norms = right.norm(2, 0);
+  const auto scale = (right_norms / left_norms.clamp_min(1e-300)).sqrt().clamp(1e-150, 1e150);
+  return {(left * scale).to(at::kFloat).contiguous(), (right / scale.clamp_min(1e-300)).to(at::kFloat).contiguous(), 0};
+}
+
+Factors cut(const at::Tensor& full_DF, int64_t rank) {
+  const auto [u, s, vh] = at::linalg_svd(full_DF, /*full_matrices=*/false);
+  const int64_t numeric = (s > s.max() * 1e-14).sum().item<int64_t>();
+  const int64_t r = std::max<int64_t>(1, std::min(rank, numeric));
+  return balanced(u.narrow(1, 0, r) * s.narrow(0, 0, r), vh.narrow(0, 0, r).t());
+}
+
+Factors factors_of(const WeightDelta& delta, const PeftOptions& options) {
+  const at::Tensor full_DF = devices::to_host(delta.matrix());
+  const int64_t exact = std::min(full_DF.size(0), full_DF.size(1));
+  const int64_t limit = options.max_rank > 0 ? std::min(options.max_rank, exact) : exact;
+  Factors factors = delta.low_rank() && delta.rank() <= limit
+                        ? balanced(devices::to_host(delta.left_DR), devices::to_host(delta.right_FR))
+                        : cut(full_DF, limit);
+  factors.error = relative_error(full_DF, factors);
+  return factors;
+}
+
+// "model.layers.4.mlp.down_proj.weight" → "model.layers.4.mlp.down_proj", as the Hugging Face class names the module.
+std::string module_of(const std::string& weight, const models::FamilySpec& family) {
+  const std::string suffix = ".weight";
+  if (weight.size() <= suffix.size() || weight.compare(weight.size() - suffix.size(), suffix.size(), suffix) != 0)
+    throw Error(ErrorClass::kUnsupported, {weight, "a change of something that is not a matrix", "linear modules only",
+                                           "save the whole model instead (--save model)"});
+  std::string module = weight.substr(0, weight.size() - suffix.size());
+  const std::string& prefix = family.base_prefix;
+  if (!prefix.empty() && module.rfind(prefix, 0) != 0 && module != family.modules.lm_head) module = prefix + module;
+  return module;
+}
+
+std::string base_name(const models::Model& model) {
+  for (const char* key : {"_name_or_path", "name"})
+    if (const auto it = model.checkpoint().config().find(key);
+        it != model.checkpoint().config().end() && it->is_string())
+      return it->get<std::string>();
+  return model.checkpoint().path().filename().string();
+}
+
+}  // namespace
+
+std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options) {
+  if (!pack.runtime.empty())
+    throw Error(ErrorClass::kUnsupported, {"adapter", "an edit of " + pack.editor + ", which lies beside the weights",
+                                           "a change of weights", "save the pack; emend loads it with --pack"});
+  const c10::NoGradGuard no_grad;
+  std::vector<AdapterFactors> all;
+  for (const auto& delta : merge_deltas(pack.deltas)) {
+    if (delta.shape().size() != 2 || !delta.weight.ends_with(".weight"))
+      throw Error(ErrorClass::kUnsupported, {delta.weight, "a change of something that is not a matrix",
+                                             "linear modules only", "save the whole model instead (--save model)"});
+    const Factors factors = factors_of(delta, options);
+    const int64_t rank = factors.left_DR.size(1);
+    if (factors.error > options.max_error)
+      throw Error(
+          ErrorClass::kInvalidArgument,
+          {delta.weight,
+           "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
+           "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
+    all.push_back({delta.weight, delta.orientation, factors.right_FR.t().contiguous(), factors.left_DR, factors.error});
+  }
+  return all;
+}
+
+std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
+                                   const models::Model& model, const PeftOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::vector<PeftLayer> layers;
+  nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), modules = nlohmann::ordered_json::array();
+  int64_t largest = 1;
+  bool in_out = false;
+  for (const auto& factors : adapter_factors(pack, options)) {
+    const std::string module = module_of(factors.weight, model.family());
+    const int64_t rank = factors.a_RI.size(0);
+    tensors.emplace_back("base_model.model." + module + ".lora_A.weight", factors.a_RI);
+    tensors.emplace_back("base_model.model." + module + ".lora_B.weight", factors.b_OR);
+    ranks[module] = rank;
+    modules.push_back(module);
+    largest = std::max(largest, rank);
+    in_out = in_out || factors.orientation == models::Orientation::kInOut;
+    layers.push_back({factors.weight, rank, factors.error});
+  }
+  const nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                         {"task_type", "CAUSAL_LM"},
+                                         {"base_model_name_or_path", base_name(model)},
+                                         {"inference_mode", true},
+                                         {"r", largest},
+                                         {"lora_alpha", largest},
+                                         {"lora_dropout", 0.0},
+                                         {"bias", "none"},
+                                         {"fan_in_fan_out", in_out},
+                                         {"init_lora_weights", true},
+                                         {"use_rslora", false},
+                                         {"use_dora", false},
+                                         {"modules_to_save", nullptr},
+                                         {"target_modules", modules},
+                                         {"rank_pattern", ranks},
+                                         {"alpha_pattern", ranks}};
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw Error(ErrorClass::kIo,
+                {folder.string(), "cannot create the folder (" + error.message() + ")", "", "choose another folder"});
+  write_safetensors(folder / "adapter_model.safetensors", tensors, {{"format", "pt"}});
+  write_file(folder / "adapter_config.json", config.dump(2) + "\n");
+  return layers;
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,103 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/editors/packs/runtime.h>
+#include <emend/editors/registry.h>
+
+#include <algorithm>
+
+namespace emend::editors {
+
+std::vector<RuntimeKind> all_runtimes() {
+  std::vector<RuntimeKind> kinds;
+  for (const auto& editor : all_editors())
+    if (editor.runtime) kinds.push_back(*editor.runtime);
+  return kinds;
+}
+
+std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models::Model& model,
+                                          const std::string& where) {
+  std::string names;
+  for (const auto& kind : all_runtimes()) {
+    append_item(names, kind.name);
+    if (kind.name != part.kind) continue;
+    if (part.version > kind.version)
+      throw Error(ErrorClass::kUnsupported, {where, part.kind + " version " + std::to_string(part.version),
+                                             "at most " + std::to_string(kind.version), "use a newer emend"});
+    try {
+      return kind.make(part, model, where);
+    } catch (const nlohmann::json::exception& error) {
+      throw Error(ErrorClass::kCorruption, {where, part.kind + " values that cannot be read (" + error.what() + ")",
+                                            "the values that emend wrote", ""});
+    }
+  }
+  throw Error(ErrorClass::kUnsupported,
+              {where, "a runtime part of kind \"" + part.kind + "\"", "one of " + names, "use a newer emend"});
+}
+
+void RuntimeScope::add(const RuntimePart& part, const models::Model& model, const std::string& where) {
+  auto edit = make_runtime(part, model, where);
+  handles_.push_back(edit->attach(model));
+  edits_.push_back(std::move(edit));
+}
+
+void RuntimeScope::clear() noexcept {
+  while (!handles_.empty()) handles_.pop_back();
+  edits_.clear();
+}
+
+std::string RuntimeScope::prefix(std::string_view prompt) const {
+  std::string text;
+  for (const auto& edit : edits_) text += edit->prefix(prompt);
+  return text;
+}
+
+datasets::FactSet RuntimeScope::with_prefixes(datasets::FactSet facts) const {
+  const auto extend = [&](std::string& prompt) { prompt = prefix(prompt) + prompt; };
+  for (auto& fact : facts.facts) {
+    std::string front = prefix(fact.full_prompt());
+    std::erase_if(front, [](char c) { return c == '{' || c == '}'; });  // the prompt has one "{}", the subject's place
+    fact.prompt = front + fact.prompt;
+    for (auto* prompts : {&fact.paraphrase_prompts, &fact.neighborhood_prompts, &fact.attribute_prompts,
+                          &fact.generation_prompts, &fact.distracting_prompts})
+      for (auto& prompt : *prompts) extend(prompt);
+    for (auto* probes : {&fact.locality, &fact.portability})
+      for (auto& [name, list] : *probes)
+        for (auto& probe : list) extend(probe.prompt);
+  }
+  return facts;
+}
+
+at::Tensor detail::part_tensor(const RuntimePart& part, const std::string& name, const std::vector<int64_t>& sizes,
+                               const std::string& where) {
+  const auto found = part.tensors.find(name);
+  bool fits = found != part.tensors.end() && found->second.dim() == static_cast<int64_t>(sizes.size());
+  for (size_t i = 0; fits && i < sizes.size(); ++i)
+    fits = sizes[i] < 0 || found->second.size(static_cast<int64_t>(i)) == sizes[i];
+  if (fits) return found->second;
+  std::string shape;
+  for (const int64_t size : sizes) append_item(shape, (size < 0 ? "any" : std::to_string(size)), ",");
+  throw Error(
+      ErrorClass::kCorruption,
+      {where,
+       part.kind + (found == part.tensors.end() ? " without tensor \"" : " with an ill-shaped tensor \"") + name + "\"",
+       "[" + shape + "]", "get the pack again from where it came"});
+}
+
+models::EditSite detail::part_site(const RuntimePart& part, const models::Model& model, const std::string& where) {
+  const auto layer = part.values.at("layer").get<int64_t>();
+  if (layer < 0 || layer >= model.n_layers())
+    throw Error(ErrorClass::kInvalidArgument, {where, part.kind + " at layer " + std::to_string(layer),
+                                               "a layer from 0 to " + std::to_string(model.n_layers() - 1),
+                                               "use the model that the pack was made for"});
+  const models::EditSite site = model.edit_site(static_cast<int>(layer));
+  const auto shape = part.values.at("shape").get<std::vector<int64_t>>();
+  if (shape != std::vector<int64_t>{site.out_features, site.in_features})
+    throw Error(ErrorClass::kInvalidArgument,
+                {where, part.kind + " for a matrix of another shape",
+                 std::to_string(site.out_features) + "×" + std::to_string(site.in_features),
+                 "use the model that the pack was made for"});
+  return site;
+}
+
+}  // namespace emend::editors

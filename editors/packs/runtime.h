@@ -1,0 +1,91 @@
+// Edits beside the weights: a codebook (GRACE), a side memory (WISE), demonstrations (IKE).
+//
+// Their result is data, a RuntimePart, kept in an edit pack. make_runtime turns the data into behaviour: hooks on a
+// model, or text in front of a prompt. No weight changes, so taking the edit out is letting go of the hooks.
+//
+//   RuntimeScope scope;
+//   for (const auto& part : pack.runtime) scope.add(part, model, "edit.safetensors");
+//   … scope.prefix(prompt) + prompt, forward passes …          // the edit is in force until the scope ends
+//
+// Goals: every token is decided by itself, so that padded, packed and cached passes agree. Non-goals: changing weights.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/datasets/fact.h>
+#include <emend/hooks/hook_point.h>
+#include <emend/models/model.h>
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace emend::editors {
+
+/// The data of one edit beside the weights. Tensors are on the host, float32, float64 or int64.
+struct RuntimePart {
+  std::string kind;  ///< "grace", "wise", "ike": that of an editor's RuntimeKind
+  int version = 1;   ///< of the kind's own layout
+  nlohmann::json values = nlohmann::json::object();
+  std::map<std::string, at::Tensor> tensors;
+};
+
+/// The behaviour of one part. Immutable.
+class RuntimeEdit {
+ public:
+  virtual ~RuntimeEdit() = default;
+  /// Attaches the edit; it is in force as long as the handles live. The hooks keep what they need alive.
+  [[nodiscard]] virtual std::vector<hooks::HookHandle> attach(const models::Model& model) const {
+    (void)model;
+    return {};
+  }
+  /// Text to put in front of a prompt; empty for edits that work inside the model.
+  [[nodiscard]] virtual std::string prefix(std::string_view prompt) const {
+    (void)prompt;
+    return {};
+  }
+};
+
+struct RuntimeKind {
+  std::string name = {};
+  int version = 1;  ///< the newest one that is understood
+  std::unique_ptr<RuntimeEdit> (*make)(const RuntimePart& part, const models::Model& model, const std::string& where);
+};
+/// Those of the table of editors, in its order.
+[[nodiscard]] std::vector<RuntimeKind> all_runtimes();
+
+/// Checks a part against the model. Throws, naming `where`: Error(kUnsupported) for an unknown kind or a newer version,
+/// Error(kCorruption) for missing or ill-shaped tensors and values, Error(kInvalidArgument) if it does not fit the
+/// model.
+[[nodiscard]] std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models::Model& model,
+                                                        const std::string& where);
+
+/// Edits in force for a scope, in the order in which they were added.
+class RuntimeScope {
+ public:
+  void add(const RuntimePart& part, const models::Model& model, const std::string& where);  ///< throws as make_runtime
+  void clear() noexcept;                                                                    ///< takes all edits out
+  [[nodiscard]] bool empty() const noexcept { return edits_.empty(); }
+  /// What all edits together put in front of a prompt.
+  [[nodiscard]] std::string prefix(std::string_view prompt) const;
+  /// The facts with that text in front of every prompt that is asked about them.
+  [[nodiscard]] datasets::FactSet with_prefixes(datasets::FactSet facts) const;
+
+ private:
+  std::vector<std::unique_ptr<RuntimeEdit>> edits_;
+  std::vector<std::vector<hooks::HookHandle>> handles_;
+};
+
+namespace detail {
+
+/// A tensor of a part with as many dimensions as `sizes`; -1 stands for any size.
+/// Throws Error(kCorruption) naming `where`.
+[[nodiscard]] at::Tensor part_tensor(const RuntimePart& part, const std::string& name,
+                                     const std::vector<int64_t>& sizes, const std::string& where);
+/// The block named by values.layer, checked against the model and against the widths of its rewritten matrix.
+[[nodiscard]] models::EditSite part_site(const RuntimePart& part, const models::Model& model, const std::string& where);
+
+}  // namespace detail
+}  // namespace emend::editors

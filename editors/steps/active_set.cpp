@@ -1,0 +1,347 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/detail/active_set.h>
+#include <emend/editors/detail/target_engines.h>
+#include <emend/hooks/hook_session.h>
+
+#include <algorithm>
+
+namespace emend::editors::detail {
+namespace {
+
+// Full token ids of a row: KL rows end at the looked-up token, because nothing after it is read.
+std::vector<int64_t> cut(const TargetRow& row, bool kl) {
+  if (!kl) return row.ids;
+  return {row.ids.begin(), row.ids.begin() + row.lookup + 1};
+}
+
+std::vector<int64_t> lookups_of(const std::vector<ActiveRow>& rows) {
+  std::vector<int64_t> lookups;
+  for (const auto& row : rows) lookups.push_back(row.lookup);
+  return lookups;
+}
+
+}  // namespace
+
+int first_layer_of(const TargetSpec& spec) {
+  const bool above = spec.sites.size() == 1 && spec.sites[0].site == hooks::Site::kLayerOut;
+  return spec.sites[0].layer + (above ? 1 : 0);
+}
+
+ActiveSet::ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
+                     const std::vector<TargetProblem>& problems, std::vector<size_t> members)
+    : model_(&model),
+      upper_(&upper),
+      spec_(&spec),
+      members_(std::move(members)),
+      cache_(model.n_layers()),
+      kl_cache_(model.n_layers()) {
+  first_layer_ = first_layer_of(spec);
+  above_ = first_layer_ > spec.sites[0].layer;
+  end_layer_ = spec.loss_layer ? *spec.loss_layer + 1 : model.n_layers();
+  const at::NoGradGuard no_grad;
+  build_rows(problems);
+  run_below(problems);
+  rebuild_index();
+}
+
+void ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
+  for (size_t slot = 0; slot < members_.size(); ++slot) {
+    const TargetProblem& problem = problems[members_[slot]];
+    const auto add = [&](const TargetRow& source, bool kl, size_t number) {
+      const auto ids = cut(source, kl);
+      ActiveRow row{
+          slot, kl, source.sampled_context, source.weight, {ids.begin() + source.lookup, ids.end()}, source.lookup,
+          {},   {}};
+      for (const auto& [token, id] : source.labels) row.labels.emplace_back(token - source.lookup, id);
+      for (const auto& held : problem.held)
+        if (held.row == number && held.token >= source.lookup && held.token < static_cast<int64_t>(ids.size()))
+          row.held.emplace_back(held.token - source.lookup, held.vectors_D);
+      rows_.push_back(std::move(row));
+    };
+    size_t number = 0;
+    for (const auto& row : problem.rows) add(row, false, number++);
+    for (const auto& row : problem.kl_rows) add(row, true, number++);
+  }
+}
+
+// Adds the held vectors; on request t0 is read before.
+at::Tensor ActiveSet::observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial) {
+  if (take_initial) initial_BD_[site] = x.index_select(0, devices::index_on(changes.plain, x)).to(work_dtype(*model_));
+  at::Tensor changed;
+  for (const auto& [token, held] : changes.held) {
+    if (token >= x.size(0)) continue;
+    if (!changed.defined()) changed = x.clone();
+    changed[token].add_(
+        devices::route_like(held->vectors_D[site], x, devices::Purpose::kDelta, devices::Dtype::kMatch));
+  }
+  return changed;
+}
+
+void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
+  std::vector<std::vector<int64_t>> ids;
+  Changes changes;
+  int64_t offset = 0;
+  for (const size_t member : members_) {
+    const TargetProblem& problem = problems[member];
+    changes.plain.push_back(offset + problem.rows[0].lookup);
+    for (size_t i = 0; i < problem.rows.size() + problem.kl_rows.size(); ++i) {
+      const bool kl = i >= problem.rows.size();
+      ids.push_back(cut(kl ? problem.kl_rows[i - problem.rows.size()] : problem.rows[i], kl));
+      for (const auto& h : problem.held)
+        if (h.row == i && h.token < static_cast<int64_t>(ids.back().size()))
+          changes.held.emplace_back(offset + h.token, &h);
+      offset += static_cast<int64_t>(ids.back().size());
+    }
+  }
+  const auto batch = models::TokenBatch::from_rows(ids);
+
+  // What enters the first layer that depends on δ, for all tokens.
+  initial_BD_.resize(spec_->sites.size());
+  at::Tensor hidden_ND;
+  const hooks::SiteRef place = above_ ? spec_->sites[0] : hooks::SiteRef{hooks::Site::kLayerIn, first_layer_};
+  {
+    hooks::HookSession session(model_->hooks());
+    session.edit(place, [&](const at::Tensor& x) {
+      const at::Tensor changed = above_ ? observe(0, x, changes, true) : at::Tensor();
+      hidden_ND = changed.defined() ? changed : x;
+      return changed;
+    });
+    session.stop_after(place).attach();
+    models::ForwardOptions options;
+    options.logit_tokens = std::vector<int64_t>{};
+    (void)model_->forward(batch, options);
+    session.finish();
+  }
+
+  // Suffixes stay as they are; prefixes go on through the layers above, into the cache. With hooks the looked-up token
+  // of the plain rows has to pass the first layer too, because t0 is read there; with δ above the layers one token is
+  // enough for rows without a prefix.
+  std::vector<int64_t> suffix_tokens, prefix_tokens;
+  std::vector<std::vector<int64_t>> prefix_ids;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const auto n = static_cast<int64_t>(ids[r].size());
+    for (int64_t k = rows_[r].lookup; k < n; ++k) suffix_tokens.push_back(batch.token(static_cast<int64_t>(r), k));
+    const int64_t count = above_ ? std::max<int64_t>(1, rows_[r].lookup) : rows_[r].lookup + 1;
+    for (int64_t k = 0; k < count; ++k) prefix_tokens.push_back(batch.token(static_cast<int64_t>(r), k));
+    prefix_ids.emplace_back(ids[r].begin(), ids[r].begin() + count);
+  }
+  entering_ND_ = hidden_ND.index_select(0, devices::index_on(suffix_tokens, hidden_ND));
+  if (first_layer_ >= model_->n_layers()) return;
+  // The packed order of the prefix batch.
+  std::vector<int64_t> where(static_cast<size_t>(batch.tokens()), -1);
+  for (size_t i = 0; i < prefix_tokens.size(); ++i)
+    where[static_cast<size_t>(prefix_tokens[i])] = static_cast<int64_t>(i);
+  for (auto& token : changes.plain) token = where[static_cast<size_t>(token)];
+  std::erase_if(changes.held, [&](const auto& h) { return where[static_cast<size_t>(h.first)] < 0; });
+  for (auto& h : changes.held) h.first = where[static_cast<size_t>(h.first)];
+  fill_cache(models::TokenBatch::from_rows(prefix_ids),
+             hidden_ND.index_select(0, devices::index_on(prefix_tokens, hidden_ND)), changes);
+}
+
+// Runs the prefixes through the layers above. Where δ stands inside the first of them, t0 is read there: by the model
+// itself if a copy does the rest.
+void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes) {
+  const auto pass = [&](const models::Model& runner, bool take_initial, models::ForwardOptions options) {
+    hooks::HookSession session(runner.hooks());
+    if (!above_)
+      for (size_t s = 0; s < spec_->sites.size(); ++s)
+        session.edit(spec_->sites[s], [this, &changes, take_initial, s](const at::Tensor& x) {
+          return observe(s, x, changes, take_initial);
+        });
+    session.attach();
+    options.first_layer = first_layer_;
+    options.hidden = entering_ND;
+    options.logit_tokens = std::vector<int64_t>{};
+    (void)runner.forward(prefixes, options);
+    session.finish();
+  };
+  const bool apart = !above_ && upper_ != model_;
+  if (apart) {
+    models::ForwardOptions first;
+    first.end_layer = first_layer_ + 1;
+    pass(*model_, true, first);
+  }
+  models::ForwardOptions all;
+  all.cache = &cache_;
+  pass(*upper_, !above_ && !apart, all);
+  cache_.truncate(lookups_of(rows_));
+}
+
+void ActiveSet::rebuild_index() {
+  index_ = {};
+  std::vector<std::vector<int64_t>> suffixes, kl_suffixes;
+  std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, label_token, label_id, label_slot, label_row,
+      kl_token, kl_slot;
+  std::vector<double> label_weight, row_weight, row_labels;
+  std::vector<int64_t> kl_rows_of_slot(members_.size(), 0);
+  int64_t token = 0;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const ActiveRow& row = rows_[r];
+    const auto slot = static_cast<int64_t>(row.slot);
+    suffixes.push_back(row.suffix);
+    begins.push_back(row.lookup);
+    lookup.push_back(token);
+    slot_of_row.push_back(slot);
+    row_weight.push_back(row.kl ? 0 : row.weight);
+    row_labels.push_back(row.kl ? 1 : static_cast<double>(row.labels.size()));
+    for (const auto& [at_token, id] : row.labels) {
+      label_token.push_back(token + at_token);
+      label_id.push_back(id);
+      label_slot.push_back(slot);
+      label_row.push_back(static_cast<int64_t>(r));
+      label_weight.push_back(row.weight / static_cast<double>(row.labels.size()));
+    }
+    if (row.kl) {
+      kl_token.push_back(token);
+      kl_slot.push_back(slot);
+      kl_suffixes.push_back(row.suffix);
+      kl_begins.push_back(row.lookup);
+      kl_rows.push_back(static_cast<int64_t>(r));
+      ++kl_rows_of_slot[row.slot];
+    }
+    token += static_cast<int64_t>(row.suffix.size());
+  }
+  std::vector<double> kl_weight;
+  for (const int64_t slot : kl_slot)
+    kl_weight.push_back(spec_->kl_factor / static_cast<double>(kl_rows_of_slot[static_cast<size_t>(slot)]));
+  const at::Tensor& like = entering_ND_;
+  const auto floats = [&](const std::vector<double>& values) {
+    return devices::route_like(at::tensor(values, work_dtype(*model_)), like, devices::Purpose::kLabels);
+  };
+  index_.batch = models::TokenBatch::continuing(suffixes, begins);
+  index_.lookup_N = devices::index_on(lookup, like);
+  index_.slot_of_row = devices::index_on(slot_of_row, like);
+  index_.label_token_M = devices::index_on(label_token, like);
+  index_.label_id_M = devices::index_on(label_id, like);
+  index_.label_slot_M = devices::index_on(label_slot, like);
+  index_.label_row_M = devices::index_on(label_row, like);
+  index_.label_weight_M = floats(label_weight);
+  index_.row_weight = floats(row_weight);
+  index_.row_labels = floats(row_labels);
+  if (kl_token.empty()) return;
+  index_.kl_token_K = devices::index_on(kl_token, like);
+  index_.kl_slot_K = devices::index_on(kl_slot, like);
+  index_.kl_weight_K = floats(kl_weight);
+  if (end_layer_ < model_->n_layers()) {
+    index_.kl_batch = models::TokenBatch::continuing(kl_suffixes, kl_begins);
+    kl_cache_ = cache_.select_rows(kl_rows);
+    kl_cache_.drop_layers_below(end_layer_);
+  }
+}
+
+at::Tensor ActiveSet::add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const {
+  const auto here = [&](const at::Tensor& index) {
+    return devices::route_like(index, output_ND, devices::Purpose::kInput);
+  };
+  const at::Tensor delta = devices::route_like(delta_BD.index_select(0, index_.slot_of_row), output_ND,
+                                               devices::Purpose::kDelta, devices::Dtype::kMatch);
+  at::Tensor changed = output_ND.index_add(0, here(index_.lookup_N), delta);
+  if (above_) return changed;  // held vectors are part of what enters
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    for (const auto& [token, vectors_D] : rows_[r].held) {
+      const at::Tensor vector =
+          devices::route_like(vectors_D[site], output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
+      changed = changed.index_add(0, devices::index_on({index_.batch.token(static_cast<int64_t>(r), token)}, output_ND),
+                                  vector.unsqueeze(0));
+    }
+  }
+  return changed;
+}
+
+at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
+  at::Tensor hidden_ND = entering_ND_;
+  if (above_) hidden_ND = add_to(hidden_ND, delta_BD[0], 0);
+  if (first_layer_ >= end_layer_) return hidden_ND;
+  hooks::HookSession session(upper_->hooks());
+  if (!above_) {
+    for (size_t s = 0; s < spec_->sites.size(); ++s)
+      session.edit(spec_->sites[s], [this, &delta_BD, s](const at::Tensor& x) { return add_to(x, delta_BD[s], s); });
+  }
+  session.attach();
+  models::ForwardOptions options;
+  options.first_layer = first_layer_;
+  options.hidden = hidden_ND;
+  options.end_layer = end_layer_;
+  options.cache = &cache_;
+  options.append = false;
+  options.logit_tokens = std::vector<int64_t>{};
+  hidden_ND = upper_->forward(index_.batch, options).hidden;
+  session.finish();
+  return hidden_ND;
+}
+
+ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
+  const at::Tensor hidden_ND = run_above(delta_BD);
+  const auto pick = [&](const at::Tensor& tokens) {
+    return hidden_ND.index_select(0, devices::route_like(tokens, hidden_ND, devices::Purpose::kInput));
+  };
+  Hidden result{pick(index_.label_token_M), {}};
+  if (!index_.kl_token_K.defined()) return result;
+  result.kl_KD = pick(index_.kl_token_K);
+  if (end_layer_ >= model_->n_layers()) return result;
+  models::ForwardOptions options;  // the divergence is read from the model's own output
+  options.first_layer = end_layer_;
+  options.hidden = result.kl_KD;
+  options.cache = &kl_cache_;
+  options.append = false;
+  options.logit_tokens = std::vector<int64_t>{};
+  result.kl_KD = upper_->forward(index_.kl_batch, options).hidden;
+  return result;
+}
+
+void ActiveSet::keep(const std::vector<int64_t>& slots) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> new_slot(members_.size(), -1);
+  std::vector<size_t> members;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    new_slot[static_cast<size_t>(slots[i])] = static_cast<int64_t>(i);
+    members.push_back(members_[static_cast<size_t>(slots[i])]);
+  }
+  std::vector<ActiveRow> rows;
+  std::vector<int64_t> row_numbers, tokens, kl_numbers;
+  int64_t kl_number = 0;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const int64_t slot = new_slot[rows_[r].slot];
+    const int64_t number_of_kl = rows_[r].kl ? kl_number++ : -1;
+    if (slot < 0) continue;
+    const auto number = static_cast<int64_t>(r);
+    for (int64_t k = 0; k < index_.batch.length(number); ++k) tokens.push_back(index_.batch.token(number, k));
+    row_numbers.push_back(number);
+    if (number_of_kl >= 0) kl_numbers.push_back(number_of_kl);
+    rows.push_back(std::move(rows_[r]));
+    rows.back().slot = static_cast<size_t>(slot);
+  }
+  entering_ND_ = entering_ND_.index_select(0, devices::index_on(tokens, entering_ND_));
+  for (auto& initial : initial_BD_) initial = initial.index_select(0, devices::index_on(slots, initial));
+  if (kl_first_KV.defined()) kl_first_KV = kl_first_KV.index_select(0, devices::index_on(kl_numbers, kl_first_KV));
+  if (!cache_.empty()) cache_ = cache_.select_rows(row_numbers);
+  rows_ = std::move(rows);
+  members_ = std::move(members);
+  rebuild_index();
+}
+
+void ActiveSet::append(ActiveSet&& other) {
+  const at::NoGradGuard no_grad;
+  EMEND_CHECK(kl_first_KV.defined() == other.kl_first_KV.defined() || !index_.kl_token_K.defined() ||
+                  !other.index_.kl_token_K.defined(),
+              "sets of different progress");
+  const size_t slots = members_.size();
+  for (auto& row : other.rows_) {
+    row.slot += slots;
+    rows_.push_back(std::move(row));
+  }
+  members_.insert(members_.end(), other.members_.begin(), other.members_.end());
+  const auto join = [](at::Tensor& mine, const at::Tensor& added) {
+    mine = !mine.defined() ? added : added.defined() ? at::cat({mine, added}) : mine;
+  };
+  join(entering_ND_, other.entering_ND_);
+  join(kl_first_KV, other.kl_first_KV);
+  for (size_t s = 0; s < initial_BD_.size(); ++s) join(initial_BD_[s], other.initial_BD_[s]);
+  cache_.append_rows(other.cache_);
+  rebuild_index();
+}
+
+}  // namespace emend::editors::detail

@@ -1,0 +1,99 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/steps/delta.h>
+
+#include <cmath>
+#include <map>
+
+namespace emend::editors {
+namespace {
+
+at::Tensor as_double(const at::Tensor& x) {
+  return x.to(at::kDouble);
+}
+
+bool all_finite(const at::Tensor& x) {
+  return !x.defined() || at::isfinite(x).all().item<bool>();
+}
+
+// `more` added to `first`, both of one weight.
+WeightDelta add(const WeightDelta& first, const WeightDelta& more) {
+  WeightDelta sum = first;
+  if (first.low_rank() && more.low_rank()) {
+    sum.left_DR = at::cat({as_double(first.left_DR),
+                           devices::route_like(as_double(more.left_DR), first.left_DR, devices::Purpose::kDelta)},
+                          1);
+    sum.right_FR = at::cat({as_double(first.right_FR),
+                            devices::route_like(as_double(more.right_FR), first.right_FR, devices::Purpose::kDelta)},
+                           1);
+    const auto smaller_side = std::min(sum.left_DR.size(0), sum.right_FR.size(0));
+    if (sum.left_DR.size(1) <= smaller_side) return sum;
+  }
+  const at::Tensor dense = first.matrix();
+  sum.dense_DF = dense + devices::route_like(more.matrix(), dense, devices::Purpose::kDelta);
+  sum.left_DR = at::Tensor();
+  sum.right_FR = at::Tensor();
+  return sum;
+}
+
+}  // namespace
+
+WeightDelta WeightDelta::factors(const models::EditSite& site, at::Tensor left_DR, at::Tensor right_FR) {
+  WeightDelta delta{site.weight_name, site.layer, site.orientation, std::move(left_DR), std::move(right_FR), {}};
+  EMEND_CHECK(delta.left_DR.dim() == 2 && delta.right_FR.dim() == 2 && delta.left_DR.size(1) == delta.right_FR.size(1),
+              "factors of different rank");
+  return delta;
+}
+
+WeightDelta WeightDelta::dense(const models::EditSite& site, at::Tensor delta_DF) {
+  return {site.weight_name, site.layer, site.orientation, {}, {}, std::move(delta_DF)};
+}
+
+WeightDelta WeightDelta::as_stored(std::string weight, int layer, at::Tensor delta) {
+  return {std::move(weight), layer, models::Orientation::kOutIn, {}, {}, std::move(delta)};
+}
+
+int64_t WeightDelta::rank() const {
+  if (low_rank()) return left_DR.size(1);
+  return dense_DF.dim() == 2 ? std::min(dense_DF.size(0), dense_DF.size(1)) : 1;
+}
+
+std::vector<int64_t> WeightDelta::shape() const {
+  if (low_rank()) return {left_DR.size(0), right_FR.size(0)};
+  return dense_DF.sizes().vec();
+}
+
+at::Tensor WeightDelta::matrix() const {
+  if (low_rank()) return as_double(left_DR).mm(as_double(right_FR).t());
+  return as_double(dense_DF);
+}
+
+double WeightDelta::norm() const {
+  if (!low_rank()) return as_double(dense_DF).norm().item<double>();
+  const at::Tensor left = as_double(left_DR), right = as_double(right_FR);
+  const double squared = (left.t().mm(left) * right.t().mm(right)).sum().item<double>();
+  return std::sqrt(std::max(0.0, squared));
+}
+
+void WeightDelta::require_finite() const {
+  if (all_finite(left_DR) && all_finite(right_FR) && all_finite(dense_DF)) return;
+  throw Error(ErrorClass::kNumeric, {weight, "the change of this weight has NaN or infinite entries", "finite numbers",
+                                     "lower v_lr or the clamp, or take more tokens for the statistics"});
+}
+
+std::vector<WeightDelta> merge_deltas(const std::vector<WeightDelta>& deltas) {
+  std::vector<WeightDelta> merged;
+  std::map<std::string, size_t> place;
+  for (const auto& delta : deltas) {
+    const auto [found, is_new] = place.emplace(delta.weight, merged.size());
+    if (is_new) {
+      merged.push_back(delta);
+    } else {
+      merged[found->second] = add(merged[found->second], delta);
+    }
+  }
+  return merged;
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,66 @@
+// Fine-tuning chosen weights on the facts: FT, FT-L, FT-M, FT-W (the baseline of Meng et al. 2022 and 2023, and
+// EasyEdit's). The four editors differ in their defaults alone (methods/ft*.cpp).
+//
+//   for at most num_steps epochs, over chunks of batch_size facts:
+//     loss = mean over the facts of −mean_t log p(target token t)     scored where `objective_optimization` says
+//     one Adam step, unless the loss is below stop_loss already
+//     W ← clamp(W, W0 − ε, W0 + ε) entry by entry                     norm_constraint ε
+//   stop when the mean loss of an epoch is below stop_loss
+#pragma once
+
+#include <emend/editors/editor.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/steps/learning_pass.h>
+#include <emend/hparams/locate.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::editors {
+
+struct FineTuneHparams {
+  std::vector<int64_t> layers;
+  int64_t num_steps = 25;
+  int64_t batch_size = 64;
+  double lr = 5e-4;
+  std::optional<double> weight_decay = 0.0;
+  std::vector<double> wd_power_law;
+  std::optional<double> norm_constraint;
+  std::string objective_optimization = "prompt_last";
+  double stop_loss = 1e-2;
+  bool score_padding = false;
+  double kl_factor = 0;
+  hparams::ModuleNames modules;
+
+  /// Weight decay of an edit of `facts` facts.
+  [[nodiscard]] double decay(int64_t facts) const;
+};
+[[nodiscard]] const hparams::Schema<FineTuneHparams>& finetune_schema();  ///< the fields above
+
+/// Builds an editor; throws Error(kInvalidArgument) naming the place in the file if the values do not fit the model.
+[[nodiscard]] std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values,
+                                                    const FineTuneHparams& hparams, const hparams::RawHparams& raw,
+                                                    const models::Model& model);
+
+/// Registry entry of an editor whose hyper-parameters H derive from FineTuneHparams.
+template <class H>
+[[nodiscard]] EditorInfo finetune_entry(std::string name, std::string summary, std::string paper,
+                                        const hparams::Schema<H>& schema) {
+  const hparams::Schema<H>* fields = &schema;
+  EditorInfo info =
+      editor_entry<H>(name, std::move(summary), std::move(paper), schema,
+                      [name, fields](const H& h, const hparams::RawHparams& raw, const models::Model& model,
+                                     const Log&) { return make_finetune(name, fields->dump(h), h, raw, model); });
+  info.statistics = false;
+  info.trains = true;
+  return info;
+}
+
+/// Weights of one layer whose module path begins with `module_template` ("{}" is the layer; empty: the family's
+/// rewritten matrix), weights before biases. Throws Error(kInvalidArgument) naming `where` if there is none.
+[[nodiscard]] std::vector<std::string> weights_of_module(const models::Model& model, int layer,
+                                                         const std::string& module_template, const std::string& where);
+
+}  // namespace emend::editors

@@ -1,0 +1,79 @@
+// The memory of sequential methods: the keys of the facts that earlier batches wrote, and the weights before the first.
+//
+//   Kp = [keys of all earlier facts]       the system of the next batch gains KpKpᵀ
+//
+// While there are fewer keys than key dimensions they are kept as they are, so that the small push-through systems stay
+// small; beyond that only their sum ΣKKᵀ is kept.
+//   F key width · N facts · P earlier keys
+#pragma once
+
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/transaction.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace emend::editors {
+
+/// Earlier keys of one layer. Exactly one of the two is defined once something was added; both undefined: nothing yet.
+struct EarlierKeys {
+  at::Tensor keys_FP;  ///< float32, host
+  at::Tensor sum_FF;   ///< ΣKKᵀ, float64, host
+
+  /// ΣKKᵀ in float64; undefined without keys.
+  [[nodiscard]] at::Tensor gram_FF() const;
+  /// `base` and the earlier keys.
+  [[nodiscard]] Preserved with(Preserved base) const;
+};
+
+/// Earlier keys of every layer of an editor, by the layer's place in `layers`.
+class KeyCache {
+ public:
+  /// One matrix [F,N] a layer, any float dtype. Keys are kept in float32, the precision models compute them in.
+  /// Throws Error(kInvalidArgument) if the number of layers or a width differs from what is there.
+  void add(const std::vector<at::Tensor>& keys_FN);
+  void clear() { layers_.clear(); }
+  [[nodiscard]] bool empty() const noexcept { return layers_.empty(); }
+  /// Nothing is defined before the first add().
+  [[nodiscard]] EarlierKeys layer(size_t index) const;
+
+  /// "keys.0", "sum.1", …: the number is the layer's place. load() replaces everything; throws Error(kCorruption) for
+  /// names or shapes that state() does not give.
+  [[nodiscard]] std::map<std::string, at::Tensor> state() const;
+  void load(const std::map<std::string, at::Tensor>& state);
+
+ private:
+  std::vector<EarlierKeys> layers_;
+};
+
+/// The rewritten matrices as they were before the first batch, for methods that refer to them (NSE, PRUNE).
+class OriginalWeights {
+ public:
+  /// Copies the rewritten matrix of each layer to the host, unless that was done before, then does `work`; forgets
+  /// again what it kept for a first batch that throws.
+  template <class Work>
+  auto during(const models::Model& model, const std::vector<int64_t>& layers, Work&& work) {
+    const bool first = weights_.empty();
+    if (first) keep(model, layers);
+    try {
+      return work();
+    } catch (...) {
+      if (first) weights_.clear();
+      throw;
+    }
+  }
+  void clear() { weights_.clear(); }
+  /// By checkpoint name, in the stored orientation and dtype.
+  [[nodiscard]] const std::map<std::string, at::Tensor>& weights() const noexcept { return weights_; }
+
+  /// "original.NAME". load() takes those entries out of `state` and leaves the others.
+  void save(std::map<std::string, at::Tensor>& state) const;
+  void load(std::map<std::string, at::Tensor>& state);
+
+ private:
+  void keep(const models::Model& model, const std::vector<int64_t>& layers);
+  std::map<std::string, at::Tensor> weights_;
+};
+
+}  // namespace emend::editors

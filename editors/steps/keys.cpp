@@ -1,0 +1,275 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/steps/keys.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <map>
+
+namespace emend::editors {
+namespace {
+
+constexpr int64_t kChunkTokens = 4096;
+constexpr size_t kReferenceBatch = 128;
+
+// The published way: whole sentences, padded, through the whole model, the head included.
+std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
+                                       const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
+  const models::PlainProducts plain;
+  const int64_t pad =
+      model.has_tokenizer() ? model.tokenizer().pad_id().value_or(model.tokenizer().eos_id().value_or(0)) : 0;
+  std::vector<std::vector<at::Tensor>> parts(sites.size());
+  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
+    context.cancel.check("keys");
+    const size_t count = std::min(kReferenceBatch, rows.size() - begin);
+    int64_t width = 0;
+    for (size_t i = 0; i < count; ++i) width = std::max(width, static_cast<int64_t>(rows[begin + i].ids.size()));
+    at::Tensor ids = at::full({static_cast<int64_t>(count), width}, pad, at::kLong);
+    at::Tensor mask = at::zeros_like(ids);
+    std::vector<int64_t> lookup;
+    for (size_t i = 0; i < count; ++i) {
+      const auto& row = rows[begin + i];
+      const auto r = static_cast<int64_t>(i), n = static_cast<int64_t>(row.ids.size());
+      ids[r].narrow(0, 0, n).copy_(at::tensor(row.ids, at::kLong));
+      mask[r].narrow(0, 0, n).fill_(1);
+      lookup.push_back(r * width + row.lookup);
+    }
+    hooks::HookSession session(model.hooks());
+    for (const auto& site : sites) session.capture(site);
+    session.attach();
+    (void)model.forward(models::TokenBatch::from_padded(ids, mask, {}, true));
+    for (size_t s = 0; s < sites.size(); ++s) {
+      const at::Tensor all = session.captured(sites[s]);
+      parts[s].push_back(all.index_select(0, devices::index_on(lookup, all)));
+    }
+    session.finish();
+  }
+  std::vector<at::Tensor> values;
+  for (const auto& part : parts) values.push_back(at::cat(part));
+  return values;
+}
+
+// Rows cut after the looked-up token, without repeats.
+struct CutRows {
+  std::vector<std::vector<int64_t>> unique;
+  std::vector<int64_t> of_row;  // index into unique
+};
+
+CutRows cut(const std::vector<PromptRow>& rows) {
+  CutRows cuts;
+  std::map<std::vector<int64_t>, int64_t> seen;
+  for (const auto& row : rows) {
+    std::vector<int64_t> ids(row.ids.begin(), row.ids.begin() + row.lookup + 1);
+    const auto [found, is_new] = seen.emplace(std::move(ids), static_cast<int64_t>(cuts.unique.size()));
+    if (is_new) cuts.unique.push_back(found->first);
+    cuts.of_row.push_back(found->second);
+  }
+  return cuts;
+}
+
+// Some of the unique rows, with what enters the layer that the walk has reached.
+struct Chunk {
+  std::vector<int64_t> rows;  // indices into CutRows::unique
+  models::TokenBatch batch;
+  at::Tensor hidden_ND;       // undefined at layer 0
+  std::vector<int64_t> last;  // packed index of each row's last token
+};
+
+Chunk make_chunk(const CutRows& cuts, std::vector<int64_t> rows) {
+  Chunk chunk;
+  std::vector<std::vector<int64_t>> ids;
+  for (const int64_t row : rows) ids.push_back(cuts.unique[static_cast<size_t>(row)]);
+  chunk.rows = std::move(rows);
+  chunk.batch = models::TokenBatch::from_rows(ids);
+  for (int64_t r = 0; r < chunk.batch.rows(); ++r) chunk.last.push_back(chunk.batch.token(r, -1));
+  return chunk;
+}
+
+// Chunks of at most kChunkTokens tokens, short rows first: attention pads to the longest of a chunk.
+std::vector<Chunk> make_chunks(const CutRows& cuts) {
+  std::vector<int64_t> order(cuts.unique.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
+  const auto length = [&](int64_t row) { return static_cast<int64_t>(cuts.unique[static_cast<size_t>(row)].size()); };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return length(a) < length(b); });
+  std::vector<Chunk> chunks;
+  std::vector<int64_t> rows;
+  int64_t tokens = 0;
+  for (const int64_t row : order) {
+    if (!rows.empty() && tokens + length(row) > kChunkTokens) {
+      chunks.push_back(make_chunk(cuts, std::move(rows)));
+      rows.clear();
+      tokens = 0;
+    }
+    rows.push_back(row);
+    tokens += length(row);
+  }
+  if (!rows.empty()) chunks.push_back(make_chunk(cuts, std::move(rows)));
+  return chunks;
+}
+
+// The sites' values at the last tokens of the chunk, from `layer` up; ends after the last site.
+std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk, int layer,
+                                  const std::vector<hooks::SiteRef>& sites) {
+  hooks::HookSession session(model.hooks());
+  for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.last});
+  const auto& order = hooks::all_sites();
+  const auto rank = [&](const hooks::SiteRef& site) {
+    return std::pair(site.layer, std::find(order.begin(), order.end(), site.site) - order.begin());
+  };
+  const auto last =
+      *std::max_element(sites.begin(), sites.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  session.stop_after(last).attach();
+  models::ForwardOptions options;
+  options.first_layer = layer;
+  options.hidden = chunk.hidden_ND;
+  options.logit_tokens = std::vector<int64_t>{};
+  (void)model.forward(chunk.batch, options);
+  std::vector<at::Tensor> values;
+  for (const auto& site : sites) values.push_back(session.captured(site));
+  session.finish();
+  return values;
+}
+
+// Values of unique rows, chunk after chunk, in the order of `rows` (indices into unique).
+at::Tensor gather(const std::vector<Chunk>& chunks, const std::vector<at::Tensor>& values,
+                  const std::vector<int64_t>& rows, size_t n_unique) {
+  std::vector<int64_t> place(n_unique, -1);
+  int64_t next = 0;
+  for (const auto& chunk : chunks)
+    for (const int64_t row : chunk.rows) place[static_cast<size_t>(row)] = next++;
+  std::vector<int64_t> order;
+  for (const int64_t row : rows) order.push_back(place[static_cast<size_t>(row)]);
+  const at::Tensor all = at::cat(values);
+  return all.index_select(0, devices::index_on(order, all));
+}
+
+}  // namespace
+
+at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts, KeyWeighting weighting) {
+  const auto n_contexts = static_cast<int64_t>(contexts.size());
+  EMEND_CHECK(n_contexts > 0 && keys_PF.size(0) % n_contexts == 0, "keys of whole facts");
+  const at::Tensor keys_NCF = keys_PF.view({-1, n_contexts, keys_PF.size(1)});
+  if (weighting == KeyWeighting::kPlainMean) return keys_NCF.mean(1);
+  at::Tensor sum;
+  int64_t begin = 0;
+  for (const auto& group : contexts.groups) {
+    const auto size = static_cast<int64_t>(group.size());
+    const at::Tensor mean = keys_NCF.narrow(1, begin, size).mean(1);
+    sum = sum.defined() ? sum + mean : mean;
+    begin += size;
+  }
+  return sum / static_cast<double>(contexts.groups.size());
+}
+
+std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std::vector<PromptRow>& rows,
+                                          const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
+  const at::NoGradGuard no_grad;
+  EMEND_CHECK(!rows.empty() && !sites.empty(), "nothing to collect");
+  if (context.engine == Engine::kReference) return collect_padded(model, rows, sites, context);
+  const CutRows cuts = cut(rows);
+  const auto chunks = make_chunks(cuts);
+  std::vector<std::vector<at::Tensor>> parts(sites.size());
+  for (const auto& chunk : chunks) {
+    context.cancel.check("keys");
+    auto values = run_chunk(model, chunk, 0, sites);
+    for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(std::move(values[s]));
+  }
+  std::vector<at::Tensor> result;
+  for (const auto& part : parts) result.push_back(gather(chunks, part, cuts.of_row, cuts.unique.size()));
+  return result;
+}
+
+struct LayerWalk::State {
+  const models::Model* model;
+  const EditContext* context;
+  std::vector<PromptRow> rows;
+  int layer = 0;
+  // Fast engine only.
+  CutRows cuts;
+  std::vector<Chunk> chunks;
+};
+
+LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context)
+    : state_(std::make_unique<State>()) {
+  EMEND_CHECK(!rows.empty(), "a walk without rows");
+  state_->model = &model;
+  state_->context = &context;
+  state_->rows = std::move(rows);
+  if (context.engine == Engine::kReference) return;
+  state_->cuts = cut(state_->rows);
+  state_->chunks = make_chunks(state_->cuts);
+}
+
+LayerWalk::~LayerWalk() = default;
+
+void LayerWalk::advance_to(int layer) {
+  EMEND_CHECK(layer >= state_->layer, "a walk goes up");
+  const at::NoGradGuard no_grad;
+  if (layer > state_->layer) {
+    for (auto& chunk : state_->chunks) {
+      state_->context->cancel.check("keys");
+      models::ForwardOptions options;
+      options.first_layer = state_->layer;
+      options.hidden = chunk.hidden_ND;
+      options.end_layer = layer;
+      options.logit_tokens = std::vector<int64_t>{};
+      chunk.hidden_ND = state_->model->forward(chunk.batch, options).hidden;
+    }
+  }
+  state_->layer = layer;
+}
+
+at::Tensor LayerWalk::keys() {
+  const at::NoGradGuard no_grad;
+  const hooks::SiteRef site{hooks::Site::kMlpDownIn, state_->layer};
+  if (state_->context->engine == Engine::kReference)
+    return collect_padded(*state_->model, state_->rows, {site}, *state_->context)[0];
+  std::vector<at::Tensor> parts;
+  for (const auto& chunk : state_->chunks) {
+    state_->context->cancel.check("keys");
+    parts.push_back(run_chunk(*state_->model, chunk, state_->layer, {site})[0]);
+  }
+  return gather(state_->chunks, parts, state_->cuts.of_row, state_->cuts.unique.size());
+}
+
+at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& selected) {
+  const at::NoGradGuard no_grad;
+  EMEND_CHECK(site.layer >= state_->layer && !selected.empty(), "values at or above the walk's layer");
+  if (state_->context->engine == Engine::kReference) {
+    std::vector<PromptRow> rows;
+    for (const size_t i : selected) rows.push_back(state_->rows[i]);
+    return collect_padded(*state_->model, rows, {site}, *state_->context)[0];
+  }
+  // The selected rows of each chunk as chunks of their own.
+  std::vector<int64_t> wanted;
+  std::vector<bool> is_wanted(state_->cuts.unique.size(), false);
+  for (const size_t i : selected) {
+    wanted.push_back(state_->cuts.of_row[i]);
+    is_wanted[static_cast<size_t>(wanted.back())] = true;
+  }
+  std::vector<Chunk> parts;
+  std::vector<at::Tensor> values;
+  for (const auto& chunk : state_->chunks) {
+    state_->context->cancel.check("keys");
+    std::vector<int64_t> rows, tokens;
+    for (size_t r = 0; r < chunk.rows.size(); ++r) {
+      if (!is_wanted[static_cast<size_t>(chunk.rows[r])]) continue;
+      rows.push_back(chunk.rows[r]);
+      const auto row = static_cast<int64_t>(r);
+      for (int64_t k = 0; k < chunk.batch.length(row); ++k) tokens.push_back(chunk.batch.token(row, k));
+    }
+    if (rows.empty()) continue;
+    Chunk part = make_chunk(state_->cuts, std::move(rows));
+    if (chunk.hidden_ND.defined())
+      part.hidden_ND = chunk.hidden_ND.index_select(0, devices::index_on(tokens, chunk.hidden_ND));
+    values.push_back(run_chunk(*state_->model, part, state_->layer, {site})[0]);
+    parts.push_back(std::move(part));
+  }
+  return gather(parts, values, wanted, state_->cuts.unique.size());
+}
+
+}  // namespace emend::editors

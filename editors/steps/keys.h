@@ -1,0 +1,52 @@
+// Keys and values at looked-up tokens.
+//   P rows · F key width · D hidden width · N facts
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/editors/editor.h>
+#include <emend/editors/steps/prompts.h>
+#include <emend/hooks/site.h>
+
+#include <memory>
+#include <vector>
+
+namespace emend::editors {
+
+enum class KeyWeighting {
+  kByGroup,    ///< mean within each group of contexts, then over groups: MEMIT's ½ and 1/10 each
+  kPlainMean,  ///< all contexts alike
+};
+
+/// [N·C, F] keys of all contexts, fact-major → [N, F] averages, in the keys' dtype.
+[[nodiscard]] at::Tensor average_keys(const at::Tensor& keys_PF, const ContextTemplates& contexts,
+                                      KeyWeighting weighting);
+
+/// The values of the sites at each row's looked-up token, [P, width] each, for the model as it is now. Rows are cut
+/// after the token and equal ones are computed once (fast), or run whole, padded and to the last layer (reference).
+[[nodiscard]] std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std::vector<PromptRow>& rows,
+                                                        const std::vector<hooks::SiteRef>& sites,
+                                                        const EditContext& context);
+
+/// A pass over the same rows that goes up layer by layer while layers are being edited: what enters a layer is kept, so
+/// that each edit costs one layer and not the whole model. Layers are asked for in ascending order; between two calls
+/// only weights of layers at or above the last one asked for may change.
+class LayerWalk {
+ public:
+  LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context);
+  ~LayerWalk();
+  LayerWalk(const LayerWalk&) = delete;
+  LayerWalk& operator=(const LayerWalk&) = delete;
+
+  /// Moves up so that what enters `layer` is known (with the weights as they are now).
+  void advance_to(int layer);
+  /// [P, F] keys of all rows at the layer advanced to.
+  [[nodiscard]] at::Tensor keys();
+  /// [selected rows, width]: values at a site in this or a higher layer, for the rows `selected`.
+  [[nodiscard]] at::Tensor values(hooks::SiteRef site, const std::vector<size_t>& selected);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace emend::editors

@@ -1,0 +1,85 @@
+#include <emend/core/error.h>
+#include <emend/editors/steps/layer_choice.h>
+#include <emend/models/family.h>
+
+#include <algorithm>
+
+namespace emend::editors {
+namespace {
+
+// "model.layers[27].mlp.down_proj.weight" → "model.layers.27.mlp.down_proj".
+std::string module_path(std::string name) {
+  std::string path;
+  for (const char c : name) {
+    if (c == '[') path += '.';
+    if (c != '[' && c != ']') path += c;
+  }
+  for (const std::string suffix : {".weight", ".bias"})
+    if (path.ends_with(suffix)) path.resize(path.size() - suffix.size());
+  return path;
+}
+
+std::string without(const std::string& name, const std::string& prefix) {
+  return !prefix.empty() && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+int layer_of(const std::string& parameter, const models::Model& model, const std::string& where) {
+  const std::string& prefix = model.family().base_prefix;
+  const std::string wanted = without(module_path(parameter), prefix);
+  for (int layer = 0; layer < model.n_layers(); ++layer)
+    if (without(module_path(model.edit_site(layer).weight_name), prefix) == wanted) return layer;
+  const std::string example = module_path(model.edit_site(0).weight_name);
+  for (const auto& name : model.weight_names())
+    if (without(module_path(name), prefix) == wanted)
+      throw Error(ErrorClass::kUnsupported,
+                  {where, "\"" + parameter + "\"", "the MLP output matrix, such as " + example,
+                   "give the same layers' output matrices, or `layers`"});
+  throw Error(ErrorClass::kInvalidArgument, {where, "\"" + parameter + "\", which this model does not have",
+                                             "the MLP output matrix of a layer, such as " + example,
+                                             "use hyper-parameters made for this model, or give `layers`"});
+}
+
+}  // namespace
+
+const hparams::Schema<LayerChoice>& layer_choice_schema() {
+  static const auto schema =
+      hparams::Schema<LayerChoice>("layer choice")
+          .field("layers", &LayerChoice::layers,
+                 {.meaning = "blocks whose MLP output matrix is meant, counted from 0; or give inner_params", .min = 0})
+          .field("inner_params", &LayerChoice::inner_params,
+                 {.meaning = "the same by name, such as model.layers[27].mlp.down_proj.weight"})
+          .check("layers", [](const LayerChoice& choice) -> std::string {
+            if (choice.layers.empty() == choice.inner_params.empty()) return "either layers or inner_params";
+            for (size_t i = 1; i < choice.layers.size(); ++i)
+              if (choice.layers[i] <= choice.layers[i - 1]) return "different layers in ascending order";
+            return "";
+          });
+  return schema;
+}
+
+std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
+  std::vector<int> layers;
+  for (const int64_t layer : choice.layers) {
+    if (layer >= model.n_layers())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.where("layers"), "layer " + std::to_string(layer),
+                   "0 to " + std::to_string(model.n_layers() - 1), "use hyper-parameters made for this model"});
+    layers.push_back(static_cast<int>(layer));
+    (void)model.edit_site(layers.back());
+  }
+  for (const auto& parameter : choice.inner_params)
+    layers.push_back(layer_of(parameter, model, raw.where("inner_params")));
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  return layers;
+}
+
+int chosen_layer(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
+  const auto layers = chosen_layers(choice, model, raw);
+  if (layers.size() != 1)
+    throw Error(ErrorClass::kInvalidArgument, {raw.where(choice.layers.empty() ? "inner_params" : "layers"),
+                                               std::to_string(layers.size()) + " layers", "one layer", ""});
+  return layers[0];
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,482 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
+#include <emend/editors/steps/learning_pass.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/post_norm.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <cmath>
+#include <deque>
+#include <numeric>
+#include <set>
+
+namespace emend::editors {
+namespace {
+
+double mean_column_norm(const at::Tensor& x_DN) {
+  return x_DN.norm(2, 0).mean().item<double>();
+}
+
+double divisor(ResidualSpread spread, size_t index, size_t count) {
+  const auto left = static_cast<double>(count - index);
+  switch (spread) {
+    case ResidualSpread::kEqual:
+      return left;
+    case ResidualSpread::kSqrt:
+      return std::sqrt(left);
+    case ResidualSpread::kNone:
+      return 1;
+  }
+  return 1;
+}
+
+// Problems of a batch: one a fact, or one a group of facts that share their key.
+struct Grouped {
+  std::vector<TargetProblem> problems;
+  std::vector<size_t> problem_of_fact;
+};
+
+// A target shared by n facts lies about √n times as far away as one of them asks, in n directions that have little to
+// do with each other: it gets √n times the steps.
+Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_equal_keys, int64_t steps) {
+  Grouped grouped;
+  std::map<std::vector<int64_t>, std::vector<size_t>> members;  // plain prompt up to the looked-up token -> facts
+  std::map<std::vector<int64_t>, size_t> problem_of_key;
+  const auto key_of = [](const RenderedFact& fact) {
+    return std::vector<int64_t>(fact.rows[0].ids.begin(), fact.rows[0].ids.begin() + fact.rows[0].lookup + 1);
+  };
+  for (size_t i = 0; i < facts.size(); ++i) members[key_of(*facts[i])].push_back(i);
+  for (size_t i = 0; i < facts.size(); ++i) {
+    const auto& same = members[key_of(*facts[i])];
+    if (!merge_equal_keys || same.size() == 1) {
+      grouped.problem_of_fact.push_back(grouped.problems.size());
+      grouped.problems.push_back(make_target_problem(*facts[i]));
+      continue;
+    }
+    const auto [found, is_new] = problem_of_key.emplace(key_of(*facts[i]), grouped.problems.size());
+    grouped.problem_of_fact.push_back(found->second);
+    if (!is_new) continue;
+    TargetProblem joint;
+    joint.case_id = facts[i]->case_id;
+    for (const size_t member : same) {
+      TargetProblem one = make_target_problem(*facts[member]);
+      for (auto& row : one.rows) {
+        row.weight /= static_cast<double>(same.size());
+        joint.rows.push_back(std::move(row));
+      }
+      if (member == same[0]) joint.kl_rows = std::move(one.kl_rows);  // the same subject
+    }
+    joint.more_steps = std::llround(static_cast<double>(steps) * (std::sqrt(static_cast<double>(same.size())) - 1));
+    grouped.problems.push_back(std::move(joint));
+  }
+  return grouped;
+}
+
+// One column of the systems: a fact, or one window of its target.
+struct Unit {
+  const RenderedFact* rendered;
+  size_t fact;  // index into the rendered facts
+  size_t window;
+  std::optional<size_t> target;  // once it is optimised
+};
+
+// δ of memit_targets stands before the norm of a family that has one behind the matrix.
+bool acts_through_norm(const TargetSpec& spec, const models::Model& model) {
+  return model.config().mlp_post_norm() && spec.sites.size() == 1 && spec.sites[0].site == hooks::Site::kMlpDownOut;
+}
+
+class BatchEdit {
+ public:
+  // What an editor brings to a batch. Nothing is changed but `contexts`, where they are sampled.
+  struct Memory {
+    const KeyCache& keys;
+    const OriginalWeights& originals;
+    std::optional<ContextTemplates>& contexts;
+  };
+
+  BatchEdit(const LocateRecipe& recipe, const Memory& memory, models::Model& model, const EditContext& context)
+      : recipe_(recipe),
+        memory_(memory),
+        model_(model),
+        context_(context),
+        transaction_(model, context.transaction),
+        through_norm_(acts_through_norm(recipe.targets, model)) {}
+
+  EditResult run(std::span<const datasets::Fact> facts) {
+    const bool written_once = recipe_.windows.size > 0 || recipe_.settle;
+    EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
+    EMEND_CHECK(recipe_.rounds.count <= 1 || !written_once, "rounds of an editor that writes a batch once");
+    result_.editor = recipe_.editor;
+    result_.hparams = recipe_.hparams;
+    result_.engine = context_.engine;
+    if (facts.empty()) return std::move(result_);
+    prepare(facts);
+    std::vector<size_t> wanted(batch_.rendered.size());
+    std::iota(wanted.begin(), wanted.end(), size_t{0});
+    std::vector<const Unit*> first;
+    for (int64_t round = 0; round < recipe_.rounds.count && !wanted.empty(); ++round) {
+      optimise(wanted);
+      if (round == 0) first = columns_;
+      if (!columns_.empty()) insert();
+      if (round + 1 < recipe_.rounds.count) wanted = untaken();
+    }
+    columns_ = std::move(first);  // all that were written
+    return std::move(result_);
+  }
+
+  /// Keys of every layer with the model as it is now.
+  std::vector<at::Tensor> keys_of_all_layers() {
+    std::vector<hooks::SiteRef> sites;
+    for (const int64_t layer : recipe_.common.layers)
+      sites.push_back({hooks::Site::kMlpDownIn, static_cast<int>(layer)});
+    std::vector<at::Tensor> keys_FN;
+    for (const auto& keys_PF : collect_at_lookup(model_, all_rows(), sites, context_))
+      keys_FN.push_back(
+          devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype)));
+    return keys_FN;
+  }
+
+  void commit() noexcept { transaction_.commit(); }
+
+ private:
+  [[nodiscard]] std::vector<int> layers() const { return {recipe_.common.layers.begin(), recipe_.common.layers.end()}; }
+
+  void prepare(std::span<const datasets::Fact> facts) {
+    {
+      const PhaseTimer timer(result_, "contexts");
+      contexts_ = &ensure_contexts(model_, recipe_.common, recipe_.grouping, context_, memory_.contexts);
+      result_.contexts = *contexts_;
+      result_.seed = context_.seed;
+    }
+    {
+      const PhaseTimer timer(result_, "statistics");
+      if (recipe_.needs_statistics) prepare_statistics(model_, layers(), recipe_.editor, context_);
+    }
+    batch_ = render_batch(model_, facts, *contexts_, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
+    result_.outcomes = batch_.outcomes;
+  }
+
+  // Facts of the columns that the model does not say yet, and those that share a target with one of them.
+  std::vector<size_t> untaken() {
+    constexpr size_t kRowsAtOnce = 256;
+    const PhaseTimer timer(result_, "targets");
+    std::set<size_t> targets;
+    for (size_t begin = 0; begin < columns_.size(); begin += kRowsAtOnce) {
+      const size_t n = std::min(kRowsAtOnce, columns_.size() - begin);
+      std::vector<LearningRow> rows;
+      for (size_t i = 0; i < n; ++i)
+        rows.push_back(learning_row(*columns_[begin + i]->rendered, Objective::kTargetNew));
+      const auto nll = LearningPass(model_, rows, 0, context_.engine).measure().nll;
+      for (size_t i = 0; i < n; ++i)
+        if (std::exp(-nll[i]) < recipe_.rounds.probability) targets.insert(*columns_[begin + i]->target);
+    }
+    std::vector<size_t> facts;
+    for (const Unit* unit : columns_)
+      if (targets.contains(*unit->target)) facts.push_back(unit->fact);
+    if (!facts.empty())
+      context_.log.info("edit.round", std::to_string(facts.size()) + " of " + std::to_string(columns_.size()) +
+                                          " facts have not taken and are edited again");
+    return facts;
+  }
+
+  // Every fact, or every window of its target, is a unit: a target and a key of its own.
+  void make_units(const std::vector<size_t>& facts) {
+    units_.emplace_back();
+    for (const size_t i : facts) {
+      const RenderedFact& fact = batch_.rendered[i];
+      const auto windows = cut_target(static_cast<int64_t>(fact.target_ids.size()), recipe_.windows);
+      for (size_t w = 0; w < windows.size(); ++w)
+        units_.back().push_back(
+            {windows.size() == 1 ? &fact : &parts_.emplace_back(window_of(fact, windows[w])), i, w, {}});
+    }
+  }
+
+  // First windows of all facts, then second ones, …; the windows of a fact whose target failed are left out.
+  void optimise(const std::vector<size_t>& facts) {
+    const PhaseTimer timer(result_, "targets");
+    make_units(facts);
+    columns_.clear();
+    EditTransaction rewound(model_);  // gives the present weights back
+    if (recipe_.rewinds_targets)
+      for (const auto& [name, weight] : memory_.originals.weights()) write_weight(name, weight, rewound);
+    std::vector<std::vector<const Target*>> of_fact(batch_.rendered.size());
+    for (size_t round = 0;; ++round) {
+      std::vector<Unit*> now;
+      for (auto& unit : units_.back())
+        if (unit.window == round && (round == 0 || of_fact[unit.fact].back()->status != FactStatus::kFailed))
+          now.push_back(&unit);
+      if (now.empty()) break;
+      optimise_round(now);
+      for (const Unit* unit : now) of_fact[unit->fact].push_back(&targets_[*unit->target]);
+    }
+    for (const size_t i : facts) note_outcome(i, summarise(of_fact[i]));
+    for (const Unit& unit : units_.back())
+      if (unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
+          result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed)
+        columns_.push_back(&unit);
+  }
+
+  // Of the last round that succeeded; steps and curve of all.
+  void note_outcome(size_t fact, Target target) {
+    FactOutcome& noted = result_.outcomes[batch_.places[fact]];
+    if (units_.size() > 1) {
+      if (target.status == FactStatus::kFailed) return;
+      target.steps += noted.steps;
+      target.curve.insert(target.curve.begin(), noted.curve.begin(), noted.curve.end());
+    }
+    noted = make_outcome(model_.tokenizer(), batch_.rendered[fact], target);
+  }
+
+  void optimise_round(const std::vector<Unit*>& now) {
+    std::vector<const RenderedFact*> facts;
+    for (const Unit* unit : now) facts.push_back(unit->rendered);
+    Grouped grouped = group_facts(facts, recipe_.merge_equal_keys, recipe_.targets.steps);
+    for (size_t i = 0; i < now.size(); ++i)  // the earlier windows of a fact stand right before
+      for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
+        hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target]);
+    auto targets = optimise_targets(model_, grouped.problems, recipe_.targets, context_);
+    if (through_norm_) remember_streams(grouped.problems, targets);
+    for (size_t i = 0; i < now.size(); ++i) {
+      const size_t problem = grouped.problem_of_fact[i];
+      now[i]->target = targets_.size() + problem;
+      if (!context_.trace) continue;
+      std::string prefix = "z." + std::to_string(now[i]->rendered->case_id) + ".";
+      if (now[i]->window > 0) prefix += "window." + std::to_string(now[i]->window) + ".";
+      record_target(*context_.trace, prefix, grouped.problems[problem], targets[problem], recipe_.targets);
+    }
+    for (auto& target : targets) targets_.push_back(std::move(target));
+  }
+
+  // Where residuals are measured: where δ was, or in the stream behind the norm that it acted through (post_norm.h).
+  [[nodiscard]] hooks::SiteRef measured() const {
+    const hooks::SiteRef site = recipe_.targets.sites[0];
+    return through_norm_ ? hooks::SiteRef{hooks::Site::kLayerOut, site.layer} : site;
+  }
+
+  // The layer's outputs that the targets stand for.
+  void remember_streams(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
+    std::vector<PromptRow> plain;
+    for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
+    const PostNorm norm(model_, measured().layer);
+    auto sites = norm.sites();
+    sites.push_back(measured());
+    std::vector<at::Tensor> values, changed;
+    for (const auto& value : collect_at_lookup(model_, plain, sites, context_))
+      values.push_back(devices::to_host(value).to(at::kDouble));
+    const at::Tensor output_ND = values.back();
+    values.pop_back();
+    for (const auto& target : targets) changed.push_back(target.target_D[0].to(at::kDouble));
+    for (const auto& stream_D : norm.layer_output(values, output_ND, at::stack(changed)).unbind(0))
+      streams_.push_back(stream_D);
+  }
+
+  // What to add to the matrix's output so that the layer's output moves by the residual, as nearly as the norm allows.
+  at::Tensor before_norm(LayerWalk& walk, const LayerProblem& problem, const std::vector<size_t>& plain) {
+    const PostNorm norm(model_, problem.layer);
+    std::vector<at::Tensor> values;
+    for (const auto& site : norm.sites())
+      values.push_back(devices::route_like(walk.values(site, plain), problem.residual_DN, devices::Purpose::kKeys)
+                           .to(problem.dtype));
+    return norm.change_for(values, norm.apply(values) + problem.residual_DN.t()).t().contiguous();
+  }
+
+  [[nodiscard]] std::vector<PromptRow> all_rows() const {
+    std::vector<PromptRow> rows;
+    for (const Unit* unit : columns_) rows.insert(rows.end(), unit->rendered->rows.begin(), unit->rendered->rows.end());
+    return rows;
+  }
+
+  // One column a unit.
+  [[nodiscard]] at::Tensor target_matrix() const {
+    std::vector<at::Tensor> columns;
+    for (const Unit* unit : columns_)
+      columns.push_back(through_norm_ ? streams_[*unit->target] : targets_[*unit->target].target_D[0]);
+    return at::stack(columns, 1);
+  }
+
+  void insert() {
+    const PhaseTimer timer(result_, "insert");
+    const at::NoGradGuard no_grad;
+    const std::vector<const Unit*> all = columns_;
+    for (int64_t pass = 0; pass < recipe_.passes.count; ++pass) {
+      columns_ = all;
+      select(pass);
+      if (columns_.empty()) break;
+      write_layers();
+    }
+    columns_ = all;
+    if (recipe_.settle) settle();
+  }
+
+  // Leaves out the facts whose residual is outside the recipe's limits.
+  void select(int64_t pass) {
+    const Passes& rule = recipe_.passes;
+    if (rule.above < 0 && std::isinf(rule.below)) return;
+    std::vector<PromptRow> plain;
+    for (const Unit* unit : columns_) plain.push_back(unit->rendered->rows[0]);
+    const at::Tensor current_ND = collect_at_lookup(model_, plain, {measured()}, context_)[0];
+    const at::Tensor targets_DN = target_matrix();
+    const at::Tensor residual_N =
+        (targets_DN - devices::route_like(current_ND, targets_DN, devices::Purpose::kKeys).t()).norm(2, 0);
+    std::vector<const Unit*> chosen;
+    for (size_t n = 0; n < columns_.size(); ++n) {
+      const double residual = residual_N[static_cast<int64_t>(n)].item<double>();
+      if (residual > rule.above && residual < rule.below) {
+        chosen.push_back(columns_[n]);
+      } else if (pass == 0 && !(residual < rule.below)) {
+        auto& outcome = result_.outcomes[batch_.places[columns_[n]->fact]];
+        outcome.status = FactStatus::kFailed;
+        outcome.reason = "the target is " + std::to_string(residual) + " away from the current value, the limit is " +
+                         std::to_string(rule.below);
+      }
+    }
+    columns_ = std::move(chosen);
+  }
+
+  // All weights back, then the settled changes.
+  void settle() {
+    transaction_.restore();
+    for (size_t i = 0; i < result_.deltas.size(); ++i) {
+      const models::EditSite site = model_.edit_site(result_.deltas[i].layer);
+      const at::Tensor weight_DF = oriented(site);
+      WeightDelta settled = recipe_.settle(site, result_.deltas[i], weight_DF);
+      const at::Tensor before_DF = context_.trace ? weight_DF.clone() : at::Tensor();
+      const ApplyReport report = apply_delta(settled, transaction_);
+      note_write(result_.layers[i], report);
+      if (context_.trace)
+        record(context_, "layer." + std::to_string(site.layer) + ".weight_change", oriented(site) - before_DF);
+      result_.deltas[i] = std::move(settled);
+    }
+  }
+
+  // A view of the weight in paper orientation.
+  [[nodiscard]] at::Tensor oriented(const models::EditSite& site) const {
+    const at::Tensor weight = model_.weight(site.weight_name);
+    return site.orientation == models::Orientation::kInOut ? weight.t() : weight;
+  }
+
+  void write_layers() {
+    const at::Tensor targets_DN = target_matrix();
+    LayerWalk walk(model_, all_rows(), context_);
+    std::vector<size_t> plain;
+    for (size_t n = 0; n < columns_.size(); ++n) plain.push_back(n * contexts_->size());
+    const auto& layers = recipe_.common.layers;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (context_.progress)
+        context_.progress({"insert", static_cast<double>(i), static_cast<double>(layers.size()),
+                           "layer " + std::to_string(layers[i])});
+      write_layer(walk, i, targets_DN, plain);
+    }
+    if (context_.progress)
+      context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
+  }
+
+  void write_layer(LayerWalk& walk, size_t index, const at::Tensor& targets_DN, const std::vector<size_t>& plain) {
+    const auto& layers = recipe_.common.layers;
+    LayerProblem problem;
+    problem.layer = static_cast<int>(layers[index]);
+    problem.index = index;
+    problem.count = layers.size();
+    problem.site = model_.edit_site(problem.layer);
+    problem.dtype = context_.solve_dtype;
+    problem.weight_DF = oriented(problem.site);
+    problem.earlier = memory_.keys.layer(index);
+    if (recipe_.needs_statistics) problem.moment = context_.statistics->get(problem.layer);
+
+    walk.advance_to(problem.layer);
+    const at::Tensor keys_PF = walk.keys();
+    const at::Tensor current_ND = walk.values(measured(), plain);
+    const at::Tensor home = solve_home(model_, problem.site);
+    const auto at_home = [&](const at::Tensor& x) {
+      return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype);
+    };
+    problem.keys_FN = at_home(average_keys(keys_PF, *contexts_, recipe_.weighting)).t().contiguous();
+    const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
+    problem.residual_DN = remaining_DN / divisor(recipe_.spread, index, layers.size());
+    if (through_norm_) problem.residual_DN = before_norm(walk, problem, plain);
+    trace_problem(problem, keys_PF, current_ND, remaining_DN);
+
+    LayerUpdate update = recipe_.update(problem);
+    const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
+    const ApplyReport report = apply_delta(update.delta, transaction_);
+    note(problem, update, report, mean_column_norm(remaining_DN));
+    if (context_.trace) {
+      const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
+      record(context_, prefix + "update", update.delta.matrix());
+      if (update.delta.low_rank()) record(context_, prefix + "adj_k", update.delta.right_FR);
+      record(context_, prefix + "weight_change", problem.weight_DF - before_DF);
+      for (const auto& [name, value] : update.more) record(context_, prefix + name, value);
+    }
+    result_.deltas.push_back(std::move(update.delta));
+  }
+
+  void trace_problem(const LayerProblem& problem, const at::Tensor& keys_PF, const at::Tensor& current_ND,
+                     const at::Tensor& remaining_DN) {
+    if (!context_.trace) return;
+    const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
+    std::vector<int64_t> lookup;
+    for (const auto& row : all_rows()) lookup.push_back(row.lookup);
+    record(context_, prefix + "keys_per_context", keys_PF);
+    record(context_, prefix + "key_lookup", at::tensor(lookup, at::kLong));
+    record(context_, prefix + "keys", problem.keys_FN);
+    record(context_, prefix + "cur_z", current_ND.t());
+    record(context_, prefix + "targets", remaining_DN);
+    record(context_, prefix + "resid", problem.residual_DN);
+  }
+
+  void note(const LayerProblem& problem, const LayerUpdate& update, const ApplyReport& report, double residual_norm) {
+    LayerFigures figures = figures_of_write(problem.layer, problem.site.weight_name, report);
+    figures.residual_norm = residual_norm;
+    figures.key_norm = mean_column_norm(problem.keys_FN);
+    figures.solver = update.solve.method;
+    figures.condition = update.solve.condition;
+    figures.jitter = update.solve.jitter;
+    char text[160];
+    std::snprintf(text, sizeof text, "layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
+                  figures.residual_norm, figures.update_norm, figures.relative_update_norm,
+                  figures.solver.empty() ? "no solve" : figures.solver.c_str());
+    context_.log.event(LogLevel::kInfo, "insert.layer", text, to_json(figures));
+    if (figures.jitter > 0)
+      context_.log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " +
+                                                std::to_string(figures.jitter) +
+                                                " was added to its diagonal (more statistics tokens help)");
+    result_.layers.push_back(std::move(figures));
+  }
+
+  const LocateRecipe& recipe_;
+  Memory memory_;
+  models::Model& model_;
+  const EditContext& context_;
+  EditTransaction transaction_;
+  bool through_norm_;
+  const ContextTemplates* contexts_ = nullptr;  // in use
+  EditResult result_;
+  RenderedBatch batch_;
+  std::deque<RenderedFact> parts_;       // windows; units point into it
+  std::deque<std::vector<Unit>> units_;  // a list a round, in the order of the facts
+  std::deque<Target> targets_;           // outcomes are made from pointers to them
+  std::deque<at::Tensor> streams_;       // one a target, where they act through a norm
+  std::vector<const Unit*> columns_;     // what is written
+};
+
+}  // namespace
+
+EditResult LocateEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
+  const auto write = [&] {
+    BatchEdit batch(recipe_, {memory_, originals_, contexts_}, model, context);
+    EditResult result = batch.run(facts);
+    context.cancel.check("insert");
+    if (recipe_.remembers_keys && !result.deltas.empty()) memory_.add(batch.keys_of_all_layers());
+    batch.commit();
+    return result;
+  };
+  return keeps_originals() ? originals_.during(model, recipe_.common.layers, write) : write();
+}
+
+}  // namespace emend::editors

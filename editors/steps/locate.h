@@ -1,0 +1,234 @@
+// What all locate-then-edit methods do around the one step in which they differ.
+//
+// An editor is a LocateRecipe: settings, and as functions the steps in which it differs. Steps of an edit: contexts →
+// prompts → targets → for each layer: keys and current values with the model as it is now → residual → update →
+// apply_delta.
+#pragma once
+
+#include <emend/editors/registry.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/key_cache.h>
+#include <emend/editors/steps/keys.h>
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/targets.h>
+#include <emend/editors/steps/windows.h>
+#include <emend/hparams/locate.h>
+
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace emend::editors {
+
+/// How the residual is shared out over the layers still to come.
+enum class ResidualSpread {
+  kEqual,  ///< 1/(L−i), MEMIT
+  kSqrt,   ///< 1/sqrt(L−i), PMET
+  kNone,   ///< all of it in every layer
+};
+
+/// What a method's update sees of one layer. Matrices in paper orientation, in `dtype`, on the solve device.
+struct LayerProblem {
+  int layer = 0;
+  size_t index = 0, count = 1;  ///< i-th of L layers
+  models::EditSite site;
+  at::Tensor weight_DF;    ///< the weight as it is now: a view, not to be written; weight's dtype and device
+  at::Tensor keys_FN;      ///< averaged keys
+  at::Tensor residual_DN;  ///< this layer's share of (targets − current values)
+  SecondMoment moment;     ///< absent if the recipe needs none
+  EarlierKeys earlier;     ///< of the batches before this one; nothing unless the recipe remembers keys
+  at::ScalarType dtype = at::kDouble;
+};
+
+/// The method's answer: the delta, and how it was solved.
+struct LayerUpdate {
+  WeightDelta delta;
+  SolveReport solve;
+  std::map<std::string, at::Tensor> more = {};  ///< further tensors for a trace, by name
+};
+
+/// What a system keeps of a layer: λ·C + ridge·I, or (λ + ridge)·I where C is left out (`mom2_adjustment: false`).
+[[nodiscard]] Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge = 0);
+
+/// MEMIT's closed form: ΔW = R·Kᵀ(preserved + KpKpᵀ + K·Kᵀ)⁻¹ as two factors, Kp the problem's earlier keys.
+[[nodiscard]] LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved);
+
+/// How often a batch goes through the layers, and which facts each time.
+struct Passes {
+  int64_t count = 1;
+  /// Facts with a residual ‖target − current‖ outside (above, below) sit a pass out; without limits all take part.
+  /// Those at or above `below` in the first pass fail.
+  double above = -1;
+  double below = std::numeric_limits<double>::infinity();
+};
+
+/// How often a batch is optimised and written. The later rounds are for the facts whose target is still less probable
+/// than `probability` after the plain prompt; they begin from the model as the earlier rounds left it. Not together
+/// with windows or `settle`.
+struct Rounds {
+  int64_t count = 1;
+  double probability = 0.1;
+};
+
+struct LocateRecipe {
+  std::string editor;
+  nlohmann::json hparams;  ///< effective values, for the record
+  hparams::LocateHparams common;
+  TargetSpec targets;  ///< memit_targets, rome_targets, or built by hand
+  ContextGrouping grouping = ContextGrouping::kPlainApart;
+  KeyWeighting weighting = KeyWeighting::kByGroup;
+  ResidualSpread spread = ResidualSpread::kEqual;
+  bool needs_statistics = true;
+  std::vector<std::string> kl_prompts = {"{} is a"};
+  bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
+  Passes passes;
+  Rounds rounds;
+  TargetWindows windows;  ///< long targets window by window; not together with merge_equal_keys
+
+  /// The step in which methods differ: the change of one layer's weight. MEMIT's own is memit_update.
+  std::function<LayerUpdate(const LayerProblem& problem)> update;
+  /// Given where what is written in the end is not what `update` solved for. Then the layers are solved with the solved
+  /// changes written below them, all weights are put back, and what `settle` makes of each change is written.
+  /// weight_DF: the weight before this batch, a view in paper orientation.
+  std::function<WeightDelta(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF)>
+      settle;
+  /// Given where the sum of all changes is corrected after the last batch: the correction of one layer, if it needs
+  /// one. Both matrices in paper orientation, float64, on the host.
+  std::function<std::optional<LayerUpdate>(const models::EditSite& site, const at::Tensor& original_DF,
+                                           const at::Tensor& change_DF)>
+      correct;
+  /// The keys of every batch, taken again from the model as the batch has left it (as the published code does), are
+  /// LayerProblem::earlier of the next ones.
+  bool remembers_keys = false;
+  bool rewinds_targets = false;  ///< targets are optimised with the weights as they were before the first batch
+};
+
+/// A method of this kind as an editor.
+class LocateEditor final : public Editor {
+ public:
+  explicit LocateEditor(LocateRecipe recipe) : recipe_(std::move(recipe)) {}
+
+  [[nodiscard]] const std::string& name() const override { return recipe_.editor; }
+  [[nodiscard]] nlohmann::json hparams() const override { return recipe_.hparams; }
+  [[nodiscard]] std::vector<int> statistics_layers() const override;
+  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
+                                const EditContext& context) override;
+  [[nodiscard]] std::optional<EditResult> finish(models::Model& model, const EditContext& context) override;
+  void reset() override;
+  [[nodiscard]] std::map<std::string, at::Tensor> state() const override;
+  void load_state(const std::map<std::string, at::Tensor>& state) override;
+
+  [[nodiscard]] const LocateRecipe& recipe() const noexcept { return recipe_; }
+  [[nodiscard]] const KeyCache& memory() const noexcept { return memory_; }
+  /// The recipe's update with this editor's memory, so that recorded problems can be asked about.
+  [[nodiscard]] LayerUpdate update(LayerProblem problem) const;
+
+ private:
+  [[nodiscard]] bool keeps_originals() const { return recipe_.rewinds_targets || recipe_.correct; }
+  LocateRecipe recipe_;
+  KeyCache memory_;
+  OriginalWeights originals_;
+  std::optional<ContextTemplates> contexts_;  ///< sampled at the first edit
+};
+
+/// Entry of a locate-then-edit method in the table of editors; `recipe` throws like check_locate_hparams.
+template <class H>
+[[nodiscard]] EditorInfo locate_entry(std::string name, std::string summary, std::string paper,
+                                      const hparams::Schema<H>& schema,
+                                      std::function<LocateRecipe(std::string editor, nlohmann::json values, const H&,
+                                                                 const models::Model&, const hparams::RawHparams&)>
+                                          recipe) {
+  const hparams::Schema<H>* fields = &schema;
+  return editor_entry<H>(name, std::move(summary), std::move(paper), schema,
+                         [name, fields, recipe = std::move(recipe)](const H& h, const hparams::RawHparams& raw,
+                                                                    const models::Model& model, const Log&) {
+                           return std::make_unique<LocateEditor>(recipe(name, fields->dump(h), h, model, raw));
+                         });
+}
+
+/// How a batch is put together, whatever solves it.
+struct SharedHparams : hparams::LocateHparams {
+  bool merge_equal_keys = false;
+  int64_t rounds = 1;
+  double round_probability = 0.1;
+};
+[[nodiscard]] const hparams::Schema<SharedHparams>& shared_hparams_schema();  ///< the fields above
+/// A check of the schema for editors that write a batch only once: empty, or what is expected of `rounds`.
+[[nodiscard]] std::string one_round(const SharedHparams& hparams);
+
+struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
+  double mom2_update_weight = 15000;
+};
+[[nodiscard]] const hparams::Schema<MemitHparams>& memit_hparams_schema();  ///< the fields above
+
+/// MEMIT's update: closed_form with λC preserved.
+[[nodiscard]] std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda);
+
+/// MEMIT's way of optimising: δ at the output of the last of `layers`, loss read at v_loss_layer. In families with a
+/// norm behind the rewritten matrix δ stands at the matrix's output, where it can be written (post_norm.h).
+[[nodiscard]] TargetSpec memit_targets(const hparams::LocateHparams& hparams, const models::Model& model);
+/// ROME's: δ at the MLP output of `layer`, the model's own logits.
+[[nodiscard]] TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer);
+
+/// What locate-then-edit methods have in common: the hyper-parameters checked against the model, MEMIT's targets, no
+/// statistics where `mom2_adjustment` is false. `values` are the effective ones, for the record. The caller adds the
+/// update. Throws like check_locate_hparams.
+[[nodiscard]] LocateRecipe locate_recipe(std::string editor, nlohmann::json values,
+                                         const hparams::LocateHparams& hparams, const models::Model& model,
+                                         const hparams::RawHparams& raw);
+/// The same with shared keys and rounds; for MEMIT's descendants with its update.
+[[nodiscard]] LocateRecipe shared_recipe(std::string editor, nlohmann::json values, const SharedHparams& hparams,
+                                         const models::Model& model, const hparams::RawHparams& raw);
+[[nodiscard]] LocateRecipe memit_recipe(std::string editor, nlohmann::json values, const MemitHparams& hparams,
+                                        const models::Model& model, const hparams::RawHparams& raw);
+
+/// Layers and v_loss_layer within the model, module names that fit it, an editable matrix in every layer.
+/// Throws Error(kInvalidArgument) naming the key's place in the file.
+void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model,
+                          const hparams::RawHparams& raw);
+
+/// The contexts of an edit: those chosen, else those that an earlier edit has sampled (`kept`), else sampled now and
+/// kept there.
+const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,
+                                        ContextGrouping grouping, const EditContext& context,
+                                        std::optional<ContextTemplates>& kept);
+
+/// Prompts of every fact that can be rendered; the others get an outcome with status kFailed and the reason.
+/// `places[i]` is the index in `facts` of rendered[i].
+struct RenderedBatch {
+  std::vector<RenderedFact> rendered;
+  std::vector<size_t> places;
+  std::vector<FactOutcome> outcomes;  ///< one a fact, filled for the failed ones
+};
+[[nodiscard]] RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts,
+                                         const ContextTemplates& contexts, const RenderOptions& options);
+
+/// The moments of these layers from the context's provider, prepared. Throws Error(kInvalidArgument) if there is no
+/// provider.
+void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
+                        const EditContext& context);
+
+/// A tensor on the device where the layer's systems are solved: the weight's device, or the host if a width F system
+/// does not fit.
+[[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
+
+/// Adds the seconds of a scope to a phase of a result.
+class PhaseTimer {
+ public:
+  PhaseTimer(EditResult& result, const char* phase)
+      : seconds_(&result.seconds[phase]), start_(std::chrono::steady_clock::now()) {}
+  ~PhaseTimer() { *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  PhaseTimer(const PhaseTimer&) = delete;
+  PhaseTimer& operator=(const PhaseTimer&) = delete;
+
+ private:
+  double* seconds_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+/// "layer.4.keys" and so on, copied to the host; nothing without a trace.
+void record(const EditContext& context, const std::string& name, const at::Tensor& value);
+
+}  // namespace emend::editors

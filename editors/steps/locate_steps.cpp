@@ -1,0 +1,265 @@
+// What locate-then-edit methods share beside the batch itself: recipes, targets' settings, prompts, statistics, and the
+// editor's memory.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/post_norm.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+
+namespace emend::editors {
+namespace {
+
+TargetSpec targets_at(hooks::Site site, int layer, const hparams::LocateHparams& hparams) {
+  TargetSpec spec;
+  spec.sites = {{site, layer}};
+  spec.steps = hparams.v_num_grad_steps;
+  spec.lr = hparams.v_lr;
+  spec.weight_decay = hparams.v_weight_decay;
+  spec.clamp_norm_factor = hparams.clamp_norm_factor;
+  spec.kl_factor = hparams.kl_factor;
+  spec.stop_loss = hparams.v_stop_loss;
+  return spec;
+}
+
+std::vector<int> layers_of(const LocateRecipe& recipe) {
+  return {recipe.common.layers.begin(), recipe.common.layers.end()};
+}
+
+}  // namespace
+
+Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge) {
+  Preserved preserved;
+  preserved.moment = problem.moment;
+  preserved.lambda = lambda;
+  preserved.ridge = problem.moment ? ridge : lambda + ridge;
+  return preserved;
+}
+
+LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved) {
+  LayerUpdate update;
+  const at::Tensor adj_FN =
+      solve_keys(problem.keys_FN, problem.earlier.with(preserved), {problem.dtype}, &update.solve);
+  update.delta = WeightDelta::factors(problem.site, problem.residual_DN, adj_FN);
+  return update;
+}
+
+std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda) {
+  return [lambda](const LayerProblem& problem) { return closed_form(problem, preserved_of(problem, lambda)); };
+}
+
+const hparams::Schema<SharedHparams>& shared_hparams_schema() {
+  static const auto schema =
+      hparams::Schema<SharedHparams>("batch")
+          .include(hparams::locate_schema())
+          .field("merge_equal_keys", &SharedHparams::merge_equal_keys,
+                 {.meaning = "facts about the same subject with equal keys share one target",
+                  .formula = "MEMIT-Merge, arXiv 2502.07322"})
+          .field("rounds", &SharedHparams::rounds,
+                 {.meaning = "number of times a batch is edited; from the second on only the facts that have not taken",
+                  .min = 1})
+          .field("round_probability", &SharedHparams::round_probability,
+                 {.meaning = "probability of the target below which a fact has not taken",
+                  .formula = "exp(mean log p of the target's tokens after the plain prompt)",
+                  .min = 0,
+                  .max = 1});
+  return schema;
+}
+
+const hparams::Schema<MemitHparams>& memit_hparams_schema() {
+  static const auto schema = hparams::Schema<MemitHparams>("memit")
+                                 .include(shared_hparams_schema())
+                                 .field("mom2_update_weight", &MemitHparams::mom2_update_weight,
+                                        {.meaning = "weight of what the layer already does",
+                                         .formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹",
+                                         .above = 0});
+  return schema;
+}
+
+std::string one_round(const SharedHparams& hparams) {
+  return hparams.rounds > 1 ? "1, because this editor writes a batch only once" : "";
+}
+
+LocateRecipe locate_recipe(std::string editor, nlohmann::json values, const hparams::LocateHparams& hparams,
+                           const models::Model& model, const hparams::RawHparams& raw) {
+  check_locate_hparams(hparams, model, raw);
+  LocateRecipe recipe;
+  recipe.editor = std::move(editor);
+  recipe.hparams = std::move(values);
+  recipe.common = hparams;
+  recipe.targets = memit_targets(hparams, model);
+  recipe.needs_statistics = hparams.mom2_adjustment;
+  return recipe;
+}
+
+LocateRecipe shared_recipe(std::string editor, nlohmann::json values, const SharedHparams& hparams,
+                           const models::Model& model, const hparams::RawHparams& raw) {
+  LocateRecipe recipe = locate_recipe(std::move(editor), std::move(values), hparams, model, raw);
+  recipe.merge_equal_keys = hparams.merge_equal_keys;
+  recipe.rounds = {hparams.rounds, hparams.round_probability};
+  return recipe;
+}
+
+LocateRecipe memit_recipe(std::string editor, nlohmann::json values, const MemitHparams& hparams,
+                          const models::Model& model, const hparams::RawHparams& raw) {
+  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), hparams, model, raw);
+  recipe.update = memit_update(hparams.mom2_update_weight);
+  return recipe;
+}
+
+TargetSpec memit_targets(const hparams::LocateHparams& hparams, const models::Model& model) {
+  const auto last = static_cast<int>(hparams.layers.back());
+  const auto site = model.config().mlp_post_norm() ? hooks::Site::kMlpDownOut : hooks::Site::kLayerOut;
+  TargetSpec spec = targets_at(site, last, hparams);
+  spec.loss_layer = std::max(last, static_cast<int>(hparams.v_loss_layer.value_or(model.n_layers() - 1)));
+  return spec;
+}
+
+TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer) {
+  return targets_at(hooks::Site::kMlpOut, layer, hparams);
+}
+
+void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model,
+                          const hparams::RawHparams& raw) {
+  const auto layer_range = "0 to " + std::to_string(model.n_layers() - 1);
+  for (const int64_t layer : hparams.layers) {
+    if (layer >= model.n_layers())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.where("layers"), "layer " + std::to_string(layer), layer_range,
+                   "the model has " + std::to_string(model.n_layers()) + " layers: use hyper-parameters made for it"});
+    (void)model.edit_site(static_cast<int>(layer));
+  }
+  if (hparams.v_loss_layer && *hparams.v_loss_layer >= model.n_layers())
+    throw Error(ErrorClass::kInvalidArgument,
+                {raw.where("v_loss_layer"), "layer " + std::to_string(*hparams.v_loss_layer), layer_range,
+                 "leave v_loss_layer out to use the last layer"});
+  const auto& names = hparams.modules;
+  models::check_module_names(model.family(), model.config(),
+                             {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp,
+                              names.rewrite_module_tmp, names.ln_f_module, names.lm_head_module},
+                             raw.source());
+}
+
+const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,
+                                        ContextGrouping grouping, const EditContext& context,
+                                        std::optional<ContextTemplates>& kept) {
+  if (context.contexts) return *context.contexts;
+  if (kept) return *kept;
+  const auto sample = [&] {
+    return sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);
+  };
+  if (context.sharing.alone()) return kept.emplace(sample());
+  // Another processor may round a logit to another token: everyone uses the first process's.
+  const std::string bytes = context.sharing.by_first([&] {
+    const auto packed = nlohmann::json::to_msgpack(sample().groups);
+    return std::string(packed.begin(), packed.end());
+  });
+  kept = parse_contexts(nlohmann::json::from_msgpack(bytes), "contexts of the first process");
+  kept->sampled = true;
+  kept->seed = context.seed;
+  return *kept;
+}
+
+RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts,
+                           const ContextTemplates& contexts, const RenderOptions& options) {
+  RenderedBatch batch;
+  batch.outcomes.resize(facts.size());
+  for (size_t i = 0; i < facts.size(); ++i) {
+    batch.outcomes[i].case_id = facts[i].case_id;
+    try {
+      batch.rendered.push_back(render_prompts(model.tokenizer(), facts[i], contexts, options));
+      batch.places.push_back(i);
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kInvalidArgument) throw;
+      batch.outcomes[i].status = FactStatus::kFailed;
+      batch.outcomes[i].reason = error.what();
+    }
+  }
+  return batch;
+}
+
+void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
+                        const EditContext& context) {
+  if (!context.statistics)
+    throw Error(ErrorClass::kInvalidArgument, {editor, "no statistics", "second moments of the keys",
+                                               "give a StatisticsProvider, or a corpus on the command line"});
+  context.statistics->prepare(model, layers);
+}
+
+at::Tensor solve_home(const models::Model& model, const models::EditSite& site) {
+  const at::Tensor weight = model.weight(site.weight_name);
+  const at::Tensor host = at::empty({0}, at::kFloat);
+  if (weight.device().is_cpu()) return host;
+  // C, the system, its factor and a copy, in float64.
+  const int64_t needed = 4 * 8 * site.in_features * site.in_features;
+  for (const auto& info : devices::visible_devices())
+    if (info.device == weight.device()) return info.free_bytes >= needed ? weight : host;
+  return host;
+}
+
+void record(const EditContext& context, const std::string& name, const at::Tensor& value) {
+  if (context.trace) (*context.trace)[name] = devices::to_host(value.detach()).clone();
+}
+
+std::vector<int> LocateEditor::statistics_layers() const {
+  return recipe_.needs_statistics ? layers_of(recipe_) : std::vector<int>{};
+}
+
+std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditContext& context) {
+  if (!recipe_.correct) return std::nullopt;
+  const at::NoGradGuard no_grad;
+  EditTransaction transaction(model, context.transaction);
+  EditResult result;
+  result.editor = name();
+  result.hparams = hparams();
+  result.contexts = context.contexts ? context.contexts : contexts_;
+  result.engine = context.engine;
+  result.seed = context.seed;
+  for (const int layer : layers_of(recipe_)) {
+    context.cancel.check("finish");
+    const models::EditSite site = model.edit_site(layer);
+    const auto original = originals_.weights().find(site.weight_name);
+    if (original == originals_.weights().end()) continue;  // nothing was written
+    const auto oriented = [&](const at::Tensor& stored) {
+      const at::Tensor host = devices::to_host(stored, devices::Purpose::kSolve).to(at::kDouble);
+      return site.orientation == models::Orientation::kInOut ? host.t() : host;
+    };
+    const at::Tensor original_DF = oriented(original->second);
+    auto correction = recipe_.correct(site, original_DF, oriented(model.weight(site.weight_name)) - original_DF);
+    if (!correction) continue;
+    const ApplyReport report = apply_delta(correction->delta, transaction);
+    result.layers.push_back(figures_of_write(site.layer, site.weight_name, report));
+    result.layers.back().solver = correction->solve.method;
+    result.deltas.push_back(std::move(correction->delta));
+  }
+  transaction.commit();
+  return result.deltas.empty() ? std::nullopt : std::optional(std::move(result));
+}
+
+void LocateEditor::reset() {
+  memory_.clear();
+  originals_.clear();
+}
+
+std::map<std::string, at::Tensor> LocateEditor::state() const {
+  auto state = memory_.state();
+  originals_.save(state);
+  return state;
+}
+
+void LocateEditor::load_state(const std::map<std::string, at::Tensor>& saved) {
+  auto state = saved;
+  originals_.load(state);
+  if (recipe_.remembers_keys) memory_.load(state);
+}
+
+LayerUpdate LocateEditor::update(LayerProblem problem) const {
+  problem.earlier = memory_.layer(problem.index);
+  return recipe_.update(problem);
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,109 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/steps/null_space.h>
+
+#include <map>
+
+namespace emend::editors {
+namespace {
+
+at::Tensor as_like(const at::Tensor& x, const at::Tensor& like) {
+  return devices::route_like(x, like, devices::Purpose::kSolve).to(like.scalar_type());
+}
+
+// Layers' projectors with the moments they were made from: work saved, not state.
+class Projectors {
+ public:
+  explicit Projectors(double threshold) : threshold_(threshold) {}
+  const NullSpace& of(const LayerProblem& problem) {
+    const at::Tensor& cov_FF = problem.moment.cov_FF();
+    const auto found = made_.find(problem.layer);
+    if (found != made_.end() && found->second.first.is_same(cov_FF)) return found->second.second;
+    return made_
+        .insert_or_assign(problem.layer, std::pair(cov_FF, NullSpace::of(problem.moment, threshold_, problem.keys_FN)))
+        .first->second.second;
+  }
+
+ private:
+  double threshold_;
+  std::map<int, std::pair<at::Tensor, NullSpace>> made_;
+};
+
+}  // namespace
+
+NullSpace NullSpace::of(const SecondMoment& moment, double threshold, const at::Tensor& like) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor cov_FF = devices::route_like(moment.cov_FF(), like, devices::Purpose::kStatistics).to(at::kDouble);
+  const auto [values_F, vectors_FF] = at::linalg_eigh(cov_FF);
+  const at::Tensor kept_F = values_F.abs().lt(threshold);
+  NullSpace space;
+  space.rank_ = kept_F.sum().item<int64_t>();
+  if (space.rank_ == 0)
+    throw Error(ErrorClass::kNumeric,
+                {"null space", "no eigenvalue of the second moment below " + std::to_string(threshold),
+                 "a threshold above the smallest one, " + std::to_string(values_F.abs().min().item<double>()),
+                 "raise nullspace_threshold; the largest eigenvalue is " +
+                     std::to_string(values_F.abs().max().item<double>())});
+  space.of_kept_ = 2 * space.rank_ <= values_F.size(0);
+  const at::Tensor columns = (space.of_kept_ ? kept_F : kept_F.logical_not()).nonzero().squeeze(1);
+  space.basis_FB_ = vectors_FF.index_select(1, columns).contiguous();
+  return space;
+}
+
+at::Tensor NullSpace::project(const at::Tensor& x_FN) const {
+  const at::Tensor basis_FB = as_like(basis_FB_, x_FN);
+  const at::Tensor part_FN = basis_FB.mm(basis_FB.t().mm(x_FN));
+  return of_kept_ ? part_FN : x_FN - part_FN;
+}
+
+at::Tensor NullSpace::project_both(const at::Tensor& sum_FF) const {
+  const at::Tensor projected_FF = project(project(sum_FF).t());
+  return (projected_FF + projected_FF.t()) / 2;
+}
+
+at::Tensor NullSpace::matrix_FF() const {
+  return project(at::eye(basis_FB_.size(0), basis_FB_.options()));
+}
+
+const hparams::Schema<NullSpaceHparams>& null_space_schema() {
+  static const auto schema =
+      hparams::Schema<NullSpaceHparams>("alphaedit")
+          .include(shared_hparams_schema())
+          .field("nullspace_threshold", &NullSpaceHparams::nullspace_threshold,
+                 {.meaning = "directions of the second moment with a smaller eigenvalue may be written",
+                  .formula = "P = Σ e eᵀ over the eigenvectors e of C with eigenvalue < threshold",
+                  .above = 0})
+          .field("L2", &NullSpaceHparams::L2,
+                 {.meaning = "weight of the size of the change",
+                  .formula = "(P(K Kᵀ + ΣKpKpᵀ)P + L2 I) X = P K Rᵀ, ΔW = Xᵀ",
+                  .above = 0})
+          .unused("mom2_update_weight", "the second moment only says which directions may be written")
+          .check("mom2_adjustment", [](const NullSpaceHparams& h) -> std::string {
+            return h.mom2_adjustment ? "" : "true: the null space is that of the second moment";
+          });
+  return schema;
+}
+
+LocateRecipe null_space_recipe(std::string editor, nlohmann::json values, const NullSpaceHparams& hparams,
+                               const models::Model& model, const hparams::RawHparams& raw) {
+  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), hparams, model, raw);
+  recipe.remembers_keys = true;
+  const auto projectors = std::make_shared<Projectors>(hparams.nullspace_threshold);
+  recipe.update = [projectors, ridge = hparams.L2](const LayerProblem& problem) {
+    const at::NoGradGuard no_grad;
+    const NullSpace& space = projectors->of(problem);
+    LayerProblem inside = problem;
+    inside.keys_FN = space.project(problem.keys_FN);
+    auto& [keys_FP, sum_FF] = inside.earlier;
+    if (keys_FP.defined()) keys_FP = space.project(as_like(keys_FP, problem.keys_FN));
+    if (sum_FF.defined()) sum_FF = space.project_both(as_like(sum_FF, problem.keys_FN));
+    Preserved size;
+    size.ridge = ridge;
+    return closed_form(inside, size);
+  };
+  return recipe;
+}
+
+}  // namespace emend::editors

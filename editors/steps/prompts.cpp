@@ -1,0 +1,154 @@
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/editors/steps/prompts.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <array>
+
+namespace emend::editors {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, FactToken>, 4> kFactTokens = {{
+    {"subject_last", FactToken::kSubjectLast},
+    {"subject_first", FactToken::kSubjectFirst},
+    {"subject_first_after_last", FactToken::kSubjectFirstAfterLast},
+    {"last", FactToken::kLast},
+}};
+
+// Start of the UTF-8 character that ends at `end`.
+size_t last_character(std::string_view text, size_t begin, size_t end) {
+  size_t at = end - 1;
+  while (at > begin && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
+// First and one past the last token whose bytes overlap [begin, end).
+std::pair<int64_t, int64_t> overlapping(const models::Encoding& encoding, size_t begin, size_t end) {
+  int64_t first = -1, last = -1;
+  for (size_t i = 0; i < encoding.size(); ++i) {
+    const auto [from, to] = encoding.offsets[i];
+    if (from == to || to <= begin || from >= end) continue;
+    if (first < 0) first = static_cast<int64_t>(i);
+    last = static_cast<int64_t>(i) + 1;
+  }
+  return {first, last};
+}
+
+// The whole sentence with what the tokenizer puts in front, without what it puts behind.
+models::Encoding encode_prompt(const models::Tokenizer& tokenizer, std::string_view text) {
+  models::Encoding encoding = tokenizer.encode(text, false);
+  const auto& prefix = tokenizer.prefix_ids();
+  encoding.ids.insert(encoding.ids.begin(), prefix.begin(), prefix.end());
+  encoding.offsets.insert(encoding.offsets.begin(), prefix.size(), {0, 0});
+  return encoding;
+}
+
+bool is_lone_space(const models::Tokenizer& tokenizer, int64_t id) {
+  return tokenizer.token_bytes(id) == " ";
+}
+
+}  // namespace
+
+FactToken parse_fact_token(std::string_view text) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : kFactTokens) {
+    if (name == text) return value;
+    names.emplace_back(name);
+  }
+  throw Error(ErrorClass::kInvalidArgument,
+              {"fact_token", "\"" + std::string(text) + "\"",
+               "subject_last, subject_first, subject_first_after_last or last", did_you_mean(text, names)});
+}
+
+std::string with_leading_space(std::string_view target) {
+  return target.starts_with(' ') ? std::string(target) : " " + std::string(target);
+}
+
+std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt,
+                                      std::string_view target) {
+  auto ids = tokenizer.encode_ids(target, false);
+  const auto drop_first = [&] { ids.erase(ids.begin()); };
+  if (ids.size() > 1 && (ids[0] == tokenizer.bos_id() || ids[0] == tokenizer.unk_id())) drop_first();
+  if (ids.size() > 1 && is_lone_space(tokenizer, ids[0])) {
+    const auto alone = tokenizer.encode_ids(prompt, false);
+    const auto together = tokenizer.encode_ids(std::string(prompt) + std::string(target), false);
+    const bool same_prompt = together.size() > alone.size() && std::equal(alone.begin(), alone.end(), together.begin());
+    if (same_prompt && std::equal(together.begin() + static_cast<std::ptrdiff_t>(alone.size()), together.end(),
+                                  ids.begin() + 1, ids.end()))
+      drop_first();
+  }
+  return ids;
+}
+
+PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view template_text, std::string_view subject,
+                        FactToken fact_token) {
+  const size_t slot = template_text.find("{}");
+  EMEND_CHECK(slot != std::string_view::npos, "a template without {}");
+  PromptRow row;
+  row.text =
+      std::string(template_text.substr(0, slot)) + std::string(subject) + std::string(template_text.substr(slot + 2));
+  const size_t begin = slot, end = slot + subject.size();
+  auto encoding = encode_prompt(tokenizer, row.text);
+  row.subject = overlapping(encoding, begin, end);
+  const auto count = static_cast<int64_t>(encoding.size());
+  if (row.subject.first < 0) {
+    throw Error(ErrorClass::kInvalidArgument,
+                {"prompt \"" + row.text + "\"", "the subject \"" + std::string(subject) + "\" has no token of its own",
+                 "a subject that the tokenizer keeps", "write the subject in other characters"});
+  }
+  switch (fact_token) {
+    case FactToken::kSubjectLast: {
+      const auto last = overlapping(encoding, last_character(row.text, begin, end), end);
+      row.lookup = (last.first < 0 ? row.subject.second : last.second) - 1;
+      break;
+    }
+    case FactToken::kSubjectFirst:
+      row.lookup = row.subject.first;
+      break;
+    case FactToken::kSubjectFirstAfterLast:
+      row.lookup = std::min(row.subject.second, count - 1);
+      break;
+    case FactToken::kLast:
+      row.lookup = count - 1;
+      break;
+  }
+  row.ids = std::move(encoding.ids);
+  return row;
+}
+
+RenderedFact render_prompts(const models::Tokenizer& tokenizer, const datasets::Fact& fact,
+                            const ContextTemplates& contexts, const RenderOptions& options) {
+  RenderedFact rendered;
+  rendered.case_id = fact.case_id;
+  rendered.where = fact.where();
+  rendered.subject = fact.subject;
+  rendered.target = with_leading_space(fact.target_new);
+  try {
+    datasets::validate(fact, rendered.where);
+    rendered.target_ids = target_token_ids(tokenizer, fact.full_prompt(), rendered.target);
+    for (const auto& context : contexts.flat()) {
+      std::string text = context;
+      text.replace(text.find("{}"), 2, fact.prompt);
+      rendered.rows.push_back(render_prompt(tokenizer, text, fact.subject, options.fact_token));
+    }
+    for (const auto& prompt : options.kl_prompts)
+      rendered.kl_rows.push_back(render_prompt(tokenizer, prompt, fact.subject, options.fact_token));
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    throw Error(error.error_class(), text.starts_with(rendered.where) ? text : rendered.where + ": " + text);
+  }
+  if (rendered.target_ids.empty()) {
+    throw Error(ErrorClass::kInvalidArgument,
+                {rendered.where, "the target \"" + fact.target_new + "\" has no tokens",
+                 "a target of at least one token", "write the target in other characters"});
+  }
+  return rendered;
+}
+
+std::vector<int64_t> with_target(const PromptRow& row, const std::vector<int64_t>& target_ids) {
+  std::vector<int64_t> ids = row.ids;
+  ids.insert(ids.end(), target_ids.begin(), target_ids.end() - 1);
+  return ids;
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,163 @@
+// Second moments as values and as files.
+#include <ATen/ATen.h>
+#include <emend/core/cache_folder.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/devices/placement.h>
+#include <emend/devices/route.h>
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/statistics.h>
+
+#include <mutex>
+
+namespace emend::editors {
+namespace {
+
+constexpr const char* kFormat = "emend second moment 1";
+constexpr const char* kFactorFormat = "emend second moment factor 1";
+
+std::string factor_key(at::ScalarType dtype, const at::Tensor& like) {
+  return std::string(c10::toString(dtype)) + " " + devices::to_string(like.device());
+}
+
+// The stored factor; nothing if there is none or it is damaged: then it is made again.
+std::optional<SpdFactor> load_factor(const std::filesystem::path& path, const std::string& key, int64_t width) {
+  try {
+    const auto file = open_cached(path);
+    if (!file || !file->contains("lower")) return std::nullopt;
+    const auto text = [&](const char* name) {
+      const auto found = file->metadata().find(name);
+      return found == file->metadata().end() ? std::string() : found->second;
+    };
+    const at::Tensor lower_FF = file->tensor("lower");
+    if (text("format") != kFactorFormat || text("key") != key || lower_FF.scalar_type() != at::kDouble ||
+        lower_FF.dim() != 2 || lower_FF.size(0) != width || lower_FF.size(1) != width)
+      return std::nullopt;
+    return SpdFactor::from_parts(lower_FF.clone(), std::stod(text("jitter")));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void save_factor(const std::filesystem::path& path, const std::string& key, const SpdFactor& factor) {
+  char jitter[40];
+  std::snprintf(jitter, sizeof jitter, "%.17g", factor.jitter());
+  write_checked(path, {{"lower", devices::to_host(factor.lower_FF(), devices::Purpose::kStatistics).contiguous()}},
+                {{"format", kFactorFormat}, {"key", key}, {"jitter", jitter}});
+}
+
+}  // namespace
+
+struct SecondMoment::State {
+  at::Tensor cov_FF;
+  int64_t count = 0;
+  nlohmann::json origin;
+  std::mutex mutex;
+  std::map<std::string, SpdFactor> factors;
+  std::filesystem::path factor_path;  // empty: factors are not stored
+  std::string factor_file_key;
+
+  [[nodiscard]] bool stores(at::ScalarType dtype) const { return dtype == at::kDouble && !factor_path.empty(); }
+};
+
+SecondMoment::SecondMoment(at::Tensor cov_FF, int64_t count, nlohmann::json origin)
+    : state_(std::make_shared<State>()) {
+  const auto refuse = [](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {"second moment", got, expected, ""});
+  };
+  if (cov_FF.dim() != 2 || cov_FF.size(0) != cov_FF.size(1)) refuse("a tensor that is not square", "[F,F]");
+  if (cov_FF.scalar_type() != at::kFloat && cov_FF.scalar_type() != at::kDouble)
+    refuse(c10::toString(cov_FF.scalar_type()), "float32 or float64");
+  if (!at::isfinite(cov_FF).all().item<bool>()) refuse("NaN or infinite entries", "finite numbers");
+  state_->cov_FF = std::move(cov_FF);
+  state_->count = count;
+  state_->origin = std::move(origin);
+}
+
+const at::Tensor& SecondMoment::cov_FF() const {
+  return state_->cov_FF;
+}
+int64_t SecondMoment::width() const {
+  return state_->cov_FF.size(0);
+}
+int64_t SecondMoment::count() const {
+  return state_->count;
+}
+const nlohmann::json& SecondMoment::origin() const {
+  return state_->origin;
+}
+
+SpdFactor SecondMoment::factor(at::ScalarType dtype, const at::Tensor& like) const {
+  const std::lock_guard lock(state_->mutex);
+  const std::string key = factor_key(dtype, like);
+  if (const auto found = state_->factors.find(key); found != state_->factors.end()) return found->second;
+  if (state_->stores(dtype)) {
+    if (const auto stored = load_factor(state_->factor_path, state_->factor_file_key, width()))
+      return state_->factors
+          .emplace(key,
+                   SpdFactor::from_parts(devices::route_like(stored->lower_FF(), like, devices::Purpose::kStatistics),
+                                         stored->jitter()))
+          .first->second;
+  }
+  const at::Tensor cov_FF = devices::route_like(state_->cov_FF, like, devices::Purpose::kStatistics);
+  const SpdFactor& made =
+      state_->factors.emplace(key, SpdFactor::of(cov_FF, dtype, "the second moment of the keys")).first->second;
+  if (state_->stores(dtype)) save_factor(state_->factor_path, state_->factor_file_key, made);
+  return made;
+}
+
+void SecondMoment::keep_factor_at(const std::filesystem::path& path, const std::string& key,
+                                  int64_t least_width) const {
+  if (width() < least_width) return;
+  const std::lock_guard lock(state_->mutex);
+  state_->factor_path = path;
+  state_->factor_file_key = key;
+}
+
+bool SecondMoment::has_factor(at::ScalarType dtype, const at::Tensor& like) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->factors.contains(factor_key(dtype, like)) ||
+         (state_->stores(dtype) && std::filesystem::exists(state_->factor_path));
+}
+
+void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key) {
+  const at::Tensor cov_FF = devices::to_host(moment.cov_FF(), devices::Purpose::kStatistics).contiguous();
+  write_checked(path, {{"cov", cov_FF}},
+                {{"format", kFormat},
+                 {"key", key},
+                 {"count", std::to_string(moment.count())},
+                 {"origin", moment.origin().dump()}});
+}
+
+std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key) {
+  const auto opened = open_cached(path);
+  if (!opened) return std::nullopt;
+  const SafetensorsFile& file = *opened;
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kCorruption, {path.string(), got, expected, "delete the file; it will be computed again"});
+  };
+  const auto text = [&](const char* name) {
+    const auto found = file.metadata().find(name);
+    if (found == file.metadata().end())
+      refuse(std::string("no \"") + name + "\" in the header", "a statistics file of emend");
+    return found->second;
+  };
+  if (text("format") != kFormat) refuse("format \"" + text("format") + "\"", kFormat);
+  if (text("key") != key) refuse("the key of other settings", "key " + key);
+  if (!file.contains("cov") || file.tensors().size() != 1) refuse("other tensors", "one tensor \"cov\"");
+  const at::Tensor cov_FF = file.tensor("cov");
+  int64_t count = 0;
+  nlohmann::json origin;
+  try {
+    count = std::stoll(text("count"));
+    origin = parse_json(text("origin"), "origin");
+    return SecondMoment(cov_FF.clone(), count, origin);
+  } catch (const Error& error) {
+    refuse(error.what(), "a second moment");
+  } catch (const std::exception&) {
+    refuse("unreadable metadata", "a statistics file of emend");
+  }
+  return std::nullopt;
+}
+
+}  // namespace emend::editors

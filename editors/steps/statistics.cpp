@@ -1,0 +1,443 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/cache_folder.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/datasets/corpus.h>
+#include <emend/devices/route.h>
+#include <emend/editors/detail/statistics_rows.h>
+#include <emend/editors/detail/statistics_sums.h>
+#include <emend/editors/steps/convergence.h>
+#include <emend/editors/steps/shared_statistics.h>
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+namespace emend::editors {
+namespace {
+
+constexpr int kCacheVersion = 1;
+constexpr int64_t kTokensPerDimension = 10;
+constexpr int64_t kFirstAsked = 8, kMostPerDimension = 128;  // tokens a dimension, for kAutoTokens
+// Two halves are kept apart, and compared, as long as they are this narrow or the rule needs them: they take twice the
+// memory.
+constexpr int64_t kHalvesUpTo = 8192;
+constexpr int64_t kChunkTokens = 65536;  // between two chances to save what has been summed
+
+int64_t widest(const models::Model& model, const std::vector<int>& layers) {
+  int64_t width = 0;
+  for (const int layer : layers) width = std::max(width, model.edit_site(layer).in_features);
+  return width;
+}
+
+int64_t wanted_tokens(const models::Model& model, const std::vector<int>& layers, const StatisticsOptions& options) {
+  if (options.tokens == kAutoTokens) return kMostPerDimension * widest(model, layers);
+  return options.tokens > 0 ? options.tokens : kTokensPerDimension * widest(model, layers);
+}
+
+}  // namespace
+
+StatisticsText StatisticsText::from_file(const std::filesystem::path& path) {
+  StatisticsText text;
+  text.fingerprint = datasets::corpus_hash(path);
+  text.name = path.filename().string();
+  text.each = [path](const std::function<bool(const std::string&)>& sink) {
+    datasets::CorpusReader reader(path);
+    while (const auto document = reader.next())
+      if (!sink(document->text)) return;
+  };
+  return text;
+}
+
+std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
+                                                   const std::vector<std::vector<int64_t>>& rows,
+                                                   const std::vector<int>& layers, const StatisticsOptions& options) {
+  EMEND_CHECK(!layers.empty(), "statistics of no layer");
+  const int64_t total = detail::tokens_of(rows);
+  std::vector<detail::Sums> sums(1);
+  int64_t done = 0;
+  detail::add_rows(model, rows, layers, options, nullptr, sums, [&](int64_t tokens) {
+    done += tokens;
+    if (options.progress)
+      options.progress(
+          {"statistics", static_cast<double>(done), static_cast<double>(total), std::to_string(done) + " tokens"});
+  });
+  if (sums[0].count == 0)
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+  return detail::moments_of({detail::total_of(model, sums[0], layers, nullptr)}, options);
+}
+
+void FixedStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+  for (const int layer : layers) {
+    const auto found = moments_.find(layer);
+    const int64_t width = model.edit_site(layer).in_features;
+    if (found != moments_.end() && found->second.width() == width) continue;
+    throw Error(ErrorClass::kInvalidArgument,
+                {"statistics of layer " + std::to_string(layer),
+                 found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
+                 "a second moment of width " + std::to_string(width), "use statistics of this model"});
+  }
+}
+
+const SecondMoment& FixedStatistics::get(int layer) const {
+  const auto found = moments_.find(layer);
+  if (found == moments_.end())
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " has none",
+                                               "a prepared layer", "call prepare first"});
+  return found->second;
+}
+
+nlohmann::json FixedStatistics::describe() const {
+  return {{"source", "given"}, {"layers", moments_.size()}};
+}
+
+namespace {
+
+struct CorpusState {
+  std::optional<StatisticsText> text;
+  StatisticsOptions options;
+  std::map<int, SecondMoment> moments;
+  std::vector<int> from_cache, computed;
+  double seconds = 0;
+  int64_t tokens = 0;
+
+  [[nodiscard]] std::string source() const { return text ? text->name : "sampled from the model"; }
+
+  // Everything that the numbers of a layer depend on.
+  [[nodiscard]] std::string key(const models::Model& model, const std::string& weights, int layer,
+                                int64_t wanted) const {
+    nlohmann::json parts = {{"version", kCacheVersion},
+                            {"weights", weights},
+                            {"model_dtype", c10::toString(model.dtype())},
+                            {"tokenizer", model.tokenizer().fingerprint()},
+                            {"text", text ? text->fingerprint : "sampled"},
+                            {"seed", options.seed},
+                            {"tokens", wanted},
+                            {"max_length", detail::row_limit(model, options)},
+                            {"first_token", detail::name_of(options.first_token)},
+                            {"dtype", c10::toString(options.dtype)},
+                            {"site", hooks::to_string({hooks::Site::kMlpDownIn, layer})}};
+    if (options.tokens == kAutoTokens) parts["convergence"] = options.convergence;
+    if (!text) parts["sampling"] = detail::sampling_rule(model);
+    return sha256_hex(parts.dump());
+  }
+
+  std::optional<SecondMoment> cached(int layer, const std::string& cache_key) const {
+    const auto path = options.cache / (cache_key + ".safetensors");
+    try {
+      auto moment = load_second_moment(path, cache_key);
+      if (moment)
+        options.log.info("statistics.cache", "statistics of layer " + std::to_string(layer) + " from " + path.string());
+      return moment;
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported) throw;
+      options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
+      return std::nullopt;
+    }
+  }
+};
+
+// Layers that any process lacks: all compute them.
+std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Collectives& group) {
+  std::set<int> all;
+  for (const auto& text : group.all_gather(nlohmann::json(missing).dump()))
+    for (const int layer : nlohmann::json::parse(text).get<std::vector<int>>()) all.insert(layer);
+  return {all.begin(), all.end()};
+}
+
+// Into the cache, which then gives up what was not used for long.
+void store(const StatisticsOptions& options, const std::string& key, const SecondMoment& moment) {
+  const auto path = options.cache / (key + ".safetensors");
+  save_second_moment(path, moment, key);
+  for (const auto& removed : prune_cache(options.cache, cache_limit(), path))
+    options.log.info("statistics.pruned", "removed " + removed.path.string() + " to keep the cache within its bound");
+}
+
+// The factor's file stands beside the moment's.
+void keep_factor(const StatisticsOptions& options, const std::map<int, std::string>& keys, int layer,
+                 const SecondMoment& moment) {
+  if (options.cache.empty()) return;
+  const std::string key = sha256_hex(keys.at(layer) + " factor");
+  moment.keep_factor_at(options.cache / (key + ".safetensors"), key);
+}
+
+// Reads the text until there is enough of it, in chunks; what has been summed is saved now and then, and an interrupted
+// collection with the same settings goes on from there.
+class Collection {
+ public:
+  Collection(const CorpusState& state, const models::Model& model, std::vector<int> layers, devices::Collectives* group)
+      : options_(state.options),
+        model_(model),
+        layers_(std::move(layers)),
+        group_(group),
+        automatic_(options_.tokens == kAutoTokens),
+        most_(state.tokens),
+        source_(detail::make_row_source(model, state.text, options_)) {
+    const bool apart = automatic_ || widest(model, layers_) <= kHalvesUpTo;
+    halves_.resize(apart ? 2 : 1);
+    if (options_.cache.empty() || group) return;
+    std::string all;
+    const std::string weights = model.current_fingerprint();
+    for (const int layer : layers_) all += state.key(model, weights, layer, state.tokens);
+    partial_key_ = sha256_hex(all + " partial");
+  }
+
+  std::map<int, SecondMoment> run() {
+    resume();
+    int64_t goal = automatic_ ? std::min(most_, kFirstAsked * widest(model_, layers_)) : most_;
+    for (;;) {
+      read(goal);
+      std::vector<detail::Sums> totals;
+      for (const auto& half : halves_) totals.push_back(detail::total_of(model_, half, layers_, group_));
+      if (totals.size() == 2) checks_.push_back(detail::compare(totals));
+      const bool enough = !automatic_ || settled() || goal >= most_ || source_->exhausted();
+      if (enough) return finish(std::move(totals));
+      goal = std::min(most_, 2 * goal);
+    }
+  }
+
+ private:
+  void read(int64_t goal) {
+    while (read_ < goal && !source_->exhausted()) {
+      const auto rows = source_->take(std::min(goal - read_, kChunkTokens));
+      if (rows.empty()) break;
+      const int64_t before = read_;
+      detail::add_rows(model_, rows, layers_, options_, group_, halves_, [&](int64_t tokens) {
+        read_ += tokens;
+        if (options_.progress)
+          options_.progress({"statistics", static_cast<double>(std::min(read_, goal)), static_cast<double>(goal),
+                             std::to_string(read_) + " tokens"});
+      });
+      rows_ += static_cast<int64_t>(rows.size());
+      if (read_ == before) break;
+      if (std::chrono::steady_clock::now() - saved_ >= options_.save_every && read_ < most_) save();
+    }
+  }
+
+  // The last check of every layer says that the halves agree.
+  [[nodiscard]] bool settled() const {
+    if (checks_.empty() || checks_.back().empty()) return false;
+    return std::all_of(checks_.back().begin(), checks_.back().end(),
+                       [&](const auto& layer) { return layer.second.disagreement <= options_.convergence; });
+  }
+
+  std::map<int, SecondMoment> finish(std::vector<detail::Sums> totals) {
+    int64_t count = 0;
+    for (const auto& total : totals) count += total.count;
+    if (count == 0)
+      throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+    if (automatic_ && !settled())
+      options_.log.warning("statistics.unsettled",
+                           "the halves of " + std::to_string(count) +
+                               " tokens still disagree by more than the limit: take a larger corpus");
+    std::map<int, SecondMoment> moments;
+    for (auto& [layer, moment] : detail::moments_of(totals, options_)) {
+      nlohmann::json origin = moment.origin();
+      if (!checks_.empty()) {
+        auto& report = origin["convergence"] = {{"rule", automatic_ ? "halves agree" : "fixed"}};
+        if (automatic_) report["limit"] = options_.convergence;
+        for (const auto& check : checks_)
+          if (const auto found = check.find(layer); found != check.end())
+            report["checks"].push_back(found->second.to_json());
+      }
+      moments.emplace(layer, SecondMoment(moment.cov_FF(), moment.count(), std::move(origin)));
+    }
+    if (!partial_key_.empty()) std::filesystem::remove(partial_path());
+    return moments;
+  }
+
+  [[nodiscard]] std::filesystem::path partial_path() const { return options_.cache / (partial_key_ + ".safetensors"); }
+
+  void save() {
+    saved_ = std::chrono::steady_clock::now();
+    if (partial_key_.empty()) return;
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    nlohmann::json state = {{"rows", rows_}, {"read", read_}, {"halves", nlohmann::json::array()}};
+    for (size_t half = 0; half < halves_.size(); ++half) {
+      state["halves"].push_back({halves_[half].count, halves_[half].documents});
+      for (const auto& [layer, sum_FF] : halves_[half].sums_FF)
+        tensors.emplace_back(std::to_string(half) + "." + std::to_string(layer),
+                             devices::to_host(sum_FF, devices::Purpose::kStatistics).contiguous());
+    }
+    write_checked(partial_path(), tensors,
+                  {{"format", "emend partial statistics 1"}, {"key", partial_key_}, {"state", state.dump()}});
+  }
+
+  void resume() {
+    if (partial_key_.empty()) return;
+    try {
+      const auto file = open_cached(partial_path());
+      if (!file || file->metadata().at("key") != partial_key_) return;
+      const auto state = nlohmann::json::parse(file->metadata().at("state"));
+      std::vector<detail::Sums> halves(halves_.size());
+      for (size_t half = 0; half < halves.size(); ++half) {
+        halves[half].count = state.at("halves").at(half).at(0);
+        halves[half].documents = state.at("halves").at(half).at(1);
+        for (const int layer : layers_) {
+          const at::Tensor sum_FF = file->tensor(std::to_string(half) + "." + std::to_string(layer)).clone();
+          halves[half].sums_FF[layer] = devices::route_to(
+              sum_FF, model_.placement().layers.at(static_cast<size_t>(layer)), devices::Purpose::kStatistics);
+        }
+      }
+      rows_ = state.at("rows");
+      read_ = state.at("read");
+      halves_ = std::move(halves);
+      source_->skip(rows_);
+      options_.log.info("statistics.resumed", "going on after " + std::to_string(read_) + " tokens");
+    } catch (const Error& error) {
+      if (error.error_class() == ErrorClass::kCancelled) throw;
+      options_.log.warning("statistics.damaged", std::string(error.what()) + "; beginning again");
+    } catch (const std::exception&) {  // metadata of another version
+    }
+  }
+
+  const StatisticsOptions& options_;
+  const models::Model& model_;
+  std::vector<int> layers_;
+  devices::Collectives* group_;
+  bool automatic_;
+  int64_t most_;
+  std::unique_ptr<detail::RowSource> source_;
+  std::vector<detail::Sums> halves_;
+  std::vector<std::map<int, HalvesReport>> checks_;
+  std::string partial_key_;  // empty: nothing is saved
+  int64_t rows_ = 0, read_ = 0;
+  std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
+};
+
+nlohmann::json describe_corpus(const CorpusState& state);
+
+void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers,
+                    devices::Collectives* group) {
+  const auto start = std::chrono::steady_clock::now();
+  const StatisticsOptions& options = state.options;
+  std::vector<int> missing;
+  for (const int layer : layers)
+    if (!state.moments.contains(layer)) missing.push_back(layer);
+  if (missing.empty()) return;
+
+  state.tokens = wanted_tokens(model, layers, options);
+  std::map<int, std::string> keys;
+  if (!options.cache.empty()) {
+    std::filesystem::create_directories(options.cache);
+    const std::string weights = model.current_fingerprint();
+    for (const int layer : missing) {
+      keys[layer] = state.key(model, weights, layer, state.tokens);
+      if (auto moment = state.cached(layer, keys[layer])) {
+        keep_factor(options, keys, layer, *moment);
+        state.moments.emplace(layer, *moment);
+        state.from_cache.push_back(layer);
+      }
+    }
+    std::erase_if(missing, [&](int layer) { return state.moments.contains(layer); });
+  }
+  if (group) {
+    missing = missing_anywhere(missing, *group);
+    for (const int layer : missing) {
+      state.moments.erase(layer);
+      std::erase(state.from_cache, layer);
+    }
+  }
+  if (!missing.empty()) {
+    for (auto& [layer, moment] : Collection(state, model, missing, group).run()) {
+      nlohmann::json origin = moment.origin();
+      origin["text"] = state.source();
+      SecondMoment named(moment.cov_FF(), moment.count(), origin);
+      if (named.count() < named.width())
+        options.log.warning("statistics.few_tokens",
+                            "only " + std::to_string(named.count()) + " tokens for keys of width " +
+                                std::to_string(named.width()) +
+                                ": the second moment is singular; ten tokens a dimension are wanted");
+      if (!options.cache.empty() && (!group || group->rank() == 0)) store(options, keys[layer], named);
+      keep_factor(options, keys, layer, named);
+      state.moments.emplace(layer, named);
+      state.computed.push_back(layer);
+    }
+    if (group) group->barrier();  // the cache is written when any process goes on
+  }
+  state.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe_corpus(state));
+}
+
+const SecondMoment& prepared_moment(const CorpusState& state, int layer) {
+  const auto found = state.moments.find(layer);
+  if (found == state.moments.end())
+    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
+                                               "a prepared layer", "call prepare first"});
+  return found->second;
+}
+
+nlohmann::json describe_corpus(const CorpusState& state) {
+  nlohmann::json json = {{"source", state.source()},
+                         {"tokens_wanted", state.tokens},
+                         {"first_token", detail::name_of(state.options.first_token)},
+                         {"max_length", state.options.max_length},
+                         {"dtype", c10::toString(state.options.dtype)},
+                         {"seed", state.options.seed},
+                         {"layers_from_cache", state.from_cache},
+                         {"layers_computed", state.computed},
+                         {"seconds", state.seconds}};
+  if (state.text) json["text_sha256"] = state.text->fingerprint;
+  if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
+  for (const auto& [layer, moment] : state.moments)
+    if (const auto found = moment.origin().find("convergence"); found != moment.origin().end())
+      json["convergence"]["layer " + std::to_string(layer)] = *found;
+  return json;
+}
+
+class SharedStatistics final : public StatisticsProvider {
+ public:
+  SharedStatistics(std::optional<StatisticsText> text, StatisticsOptions options, devices::Collectives& group)
+      : group_(&group) {
+    state_.text = std::move(text);
+    state_.options = std::move(options);
+  }
+  void prepare(const models::Model& model, const std::vector<int>& layers) override {
+    prepare_corpus(state_, model, layers, group_);
+  }
+  [[nodiscard]] const SecondMoment& get(int layer) const override { return prepared_moment(state_, layer); }
+  [[nodiscard]] nlohmann::json describe() const override {
+    auto json = describe_corpus(state_);
+    json["processes"] = group_->size();
+    return json;
+  }
+
+ private:
+  CorpusState state_;
+  devices::Collectives* group_;
+};
+
+}  // namespace
+
+struct CorpusStatistics::State : CorpusState {};
+
+CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
+    : state_(std::make_unique<State>()) {
+  state_->text = std::move(text);
+  state_->options = std::move(options);
+}
+
+CorpusStatistics::~CorpusStatistics() = default;
+
+void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+  prepare_corpus(*state_, model, layers, nullptr);
+}
+
+const SecondMoment& CorpusStatistics::get(int layer) const {
+  return prepared_moment(*state_, layer);
+}
+
+nlohmann::json CorpusStatistics::describe() const {
+  return describe_corpus(*state_);
+}
+
+std::unique_ptr<StatisticsProvider> make_shared_statistics(std::optional<StatisticsText> text,
+                                                           StatisticsOptions options, devices::Collectives& group) {
+  return std::make_unique<SharedStatistics>(std::move(text), std::move(options), group);
+}
+
+}  // namespace emend::editors

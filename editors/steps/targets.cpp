@@ -1,0 +1,217 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/editors/detail/shared_targets.h>
+#include <emend/editors/detail/target_engines.h>
+#include <emend/editors/steps/targets.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace emend::editors {
+namespace {
+
+[[noreturn]] void refuse(const TargetProblem& problem, const std::string& got, const std::string& expected) {
+  throw Error(ErrorClass::kInvalidArgument, {"targets of fact " + std::to_string(problem.case_id), got, expected, ""});
+}
+
+void check_row(const TargetProblem& problem, const TargetRow& row) {
+  const auto length = static_cast<int64_t>(row.ids.size());
+  if (row.lookup < 0 || row.lookup >= length)
+    refuse(problem, "looked-up token " + std::to_string(row.lookup), "a token of a row of " + std::to_string(length));
+  for (const auto& [token, id] : row.labels)
+    if (token < row.lookup || token >= length)
+      refuse(problem, "a label at token " + std::to_string(token), "a token from the looked-up one on");
+}
+
+void check(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec) {
+  if (spec.sites.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"targets", "no site", "one or two sites in one layer", ""});
+  for (const auto& site : spec.sites) {
+    if (site.layer != spec.sites[0].layer || site.layer < 0 || site.layer >= model.n_layers())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"targets", hooks::to_string(site), "sites in one layer of the model", ""});
+  }
+  if (spec.loss_layer && (*spec.loss_layer < spec.sites[0].layer || *spec.loss_layer >= model.n_layers()))
+    throw Error(ErrorClass::kInvalidArgument, {"targets", "loss layer " + std::to_string(*spec.loss_layer),
+                                               "a layer from the edited one to the last", "check v_loss_layer"});
+  for (const auto& problem : problems) {
+    if (problem.rows.empty()) refuse(problem, "no row", "at least one row");
+    for (const auto& row : problem.rows) {
+      check_row(problem, row);
+      if (row.labels.empty()) refuse(problem, "a row without labels", "the target's tokens");
+      // A mistaken label would otherwise surface as an index error on a device.
+      for (const auto& label : row.labels)
+        if (label.second < 0 || label.second >= model.vocab_size())
+          refuse(problem, "target token " + std::to_string(label.second),
+                 "an id below the vocabulary size " + std::to_string(model.vocab_size()));
+    }
+    for (const auto& row : problem.kl_rows) check_row(problem, row);
+    for (const auto& held : problem.held) {
+      if (held.row >= problem.rows.size() + problem.kl_rows.size() || held.vectors_D.size() != spec.sites.size())
+        refuse(problem, "a held vector for no row or for other sites", "a row of the problem and a vector a site");
+    }
+  }
+}
+
+std::vector<Target> run_engine(const models::Model& model, const std::vector<TargetProblem>& problems,
+                               const TargetSpec& spec, const EditContext& context) {
+  const auto report = [&](size_t done, double loss) {
+    if (!context.progress) return;
+    char text[64];
+    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f", done, problems.size(), loss);
+    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()), text});
+  };
+  if (context.engine == Engine::kFast) return detail::optimise_fast(model, problems, spec, context, report);
+  std::vector<Target> targets;
+  for (const auto& problem : problems) {
+    targets.push_back(detail::optimise_reference(model, problem, spec, context));
+    report(targets.size(), targets.back().curve.empty() ? 0 : targets.back().curve.back().loss);
+  }
+  return targets;
+}
+
+double norm_of(const at::Tensor& x) {
+  return x.defined() ? x.norm().item<double>() : 0;
+}
+
+}  // namespace
+
+namespace detail {
+
+bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state) {
+  const bool low = inputs.loss < spec.stop_loss;
+  switch (spec.stop_rule) {
+    case StopRule::kLoss:
+      return low;
+    case StopRule::kArgmax:
+      state.nll_factor_scale = inputs.all_argmax ? 0.1 : 1;
+      return (inputs.all_argmax && inputs.kl <= 0.01) || low;
+    case StopRule::kMostProbable:
+      if (inputs.sampled_argmax) ++state.hits;
+      return state.hits >= spec.patience || low;
+    case StopRule::kProbability:
+      return inputs.probability > spec.stop_probability || low;
+  }
+  return low;
+}
+
+FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor) {
+  return delta_norm >= clamp_norm_factor * initial_norm * (1 - 1e-4) ? FactStatus::kClamped : FactStatus::kMaxSteps;
+}
+
+}  // namespace detail
+
+TargetProblem make_target_problem(const RenderedFact& fact) {
+  TargetProblem problem;
+  problem.case_id = fact.case_id;
+  const double weight = 1.0 / static_cast<double>(fact.rows.size());
+  for (const auto& row : fact.rows) {
+    TargetRow target{with_target(row, fact.target_ids), row.lookup, {}, weight, !problem.rows.empty()};
+    const auto last = static_cast<int64_t>(row.ids.size()) - 1;  // this token predicts the target's first
+    for (size_t t = 0; t < fact.target_ids.size(); ++t)
+      target.labels.emplace_back(last + static_cast<int64_t>(t), fact.target_ids[t]);
+    problem.rows.push_back(std::move(target));
+  }
+  for (const auto& row : fact.kl_rows) problem.kl_rows.push_back({row.ids, row.lookup, {}, 0, false});
+  return problem;
+}
+
+std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems,
+                                     const TargetSpec& spec, const EditContext& context) {
+  check(model, problems, spec);
+  const auto optimise = [&](const std::vector<TargetProblem>& some) { return run_engine(model, some, spec, context); };
+  // Traces do not travel between processes: with one, everyone does everything.
+  std::vector<Target> targets = context.sharing.alone() || context.trace
+                                    ? optimise(problems)
+                                    : detail::share_targets(problems, context.sharing, optimise);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto& last = targets[i].curve.empty() ? LossTerms{} : targets[i].curve.back();
+    context.log.event(LogLevel::kDebug, "targets.fact",
+                      "fact " + std::to_string(problems[i].case_id) + ": loss " + std::to_string(last.loss) +
+                          " after " + std::to_string(targets[i].steps) + " steps, " +
+                          std::string(to_string(targets[i].status)),
+                      {{"case_id", problems[i].case_id},
+                       {"loss", last.loss},
+                       {"nll", last.nll},
+                       {"kl", last.kl},
+                       {"weight_decay", last.weight_decay},
+                       {"probability", last.probability},
+                       {"steps", targets[i].steps}});
+  }
+  return targets;
+}
+
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target,
+                   const TargetSpec& spec) {
+  const size_t rewriting = problem.rows.size();
+  std::vector<const TargetRow*> rows;
+  for (const auto& row : problem.rows) rows.push_back(&row);
+  for (const auto& row : problem.kl_rows) rows.push_back(&row);
+  size_t width = 0;
+  for (const auto* row : rows) width = std::max(width, row->ids.size());
+  const auto count = static_cast<int64_t>(rows.size()), columns = static_cast<int64_t>(width);
+  at::Tensor ids = at::zeros({count, columns}, at::kLong), mask = at::zeros({count, columns}, at::kLong);
+  at::Tensor labels = at::full({static_cast<int64_t>(rewriting), columns}, -100, at::kLong),
+             lookup = at::zeros({count}, at::kLong);
+  auto ids_at = ids.accessor<int64_t, 2>(), mask_at = mask.accessor<int64_t, 2>(),
+       labels_at = labels.accessor<int64_t, 2>();
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const auto row = static_cast<int64_t>(r);
+    for (size_t k = 0; k < rows[r]->ids.size(); ++k) {
+      ids_at[row][static_cast<int64_t>(k)] = rows[r]->ids[k];
+      mask_at[row][static_cast<int64_t>(k)] = 1;
+    }
+    for (const auto& [token, id] : rows[r]->labels) labels_at[row][token] = id;
+    lookup[row] = rows[r]->lookup;
+  }
+  trace[prefix + "input_ids"] = ids;
+  trace[prefix + "attention_mask"] = mask;
+  trace[prefix + "labels"] = labels;
+  trace[prefix + "lookup"] = lookup;
+  std::vector<int64_t> target_ids;
+  for (const auto& label : problem.rows[0].labels) target_ids.push_back(label.second);
+  trace[prefix + "target_ids"] = at::tensor(target_ids, at::kLong);
+  for (size_t s = 0; s < target.target_D.size(); ++s) {
+    const std::string suffix = spec.sites.size() == 1                        ? ""
+                               : spec.sites[s].site == hooks::Site::kAttnOut ? "_attn"
+                                                                             : "_mlp";
+    trace[prefix + "target_init" + suffix] = target.initial_D[s];
+    trace[prefix + "target" + suffix] = target.target_D[s];
+    if (!target.trace) continue;
+    trace[prefix + "delta_steps" + suffix] = target.trace->delta_steps[s];
+    trace[prefix + "grad_steps" + suffix] = target.trace->grad_steps[s];
+  }
+  if (target.trace) trace[prefix + "nll_each"] = target.trace->nll_each;
+  at::Tensor losses = at::zeros({static_cast<int64_t>(target.curve.size()), 5}, at::kDouble);
+  for (size_t i = 0; i < target.curve.size(); ++i) {
+    const auto& terms = target.curve[i];
+    losses[static_cast<int64_t>(i)].copy_(
+        at::tensor({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability}, at::kDouble));
+  }
+  trace[prefix + "losses"] = losses;
+}
+
+FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact, const Target& target) {
+  FactOutcome outcome;
+  outcome.case_id = fact.case_id;
+  outcome.status = target.status;
+  outcome.reason = target.reason;
+  outcome.steps = target.steps;
+  outcome.curve = target.curve;
+  if (!target.curve.empty()) outcome.last = target.curve.back();
+  if (!target.delta_D.empty()) {
+    outcome.delta_norm = norm_of(target.delta_D[0]);
+    outcome.initial_norm = norm_of(target.initial_D[0]);
+  }
+  const PromptRow& plain = fact.rows.at(0);
+  outcome.token_ids = plain.ids;
+  outcome.token_ids.insert(outcome.token_ids.end(), fact.target_ids.begin(), fact.target_ids.end());
+  for (const int64_t id : outcome.token_ids) outcome.tokens.push_back(tokenizer.decode(std::vector<int64_t>{id}));
+  outcome.subject_span = plain.subject;
+  outcome.target_span = {static_cast<int64_t>(plain.ids.size()), static_cast<int64_t>(outcome.token_ids.size())};
+  outcome.lookup = plain.lookup;
+  return outcome;
+}
+
+}  // namespace emend::editors

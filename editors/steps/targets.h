@@ -1,0 +1,120 @@
+// The optimised target vectors: which hidden value at the looked-up token makes the model say the new fact.
+//
+// For each fact a delta δ (zero at first) is added to the output of one or more modules at the looked-up token of every
+// row, and moved by Adam so that loss = nll_factor·nll + kl + weight decay falls:
+//   nll   mean over the rewriting rows of −(1/T)Σ log p(target token)
+//   kl    kl_factor · KL(edited ‖ original) of the next-token distribution of the KL rows at their looked-up token
+//   wd    v_weight_decay · ‖δ‖/‖t0‖², summed over the sites
+// The stop rule is asked before the update, so there are at most steps−1 updates; after each update ‖δ‖ is cut to
+// clamp_norm_factor·‖t0‖. t0 is the value at the plain prompt before anything is added.
+//
+// The two engines give the same numbers up to rounding; the fast one works on all facts at once.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <emend/editors/editor.h>
+#include <emend/editors/steps/prompts.h>
+#include <emend/hooks/site.h>
+
+#include <optional>
+#include <vector>
+
+namespace emend::editors {
+
+/// When a fact has had enough, besides the last step.
+enum class StopRule {
+  kLoss,    ///< loss < stop_loss
+  kArgmax,  ///< PMET: also when every target token is the most probable one and kl ≤ 0.01; nll counts a tenth while it
+            ///< is
+  kMostProbable,  ///< ENCORE: when the target is the argmax in all sampled-context rows, `patience` times; also loss <
+                  ///< stop_loss
+  kProbability,   ///< ENCORE, other form: when the mean probability of the target exceeds stop_probability; also loss <
+                  ///< stop_loss
+};
+
+struct TargetSpec {
+  /// One or two of kLayerOut (MEMIT), kMlpOut (ROME), kMlpDownOut, kAttnOut (PMET), all in one layer. The first one's
+  /// t0 counts for reports.
+  std::vector<hooks::SiteRef> sites;
+  /// nll is read from the head applied to this layer's output without logit soft-caps (MEMIT's v_loss_layer); absent:
+  /// from the model's own logits (ROME).
+  std::optional<int> loss_layer;
+  int64_t steps = 25;
+  double lr = 0.5;
+  double weight_decay = 0.5;
+  double clamp_norm_factor = 0.75;
+  double kl_factor = 0.0625;
+  double nll_factor = 1;
+  double stop_loss = 0.05;
+  StopRule stop_rule = StopRule::kLoss;
+  int64_t patience = 1;
+  double stop_probability = 1;
+};
+
+/// A row that δ is added to.
+struct TargetRow {
+  std::vector<int64_t> ids;
+  int64_t lookup = 0;  ///< δ goes here
+  /// (token, id): after ids[0..token] the model shall say `id`. Empty for KL rows.
+  std::vector<std::pair<int64_t, int64_t>> labels;
+  double weight = 0;             ///< of this row's mean nll in the fact's nll; the rows of a problem sum to 1
+  bool sampled_context = false;  ///< not the plain prompt (kMostProbable looks at these)
+};
+
+/// A vector that stays added at one token while δ is optimised (earlier windows of a long target).
+struct HeldVector {
+  size_t row = 0;  ///< index into rows, then KL rows
+  int64_t token = 0;
+  std::vector<at::Tensor> vectors_D;  ///< one a site
+};
+
+/// One optimisation. Usually one fact; facts that share a key may be one problem with all their rows.
+struct TargetProblem {
+  int64_t case_id = 0;
+  std::vector<TargetRow> rows;
+  std::vector<TargetRow> kl_rows;
+  std::vector<HeldVector> held;
+  int64_t more_steps = 0;  ///< beyond TargetSpec::steps
+};
+
+/// Every step of one optimisation, on the host.
+struct TargetTrace {
+  std::vector<at::Tensor> delta_steps;  ///< [steps+1, D] a site, float32
+  std::vector<at::Tensor> grad_steps;   ///< [steps, D] a site
+  at::Tensor nll_each;                  ///< [iterations, rows]
+};
+
+/// The outcome of one problem.
+struct Target {
+  std::vector<at::Tensor> initial_D;  ///< t0 a site, float32, host
+  std::vector<at::Tensor> delta_D;    ///< δ a site
+  std::vector<at::Tensor> target_D;   ///< t0 + δ a site
+  FactStatus status = FactStatus::kMaxSteps;
+  std::string reason;
+  int64_t steps = 0;
+  std::vector<LossTerms> curve;
+  std::optional<TargetTrace> trace;  ///< if the context asks for traces
+};
+
+/// The problem of one fact: every context row with the target behind it (equal weights), and the KL rows.
+[[nodiscard]] TargetProblem make_target_problem(const RenderedFact& fact);
+
+/// Solves all problems. The model is not changed; its hooks are free afterwards. Uses from the context: engine, batch
+/// limit, sharing (unless there is a trace), cancel, progress, log, trace. A fact whose loss is not finite comes back
+/// kFailed; the others go on. Throws Error(kInvalidArgument) for sites in different layers, empty problems or token
+/// indices out of range.
+[[nodiscard]] std::vector<Target> optimise_targets(const models::Model& model,
+                                                   const std::vector<TargetProblem>& problems, const TargetSpec& spec,
+                                                   const EditContext& context);
+
+/// Records a problem and its target under `prefix`: input_ids, attention_mask, labels, lookup, target_init,
+/// delta_steps, grad_steps, nll_each, target_ids, losses [iterations, loss nll kl weight_decay probability], target.
+/// With several sites the per-site names end in "_attn" or "_mlp".
+void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target,
+                   const TargetSpec& spec);
+
+/// Fills the fields of an outcome that come from a fact's tokens and its target.
+[[nodiscard]] FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact& fact,
+                                       const Target& target);
+
+}  // namespace emend::editors

@@ -1,0 +1,257 @@
+// The published optimisation, step by step: the oracle. Plain on purpose; see targets_fast.cpp for the one that is
+// used.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/devices/route.h>
+#include <emend/editors/detail/target_engines.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/products.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace emend::editors::detail {
+namespace {
+
+constexpr int64_t kNoLabel = -100;
+
+// All rows of a problem, padded to one width on the right.
+struct PaddedRows {
+  models::TokenBatch batch;
+  at::Tensor labels;            // [J,T], kNoLabel where there is none
+  at::Tensor lengths;           // [J] labels in each row
+  std::vector<int64_t> lookup;  // packed index of the looked-up token of every row
+  int64_t rewriting = 0, rows = 0, width = 0;
+};
+
+int64_t pad_token(const models::Model& model) {
+  if (!model.has_tokenizer()) return 0;
+  const auto& tokenizer = model.tokenizer();
+  return tokenizer.pad_id().value_or(tokenizer.eos_id().value_or(0));
+}
+
+PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
+  std::vector<const TargetRow*> all;
+  for (const auto& row : problem.rows) all.push_back(&row);
+  for (const auto& row : problem.kl_rows) all.push_back(&row);
+  PaddedRows padded;
+  padded.rewriting = static_cast<int64_t>(problem.rows.size());
+  padded.rows = static_cast<int64_t>(all.size());
+  for (const auto* row : all) padded.width = std::max(padded.width, static_cast<int64_t>(row->ids.size()));
+
+  at::Tensor ids = at::full({padded.rows, padded.width}, pad_token(model), at::kLong);
+  at::Tensor mask = at::zeros({padded.rows, padded.width}, at::kLong);
+  padded.labels = at::full({padded.rewriting, padded.width}, kNoLabel, at::kLong);
+  padded.lengths = at::zeros({padded.rewriting}, at::kFloat);
+  for (int64_t r = 0; r < padded.rows; ++r) {
+    const TargetRow& row = *all[static_cast<size_t>(r)];
+    const auto n = static_cast<int64_t>(row.ids.size());
+    ids[r].narrow(0, 0, n).copy_(at::tensor(row.ids, at::kLong));
+    mask[r].narrow(0, 0, n).fill_(1);
+    padded.lookup.push_back(r * padded.width + row.lookup);
+    if (r >= padded.rewriting) continue;
+    for (const auto& [token, id] : row.labels) padded.labels[r][token] = id;
+    padded.lengths[r] = static_cast<double>(row.labels.size());
+  }
+  padded.batch = models::TokenBatch::from_padded(ids, mask, {}, true);
+  return padded;
+}
+
+// One variable, with Adam's moments and the value it is added to.
+struct Variable {
+  at::Tensor delta, first, second, initial;
+};
+
+// Adds the variable at every looked-up token, and the held vectors where they belong.
+at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, const TargetProblem& problem,
+                     const PaddedRows& padded) {
+  if (!variable.initial.defined()) {
+    const auto work_dtype = output.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    variable.initial = output[padded.lookup[0]].detach().to(work_dtype).clone();
+    variable.delta = at::zeros_like(variable.initial).requires_grad_(true);
+    variable.first = at::zeros_like(variable.initial);
+    variable.second = at::zeros_like(variable.initial);
+  }
+  const at::Tensor delta = variable.delta.to(output.scalar_type()).expand({padded.rows, -1});
+  at::Tensor changed = output.index_add(0, devices::index_on(padded.lookup, output), delta);
+  for (const auto& held : problem.held) {
+    const int64_t token = static_cast<int64_t>(held.row) * padded.width + held.token;
+    const at::Tensor vector =
+        devices::route_like(held.vectors_D[site], output, devices::Purpose::kDelta, devices::Dtype::kMatch);
+    changed = changed.index_add(0, devices::index_on({token}, output), vector.unsqueeze(0));
+  }
+  return changed;
+}
+
+struct StepLoss {
+  at::Tensor total, nll, kl, weight_decay, nll_each, probability;
+  bool all_argmax = false, sampled_argmax = false;
+};
+
+class ReferenceRun {
+ public:
+  ReferenceRun(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec)
+      : model_(model), problem_(problem), spec_(spec), padded_(pad(model, problem)), variables_(spec.sites.size()) {}
+
+  StepLoss forward(double nll_factor) {
+    hooks::HookSession session(model_.hooks());
+    for (size_t s = 0; s < variables_.size(); ++s)
+      session.edit(spec_.sites[s],
+                   [this, s](const at::Tensor& x) { return add_delta(x, variables_[s], s, problem_, padded_); });
+    const hooks::SiteRef loss_site{hooks::Site::kLayerOut, spec_.loss_layer.value_or(0)};
+    if (spec_.loss_layer) session.capture(loss_site, {.reference = true, .tokens = {}});
+    session.attach();
+    const at::Tensor logits_NV = model_.forward(padded_.batch).logits.to(work_dtype(model_));
+    at::Tensor nll_logits_NV = logits_NV;
+    if (spec_.loss_layer) nll_logits_NV = model_.project(session.captured(loss_site), true).to(work_dtype(model_));
+    session.finish();
+    return loss(logits_NV, nll_logits_NV, nll_factor);
+  }
+
+  std::vector<Variable>& variables() { return variables_; }
+
+ private:
+  StepLoss loss(const at::Tensor& logits_NV, const at::Tensor& nll_logits_NV, double nll_factor) {
+    StepLoss step;
+    const int64_t rewriting_tokens = padded_.rewriting * padded_.width;
+    const at::Tensor log_p_JTV =
+        at::log_softmax(nll_logits_NV, 1).narrow(0, 0, rewriting_tokens).view({padded_.rewriting, padded_.width, -1});
+    const at::Tensor labels_JT = devices::route_like(padded_.labels, log_p_JTV, devices::Purpose::kLabels);
+    const at::Tensor mask_JT = labels_JT != kNoLabel;
+    const at::Tensor picked_JT = log_p_JTV.gather(2, labels_JT.clamp_min(0).unsqueeze(2)).squeeze(2);
+    step.nll_each =
+        -(picked_JT * mask_JT).sum(1) / devices::route_like(padded_.lengths, picked_JT, devices::Purpose::kLabels);
+    std::vector<double> weights;
+    for (const auto& row : problem_.rows) weights.push_back(row.weight);
+    const at::Tensor weight_J =
+        devices::route_like(at::tensor(weights, step.nll_each.scalar_type()), step.nll_each, devices::Purpose::kLabels);
+    step.nll = (step.nll_each * weight_J).sum() * nll_factor;
+    step.probability = (at::exp(-step.nll_each) * weight_J).sum().detach();
+    note_argmax(step, log_p_JTV.detach(), picked_JT.detach(), mask_JT);
+
+    step.kl = at::zeros_like(step.nll);
+    if (!problem_.kl_rows.empty()) {
+      const std::vector<int64_t> tokens(padded_.lookup.begin() + padded_.rewriting, padded_.lookup.end());
+      const at::Tensor log_p_KV = at::log_softmax(logits_NV.index_select(0, devices::index_on(tokens, logits_NV)), 1);
+      if (!kl_first_.defined()) kl_first_ = log_p_KV.detach().clone();
+      const at::Tensor divergence =
+          (log_p_KV.exp() * (log_p_KV - kl_first_)).sum() / static_cast<double>(tokens.size());
+      step.kl = devices::route_like(divergence * spec_.kl_factor, step.nll, devices::Purpose::kLoss);
+    }
+    step.weight_decay = at::zeros_like(step.nll);
+    for (const auto& v : variables_) {
+      const at::Tensor term = v.delta.norm() / v.initial.norm().square() * spec_.weight_decay;
+      step.weight_decay = step.weight_decay + devices::route_like(term, step.nll, devices::Purpose::kLoss);
+    }
+    step.total = step.nll + step.kl + step.weight_decay;
+    return step;
+  }
+
+  void note_argmax(StepLoss& step, const at::Tensor& log_p_JTV, const at::Tensor& picked_JT,
+                   const at::Tensor& mask_JT) const {
+    if (spec_.stop_rule == StopRule::kLoss) return;
+    const at::Tensor hit_JT = (picked_JT >= log_p_JTV.amax(2)).logical_or(mask_JT.logical_not());
+    const at::Tensor hits = devices::to_host(hit_JT.all(1));
+    step.all_argmax = step.sampled_argmax = true;
+    for (int64_t j = 0; j < padded_.rewriting; ++j) {
+      const bool hit = hits[j].item<bool>();
+      step.all_argmax = step.all_argmax && hit;
+      if (problem_.rows[static_cast<size_t>(j)].sampled_context) step.sampled_argmax = step.sampled_argmax && hit;
+    }
+  }
+
+  const models::Model& model_;
+  const TargetProblem& problem_;
+  const TargetSpec& spec_;
+  PaddedRows padded_;
+  std::vector<Variable> variables_;
+  at::Tensor kl_first_;
+};
+
+// One Adam update, then the projection onto the ball around t0.
+void update(Variable& v, const at::Tensor& gradient, int64_t step, const TargetSpec& spec) {
+  const at::NoGradGuard no_grad;
+  v.first = v.first * kBeta1 + gradient * (1 - kBeta1);
+  v.second = v.second * kBeta2 + gradient * gradient * (1 - kBeta2);
+  const double t = static_cast<double>(step);
+  const at::Tensor first_hat = v.first / (1 - std::pow(kBeta1, t));
+  const at::Tensor second_hat = v.second / (1 - std::pow(kBeta2, t));
+  at::Tensor moved = v.delta.detach() - first_hat / (second_hat.sqrt() + kEpsilon) * spec.lr;
+  const double limit = spec.clamp_norm_factor * v.initial.norm().item<double>();
+  const double norm = moved.norm().item<double>();
+  if (norm > limit) moved = moved * limit / norm;
+  v.delta = moved.requires_grad_(true);
+}
+
+void append_delta(const std::vector<Variable>& variables, std::vector<std::vector<at::Tensor>>& deltas) {
+  for (size_t s = 0; s < variables.size(); ++s)
+    deltas[s].push_back(devices::to_host(variables[s].delta.detach()).clone());
+}
+
+}  // namespace
+
+Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
+                          const EditContext& context) {
+  const at::AutoGradMode with_grad(true);
+  const models::PlainProducts plain;
+  ReferenceRun run(model, problem, spec);
+  Target target;
+  StopState stop;
+  const size_t n_sites = spec.sites.size();
+  TargetTrace trace;
+  std::vector<std::vector<at::Tensor>> deltas(n_sites), gradients(n_sites);
+  std::vector<at::Tensor> nll_each;
+  bool met = false;
+  const int64_t steps = spec.steps + problem.more_steps;
+  for (int64_t it = 0; it < steps; ++it) {
+    context.cancel.check("targets");
+    const StepLoss step = run.forward(spec.nll_factor * stop.nll_factor_scale);
+    const LossTerms terms{step.total.item<double>(), step.nll.item<double>(), step.kl.item<double>(),
+                          step.weight_decay.item<double>(), step.probability.item<double>()};
+    target.curve.push_back(terms);
+    if (context.trace) {
+      append_delta(run.variables(), deltas);
+      nll_each.push_back(devices::to_host(step.nll_each.detach()).clone());
+    }
+    if (!std::isfinite(terms.loss)) {
+      target.status = FactStatus::kFailed;
+      target.reason = "the loss is not a number at step " + std::to_string(it);
+      break;
+    }
+    met = stop_now(spec, {terms.loss, terms.kl, step.all_argmax, step.sampled_argmax, terms.probability}, stop);
+    if (met || it == steps - 1) break;
+    std::vector<at::Tensor> variables;
+    for (const auto& v : run.variables()) variables.push_back(v.delta);
+    const auto grads = torch::autograd::grad({step.total}, variables);
+    for (size_t s = 0; s < n_sites; ++s) {
+      if (context.trace) gradients[s].push_back(devices::to_host(grads[s]).clone());
+      update(run.variables()[s], grads[s], it + 1, spec);
+    }
+    ++target.steps;
+  }
+  for (size_t s = 0; s < n_sites; ++s) {
+    const Variable& v = run.variables()[s];
+    target.initial_D.push_back(devices::to_host(v.initial));
+    target.delta_D.push_back(devices::to_host(v.delta.detach()));
+    target.target_D.push_back(target.initial_D.back() + target.delta_D.back());
+  }
+  if (target.status != FactStatus::kFailed) {
+    target.status = met ? FactStatus::kConverged
+                        : unmet_status(target.delta_D[0].norm().item<double>(),
+                                       target.initial_D[0].norm().item<double>(), spec.clamp_norm_factor);
+  }
+  if (context.trace) {
+    for (size_t s = 0; s < n_sites; ++s) {
+      trace.delta_steps.push_back(at::stack(deltas[s]));
+      trace.grad_steps.push_back(gradients[s].empty() ? at::zeros({0, target.delta_D[s].size(0)})
+                                                      : at::stack(gradients[s]));
+    }
+    trace.nll_each = at::stack(nll_each);
+    target.trace = std::move(trace);
+  }
+  return target;
+}
+
+}  // namespace emend::editors::detail

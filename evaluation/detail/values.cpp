@@ -1,0 +1,85 @@
+#include <emend/evaluation/detail/values.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace emend::evaluation::detail {
+namespace {
+
+using nlohmann::json;
+
+std::string print(const char* format, double value) {
+  std::array<char, 64> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), format, value);
+  return buffer.data();
+}
+
+}  // namespace
+
+std::string shorten(std::string_view text, size_t characters) {
+  size_t seen = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xC0) == 0x80) continue;
+    if (seen++ == characters) return std::string(text.substr(0, i)) + "…";
+  }
+  return std::string(text);
+}
+
+std::string fixed(std::optional<double> value, int digits) {
+  if (!value || !std::isfinite(*value)) return "–";
+  std::array<char, 64> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, *value);
+  return buffer.data();
+}
+
+std::string significant(double value) {
+  if (!std::isfinite(value)) return "–";
+  const double size = std::fabs(value);
+  if (size != 0 && (size < 1e-3 || size >= 1e9)) return print("%.1e", value);
+  if (size >= 1000) {
+    std::string digits = print("%.0f", size);
+    for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3)
+      digits.insert(static_cast<size_t>(at), ",");
+    return (value < 0 ? "-" : "") + digits;
+  }
+  return print("%.3g", value);
+}
+
+std::string probability(double value) {
+  if (!std::isfinite(value)) return "–";
+  if (value < 0.001) return "< 0.001";
+  return print(value < 0.1 ? "%.3f" : "%.2f", value);
+}
+
+const json& member(const json& object, std::initializer_list<std::string_view> path) {
+  static const json null;
+  const json* at = &object;
+  for (std::string_view key : path) {
+    if (!at->is_object()) return null;
+    const auto found = at->find(key);
+    if (found == at->end()) return null;
+    at = &*found;
+  }
+  return *at;
+}
+
+std::optional<double> as_number(const json& value) {
+  if (!value.is_number()) return std::nullopt;
+  return value.get<double>();
+}
+
+std::string as_text(const json& value, const std::string& fallback) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number() || value.is_boolean()) return value.dump();
+  return fallback;
+}
+
+std::vector<double> numbers(const json& list) {
+  std::vector<double> out;
+  if (list.is_array())
+    for (const auto& value : list) out.push_back(as_number(value).value_or(NAN));
+  return out;
+}
+
+}  // namespace emend::evaluation::detail

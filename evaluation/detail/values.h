@@ -1,0 +1,36 @@
+// Tolerant reading of JSON that others wrote, and numbers for people.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace emend::evaluation::detail {
+
+/// Cut at a character border with "…" if longer than `characters`.
+[[nodiscard]] std::string shorten(std::string_view text, size_t characters);
+
+/// "85.8"; "–" if absent.
+[[nodiscard]] std::string fixed(std::optional<double> value, int digits = 1);
+/// Three significant digits: "0.0123", "1.2e-05", "1,234".
+[[nodiscard]] std::string significant(double value);
+/// "0.97", "< 0.001".
+[[nodiscard]] std::string probability(double value);
+
+/// The member at a path of keys, or null.
+[[nodiscard]] const nlohmann::json& member(const nlohmann::json& object, std::initializer_list<std::string_view> path);
+[[nodiscard]] std::optional<double> as_number(const nlohmann::json& value);
+[[nodiscard]] inline std::optional<double> number(const nlohmann::json& object, std::string_view key) {
+  return as_number(member(object, {key}));
+}
+/// A string as it is, a number or truth value as text, else `fallback`.
+[[nodiscard]] std::string as_text(const nlohmann::json& value, const std::string& fallback = "");
+[[nodiscard]] inline std::string text(const nlohmann::json& object, std::string_view key,
+                                      const std::string& fallback = "") {
+  return as_text(member(object, {key}), fallback);
+}
+/// Numbers of a list; what is not a number becomes NaN.
+[[nodiscard]] std::vector<double> numbers(const nlohmann::json& list);
+
+}  // namespace emend::evaluation::detail

@@ -1,0 +1,260 @@
+// Tokenizers as folders have them: tokenizer.json, a SentencePiece model, vocab.json + merges.txt (GPT-2, OPT, GPT-J,
+// Qwen2 and others that share their format), and tiktoken vocabularies, which are lines of "base64 rank": a token's
+// rank is its id and the rank of the merge that makes it.
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/models/tokenizer/detail/byte_level.h>
+#include <emend/models/tokenizer/detail/checks.h>
+#include <emend/models/tokenizer/detail/sources.h>
+#include <emend/models/tokenizer/detail/steps.h>
+
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <numeric>
+#include <system_error>
+
+namespace emend::models {
+namespace detail {
+
+using nlohmann::json;
+
+const char* const kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+const char* const kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex) {
+  return {
+      {"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
+}
+
+json split_pre_tokenizer(const std::string& pattern) {
+  const json split = {
+      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level_pre_tokenizer(false, false)}}};
+}
+
+json byte_level_decoder() {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+}
+
+namespace {
+
+void read_vocabulary(const std::filesystem::path& path, PipelineSpec& spec) {
+  const json document = read_json(path, {.repeated_keys = true});
+  const JsonView view(document, path.string());
+  if (!document.is_object()) view.fail("an object of pieces and ids");
+  spec.vocabulary.reserve(document.size());
+  for (const auto& [piece, ignored] : document.items())
+    spec.vocabulary.add(piece, static_cast<uint32_t>(view.at(piece).integer(0, kMaxTokenId)));
+}
+
+void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
+  const std::string text = read_file(path);
+  size_t number = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string_view line = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    ++number;
+    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+    if (line.empty() || line.substr(0, 8) == "#version") continue;
+    const size_t space = line.find(' ');
+    const std::string_view left = line.substr(0, space), right = space == line.npos ? "" : line.substr(space + 1);
+    const Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
+                      spec.vocabulary.find(std::string(left).append(right)), static_cast<uint32_t>(spec.merges.size())};
+    if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
+      throw Error(ErrorClass::kCorruption,
+                  {path.string() + ":" + std::to_string(number), "got \"" + shorten(line) + "\"",
+                   "two pieces of vocab.json that make a third", "get both files again"});
+    spec.merges.push_back(merge);
+  }
+}
+
+// GPT-2 or, by the class in tokenizer_config.json, Qwen2.
+PipelineSpec read_vocab_and_merges(const std::filesystem::path& folder, const FolderConfig& config) {
+  PipelineSpec spec;
+  spec.file = (folder / "vocab.json").string();
+  read_vocabulary(folder / "vocab.json", spec);
+  read_merges(folder / "merges.txt", spec);
+  const bool qwen = config.tokenizer_class().rfind("Qwen2", 0) == 0;
+  if (qwen) {
+    spec.normalizer = {{"type", "NFC"}};
+    spec.pre_tokenizer = split_pre_tokenizer(kQwen2Pattern);
+  } else {
+    spec.pre_tokenizer = byte_level_pre_tokenizer(config.flag("add_prefix_space").value_or(false), true);
+  }
+  spec.decoder = byte_level_decoder();
+  config.apply(spec);
+  const auto bos = config.special_text("bos_token");
+  if (config.flag("add_bos_token").value_or(false) && bos && spec.special.bos)
+    spec.post_processor = template_processor({{*bos, *spec.special.bos}}, {});
+  return spec;
+}
+
+std::optional<std::string> decode_base64(std::string_view text) {
+  static constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  if (text.empty() || text.size() % 4 != 0) return std::nullopt;
+  std::string bytes;
+  for (size_t at = 0; at < text.size(); at += 4) {
+    uint32_t group = 0;
+    int digits = 0;
+    for (; digits < 4 && text[at + digits] != '='; ++digits) {
+      const size_t value = kDigits.find(text[at + digits]);
+      if (value == std::string_view::npos) return std::nullopt;
+      group |= static_cast<uint32_t>(value) << (18 - 6 * digits);
+    }
+    if (digits < 2 || (digits < 4 && at + 4 != text.size())) return std::nullopt;
+    for (int byte = 0; byte < digits - 1; ++byte) bytes += static_cast<char>(group >> (16 - 8 * byte));
+  }
+  return bytes;
+}
+
+struct Line {
+  std::string bytes;
+  uint32_t rank = 0;
+};
+
+std::optional<Line> parse_line(std::string_view text) {
+  if (!text.empty() && text.back() == '\r') text.remove_suffix(1);
+  const size_t space = text.find(' ');
+  if (space == std::string_view::npos) return std::nullopt;
+  auto bytes = decode_base64(text.substr(0, space));
+  Line line;
+  const auto [end, error] = std::from_chars(text.data() + space + 1, text.data() + text.size(), line.rank);
+  if (!bytes || error != std::errc() || end != text.data() + text.size() || line.rank > kMaxTokenId)
+    return std::nullopt;
+  line.bytes = std::move(*bytes);
+  return line;
+}
+
+void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
+  const std::string text = read_file(path);
+  vocabulary.reserve(text.size() / 12);
+  size_t number = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    ++number;
+    if (line.empty()) continue;
+    const auto parsed = parse_line(line);
+    if (!parsed)
+      throw Error(ErrorClass::kCorruption,
+                  {path.string() + ":" + std::to_string(number), "got \"" + shorten(line) + "\"",
+                   "a token in base64, a space and its rank", "get the file again"});
+    vocabulary.add(to_byte_level(parsed->bytes), parsed->rank);
+  }
+}
+
+void add_special(PipelineSpec& spec, const std::string& content) {
+  AddedToken token;
+  token.content = content;
+  spec.add_token(std::move(token));
+}
+
+// Qwen (version 1) numbers its special tokens from the end of the ranks: three named ones and 205 spare ones.
+void add_qwen_tokens(PipelineSpec& spec, const FolderConfig& config) {
+  const int64_t start = config.id("special_tokens_start").value_or(spec.vocabulary.id_end());
+  if (start != spec.vocabulary.id_end())
+    throw Error(
+        ErrorClass::kCorruption,
+        {spec.file, "the ranks end at " + std::to_string(spec.vocabulary.id_end()),
+         "special_tokens_start of tokenizer_config.json, which is " + std::to_string(start), "get both files again"});
+  for (const char* name : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) add_special(spec, name);
+  for (int i = 0; i < 205; ++i) add_special(spec, "<|extra_" + std::to_string(i) + "|>");
+}
+
+// GLM-4 starts every text with [gMASK] <sop>.
+void add_glm_prefix(PipelineSpec& spec) {
+  const uint32_t mask = spec.find("[gMASK]"), start = spec.find("<sop>");
+  if (mask == kNoToken || start == kNoToken) return;
+  spec.post_processor = template_processor({{"[gMASK]", mask}, {"<sop>", start}}, {});
+}
+
+// True if the file starts as a tiktoken vocabulary does.
+bool looks_like_tiktoken(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  line.resize(200);
+  file.read(line.data(), static_cast<std::streamsize>(line.size()));
+  line.resize(static_cast<size_t>(file.gcount()));
+  return parse_line(std::string_view(line).substr(0, line.find('\n'))).has_value();
+}
+
+PipelineSpec read_tiktoken(const std::filesystem::path& path, const FolderConfig& config) {
+  const std::string& name = config.tokenizer_class();
+  PipelineSpec spec;
+  spec.file = path.string();
+  read_ranks(path, spec.vocabulary);
+  std::vector<uint32_t> ranks(spec.vocabulary.id_end());
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  spec.merges = merges_from_ranks(spec.vocabulary, ranks);
+  spec.options.ignore_merges = true;  // a word that is a token is that token
+  spec.compose = ComposeTables::kUnicode;
+  spec.decoder = byte_level_decoder();
+  const bool glm = name.rfind("ChatGLM", 0) == 0;
+  spec.pre_tokenizer = split_pre_tokenizer(glm ? kLlama3Pattern : kQwen2Pattern);
+  if (!glm) {
+    spec.normalizer = {{"type", "NFC"}};
+    add_qwen_tokens(spec, config);
+  }
+  config.apply(spec);
+  if (glm) add_glm_prefix(spec);
+  const uint32_t end = spec.find("<|endoftext|>");
+  if (!spec.special.eos && end != kNoToken) {
+    spec.special.eos = end;
+    spec.special.eos_ids.push_back(end);
+  }
+  return spec;
+}
+
+}  // namespace
+
+std::optional<PipelineSpec> read_pipeline(const std::filesystem::path& folder, const FolderConfig& config) {
+  const auto has = [&folder](const char* name) { return std::filesystem::is_regular_file(folder / name); };
+  PipelineSpec spec;
+  if (has("tokenizer.json")) {
+    spec = read_tokenizer_json(folder / "tokenizer.json");
+    config.apply(spec);
+    spec.files = config.files({"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"});
+    return spec;
+  }
+  if (has("tokenizer.model")) {
+    if (!looks_like_tiktoken(folder / "tokenizer.model")) return std::nullopt;
+    spec = read_tiktoken(folder / "tokenizer.model", config);
+    spec.files = config.files({"tokenizer.model"});
+    return spec;
+  }
+  if (has("vocab.json") && has("merges.txt")) {
+    spec = read_vocab_and_merges(folder, config);
+    spec.files = config.files({"vocab.json", "merges.txt"});
+    return spec;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".tiktoken") continue;
+    spec = read_tiktoken(entry.path(), config);
+    spec.files = config.files({entry.path().filename().string()});
+    return spec;
+  }
+  throw Error(ErrorClass::kNotFound,
+              {folder.string(), "no tokenizer in this folder",
+               "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or a .tiktoken file",
+               "copy the tokenizer files of the model into the folder"});
+}
+
+}  // namespace detail
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
+    throw Error(ErrorClass::kNotFound,
+                {folder.string(), "no such folder", "a folder with a tokenizer", "check the path"});
+  const detail::FolderConfig config(folder);
+  if (auto spec = detail::read_pipeline(folder, config)) return detail::make_pipeline(*std::move(spec));
+  return detail::load_sentencepiece(folder / "tokenizer.model", config);
+}
+
+}  // namespace emend::models

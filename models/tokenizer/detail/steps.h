@@ -1,0 +1,107 @@
+// The steps of a tokenizer.json around its model: "normalizer", "pre_tokenizer", "post_processor" and "decoder". All
+// are immutable and thread-safe. What makes them throws Error(kCorruption) or Error(kUnsupported) naming file and key.
+#pragma once
+
+#include <emend/models/tokenizer/detail/json_view.h>
+#include <emend/models/tokenizer/detail/piece.h>
+#include <emend/models/tokenizer/detail/regex.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace emend::models::detail {
+
+/// Calls visit(step, its type) for the step `view`, or for all steps of a "Sequence", whose list is under `key`. A null
+/// `view` has no step.
+template <class Visit>
+void for_each_step(const JsonView& view, const char* key, const Visit& visit, int depth = 0) {
+  if (depth == 0 && view.is_null()) return;
+  const std::string& type = view.at("type").string();
+  if (type != "Sequence") return visit(view, type);
+  if (depth > kMaxSequenceDepth) view.fail("sequences nested at most " + std::to_string(kMaxSequenceDepth) + " deep");
+  for (const JsonView& step : view.at(key).elements()) for_each_step(step, key, visit, depth + 1);
+}
+
+/// A "pattern" value: {"String": "…"} or {"Regex": "…"}. Null for an empty string, which matches nothing.
+[[nodiscard]] std::shared_ptr<const Regex> make_pattern(const JsonView& view);
+/// A value that is a text of one character.
+[[nodiscard]] std::string one_character(const JsonView& view);
+
+// ---- normalizer
+
+/// Which Unicode tables decide what composes.
+enum class ComposeTables {
+  kReference,  ///< as Hugging Face tokenizers do: marks newer than Unicode 9 stay where they are
+  kUnicode,    ///< as the Unicode standard says
+};
+
+/// Writes the normalised text to `result` and returns true, or returns false if nothing changes.
+using Normalizer = std::function<bool(const Piece& source, PieceBuilder& result)>;
+using NormalizerChain = std::vector<Normalizer>;
+
+/// NFC (compose), NFD, NFKC (compose, compatibility) or NFKD. Characters that combine are normalised together, and
+/// all bytes of the result stand for all bytes of that group; everything else keeps its own place.
+[[nodiscard]] Normalizer make_unicode_form(bool compose, bool compatibility, ComposeTables tables);
+[[nodiscard]] NormalizerChain make_normalizers(const JsonView& view, ComposeTables tables);
+
+/// Runs the chain on `source` and hands the result to `sink`.
+void normalise(const NormalizerChain& chain, const Piece& source, PieceSink sink);
+/// The same for a string without origins.
+[[nodiscard]] std::string normalise(const NormalizerChain& chain, std::string_view text);
+
+// ---- pre_tokenizer: words that are tokenised independently
+
+/// Hands the parts of `source`, in order, to `sink`. The pieces are valid only during the call.
+using PreTokenizer = std::function<void(const Piece& source, PieceSink sink)>;
+
+struct PreTokenizerChain {
+  std::vector<PreTokenizer> steps;
+  /// The last step maps bytes to characters (ByteLevel), and that mapping is left to the model, which does it only
+  /// for words that it has not seen: the words handed out are raw bytes.
+  bool byte_level = false;
+};
+
+[[nodiscard]] PreTokenizerChain make_pre_tokenizers(const JsonView& view);
+/// Runs all steps on `source` and hands the non-empty words to `sink`.
+void pre_tokenise(const PreTokenizerChain& chain, const Piece& source, PieceSink sink);
+
+// ---- post_processor: what is put around a text
+
+/// Appends to special.prefix_ids and special.suffix_ids what the value puts around one text. ByteLevel steps only trim
+/// offsets in the reference; ours always cover the text, so they have no effect.
+void read_post_processor(const JsonView& view, SpecialTokens& special);
+/// A TemplateProcessing value that puts `prefix` and `suffix` (pieces with their ids) around a text.
+[[nodiscard]] nlohmann::json template_processor(const std::vector<std::pair<std::string, int64_t>>& prefix,
+                                                const std::vector<std::pair<std::string, int64_t>>& suffix);
+
+// ---- decoder: from pieces back to text
+
+struct DecodeStep {
+  /// Changes one piece of a stream; bytes may come out that are only part of a character. Empty: nothing to do.
+  ///   at_start  nothing of the text has been written yet
+  std::function<void(std::string& piece, bool at_start)> one;
+  /// Changes the pieces of a whole text, which go in and come out as valid UTF-8. Empty: `one` for each of them.
+  std::function<void(std::vector<std::string>& pieces)> all;
+};
+
+class DecoderChain {
+ public:
+  /// From the "decoder" value; null joins pieces with spaces.
+  explicit DecoderChain(const JsonView& view);
+
+  [[nodiscard]] std::string decode(std::vector<std::string> pieces) const;
+  [[nodiscard]] std::string decode_one(std::string piece, bool at_start) const;
+
+ private:
+  std::vector<DecodeStep> steps_;
+};
+
+/// The byte of a piece "<0xNN>", or -1.
+[[nodiscard]] int byte_of_piece(std::string_view piece);
+
+}  // namespace emend::models::detail

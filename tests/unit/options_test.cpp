@@ -1,0 +1,222 @@
+// The declared options of every verb: complete, consistent, as frozen in the golden help, and as the documentation
+// says.
+#include <emend/core/atomic_file.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <regex>
+#include <set>
+
+#include "cli.h"
+
+namespace emend::tools {
+namespace options_test {
+
+namespace fs = std::filesystem;
+
+const Verb& verb_named(const std::string& name) {
+  return *std::ranges::find_if(verbs(), [&](const Verb& verb) { return verb.name == name; });
+}
+
+bool is_positional(const Option& option) {
+  return option.spellings().size() == 1 && option.names[0] != '-';
+}
+
+std::vector<std::string> values_of(const Option& option) {
+  std::vector<std::string> values;
+  std::istringstream text(option.text());
+  for (std::string value; std::getline(text, value, ',');) values.push_back(value);
+  return values;
+}
+
+TEST(Options, EveryOptionHasAMeaningAndANameOfItsOwn) {
+  for (const Verb& verb : verbs()) {
+    const Command command(verb);
+    std::set<std::string> names;
+    ASSERT_GE(command.options.all().size(), 3U) << verb.name;
+    for (const Option& option : command.options.all()) {
+      EXPECT_FALSE(option.meaning.empty()) << verb.name << " " << option.names;
+      EXPECT_FALSE(option.spellings().empty()) << verb.name;
+      for (const auto& name : option.spellings())
+        EXPECT_TRUE(names.insert(name).second) << verb.name << ": " << name << " is declared twice";
+    }
+    for (const Option& option : command.options.all())
+      for (const auto& other : {option.needs, option.excludes})
+        EXPECT_TRUE(other.empty() || names.contains(other)) << verb.name << " " << option.names << ": " << other;
+  }
+}
+
+TEST(Options, DefaultsAreAmongTheChoicesAndWithinTheLimits) {
+  for (const Verb& verb : verbs()) {
+    const Command command(verb);
+    for (const Option& option : command.options.all()) {
+      for (const auto& value : values_of(option)) {
+        EXPECT_TRUE(option.choices.empty() || std::ranges::find(option.choices, value) != option.choices.end())
+            << verb.name << " " << option.names;
+        if (option.limits == Limits()) continue;
+        EXPECT_GE(std::stod(value), option.limits.min) << verb.name << " " << option.names;
+        EXPECT_LE(std::stod(value), option.limits.max) << verb.name << " " << option.names;
+      }
+    }
+  }
+}
+
+// What the help says is the default can be said on the command line, and changes nothing.
+TEST(Options, DefaultsParse) {
+  for (const Verb& verb : verbs()) {
+    const Command plain(verb);
+    Command command(verb);
+    std::vector<std::string> words;
+    for (const Option& option : command.options.all()) {
+      if (is_positional(option)) {
+        for (int i = 0; option.required && i < std::max(1, option.least); ++i) words.push_back("word");
+      } else if (option.required) {
+        words.insert(words.end(), {option.spellings().back(), option.choices.empty() ? "word" : option.choices[0]});
+      }
+    }
+    for (const Option& option : command.options.all()) {
+      if (is_positional(option) || option.is_flag() || option.text().empty() || !option.needs.empty()) continue;
+      words.push_back(option.spellings().back());
+      const auto values = values_of(option);
+      words.insert(words.end(), values.begin(), values.end());
+    }
+    EXPECT_EQ(parse_words(command, words), "") << verb.name;
+    for (size_t i = 0; i < plain.options.all().size(); ++i) {
+      const Option& option = plain.options.all()[i];
+      if (option.required) continue;
+      EXPECT_EQ(command.options.all()[i].text(), option.text()) << verb.name << " " << option.names;
+    }
+  }
+}
+
+TEST(Options, WhatIsWrongIsRefused) {
+  const auto refused = [](const char* verb, const std::vector<std::string>& words, const char* why) {
+    Command command(verb_named(verb));
+    const std::string text = parse_words(command, words);
+    EXPECT_NE(text.find(why), std::string::npos) << verb << ": " << text;
+  };
+  refused("edit", {}, "--facts is required");
+  refused("edit", {"--facts", "f", "--save", "pack,nothing"}, "nothing not in {pack,model,gguf,peft,lora,none}");
+  refused("edit", {"--facts", "f", "--batch-size", "-1"}, "--batch-size: Value -1 not in range 0");
+  refused("edit", {"--facts", "f", "--stats-tokens", "many"},
+          "--stats-tokens: \"many\"; expected a number of tokens from 0 on, or auto");
+  refused("generate", {"--top-p", "1.5"}, "--top-p: Value 1.5 not in range 0.0");
+  refused("lint", {"f", "--out", "g"}, "--out requires --fix");
+  refused("revert", {"id", "--all"}, "excludes");
+  refused("compare", {"one"}, "RUN: At least 2 required but received 1");
+}
+
+TEST(Options, ValuesReachTheirPlaces) {
+  Options options;
+  struct Values {
+    bool flag = false;
+    int64_t count = 0, hidden = 1;
+    double share = 0;
+    std::vector<std::string> words;
+    std::vector<int> numbers;
+  };
+  auto& values = options.arguments<Values>();
+  options.add("-f,--flag", &values.flag, "a flag")
+      .add("--count", CountOrAuto{&values.count, -1, "things"}, "a number or auto")
+      .add("--share", &values.share, "of all", {.limits = {0, 1}})
+      .add("WORDS", &values.words, "positional")
+      .add("--numbers", &values.numbers, "a list", {.list = true})
+      .add("--hidden", &values.hidden, "not shown", {.hidden = true});
+  Command command({"toy", "", [](Options&) { return VerbRun(); }});
+  command.options = options;
+  EXPECT_EQ(parse_words(command,
+                        {"-f", "--count", "auto", "--share", "0.5", "--numbers", "1,2,3", "--hidden", "7", "a", "b"}),
+            "");
+  EXPECT_TRUE(values.flag);
+  EXPECT_EQ(values.count, -1);
+  EXPECT_EQ(values.share, 0.5);
+  EXPECT_EQ(values.words, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(values.numbers, (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(values.hidden, 7);
+  EXPECT_EQ(options.at("--count").text(), "auto");
+  EXPECT_EQ(options.at("--numbers").text(), "1,2,3");
+  EXPECT_THROW((void)options.at("--nothing"), std::out_of_range);
+}
+
+// An option that moves, goes or changes its words is seen here: write the new text into the file.
+TEST(Options, TheHelpIsTheGoldenOne) {
+  const fs::path golden = fs::path(EMEND_SOURCE_DIR) / "tests" / "fixtures" / "help.txt";
+  const std::string help = all_help();
+  const fs::path now = fs::path(::testing::TempDir()) / "help.txt";
+  write_file(now, help);
+  EXPECT_TRUE(read_file(golden) == help) << "diff " << golden << " " << now;
+}
+
+// Markdown files of the project, whole.
+std::vector<std::pair<std::string, std::string>> documents() {
+  std::vector<std::pair<std::string, std::string>> found;
+  const fs::path top = EMEND_SOURCE_DIR;
+  for (const auto& entry : fs::recursive_directory_iterator(top / "docs"))
+    if (entry.path().extension() == ".md") found.emplace_back(entry.path().filename(), read_file(entry.path()));
+  found.emplace_back("README.md", read_file(top / "README.md"));
+  return found;
+}
+
+std::set<std::string> names_of(const Verb& verb) {
+  const Command command(verb);
+  std::set<std::string> names = {"--help", "--version"};
+  for (const Option& option : command.options.all())
+    for (const auto& name : option.spellings()) names.insert(name);
+  return names;
+}
+
+TEST(OptionDocs, EveryOptionInACodeSpanExists) {
+  std::set<std::string> all;
+  for (const Verb& verb : verbs()) all.merge(names_of(verb));
+  size_t seen = 0;
+  const std::regex span("`(--[a-z][a-z0-9-]+)");
+  for (const auto& [name, text] : documents())
+    for (std::sregex_iterator match(text.begin(), text.end(), span), end; match != end; ++match, ++seen)
+      EXPECT_TRUE(all.contains((*match)[1])) << name << ": " << (*match)[1];
+  EXPECT_GT(seen, 50U);
+}
+
+// "emend VERB … --option" and "memit_edit … --option" on a line of a code block, continued by a backslash.
+TEST(OptionDocs, CommandsHaveOptionsOfTheirVerb) {
+  size_t seen = 0;
+  const std::regex command(
+      R"(\n *(?:build/release/bin/)?(memit_edit|emend ([a-z-]+)( [a-z-]+)?)((?: [^\n#]|\\\n)*[^\n#]*))");
+  const std::regex option(R"( (--[a-z][a-z0-9-]+))");
+  for (const auto& [name, document] : documents()) {
+    const std::string text = std::regex_replace(document, std::regex(R"(\\\n *)"), " ");
+    for (std::sregex_iterator match(text.begin(), text.end(), command), end; match != end; ++match) {
+      const std::string first = (*match)[1] == "memit_edit" ? "edit" : (*match)[2].str(), second = (*match)[3];
+      const auto is = [](const std::string& verb) { return [=](const Verb& one) { return one.name == verb; }; };
+      const std::string joined = first + (second.empty() ? "" : "-" + second.substr(1));
+      const std::string verb = std::ranges::any_of(verbs(), is(joined)) ? joined : first;
+      if (std::ranges::none_of(verbs(), is(verb))) continue;  // prose that begins with the name
+      const auto known = names_of(verb_named(verb));
+      const std::string rest = (*match)[3].str() + (*match)[4].str();
+      for (std::sregex_iterator word(rest.begin(), rest.end(), option); word != end; ++word, ++seen)
+        EXPECT_TRUE(known.contains((*word)[1])) << name << ": " << (*match)[0] << ": " << (*word)[1];
+    }
+  }
+  EXPECT_GT(seen, 50U);
+}
+
+// The README's table of options: choices that are shown exist.
+TEST(OptionDocs, TheTableOfTheReadmeIsRight) {
+  const std::string text = read_file(fs::path(EMEND_SOURCE_DIR) / "README.md");
+  const Command edit(verb_named("edit"));
+  const std::regex row(R"re(\n\| `(--[a-z-]+) ?([^`]*)` \|)re");
+  size_t rows = 0;
+  for (std::sregex_iterator match(text.begin(), text.end(), row), end; match != end; ++match, ++rows) {
+    const auto& all = edit.options.all();
+    const auto option = std::ranges::find_if(all, [&](const Option& one) { return one.names == (*match)[1]; });
+    ASSERT_NE(option, all.end()) << (*match)[1];
+    std::istringstream values(std::regex_replace((*match)[2].str(), std::regex(R"(\\\||,)"), " "));
+    for (std::string value; values >> value;)
+      EXPECT_TRUE(option->choices.empty() || std::ranges::find(option->choices, value) != option->choices.end())
+          << option->names << " has no " << value;
+  }
+  EXPECT_GE(rows, 8U);
+}
+
+}  // namespace options_test
+}  // namespace emend::tools

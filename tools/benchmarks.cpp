@@ -1,0 +1,272 @@
+#include "benchmarks.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
+#include <emend/editors/steps/keys.h>
+#include <emend/editors/steps/solver.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/editors/steps/targets.h>
+#include <emend/models/products.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <random>
+#include <thread>
+
+namespace emend::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<c10::Device> devices_of(const models::Model& model) {
+  std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
+  for (const auto device : model.placement().devices())
+    if (!device.is_cpu()) devices.push_back(device);
+  return devices;
+}
+
+// Of products as LibTorch makes them by default, or as the models make them.
+double gemm_peak(at::ScalarType dtype, c10::Device device, int64_t size, bool as_models) {
+  const models::PlainProducts plain(!as_models);
+  const auto make = [&] {
+    return devices::route_to(at::rand({size, size}, at::kFloat).to(dtype), device, devices::Purpose::kOther);
+  };
+  const at::Tensor a = make(), b = make();
+  double best = 0;
+  for (int i = 0; i < 8; ++i) {
+    const double begin = now();
+    const at::Tensor product = models::product(a, b);
+    (void)product[0][0].item();  // waits for the device
+    best = std::max(best, 2e-9 * static_cast<double>(size * size * size) / (now() - begin));
+  }
+  return best;
+}
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+double load() {
+  double one = 0;
+  std::ifstream("/proc/loadavg") >> one;
+  return one;
+}
+
+}  // namespace
+
+Measure measured(const models::Model& model, const std::function<void()>& work) {
+  const auto devices = devices_of(model);
+  for (const auto device : devices) devices::reset_peak_memory(device);
+  const int64_t flops = models::linear_flops();
+  const double begin = now();
+  work();
+  Measure measure{now() - begin, 1e-9 * static_cast<double>(models::linear_flops() - flops), {}};
+  for (const auto device : devices)
+    measure.peak_bytes[device.is_cpu() ? "host" : devices::to_string(device)] =
+        devices::device_memory_stats(device).peak;
+  return measure;
+}
+
+ordered_json describe_machine(const models::Model& model) {
+  const c10::Device device = model.placement().layers.front();
+  const int64_t size = device.is_cuda() ? 8192 : 1536;
+  const double plain = gemm_peak(at::kFloat, device, size, false), best = gemm_peak(at::kFloat, device, size, true);
+  return {{"cpu", processor()},
+          {"cores", static_cast<int64_t>(std::thread::hardware_concurrency())},
+          {"threads", at::get_num_threads()},
+          {"load", load()},
+          {"device", devices::to_string(device)},
+          {"gemm_peak_gflops",
+           {{"float32", std::max(plain, best)},
+            {"float32_libtorch", plain},
+            {"bfloat16", gemm_peak(at::kBFloat16, device, size, true)}}}};
+}
+
+ordered_json phase_document(const Measure& reference, const Measure& fast, double peak, int64_t facts) {
+  ordered_json document;
+  if (reference.seconds > 0) document["reference_s"] = reference.seconds;
+  document["fast_s"] = fast.seconds;
+  if (reference.seconds > 0) document["ratio"] = reference.seconds / fast.seconds;
+  if (facts > 0) document["facts_per_second"] = static_cast<double>(facts) / fast.seconds;
+  if (fast.gflop > 0) {
+    document["gflop"] = fast.gflop;
+    if (reference.gflop > 0) document["reference_gflop"] = reference.gflop;
+    document["fraction_of_peak"] = fast.gflop / fast.seconds / peak;
+  }
+  if (!fast.peak_bytes.is_null()) document["peak_bytes"] = fast.peak_bytes;
+  return document;
+}
+
+namespace {
+
+constexpr int64_t kContexts = 6, kContextTokens = 9, kSubjectTokens = 3, kPromptTokens = 4, kAnswerTokens = 2;
+
+class SyntheticBench {
+ public:
+  SyntheticBench(const models::Model& model, const SyntheticOptions& options, const Common& common,
+                 const ordered_json& machine)
+      : model_(model), options_(options), common_(common), random_(options.seed) {
+    for (const char* dtype : {"float32", "bfloat16"}) peaks_[dtype] = machine["gemm_peak_gflops"][dtype];
+    own_peak_ = peaks_[model.dtype() == at::kBFloat16 ? "bfloat16" : "float32"];
+    // The layers that `emend plan` assumes: five in the first third.
+    const int first = model.n_layers() / 6;
+    for (int l = first; l < std::min(model.n_layers(), first + 5); ++l) layers_.push_back(l);
+    spec_.sites = {{hooks::Site::kLayerOut, layers_.back()}};
+    spec_.loss_layer = model.n_layers() - 1;
+    spec_.steps = options.steps;
+    spec_.stop_loss = 0;
+  }
+
+  ordered_json run() {
+    ordered_json phases;
+    targets(phases);
+    statistics(phases);
+    insertion(phases);
+    ordered_json document = {{"layers", layers_}, {"steps", options_.steps}, {"phases", std::move(phases)}};
+    if (!options_.growth.empty()) document["growth"] = growth();
+    return document;
+  }
+
+ private:
+  std::vector<int64_t> tokens(int64_t n) {
+    std::vector<int64_t> ids;
+    for (int64_t t = 0; t < n; ++t)
+      ids.push_back(static_cast<int64_t>(random_() % static_cast<uint64_t>(model_.vocab_size())));
+    return ids;
+  }
+
+  std::vector<editors::TargetProblem> problems(int64_t n) {
+    const auto contexts = tokens(kContexts * kContextTokens);
+    std::vector<editors::TargetProblem> all;
+    for (int64_t i = 0; i < n; ++i) {
+      editors::TargetProblem problem;
+      problem.case_id = i;
+      const auto subject = tokens(kSubjectTokens), prompt = tokens(kPromptTokens), answer = tokens(kAnswerTokens);
+      for (int64_t c = 0; c < kContexts; ++c) {
+        editors::TargetRow row;
+        if (c > 0)
+          row.ids.assign(contexts.begin() + c * kContextTokens - kContextTokens, contexts.begin() + c * kContextTokens);
+        row.ids.insert(row.ids.end(), subject.begin(), subject.end());
+        row.lookup = static_cast<int64_t>(row.ids.size()) - 1;
+        row.ids.insert(row.ids.end(), prompt.begin(), prompt.end());
+        for (int64_t t = 0; t < kAnswerTokens; ++t)
+          row.labels.emplace_back(static_cast<int64_t>(row.ids.size()) - 1 + t, answer[static_cast<size_t>(t)]);
+        row.ids.insert(row.ids.end(), answer.begin(), answer.end() - 1);
+        row.weight = 1.0 / static_cast<double>(kContexts);
+        problem.rows.push_back(std::move(row));
+      }
+      problem.kl_rows.push_back({subject, kSubjectTokens - 1, {}, 0, false});
+      all.push_back(std::move(problem));
+    }
+    return all;
+  }
+
+  Measure optimise(const std::vector<editors::TargetProblem>& problems, editors::Engine engine,
+                   const ComputeChoice& compute) {
+    const editors::EditContext context{{.engine = engine, .compute_dtype = compute.dtype, .tf32 = compute.tf32},
+                                       {.cancel = common_.cancel, .progress = common_.progress, .log = common_.log}};
+    return measured(model_, [&] { (void)editors::optimise_targets(model_, problems, spec_, context); });
+  }
+
+  void targets(ordered_json& phases) {
+    const auto all = problems(options_.facts);
+    Measure reference;
+    if (options_.reference_facts > 0) {
+      const auto some = std::min<size_t>(static_cast<size_t>(options_.reference_facts), all.size());
+      reference =
+          optimise({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(some)}, editors::Engine::kReference, {});
+      const double scale = static_cast<double>(all.size()) / static_cast<double>(some);
+      reference.seconds *= scale;
+      reference.gflop *= scale;
+    }
+    const Measure fast = optimise(all, editors::Engine::kFast, {});
+    phases["targets"] = phase_document(reference, fast, own_peak_, options_.facts);
+    if (options_.reference_facts > 0 && options_.reference_facts < options_.facts)
+      phases["targets"]["reference_measured_on"] = options_.reference_facts;
+    const auto& compute = options_.compute;
+    if (compute.plain) return;
+    const Measure narrow = optimise(all, editors::Engine::kFast, compute);
+    phases["targets_" + compute.name] =
+        phase_document(reference, narrow, peaks_[compute.tf32 ? "float32" : "bfloat16"], options_.facts);
+  }
+
+  void statistics(ordered_json& phases) {
+    std::vector<std::vector<int64_t>> rows;
+    for (int64_t left = options_.statistics_tokens; left > 0; left -= static_cast<int64_t>(rows.back().size()))
+      rows.push_back(tokens(std::min<int64_t>({left, 256, model_.max_positions()})));
+    const Measure fast = measured(model_, [&] { (void)editors::collect_second_moments(model_, rows, layers_, {}); });
+    phases["statistics"] = phase_document({}, fast, own_peak_);
+    phases["statistics"]["tokens"] = options_.statistics_tokens;
+  }
+
+  // The system of one layer: keys of so many facts beside a well-conditioned second moment.
+  Measure solve(int64_t facts, editors::SolveReport* report) {
+    const int64_t width = model_.edit_site(layers_.back()).in_features;
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed);
+    const at::Tensor home = model_.weight(model_.edit_site(layers_.back()).weight_name);
+    const auto make = [&](int64_t columns) {
+      return devices::route_like(at::randn({width, columns}, generator, at::kDouble), home, devices::Purpose::kSolve);
+    };
+    at::Tensor cov_FF = make(64);
+    cov_FF = cov_FF.mm(cov_FF.t());
+    cov_FF.diagonal().add_(1);
+    const at::Tensor keys_FE = make(facts);
+    editors::Preserved preserved;
+    preserved.moment = editors::SecondMoment(devices::to_host(cov_FF), 10 * width);
+    preserved.lambda = 15000;
+    return measured(model_, [&] { (void)editors::solve_keys(keys_FE, preserved, {}, report); });
+  }
+
+  void insertion(ordered_json& phases) {
+    if (model_.edit_site(layers_.back()).in_features > options_.solve_width) return;
+    editors::SolveReport report;
+    const Measure first = solve(options_.facts, &report);
+    phases["solve"] = phase_document({}, first, own_peak_, options_.facts);
+    phases["solve"]["method"] = report.method;
+    phases["solve"]["layers"] = 1;
+  }
+
+  ordered_json growth() {
+    auto rows = ordered_json::array();
+    for (const int64_t facts : options_.growth) {
+      const Measure targets = optimise(problems(facts), editors::Engine::kFast, options_.compute);
+      ordered_json row = {{"facts", facts},
+                          {"targets_s", targets.seconds},
+                          {"targets_s_per_fact", targets.seconds / static_cast<double>(facts)}};
+      if (model_.edit_site(layers_.back()).in_features <= options_.solve_width)
+        row["solve_s_a_layer"] = solve(facts, nullptr).seconds;
+      row["peak_bytes"] = targets.peak_bytes;
+      rows.push_back(std::move(row));
+    }
+    return rows;
+  }
+
+  const models::Model& model_;
+  const SyntheticOptions& options_;
+  const Common& common_;
+  std::mt19937_64 random_;
+  std::map<std::string, double> peaks_;
+  double own_peak_ = 1;
+  std::vector<int> layers_;
+  editors::TargetSpec spec_;
+};
+
+}  // namespace
+
+ordered_json bench_synthetic(const models::Model& model, const SyntheticOptions& options, const Common& common,
+                             const ordered_json& machine) {
+  return SyntheticBench(model, options, common, machine).run();
+}
+
+}  // namespace emend::tools

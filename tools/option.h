@@ -1,0 +1,106 @@
+// What a verb can be told, as plain data: the command line, its help, documentation and bindings are made from these
+// declarations. Only cli.cpp knows the parser.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace emend::tools {
+
+/// A number of `unit` from 0 on, or the word auto, which stands for `automatic`.
+struct CountOrAuto {
+  int64_t* value;
+  int64_t automatic;
+  std::string unit;
+};
+
+/// Where the value goes; what is there when the option is declared is its default. A bool is a flag, a vector an option
+/// that may be repeated.
+using OptionValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<std::string>*,
+                                 std::vector<int>*, std::vector<int64_t>*, std::vector<double>*, CountOrAuto>;
+
+/// Of a number, ends included.
+struct Limits {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above = false;  ///< `min` itself is not allowed
+
+  bool operator==(const Limits&) const = default;
+};
+inline constexpr Limits kNonNegative{.min = 0};
+inline constexpr Limits kPositive{.min = 0, .above = true};
+
+/// What most options leave as it is.
+struct OptionForm {
+  std::string type = {};  ///< stands for the value in the help, "FILE"; empty: INT, TEXT, … by the value
+  std::vector<std::string> choices = {};
+  Limits limits = {};
+  bool list = false;  ///< a vector also as "a,b,c"
+  bool required = false;
+  bool hidden = false;        ///< not in the help
+  int least = 0, most = 0;    ///< of a vector's values; 0: any number
+  std::string needs = {};     ///< another option that must be given with it
+  std::string excludes = {};  ///< another option that must not
+};
+
+struct Option : OptionForm {
+  std::string names;    ///< "--seed", "-r,--rank"; without hyphens a positional argument, "FACTS,--facts" is either
+  std::string group;    ///< its heading in the help; empty: the first
+  std::string meaning;  ///< a line for people
+  OptionValue value;
+
+  /// The names one by one.
+  [[nodiscard]] std::vector<std::string> spellings() const;
+  [[nodiscard]] bool is_flag() const noexcept { return std::holds_alternative<bool*>(value); }
+  /// Of the value as it is now (the default, until something is parsed): "float32", "0.5", "end,each"; of a flag "".
+  [[nodiscard]] std::string text() const;
+};
+
+class Options;
+
+/// Options under one heading.
+class OptionGroup {
+ public:
+  OptionGroup(Options& options, std::string heading) : options_(options), heading_(std::move(heading)) {}
+  /// `value` must outlive the parsing (Options::arguments).
+  OptionGroup& add(std::string names, OptionValue value, std::string meaning, OptionForm form = {});
+
+ private:
+  Options& options_;
+  std::string heading_;
+};
+
+/// The options of one verb in the order of its help.
+class Options {
+ public:
+  OptionGroup group(std::string heading) { return {*this, std::move(heading)}; }
+  /// Under the first heading.
+  OptionGroup add(std::string names, OptionValue value, std::string meaning, OptionForm form = {}) {
+    return group("").add(std::move(names), value, std::move(meaning), std::move(form));
+  }
+  /// A struct for the values, which lives as long as this object.
+  template <class Arguments>
+  Arguments& arguments() {
+    auto made = std::make_shared<Arguments>();
+    kept_.push_back(made);
+    return *made;
+  }
+
+  [[nodiscard]] const std::vector<Option>& all() const noexcept { return list_; }
+  /// By one of its names. Throws std::out_of_range if none was declared.
+  [[nodiscard]] Option& at(const std::string& name);
+
+  std::string footer;  ///< behind the options in the help
+
+ private:
+  friend class OptionGroup;
+  std::vector<Option> list_;
+  std::vector<std::shared_ptr<void>> kept_;
+};
+
+}  // namespace emend::tools

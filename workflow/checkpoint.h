@@ -1,0 +1,42 @@
+// What an interrupted run leaves so that it can go on: the deltas of every finished batch and the editor's memory.
+#pragma once
+
+#include <emend/core/log.h>
+#include <emend/workflow/record.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+/// Folder "checkpoint" of a run. Every file is written atomically with a checksum.
+class RunCheckpoint {
+ public:
+  /// `settings` is everything that decides the result; a folder made with other settings is refused.
+  /// Throws Error(kInvalidArgument) naming the first setting that differs when resuming.
+  /// A `reader` (of several processes, all but the first) writes nothing; without `resume` it finds nothing.
+  RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume, bool reader = false);
+
+  /// The batches that are complete, in order; a damaged last file is reported and left out.
+  [[nodiscard]] std::vector<Batch> load(const Log& log) const;
+  void save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state) const;
+  /// The editor's memory after the last of `batches` batches; empty if it has none.
+  [[nodiscard]] std::map<std::string, at::Tensor> editor_state(size_t batches) const;
+  /// What was measured between batches so far.
+  void save_measured(const Measured& measured) const;
+  /// Nothing if it is not there, damaged, or goes beyond `edits` finished edits.
+  [[nodiscard]] std::optional<Measured> measured(size_t edits) const;
+  /// The run is complete: the folder is no longer needed.
+  void remove() const;
+
+ private:
+  [[nodiscard]] std::filesystem::path batch_path(size_t index) const;
+  [[nodiscard]] std::filesystem::path state_path(size_t index) const;
+  std::filesystem::path folder_;
+  bool reader_ = false, fresh_ = false;
+};
+
+}  // namespace emend::workflow

@@ -1,0 +1,387 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/linalg_svdvals.h>
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
+#include <emend/devices/units.h>
+#include <emend/models/family.h>
+#include <emend/workflow/documents.h>
+#include <emend/workflow/handles.h>
+#include <emend_version.h>
+#include <sys/utsname.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <sstream>
+#include <thread>
+
+namespace emend::workflow {
+namespace {
+
+std::string fixed(double value, int digits) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+double rounded(double value, int digits) {
+  const double scale = std::pow(10.0, digits);
+  return std::round(value * scale) / scale;
+}
+
+std::string one_line(std::string text) {
+  for (char& c : text)
+    if (c == '\n' || c == '\r' || c == '\t') c = ' ';
+  return text;
+}
+
+std::string fixed_or_dash(const nlohmann::json& value) {
+  return value.is_number() ? fixed(value.get<double>(), 2) : "-";
+}
+
+std::string padded(const std::string& text, size_t width, bool right) {
+  const size_t fill = text.size() < width ? width - text.size() : 0;
+  return right ? std::string(fill, ' ') + text : text + std::string(fill, ' ');
+}
+
+nlohmann::ordered_json metrics_document(const RunRecord& record) {
+  nlohmann::ordered_json metrics = nlohmann::ordered_json::object();
+  for (const auto& name : record.metrics) {
+    if (record.before && record.before->summary.contains(name)) metrics[name]["pre"] = record.before->summary[name];
+    if (record.after && record.after->summary.contains(name)) metrics[name]["post"] = record.after->summary[name];
+  }
+  return metrics;
+}
+
+nlohmann::ordered_json peak_bytes(const models::Model& model) {
+  nlohmann::ordered_json peaks;
+  peaks["host"] = devices::device_memory_stats(c10::Device(c10::kCPU)).peak;
+  for (const auto device : model.placement().devices())
+    if (!device.is_cpu()) peaks[devices::to_string(device)] = devices::device_memory_stats(device).peak;
+  return peaks;
+}
+
+std::vector<const editors::FactOutcome*> outcomes_of(const RunRecord& record) {
+  std::vector<const editors::FactOutcome*> outcomes;
+  for (const auto& batch : record.batches)
+    for (const auto& outcome : batch.outcomes) outcomes.push_back(&outcome);
+  return outcomes;
+}
+
+nlohmann::json to_json(const datasets::Finding& finding) {
+  return {{"severity", datasets::to_string(finding.severity)},
+          {"check", finding.check},
+          {"where", finding.where},
+          {"text", finding.text}};
+}
+
+nlohmann::json to_json(const std::vector<EfficacyStep>& steps) {
+  auto list = nlohmann::json::array();
+  for (const auto& step : steps) list.push_back({{"edits", step.edits}, {"efficacy_success", step.efficacy_success}});
+  return list;
+}
+
+nlohmann::json templates_of(const Batch& batch) {
+  return batch.contexts ? batch.contexts->to_json() : nlohmann::json();
+}
+
+template <class List, class Get>
+nlohmann::json listed(const List& list, Get get) {
+  auto json = nlohmann::json::array();
+  for (const auto& entry : list) json.push_back(get(entry));
+  return json;
+}
+
+constexpr int64_t kSpectrum = 16;  // singular values shown
+constexpr int64_t kDense = 2048;   // largest side of a dense update that is decomposed
+
+// Leading singular values; of factors, those of the small matrix between their orthogonal bases.
+std::vector<double> spectrum(const editors::WeightDelta& delta) {
+  at::Tensor core;
+  if (delta.low_rank()) {
+    const auto r_left = std::get<1>(at::linalg_qr(delta.left_DR.to(at::kDouble), "r"));
+    const auto r_right = std::get<1>(at::linalg_qr(delta.right_FR.to(at::kDouble), "r"));
+    core = r_left.matmul(r_right.t());
+  } else {
+    if (delta.dense_DF.dim() != 2 || std::min(delta.dense_DF.size(0), delta.dense_DF.size(1)) > kDense) return {};
+    core = delta.dense_DF.to(at::kDouble);
+  }
+  const at::Tensor values = devices::to_host(at::linalg_svdvals(core), devices::Purpose::kHost).contiguous();
+  const auto* begin = values.const_data_ptr<double>();
+  return {begin, begin + std::min(kSpectrum, values.numel())};
+}
+
+// One object a rewritten weight, all batches taken together: layer, weight, update_norm, weight_norm (as it is now),
+// relative, spectrum (the leading singular values of what was added), survived (the least of the batches).
+nlohmann::json layer_figures(const std::vector<editors::EditResult>& batches, const models::Model& model) {
+  std::vector<editors::WeightDelta> all;
+  const auto survived = survived_by_weight(batches);
+  for (const auto& batch : batches) all.insert(all.end(), batch.deltas.begin(), batch.deltas.end());
+  nlohmann::json out = nlohmann::json::array();
+  for (const auto& delta : editors::merge_deltas(all)) {
+    const double norm = delta.norm();
+    nlohmann::json one = {
+        {"layer", delta.layer}, {"weight", delta.weight}, {"update_norm", norm}, {"spectrum", spectrum(delta)}};
+    if (model.has_weight(delta.weight)) {
+      const double whole = model.weight(delta.weight).to(at::kFloat).norm().item<double>();
+      one["weight_norm"] = whole;
+      if (whole > 0) one["relative"] = norm / whole;
+    }
+    if (const auto it = survived.find(delta.weight); it != survived.end()) one["survived"] = it->second;
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+nlohmann::json machine_figures() {
+  utsname system{};
+  ::uname(&system);
+  std::string devices;
+  for (const auto& device : devices::visible_devices())
+    devices += (devices.empty() ? "" : "; ") + devices::to_string(device.device) + ": " + device.name + ", " +
+               devices::format_bytes(device.total_bytes);
+  return {{"devices", devices},
+          {"processors", std::thread::hardware_concurrency()},
+          {"threads", at::get_num_threads()},
+          {"system", std::string(system.sysname) + " " + system.release + " " + system.machine}};
+}
+
+// By device: the weights' bytes and the peak.
+nlohmann::json memory_figures(const models::Model& model) {
+  nlohmann::json out = nlohmann::json::object();
+  for (const auto device : model.placement().devices())
+    out[devices::to_string(device)] = {{"weights", 0}, {"peak", devices::device_memory_stats(device).peak}};
+  std::map<const void*, bool> seen;  // tied weights share their bytes
+  for (const auto& name : model.weight_names())
+    for (const auto& weight : model.weight_copies(name)) {
+      if (!seen.emplace(weight.data_ptr(), true).second) continue;
+      auto& device = out[devices::to_string(weight.device())]["weights"];
+      device = (device.is_number() ? device.get<int64_t>() : 0) + static_cast<int64_t>(weight.nbytes());
+    }
+  return out;
+}
+
+}  // namespace
+
+std::map<std::string, double> survived_by_weight(const std::vector<editors::EditResult>& batches) {
+  std::map<std::string, double> survived;
+  for (const auto& batch : batches)
+    for (const auto& layer : batch.layers) {
+      const auto [it, fresh] = survived.emplace(layer.weight, layer.survived);
+      if (!fresh) it->second = std::min(it->second, layer.survived);
+    }
+  return survived;
+}
+
+std::string command_text(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) append_item(text, word, " ");
+  return text;
+}
+
+nlohmann::json batch_document(const Batch& batch) {
+  return {{"deltas", listed(batch.deltas,
+                            [](const editors::WeightDelta& delta) -> nlohmann::json {
+                              return {{"weight", delta.weight},
+                                      {"layer", delta.layer},
+                                      {"in_out", delta.orientation == models::Orientation::kInOut},
+                                      {"low_rank", delta.low_rank()}};
+                            })},
+          {"outcomes", listed(batch.outcomes, [](const auto& outcome) { return editors::to_json(outcome); })},
+          {"layers", listed(batch.layers, [](const auto& figures) { return editors::to_json(figures); })},
+          {"seconds", batch.seconds},
+          {"contexts", templates_of(batch)},
+          {"hparams", batch.hparams},
+          {"closing", batch.outcomes.empty()}};
+}
+
+Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low_rank) {
+  Batch batch;
+  for (const auto& entry : document.at("deltas")) {
+    auto& delta = batch.deltas.emplace_back();
+    entry.at("weight").get_to(delta.weight);
+    entry.at("layer").get_to(delta.layer);
+    delta.orientation = entry.at("in_out").get<bool>() ? models::Orientation::kInOut : models::Orientation::kOutIn;
+    low_rank.push_back(entry.at("low_rank").get<bool>());
+  }
+  for (const auto& outcome : document.at("outcomes")) batch.outcomes.push_back(editors::outcome_from_json(outcome));
+  for (const auto& figures : document.at("layers")) batch.layers.push_back(editors::figures_from_json(figures));
+  document.at("seconds").get_to(batch.seconds);
+  if (const auto& contexts = document.at("contexts"); !contexts.is_null())
+    batch.contexts = editors::parse_contexts(contexts, "checkpoint");
+  batch.hparams = document.at("hparams");
+  return batch;
+}
+
+nlohmann::json measured_document(const Measured& measured) {
+  return {{"efficacy_by_edits", to_json(measured.efficacy)}, {"retention", measured.retention.to_json()}};
+}
+
+std::optional<Measured> read_measured_document(const nlohmann::json& document, int64_t edits) {
+  try {
+    Measured measured;
+    for (const auto& step : document.at("efficacy_by_edits"))
+      measured.efficacy.push_back({step.at("edits").get<int64_t>(), step.at("efficacy_success").get<double>()});
+    if (measured.efficacy.empty() || measured.efficacy.back().edits > edits) return std::nullopt;
+    measured.retention = evaluation::RetentionMatrix::from_json(document.at("retention"));
+    return measured;
+  } catch (const std::exception&) {
+    return std::nullopt;  // measured again where it is due
+  }
+}
+
+nlohmann::ordered_json results_document(const RunRecord& record, const RunOptions& options,
+                                        const datasets::FactSet& facts, const models::Model& model) {
+  nlohmann::ordered_json document;
+  document["schema"] = 1;
+  document["emend"] = EMEND_VERSION_TEXT;
+  document["model"] = {{"path", record.model_path},
+                       {"family", model.family().name},
+                       {"fingerprint", model.fingerprint()},
+                       {"parameters", model.parameter_count()}};
+  document["editor"] = record.editor;
+  document["hparams"] = record.hparams;
+  document["protocol"] = options.protocol;
+  document["engine"] = options.engine;
+  document["facts"] = facts.facts.size();
+  document["facts_file"] = {{"path", facts.path},
+                            {"format", facts.format},
+                            {"fingerprint", facts.fingerprint},
+                            {"skipped", facts.skipped},
+                            {"choices", facts.choices}};
+  document["seed"] = options.seed;
+  document["device_map"] = model.placement().to_json(models::device_module_names(model.family(), model.config()));
+  document["dtype"] = options.model.dtype;
+  document["compute_dtype"] = record.compute_dtype;
+  document["metrics"] = metrics_document(record);
+  for (const auto& [phase, seconds] : record.seconds) document["seconds"][phase] = rounded(seconds, 3);
+  document["peak_bytes"] = peak_bytes(model);
+  document["edits"] = {{"applied", static_cast<int64_t>(facts.facts.size()) - record.failed},
+                       {"failed", record.failed}};
+  document["weights_changed"] = record.weights_changed;
+  document["batches"] = record.batches.size();
+  document["statistics"] = record.statistics;
+  document["transfers"] = record.transfers;
+  document["lint"] = listed(record.findings, [](const auto& finding) { return to_json(finding); });
+  document["guard"] = listed(record.guard, [](const auto& reading) { return evaluation::to_json(reading); });
+  if (!record.batches.empty()) document["contexts"] = templates_of(record.batches.back());
+  if (!record.measured.retention.empty()) document["retention"] = record.measured.retention.to_json();
+  document["command"] = record.command_line;
+  return document;
+}
+
+std::vector<nlohmann::json> case_documents(const RunRecord& record, const datasets::FactSet& facts) {
+  std::vector<nlohmann::json> lines;
+  const auto outcomes = outcomes_of(record);
+  for (size_t i = 0; i < facts.facts.size(); ++i) {
+    const auto& fact = facts.facts[i];
+    nlohmann::json line = {
+        {"case_id", fact.case_id}, {"subject", fact.subject}, {"prompt", fact.prompt}, {"target", fact.target_new}};
+    if (i < outcomes.size()) line.update(editors::to_json(*outcomes[i], false));
+    if (record.before && i < record.before->cases.size()) line["metrics"]["pre"] = record.before->cases[i];
+    if (record.after && i < record.after->cases.size()) line["metrics"]["post"] = record.after->cases[i];
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model) {
+  nlohmann::json extras = {{"directory", record.out},
+                           {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
+                           {"efficacy_by_edits", to_json(record.measured.efficacy)}};
+  extras["command"] = command_text(record.command_line);
+  auto& continuations = extras["continuations"] = nlohmann::json::array();
+  for (size_t i = 0; i < record.text_before.size() && i < record.text_after.size(); ++i)
+    continuations.push_back({{"case_id", facts.facts[i].case_id},
+                             {"prompt", record.text_before[i].prompt},
+                             {"before", record.text_before[i].text},
+                             {"after", record.text_after[i].text},
+                             {"target", facts.facts[i].target_new},
+                             {"probability_before", record.text_before[i].probability},
+                             {"probability_after", record.text_after[i].probability}});
+  auto& curves = extras["curves"] = nlohmann::json::array();
+  for (const auto* outcome : outcomes_of(record)) {
+    nlohmann::json curve = editors::to_json(*outcome)["curve"];
+    curve["case_id"] = outcome->case_id;
+    curves.push_back(std::move(curve));
+  }
+  const auto& layers = extras["layers"] = layer_figures(record.batches, model);
+  nlohmann::json edited = nlohmann::json::array();
+  for (const auto& layer : layers) edited.push_back(layer.value("layer", 0));
+  nlohmann::json placed = nlohmann::json::object(), used = nlohmann::json::array();
+  const auto& plan = model.placement();
+  for (size_t l = 0; l < plan.layers.size(); ++l) placed[std::to_string(l)] = devices::to_string(plan.layers[l]);
+  for (const auto device : plan.devices()) used.push_back(devices::to_string(device));
+  extras["placement"] = {{"devices", used},
+                         {"layers", placed},
+                         {"embedding", devices::to_string(plan.embedding)},
+                         {"head", devices::to_string(plan.head)},
+                         {"edited_layers", edited}};
+  extras["memory"] = memory_figures(model);
+  extras["machine"] = machine_figures();
+  if (!record.measured.retention.empty()) extras["retention"] = record.measured.retention.to_json();
+  return extras;
+}
+
+std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::json>>& states) {
+  std::ostringstream out;
+  for (const auto& family : evaluation::metric_families()) {
+    if (states.empty() || !states[0].second.contains(family.name)) continue;
+    const auto& first = states[0].second[family.name];
+    out << padded(family.name + (first.contains("n") ? " (n = " + first["n"].dump() + ")" : ""), 36, false);
+    for (const auto& [state, summary] : states) out << padded(state, 10, true);
+    out << '\n';
+    for (const auto& field : family.fields) {
+      if (!first.contains(field.key)) continue;
+      const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
+      out << padded(label, 36, false);
+      for (const auto& [state, summary] : states)
+        out << padded(
+            fixed_or_dash(summary.value(family.name, nlohmann::json::object()).value(field.key, nlohmann::json())), 10,
+            true);
+      out << "  " << field.unit << '\n';
+    }
+  }
+  return out.str();
+}
+
+std::string summary_text(const RunRecord& record, const datasets::FactSet& facts) {
+  std::ostringstream out;
+  if (!record.text_after.empty()) {
+    out << "What the model says now (greedy)\n";
+    for (size_t i = 0; i < record.text_after.size(); ++i) {
+      out << "  " << record.text_after[i].prompt << " …   asked for: " << facts.facts[i].target_new << '\n';
+      if (i < record.text_before.size())
+        out << "    before  " << one_line(record.text_before[i].text)
+            << "   (p = " << fixed(record.text_before[i].probability, 3) << ")\n";
+      out << "    after   " << one_line(record.text_after[i].text)
+          << "   (p = " << fixed(record.text_after[i].probability, 3) << ")\n";
+    }
+    out << '\n';
+  }
+  std::vector<std::pair<std::string, nlohmann::json>> states;
+  if (record.before) states.emplace_back("before", record.before->summary);
+  if (record.after) states.emplace_back("after", record.after->summary);
+  if (!states.empty()) out << metrics_table(states) << '\n';
+  out << "Facts: " << facts.facts.size() << " edited";
+  if (record.failed > 0) {
+    out << ", of which " << record.failed << " failed:\n";
+    const auto outcomes = outcomes_of(record);
+    for (size_t i = 0; i < outcomes.size(); ++i)
+      if (outcomes[i]->status == editors::FactStatus::kFailed)
+        out << "  " << facts.facts[i].where() << " (" << facts.facts[i].subject << "): " << outcomes[i]->reason << '\n';
+  } else {
+    out << ", none failed\n";
+  }
+  out << "Seconds:";
+  for (const auto& [phase, seconds] : record.seconds) out << "  " << phase << ' ' << fixed(seconds, 1);
+  out << '\n';
+  for (const auto& [what, path] : record.files) out << what << ": " << path << '\n';
+  return out.str();
+}
+
+}  // namespace emend::workflow

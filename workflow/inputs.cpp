@@ -1,0 +1,217 @@
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/core/text.h>
+#include <emend/editors/steps/published_statistics.h>
+#include <emend/editors/steps/shared_statistics.h>
+#include <emend/hparams/preset.h>
+#include <emend/models/family.h>
+#include <emend/workflow/inputs.h>
+
+#include <algorithm>
+
+namespace emend::workflow {
+namespace {
+
+// A row that is not a fact makes the data unusable (exit status 3), unlike an option that is wrong (2).
+datasets::FactSet load_or_blame_file(const FactOptions& options, const Log& log) {
+  try {
+    return datasets::load_facts(options.file, options.read, log);
+  } catch (const Error& error) {
+    const bool in_row = std::string(error.what()).starts_with(options.file + ":");
+    if (error.error_class() == ErrorClass::kInvalidArgument && in_row)
+      throw Error(ErrorClass::kCorruption, error.what());
+    throw;
+  }
+}
+
+hparams::ModelHints hints_of(const models::Checkpoint& checkpoint, const models::Model* model) {
+  hparams::ModelHints hints;
+  hints.names = {checkpoint.path().string(), checkpoint.path().filename().string()};
+  for (const char* key : {"_name_or_path", "name", "general.name"})
+    if (const auto it = checkpoint.config().find(key); it != checkpoint.config().end() && it->is_string())
+      hints.names.push_back(it->get<std::string>());
+  if (model) {
+    hints.family = model->family().name;
+    hints.n_layers = model->n_layers();
+    hints.hidden = model->hidden_size();
+  }
+  return hints;
+}
+
+std::string preset_list(const std::string& editor) {
+  std::string names;
+  for (const auto& preset : hparams::all_presets())
+    if (preset.editor == editor) append_item(names, preset.name);
+  return names.empty() ? "none" : names;
+}
+
+constexpr size_t kShown = 10;    // findings printed one by one
+constexpr size_t kAsked = 1000;  // facts that the model is asked about: each costs a forward pass
+
+// A target that the model gives already needs no edit, and an edit towards it measures nothing. Of long lists the first
+// kAsked facts are looked at.
+std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, const models::Model& model,
+                                             const Handles& lent) {
+  std::vector<datasets::Finding> findings;
+  if (facts.facts.empty()) return findings;
+  const size_t asked = std::min(facts.facts.size(), kAsked);
+  evaluation::ScoreOptions options;
+  options.sharing = lent.sharing;
+  const auto efficacy = evaluation::evaluate_efficacy(
+      model, {facts.facts.begin(), facts.facts.begin() + static_cast<std::ptrdiff_t>(asked)}, options);
+  for (size_t i = 0; i < efficacy.size(); ++i) {
+    if (!efficacy[i].accurate) continue;
+    datasets::Finding finding;
+    finding.severity = datasets::Severity::kNote;
+    finding.check = "already-known";
+    finding.fact = i;
+    finding.where = facts.facts[i].where();
+    finding.text = "the model already answers \"" + facts.facts[i].target_new + "\"; leave the fact out";
+    finding.remove = true;
+    findings.push_back(std::move(finding));
+  }
+  return findings;
+}
+
+void log_findings(const std::vector<datasets::Finding>& findings, const Handles& lent) {
+  size_t shown = 0, more = 0;
+  for (const auto& finding : findings) {
+    if (finding.severity == datasets::Severity::kNote) continue;
+    if (shown++ < kShown) {
+      lent.log.warning("facts.lint", finding.where + ": " + finding.text + " [" + finding.check + "]");
+    } else {
+      ++more;
+    }
+  }
+  if (more > 0)
+    lent.log.warning("facts.lint", std::to_string(more) + " more remarks about the facts; emend lint lists them all");
+}
+
+}  // namespace
+
+ProgressFn stopping(std::function<bool(const ProgressUpdate&)> go_on) {
+  if (!go_on) return {};
+  return [go_on = std::move(go_on)](const ProgressUpdate& update) {
+    if (!go_on(update))
+      throw Error(ErrorClass::kCancelled,
+                  {update.phase, "stopped by the progress callback", "", "edit again to go on"});
+  };
+}
+
+datasets::FactSet load_named_facts(const FactOptions& options, const Handles& lent) {
+  auto facts = load_or_blame_file(options, lent.log);
+  if (facts.facts.empty())
+    throw Error(ErrorClass::kInvalidArgument, {options.file, "no facts to work on", "at least one usable row",
+                                               "check the file, --offset and --limit"});
+  lent.log.event(
+      LogLevel::kInfo, "facts.loaded",
+      std::to_string(facts.facts.size()) + " facts from " + options.file + " (" + facts.format + ")",
+      {{"file", options.file}, {"format", facts.format}, {"facts", facts.facts.size()}, {"skipped", facts.skipped}});
+  return facts;
+}
+
+datasets::FactSet check_request(datasets::FactSet facts, const models::Model& model, const RunOptions& options,
+                                const Handles& lent, std::vector<datasets::Finding>& findings) {
+  findings =
+      datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model, lent); }});
+  const auto errors = std::count_if(findings.begin(), findings.end(), [&](const auto& finding) {
+    return finding.severity == datasets::Severity::kError && !(options.fix && finding.fixable());
+  });
+  log_findings(findings, lent);
+  if (options.strict && errors > 0)
+    throw Error(ErrorClass::kCorruption,
+                {options.facts.file, std::to_string(errors) + " facts that cannot be edited as they are",
+                 "facts without errors (--strict)", "see the warnings above; --fix repairs what has a clear remedy"});
+  if (!options.fix) return facts;
+  size_t applied = 0;
+  auto fixed = datasets::fix_facts(std::move(facts), findings, &applied);
+  if (applied > 0)
+    lent.log.info("facts.fix", "applied " + std::to_string(applied) + " fixes; " + std::to_string(fixed.facts.size()) +
+                                   " facts are left");
+  if (fixed.facts.empty())
+    throw Error(ErrorClass::kCorruption, {options.facts.file, "no fact is left after --fix", "at least one", ""});
+  return fixed;
+}
+
+evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Handles& lent, uint64_t seed) {
+  evaluation::EvaluateOptions evaluate;
+  evaluate.batch_tokens = options.batch_tokens;
+  evaluate.reference = options.engine == "reference";
+  evaluate.generation = options.generation;
+  evaluate.snippets = options.snippets;
+  evaluate.idf_corpus = options.idf_corpus;
+  evaluate.health_data = options.health_data;
+  evaluate.health_limit = options.health_limit;
+  evaluate.seed = seed;
+  evaluate.progress = lent.progress;
+  evaluate.cancel = lent.cancel;
+  evaluate.log = lent.log;
+  evaluate.sharing = lent.sharing;
+  return evaluate;
+}
+
+evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
+                                         const std::vector<std::string>& names, const MetricOptions& options,
+                                         const Handles& lent, uint64_t seed, bool* from_cache) {
+  const auto folder =
+      options.cache.empty() ? std::filesystem::path() : std::filesystem::path(options.cache) / "evaluations";
+  return evaluation::evaluate_before(model, facts, names, evaluate_options(options, lent, seed), folder, from_cache);
+}
+
+models::PlaceOptions place_options(const ModelOptions& options, const Log& log) {
+  return {options.device_map, options.max_memory, parse_dtype(options.dtype, "--dtype"), log};
+}
+
+hparams::RawHparams find_hparams(const std::string& editor, const std::string& file_or_name,
+                                 const std::vector<std::string>& set, const models::Checkpoint& checkpoint,
+                                 const models::Model* model, const Log& log) {
+  hparams::RawHparams raw;
+  if (!file_or_name.empty()) {
+    raw = hparams::load_file_or_preset(editor, file_or_name);
+  } else if (const auto* preset = hparams::find_preset(editor, hints_of(checkpoint, model))) {
+    raw = hparams::load_preset(*preset);
+    log.info("hparams.preset", "hyper-parameters from the preset " + preset->name + " of " + preset->path);
+  } else {
+    throw Error(
+        ErrorClass::kNotFound,
+        {"--hparams", "no preset of " + editor + " fits this model", "one of the presets: " + preset_list(editor),
+         "name a preset or a file with --hparams; emend suggest makes one for a new model"});
+  }
+  for (const auto& assignment : set) raw.set(assignment);
+  return raw;
+}
+
+std::optional<editors::ContextTemplates> named_contexts(const RunOptions& options) {
+  if (options.templates || options.contexts.empty()) return options.templates;
+  const JsonRules rules{.error_class = ErrorClass::kInvalidArgument,
+                        .expected = "a list of context templates, or a list of lists",
+                        .advice = ""};
+  return editors::parse_contexts(read_json(options.contexts, rules), options.contexts);
+}
+
+std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options, const Handles& lent) {
+  if (!options.stats_import.empty()) return editors::make_published_statistics(options.stats_import, lent.log);
+  editors::StatisticsOptions statistics;
+  statistics.tokens = options.stats_tokens;
+  statistics.max_length = options.stats_length;
+  statistics.dtype = parse_dtype(options.stats_dtype, "--stats-dtype");
+  statistics.seed = options.seed;
+  statistics.cache = options.stats_cache;
+  if (options.stats_cache.empty() && !options.metrics.cache.empty())
+    statistics.cache = std::filesystem::path(options.metrics.cache) / "statistics";
+  statistics.cancel = lent.cancel;
+  statistics.progress = lent.progress;
+  statistics.log = lent.log;
+  std::optional<editors::StatisticsText> text;
+  if (!options.corpus.empty()) text = editors::StatisticsText::from_file(options.corpus);
+  if (lent.group) return editors::make_shared_statistics(std::move(text), std::move(statistics), *lent.group);
+  return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics));
+}
+
+std::string short_model_name(const models::Checkpoint& checkpoint) {
+  const auto path = checkpoint.path();
+  auto name = path.extension() == ".gguf" ? path.stem().string() : path.filename().string();
+  return name.empty() ? path.parent_path().filename().string() : name;
+}
+
+}  // namespace emend::workflow

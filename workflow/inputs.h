@@ -1,0 +1,61 @@
+// From options to what an edit needs: facts, hyper-parameters, contexts, statistics, arithmetic, placement.
+#pragma once
+
+#include <emend/datasets/lint.h>
+#include <emend/editors/editor.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/evaluation/evaluation.h>
+#include <emend/hparams/raw.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/placing.h>
+#include <emend/workflow/handles.h>
+#include <emend/workflow/options.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+/// Reads the facts and logs how many. Throws Error(kInvalidArgument) if there are none, Error(kCorruption) for a row
+/// that is not a fact.
+[[nodiscard]] datasets::FactSet load_named_facts(const FactOptions& options, const Handles& lent);
+
+/// Lints the facts, also against the model (is the target already its answer?), and logs what was found. With
+/// options.fix the facts come back with the clear fixes applied. `findings` gets all of it. Throws Error(kCorruption)
+/// if options.strict is set and a finding is an error that was not fixed.
+[[nodiscard]] datasets::FactSet check_request(datasets::FactSet facts, const models::Model& model,
+                                              const RunOptions& options, const Handles& lent,
+                                              std::vector<datasets::Finding>& findings);
+
+[[nodiscard]] evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Handles& lent,
+                                                           uint64_t seed);  ///< what is lent goes with it
+/// The evaluation of an unedited model, from the options' cache where it is there.
+[[nodiscard]] evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
+                                                       const std::vector<std::string>& names,
+                                                       const MetricOptions& options, const Handles& lent, uint64_t seed,
+                                                       bool* from_cache = nullptr);
+
+/// --device-map, --max-memory and --dtype as models/placing.h takes them.
+[[nodiscard]] models::PlaceOptions place_options(const ModelOptions& options, const Log& log = {});
+
+/// The hyper-parameters that a program uses: a file, a preset by name, or (empty) the preset that fits the model; then
+/// `set`, assignments "v_lr=0.1". `model` may be null where only the checkpoint is open.
+/// Throws Error(kNotFound) listing the editor's presets if nothing was named and none fits, and what the readers throw.
+[[nodiscard]] hparams::RawHparams find_hparams(const std::string& editor, const std::string& file_or_name,
+                                               const std::vector<std::string>& set,
+                                               const models::Checkpoint& checkpoint, const models::Model* model,
+                                               const Log& log = {});
+
+/// The options' templates, or those of the file they name; nothing if they name none.
+[[nodiscard]] std::optional<editors::ContextTemplates> named_contexts(const RunOptions& options);
+
+/// Computed by all processes of a group together.
+[[nodiscard]] std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options,
+                                                                               const Handles& lent);
+
+/// A short name for files and reports: the folder's or file's name.
+[[nodiscard]] std::string short_model_name(const models::Checkpoint& checkpoint);
+
+}  // namespace emend::workflow

@@ -1,0 +1,42 @@
+#include <emend/core/error.h>
+#include <emend/workflow/options.h>
+
+namespace emend::workflow {
+
+EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
+  EvalSchedule schedule;
+  for (const auto& item : items) {
+    if (item == "each") {
+      schedule.each = true;
+    } else if (item == "end") {
+      schedule.end = true;
+    } else if (item.rfind("every=", 0) == 0 && item.size() > 6 && item.size() < 16 &&
+               item.find_first_not_of("0123456789", 6) == std::string::npos && std::stoll(item.substr(6)) > 0) {
+      schedule.every = std::stoll(item.substr(6));
+    } else {
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"--eval-at", "\"" + item + "\"", "end, each or every=N with N of at least 1", ""});
+    }
+  }
+  return schedule;
+}
+
+OnCollapse parse_on_collapse(const std::string& text) {
+  if (text == "warn") return OnCollapse::kWarn;
+  if (text == "skip") return OnCollapse::kSkip;
+  if (text == "stop") return OnCollapse::kStop;
+  if (text == "revert") return OnCollapse::kRevert;
+  throw Error(ErrorClass::kInvalidArgument, {"--on-collapse", "\"" + text + "\"", "warn, skip, stop or revert", ""});
+}
+
+at::ScalarType parse_dtype(const std::string& text, const std::string& option) {
+  if (text == "float32" || text == "fp32") return at::kFloat;
+  if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
+  if (text == "float64" || text == "fp64") return at::kDouble;
+  const bool half = text == "float16" || text == "fp16";
+  throw Error(ErrorClass::kInvalidArgument,
+              {option, "\"" + text + "\"", "float32, bfloat16 or float64",
+               half ? "float16 checkpoints are computed in float32; use bfloat16 to save memory" : ""});
+}
+
+}  // namespace emend::workflow

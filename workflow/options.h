@@ -1,0 +1,104 @@
+// What is chosen about a run: plain data, as the command line, Python and embedding programs fill it in.
+#pragma once
+
+#include <emend/datasets/fact.h>
+#include <emend/editors/steps/contexts.h>
+#include <emend/evaluation/collapse_guard.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+struct ModelOptions {
+  std::string model = {};  ///< folder, .gguf file or ORG/NAME; empty: the program's default model
+  std::string device_map = "cpu";
+  std::string max_memory = {};
+  std::string dtype = "float32";
+};
+
+struct FactOptions {  ///< which rows of which file
+  std::string file = {};
+  datasets::ReadOptions read = {};
+};
+
+struct MetricOptions {
+  std::vector<std::string> names = {"auto"};
+  bool generation = false;
+  std::string snippets = {}, idf_corpus = {}, health_data = {};
+  int64_t health_limit = 100;
+  int64_t batch_tokens = 2048;
+  std::string engine = "fast";
+  std::string cache = {};  ///< evaluations of unedited models and key statistics; empty: none are kept
+};
+
+/// Everything that memit_edit can be told. `model` and `facts` are not looked at where the caller has both.
+struct RunOptions {
+  std::string editor = "memit";
+  std::string hparams = {};           ///< file or preset name; empty: the preset for the model
+  std::vector<std::string> set = {};  ///< KEY=VALUE, over it
+
+  ModelOptions model = {};
+  FactOptions facts = {};
+  MetricOptions metrics = {};
+
+  int64_t batch_size = 0;  ///< 0: all at once where the editor is a batch editor, else 1
+  std::string engine = "fast";
+  std::string contexts = {};  ///< JSON file of context templates; empty: sampled from the model
+  /// The templates themselves, instead of a file.
+  std::optional<editors::ContextTemplates> templates = {};
+  std::string solve_dtype = "float64";
+  std::string compute_dtype = {};  ///< auto, float32, tf32 or bfloat16; empty: the model's own
+  uint64_t seed = 0;
+
+  std::string corpus = {};   ///< text for the key statistics; empty: text that the model samples
+  int64_t stats_tokens = 0;  ///< 0: ten a key dimension
+  int64_t stats_length = 512;
+  std::string stats_import = {};  ///< pattern of published .npz files; empty: none
+  std::string stats_dtype = "float64";
+  std::string stats_cache = {};  ///< empty: "statistics" in metrics.cache
+
+  bool fix = false;                  ///< apply the linter's clear fixes to the facts
+  bool watch = true;                 ///< the collapse guard looks at the model after every batch
+  std::string on_collapse = "warn";  ///< warn, skip, stop or revert
+  evaluation::GuardLimits guard = {};
+
+  std::string protocol = "sequential";  ///< or single: every batch starts from the unedited model
+  std::vector<std::string> eval_at = {"end"};
+  int64_t show = 5;  ///< facts whose continuations are kept, before and after
+
+  std::string out = {};  ///< run folder; empty: a new one in runs/
+  std::vector<std::string> save = {"pack"};
+  bool resume = false, dry_run = false, strict = false;
+
+  [[nodiscard]] bool single() const { return protocol == "single"; }
+  [[nodiscard]] bool saves(const std::string& what) const {
+    return std::find(save.begin(), save.end(), what) != save.end();
+  }
+};
+
+/// When to evaluate: after every batch, every N facts, at the end.
+struct EvalSchedule {
+  bool each = false, end = false;
+  int64_t every = 0;
+};
+/// Throws Error(kInvalidArgument) naming --eval-at.
+[[nodiscard]] EvalSchedule parse_eval_at(const std::vector<std::string>& items);
+
+/// What to do with a batch after which the model looks broken.
+enum class OnCollapse {
+  kWarn,    ///< say so and go on
+  kSkip,    ///< take the batch back, go on with the next
+  kStop,    ///< take the batch back, leave the rest unedited, save what there is
+  kRevert,  ///< take everything back: Error(kNumeric)
+};
+/// Throws Error(kInvalidArgument) naming --on-collapse.
+[[nodiscard]] OnCollapse parse_on_collapse(const std::string& text);
+
+/// "float32", "bfloat16", "float64". Throws Error(kInvalidArgument) naming the option.
+[[nodiscard]] at::ScalarType parse_dtype(const std::string& text, const std::string& option);
+
+}  // namespace emend::workflow

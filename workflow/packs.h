@@ -1,0 +1,30 @@
+// Edit packs in force in a model, for programs that work with what others edited.
+#pragma once
+
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/runtime.h>
+#include <emend/models/model.h>
+
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+/// Packs in force: changes of weights are written into the model for good, what lies beside them stays attached as long
+/// as this object lives.
+class Packs {
+ public:
+  Packs() = default;
+  /// What the ledger of the model's own folder holds beside the weights (its weights are in the files already), and the
+  /// packs at `paths`.
+  explicit Packs(models::Model& model, const std::vector<std::string>& paths = {});
+  /// Throws Error(kInvalidArgument) naming the file if a pack is for another model.
+  void add(models::Model& model, const std::vector<std::string>& paths);
+  void add(models::Model& model, const editors::EditPack& pack, const std::string& name);
+  [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }
+
+ private:
+  editors::RuntimeScope runtime_;
+};
+
+}  // namespace emend::workflow

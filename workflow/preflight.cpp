@@ -1,0 +1,320 @@
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/devices/memory_model.h>
+#include <emend/devices/runtime.h>
+#include <emend/devices/units.h>
+#include <emend/editors/registry.h>
+#include <emend/models/config.h>
+#include <emend/models/placing.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/preflight.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+namespace emend::workflow {
+namespace {
+
+// One phase: what the planner is to count, and what may help if it does not fit.
+struct EditPhase {
+  std::string name;
+  devices::WorkShape work = {};
+  std::string advice = {};
+  // The option that makes it smaller, its present value, and the phase with another value; empty where there is none.
+  std::string option = {};
+  int64_t value = 0;
+  std::function<EditPhase(int64_t)> with = {};
+  // Hidden states of all rows of a batch, kept on the device of this layer while keys are collected.
+  int64_t held_tokens = 0, held_at_layer = 0;
+  bool may_be_cached = false;  // its result may be there already: a shortage is a warning
+};
+
+constexpr int64_t kPassTokens = 4096;    // of a pass that collects keys or second moments
+constexpr int64_t kProjectedRows = 256;  // rows that an evaluation projects to the vocabulary at once
+
+// Tokens of the facts' own prompts with their new targets.
+struct FactTokens {
+  int64_t longest = 1, suffix = 1, target = 1, sum = 0;  ///< suffix: from the subject's last token on
+  int64_t prompts = 1;                                   ///< of all facts, of every kind
+};
+
+FactTokens count_tokens(const models::Tokenizer& tokenizer, const datasets::FactSet& facts) {
+  const auto length = [&](const std::string& text) { return static_cast<int64_t>(tokenizer.encode_ids(text).size()); };
+  FactTokens count;
+  for (const auto& fact : facts.facts) {
+    const int64_t whole = length(fact.full_prompt() + " " + fact.target_new), target = length(" " + fact.target_new);
+    const int64_t to_subject = length(fact.prompt.substr(0, fact.prompt.find("{}")) + fact.subject);
+    count.longest = std::max(count.longest, whole);
+    count.target = std::max(count.target, target);
+    count.suffix = std::max(count.suffix, whole - to_subject + 1);
+    count.sum += whole;
+    int64_t prompts = 1 + static_cast<int64_t>(fact.paraphrase_prompts.size() + fact.neighborhood_prompts.size() +
+                                               fact.attribute_prompts.size());
+    for (const auto* probes : {&fact.locality, &fact.portability})
+      for (const auto& [name, list] : *probes) prompts += static_cast<int64_t>(list.size());
+    count.prompts += prompts;
+  }
+  return count;
+}
+
+// Rows of one fact, the plain prompt among them, and tokens that the longest context puts before it.
+std::pair<int64_t, int64_t> contexts_of(const nlohmann::json& hparams) {
+  int64_t rows = 1, longest = 0;
+  const auto pairs = hparams.value("context_template_length_params", nlohmann::json::array());
+  for (const auto& pair : pairs) {
+    if (!pair.is_array() || pair.size() != 2) continue;
+    rows += 5 * std::max<int64_t>(1, pair[1].get<int64_t>() / 5);
+    longest = std::max(longest, pair[0].get<int64_t>());
+  }
+  return {rows, longest};
+}
+
+std::vector<int64_t> layers_of(const nlohmann::json& hparams) {
+  const auto found = hparams.find("layers");
+  return found != hparams.end() && found->is_array() ? found->get<std::vector<int64_t>>() : std::vector<int64_t>{};
+}
+
+devices::WorkShape pass_of(int64_t tokens, int64_t scored) {
+  devices::WorkShape work;
+  work.rows = 1;
+  work.tokens = std::max<int64_t>(1, tokens);
+  work.scored_tokens = std::max<int64_t>(1, scored);
+  return work;
+}
+
+EditPhase evaluation_phase(int64_t batch_tokens, const FactTokens& count, size_t facts) {
+  const int64_t all =
+      count.prompts * std::max<int64_t>(1, count.sum / static_cast<int64_t>(std::max<size_t>(1, facts)));
+  const int64_t tokens = std::min(batch_tokens, all);
+  EditPhase phase{"evaluation", pass_of(tokens, std::min(kProjectedRows, tokens)), "shorter facts"};
+  phase.option = "--eval-batch-tokens";
+  phase.value = tokens;
+  phase.with = [=](int64_t value) { return evaluation_phase(value, count, facts); };
+  return phase;
+}
+
+// One fact at least: the engine takes as many at once as there is room for.
+EditPhase target_phase(const RunOptions& options, const nlohmann::json& hparams, const models::ModelConfig& config,
+                       const FactTokens& count) {
+  const auto layers = layers_of(hparams);
+  const auto [rows, before] = contexts_of(hparams);
+  EditPhase phase{"targets of one fact", {}, "shorter facts or contexts"};
+  auto& work = phase.work;
+  work.rows = rows;
+  work.tokens = before + count.longest;
+  work.gradients = true;
+  work.first_gradient_layer = std::min<int64_t>(layers.back() + 1, config.n_layers);
+  const bool whole = options.engine == "reference";
+  work.suffix_tokens = whole ? work.tokens : count.suffix;
+  work.scored_tokens = whole ? work.tokens : count.target;
+  work.facts = 1;
+  work.editing_layers = layers;
+  return phase;
+}
+
+EditPhase training_phase(const nlohmann::json& hparams, const FactTokens& count) {
+  const auto layers = layers_of(hparams);
+  EditPhase phase{"training", {}, "fewer layers or a smaller batch_size in the hyper-parameters"};
+  auto& work = phase.work;
+  work.rows = 1;
+  work.tokens = count.longest;
+  work.scored_tokens = count.target;
+  work.gradients = true;
+  work.first_gradient_layer = *std::min_element(layers.begin(), layers.end());
+  work.editing_layers = layers;
+  return phase;
+}
+
+EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactTokens& count) {
+  const auto layers = layers_of(hparams);
+  const auto [rows, before] = contexts_of(hparams);
+  const int64_t tokens = batch * rows * (before + count.longest);
+  EditPhase phase{"keys and solve of " + std::to_string(batch) + " facts", pass_of(std::min(kPassTokens, tokens), 1),
+                  "shorter facts or contexts"};
+  phase.option = "--batch-size";
+  phase.value = batch;
+  phase.with = [=](int64_t value) { return insert_phase(value, hparams, count); };
+  phase.work.facts = batch;
+  phase.work.editing_layers = layers;
+  phase.work.statistics = phase.work.statistics_on_host = phase.work.solve = true;
+  phase.held_tokens = tokens;
+  phase.held_at_layer = layers.front();
+  return phase;
+}
+
+EditPhase statistics_phase(const nlohmann::json& hparams) {
+  EditPhase phase{"second moments", pass_of(kPassTokens, 1),
+                  "compute them first with `emend stats` under a map that has room: the cache serves this run"};
+  phase.work.editing_layers = layers_of(hparams);
+  phase.work.statistics = true;
+  phase.may_be_cached = true;
+  return phase;
+}
+
+std::string figures_text(const devices::Figures& figures) {
+  std::string text;
+  for (const auto& [name, bytes] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"weights", figures.weights},
+                                                              {"activations", figures.activations},
+                                                              {"statistics", figures.statistics},
+                                                              {"solve", figures.solve},
+                                                              {"optimiser", figures.optimiser},
+                                                              {"CUDA", figures.reserved}})
+    if (bytes > 0) append_item(text, std::string(name) + " " + devices::format_bytes(bytes));
+  return text;
+}
+
+class Preflight {
+ public:
+  Preflight(const RunOptions& options, const models::ModelConfig& config, const Log& log)
+      : place_(place_options(options.model, log)),
+        config_(config),
+        plan_(models::plan_model(place_, config)),
+        shape_(models::model_shape(config, place_.dtype)) {}
+
+  [[nodiscard]] bool weights_fit() const { return plan_.fits; }
+
+  /// "sim:0 needs 3 MiB (weights 1 MiB, …) and has 2 MiB", or nothing if the phase fits.
+  [[nodiscard]] std::string shortage(const EditPhase& phase) const {
+    std::string text;
+    for (const auto& [device, needed] : figures_of(phase))
+      if (const int64_t has = room(device); has > 0 && needed.total() > has)
+        append_item(text,
+                    devices::to_string(device) + " needs " + devices::format_bytes(needed.total()) + " (" +
+                        figures_text(needed) + ") and has " + devices::format_bytes(has),
+                    "; ");
+    return text;
+  }
+
+  [[nodiscard]] bool fits(const std::vector<EditPhase>& phases) const {
+    return plan_.fits && std::all_of(phases.begin(), phases.end(),
+                                     [&](const auto& phase) { return phase.may_be_cached || shortage(phase).empty(); });
+  }
+
+  /// Limits under which all phases fit on this placement: "sim:0=3MiB,sim:1=5MiB".
+  [[nodiscard]] std::string limits(const std::vector<EditPhase>& phases) const {
+    std::map<std::string, int64_t> most;
+    for (const auto& [device, figures] : plan_.devices) most[devices::to_string(device)] = figures.limit;
+    for (const auto& phase : phases)
+      for (const auto& [device, needed] : figures_of(phase)) {
+        if (device.is_cpu() && !most.contains("cpu")) continue;
+        auto& bytes = most[devices::to_string(device)];
+        bytes = std::max(bytes, needed.total());
+      }
+    std::string text;
+    for (const auto& [device, bytes] : most)
+      append_item(text, device + "=" + std::to_string((bytes + 1023) / 1024) + "KiB", ",");
+    return text;
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::pair<c10::Device, devices::Figures>> figures_of(const EditPhase& phase) const {
+    auto all = devices::MemoryModel(shape_, phase.work).account(plan_.placement);
+    if (phase.held_tokens == 0) return all;
+    const auto home = plan_.placement.layers.at(static_cast<size_t>(phase.held_at_layer));
+    for (auto& [device, figures] : all)
+      if (device == home) figures.activations += phase.held_tokens * shape_.hidden * shape_.compute_bytes;
+    return all;
+  }
+
+  /// 0 if it cannot be told.
+  [[nodiscard]] int64_t room(c10::Device device) const {
+    for (const auto& [known, figures] : plan_.devices)
+      if (known == device) return figures.limit;
+    if (!place_.max_memory.empty()) return 0;
+    for (const auto& info : devices::visible_devices())
+      if (info.device == device) return info.free_bytes;
+    return 0;
+  }
+
+  models::PlaceOptions place_;
+  const models::ModelConfig& config_;
+  devices::Plan plan_;
+  devices::ModelShape shape_;
+};
+
+// What was tried and makes all phases fit; the phase's own advice if nothing does.
+std::string suggestions(const RunOptions& options, const models::ModelConfig& config,
+                        const std::vector<EditPhase>& phases, const EditPhase& short_one) {
+  const auto fits = [&](const auto& change) {
+    RunOptions other = options;
+    change(other.model);
+    try {
+      return Preflight(other, config, Log()).fits(phases);
+    } catch (const Error&) {
+      return false;  // no such map on this machine
+    }
+  };
+  std::vector<std::string> found;
+  const Preflight here(options, config, Log());
+  for (int64_t value = short_one.value / 2; short_one.with && value > 0; value /= 2)
+    if (here.shortage(short_one.with(value)).empty()) {
+      found.push_back(short_one.option + " " + std::to_string(value) + " fits");
+      break;
+    }
+  for (const char* map : {"balanced", "sequential"})
+    if (options.model.device_map != map && fits([map](ModelOptions& model) { model.device_map = map; }))
+      found.push_back(std::string("--device-map ") + map + " fits");
+  if (options.model.dtype == "float32" && fits([](ModelOptions& model) { model.dtype = "bfloat16"; }))
+    found.emplace_back("--dtype bfloat16 fits");
+  const std::string limits = here.limits(phases);
+  if (!options.model.max_memory.empty() && fits([&](ModelOptions& model) { model.max_memory = limits; }))
+    found.push_back("--max-memory " + limits + " fits");
+  if (found.empty()) return short_one.advice;
+  const std::string text = join(found, "; ");
+  return text;
+}
+
+// The phases of an edit with these effective hyper-parameters. An editor without layers (IKE) has only the evaluation.
+std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::json& hparams,
+                                   const editors::EditorInfo& editor, const models::ModelConfig& config,
+                                   const models::Tokenizer& tokenizer, const datasets::FactSet& facts) {
+  const FactTokens count = count_tokens(tokenizer, facts);
+  const bool solves = editor.solves();
+  std::vector<EditPhase> phases;
+  if (!layers_of(hparams).empty()) {
+    phases.push_back(solves ? target_phase(options, hparams, config, count) : training_phase(hparams, count));
+    const auto all = static_cast<int64_t>(facts.facts.size());
+    const int64_t together = !editor.batch ? 1 : options.batch_size > 0 ? std::min(options.batch_size, all) : all;
+    if (solves) phases.push_back(insert_phase(together, hparams, count));
+    if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
+  }
+  phases.push_back(evaluation_phase(options.metrics.batch_tokens, count, facts.facts.size()));
+  return phases;
+}
+
+}  // namespace
+
+void require_room(const RunOptions& options, const models::Checkpoint& checkpoint, const datasets::FactSet& facts,
+                  const Handles& lent) {
+  std::vector<EditPhase> phases;
+  std::optional<Preflight> preflight;
+  models::ModelConfig config;
+  try {
+    config = models::parse_config(checkpoint.config(), checkpoint.path().string());
+    const auto raw = find_hparams(options.editor, options.hparams, options.set, checkpoint, nullptr);
+    const auto tokenizer = checkpoint.load_tokenizer();
+    if (!tokenizer) return;
+    const auto& editor = editors::find_editor(options.editor);
+    phases = edit_phases(options, editor.effective(raw, Log()), editor, config, *tokenizer, facts);
+    preflight.emplace(options, config, Log());
+    if (!preflight->weights_fit()) return;
+    for (const auto& phase : phases) (void)devices::MemoryModel(models::model_shape(config, at::kFloat), phase.work);
+  } catch (const Error&) {
+    return;  // said where it is read, with its place
+  }
+  for (const auto& phase : phases) {
+    const std::string shortage = preflight->shortage(phase);
+    if (shortage.empty()) continue;
+    if (phase.may_be_cached) {
+      lent.log.warning("plan.room", phase.name + ": " + shortage + ", unless they are cached; " + phase.advice);
+      continue;
+    }
+    throw Error(ErrorClass::kDevice, {"plan", phase.name + ": " + shortage, "work that fits beside the weights",
+                                      suggestions(options, config, phases, phase)});
+  }
+}
+
+}  // namespace emend::workflow

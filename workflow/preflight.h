@@ -1,0 +1,21 @@
+// Whether the work of an edit fits on the devices, asked before anything is loaded.
+//
+// The weights are checked when they are placed (models::place_model). Here the phases of an edit are counted on that
+// same placement: evaluation, targets (or training), keys and the solve, and the second moments. They come one after
+// the other, so each must fit beside the weights alone.
+#pragma once
+
+#include <emend/datasets/fact.h>
+#include <emend/models/checkpoint.h>
+#include <emend/workflow/handles.h>
+#include <emend/workflow/options.h>
+
+namespace emend::workflow {
+
+/// Plans every phase on the placement that the model will get. Throws Error(kDevice) naming the phase, what each device
+/// needs and has, and what was tried and fits; logs a warning for a phase whose result may be cached. Leaves everything
+/// that is wrong otherwise (hyper-parameters, maps, weights that do not fit) to those who read it.
+void require_room(const RunOptions& options, const models::Checkpoint& checkpoint, const datasets::FactSet& facts,
+                  const Handles& lent);
+
+}  // namespace emend::workflow

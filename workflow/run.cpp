@@ -1,0 +1,375 @@
+#include <emend/core/dtype_name.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/devices/route.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/evaluation/report.h>
+#include <emend/models/family.h>
+#include <emend/workflow/documents.h>
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/preflight.h>
+#include <emend/workflow/run.h>
+#include <emend/workflow/save_formats.h>
+
+#include <chrono>
+
+namespace emend::workflow {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Adds the seconds of a scope to a phase.
+class PhaseTimer {
+ public:
+  PhaseTimer(std::map<std::string, double>& seconds, const char* phase) : seconds_(seconds[phase]) {}
+  ~PhaseTimer() { seconds_ += now() - begin_; }
+
+ private:
+  double& seconds_;
+  double begin_ = now();
+};
+
+}  // namespace
+
+Run::Run(RunOptions options, Handles& lent)
+    : options_(std::move(options)), lent_(lent), schedule_(parse_eval_at(options_.eval_at)) {
+  open();
+}
+
+Run::Run(models::Model& model, datasets::FactSet facts, RunOptions options, Handles lent)
+    : options_(std::move(options)),
+      own_(std::move(lent)),
+      lent_(own_),
+      schedule_(parse_eval_at(options_.eval_at)),
+      facts_(std::move(facts)),
+      model_(&model) {
+  open();
+}
+
+Run::~Run() {
+  if (!complete_ && !own_model_ && session_) session_->undo();
+}
+
+void Run::open() {
+  began_ = now();
+  const PhaseTimer timer(record_.seconds, "load");
+  const bool load = model_ == nullptr;
+  (void)parse_on_collapse(options_.on_collapse);
+  record_.command_line = lent_.command_line;
+  record_.editor = editors::find_editor(options_.editor).name;
+  if (load) facts_ = load_named_facts(options_.facts, lent_);
+  if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
+  record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
+  check_protocol();
+  options_.templates = named_contexts(options_);
+  std::shared_ptr<const models::Checkpoint> opened;
+  if (load) opened = models::open_checkpoint(options_.model.model);
+  const auto& checkpoint = load ? *opened : model_->checkpoint();
+  record_.model_path = checkpoint.path().string();
+  if (!editors::active_runtime_packs(checkpoint.path()).empty())
+    lent_.log.warning("edit.beside", record_.model_path +
+                                         " has edits beside its weights in force: they take no part "
+                                         "in this run");
+  // The run folder comes before the slow part, so that a folder that cannot be used is known at once.
+  if (!options_.dry_run)
+    record_.out = lent_.sharing.by_first([&] {
+      open_folder(checkpoint);
+      return folder_->path().string();
+    });
+  if (load) {
+    require_room(options_, checkpoint, facts_, lent_);
+    model_ = &own_model_.emplace(models::load_placed(opened, place_options(options_.model, lent_.log)));
+  } else {
+    options_.model.dtype = dtype_name(model_->dtype());
+  }
+  for (const auto& format : save_formats())
+    if (options_.saves(format.name) && format.check) format.check(*model_, "--save");
+  facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);
+  session_ = std::make_unique<Session>(*model_, options_, lent_);
+  record_.hparams = session_->editor().hparams();
+  record_.compute_dtype = session_->compute_dtype();
+  if (!options_.dry_run)
+    checkpoint_.emplace(std::filesystem::path(record_.out) / "checkpoint", settings(), options_.resume, !folder_);
+}
+
+// Of several processes the first one has the folder and writes.
+void Run::open_folder(const models::Checkpoint& checkpoint) {
+  folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
+                                       : std::filesystem::path(options_.out),
+                  options_.resume);
+  lent_.log = log_also_to(lent_.log, *folder_ / "run.jsonl");
+  lent_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
+}
+
+// The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
+void Run::check_protocol() const {
+  if (!options_.single()) return;
+  evaluation::SeparateEvaluation::check(record_.metrics);
+  for (const auto& format : save_formats())
+    if (format.name != "pack" && options_.saves(format.name))
+      throw Error(ErrorClass::kInvalidArgument, {"--save", format.name + " with --protocol single", "none",
+                                                 "the edits are taken back; use --protocol sequential to keep them"});
+  if (schedule_.each || schedule_.every > 0)
+    throw Error(ErrorClass::kInvalidArgument, {"--eval-at", "each or every=N with --protocol single", "end",
+                                               "every fact is judged alone, right after its edit"});
+  if (editors::find_editor(record_.editor).prompts())
+    throw Error(ErrorClass::kUnsupported, {"--protocol", "single, with " + record_.editor, "sequential",
+                                           record_.editor + " changes no weights: it has nothing to take back"});
+}
+
+// Everything that decides the result; two runs with equal settings give equal packs.
+nlohmann::json Run::settings() const {
+  return {{"model", model_->fingerprint()},
+          {"facts", facts_.fingerprint},
+          {"editor", record_.editor},
+          {"hparams", record_.hparams},
+          {"seed", options_.seed},
+          {"engine", options_.engine},
+          {"dtype", options_.model.dtype},
+          {"batch_size", batch_size()},
+          {"protocol", options_.protocol},
+          {"corpus", options_.corpus},
+          {"stats_tokens", options_.stats_tokens},
+          {"stats_import", options_.stats_import},
+          {"stats_length", options_.stats_length},
+          {"stats_dtype", options_.stats_dtype},
+          {"solve_dtype", options_.solve_dtype},
+          {"compute_dtype", record_.compute_dtype},
+          {"contexts", options_.contexts}};
+}
+
+size_t Run::batch_size() const {
+  if (options_.batch_size > 0) return static_cast<size_t>(options_.batch_size);
+  const bool together = session_->editor().is_batch_editor() && !options_.single();
+  return together ? std::max<size_t>(1, facts_.facts.size()) : 1;
+}
+
+std::vector<datasets::Fact> Run::shown_facts() const {
+  const size_t n = std::min<size_t>(options_.show, facts_.facts.size());
+  return {facts_.facts.begin(), facts_.facts.begin() + n};
+}
+
+nlohmann::ordered_json Run::plan() const {
+  const size_t batch = batch_size();
+  return {{"editor", record_.editor},
+          {"hparams", record_.hparams},
+          {"facts", facts_.facts.size()},
+          {"batches", (facts_.facts.size() + batch - 1) / batch},
+          {"batch_size", batch},
+          {"statistics_layers", session_->editor().statistics_layers()},
+          {"metrics", record_.metrics},
+          {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
+}
+
+nlohmann::ordered_json Run::results() const {
+  return results_document(record_, options_, facts_, *model_);
+}
+
+std::string Run::summary() const {
+  return summary_text(record_, facts_);
+}
+
+void Run::execute() {
+  if (options_.dry_run) return;
+  evaluate_before();
+  edit_all();
+  evaluate_after();
+  if (folder_) save_outputs();
+  record_.seconds["total"] = now() - began_;
+  if (folder_) {
+    write_documents();
+    checkpoint_->remove();
+  }
+  complete_ = true;
+}
+
+void Run::evaluate_before() {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  if (!record_.metrics.empty()) {
+    bool cached = false;
+    record_.before =
+        evaluate_unedited(*model_, facts_, record_.metrics, options_.metrics, lent_, options_.seed, &cached);
+    lent_.log.info("evaluate.before",
+                   cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
+  }
+  if (options_.single() && !record_.metrics.empty()) {
+    auto evaluate = evaluate_options(options_.metrics, lent_, options_.seed);
+    evaluate.before = &*record_.before;
+    alone_.emplace(facts_, record_.metrics, evaluate);
+  }
+  if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, lent_.cancel);
+}
+
+void Run::edit_all() {
+  auto batches = checkpoint_->load(lent_.log);
+  if (!lent_.sharing.equal(std::to_string(batches.size())))
+    throw Error(ErrorClass::kInvalidArgument,
+                {"--resume", "the processes find different numbers of finished batches", "one run folder for all",
+                 "put --out on a file system that all machines share"});
+  if (!batches.empty()) resume(std::move(batches));
+  const auto& done = session_->results();
+  const devices::TransferScope transfers;
+  const size_t size = batch_size(), n = facts_.facts.size();
+  for (size_t begin = done.size() * size; begin < n; begin += size) edit_batch(begin, std::min(n, begin + size));
+  if (!options_.single() && !done.empty() && !done.back().outcomes.empty()) finish();
+  record_.transfers = transfers.to_json();
+  record_.statistics = session_->context().statistics->describe();
+  record_.batches = done;
+  record_.guard = session_->readings();
+  record_.failed = session_->failed();
+  record_.weights_changed = session_->transaction().changed();
+}
+
+// The model, the editor and the measurements as they were after the last finished batch.
+void Run::resume(std::vector<Batch> batches) {
+  lent_.log.info("run.resume", "going on after " + std::to_string(batches.size()) + " finished batches");
+  // In the single protocol each is put in force once more to be judged. One that left no delta (it failed, was taken
+  // back, or lay beside the weights) is edited again, with those after it.
+  if (options_.single())
+    batches.erase(std::find_if(batches.begin(), batches.end(), [](const Batch& batch) { return batch.deltas.empty(); }),
+                  batches.end());
+  const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
+  session_->resume(batches, std::span(facts_.facts).first(done), checkpoint_->editor_state(batches.size()));
+  if (options_.single()) {
+    for (size_t i = 0; i < batches.size(); ++i)
+      session_->during(batches[i],
+                       [&] { judge_alone(i * batch_size(), std::min(facts_.facts.size(), (i + 1) * batch_size())); });
+    return;
+  }
+  size_t last = 0;
+  if (auto measured = checkpoint_->measured(done)) {
+    record_.measured = std::move(*measured);
+    last = static_cast<size_t>(record_.measured.efficacy.back().edits);
+  }
+  if (last < done) evaluate_between(done);
+}
+
+// The single protocol, while the edits of the facts [begin, end) are in force.
+void Run::judge_alone(size_t begin, size_t end) {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  if (alone_) alone_->judge(*model_, begin, end);
+  const auto shown = shown_facts();
+  if (begin >= shown.size()) return;
+  const std::vector<datasets::Fact> facts(shown.begin() + begin, shown.begin() + std::min(end, shown.size()));
+  for (auto& text : evaluation::continue_facts(*model_, facts, 12, 5, lent_.cancel))
+    record_.text_after.push_back(std::move(text));
+}
+
+// What the editor does once, after the last batch.
+void Run::finish() {
+  lent_.cancel.check("edit");
+  const Batch* result = session_->finish();
+  if (!result) return;
+  finished(*result);
+  lent_.log.event(LogLevel::kInfo, "edit.finish", "corrected the sum of all changes", result->to_json());
+}
+
+void Run::finished(const Batch& batch) {
+  for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds;
+  compare_updates(batch);
+  checkpoint_->save(session_->results().size() - 1, batch, session_->editor().state());
+}
+
+void Run::edit_batch(size_t begin, size_t end) {
+  lent_.cancel.check("edit");
+  const std::span<const datasets::Fact> facts(facts_.facts.data() + begin, end - begin);
+  const Batch& batch =
+      options_.single() ? session_->edit_alone(facts, [&] { judge_alone(begin, end); }) : session_->edit(facts);
+  finished(batch);
+  lent_.log.event(LogLevel::kInfo, "edit.batch",
+                  "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
+                      std::to_string(facts_.facts.size()),
+                  batch.to_json());
+  if (!options_.single()) evaluate_between(end);
+}
+
+// Processes insert the same targets with the same keys. Processors of different kinds round differently; what is saved
+// is the first process's.
+void Run::compare_updates(const Batch& batch) const {
+  if (lent_.sharing.alone()) return;
+  Sha256 hash;
+  for (const auto& delta : batch.deltas)
+    for (const auto* part : {&delta.left_DR, &delta.right_FR, &delta.dense_DF})
+      if (part->defined()) {
+        const at::Tensor host = devices::to_host(part->detach()).contiguous();
+        hash.update(host.const_data_ptr(), host.numel() * host.element_size());
+      }
+  if (!lent_.sharing.equal(hash.hex()))
+    lent_.log.warning("processes.rounding",
+                      "the processes' updates differ in rounding (are the machines of different kinds?): the first "
+                      "process's are kept");
+}
+
+// The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
+void Run::evaluate_between(size_t edits) {
+  const size_t before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
+  const bool due = schedule_.each || (schedule_.every > 0 && edits / schedule_.every > before / schedule_.every);
+  if (!due) return;
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  evaluation::ScoreOptions score;
+  score.sharing = lent_.sharing;
+  const auto efficacy = evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts, score);
+  record_.measured.retention.add(static_cast<int64_t>(edits), efficacy);
+  int64_t successes = 0;
+  for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
+  record_.measured.efficacy.push_back({static_cast<int64_t>(edits), 100.0 * successes / static_cast<double>(edits)});
+  checkpoint_->save_measured(record_.measured);
+}
+
+void Run::evaluate_after() {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  if (options_.single()) {
+    if (alone_) record_.after = alone_->finish();
+    return;
+  }
+  if (!record_.metrics.empty()) {
+    auto evaluate = evaluate_options(options_.metrics, lent_, options_.seed);
+    evaluate.before = &*record_.before;
+    record_.after = evaluation::evaluate(*model_, session_->asked(facts_), record_.metrics, evaluate);
+  }
+  if (options_.show == 0) return;
+  datasets::FactSet shown;
+  shown.facts = shown_facts();
+  record_.text_after =
+      evaluation::continue_facts(*model_, session_->asked(std::move(shown)).facts, 12, 5, lent_.cancel);
+}
+
+// The pack always; the model's folder is made with it.
+void Run::save_outputs() {
+  if (options_.saves("none") || options_.single()) return;
+  const auto pack = session_->pack();
+  const auto pack_file = *folder_ / save_format("pack").file;
+  for (const auto& format : save_formats()) {
+    if (format.name != "pack" && !options_.saves(format.name)) continue;
+    const auto path = *folder_ / format.file;
+    (void)format.write({.model = *model_,
+                        .pack = pack,
+                        .out = path,
+                        .edited = &session_->transaction(),
+                        .pack_file = pack_file,
+                        .lent = lent_});
+    record_.files[format.label] = path.string();
+  }
+}
+
+void Run::write_documents() {
+  for (const char* phase : {"statistics", "targets", "insert", "evaluate"}) record_.seconds.try_emplace(phase, 0.0);
+  evaluation::RunReport report;
+  report.cases = case_documents(record_, facts_);
+  folder_->write_lines("cases.jsonl", report.cases);
+  report.extras = report_extras(record_, facts_, *model_);
+  folder_->write_json("report.json", report.extras);
+  const auto document = results();
+  report.results = document;
+  evaluation::write_report(*folder_ / "report.html", report);
+  evaluation::write_metrics_csv(*folder_ / "metrics.csv", report);
+  record_.files["report"] = (*folder_ / "report.html").string();
+  record_.files["results"] = (*folder_ / "results.json").string();
+  folder_->write_json("results.json", document);  // last: its presence says that the run is complete
+}
+
+}  // namespace emend::workflow

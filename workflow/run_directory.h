@@ -1,0 +1,43 @@
+// The folder of one run: locked while the run lasts, every file complete or absent.
+#pragma once
+
+#include <emend/core/log.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+class RunDirectory {
+ public:
+  /// Creates the folder (and its parents) and takes its lock.
+  /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it
+  /// holds the results of an earlier run and neither `resume` nor an empty folder was asked for.
+  RunDirectory(std::filesystem::path folder, bool resume);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
+  [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
+
+  void write_json(const std::string& name, const nlohmann::ordered_json& document) const;       ///< throws Error(kIo)
+  void write_lines(const std::string& name, const std::vector<nlohmann::json>& objects) const;  ///< one a line
+
+  /// "runs/20261121-140501-memit-SmolLM2-135M"
+  [[nodiscard]] static std::filesystem::path default_name(const std::string& editor, const std::string& model);
+
+ private:
+  std::filesystem::path folder_;
+  int lock_ = -1;
+};
+
+/// A log that also writes to `path`, as JSON lines.
+[[nodiscard]] Log log_also_to(const Log& log, const std::filesystem::path& path);
+
+/// JSON text that never fails: bytes that are not UTF-8 become U+FFFD.
+[[nodiscard]] std::string dump_json(const nlohmann::ordered_json& document, int indent = 2);
+
+}  // namespace emend::workflow

@@ -1,0 +1,43 @@
+// A GGUF file in which only the edited tensors differ. They get eight bits where the base has fewer.
+#include <emend/core/error.h>
+#include <emend/models/config.h>
+#include <emend/models/gguf/gguf_writer.h>
+#include <emend/workflow/save_formats.h>
+
+namespace emend::workflow {
+
+SaveFormat save_gguf() {
+  SaveFormat format{"gguf", "model.gguf", "edited GGUF file", "the edited model, for llama.cpp"};
+  format.check = [](const models::Model& model, const std::string& option) {
+    models::require_gguf_architecture(model.config().model_type, option + " gguf");
+  };
+  format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
+    if (request.edited && !request.pack.runtime.empty())
+      throw Error(ErrorClass::kUnsupported,
+                  {"--save", "gguf, with an edit of " + request.pack.editor + " beside the weights", "pack or model",
+                   "emend loads such an edit with --pack"});
+    const auto scope = request.with_edit();
+    models::GgufWriteOptions options;
+    if (!request.type.empty()) options.type = models::parse_ggml_type(request.type);
+    options.base = request.base;
+    options.log = &request.lent.log;
+    options.progress = request.lent.progress;
+    const auto report = models::write_gguf(request.model, request.out, options);
+    auto changed = nlohmann::ordered_json::array();
+    for (const auto& tensor : report.tensors) {
+      if (!tensor.changed) continue;
+      changed.push_back({{"tensor", tensor.name},
+                         {"type", models::to_string(tensor.type)},
+                         {"rounding_relative_to_edit", tensor.error_of_change}});
+      if (request.edited && tensor.error_of_change > 0.5)
+        request.lent.log.warning("save.gguf", tensor.name + ": rounding to " +
+                                                  std::string(models::to_string(tensor.type)) + " takes away " +
+                                                  std::to_string(static_cast<int>(100 * tensor.error_of_change)) +
+                                                  " % of the size of the edit");
+    }
+    return {{"file", request.out.string()}, {"bytes", report.bytes}, {"changed", changed}, {"notes", report.notes}};
+  };
+  return format;
+}
+
+}  // namespace emend::workflow

@@ -1,0 +1,15 @@
+// The change alone, in emend's own form.
+#include <emend/workflow/save_formats.h>
+
+namespace emend::workflow {
+
+SaveFormat save_pack() {
+  SaveFormat format{"pack", "edit.safetensors", "edit pack", "the change alone, for emend"};
+  format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
+    editors::save_pack(request.out, request.pack);
+    return {{"file", request.out.string()}};
+  };
+  return format;
+}
+
+}  // namespace emend::workflow

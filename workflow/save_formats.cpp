@@ -1,0 +1,29 @@
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/workflow/save_formats.h>
+
+namespace emend::workflow {
+
+#define EMEND_SAVE_FORMAT(name) SaveFormat save_##name();
+#include <emend/workflow/save_formats.def>
+#undef EMEND_SAVE_FORMAT
+
+const std::vector<SaveFormat>& save_formats() {
+  static const std::vector<SaveFormat> formats = {
+#define EMEND_SAVE_FORMAT(name) save_##name(),
+#include <emend/workflow/save_formats.def>
+#undef EMEND_SAVE_FORMAT
+  };
+  return formats;
+}
+
+const SaveFormat& save_format(const std::string& name) {
+  std::string names;
+  for (const auto& format : save_formats()) {
+    if (format.name == name) return format;
+    append_item(names, format.name);
+  }
+  throw Error(ErrorClass::kInvalidArgument, {"save", "\"" + name + "\"", "one of " + names, ""});
+}
+
+}  // namespace emend::workflow

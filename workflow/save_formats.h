@@ -1,0 +1,55 @@
+// The forms in which an edit is saved, by a run (--save) and from packs (emend export). Adding one:
+// workflow/save/<name>.cpp and a line in save_formats.def.
+#pragma once
+
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/peft.h>
+#include <emend/editors/steps/transaction.h>
+#include <emend/models/model.h>
+#include <emend/workflow/handles.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+/// What is to be saved, and where.
+struct SaveRequest {
+  models::Model& model;
+  const editors::EditPack& pack;  ///< the whole edit
+  std::filesystem::path out;      ///< file or folder to write
+  /// Of a run, whose edit is in the model: it takes the edit out for a while. Null: the model is unedited.
+  editors::EditTransaction* edited = nullptr;
+  std::filesystem::path pack_file = {};  ///< of a run: the pack's file, which is there already
+  editors::PeftOptions peft = {};
+  std::string type = {}, base = {};  ///< of a GGUF file: type of its matrices, unedited file
+  const Handles& lent;
+
+  /// Puts the edit into an unedited model until the returned scope ends; null where it is in the model.
+  [[nodiscard]] std::unique_ptr<editors::EditTransaction> with_edit() const {
+    return edited ? nullptr : editors::apply_pack(model, pack);
+  }
+};
+
+struct SaveFormat {
+  std::string name;     ///< "gguf"
+  std::string file;     ///< in a run folder
+  std::string label;    ///< "edited GGUF file"
+  std::string summary;  ///< for help
+  /// Before anything is computed: throws Error(kUnsupported) naming `option` if the model has no such form. May be
+  /// empty.
+  std::function<void(const models::Model& model, const std::string& option)> check = {};
+  /// Writes it and says what was written.
+  std::function<nlohmann::ordered_json(const SaveRequest& request)> write = {};
+};
+
+/// In the order of save_formats.def.
+[[nodiscard]] const std::vector<SaveFormat>& save_formats();
+/// Throws Error(kInvalidArgument) with the list.
+[[nodiscard]] const SaveFormat& save_format(const std::string& name);
+
+}  // namespace emend::workflow

@@ -1,0 +1,220 @@
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/transaction.h>
+#include <emend/workflow/documents.h>
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/session.h>
+
+namespace emend::workflow {
+namespace {
+
+std::unique_ptr<editors::Editor> editor_for(const models::Model& model, const RunOptions& options, const Log& log) {
+  const auto& info = editors::find_editor(options.editor);
+  return info.make(find_hparams(info.name, options.hparams, options.set, model.checkpoint(), &model, log), model, log);
+}
+
+// Outcomes of facts that were not edited, or not kept.
+std::vector<editors::FactOutcome> failed_outcomes(std::span<const datasets::Fact> facts, const std::string& reason) {
+  std::vector<editors::FactOutcome> outcomes;
+  for (const auto& fact : facts) {
+    auto& outcome = outcomes.emplace_back();
+    outcome.case_id = fact.case_id;
+    outcome.status = editors::FactStatus::kFailed;
+    outcome.reason = reason;
+  }
+  return outcomes;
+}
+
+}  // namespace
+
+// One batch: its own transaction, known to the editor while the scope lasts.
+class Session::Scope {
+ public:
+  explicit Scope(Session& session)
+      : transaction(session.model_, session.transaction_.get()), context_(session.context_) {
+    context_.transaction = &transaction;
+  }
+  ~Scope() { context_.transaction = {}; }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+  editors::EditTransaction transaction;
+
+ private:
+  editors::EditContext& context_;
+};
+
+Session::Session(models::Model& model, RunOptions options, Handles lent)
+    : Session(model, editor_for(model, options, lent.log), options, lent) {}
+
+Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, RunOptions options, Handles lent)
+    : model_(model),
+      options_(std::move(options)),
+      lent_(std::move(lent)),
+      on_collapse_(parse_on_collapse(options_.on_collapse)),
+      editor_(std::move(editor)) {
+  if (!editor_) throw Error(ErrorClass::kInvalidArgument, {"Session", "no editor", "an editor", "make one first"});
+  if (!lent_.statistics) own_statistics_ = statistics_provider(options_, lent_);
+  static_cast<editors::EditSettings&>(context_) =
+      editors::make_settings({.seed = options_.seed,
+                              .engine = editors::parse_engine(options_.engine),
+                              .contexts = named_contexts(options_),
+                              .solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype"),
+                              .compute_dtype = options_.compute_dtype},
+                             model_);
+  static_cast<editors::EditLoans&>(context_) = {
+      .statistics = lent_.statistics ? lent_.statistics : own_statistics_.get(),
+      .sharing = lent_.sharing,
+      .cancel = lent_.cancel,
+      .progress = lent_.progress,
+      .log = lent_.log};
+  compute_dtype_ = context_.arithmetic_name(model_);
+  transaction_ = std::make_unique<editors::EditTransaction>(model_);
+  if (options_.watch && !options_.dry_run) guard_.emplace(model_, options_.guard);
+}
+
+Session::~Session() {
+  transaction_->commit();
+}
+
+const Batch& Session::edit(std::span<const datasets::Fact> facts) {
+  return write(facts, {});
+}
+
+const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
+  return write(facts, judge);
+}
+
+const Batch& Session::write(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
+  for (const auto& fact : facts) datasets::validate(fact);
+  Batch result;
+  if (stopped_) {
+    result.editor = editor_->name();
+    result.outcomes = failed_outcomes(facts, "not edited: the collapse guard had stopped the run");
+    if (judge) judge();
+  } else {
+    Scope scope(*this);
+    write_into(scope, result, facts, judge);
+    scope.transaction.commit();
+  }
+  facts_.insert(facts_.end(), facts.begin(), facts.end());
+  return results_.emplace_back(std::move(result));
+}
+
+void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::Fact> facts,
+                         const std::function<void()>& judge) {
+  const auto state = editor_->state();
+  result = editor_->edit(model_, facts, context_);
+  const std::string why = alarms(result);
+  if (!why.empty() && on_collapse_ == OnCollapse::kRevert) {
+    scope.transaction.commit();
+    undo();
+    throw Error(ErrorClass::kNumeric,
+                {"collapse guard", why, "a model that stays within the limits of --max-…",
+                 "nothing was saved; use smaller batches, another editor, or --on-collapse skip"});
+  }
+  const bool kept = why.empty() || on_collapse_ == OnCollapse::kWarn;
+  if (!kept) {
+    stopped_ = on_collapse_ == OnCollapse::kStop;
+    result.deltas.clear();
+    result.layers.clear();
+    result.outcomes = failed_outcomes(facts, "taken back by the collapse guard: " + why);
+    take_back(scope, state);
+  }
+  if (!judge) return;
+  if (kept)  // every batch is the last
+    if (auto closing = editor_->finish(model_, context_))
+      for (auto& delta : closing->deltas) result.deltas.push_back(std::move(delta));
+  judge();
+  if (kept) take_back(scope, state);
+}
+
+// What the guard finds wrong with the model after this batch; empty if all is well.
+std::string Session::alarms(const Batch& result) {
+  if (!guard_) return {};
+  double update = 0, condition = 0;
+  for (const auto& layer : result.layers) {
+    update = std::max(update, layer.relative_update_norm);
+    condition = std::max(condition, layer.condition);
+  }
+  const auto& reading = readings_.emplace_back(guard_->read(model_, update, condition));
+  const std::string why = join(reading.alarms, "; ");
+  if (!why.empty())
+    lent_.log.event(LogLevel::kWarning, "edit.collapse", "the model may be broken after this batch: " + why,
+                    evaluation::to_json(reading));
+  return why;
+}
+
+// The model and the editor as they were before the batch.
+void Session::take_back(Scope& scope, const std::map<std::string, at::Tensor>& state) {
+  scope.transaction.restore();
+  editor_->reset();
+  editor_->load_state(state);
+}
+
+const Batch* Session::finish() {
+  Scope scope(*this);
+  auto result = editor_->finish(model_, context_);
+  scope.transaction.commit();
+  return result ? &results_.emplace_back(std::move(*result)) : nullptr;
+}
+
+void Session::undo() {
+  transaction_->restore();
+  editor_->reset();
+  results_.clear();
+  facts_.clear();
+  stopped_ = false;
+}
+
+void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact> facts,
+                     const std::map<std::string, at::Tensor>& state) {
+  // The statistics of a run are those of the unedited model.
+  if (const auto layers = editor_->statistics_layers(); !layers.empty()) context_.statistics->prepare(model_, layers);
+  if (!batches.empty() && batches.back().contexts) context_.contexts = batches.back().contexts;
+  results_ = std::move(batches);
+  facts_.assign(facts.begin(), facts.end());
+  if (options_.single()) return;
+  // Delta by delta as they were written the first time, so that the weights get the same bytes.
+  for (const auto& batch : results_)
+    for (const auto& delta : batch.deltas) editors::apply_delta(delta, *transaction_);
+  editor_->load_state(state);
+}
+
+void Session::during(const Batch& batch, const std::function<void()>& work) {
+  Scope scope(*this);
+  for (const auto& delta : batch.deltas) editors::apply_delta(delta, scope.transaction);
+  work();
+  scope.transaction.restore();
+}
+
+int64_t Session::failed() const {
+  int64_t count = 0;
+  for (const auto& result : results_) count += result.failed();
+  return count;
+}
+
+editors::EditPack Session::pack() const {
+  Batch whole;
+  whole.editor = editor_->name();
+  whole.hparams = editor_->hparams();
+  whole.seed = options_.seed;
+  for (const auto& batch : results_) whole.deltas.insert(whole.deltas.end(), batch.deltas.begin(), batch.deltas.end());
+  // The templates alone, so that the pack of a resumed sequence has the same bytes.
+  if (!results_.empty() && results_.back().contexts) whole.contexts = {results_.back().contexts->groups, false, 0};
+  auto pack = editors::EditPack::from_results(model_, std::span<const Batch>(&whole, 1), facts_);
+  pack.runtime = editor_->runtime();
+  if (at::isReducedFloatingType(model_.dtype())) {
+    pack.extra["dtype"] = c10::toString(model_.dtype());
+    pack.extra["survived"] = survived_by_weight(results_);
+  }
+  return pack;
+}
+
+void Session::save_pack(const std::filesystem::path& path) const {
+  editors::save_pack(path, pack());
+}
+
+}  // namespace emend::workflow
