@@ -172,6 +172,30 @@ nlohmann::json memory_figures(const models::Model& model) {
   return out;
 }
 
+std::string chance(double probability) {
+  return "   (probability of the answer " + (probability < 0.001 ? "below 0.001" : fixed(probability, 3)) + ")\n";
+}
+
+// What the family "free" has read beside the edited prompt, a line a kind.
+std::string further_texts(const RunRecord& record, size_t fact) {
+  std::string out;
+  if (!record.before || !record.after || fact >= record.before->cases.size() || fact >= record.after->cases.size())
+    return out;
+  const auto &before = record.before->cases[fact], &after = record.after->cases[fact];
+  if (!before.contains("free") || !after.contains("free")) return out;
+  for (const auto& [group, label] :
+       {std::pair{"paraphrase", "in other words"}, {"negation", "negated"}, {"neighbor", "neighbour"}}) {
+    const auto first = [&](const nlohmann::json& cases, const char* key) {
+      const auto texts = cases.at("free").value(group, nlohmann::json::array());
+      return texts.empty() ? std::string() : one_line(texts[0].at(key).get<std::string>());
+    };
+    if (const std::string prompt = first(after, "prompt"); !prompt.empty())
+      out += std::string("    ") + label + ": " + prompt + " …" + first(after, "text") + "   (before: …" +
+             first(before, "text") + ")\n";
+  }
+  return out;
+}
+
 // The facts that did not work out, with their reasons; the rest of a long list is in the files.
 std::string verdicts_text(const RunRecord& record, const datasets::FactSet& facts) {
   constexpr int64_t kMost = 20;
@@ -367,22 +391,25 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
 std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::json>>& states) {
   std::ostringstream out;
   for (const auto& family : evaluation::metric_families()) {
-    if (states.empty() || !states[0].second.contains(family.name)) continue;
-    const auto& first = states[0].second[family.name];
+    std::vector<std::pair<std::string, nlohmann::json>> columns;
+    for (const auto& [state, summary] : states) {
+      if (!summary.contains(family.name)) continue;
+      columns.emplace_back(state, summary[family.name]);
+      if (const auto told = summary[family.name].find("retrieval"); told != summary[family.name].end())
+        columns.emplace_back("told", *told);
+    }
+    if (columns.empty()) continue;
+    const auto& first = columns[0].second;
     out << padded(family.name + (first.contains("n") ? " (n = " + first["n"].dump() + ")" : ""), 36, false);
-    for (const auto& [state, summary] : states) out << padded(state, 10, true);
+    for (const auto& [state, figures] : columns) out << padded(state, 10, true);
     out << '\n';
     for (const auto& field : family.fields) {
-      if (std::none_of(states.begin(), states.end(), [&](const auto& state) {
-            return state.second.contains(family.name) && state.second[family.name].contains(field.key);
-          }))
+      if (std::none_of(columns.begin(), columns.end(), [&](const auto& one) { return one.second.contains(field.key); }))
         continue;
       const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
       out << padded(label, 36, false);
-      for (const auto& [state, summary] : states)
-        out << padded(
-            fixed_or_dash(summary.value(family.name, nlohmann::json::object()).value(field.key, nlohmann::json())), 10,
-            true);
+      for (const auto& [state, figures] : columns)
+        out << padded(fixed_or_dash(figures.value(field.key, nlohmann::json())), 10, true);
       out << "  " << field.unit << '\n';
     }
   }
@@ -396,10 +423,9 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
     for (size_t i = 0; i < record.text_after.size(); ++i) {
       out << "  " << record.text_after[i].prompt << " …   asked for: " << facts.facts[i].target_new << '\n';
       if (i < record.text_before.size())
-        out << "    before  " << one_line(record.text_before[i].text)
-            << "   (p = " << fixed(record.text_before[i].probability, 3) << ")\n";
-      out << "    after   " << one_line(record.text_after[i].text)
-          << "   (p = " << fixed(record.text_after[i].probability, 3) << ")\n";
+        out << "    before  " << one_line(record.text_before[i].text) << chance(record.text_before[i].probability);
+      out << "    after   " << one_line(record.text_after[i].text) << chance(record.text_after[i].probability)
+          << further_texts(record, i);
     }
     out << '\n';
   }
