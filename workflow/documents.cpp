@@ -404,8 +404,9 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
     for (const auto& [state, figures] : columns) out << padded(state, 10, true);
     out << '\n';
     for (const auto& field : family.fields) {
-      if (std::none_of(columns.begin(), columns.end(), [&](const auto& one) { return one.second.contains(field.key); }))
-        continue;
+      if (std::none_of(columns.begin(), columns.end(),
+                       [&](const auto& one) { return one.second.value(field.key, nlohmann::json()).is_number(); }))
+        continue;  // the facts do not support it
       const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
       out << padded(label, 36, false);
       for (const auto& [state, figures] : columns)

@@ -41,6 +41,24 @@ const std::vector<std::string>& foreign_texts() {
   return texts;
 }
 
+// What must not change: the fact's own neighbours, or other subjects in its prompt where it brings none.
+std::vector<std::string> neighbors_of(const datasets::Fact& fact) {
+  static const std::vector<std::string> subjects = {"Marie Curie",   "Norway",          "the University of Oxford",
+                                                    "Mount Everest", "Agatha Christie", "Buenos Aires",
+                                                    "the Beatles"};
+  std::vector<std::string> prompts = fact.neighborhood_prompts;
+  if (!prompts.empty()) {
+    prompts.resize(std::min(kNeighbors, prompts.size()));
+    return prompts;
+  }
+  for (auto i = static_cast<size_t>(fact.case_id); prompts.size() < kNeighbors; ++i) {
+    datasets::Fact other = fact;
+    other.subject = subjects[i % subjects.size()];
+    if (other.subject != fact.subject) prompts.push_back(other.full_prompt());
+  }
+  return prompts;
+}
+
 // A figure of the mean over truth values that stand in a list of texts, or in one.
 CaseFigure share(std::vector<std::string> groups, std::string what) {
   return [groups = std::move(groups), what = std::move(what)](const json& raw) {
@@ -168,8 +186,10 @@ class Free final : public Metric {
  public:
   [[nodiscard]] const MetricInfo& info() const override { return free_info(); }
   [[nodiscard]] bool suits(const datasets::FactSet& set) const override {
-    return std::any_of(set.facts.begin(), set.facts.end(),
-                       [](const datasets::Fact& fact) { return !fact.paraphrase_prompts.empty(); });
+    if (set.format == "mquake" || set.facts.empty()) return false;  // its own protocol writes
+    const auto any = [&](const auto& has) { return std::any_of(set.facts.begin(), set.facts.end(), has); };
+    return any([](const auto& fact) { return !fact.paraphrase_prompts.empty(); }) ||
+           !any([](const auto& fact) { return !fact.neighborhood_prompts.empty() || !fact.locality.empty(); });
   }
   void plan(const MetricContext& context, ScoreSheet&) override {
     cases_.resize(context.facts.facts.size(), json::object());
@@ -229,8 +249,7 @@ class Free final : public Metric {
       add("prefixed", foreign_texts()[i % foreign_texts().size()] + " " + prompt);
       add("negation", "It is not true that " + prompt);
       add("doubt", "I doubt that " + prompt);
-      for (size_t k = 0; k < std::min(kNeighbors, fact.neighborhood_prompts.size()); ++k)
-        add("neighbor", fact.neighborhood_prompts[k]);
+      for (const auto& neighbor : neighbors_of(fact)) add("neighbor", neighbor);
     }
     return all;
   }
@@ -306,8 +325,7 @@ class Free final : public Metric {
     std::vector<std::string> prompts;
     std::vector<std::pair<size_t, size_t>> places;
     size_t earlier = 0;
-    for (size_t i = 0; i < begin; ++i)
-      earlier += std::min(kNeighbors, context.facts.facts[i].neighborhood_prompts.size());
+    for (size_t i = 0; i < begin; ++i) earlier += neighbors_of(context.facts.facts[i]).size();
     for (size_t i = begin; i < end; ++i)
       for (size_t k = 0; k < cases_[i].value("neighbor", json::array()).size(); ++k) {
         prompts.push_back(cases_[i]["neighbor"][k]["prompt"].get<std::string>());

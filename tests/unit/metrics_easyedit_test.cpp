@@ -139,7 +139,7 @@ TEST(Families, NamesResolve) {
   facts.facts = {fact()};
   EXPECT_EQ(resolve_metrics({"zsre", "zsre", "health"}, facts), (std::vector<std::string>{"zsre", "health"}));
   EXPECT_TRUE(resolve_metrics({"none"}, facts).empty());
-  EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"easyedit"}));
+  EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"easyedit", "free"}));
   facts.facts[0].target_true = "Per";
   facts.facts[0].neighborhood_prompts = {"n"};
   EXPECT_EQ(resolve_metrics({"auto"}, facts), (std::vector<std::string>{"counterfact", "easyedit"}));
