@@ -4,7 +4,6 @@
 #include <emend/core/text.h>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>

@@ -5,10 +5,8 @@
 #include <emend/core/json.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace emend::models::detail {

@@ -5,7 +5,6 @@
 #include <emend/models/tokenizer/detail/regex.h>
 #include <pcre2.h>
 
-#include <array>
 
 namespace emend::models::detail {
 namespace {

@@ -9,7 +9,6 @@
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
 
-#include <array>
 #include <charconv>
 #include <fstream>
 #include <numeric>

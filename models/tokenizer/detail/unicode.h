@@ -7,7 +7,6 @@
 #include <emend/core/utf8.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
 
