@@ -3,7 +3,6 @@
 #include <emend/core/text.h>
 #include <emend/devices/detail/balance.h>
 #include <emend/devices/planner.h>
-#include <emend/devices/simulated.h>
 
 #include <algorithm>
 #include <charconv>
