@@ -5,7 +5,6 @@
 #include <minizip/unzip.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
 namespace emend {

@@ -10,7 +10,6 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <istream>
 #include <sstream>
 
 namespace emend {

@@ -3,7 +3,6 @@
 #include <emend/core/sha256.h>
 #include <emend/core/utf8.h>
 #include <emend/datasets/corpus.h>
-#include <emend/datasets/detail/fields.h>
 #include <emend/datasets/detail/rows.h>
 
 #include <algorithm>

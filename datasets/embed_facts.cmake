@@ -1,6 +1,6 @@
 # Writes OUTPUT, a C++ source that holds the text of INPUT.
 #   cmake -DINPUT=… -DOUTPUT=… -P embed_facts.cmake
-set(source "// Made by embed_facts.cmake from emend_facts.json; do not edit.\n#include <emend/datasets/detail/bundled.h>\n\n")
+set(source "// Made by embed_facts.cmake from emend_facts.json; do not edit.\n#include <string_view>\n\n")
 string(APPEND source "namespace emend::datasets::detail {\n\nstd::string_view bundled_facts() {\n  return\n")
 file(READ "${INPUT}" text)
 string(FIND "${text}" ")json\"" clash)

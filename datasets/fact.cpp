@@ -1,6 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/datasets/detail/fields.h>
+#include <emend/datasets/detail/rows.h>
 #include <emend/datasets/fact.h>
 
 namespace emend::datasets {

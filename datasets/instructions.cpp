@@ -1,6 +1,5 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/datasets/detail/fields.h>
 #include <emend/datasets/detail/rows.h>
 #include <emend/datasets/instructions.h>
 

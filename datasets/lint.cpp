@@ -1,6 +1,6 @@
 #include <emend/core/setting.h>
-#include <emend/datasets/detail/fields.h>
 #include <emend/datasets/detail/lint_text.h>
+#include <emend/datasets/detail/rows.h>
 #include <emend/datasets/lint.h>
 
 #include <algorithm>

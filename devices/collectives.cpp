@@ -1,13 +1,34 @@
-// The group of one, and the choice between it and the real one.
+// The group of one, and the real one: Gloo, with NCCL between GPUs where all have it. The only source that sees c10d.
+#define USE_DISTRIBUTED
+#define USE_C10D_GLOO
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/devices/collectives.h>
-#include <emend/devices/detail/gloo_group.h>
+#include <emend/devices/detail/nccl_library.h>
+#include <emend/devices/route.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <set>
+#include <thread>
 
 namespace emend::devices {
 namespace {
+
+using detail::nccl_gpu, detail::nccl_plugin, detail::NcclGroup;
+
+void require_root(int root, int size) {
+  if (root < 0 || root >= size)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"broadcast", "root " + std::to_string(root), "a rank from 0 to " + std::to_string(size - 1), ""});
+}
 
 class Alone final : public Collectives {
  public:
@@ -15,23 +36,288 @@ class Alone final : public Collectives {
   [[nodiscard]] int size() const noexcept override { return 1; }
   [[nodiscard]] int local_rank() const noexcept override { return 0; }
   void all_reduce_sum(at::Tensor&) override {}
-  void broadcast(at::Tensor&, int root) override { detail::require_root(root, 1); }
+  void broadcast(at::Tensor&, int root) override { require_root(root, 1); }
   [[nodiscard]] std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override { return {tensor.clone()}; }
   [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) override { return {std::string(bytes)}; }
   void barrier() override {}
 };
 
-}  // namespace
+using at::Tensor;
 
-namespace detail {
-void require_root(int root, int size) {
-  if (root < 0 || root >= size)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"broadcast", "root " + std::to_string(root), "a rank from 0 to " + std::to_string(size - 1), ""});
+/// The first line of an exception's text, without LibTorch's stack.
+std::string brief(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
 }
-}  // namespace detail
 
-namespace {
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
+std::string describe(const Tensor& tensor) {
+  std::string text = c10::toString(tensor.scalar_type());
+  for (const int64_t n : tensor.sizes()) text += " " + std::to_string(n);
+  return text;
+}
+
+class GlooGroup final : public Collectives {
+ public:
+  GlooGroup(const ProcessEnvironment& environment, ProcessTimeouts timeouts, Log log)
+      : environment_(environment), timeouts_(timeouts), log_(std::move(log)) {
+    const auto run = [&] {
+      c10d::TCPStoreOptions options;
+      options.port = static_cast<uint16_t>(environment.master_port);
+      options.isServer = environment.rank == 0 && !environment.agent_store;
+      options.numWorkers = static_cast<size_t>(environment.size);
+      options.waitWorkers = false;
+      options.timeout = timeouts.join;
+      auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
+      auto keys = c10::make_intrusive<c10d::PrefixStore>("emend/" + environment.attempt, store);
+      auto group_options = c10d::ProcessGroupGloo::Options::create(timeouts.join);
+      group_options->devices.push_back(make_device(environment));
+      group_ = c10::make_intrusive<c10d::ProcessGroupGloo>(keys, environment.rank, environment.size, group_options);
+      group_->setTimeout(timeouts.call);
+    };
+    try {
+      run();
+    } catch (const std::exception& error) {
+      throw Error(
+          ErrorClass::kDevice,
+          {who() + ": joining the group at " + environment.master_address + ":" +
+               std::to_string(environment.master_port),
+           brief(error), "all " + std::to_string(environment.size) + " processes to appear and the port to be free",
+           "see the other processes' messages, or set MASTER_PORT to another port"});
+    }
+  }
+
+  [[nodiscard]] int rank() const noexcept override { return environment_.rank; }
+  [[nodiscard]] int size() const noexcept override { return environment_.size; }
+  [[nodiscard]] int local_rank() const noexcept override { return environment_.local_rank; }
+
+  void all_reduce_sum(Tensor& tensor) override {
+    const auto offers = agree("all_reduce_sum of " + describe(tensor), nccl_gpu(tensor, log_));
+    const c10::NoGradGuard no_grad;
+    auto* gpus = gpus_of(offers, tensor.device());
+    const auto dtype = tensor.is_floating_point() ? at::kDouble : at::kLong;
+    Tensor sum = (gpus ? tensor.detach() : to_host(tensor.detach(), Purpose::kStatistics)).to(dtype).contiguous();
+    if (sum.is_same(tensor) || sum.is_alias_of(tensor)) sum = sum.clone();
+    std::vector<Tensor> tensors{sum.view(-1)};
+    if (gpus)
+      on_gpus("all_reduce_sum", *gpus, [&] { return gpus->all_reduce_sum(sum); });
+    else
+      guarded("all_reduce_sum", [&] { group_->allreduce(tensors)->wait(); });
+    tensor.copy_(route_like(sum, tensor, Purpose::kStatistics, Dtype::kMatch));
+  }
+
+  void broadcast(Tensor& tensor, int root) override {
+    require_root(root, size());
+    const auto offers =
+        agree("broadcast from " + std::to_string(root) + " of " + describe(tensor), nccl_gpu(tensor, log_));
+    const c10::NoGradGuard no_grad;
+    auto* gpus = gpus_of(offers, tensor.device());
+    Tensor copy = (gpus ? tensor.detach() : to_host(tensor.detach(), Purpose::kOther)).contiguous();
+    if (copy.is_alias_of(tensor)) copy = copy.clone();
+    if (gpus) {
+      on_gpus("broadcast", *gpus, [&] { return gpus->broadcast(copy, root); });
+    } else {
+      std::vector<Tensor> tensors{bytes_of(copy)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      guarded("broadcast", [&] { group_->broadcast(tensors, options)->wait(); });
+    }
+    tensor.copy_(route_like(copy, tensor, Purpose::kOther));
+  }
+
+  [[nodiscard]] std::vector<Tensor> all_gather(const Tensor& tensor) override {
+    agree("all_gather of a tensor");
+    const c10::NoGradGuard no_grad;
+    const Tensor host = to_host(tensor.detach(), Purpose::kOther).contiguous();
+    // Number, dtype and sizes, then the data.
+    std::vector<int64_t> header{static_cast<int64_t>(host.scalar_type())};
+    header.insert(header.end(), host.sizes().begin(), host.sizes().end());
+    const auto headers = gather_bytes({reinterpret_cast<const char*>(header.data()), header.size() * sizeof(int64_t)});
+    const auto data = bytes_of(host);
+    const auto contents = gather_bytes({static_cast<const char*>(data.data_ptr()), static_cast<size_t>(data.numel())});
+    std::vector<Tensor> result;
+    for (size_t r = 0; r < headers.size(); ++r) {
+      std::vector<int64_t> fields(headers[r].size() / sizeof(int64_t));
+      std::memcpy(fields.data(), headers[r].data(), headers[r].size());
+      auto part = at::empty(at::IntArrayRef(fields).slice(1), static_cast<at::ScalarType>(fields[0]));
+      if (part.nbytes() > 0) std::memcpy(part.data_ptr(), contents[r].data(), part.nbytes());
+      result.push_back(route_like(part, tensor, Purpose::kOther));
+    }
+    return result;
+  }
+
+  [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) override {
+    agree("all_gather of bytes");
+    return gather_bytes(bytes);
+  }
+
+  void barrier() override { agree("barrier"); }
+
+ private:
+  static std::shared_ptr<gloo::transport::Device> make_device(const ProcessEnvironment& environment) {
+    using Group = c10d::ProcessGroupGloo;
+    if (const char* name = std::getenv("GLOO_SOCKET_IFNAME"); name && *name)
+      return Group::createDeviceForInterface(name);
+    const auto& address = environment.master_address;
+    const bool one_machine = environment.local_size == environment.size &&
+                             (address.starts_with("127.") || address == "localhost" || address == "::1");
+    return one_machine ? Group::createDeviceForHostname("127.0.0.1") : Group::createDefaultDevice();
+  }
+
+  [[nodiscard]] std::string who() const {
+    return "process " + std::to_string(environment_.rank) + " of " + std::to_string(environment_.size);
+  }
+
+  /// A flat view of a contiguous host tensor's bytes; keeps it alive.
+  static Tensor bytes_of(const Tensor& host) {
+    return at::from_blob(
+        host.data_ptr(), {static_cast<int64_t>(host.nbytes())}, [host](void*) {}, at::kByte);
+  }
+
+  /// Runs a call of the group. After a failure the group is of no more use.
+  template <class Call>
+  void guarded(const std::string& name, const Call& call) {
+    if (broken_) lost(name, "an earlier call failed");
+    try {
+      call();
+    } catch (const std::exception& error) {
+      broken_ = true;
+      lost(name, brief(error));
+    }
+  }
+
+  [[noreturn]] void lost(const std::string& name, const std::string& reason) const {
+    throw Error(ErrorClass::kDevice, {who() + ": " + name, reason, "an answer from every process",
+                                      "another process has ended or lost its connection: see its own message"});
+  }
+
+  /// Everyone must be about to make the same call; doubles as a barrier. Returns everyone's `offer`.
+  std::vector<int64_t> agree(const std::string& call, int64_t offer = 0) {
+    const auto all = gather(call, at::tensor({static_cast<int64_t>(fnv1a(call)), offer}, at::kLong));
+    std::vector<int64_t> offers;
+    for (int r = 0; r < size(); ++r) {
+      const auto* numbers = all[static_cast<size_t>(r)].const_data_ptr<int64_t>();
+      if (numbers[0] != static_cast<int64_t>(fnv1a(call))) {
+        broken_ = true;
+        throw Error(ErrorClass::kInvalidArgument,
+                    {who() + ": " + call, "process " + std::to_string(r) + " makes another call",
+                     "the same calls with the same shapes in every process", ""});
+      }
+      offers.push_back(numbers[1]);
+    }
+    return offers;
+  }
+
+  // ---- NCCL: all or none. Every decision is made from what was gathered, so that it is the same everywhere. --------
+
+  /// The communicator of these GPUs, made at the first call; null if a process has none or shares one with another.
+  NcclGroup* gpus_of(const std::vector<int64_t>& offers, c10::Device device) {
+    if (std::set<int64_t>(offers.begin(), offers.end()).size() != offers.size() || std::ranges::count(offers, 0) > 0)
+      return nullptr;
+    const auto [at, fresh] = gpus_.try_emplace(offers);
+    if (!fresh) return at->second.get();
+    const auto& plugin = *nccl_plugin(log_);
+    const auto version = std::to_string(plugin.version());
+    for (const auto& other : gather_bytes(version))
+      if (other != version) {
+        log_.debug("nccl", "NCCL " + version + " here, " + other + " in another process: summing through host memory");
+        return nullptr;
+      }
+    std::string id(kNcclIdBytes, '\0');
+    if (rank() != 0 || plugin.unique_id(id.data()) != 0) id.clear();
+    id = gather_bytes(id)[0];
+    at->second = std::make_unique<NcclGroup>(device, plugin);
+    auto* gpus = at->second.get();
+    on_gpus("joining the GPUs", *gpus, [&] { return id.empty() ? 1 : gpus->join(id, rank(), size()); });
+    return gpus;
+  }
+
+  /// Starts work on the GPUs and waits until it is done in every process. While it runs, the processes tell each other
+  /// how far they are, over Gloo: NCCL alone would wait for a lost one for ever. After a failure anywhere, work that
+  /// still runs is given up everywhere, and the group is of no more use.
+  void on_gpus(const std::string& name, const NcclGroup& gpus, const std::function<int()>& start) {
+    try {
+      std::string reason;
+      auto mine = start() == 0 ? NcclState::kRunning : NcclState::kFailed;
+      if (mine == NcclState::kFailed) reason = gpus.last_error();
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, kLongestPause)) {
+        for (const auto until = std::chrono::steady_clock::now() + pause;
+             mine == NcclState::kRunning && std::chrono::steady_clock::now() < until;
+             std::this_thread::sleep_for(std::chrono::microseconds(20))) {
+          mine = gpus.poll();
+          if (mine == NcclState::kFailed) reason = gpus.last_error();
+        }
+        if (mine == NcclState::kRunning && std::chrono::steady_clock::now() - begin > timeouts_.call) {
+          mine = NcclState::kFailed;
+          reason = "not done after " + std::to_string(timeouts_.call.count()) + " s";
+        }
+        if (all_done(name, mine, reason)) return;
+      }
+    } catch (...) {
+      gpus_.clear();
+      broken_ = true;
+      throw;
+    }
+  }
+
+  /// Tells the others how far this process is. Throws Error(kDevice) if one of them, or this one, has failed.
+  bool all_done(const std::string& name, NcclState mine, const std::string& reason) {
+    const auto all = gather(name, at::full({1}, static_cast<int64_t>(mine), at::kLong));
+    bool done = true;
+    for (int r = 0; r < size(); ++r) {
+      const auto state = static_cast<NcclState>(all[static_cast<size_t>(r)].item<int64_t>());
+      done = done && state == NcclState::kDone;
+      if (state == NcclState::kFailed)
+        throw Error(ErrorClass::kDevice,
+                    {who() + ": " + name + " over NCCL",
+                     reason.empty() ? "process " + std::to_string(r) + " failed: see its own message" : reason,
+                     "the GPUs of all processes to reach each other",
+                     "set NCCL_DEBUG=INFO to see why, or EMEND_NCCL_PLUGIN=none to go through host memory"});
+    }
+    return done;
+  }
+
+  /// Everyone's tensor, of the same shape everywhere.
+  std::vector<Tensor> gather(const std::string& name, const Tensor& mine_in) {
+    std::vector<std::vector<Tensor>> all(1);
+    for (int r = 0; r < size(); ++r) all[0].push_back(at::empty_like(mine_in));
+    std::vector<Tensor> mine{mine_in};
+    guarded(name, [&] { group_->allgather(all, mine)->wait(); });
+    return all[0];
+  }
+
+  /// Sizes first, then data padded to the longest.
+  std::vector<std::string> gather_bytes(std::string_view bytes) {
+    int64_t longest = 0;
+    const auto lengths = gather("all_gather", at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
+    for (const auto& length : lengths) longest = std::max(longest, length.item<int64_t>());
+    std::vector<std::string> result(static_cast<size_t>(size()));
+    if (longest == 0) return result;
+    auto padded = at::zeros({longest}, at::kByte);
+    if (!bytes.empty()) std::memcpy(padded.data_ptr(), bytes.data(), bytes.size());
+    const auto contents = gather("all_gather", padded);
+    for (size_t r = 0; r < result.size(); ++r)
+      result[r].assign(static_cast<const char*>(contents[r].data_ptr()),
+                       static_cast<size_t>(lengths[r].item<int64_t>()));
+    return result;
+  }
+
+  static constexpr std::chrono::microseconds kLongestPause = std::chrono::milliseconds(50);
+
+  ProcessEnvironment environment_;
+  ProcessTimeouts timeouts_;
+  Log log_;
+  c10::intrusive_ptr<c10d::Backend> group_;
+  std::map<std::vector<int64_t>, std::unique_ptr<NcclGroup>> gpus_;  ///< by everyone's GPU; null: not to be used
+  bool broken_ = false;
+};
 
 // Gloo writes to its sockets without MSG_NOSIGNAL: a process that is lost would end the others by SIGPIPE, without a
 // word. A handler that the program has set is left alone.
@@ -47,7 +333,7 @@ std::unique_ptr<Collectives> join_processes(const ProcessEnvironment& environmen
                                             const Log& log) {
   if (environment.size == 1) return std::make_unique<Alone>();
   survive_lost_connections();
-  return detail::join_gloo(environment, timeouts, log);
+  return std::make_unique<GlooGroup>(environment, timeouts, log);
 }
 
 }  // namespace emend::devices

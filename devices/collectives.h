@@ -12,7 +12,6 @@
 #include <emend/devices/process_environment.h>
 
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>

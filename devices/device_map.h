@@ -9,8 +9,6 @@
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
 
-#include <filesystem>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

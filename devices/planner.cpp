@@ -3,11 +3,9 @@
 #include <emend/core/text.h>
 #include <emend/devices/detail/balance.h>
 #include <emend/devices/planner.h>
-#include <emend/devices/simulated.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 
 namespace emend::devices {
 namespace {

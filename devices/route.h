@@ -8,7 +8,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>

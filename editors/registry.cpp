@@ -3,7 +3,6 @@
 #include <emend/editors/register.h>
 #include <emend/editors/registry.h>
 
-#include <algorithm>
 #include <cctype>
 
 namespace emend::editors {

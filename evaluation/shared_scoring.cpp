@@ -2,9 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/scoring.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <unordered_map>
 
 namespace emend::evaluation::detail {

@@ -93,14 +93,8 @@ void average(TraceSummary& summary, const std::vector<TraceKind>& kinds);
 /// "why": ["…"]}. Throws Error(kInvalidArgument) if no MLP outputs were traced.
 [[nodiscard]] nlohmann::json suggest_layers(const TraceSummary& summary, int count = 5);
 
-/// Heat maps as the ROME paper draws them (layers to the right, tokens downwards, darker is larger), as SVG text.
-[[nodiscard]] std::string trace_svg(const FactTrace& trace, TraceKind kind);
-[[nodiscard]] std::string summary_svg(const TraceSummary& summary, TraceKind kind);
-/// The same from to_json's output; empty where that has no such kind.
-[[nodiscard]] std::string summary_svg(const nlohmann::json& summary, TraceKind kind);
-
-/// A self-contained page (templates/page.html): the averages, what they suggest, and the heat maps of the first `facts`
-/// facts.
+/// A self-contained page (templates/page.html): the averages, what they suggest, and heat maps of the averages and of
+/// the first `facts` facts, as the ROME paper draws them.
 [[nodiscard]] std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts = 20);
 
 }  // namespace emend::evaluation

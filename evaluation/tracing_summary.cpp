@@ -1,4 +1,4 @@
-// Averages of traces by kind of token, layers to edit, and heat maps.
+// Averages of traces by kind of token, layers to edit, and the page that draws them.
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/evaluation/detail/page.h>
@@ -31,87 +31,6 @@ int row_of(const FactTrace& trace, int64_t token) {
 json numbers_or_null(const std::vector<double>& values) {
   json out = json::array();
   for (double value : values) out.push_back(std::isfinite(value) ? json(std::round(value * 1e6) / 1e6) : json());
-  return out;
-}
-
-/// ROME's colours: purple for states, green for MLPs, red for attention.
-const char* colour_of(TraceKind kind) {
-  return kind == TraceKind::kState ? "#6a3d9a" : kind == TraceKind::kMlp ? "#1b7837" : "#b2182b";
-}
-
-std::string title_of(TraceKind kind, int window) {
-  if (kind == TraceKind::kState) return "restoring single states";
-  return std::string("restoring ") + (kind == TraceKind::kMlp ? "MLP" : "attention") + " outputs of " +
-         std::to_string(window) + " layers";
-}
-
-struct Map {
-  std::string title, scale_name;
-  std::vector<std::string> rows;
-  std::vector<std::vector<double>> values;
-  double low = 0, high = 1;
-  std::string colour;
-};
-
-std::string at(double value) {
-  return detail::fixed(value, 1);
-}
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (char c : text)
-    out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '"' ? "&quot;" : std::string(1, c);
-  return out;
-}
-
-/// A complete SVG document.
-std::string draw(const Map& map) {
-  constexpr double kLeft = 172, kCell = 20, kTop = 32, kBar = 84;
-  const size_t layers = map.values.empty() ? 0 : map.values[0].size();
-  const double cell_width = std::clamp(330.0 / static_cast<double>(std::max<size_t>(layers, 1)), 5.0, 26.0);
-  const double right = kLeft + cell_width * static_cast<double>(layers),
-               bottom = kTop + kCell * static_cast<double>(map.rows.size());
-  const double width = std::max(right + kBar, 590.0), height = bottom + 48;
-  const std::string text = " style=\"font:15px system-ui,sans-serif;fill:var(--ink,currentColor)\"";
-  std::string out = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + at(width) + " " + at(height) +
-                    "\" width=\"" + at(width) + "\" height=\"" + at(height) + "\" role=\"img\" aria-label=\"" +
-                    escaped(map.title) + "\">";
-  const auto label = [&](double x, double y, const char* anchor, const std::string& words) {
-    out += "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor + "\"" + text + ">" +
-           escaped(words) + "</text>";
-  };
-  label(8, 20, "start", map.title);
-  const auto shade = [&](double value) {
-    return detail::fixed(std::clamp((value - map.low) / std::max(map.high - map.low, 1e-12), 0.0, 1.0), 3);
-  };
-  for (size_t r = 0; r < map.rows.size(); ++r) {
-    label(kLeft - 6, kTop + kCell * (static_cast<double>(r) + 0.78), "end", detail::shorten(map.rows[r], 24));
-    for (size_t l = 0; l < map.values[r].size(); ++l)
-      if (std::isfinite(map.values[r][l]))
-        out += "<rect x=\"" + at(kLeft + cell_width * static_cast<double>(l)) + "\" y=\"" +
-               at(kTop + kCell * static_cast<double>(r)) + "\" width=\"" + at(cell_width) + "\" height=\"" + at(kCell) +
-               "\" fill=\"" + map.colour + "\" fill-opacity=\"" + shade(map.values[r][l]) + "\"/>";
-  }
-  out += "<rect x=\"" + at(kLeft) + "\" y=\"" + at(kTop) + "\" width=\"" + at(right - kLeft) + "\" height=\"" +
-         at(bottom - kTop) + "\" fill=\"none\" stroke=\"currentColor\" stroke-opacity=\"0.4\"/>";
-  const size_t step = std::max<size_t>(1, (layers + 7) / 8);
-  for (size_t l = 0; l < layers; l += step)
-    label(kLeft + cell_width * (static_cast<double>(l) + 0.5), bottom + 18, "middle", std::to_string(l));
-  label((kLeft + right) / 2, bottom + 40, "middle", "layer");
-  for (int i = 0; i < 20; ++i)
-    out += "<rect x=\"" + at(right + 14) + "\" y=\"" + at(bottom - (bottom - kTop) * (i + 1) / 20) +
-           "\" width=\"12\" height=\"" + at((bottom - kTop) / 20 + 0.3) + "\" fill=\"" + map.colour +
-           "\" fill-opacity=\"" + detail::fixed((i + 0.5) / 20, 3) + "\"/>";
-  label(right + 31, kTop + 10, "start", detail::significant(map.high));
-  label(right + 31, bottom, "start", detail::significant(map.low));
-  label(right + 14, bottom + 40, "start", map.scale_name);
-  return out + "</svg>";
-}
-
-std::vector<std::vector<double>> matrix(const json& rows) {
-  std::vector<std::vector<double>> out;
-  if (rows.is_array())
-    for (const auto& row : rows) out.push_back(detail::numbers(row));
   return out;
 }
 
@@ -228,50 +147,6 @@ json suggest_layers(const TraceSummary& summary, int count) {
     why.push_back("Few facts, or a peak less than two standard errors above nothing: trace more before relying on it.");
   return {{"peak", peak},           {"layers", layers}, {"effect", best}, {"standard_error", error},
           {"facts", summary.facts}, {"why", why}};
-}
-
-std::string trace_svg(const FactTrace& trace, TraceKind kind) {
-  const auto found = trace.restored.find(kind);
-  if (found == trace.restored.end())
-    throw Error(ErrorClass::kInvalidArgument, {"heat map", "no trace of kind " + std::string(to_string(kind)),
-                                               "a kind that was traced", "add it to TraceOptions::kinds"});
-  Map map{"p(" + trace.answer_text + "), " + title_of(kind, trace.window),
-          "p",
-          {},
-          found->second,
-          trace.corrupted,
-          trace.corrupted,
-          colour_of(kind)};
-  for (size_t t = 0; t < trace.tokens.size(); ++t) {
-    const bool subject = static_cast<int64_t>(t) >= trace.subject_begin && static_cast<int64_t>(t) < trace.subject_end;
-    map.rows.push_back(trace.tokens[t] + (subject ? "*" : ""));
-  }
-  for (const auto& row : map.values)
-    for (double value : row) map.high = std::max(map.high, value);
-  return draw(map);
-}
-
-std::string summary_svg(const TraceSummary& summary, TraceKind kind) {
-  return summary_svg(to_json(summary), kind);
-}
-
-std::string summary_svg(const json& summary, TraceKind kind) {
-  const auto values = matrix(detail::member(summary, {"effect", to_string(kind)}));
-  if (values.empty()) return "";
-  Map map{
-      "Average indirect effect, " + title_of(kind, static_cast<int>(detail::number(summary, "window").value_or(10))),
-      "effect",
-      {},
-      values,
-      0,
-      0,
-      colour_of(kind)};
-  for (size_t r = 0; r < values.size(); ++r) {
-    map.rows.emplace_back(r < kRows ? kRowNames[r] : "");
-    for (double value : values[r])
-      if (std::isfinite(value)) map.high = std::max(map.high, value);
-  }
-  return draw(map);
 }
 
 std::string trace_page(const TraceSummary& summary, const std::string& model_name, size_t facts) {

@@ -9,7 +9,6 @@
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/text_metrics.h>
 
-#include <array>
 #include <cmath>
 #include <set>
 

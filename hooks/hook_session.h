@@ -3,7 +3,6 @@
 
 #include <emend/hooks/hook_point.h>
 
-#include <map>
 #include <optional>
 
 namespace emend::hooks {

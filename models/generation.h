@@ -5,7 +5,6 @@
 #include <emend/models/model.h>
 
 #include <functional>
-#include <string>
 #include <vector>
 
 namespace emend::models {

@@ -1,4 +1,4 @@
-#include <emend/datasets/detail/fields.h>
+#include <emend/datasets/detail/rows.h>
 #include <emend/datasets/detail/lint_text.h>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // readers.def.
 #pragma once
 
-#include <emend/datasets/detail/fields.h>
+#include <emend/datasets/detail/rows.h>
 #include <emend/datasets/fact.h>
 
 #include <initializer_list>

@@ -4,6 +4,7 @@
 #include <emend/datasets/detail/rows.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace emend::datasets::detail {
 
@@ -131,6 +132,170 @@ bool RowReader::next(Row& row) {
                       text_.begin() + static_cast<std::ptrdiff_t>(end), '\n');
   at_ = end;
   return true;
+}
+
+namespace {
+
+constexpr std::string_view kSpace = " \t\r\n\f\v";
+
+}  // namespace
+
+std::string trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return "";
+  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
+}
+
+bool blank(std::string_view text) {
+  return text.find_first_not_of(kSpace) == std::string_view::npos;
+}
+
+size_t count_of(std::string_view text, std::string_view part) {
+  size_t count = 0;
+  if (part.empty()) return 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string_view::npos; at += part.size()) ++count;
+  return count;
+}
+
+std::string kind_of(const nlohmann::json& value) {
+  switch (value.type()) {
+    case nlohmann::json::value_t::null:
+      return "null";
+    case nlohmann::json::value_t::object:
+      return "an object";
+    case nlohmann::json::value_t::array:
+      return "a list";
+    case nlohmann::json::value_t::string:
+      return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
+    case nlohmann::json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    default:
+      return "the number " + shorten(value.dump(), 30);
+  }
+}
+
+void Fields::fail(const std::string& key, const std::string& got, const std::string& expected,
+                  const std::string& advice) const {
+  throw Error(ErrorClass::kCorruption, {where_, "field \"" + path_ + key + "\" is " + got, expected, advice});
+}
+
+const nlohmann::json& Fields::raw(const char* key) {
+  static const nlohmann::json kNull;
+  read_.insert(key);
+  const auto found = object_.find(key);
+  return found == object_.end() ? kNull : *found;
+}
+
+std::string Fields::text(const char* key) {
+  const nlohmann::json& value = raw(key);
+  if (value.is_null() && !object_.contains(key)) fail(key, "missing", "a string");
+  if (!value.is_string()) fail(key, kind_of(value), "a string");
+  if (blank(value.get_ref<const std::string&>())) fail(key, "blank", "a string with text in it");
+  return value.get<std::string>();
+}
+
+std::string Fields::text_or(const char* key, std::string fallback) {
+  const nlohmann::json& value = raw(key);
+  if (value.is_null()) return fallback;
+  if (!value.is_string()) fail(key, kind_of(value), "a string");
+  return value.get<std::string>();
+}
+
+int64_t Fields::integer_or(const char* key, int64_t fallback) {
+  const nlohmann::json& value = raw(key);
+  if (value.is_null()) return fallback;
+  if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX))
+    return value.get<int64_t>();
+  if (value.is_number_integer() && !value.is_number_unsigned()) return value.get<int64_t>();
+  if (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>() &&
+      std::abs(value.get<double>()) < 9e15)
+    return static_cast<int64_t>(value.get<double>());
+  fail(key, kind_of(value), "a whole number");
+}
+
+std::vector<std::string> Fields::texts(const char* key) {
+  const nlohmann::json& value = raw(key);
+  std::vector<std::string> result;
+  if (value.is_null()) return result;
+  if (value.is_string()) {
+    if (!blank(value.get_ref<const std::string&>())) result.push_back(value.get<std::string>());
+    return result;
+  }
+  if (!value.is_array()) fail(key, kind_of(value), "a list of strings");
+  for (size_t i = 0; i < value.size(); ++i) {
+    if (!value[i].is_string()) fail(std::string(key) + "[" + std::to_string(i) + "]", kind_of(value[i]), "a string");
+    if (!blank(value[i].get_ref<const std::string&>())) result.push_back(value[i].get<std::string>());
+  }
+  return result;
+}
+
+Fields Fields::object(const char* key) {
+  const nlohmann::json& value = raw(key);
+  if (!value.is_object()) fail(key, object_.contains(key) ? kind_of(value) : "missing", "an object");
+  return Fields(value, where_, path_ + key + ".");
+}
+
+const nlohmann::json& Fields::list(const char* key) {
+  const nlohmann::json& value = raw(key);
+  if (!value.is_array()) fail(key, object_.contains(key) ? kind_of(value) : "missing", "a list");
+  return value;
+}
+
+std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const std::string& name) const {
+  std::vector<std::string> result;
+  const auto add = [&](std::string text) {
+    if (!text.empty() && std::find(result.begin(), result.end(), text) == result.end())
+      result.push_back(std::move(text));
+  };
+  if (value.is_null()) return result;
+  if (value.is_string()) {
+    add(trim(value.get_ref<const std::string&>()));
+  } else if (value.is_number()) {
+    add(value.dump());
+  } else if (value.is_object() && value.contains("str")) {
+    return answers_of(value["str"], name + ".str");
+  } else if (value.is_array()) {
+    for (size_t i = 0; i < value.size(); ++i)
+      for (std::string& text : answers_of(value[i], name + "[" + std::to_string(i) + "]")) add(std::move(text));
+  } else {
+    fail(name, kind_of(value), "a string, a list of strings, or a list of lists of aliases");
+  }
+  return result;
+}
+
+std::vector<std::string> Fields::answers(const char* key) {
+  return answers_of(raw(key), key);
+}
+
+nlohmann::json Fields::rest() const {
+  nlohmann::json kept = nlohmann::json::object();
+  for (const auto& [key, value] : object_.items())
+    if (!read_.contains(key)) kept[key] = value;
+  return kept;
+}
+
+std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields, const char* key) {
+  const size_t slots = count_of(prompt, "{}");
+  if (slots == 1) return prompt;
+  const std::string shown = "\"" + shorten(prompt) + "\"";
+  if (slots > 1)
+    fields.fail(key, shown + " with " + std::to_string(slots) + " places for the subject", "exactly one {}",
+                "write the subject out where it is not to be looked up");
+  const size_t found = count_of(prompt, subject);
+  if (found == 1) {
+    std::string result = prompt;
+    return result.replace(result.find(subject), subject.size(), "{}");
+  }
+  if (found == 0) {
+    const bool other_case = count_of(lower(prompt), lower(subject)) == 1;
+    fields.fail(
+        key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"",
+        "the subject once in the prompt, or {} in its place",
+        other_case ? "the subject is there in other capitals: spell both alike" : "write {} where the subject belongs");
+  }
+  fields.fail(
+      key, shown + ", in which the subject \"" + shorten(subject, 40) + "\" occurs " + std::to_string(found) + " times",
+      "the subject once, or {} in its place", "write {} at the occurrence that is to be looked up");
 }
 
 }  // namespace emend::datasets::detail

@@ -1,10 +1,15 @@
-// Rows of a JSON file with their line numbers, one at a time: an array of objects, JSON lines, or one object.
+// Rows of a JSON file with their line numbers, one at a time (an array of objects, JSON lines, or one object), and
+// their fields.
 #pragma once
+
+#include <emend/core/text.h>
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace emend::datasets::detail {
 
@@ -44,5 +49,59 @@ class RowReader {
 
 /// Throws Error(kCorruption) naming the line if `text` holds a NUL byte or a byte that is not UTF-8.
 void check_text(std::string_view text, const std::string& name);
+
+// ---- typed access to the keys of a row; every refusal names file, line and field
+
+/// "  Rome " -> "Rome". Only ASCII white space.
+[[nodiscard]] std::string trim(std::string_view text);
+/// True if nothing but ASCII white space.
+[[nodiscard]] bool blank(std::string_view text);
+/// Non-overlapping occurrences of `part` in `text`; 0 for an empty part.
+[[nodiscard]] size_t count_of(std::string_view text, std::string_view part);
+/// "a string", "a list", … for messages.
+[[nodiscard]] std::string kind_of(const nlohmann::json& value);
+
+/// An object of the file with a name for messages. Remembers which keys were read, so that the others can be kept.
+class Fields {
+ public:
+  /// `object` must be a JSON object and outlive this; `path` is the way to it inside the row ("requested_rewrite."), or
+  /// empty.
+  Fields(const nlohmann::json& object, std::string where, std::string path = "")
+      : object_(object), where_(std::move(where)), path_(std::move(path)) {}
+
+  [[nodiscard]] bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+  [[nodiscard]] const nlohmann::json& raw(const char* key);  ///< null if absent
+
+  [[nodiscard]] std::string text(const char* key);  ///< required, not blank, as it is
+  [[nodiscard]] std::string text_or(const char* key, std::string fallback = "");
+  [[nodiscard]] int64_t integer_or(const char* key, int64_t fallback);
+  [[nodiscard]] std::vector<std::string> texts(
+      const char* key);                          ///< a list of strings or one string; absent: none; blanks dropped
+  [[nodiscard]] Fields object(const char* key);  ///< required
+  [[nodiscard]] const nlohmann::json& list(const char* key);  ///< required
+
+  /// Right answers in every spelling that files use: a string, a number, a list, a list of alias lists, {"str": …}.
+  /// Flattened in order, trimmed, blanks and repetitions dropped.
+  [[nodiscard]] std::vector<std::string> answers(const char* key);
+  [[nodiscard]] std::vector<std::string> answers_of(const nlohmann::json& value, const std::string& name) const;
+
+  /// Keys that nobody asked for, as they were.
+  [[nodiscard]] nlohmann::json rest() const;
+
+  [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected,
+                         const std::string& advice = "") const;
+  [[nodiscard]] const std::string& where() const noexcept { return where_; }
+  [[nodiscard]] const nlohmann::json& value() const noexcept { return object_; }
+
+ private:
+  const nlohmann::json& object_;
+  std::string where_, path_;
+  std::set<std::string> read_;
+};
+
+/// The prompt as a template with exactly one "{}": as it is, or with the subject's only occurrence replaced. Throws
+/// Error(kCorruption) if there are several "{}", or none and the subject is absent or occurs more than once.
+[[nodiscard]] std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields,
+                                      const char* key);
 
 }  // namespace emend::datasets::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <emend/hooks/hook_point.h>
-#include <emend/models/detail/weights.h>
+#include <emend/models/detail/model_state.h>
 
 namespace emend::models::detail {
 

@@ -1,19 +1,50 @@
 // What a Model owns.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <emend/core/sha256.h>
+#include <emend/models/adapter.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/detail/weights.h>
+#include <emend/models/family.h>
 #include <emend/models/model.h>
 
+#include <array>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 namespace emend::models {
 
 namespace detail {
+
+// The weights as the executor sees them: by part, layer and expert, never by name.
+
+struct Linear {
+  at::Tensor weight, bias;                            ///< undefined where the family has none
+  std::shared_ptr<const LinearAdapter> adapter = {};  ///< usually null
+};
+
+struct PartTable {
+  std::array<Linear, kParts> parts;
+  [[nodiscard]] Linear& operator[](Part part) { return parts[static_cast<size_t>(part)]; }
+  [[nodiscard]] const Linear& operator[](Part part) const { return parts[static_cast<size_t>(part)]; }
+};
+
+struct ExpertWeights {
+  Linear gate, up, down;
+};
+
+struct LayerWeights : PartTable {
+  std::vector<ExpertWeights> experts;
+};
+
+/// x·Wᵀ + b, or x·W + b for a Conv1D, on packed rows; plus the adapter's share.
+[[nodiscard]] at::Tensor apply_linear(const at::Tensor& x, const Linear& linear, bool conv1d);
+
 /// How a tensor enters a fingerprint: name, dtype, shape and bytes, on the CPU.
 void hash_tensor(Sha256& hash, const std::string& name, const at::Tensor& tensor);
+
 }  // namespace detail
 
 struct Model::State {

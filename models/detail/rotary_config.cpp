@@ -1,6 +1,5 @@
 #include <emend/models/detail/rotary_config.h>
 
-#include <cmath>
 
 namespace emend::models::detail {
 namespace {

@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 static_assert(std::endian::native == std::endian::little, "GGUF files are little-endian");
 
@@ -278,10 +277,11 @@ void GgufFile::fail_key(std::string_view key, const std::string& got, const std:
 
 namespace {
 
-// One element of a scalar type; nullopt where the type is not of the asked-for kind or the value does not fit.
+// An integer where the type is one and the value fits int64; bool counts as 0 and 1.
 std::optional<int64_t> integer_of(GgufValueType type, const char* at) {
   switch (type) {
     case GgufValueType::kUint8:
+    case GgufValueType::kBool:
       return load<uint8_t>(at);
     case GgufValueType::kInt8:
       return load<int8_t>(at);
@@ -293,15 +293,11 @@ std::optional<int64_t> integer_of(GgufValueType type, const char* at) {
       return load<uint32_t>(at);
     case GgufValueType::kInt32:
       return load<int32_t>(at);
+    case GgufValueType::kUint64:
+      if (load<int64_t>(at) < 0) return std::nullopt;
+      [[fallthrough]];
     case GgufValueType::kInt64:
       return load<int64_t>(at);
-    case GgufValueType::kUint64: {
-      const auto value = load<uint64_t>(at);
-      if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
-      return static_cast<int64_t>(value);
-    }
-    case GgufValueType::kBool:
-      return load<uint8_t>(at) != 0;
     default:
       return std::nullopt;
   }
@@ -310,107 +306,97 @@ std::optional<int64_t> integer_of(GgufValueType type, const char* at) {
 std::optional<double> number_of(GgufValueType type, const char* at) {
   if (type == GgufValueType::kFloat32) return shortest_decimal(load<float>(at));
   if (type == GgufValueType::kFloat64) return load<double>(at);
-  if (type == GgufValueType::kBool) return std::nullopt;
-  if (const auto integer = integer_of(type, at)) return static_cast<double>(*integer);
-  return std::nullopt;
+  const auto integer = type == GgufValueType::kBool ? std::nullopt : integer_of(type, at);
+  return integer ? std::optional<double>(*integer) : std::nullopt;
+}
+
+// What `read` makes of the value of a key; nullopt without the key.
+template <class Read>
+auto one(const GgufFile& file, std::string_view key, const char* expected, Read read) -> decltype(read({})) {
+  const GgufValue* value = file.find(key);
+  if (!value) return std::nullopt;
+  auto result = read(*value);
+  if (!result) file.fail_key(key, "a value of type " + to_string(value->type), expected);
+  return result;
+}
+
+// The same for each element of an array of scalars.
+template <class T>
+std::vector<T> list(const GgufFile& file, std::string_view key, const char* expected,
+                    std::optional<T> (*read)(GgufValueType, const char*)) {
+  std::vector<T> values;
+  const GgufValue* array = file.find(key);
+  if (!array) return values;
+  if (array->type != GgufValueType::kArray) file.fail_key(key, "a value of type " + to_string(array->type), expected);
+  const size_t step = scalar_bytes(array->element);
+  for (uint64_t i = 0; i < array->count; ++i) {
+    const auto element = step == 0 ? std::nullopt : read(array->element, array->payload.data() + i * step);
+    if (!element) file.fail_key(key, "a list of " + to_string(array->element), expected);
+    values.push_back(*element);
+  }
+  return values;
+}
+
+template <class T>
+T required(const GgufFile& file, std::string_view key, const char* expected, std::optional<T> value) {
+  if (!value) file.fail_key(key, "missing", expected);
+  return *std::move(value);
 }
 
 }  // namespace
 
 std::optional<int64_t> GgufFile::integer(std::string_view key) const {
-  const GgufValue* value = find(key);
-  if (!value) return std::nullopt;
-  const auto result =
-      value->type == GgufValueType::kBool ? std::nullopt : integer_of(value->type, value->payload.data());
-  if (!result) fail_key(key, "a value of type " + to_string(value->type), "an integer");
-  return result;
+  return one(*this, key, "an integer", [](const GgufValue& value) {
+    return value.type == GgufValueType::kBool ? std::nullopt : integer_of(value.type, value.payload.data());
+  });
 }
 
 std::optional<double> GgufFile::number(std::string_view key) const {
-  const GgufValue* value = find(key);
-  if (!value) return std::nullopt;
-  const auto result = number_of(value->type, value->payload.data());
-  if (!result) fail_key(key, "a value of type " + to_string(value->type), "a number");
-  if (!std::isfinite(*result)) fail_key(key, "a number that is not finite", "a finite number");
+  const auto result =
+      one(*this, key, "a number", [](const GgufValue& value) { return number_of(value.type, value.payload.data()); });
+  if (result && !std::isfinite(*result)) fail_key(key, "a number that is not finite", "a finite number");
   return result;
 }
 
 std::optional<bool> GgufFile::flag(std::string_view key) const {
-  const GgufValue* value = find(key);
-  if (!value) return std::nullopt;
-  if (value->type != GgufValueType::kBool) fail_key(key, "a value of type " + to_string(value->type), "true or false");
-  return value->payload[0] != 0;
+  return one(*this, key, "true or false", [](const GgufValue& value) {
+    return value.type == GgufValueType::kBool ? std::optional(value.payload[0] != 0) : std::nullopt;
+  });
 }
 
 std::optional<std::string> GgufFile::text(std::string_view key) const {
-  const GgufValue* value = find(key);
-  if (!value) return std::nullopt;
-  if (value->type != GgufValueType::kString) fail_key(key, "a value of type " + to_string(value->type), "a string");
-  return std::string(value->payload.substr(8));
+  return one(*this, key, "a string", [](const GgufValue& value) {
+    return value.type == GgufValueType::kString ? std::optional(std::string(value.payload.substr(8))) : std::nullopt;
+  });
 }
 
 std::vector<std::string> GgufFile::texts(std::string_view key) const {
-  const GgufValue* value = find(key);
-  std::vector<std::string> list;
-  if (!value) return list;
-  if (value->type != GgufValueType::kArray || value->element != GgufValueType::kString)
-    fail_key(key, "a value of type " + to_string(value->type), "a list of strings");
-  list.reserve(value->count);
-  const char* at = value->payload.data();  // lengths were checked on opening
-  for (uint64_t i = 0; i < value->count; ++i) {
-    const auto length = load<uint64_t>(at);
-    list.emplace_back(at + 8, length);
-    at += 8 + length;
-  }
-  return list;
+  const auto read = [](const GgufValue& value) -> std::optional<std::vector<std::string>> {
+    if (value.type != GgufValueType::kArray || value.element != GgufValueType::kString) return std::nullopt;
+    std::vector<std::string> texts;
+    texts.reserve(value.count);
+    const char* at = value.payload.data();  // lengths were checked on opening
+    for (uint64_t i = 0; i < value.count; ++i, at += 8 + load<uint64_t>(at))
+      texts.emplace_back(at + 8, load<uint64_t>(at));
+    return texts;
+  };
+  return one(*this, key, "a list of strings", read).value_or(std::vector<std::string>());
 }
 
 std::vector<int64_t> GgufFile::integers(std::string_view key) const {
-  const GgufValue* value = find(key);
-  std::vector<int64_t> list;
-  if (!value) return list;
-  if (value->type != GgufValueType::kArray)
-    fail_key(key, "a value of type " + to_string(value->type), "a list of integers");
-  const size_t step = scalar_bytes(value->element);
-  for (uint64_t i = 0; i < value->count; ++i) {
-    const auto element = step == 0 ? std::nullopt : integer_of(value->element, value->payload.data() + i * step);
-    if (!element) fail_key(key, "a list of " + to_string(value->element), "a list of integers");
-    list.push_back(*element);
-  }
-  return list;
+  return list<int64_t>(*this, key, "a list of integers", integer_of);
 }
-
 std::vector<double> GgufFile::numbers(std::string_view key) const {
-  const GgufValue* value = find(key);
-  std::vector<double> list;
-  if (!value) return list;
-  if (value->type != GgufValueType::kArray)
-    fail_key(key, "a value of type " + to_string(value->type), "a list of numbers");
-  const size_t step = scalar_bytes(value->element);
-  for (uint64_t i = 0; i < value->count; ++i) {
-    const auto element = step == 0 ? std::nullopt : number_of(value->element, value->payload.data() + i * step);
-    if (!element) fail_key(key, "a list of " + to_string(value->element), "a list of numbers");
-    list.push_back(*element);
-  }
-  return list;
+  return list<double>(*this, key, "a list of numbers", number_of);
 }
-
 int64_t GgufFile::required_integer(std::string_view key) const {
-  const auto value = integer(key);
-  if (!value) fail_key(key, "missing", "an integer");
-  return *value;
+  return required(*this, key, "an integer", integer(key));
 }
-
 double GgufFile::required_number(std::string_view key) const {
-  const auto value = number(key);
-  if (!value) fail_key(key, "missing", "a number");
-  return *value;
+  return required(*this, key, "a number", number(key));
 }
-
 std::string GgufFile::required_text(std::string_view key) const {
-  auto value = text(key);
-  if (!value) fail_key(key, "missing", "a string");
-  return *std::move(value);
+  return required(*this, key, "a string", text(key));
 }
 
 }  // namespace emend::models

@@ -11,9 +11,10 @@ void put(std::string& to, T value) {
   to.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-void put_text(std::string& to, std::string_view text) {
-  put(to, static_cast<uint64_t>(text.size()));
-  to += text;
+std::string with_length(std::string_view text) {
+  std::string bytes;
+  put(bytes, static_cast<uint64_t>(text.size()));
+  return bytes += text;
 }
 
 template <class T>
@@ -64,13 +65,12 @@ void GgufMetadata::set_flag(std::string_view key, bool flag) {
 void GgufMetadata::set_text(std::string_view key, std::string_view text) {
   std::string bytes;
   put(bytes, GgufValueType::kString);
-  put_text(bytes, text);
-  set(key, std::move(bytes));
+  set(key, bytes + with_length(text));
 }
 
 void GgufMetadata::set_texts(std::string_view key, const std::vector<std::string>& texts) {
   std::string bytes = list_head(GgufValueType::kString, texts.size());
-  for (const auto& text : texts) put_text(bytes, text);
+  for (const auto& text : texts) bytes += with_length(text);
   set(key, std::move(bytes));
 }
 
@@ -106,10 +106,7 @@ bool GgufMetadata::contains(std::string_view key) const {
 
 std::string GgufMetadata::encoded() const {
   std::string text;
-  for (const Entry& entry : entries_) {
-    put_text(text, entry.key);
-    text += entry.value;
-  }
+  for (const Entry& entry : entries_) text += with_length(entry.key) + entry.value;
   return text;
 }
 

@@ -1,6 +1,5 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
@@ -9,7 +8,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <numeric>
 
 namespace emend::models {
 namespace {
@@ -101,13 +99,9 @@ void read_merges(const GgufVocabulary& source, PipelineSpec& spec) {
   for (size_t i = 0; i < source.merges.size(); ++i) {
     const std::string& text = source.merges[i];
     const size_t space = text.find(' ', 1);  // a piece may itself be a space
-    const std::string left = text.substr(0, space), right = space == std::string::npos ? "" : text.substr(space + 1);
-    const detail::Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
-                              spec.vocabulary.find(left + right), static_cast<uint32_t>(i)};
-    if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
+    if (!spec.add_merge(text.substr(0, space), space == std::string::npos ? "" : text.substr(space + 1)))
       damaged(source, "merges[" + std::to_string(i) + "]", "got \"" + shorten(text) + "\"",
               "two tokens that make a third");
-    spec.merges.push_back(merge);
   }
 }
 

@@ -1,10 +1,10 @@
 // Every tensor that the published implementations recorded, in both engines.
-#include <emend/editors/fixtures/fixture.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
 
+#include "oracle/editor_fixture.h"
 #include "support/shared.h"
 
 namespace editor_fixtures_test {

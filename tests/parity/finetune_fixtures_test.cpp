@@ -1,7 +1,7 @@
 // Fine-tuning against the published code: weights, gradients, losses of every step, outputs.
-#include <emend/editors/fixtures/fixture.h>
 #include <gtest/gtest.h>
 
+#include "oracle/editor_fixture.h"
 #include "support/shared.h"
 
 namespace finetune_fixtures_test {

@@ -1,11 +1,11 @@
 // Every family against the recorded reference, with both spellings of its configuration.
 #include <ATen/ATen.h>
 #include <emend/core/safetensors.h>
-#include <emend/models/fixture.h>
 #include <gtest/gtest.h>
 
 #include <iostream>
 
+#include "oracle/model_fixture.h"
 #include "support/family_suite.h"
 #include "support/shared.h"
 #include "support/spread_plan.h"

@@ -5,11 +5,12 @@
 #include <emend/core/error.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
-#include <emend/models/memory_checkpoint.h>
 #include <emend/models/model.h>
 
 #include <string>
 #include <vector>
+
+#include "support/memory_checkpoint.h"
 
 namespace emend::testing {
 

@@ -8,7 +8,6 @@
 #include <emend/datasets/fact.h>
 #include <emend/editors/editor.h>
 #include <emend/editors/steps/statistics.h>
-#include <emend/models/memory_checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <filesystem>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "support/debug_models.h"
+#include "support/memory_checkpoint.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 

@@ -1,10 +1,10 @@
 // A tokenizer for random models: a word with the space before it becomes one id that depends on its letters alone.
 #pragma once
 
-#include <emend/models/memory_checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include "support/debug_models.h"
+#include "support/memory_checkpoint.h"
 
 namespace emend::testing {
 

@@ -3,11 +3,12 @@
 
 #include <emend/core/atomic_file.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/memory_checkpoint.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "support/memory_checkpoint.h"
 
 namespace emend::testing {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <emend/core/atomic_file.h>
-#include <emend/models/tokenizer/detail/byte_level.h>
+#include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 #include <emend/models/tokenizer/tokenizer.h>
 

@@ -124,7 +124,9 @@ TEST(Layering, ProgramsAreTheTop) {
   for (const auto& file : source_files(folders)) {
     for (const auto& include : own_includes(file)) {
       const auto to = top_folder(include.target);
-      EXPECT_TRUE(to != "tests" && to != "examples") << file.path << ":" << include.line;
+      // The verbs that check a build against recorded numbers run what the tests run.
+      const bool oracle = file.path == "tools/verbs/fixture.cpp" && include.target.starts_with("tests/oracle/");
+      EXPECT_TRUE(oracle || (to != "tests" && to != "examples")) << file.path << ":" << include.line;
     }
   }
 }

@@ -1,7 +1,6 @@
 // The parts of the tokenizer: patterns, splitting, Unicode, added tokens, the cache of words.
 #include <emend/core/error.h>
 #include <emend/models/tokenizer/detail/added_tokens.h>
-#include <emend/models/tokenizer/detail/byte_level.h>
 #include <emend/models/tokenizer/detail/regex.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>

@@ -186,21 +186,5 @@ TEST(TraceSummaryTest, AveragesByKindOfToken) {
   EXPECT_NEAR(deeper["effect"].get<double>(), 0.45, 1e-12);
 }
 
-TEST(TraceSummaryTest, DrawsHeatMaps) {
-  TraceSummary summary;
-  summary.n_layers = 3;
-  summary.facts = 1;
-  summary.traces = {made_up()};
-  average(summary, {TraceKind::kState, TraceKind::kMlp});
-  const std::string one = trace_svg(summary.traces[0], TraceKind::kState);
-  EXPECT_NE(one.find("xmlns="), std::string::npos);
-  EXPECT_NE(one.find("&lt;x&gt; &amp; y"), std::string::npos);
-  EXPECT_NE(one.find(" d*<"), std::string::npos) << "subject tokens carry a star";
-  EXPECT_EQ(summary_svg(summary, TraceKind::kMlp), summary_svg(to_json(summary), TraceKind::kMlp));
-  EXPECT_NE(summary_svg(summary, TraceKind::kMlp).find("last subject token"), std::string::npos);
-  EXPECT_EQ(summary_svg(nlohmann::json::object(), TraceKind::kMlp), "");
-  EXPECT_THROW((void)trace_svg(summary.traces[0], TraceKind::kAttention), Error);
-}
-
 }  // namespace tracing_test
 }  // namespace emend::evaluation

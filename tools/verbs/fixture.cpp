@@ -1,9 +1,8 @@
 // eval-fixture and eval-editor-fixture: checks against folders of recorded numbers.
-#include <emend/editors/fixtures/fixture.h>
-#include <emend/models/fixture.h>
-
 #include <iostream>
 
+#include "../../tests/oracle/editor_fixture.h"
+#include "../../tests/oracle/model_fixture.h"
 #include "../cli.h"
 
 namespace emend::tools {

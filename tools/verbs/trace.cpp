@@ -14,7 +14,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <iostream>
 
 #include "../edit/options.h"
 #include "../text_table.h"
@@ -31,8 +30,8 @@ constexpr const char* kTraceExamples = R"(Examples:
   emend trace --prompt "The Eiffel Tower is in" --subject "The Eiffel Tower" --out runs/eiffel
   emend trace --facts known_1000.json --kinds mlp --dtype float32 --precision 0 --json
 
-With --out, the folder gets trace.json, trace.html and one SVG file for each kind. --dtype auto is bfloat16 where the
-processor multiplies it, else float32: averages differ by less than the noise does.)";
+With --out, the folder gets trace.json and trace.html. --dtype auto is bfloat16 where the processor multiplies it, else
+float32: averages differ by less than the noise does.)";
 
 constexpr const char* kSuggestExamples = R"(Examples:
   emend suggest --out smollm2.yaml                                layers, from tracing emend's own facts
@@ -176,15 +175,6 @@ std::string summary_text(const evaluation::TraceSummary& summary, double seconds
   return text;
 }
 
-void write_files(const workflow::RunDirectory& folder, const evaluation::TraceSummary& summary,
-                 const nlohmann::ordered_json& document, const std::string& model_name) {
-  folder.write_json("trace.json", document);
-  write_file(folder / "trace.html", evaluation::trace_page(summary, model_name));
-  for (const auto& [kind, effect] : summary.effect)
-    write_file(folder / ("trace_" + std::string(evaluation::to_string(kind)) + ".svg"),
-               evaluation::summary_svg(summary, kind));
-}
-
 int run_trace(const TraceArguments& options, const Common& common) {
   auto settings = options.settings;
   const auto facts = load_traceable(settings, common);
@@ -206,7 +196,10 @@ int run_trace(const TraceArguments& options, const Common& common) {
   document["seconds"] = seconds;
   const bool suggests = summary.facts > 0 && summary.effect.count(TraceKind::kMlp) > 0;
   if (suggests) document["suggested"] = evaluation::suggest_layers(summary);
-  if (folder) write_files(*folder, summary, document, model.checkpoint().path().filename().string());
+  if (folder) {
+    folder->write_json("trace.json", document);
+    write_file(*folder / "trace.html", evaluation::trace_page(summary, model.checkpoint().path().filename().string()));
+  }
   std::string text = summary_text(summary, seconds);
   if (suggests) text += "\nlayers to edit: " + document["suggested"]["layers"].dump() + "\n";
   if (folder) text += "\nheat maps: " + (*folder / "trace.html").string() + "\n";

@@ -1,5 +1,4 @@
 #include <emend/models/tokenizer/detail/bpe.h>
-#include <emend/models/tokenizer/detail/byte_level.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/family.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/sources.h>
 
 #include <map>

@@ -1,5 +1,4 @@
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 
 #include <algorithm>
@@ -7,12 +6,6 @@
 namespace emend::models::detail {
 
 using nlohmann::json;
-
-void fail_json_depth(const std::string& file) {
-  throw Error(ErrorClass::kCorruption,
-              {file, "the JSON text is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels",
-               "a tokenizer file", "get the file again"});
-}
 
 bool JsonView::has(const std::string& key) const {
   if (!value_->is_object()) return false;
@@ -31,13 +24,9 @@ JsonView JsonView::at(const std::string& key) const {
 }
 
 std::vector<JsonView> JsonView::elements() const {
+  if (!value_->is_array()) fail("an array");
   std::vector<JsonView> views;
-  if (value_->is_array()) {
-    for (size_t i = 0; i < value_->size(); ++i)
-      views.emplace_back((*value_)[i], file_, path_ + "[" + std::to_string(i) + "]");
-  } else {
-    fail("an array");
-  }
+  for (size_t i = 0; i < value_->size(); ++i) views.push_back(element(i));
   return views;
 }
 

@@ -5,21 +5,14 @@
 #include <emend/core/json.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace emend::models::detail {
 
-/// Deeper documents are refused: nothing a tokenizer needs is nested so deep, and walking them takes stack.
-inline constexpr int kMaxJsonDepth = 100;
-/// The same for "Sequence" steps within one another.
+/// "Sequence" steps within one another, at most.
 inline constexpr int kMaxSequenceDepth = 32;
-
-/// Throws Error(kCorruption): the document is nested too deep.
-[[noreturn]] void fail_json_depth(const std::string& file);
 
 /// A value in a JSON document that knows its file and key path. Cheap to copy; the document must outlive it.
 class JsonView {
@@ -39,6 +32,9 @@ class JsonView {
   [[nodiscard]] JsonView at(const std::string& key) const;
   /// The elements of an array. Throws otherwise.
   [[nodiscard]] std::vector<JsonView> elements() const;
+  [[nodiscard]] JsonView element(size_t i) const {  ///< of an array that has it
+    return {(*value_)[i], file_, path_ + "[" + std::to_string(i) + "]"};
+  }
 
   [[nodiscard]] const std::string& string() const;
   [[nodiscard]] int64_t integer(int64_t lowest, int64_t highest) const;

@@ -1,7 +1,5 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/byte_level.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <utf8proc.h>

@@ -1,7 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
@@ -220,6 +219,14 @@ class Pipeline final : public Tokenizer {
 };
 
 }  // namespace
+
+bool PipelineSpec::add_merge(std::string_view left, std::string_view right) {
+  const Merge merge{vocabulary.find(left), vocabulary.find(right), vocabulary.find(std::string(left).append(right)),
+                    static_cast<uint32_t>(merges.size())};
+  if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken) return false;
+  merges.push_back(merge);
+  return true;
+}
 
 uint32_t PipelineSpec::find(std::string_view piece) const {
   const auto known = added_index_.find(std::string(piece));

@@ -29,6 +29,8 @@ struct PipelineSpec {
   SpecialTokens special;                     ///< prefix_ids and suffix_ids are set from the post-processor
   std::vector<std::filesystem::path> files;  ///< what save() copies; empty: it writes a tokenizer.json
 
+  /// Appends the merge of two pieces into the one that both make; false, and nothing, unless all three are pieces.
+  [[nodiscard]] bool add_merge(std::string_view left, std::string_view right);
   /// The id of an added token or a piece, or kNoToken.
   [[nodiscard]] uint32_t find(std::string_view piece) const;
   /// Adds a token the way the reference does: one that is a piece keeps its id, else it gets the next free one.
@@ -52,6 +54,8 @@ struct PipelineSpec {
 /// Parses the text of a tokenizer.json; `file` is for messages.
 [[nodiscard]] PipelineSpec parse_tokenizer_json(std::string_view text, const std::string& file);
 
+/// Adds the members of an object of pieces and ids.
+void read_pieces(const JsonView& view, Vocabulary& vocabulary);
 /// An entry of "added_tokens" or "added_tokens_decoder", without its id.
 [[nodiscard]] AddedToken read_added_token(const JsonView& view);
 

@@ -1,5 +1,4 @@
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/vocabulary.h>
 

@@ -1,6 +1,4 @@
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/byte_level.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
@@ -164,8 +162,8 @@ void add_metaspace(const JsonView& view, std::vector<PreTokenizer>& steps) {
   steps.push_back(replace_spaces(replacement));
   if (scheme != "never") steps.push_back(add_prefix(replacement, scheme == "first"));
   if (view.boolean_or("split", true))
-    steps.push_back(split_at(std::make_shared<const Regex>(Regex::literal(replacement)),
-                             SplitBehaviour::kMergedWithNext, false));
+    steps.push_back(
+        split_at(std::make_shared<const Regex>(Regex::literal(replacement)), SplitBehaviour::kMergedWithNext, false));
 }
 
 // All steps but the mapping of bytes.

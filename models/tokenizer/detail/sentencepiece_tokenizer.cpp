@@ -2,7 +2,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>

@@ -4,12 +4,10 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/byte_level.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
+#include <emend/models/tokenizer/detail/unicode.h>
 
-#include <array>
 #include <charconv>
 #include <fstream>
 #include <numeric>
@@ -42,15 +40,6 @@ json byte_level_decoder() {
 
 namespace {
 
-void read_vocabulary(const std::filesystem::path& path, PipelineSpec& spec) {
-  const json document = read_json(path, {.repeated_keys = true});
-  const JsonView view(document, path.string());
-  if (!document.is_object()) view.fail("an object of pieces and ids");
-  spec.vocabulary.reserve(document.size());
-  for (const auto& [piece, ignored] : document.items())
-    spec.vocabulary.add(piece, static_cast<uint32_t>(view.at(piece).integer(0, kMaxTokenId)));
-}
-
 void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
   const std::string text = read_file(path);
   size_t number = 0;
@@ -62,14 +51,10 @@ void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     if (line.empty() || line.substr(0, 8) == "#version") continue;
     const size_t space = line.find(' ');
-    const std::string_view left = line.substr(0, space), right = space == line.npos ? "" : line.substr(space + 1);
-    const Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
-                      spec.vocabulary.find(std::string(left).append(right)), static_cast<uint32_t>(spec.merges.size())};
-    if (merge.left == kNoToken || merge.right == kNoToken || merge.result == kNoToken)
+    if (!spec.add_merge(line.substr(0, space), space == line.npos ? "" : line.substr(space + 1)))
       throw Error(ErrorClass::kCorruption,
                   {path.string() + ":" + std::to_string(number), "got \"" + shorten(line) + "\"",
                    "two pieces of vocab.json that make a third", "get both files again"});
-    spec.merges.push_back(merge);
   }
 }
 
@@ -77,7 +62,7 @@ void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
 PipelineSpec read_vocab_and_merges(const std::filesystem::path& folder, const FolderConfig& config) {
   PipelineSpec spec;
   spec.file = (folder / "vocab.json").string();
-  read_vocabulary(folder / "vocab.json", spec);
+  read_pieces({read_json(spec.file, {.repeated_keys = true}), spec.file}, spec.vocabulary);
   read_merges(folder / "merges.txt", spec);
   const bool qwen = config.tokenizer_class().rfind("Qwen2", 0) == 0;
   if (qwen) {

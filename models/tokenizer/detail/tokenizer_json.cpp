@@ -1,183 +1,42 @@
-// Reading tokenizer.json. The vocabulary and the merges are by far the largest part of the file; they go straight
-// from the parser into flat tables, and only the rest becomes a JSON tree.
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/checks.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 
-#include <nlohmann/json.hpp>
-#include <utility>
+#include <algorithm>
 
 namespace emend::models::detail {
 namespace {
 
 using nlohmann::json;
 
-class Reader final : public nlohmann::json_sax<json> {
- public:
-  explicit Reader(std::string file) : file_(std::move(file)) {}
-
-  json root;
-  std::vector<std::pair<std::string, uint32_t>> vocabulary;
-  std::vector<std::pair<std::string, std::string>> merges;
-  bool has_vocabulary = false, has_merges = false;  // the tree holds empty stand-ins
-
-  bool null() override { return value(json(nullptr)); }
-  bool boolean(bool v) override { return value(json(v)); }
-  bool number_integer(number_integer_t v) override { return value(json(v)); }
-  bool number_float(number_float_t v, const string_t&) override { return value(json(v)); }
-  bool binary(binary_t&) override { return false; }
-
-  bool number_unsigned(number_unsigned_t v) override {
-    if (mode_ != Mode::kVocabulary) return value(json(v));
-    if (v > static_cast<number_unsigned_t>(kMaxTokenId)) bad_vocabulary(std::to_string(v));
-    vocabulary.emplace_back(std::move(key_), static_cast<uint32_t>(v));
-    return true;
+// "a b" or ["a", "b"].
+std::optional<std::pair<std::string_view, std::string_view>> pieces_of(const json& merge) {
+  const auto text = [](const json& value) { return std::string_view(value.get_ref<const std::string&>()); };
+  if (merge.is_string()) {
+    const size_t space = text(merge).find(' ');
+    if (space == std::string_view::npos || text(merge).find(' ', space + 1) != std::string_view::npos) return {};
+    return std::pair(text(merge).substr(0, space), text(merge).substr(space + 1));
   }
+  if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) return {};
+  return std::pair(text(merge[0]), text(merge[1]));
+}
 
-  bool string(string_t& v) override {
-    if (mode_ != Mode::kMerges) return value(json(std::move(v)));
-    if (in_pair_) {
-      (pair_size_++ == 0 ? pair_.first : pair_.second) = std::move(v);
-      return true;
-    }
-    const size_t space = v.find(' ');
-    if (space == std::string::npos || v.find(' ', space + 1) != std::string::npos) bad_merge("\"" + shorten(v) + "\"");
-    merges.emplace_back(v.substr(0, space), v.substr(space + 1));
-    return true;
-  }
-
-  bool key(string_t& k) override {
-    key_ = std::move(k);
-    return true;
-  }
-
-  bool start_object(size_t size) override {
-    if (mode_ == Mode::kTree && in_model() && key_ == "vocab") {
-      mode_ = Mode::kVocabulary;
-      has_vocabulary = true;
-      if (size != static_cast<size_t>(-1)) vocabulary.reserve(size);
-      return value_in_tree(json::object());
-    }
-    if (mode_ != Mode::kTree) return value(json::object());
-    return open(json::object());
-  }
-
-  bool start_array(size_t) override {
-    if (mode_ == Mode::kMerges && !in_pair_) {
-      in_pair_ = true;
-      pair_size_ = 0;
-      return true;
-    }
-    if (mode_ == Mode::kTree && in_model() && key_ == "merges") {
-      mode_ = Mode::kMerges;
-      has_merges = true;
-      return value_in_tree(json::array());
-    }
-    if (mode_ != Mode::kTree) return value(json::array());
-    return open(json::array());
-  }
-
-  bool end_object() override { return close(); }
-  bool end_array() override {
-    if (!in_pair_) return close();
-    if (pair_size_ != 2) bad_merge("a list of " + std::to_string(pair_size_) + " strings");
-    merges.push_back(std::move(pair_));
-    in_pair_ = false;
-    return true;
-  }
-
-  bool parse_error(size_t, const std::string&, const json::exception&) override { return false; }
-
- private:
-  enum class Mode { kTree, kVocabulary, kMerges };
-
-  [[noreturn]] void bad_vocabulary(const std::string& got) const {
-    throw Error(ErrorClass::kCorruption, {file_ + ": key \"model.vocab[\"" + shorten(key_) + "\"]\"", "got " + got,
-                                          "an integer from 0 to " + std::to_string(kMaxTokenId), "get the file again"});
-  }
-  [[noreturn]] void bad_merge(const std::string& got) const {
-    throw Error(ErrorClass::kCorruption,
-                {file_ + ": key \"model.merges[" + std::to_string(merges.size()) + "]\"", "got " + got,
-                 "two pieces, as \"a b\" or [\"a\", \"b\"]", "get the file again"});
-  }
-
-  bool in_model() const { return stack_.size() == 2 && model_ == stack_.back(); }
-
-  bool value(json v) {
-    if (mode_ == Mode::kVocabulary) bad_vocabulary(v.dump(-1, ' ', false, json::error_handler_t::replace));
-    if (mode_ == Mode::kMerges) bad_merge(v.dump(-1, ' ', false, json::error_handler_t::replace));
-    return value_in_tree(std::move(v));
-  }
-
-  bool value_in_tree(json v) {
-    place(std::move(v));
-    return true;
-  }
-
-  json* place(json v) {
-    if (stack_.empty()) {
-      root = std::move(v);
-      return &root;
-    }
-    json& parent = *stack_.back();
-    if (parent.is_array()) {
-      parent.push_back(std::move(v));
-      return &parent.back();
-    }
-    json& member = parent[key_];
-    member = std::move(v);
-    return &member;
-  }
-
-  bool open(json container) {
-    const bool is_model = stack_.size() == 1 && key_ == "model";
-    if (stack_.size() >= kMaxJsonDepth) fail_json_depth(file_);
-    json* placed = place(std::move(container));
-    stack_.push_back(placed);
-    if (is_model) model_ = placed;
-    return true;
-  }
-
-  bool close() {
-    if (mode_ != Mode::kTree) {
-      mode_ = Mode::kTree;
-      return true;
-    }
-    stack_.pop_back();
-    return true;
-  }
-
-  std::string file_;
-  Mode mode_ = Mode::kTree;
-  std::vector<json*> stack_;  // open containers; a container's address is stable while it is open
-  json* model_ = nullptr;
-  std::string key_;
-  bool in_pair_ = false;
-  size_t pair_size_ = 0;
-  std::pair<std::string, std::string> pair_;
-};
-
-void read_merges(Reader& reader, PipelineSpec& spec) {
-  spec.merges.reserve(reader.merges.size());
-  std::string joined;
-  for (size_t i = 0; i < reader.merges.size(); ++i) {
-    const auto& [left, right] = reader.merges[i];
-    const Merge merge{spec.vocabulary.find(left), spec.vocabulary.find(right),
-                      spec.vocabulary.find(joined.assign(left).append(right)), static_cast<uint32_t>(i)};
-    for (const auto& [id, piece] :
-         {std::pair(merge.left, left), std::pair(merge.right, right), std::pair(merge.result, joined)})
-      if (id == kNoToken)
-        throw Error(ErrorClass::kCorruption, {spec.file + ": key \"model.merges[" + std::to_string(i) + "]\"",
-                                              "the piece \"" + shorten(piece) + "\" is not in the vocabulary",
-                                              "a piece of model.vocab", "get the file again"});
-    spec.merges.push_back(merge);
+void read_merges(const JsonView& merges, PipelineSpec& spec) {
+  if (!merges.value().is_array()) merges.fail("an array of merges");
+  spec.merges.reserve(merges.value().size());
+  for (size_t i = 0; i < merges.value().size(); ++i) {
+    const auto pieces = pieces_of(merges.value()[i]);
+    if (!pieces) merges.element(i).fail("two pieces, as \"a b\" or [\"a\", \"b\"]");
+    if (!spec.add_merge(pieces->first, pieces->second))
+      throw Error(ErrorClass::kCorruption, {merges.element(i).where(),
+                                            "\"" + shorten(pieces->first) + "\", \"" + shorten(pieces->second) +
+                                                "\" or what they make is not in the vocabulary",
+                                            "pieces of model.vocab", "get the file again"});
   }
 }
 
-void read_model(const JsonView& model, Reader& reader, PipelineSpec& spec) {
+void read_model(const JsonView& model, PipelineSpec& spec) {
   // Very old files have no type; what has merges is BPE.
   const std::string type = model.string_or("type", model.has("merges") ? "BPE" : "");
   if (type != "BPE") model.unsupported("a model of type \"" + shorten(type) + "\"", "BPE");
@@ -185,25 +44,24 @@ void read_model(const JsonView& model, Reader& reader, PipelineSpec& spec) {
     if (!model.string_or(key, "").empty()) model.at(key).unsupported("the option " + std::string(key), "null");
   if (model.has("dropout") && model.at("dropout").value() != 0.0)
     model.at("dropout").unsupported("random dropout", "null");
-  const JsonView vocab = model.at("vocab"), merges = model.at("merges");
-  if (!reader.has_vocabulary) vocab.fail("an object of pieces and ids");
-  if (!reader.has_merges) merges.fail("an array of merges");
-
-  spec.vocabulary.reserve(reader.vocabulary.size());
-  for (const auto& [piece, id] : reader.vocabulary) spec.vocabulary.add(piece, id);
-  read_merges(reader, spec);
+  read_pieces(model.at("vocab"), spec.vocabulary);
+  read_merges(model.at("merges"), spec);
   spec.options.byte_fallback = model.boolean_or("byte_fallback", false);
   spec.options.fuse_unk = model.boolean_or("fuse_unk", false);
   spec.options.ignore_merges = model.boolean_or("ignore_merges", false);
   if (model.has("unk_token")) spec.options.unk = spec.vocabulary.find(model.at("unk_token").string());
 }
 
-json member(const json& root, const char* key) {
-  const auto found = root.find(key);
-  return found == root.end() ? json(nullptr) : *found;
-}
-
 }  // namespace
+
+void read_pieces(const JsonView& view, Vocabulary& vocabulary) {
+  if (!view.value().is_object()) view.fail("an object of pieces and ids");
+  vocabulary.reserve(view.value().size());
+  for (const auto& [piece, id] : view.value().get_ref<const json::object_t&>()) {
+    const bool fits = id.is_number_unsigned() && id.get<uint64_t>() <= kMaxTokenId;
+    vocabulary.add(piece, static_cast<uint32_t>(fits ? id.get<int64_t>() : view.at(piece).integer(0, kMaxTokenId)));
+  }
+}
 
 AddedToken read_added_token(const JsonView& view) {
   AddedToken token;
@@ -217,20 +75,15 @@ AddedToken read_added_token(const JsonView& view) {
 }
 
 PipelineSpec parse_tokenizer_json(std::string_view text, const std::string& file) {
-  Reader reader(file);
-  if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
-  if (!json::sax_parse(text.begin(), text.end(), &reader)) {
-    (void)parse_json(text, file, {.max_bytes = text.size(), .repeated_keys = true});  // throws with line and column
-    throw Error(ErrorClass::kCorruption, {file, "not valid JSON", "a complete JSON document", "get the file again"});
-  }
-  const JsonView root(reader.root, file);
+  const json document = parse_json(text, file, {.max_bytes = text.size(), .repeated_keys = true});
+  const JsonView root(document, file);
   PipelineSpec spec;
   spec.file = file;
-  read_model(root.at("model"), reader, spec);
-  spec.normalizer = member(reader.root, "normalizer");
-  spec.pre_tokenizer = member(reader.root, "pre_tokenizer");
-  spec.post_processor = member(reader.root, "post_processor");
-  spec.decoder = member(reader.root, "decoder");
+  read_model(root.at("model"), spec);
+  for (const auto& [key, part] :
+       {std::pair("normalizer", &spec.normalizer), std::pair("decoder", &spec.decoder),
+        std::pair("pre_tokenizer", &spec.pre_tokenizer), std::pair("post_processor", &spec.post_processor)})
+    if (root.has(key)) *part = root.at(key).value();
   if (root.has("added_tokens"))
     for (const JsonView& view : root.at("added_tokens").elements()) {
       if (view.has("id")) (void)view.at("id").integer(0, kMaxTokenId);
@@ -241,6 +94,88 @@ PipelineSpec parse_tokenizer_json(std::string_view text, const std::string& file
 
 PipelineSpec read_tokenizer_json(const std::filesystem::path& path) {
   return parse_tokenizer_json(read_file(path), path.string());
+}
+
+// Writing one that Hugging Face tokenizers loads with identical ids.
+
+namespace {
+
+json added_token(const AddedToken& token) {
+  return {{"id", token.id},          {"content", token.content}, {"single_word", token.single_word},
+          {"lstrip", token.lstrip},  {"rstrip", token.rstrip},   {"normalized", token.normalized},
+          {"special", token.special}};
+}
+
+json model_of(const Bpe& bpe) {
+  const Vocabulary& vocabulary = bpe.vocabulary();
+  json pieces = json::object(), merges = json::array();
+  for (uint32_t id = 0; id < vocabulary.id_end(); ++id) {
+    const auto piece = vocabulary.piece(id);
+    if (piece && vocabulary.find(*piece) == id) pieces[std::string(*piece)] = id;
+  }
+  for (const Merge& merge : bpe.merges().sorted())
+    merges.push_back({*vocabulary.piece(merge.left), *vocabulary.piece(merge.right)});
+  const BpeOptions& options = bpe.options();
+  const json unk = options.unk == kNoToken ? json(nullptr) : json(*vocabulary.piece(options.unk));
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", unk},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", options.fuse_unk},
+          {"byte_fallback", options.byte_fallback},
+          {"ignore_merges", options.ignore_merges},
+          {"vocab", pieces},
+          {"merges", merges}};
+}
+
+std::string piece_of(const TokenizerJsonParts& parts, int64_t id) {
+  for (const AddedToken& token : parts.added)
+    if (token.id == id) return token.content;
+  return std::string(parts.bpe.vocabulary().piece(static_cast<uint32_t>(id)).value_or(""));
+}
+
+json config_of(const TokenizerJsonParts& parts) {
+  json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  const SpecialTokens& special = parts.special;
+  const auto name = [&](const char* key, const std::optional<int64_t>& id) {
+    if (id) config[key] = piece_of(parts, *id);
+  };
+  name("bos_token", special.bos);
+  name("eos_token", special.eos);
+  name("unk_token", special.unk);
+  name("pad_token", special.pad);
+  if (!special.chat_template.empty()) config["chat_template"] = special.chat_template;
+  return config;
+}
+
+}  // namespace
+
+void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem::path& folder) {
+  json added = json::array();
+  std::vector<AddedToken> tokens = parts.added;
+  std::sort(tokens.begin(), tokens.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  for (const AddedToken& token : tokens) added.push_back(added_token(token));
+  const json document = {{"version", "1.0"},
+                         {"truncation", nullptr},
+                         {"padding", nullptr},
+                         {"added_tokens", added},
+                         {"normalizer", parts.normalizer},
+                         {"pre_tokenizer", parts.pre_tokenizer},
+                         {"post_processor", parts.post_processor},
+                         {"decoder", parts.decoder},
+                         {"model", model_of(parts.bpe)}};
+  write_file(folder / "tokenizer.json", document.dump() + "\n");
+  write_file(folder / "tokenizer_config.json", config_of(parts).dump(2) + "\n");
+}
+
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& folder) {
+  for (const auto& file : files) {
+    const auto target = folder / file.filename();
+    std::error_code ignored;
+    if (std::filesystem::equivalent(file, target, ignored)) continue;
+    write_file(target, read_file(file));
+  }
 }
 
 }  // namespace emend::models::detail

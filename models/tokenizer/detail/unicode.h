@@ -5,7 +5,9 @@
 #pragma once
 
 #include <emend/core/utf8.h>
+#include <emend/models/tokenizer/detail/piece.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -57,5 +59,24 @@ void append_utf8(std::string& text, char32_t character);
 /// not know by known ones of the same category and length, in `copy`. Returns false and leaves `copy` alone if there
 /// is no such character in `text`.
 [[nodiscard]] bool with_known_characters(std::string_view text, std::string& copy);
+
+/// Throws Error(kInvalidArgument) naming the byte offset unless `text` is valid UTF-8 and shorter than 4 GiB.
+void check_text(std::string_view text);
+/// Throws Error(kInvalidArgument) for a negative id.
+void check_id(int64_t id);
+
+// GPT-2's reversible mapping of bytes to printable characters: space is Ġ, newline is Ċ.
+
+/// The character (in UTF-8) that stands for each byte.
+[[nodiscard]] const std::array<std::string, 256>& byte_level_characters();
+/// The byte that `character` stands for, or -1.
+[[nodiscard]] int byte_of_character(char32_t character);
+
+/// Every byte replaced by its character.
+[[nodiscard]] std::string to_byte_level(std::string_view bytes);
+/// The same with origins: each character stands for one byte of `source`.
+void to_byte_level(const Piece& source, PieceBuilder& result);
+/// The reverse; text with a character outside the mapping is returned as it is.
+[[nodiscard]] std::string from_byte_level(std::string_view text);
 
 }  // namespace emend::models::detail

@@ -1,3 +1,5 @@
+#include "model_fixture.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
@@ -6,7 +8,6 @@
 #include <emend/hooks/hook_session.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/family.h>
-#include <emend/models/fixture.h>
 #include <emend/models/model.h>
 #include <torch/csrc/autograd/autograd.h>
 

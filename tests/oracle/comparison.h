@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace emend::editors::detail {
+namespace emend::editors::oracle {
 
 enum class Measure {
   kEqual,     ///< integers
@@ -90,4 +90,4 @@ void compare_settled(Comparison& comparison, const std::string& name, const at::
 void compare_masked(Comparison& comparison, const std::string& name, const at::Tensor& expected_DF,
                     const at::Tensor& got_DF);
 
-}  // namespace emend::editors::detail
+}  // namespace emend::editors::oracle
