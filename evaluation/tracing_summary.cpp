@@ -1,4 +1,5 @@
 // Averages of traces by kind of token, layers to edit, and heat maps.
+#include <emend/core/utf8.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/evaluation/detail/page.h>
@@ -59,7 +60,7 @@ std::string at(double value) {
 
 std::string escaped(const std::string& text) {
   std::string out;
-  for (char c : text)
+  for (const char c : printable(text, false))
     out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '"' ? "&quot;" : std::string(1, c);
   return out;
 }

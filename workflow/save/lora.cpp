@@ -1,4 +1,4 @@
-// An adapter in a GGUF file, for llama.cpp --lora.
+// An adapter in a GGUF file, for llama.cpp.
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_lora.h>
 #include <emend/models/gguf/gguf_writer.h>
