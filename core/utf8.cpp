@@ -133,9 +133,9 @@ bool is_printable(std::string_view text, bool lines) {
 std::string composed(std::string_view text) {
   if (is_ascii(text)) return std::string(text);
   utf8proc_uint8_t* mapped = nullptr;
-  const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                   static_cast<utf8proc_ssize_t>(text.size()), &mapped,
-                                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const auto length =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &mapped, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   if (length < 0) return std::string(text);
   std::string out(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
   std::free(mapped);

@@ -16,7 +16,8 @@ std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     if (text == dtype_name(dtype)) return dtype;
   if (text == "tf32") return at::kFloat;
-  throw Error(ErrorClass::kInvalidArgument, {setting("compute_dtype"), "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
+  throw Error(ErrorClass::kInvalidArgument,
+              {setting("compute_dtype"), "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
 }
 
 }  // namespace
@@ -52,9 +53,10 @@ EditSettings make_settings(const EditChoices& choices, const models::Model& mode
                  "TF32 is a way to multiply float32 matrices: choose it with " + setting("dtype", "float32")});
   const auto& layers = model.placement().layers;
   if (settings.tf32 && std::none_of(layers.begin(), layers.end(), [](c10::Device device) { return device.is_cuda(); }))
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("compute_dtype"), "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
-                 "TF32 is arithmetic of these GPUs: name one with " + setting("device_map")});
+    throw Error(
+        ErrorClass::kInvalidArgument,
+        {setting("compute_dtype"), "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
+         "TF32 is arithmetic of these GPUs: name one with " + setting("device_map")});
   if (settings.engine == Engine::kReference && !settings.plain_arithmetic(model))
     throw Error(ErrorClass::kInvalidArgument,
                 {setting("compute_dtype"), choices.compute_dtype + " with " + setting("engine", "reference"), "auto",

@@ -85,13 +85,12 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
     if (!snapshot.empty()) return std::make_shared<detail::HfCheckpoint>(snapshot);
     looked += " and " + repository.string();
     if (path_or_name.find('/') != std::string::npos)
-      advice += ", or fetch it first: hf download " + path_or_name +
-                " (of Hugging Face's tool, pip install huggingface_hub; HF_HUB_CACHE and HF_HOME say where its cache is)";
+      advice +=
+          ", or fetch it first: hf download " + path_or_name +
+          " (of Hugging Face's tool, pip install huggingface_hub; HF_HUB_CACHE and HF_HOME say where its cache is)";
   }
-  throw Error(ErrorClass::kNotFound,
-              {"model \"" + path_or_name + "\"", "nothing at " + looked,
-               "a model folder, a .gguf file, or ORG/NAME in the Hugging Face cache",
-               advice});
+  throw Error(ErrorClass::kNotFound, {"model \"" + path_or_name + "\"", "nothing at " + looked,
+                                      "a model folder, a .gguf file, or ORG/NAME in the Hugging Face cache", advice});
 }
 
 }  // namespace emend::models

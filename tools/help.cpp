@@ -15,7 +15,7 @@ constexpr size_t kWidth = 98, kColumn = 32;
 // `text` in lines that begin in column `indent`; the first line stands behind `head`.
 std::string wrapped(const std::string& head, const std::string& text, size_t indent) {
   std::string out = head, line(indent, ' ');
-  if (width_of(head) + 2 > indent) {
+  if (!head.empty() && width_of(head) + 2 > indent) {
     out += "\n";
   } else {
     line = std::string(indent - width_of(head), ' ');
@@ -222,7 +222,15 @@ std::string help_text(const Verb& verb, const Options& options, const std::strin
       text += wrapped(head, meaning_of(option), kColumn);
     });
   }
-  return options.footer.empty() ? text : text + "\n" + options.footer + "\n";
+  if (!options.footer.empty()) text += "\n";
+  std::istringstream footer(options.footer);
+  for (std::string line; std::getline(footer, line);) {
+    const size_t column = line.rfind("  ");
+    const size_t indent = column == std::string::npos ? 0 : column + 2;
+    const std::string head = line.substr(0, line.find_last_not_of(' ', indent == 0 ? 0 : column) + 1);
+    text += width_of(line) <= kWidth ? line + "\n" : wrapped(indent == 0 ? "" : head, line.substr(indent), indent);
+  }
+  return text;
 }
 
 std::string verbs_text() {

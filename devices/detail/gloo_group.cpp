@@ -180,12 +180,11 @@ class GlooGroup final : public Collectives {
     std::mutex mutex;
     std::unique_lock lock(mutex);
     std::condition_variable_any ended;
-    if (ended.wait_for(lock, done, kPatience, [&] { return done.stop_requested(); }) || done.stop_requested())
-      return;
+    if (ended.wait_for(lock, done, kPatience, [&] { return done.stop_requested(); }) || done.stop_requested()) return;
     log_.warning("processes.waiting", who() + ": " + name + ": no answer from every process for " +
                                           std::to_string(kPatience.count()) + " s: is one stopped or slow? " +
-                                          "This one gives up after " +
-                                          std::to_string(timeouts_.call.count() / 60) + " min");
+                                          "This one gives up after " + std::to_string(timeouts_.call.count() / 60) +
+                                          " min");
   }
 
   [[noreturn]] void lost(const std::string& name, const std::string& reason) const {

@@ -1,10 +1,10 @@
 //   D output width · F input width · N facts · R rank
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/core/setting.h>
 #include <emend/core/json.h>
 #include <emend/core/npz.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/editors/packs/import_deltas.h>
 #include <emend/models/family.h>
 

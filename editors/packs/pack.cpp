@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/core/setting.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>

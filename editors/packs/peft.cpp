@@ -5,8 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/core/setting.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/models/checkpoint.h>
@@ -87,8 +87,9 @@ std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOpti
   std::vector<AdapterFactors> all;
   for (const auto& delta : merge_deltas(pack.deltas)) {
     if (delta.shape().size() != 2 || !delta.weight.ends_with(".weight"))
-      throw Error(ErrorClass::kUnsupported, {delta.weight, "a change of something that is not a matrix",
-                                             "linear modules only", "save the whole model instead (" + setting("save", "model") + ")"});
+      throw Error(ErrorClass::kUnsupported,
+                  {delta.weight, "a change of something that is not a matrix", "linear modules only",
+                   "save the whole model instead (" + setting("save", "model") + ")"});
     const Factors factors = factors_of(delta, options);
     const int64_t rank = factors.left_DR.size(1);
     if (factors.error > options.max_error)

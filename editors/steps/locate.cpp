@@ -479,7 +479,7 @@ class BatchEdit {
   const EditContext& context_;
   EditTransaction transaction_;
   bool through_norm_;
-  double most_reached_ = 0;  // of all layers
+  double most_reached_ = 0;                     // of all layers
   const ContextTemplates* contexts_ = nullptr;  // in use
   EditResult result_;
   RenderedBatch batch_;
