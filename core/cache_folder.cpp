@@ -178,6 +178,16 @@ std::vector<CacheEntry> prune_cache(const fs::path& folder, uint64_t max_bytes, 
   return removed;
 }
 
+std::filesystem::path user_cache() {
+  const auto named = [](const char* name) -> std::filesystem::path {
+    const char* value = std::getenv(name);
+    return value ? value : "";
+  };
+  if (const auto own = named("EMEND_CACHE"); !own.empty()) return own;
+  if (const auto caches = named("XDG_CACHE_HOME"); caches.is_absolute()) return caches / "emend";
+  return named("HOME") / ".cache" / "emend";
+}
+
 uint64_t cache_limit() {
   double gib = kDefaultGib;
   if (const char* text = std::getenv("EMEND_CACHE_GIB"); text && *text) {

@@ -50,6 +50,10 @@ struct CacheEntry {
 std::vector<CacheEntry> prune_cache(const std::filesystem::path& folder, uint64_t max_bytes,
                                     const std::filesystem::path& keep = {});
 
+/// One for all projects of a user: $EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache; .cache/emend where no home
+/// is known.
+[[nodiscard]] std::filesystem::path user_cache();
+
 /// What a cache folder may hold: $EMEND_CACHE_GIB, 20 GiB unless it is set; without bound if that is 0.
 /// Throws Error(kInvalidArgument) for anything else than a number.
 [[nodiscard]] uint64_t cache_limit();

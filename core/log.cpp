@@ -1,4 +1,5 @@
 #include <emend/core/log.h>
+#include <emend/core/utf8.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -94,7 +95,7 @@ ProgressFn make_progress(int fd, double seconds) {
       }
       text += " " + std::to_string(static_cast<int>(share * 100)) + "%";
     }
-    if (!update.detail.empty()) text += "  " + update.detail;
+    if (!update.detail.empty()) text += "  " + printable(update.detail, false);
     text += remaining_text(*state, update);
     if (state->terminal) {
       write_all(state->fd, "\r\x1b[K" + text + (finished ? "\n" : ""));

@@ -3,11 +3,14 @@
 #include <emend/core/error.h>
 #include <emend/core/log.h>
 #include <emend/core/setting.h>
+#include <emend/core/utf8.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/ansicolor_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
@@ -30,7 +33,9 @@ const Level& facts_of(LogLevel level) {
 
 class TerminalSink final : public LogSink {
  public:
-  TerminalSink(LogLevel lowest, bool colour) : logger_("terminal", make(colour)), lowest_(lowest), clear_(::isatty(2)) {
+  TerminalSink(LogLevel lowest, bool colour) : logger_("terminal", make(colour)), lowest_(lowest) {
+    const char* term = std::getenv("TERM");
+    clear_ = ::isatty(2) && term && std::strcmp(term, "dumb") != 0;
     logger_.set_level(spdlog::level::trace);
   }
 
@@ -39,7 +44,7 @@ class TerminalSink final : public LogSink {
     // On a terminal a progress bar may stand on this line: clear it first.
     if (clear_) [[maybe_unused]]
       const auto n = ::write(2, "\r\x1b[K", 4);
-    logger_.log(facts_of(event.level).level, "{}{}", facts_of(event.level).mark, event.text);
+    logger_.log(facts_of(event.level).level, "{}{}", facts_of(event.level).mark, printable(event.text));
   }
 
  private:
@@ -53,7 +58,7 @@ class TerminalSink final : public LogSink {
 
   spdlog::logger logger_;
   LogLevel lowest_;
-  bool clear_;
+  bool clear_ = false;
 };
 
 class JsonLinesSink final : public LogSink {
@@ -77,7 +82,7 @@ class JsonLinesSink final : public LogSink {
     nlohmann::json line = {
         {"ts", clock}, {"level", facts_of(event.level).name}, {"event", event.name}, {"text", event.text}};
     if (event.fields.is_object()) line["fields"] = event.fields;
-    logger_.info("{}", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    logger_.info("{}", printable(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
   }
 
  private:

@@ -1,6 +1,9 @@
 #include <emend/core/utf8.h>
+#include <utf8proc.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace emend {
@@ -72,6 +75,71 @@ std::string repair_utf8(std::string_view bytes) {
     position += length > 0 ? length : broken;
   }
   return text;
+}
+
+namespace {
+
+// Of the well-formed character `c`, which has more than one byte.
+uint32_t code_point(std::string_view c) {
+  uint32_t code = static_cast<unsigned char>(c[0]) & (0xFFU >> (c.size() + 1));
+  for (const char byte : c.substr(1)) code = code << 6 | (static_cast<unsigned char>(byte) & 0x3F);
+  return code;
+}
+
+bool steers(uint32_t code) {
+  return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x061C || code == 0x200E || code == 0x200F ||
+         (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
+}
+
+// Calls `keep(bytes)` for what stays and `change(code or byte, is it a character)` for what does not.
+template <class Keep, class Change>
+void look_through(std::string_view text, bool lines, const Keep& keep, const Change& change) {
+  for (size_t position = 0; position < text.size();) {
+    size_t broken = 0;
+    const size_t length = check_character(text.substr(position), broken);
+    const auto first = static_cast<unsigned char>(text[position]);
+    const uint32_t code = length > 1 ? code_point(text.substr(position, length)) : first;
+    if (length > 0 && (code == '\t' || (code == '\n' && lines) || !steers(code))) {
+      keep(text.substr(position, length));
+    } else {
+      change(code, length > 0);
+    }
+    position += std::max<size_t>(1, length);
+  }
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, bool lines) {
+  std::string out;
+  out.reserve(text.size());
+  look_through(
+      text, lines, [&](std::string_view bytes) { out += bytes; },
+      [&](uint32_t code, bool character) {
+        char escape[8];
+        std::snprintf(escape, sizeof escape, character ? "\\u%04x" : "\\x%02x", code);
+        out += escape;
+      });
+  return out;
+}
+
+bool is_printable(std::string_view text, bool lines) {
+  bool clean = true;
+  look_through(
+      text, lines, [](std::string_view) {}, [&](uint32_t, bool) { clean = false; });
+  return clean;
+}
+
+std::string composed(std::string_view text) {
+  if (is_ascii(text)) return std::string(text);
+  utf8proc_uint8_t* mapped = nullptr;
+  const auto length =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &mapped, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  if (length < 0) return std::string(text);
+  std::string out(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
+  std::free(mapped);
+  return out;
 }
 
 size_t incomplete_tail(std::string_view bytes) noexcept {

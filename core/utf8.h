@@ -16,6 +16,18 @@ namespace emend {
 /// `bytes` with every maximal broken sequence replaced by U+FFFD.
 [[nodiscard]] std::string repair_utf8(std::string_view bytes);
 
+/// `text` of others as people may see it: what would steer a terminal or turn the direction of the text (control
+/// characters, escape sequences, C1 codes, bidirectional marks and overrides, line and paragraph separators) becomes
+/// "\u001b", a byte that is not UTF-8 "\xff". Tabs stay, and line breaks unless `lines` is false. JSON text stays the
+/// same JSON.
+[[nodiscard]] std::string printable(std::string_view text, bool lines = true);
+
+/// True if printable(text) is `text`.
+[[nodiscard]] bool is_printable(std::string_view text, bool lines = true);
+
+/// In Unicode's composed form (NFC), in which "é" is one character however it was typed. Text that is not UTF-8 stays.
+[[nodiscard]] std::string composed(std::string_view text);
+
 /// Length of the incomplete character at the end of `bytes` (0 to 3): a prefix of some valid character.
 [[nodiscard]] size_t incomplete_tail(std::string_view bytes) noexcept;
 

@@ -1,5 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/datasets/detail/lint_text.h>
 #include <emend/datasets/detail/rows.h>
 #include <emend/datasets/fact.h>
 
@@ -17,6 +18,8 @@ std::string Fact::where() const {
 }
 
 namespace {
+
+constexpr size_t kMaxTextBytes = 32 * 1024;  // longer ones take minutes and exceed what models read
 
 nlohmann::json probes_json(const std::map<std::string, std::vector<Probe>>& groups) {
   nlohmann::json result = nlohmann::json::object();
@@ -70,6 +73,11 @@ void validate(const Fact& fact, const std::string& where) {
   if (detail::blank(fact.subject)) refuse("the subject is blank", "the words that take the place of {}");
   if (detail::blank(fact.target_new)) refuse("target_new is blank", "the new answer");
   if (fact.target_true && detail::blank(*fact.target_true)) refuse("target_true is blank", "the old answer, or none");
+  detail::each_text(fact, [&](const char* what, const std::string& text) {
+    if (text.size() > kMaxTextBytes)
+      refuse(what + (" \"" + shorten(text, 40)) + "\" of " + std::to_string(text.size()) + " bytes",
+             "at most " + std::to_string(kMaxTextBytes) + " bytes: a fact is a sentence, not a document");
+  });
 }
 
 }  // namespace emend::datasets

@@ -150,7 +150,7 @@ FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* a
 
 const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
-      {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, …)"},
+      {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
       {"duplicate", "warning, fixable: the same request twice"},
@@ -158,6 +158,7 @@ const std::vector<LintInfo>& lint_checks() {
       {"shared-key",
        "note: several facts share the text up to the end of the subject, so their targets are averaged in one batch"},
       {"whitespace", "warning, fixable: blanks at the ends, repeated blanks, line breaks or no-break spaces"},
+      {"control-characters", "warning: control or escape characters, or marks that turn the direction of text"},
       {"invisible-characters", "warning, fixable: zero-width spaces and the like"},
       {"prompt-is-subject", "warning: nothing but {} in the prompt"},
       {"subject-glued", "warning: a letter touches {}"},

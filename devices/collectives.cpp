@@ -11,11 +11,13 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -62,6 +64,8 @@ std::string describe(const Tensor& tensor) {
   for (const int64_t n : tensor.sizes()) text += " " + std::to_string(n);
   return text;
 }
+
+constexpr std::chrono::seconds kPatience(15);  // then a process that waits says so, once a call
 
 class GlooGroup final : public Collectives {
  public:
@@ -184,12 +188,25 @@ class GlooGroup final : public Collectives {
   template <class Call>
   void guarded(const std::string& name, const Call& call) {
     if (broken_) lost(name, "an earlier call failed");
+    const std::jthread waiting([&](const std::stop_token& done) { say_that_it_waits(done, name); });
     try {
       call();
     } catch (const std::exception& error) {
       broken_ = true;
       lost(name, brief(error));
     }
+  }
+
+  /// A process that is stopped, or slow, looks like a hang to the others.
+  void say_that_it_waits(const std::stop_token& done, const std::string& name) const {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    if (ended.wait_for(lock, done, kPatience, [&] { return done.stop_requested(); }) || done.stop_requested()) return;
+    log_.warning("processes.waiting", who() + ": " + name + ": no answer from every process for " +
+                                          std::to_string(kPatience.count()) + " s: is one stopped or slow? " +
+                                          "This one gives up after " + std::to_string(timeouts_.call.count() / 60) +
+                                          " min");
   }
 
   [[noreturn]] void lost(const std::string& name, const std::string& reason) const {

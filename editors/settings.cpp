@@ -1,5 +1,6 @@
 #include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/editors/settings.h>
 #include <emend/models/compute_copy.h>
 
@@ -8,8 +9,6 @@
 namespace emend::editors {
 namespace {
 
-constexpr const char* kOption = "--compute-dtype";
-
 std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const models::Model& model) {
   const std::string& text = choices.compute_dtype;
   if (text.empty() || (text == "auto" && choices.engine != Engine::kFast)) return std::nullopt;
@@ -17,7 +16,8 @@ std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     if (text == dtype_name(dtype)) return dtype;
   if (text == "tf32") return at::kFloat;
-  throw Error(ErrorClass::kInvalidArgument, {kOption, "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
+  throw Error(ErrorClass::kInvalidArgument,
+              {setting("compute_dtype"), "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
 }
 
 }  // namespace
@@ -49,17 +49,18 @@ EditSettings make_settings(const EditChoices& choices, const models::Model& mode
                         .tf32 = choices.compute_dtype == "tf32"};
   if (settings.tf32 && model.dtype() != at::kFloat)
     throw Error(ErrorClass::kInvalidArgument,
-                {kOption, "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",
-                 "TF32 is a way to multiply float32 matrices: choose it with --dtype float32"});
+                {setting("compute_dtype"), "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",
+                 "TF32 is a way to multiply float32 matrices: choose it with " + setting("dtype", "float32")});
   const auto& layers = model.placement().layers;
   if (settings.tf32 && std::none_of(layers.begin(), layers.end(), [](c10::Device device) { return device.is_cuda(); }))
-    throw Error(ErrorClass::kInvalidArgument,
-                {kOption, "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
-                 "TF32 is arithmetic of these GPUs: name one with --device-map"});
+    throw Error(
+        ErrorClass::kInvalidArgument,
+        {setting("compute_dtype"), "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
+         "TF32 is arithmetic of these GPUs: name one with " + setting("device_map")});
   if (settings.engine == Engine::kReference && !settings.plain_arithmetic(model))
     throw Error(ErrorClass::kInvalidArgument,
-                {kOption, choices.compute_dtype + " with --engine reference", "auto",
-                 "the reference engine computes in the model's dtype; choose that with --dtype"});
+                {setting("compute_dtype"), choices.compute_dtype + " with " + setting("engine", "reference"), "auto",
+                 "the reference engine computes in the model's dtype; choose that with " + setting("dtype")});
   return settings;
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/metric.h>
 
@@ -127,9 +128,9 @@ void SeparateEvaluation::check(const std::vector<std::string>& families) {
   for (const auto& name : families)
     if (!metric_info(name).alone)
       throw Error(ErrorClass::kInvalidArgument,
-                  {"--eval", name + ", for facts that are edited one at a time, each from the unedited model",
+                  {setting("eval"), name + ", for facts that are edited one at a time, each from the unedited model",
                    "a family that judges one fact at a time, such as counterfact",
-                   "leave it out, or use --protocol sequential"});
+                   "leave it out, or use " + setting("protocol", "sequential")});
 }
 
 SeparateEvaluation::~SeparateEvaluation() = default;

@@ -58,7 +58,7 @@ struct CaseVerdict {
 
 struct MetricInfo {
   std::string name;      ///< as on the command line and in metrics.def
-  std::string summary;   ///< one line for --help
+  std::string summary;   ///< one line for lists and help
   std::string protocol;  ///< where the definition comes from
   int version = 1;       ///< goes up when numbers change; part of cache keys
   std::vector<MetricField> fields;

@@ -35,7 +35,7 @@ std::string csv_number(const json& value) {
 RunReport load_run(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder))
     throw Error(ErrorClass::kNotFound,
-                {folder.string(), "no such folder", "the folder of a run", "give the --out folder of memit_edit"});
+                {folder.string(), "no such folder", "the folder of a run", "give the folder of a run of memit_edit"});
   RunReport run;
   run.results = parse_object(read_file(folder / "results.json"), (folder / "results.json").string());
   if (const auto path = folder / "cases.jsonl"; std::filesystem::exists(path)) {

@@ -54,6 +54,13 @@ std::string one_of_text(const FieldOptions& options) {
 /// Reads every item with `read_item`; the first refusal wins.
 template <class V>
 std::string read_list(const RawValue& raw, const FieldOptions& options, std::vector<V>& out, const char* name) {
+  if (raw.line == 0 && raw.kind == RawValue::Kind::kScalar) {
+    RawValue list;
+    list.kind = RawValue::Kind::kSequence;
+    list.items = {raw};
+    list.line = 1;
+    return read_list(list, options, out, name);
+  }
   std::string expected = "a list of ";
   expected.append(name).append(range_text(options));
   if (raw.kind != RawValue::Kind::kSequence) return expected + ", such as [4, 5]";

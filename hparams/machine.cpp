@@ -78,7 +78,7 @@ std::string map_key(const RawEntry& entry, MachineSettings& settings) {
   if (key == "model_name") settings.model = read<std::string>(entry);
   if (key == "alg_name") {
     settings.alg_name = read<std::string>(entry);
-    return "the editor is chosen with " + setting("editor");
+    return "names the editor";
   }
   return "";
 }

@@ -30,17 +30,6 @@ std::vector<std::string> pieces(std::string_view text) {
   return result;
 }
 
-/// memit-seq, memit_seq and MEMIT_seq are one editor.
-bool same_editor(std::string_view a, std::string_view b) {
-  const auto plain = [](std::string_view name) {
-    std::string text;
-    for (const char c : name)
-      if (c != '-' && c != '_') text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return text;
-  };
-  return plain(a) == plain(b);
-}
-
 bool contains_pieces(const std::vector<std::string>& whole, const std::vector<std::string>& part) {
   return !part.empty() && std::search(whole.begin(), whole.end(), part.begin(), part.end()) != whole.end();
 }
@@ -117,6 +106,16 @@ void read_editor(const detail::PresetFile& file, const RawValue& models, std::ve
 }
 
 }  // namespace
+
+bool same_editor(std::string_view a, std::string_view b) {
+  const auto plain = [](std::string_view name) {
+    std::string text;
+    for (const char c : name)
+      if (c != '-' && c != '_') text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+  };
+  return plain(a) == plain(b);
+}
 
 const std::vector<Preset>& all_presets() {
   static const std::vector<Preset> presets = [] {

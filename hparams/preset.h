@@ -43,6 +43,9 @@ struct ModelHints {
   int64_t n_layers = 0, hidden = 0, mlp = 0;
 };
 
+/// memit-seq, memit_seq and MEMIT_seq are one editor.
+[[nodiscard]] bool same_editor(std::string_view a, std::string_view b);
+
 /// All presets, ordered by editor and name. Editors that this build does not have are listed too.
 [[nodiscard]] const std::vector<Preset>& all_presets();
 

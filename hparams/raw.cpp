@@ -44,6 +44,7 @@ void RawHparams::set(std::string_view assignment) {
   if (const auto bad = first_invalid_utf8(text)) refuse(where, "a byte that is not UTF-8", "UTF-8 text", "");
   if (text.find_first_not_of(" \t") != std::string::npos)
     entry.value = parse_yaml(text, {where, "hyper-parameter", /*lines=*/false});
+  entry.value.line = 0;  // of no file: 5 may stand for [5]
   const auto old = std::find_if(entries_.begin(), entries_.end(), [&](const RawEntry& e) { return e.key == key; });
   if (old == entries_.end()) {
     entries_.push_back(std::move(entry));

@@ -78,17 +78,19 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
                       "\").save_pretrained(\"OUT\", safe_serialization=True)"
                 : "name the folder that holds config.json"});
   }
-  std::string looked = "\"" + path_or_name + "\"";
+  std::string looked = "\"" + path_or_name + "\"", advice = "check the path";
   if (is_hub_name(path_or_name)) {
     const fs::path cache = hub_cache(), repository = cache / hub_folder_name(path_or_name);
     const fs::path snapshot = find_snapshot(repository);
     if (!snapshot.empty()) return std::make_shared<detail::HfCheckpoint>(snapshot);
     looked += " and " + repository.string();
+    if (path_or_name.find('/') != std::string::npos)
+      advice +=
+          ", or fetch it first: hf download " + path_or_name +
+          " (of Hugging Face's tool, pip install huggingface_hub; HF_HUB_CACHE and HF_HOME say where its cache is)";
   }
-  throw Error(ErrorClass::kNotFound,
-              {"model \"" + path_or_name + "\"", "nothing at " + looked,
-               "a model folder, a .gguf file, or ORG/NAME in the Hugging Face cache",
-               "check the path, or fetch the model first (HF_HUB_CACHE and HF_HOME say where the cache is)"});
+  throw Error(ErrorClass::kNotFound, {"model \"" + path_or_name + "\"", "nothing at " + looked,
+                                      "a model folder, a .gguf file, or ORG/NAME in the Hugging Face cache", advice});
 }
 
 }  // namespace emend::models

@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
@@ -14,22 +15,30 @@
 #include <filesystem>
 #include <iostream>
 
+#include "help.h"
 #include "programs.h"
 #include "text_table.h"
 #include "version.h"
 
 namespace emend::tools {
 
+#define EMEND_VERB_GROUP(heading)
 #define EMEND_VERB(file, setup, name, summary) VerbRun setup(Options& options);
 #include "verbs.def"
 #undef EMEND_VERB
+#undef EMEND_VERB_GROUP
 
 const std::vector<Verb>& verbs() {
-  static const std::vector<Verb> list = {
-#define EMEND_VERB(file, setup, name, summary) {name, summary, setup},
+  static const std::vector<Verb> list = [] {
+    std::vector<Verb> all;
+    const char* group = "";
+#define EMEND_VERB_GROUP(heading) group = heading;
+#define EMEND_VERB(file, setup, name, summary) all.push_back({name, summary, setup, group});
 #include "verbs.def"
 #undef EMEND_VERB
-  };
+#undef EMEND_VERB_GROUP
+    return all;
+  }();
   return list;
 }
 
@@ -86,7 +95,6 @@ int report(const Common& common, const Error& error) {
 }
 
 int run_guarded(const VerbRun& run, Common& common) {
-  spell_settings(option_spelling);
   try {
     install_signal_handlers(common.cancel);
     open_handles(common);
@@ -109,13 +117,12 @@ int run_guarded(const VerbRun& run, Common& common) {
 }
 
 CLI::Option* add_option(CLI::App& app, const Option& option) {
-  if (const auto* flag = std::get_if<bool*>(&option.value)) return app.add_flag(option.names, **flag, option.meaning);
+  if (const auto* flag = std::get_if<bool*>(&option.value)) return app.add_flag(option.names, **flag);
   const auto* count = std::get_if<CountOrAuto>(&option.value);
   if (!count)
     return std::visit(
         [&](const auto& slot) -> CLI::Option* {
-          if constexpr (requires { app.add_option("", *slot); })
-            return app.add_option(option.names, *slot, option.meaning);
+          if constexpr (requires { app.add_option("", *slot); }) return app.add_option(option.names, *slot);
           return nullptr;
         },
         option.value);
@@ -124,7 +131,7 @@ CLI::Option* add_option(CLI::App& app, const Option& option) {
       throw CLI::ValidationError(name, "\"" + text + "\"; expected a number of " + count.unit + " from 0 on, or auto");
     *count.value = text == "auto" ? count.automatic : std::stoll(text);
   };
-  return app.add_option_function<std::string>(option.names, parse, option.meaning)->default_str(option.text());
+  return app.add_option_function<std::string>(option.names, parse);
 }
 
 CLI::Validator validator(const Option& option) {
@@ -139,8 +146,6 @@ CLI::Validator validator(const Option& option) {
 void bind(CLI::App& app, const Options& options) {
   for (const Option& option : options.all()) {
     CLI::Option* bound = add_option(app, option);
-    if (!option.group.empty() || option.hidden) bound->group(option.hidden ? "" : option.group);
-    if (!option.type.empty()) bound->type_name(option.type);
     if (!option.choices.empty()) bound->check(CLI::IsMember(option.choices));
     if (option.limits != Limits()) bound->check(validator(option));
     if (option.list) bound->delimiter(',');
@@ -152,69 +157,90 @@ void bind(CLI::App& app, const Options& options) {
     if (!option.needs.empty()) find(option.spellings()[0])->needs(find(option.needs));
     if (!option.excludes.empty()) find(option.spellings()[0])->excludes(find(option.excludes));
   }
-  app.footer(options.footer);
 }
 
-void describe(CLI::App& app) {
+// With our own help: CLI11's does not wrap lines.
+void describe(CLI::App& app, std::function<std::string()> help) {
   app.set_version_flag("--version", EMEND_VERSION_TEXT);
-  app.get_formatter()->column_width(34);
-  app.option_defaults()->always_capture_default();
+  app.formatter_fn(
+      [help = std::move(help)](const CLI::App*, const std::string&, CLI::AppFormatMode) { return help(); });
+}
+
+bool is_verb(const std::string& name) {
+  return std::ranges::any_of(verbs(), [&](const Verb& verb) { return name == verb.name; });
+}
+
+// What a word that nobody expected may have meant.
+std::string suggestion(const std::vector<std::string>& words, const Options& options) {
+  std::vector<std::string> names = {"--help", "--version"};
+  for (const Option& option : options.all())
+    for (const auto& name : option.spellings()) names.push_back(name);
+  for (const auto& word : words) {
+    const std::string name = word.substr(0, word.find('='));
+    if (!name.starts_with("-") || std::ranges::find(names, name) != names.end()) continue;
+    if (const std::string close = did_you_mean(name, names); !close.empty()) return "; " + close;
+  }
+  return "";
 }
 
 // The exit status if there is nothing to run. CLI11 reports `--help` and `--version` as exceptions with status 0;
 // everything else is a usage error.
-std::optional<int> parse(CLI::App& app, int argc, char** argv) {
+std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std::string> words,
+                         const std::string& program) {
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
       app.exit(error, std::cout, std::cerr);
       return 0;
     }
-    std::cerr << app.get_name() << ": " << error.what() << "; run with --help for the options\n";
+    const bool extra = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+    std::cerr << program << ": " << printable(error.what()) << (extra ? suggestion(words, options) : "")
+              << "; run with --help for the options\n";
     return 2;
   }
 }
 
-// emend with all its verbs.
-struct Program {
-  Program() {
-    describe(app);
-    app.require_subcommand(1);
-    for (const Verb& verb : verbs()) {
-      CLI::App* sub = app.add_subcommand(verb.name, verb.summary);
-      sub->option_defaults()->always_capture_default();
-      commands.emplace_back(sub, std::make_unique<Command>(verb));
-      bind(*sub, commands.back().second->options);
-    }
-  }
+// A setting as the options of this verb spell it, or as those of the first verb that has it.
+std::string spelled(const Options& options, std::string_view name) {
+  const std::string option = option_spelling(name);
+  const auto has = [&](const Options& some) {
+    return std::ranges::any_of(some.all(), [&](const Option& one) {
+      const auto names = one.spellings();
+      return std::ranges::find(names, option) != names.end();
+    });
+  };
+  if (has(options)) return option;
+  for (const Verb& verb : verbs())
+    if (has(Command(verb).options)) return option + " of emend " + verb.name;
+  return option;
+}
 
-  CLI::App app{"emend: change what a language model knows", "emend"};
-  std::vector<std::pair<CLI::App*, std::unique_ptr<Command>>> commands;
-};
-
-int run_guarded(Command& command, int argc, char** argv) {
-  command.common.command_line.assign(argv, argv + argc);
+int run_guarded(Command& command, const std::vector<std::string>& command_line) {
+  command.common.command_line = command_line;
+  spell_settings([&options = command.options](std::string_view name) { return spelled(options, name); });
   return run_guarded(command.run, command.common);
 }
 
 // "convert facts" is the verb convert-facts, and so for any verb with a hyphen; a folder named facts is ./facts.
-std::vector<char*> join_verb(int argc, char** argv, std::string& joined) {
-  std::vector<char*> out(argv, argv + argc);
-  if (argc < 3) return out;
-  joined = std::string(argv[1]) + "-" + argv[2];
-  const auto& all = verbs();
-  if (std::none_of(all.begin(), all.end(), [&](const Verb& verb) { return joined == verb.name; })) return out;
-  out.erase(out.begin() + 1);
-  out[1] = joined.data();
-  return out;
+// "help edit" is "edit --help".
+std::vector<std::string> verb_words(std::vector<std::string> words) {
+  if (!words.empty() && words[0] == "help") {
+    words.erase(words.begin());
+    words.emplace_back("--help");
+  }
+  if (words.size() > 1 && is_verb(words[0] + "-" + words[1])) {
+    words[0] += "-" + words[1];
+    words.erase(words.begin() + 1);
+  }
+  return words;
 }
 
 }  // namespace
 
 void Common::print(const nlohmann::ordered_json& document, const std::string& text) const {
-  std::cout << (json ? dump_json(document) + "\n" : text);
+  std::cout << (json ? dump_json(document) + "\n" : printable(text));
 }
 
 Command::Command(const Verb& verb) : run(verb.setup(options)) {
@@ -241,29 +267,45 @@ void require_new(const std::string& path, bool force) {
                 {path, "it exists already", "a new path", "choose another, or replace it with --force"});
 }
 
+static int run_verb(const Verb& verb, const std::vector<std::string>& words, const std::string& usage,
+                    const std::vector<std::string>& command_line) {
+  CLI::App app;
+  Command command(verb);
+  describe(app, [&] { return help_text(verb, command.options, usage); });
+  bind(app, command.options);
+  if (const auto status = parse(app, command.options, words, usage)) return *status;
+  return run_guarded(command, command_line);
+}
+
 int run_emend(int argc, char** argv) {
-  Program program;
-  std::string storage;
-  std::vector<char*> words = join_verb(argc, argv, storage);
-  if (const auto status = parse(program.app, static_cast<int>(words.size()), words.data())) return *status;
-  for (const auto& [sub, command] : program.commands)
-    if (sub->parsed()) return run_guarded(*command, argc, argv);
+  const std::vector<std::string> command_line(argv, argv + argc);
+  auto words = verb_words({command_line.begin() + std::min(argc, 1), command_line.end()});
+  for (const Verb& verb : verbs())
+    if (!words.empty() && words[0] == verb.name)
+      return run_verb(verb, {words.begin() + 1, words.end()}, "emend " + words[0], command_line);
+  if (!words.empty() && words[0].starts_with("-")) {
+    CLI::App app;
+    describe(app, verbs_text);
+    if (const auto status = parse(app, {}, words, "emend")) return *status;
+  }
+  const std::string close =
+      words.empty() ? "" : did_you_mean(words[0], verbs(), "", [](const Verb& verb) { return std::string(verb.name); });
+  std::cerr << "emend: "
+            << (words.empty() ? "a verb is missing" : "no verb \"" + printable(words[0], false) + "\"; " + close)
+            << (close.empty() ? "" : "; ") << "emend --help lists them\n";
   return 2;
 }
 
 int run_memit_edit(int argc, char** argv) {
-  CLI::App app("memit_edit: change facts in the weights of a language model", "memit_edit");
-  describe(app);
-  Command edit(verbs().front());
-  bind(app, edit.options);
-  if (const auto status = parse(app, argc, argv)) return *status;
-  return run_guarded(edit, argc, argv);
+  const std::vector<std::string> command_line(argv, argv + argc);
+  return run_verb(verbs().front(), {command_line.begin() + std::min(argc, 1), command_line.end()}, "memit_edit",
+                  command_line);
 }
 
 std::string all_help() {
-  std::string text;
-  const Program program;
-  for (const auto& [sub, command] : program.commands) text += sub->help("emend") + "\n";
+  std::string text = verbs_text();
+  for (const Verb& verb : verbs())
+    text += "\n" + help_text(verb, Command(verb).options, "emend " + std::string(verb.name));
   return text;
 }
 

@@ -36,6 +36,7 @@ struct Verb {
   const char* name;
   const char* summary;
   VerbSetup setup;
+  const char* group;  ///< its heading in the list of verbs
 };
 
 /// In the order of verbs.def.

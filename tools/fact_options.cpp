@@ -1,5 +1,6 @@
 #include "fact_options.h"
 
+#include <emend/core/cache_folder.h>
 #include <emend/core/text.h>
 
 namespace emend::tools {
@@ -26,7 +27,6 @@ std::string fact_format_names(bool writable) {
 }
 
 void add_metric_options(Options& o, MetricOptions& options) {
-  options.cache = kCacheFolder;
   o.group("Evaluation")
       .add("--eval", &options.names,
            "metrics: auto, none, " + join(evaluation::metric_families(), ", ", &evaluation::MetricInfo::name),
@@ -42,8 +42,13 @@ void add_metric_options(Options& o, MetricOptions& options) {
            {.limits = kPositive})
       .add("--eval-engine", &options.engine,
            "fast, or reference: the published loop, a padded batch a case (the same numbers, slow)",
-           {.choices = {"fast", "reference"}})
-      .add("--cache", &options.cache, "folder of cached evaluations of unedited models", {.type = "DIR"});
+           {.choices = {"fast", "reference"}});
+  add_cache_option(o.group("Evaluation"), options.cache, "folder of cached evaluations of unedited models");
+}
+
+void add_cache_option(OptionGroup group, std::string& cache, const std::string& meaning) {
+  cache = user_cache().string();
+  group.add("--cache", &cache, meaning, {.type = "DIR", .shown = "$EMEND_CACHE or ~/.cache/emend"});
 }
 
 }  // namespace emend::tools

@@ -14,13 +14,13 @@ using workflow::FactOptions;
 using workflow::MetricOptions;
 using workflow::metrics_table;
 
-/// Where the programs keep evaluations of unedited models and key statistics.
-inline constexpr const char* kCacheFolder = ".cache/emend";
-
 void add_fact_options(Options& o, FactOptions& options, bool required);
 void add_zsre_option(OptionGroup group, datasets::ReadOptions& read);
-/// The default of --cache is kCacheFolder.
+/// The default of --cache is user_cache().
 void add_metric_options(Options& o, MetricOptions& options);
+
+/// --cache, with user_cache() as its default.
+void add_cache_option(OptionGroup group, std::string& cache, const std::string& meaning);
 
 /// "counterfact, mquake, …", of all formats or of those that can be written.
 [[nodiscard]] std::string fact_format_names(bool writable = false);

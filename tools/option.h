@@ -40,7 +40,8 @@ struct OptionForm {
   std::string type = {};  ///< stands for the value in the help, "FILE"; empty: INT, TEXT, … by the value
   std::vector<std::string> choices = {};
   Limits limits = {};
-  bool list = false;  ///< a vector also as "a,b,c"
+  std::string shown = {};  ///< instead of the default in the help, where that differs from machine to machine
+  bool list = false;       ///< a vector also as "a,b,c"
   bool required = false;
   bool hidden = false;        ///< not in the help
   int least = 0, most = 0;    ///< of a vector's values; 0: any number

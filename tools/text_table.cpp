@@ -1,5 +1,7 @@
 #include "text_table.h"
 
+#include <emend/core/utf8.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -37,6 +39,11 @@ std::string shortened(const std::string& text, size_t width) {
   size_t bytes = 0, seen = 0;
   while (bytes < text.size() && (continues(text[bytes]) || seen++ < width - 1)) ++bytes;
   return text.substr(0, bytes) + "…";
+}
+
+void TextTable::add(std::vector<std::string> row) {
+  for (auto& cell : row) cell = printable(cell, false);
+  rows_.push_back(std::move(row));
 }
 
 std::string TextTable::text(const std::string& indent) const {

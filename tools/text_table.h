@@ -19,7 +19,8 @@ namespace emend::tools {
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  /// What would break the columns is shown escaped.
+  void add(std::vector<std::string> row);
   /// Every line begins with `indent`.
   [[nodiscard]] std::string text(const std::string& indent = "  ") const;
 

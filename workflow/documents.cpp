@@ -14,8 +14,10 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <sstream>
 #include <thread>
 
@@ -233,9 +235,18 @@ std::map<std::string, double> survived_by_weight(const std::vector<editors::Edit
   return survived;
 }
 
+// As a shell takes it.
+static std::string quoted(const std::string& word) {
+  const auto plain = [](unsigned char c) { return std::isalnum(c) || c >= 0x80 || std::strchr("_-+=:,./@%", c); };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
 std::string command_text(const std::vector<std::string>& words) {
   std::string text;
-  for (const auto& word : words) append_item(text, word, " ");
+  for (const auto& word : words) append_item(text, quoted(word), " ");
   return text;
 }
 
@@ -322,6 +333,11 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
   document["weights_changed"] = record.weights_changed;
   document["batches"] = record.batches.size();
   document["statistics"] = record.statistics;
+  for (const char* key : {"layers_from_cache", "layers_computed", "seconds"})  // apart from what two equal runs share
+    if (const auto found = document["statistics"].find(key); found != document["statistics"].end()) {
+      document["cache"][key] = *found;
+      document["statistics"].erase(key);
+    }
   document["transfers"] = record.transfers;
   document["lint"] = listed(record.findings, [](const auto& finding) { return to_json(finding); });
   document["guard"] = listed(record.guard, [](const auto& reading) { return evaluation::to_json(reading); });

@@ -30,7 +30,7 @@ struct Handles {
   std::vector<std::string> command_line = {};  ///< for the report
 };
 
-/// The words of a command line with spaces between them.
+/// The words of a command line, quoted where a shell needs it, with spaces between them.
 [[nodiscard]] std::string command_text(const std::vector<std::string>& words);
 
 /// A progress callback that ends the work with Error(kCancelled) where `go_on` returns false. Every weight then has the

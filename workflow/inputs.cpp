@@ -1,8 +1,10 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/steps/published_statistics.h>
 #include <emend/editors/steps/shared_statistics.h>
+#include <emend/hparams/machine.h>
 #include <emend/hparams/preset.h>
 #include <emend/models/family.h>
 #include <emend/workflow/inputs.h>
@@ -87,6 +89,21 @@ void log_findings(const std::vector<datasets::Finding>& findings, const Handles&
     lent.log.warning("facts.lint", std::to_string(more) + " more remarks about the facts; emend lint lists them all");
 }
 
+// The rule of emend lint. A contradiction may be meant; one batch then averages its answers, several write the last.
+void refuse_errors(const std::vector<datasets::Finding>& findings, const RunOptions& options) {
+  std::vector<const datasets::Finding*> errors;
+  for (const auto& finding : findings)
+    if (finding.severity == datasets::Severity::kError && !(options.fix && finding.fixable()) &&
+        !(options.allow_conflicts && finding.check == "contradiction"))
+      errors.push_back(&finding);
+  if (errors.empty()) return;
+  const std::string more =
+      errors.size() == 1 ? "" : " (and " + counted(errors.size() - 1, "other error") + " in the facts)";
+  throw Error(ErrorClass::kCorruption,
+              {errors[0]->where, errors[0]->text + more, "facts that can be true together",
+               "emend lint shows all; " + setting("allow_conflicts") + " edits them all the same"});
+}
+
 }  // namespace
 
 ProgressFn stopping(std::function<bool(const ProgressUpdate&)> go_on) {
@@ -102,7 +119,7 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Handles& le
   auto facts = load_or_blame_file(options, lent.log);
   if (facts.facts.empty())
     throw Error(ErrorClass::kInvalidArgument, {options.file, "no facts to work on", "at least one usable row",
-                                               "check the file, --offset and --limit"});
+                                               "check the file, " + setting("offset") + " and " + setting("limit")});
   lent.log.event(
       LogLevel::kInfo, "facts.loaded",
       std::to_string(facts.facts.size()) + " facts from " + options.file + " (" + facts.format + ")",
@@ -114,14 +131,8 @@ datasets::FactSet check_request(datasets::FactSet facts, const models::Model& mo
                                 const Handles& lent, std::vector<datasets::Finding>& findings) {
   findings =
       datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model, lent); }});
-  const auto errors = std::count_if(findings.begin(), findings.end(), [&](const auto& finding) {
-    return finding.severity == datasets::Severity::kError && !(options.fix && finding.fixable());
-  });
   log_findings(findings, lent);
-  if (options.strict && errors > 0)
-    throw Error(ErrorClass::kCorruption,
-                {options.facts.file, std::to_string(errors) + " facts that cannot be edited as they are",
-                 "facts without errors (--strict)", "see the warnings above; --fix repairs what has a clear remedy"});
+  refuse_errors(findings, options);
   if (!options.fix) return facts;
   size_t applied = 0;
   auto fixed = datasets::fix_facts(std::move(facts), findings, &applied);
@@ -129,7 +140,8 @@ datasets::FactSet check_request(datasets::FactSet facts, const models::Model& mo
     lent.log.info("facts.fix", "applied " + std::to_string(applied) + " fixes; " + std::to_string(fixed.facts.size()) +
                                    " facts are left");
   if (fixed.facts.empty())
-    throw Error(ErrorClass::kCorruption, {options.facts.file, "no fact is left after --fix", "at least one", ""});
+    throw Error(ErrorClass::kCorruption,
+                {options.facts.file, "no fact is left after " + setting("fix"), "at least one", ""});
   return fixed;
 }
 
@@ -160,7 +172,31 @@ evaluation::Evaluation evaluate_unedited(const models::Model& model, const datas
 }
 
 models::PlaceOptions place_options(const ModelOptions& options, const Log& log) {
-  return {options.device_map, options.max_memory, parse_dtype(options.dtype, "--dtype"), log};
+  return {options.device_map, options.max_memory, parse_dtype(options.dtype, "dtype"), log};
+}
+
+const editors::EditorInfo& chosen_editor(const RunOptions& options) {
+  std::string named;
+  std::error_code failure;
+  if (std::filesystem::is_regular_file(options.hparams, failure))
+    named = hparams::machine_settings(hparams::load_hparams(options.hparams)).alg_name.value_or("");
+  if (options.editor.empty() && named.empty()) return editors::find_editor("memit");
+  if (named.empty()) return editors::find_editor(options.editor);
+  const auto same = [&](const std::string& name) { return hparams::same_editor(named, name); };
+  if (options.editor.empty()) {
+    for (const auto& editor : editors::all_editors())
+      if (same(editor.name)) return editor;
+    throw Error(ErrorClass::kInvalidArgument,
+                {options.hparams, "alg_name: " + named,
+                 "one of " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
+                 "take alg_name out of the file and choose one with " + setting("editor")});
+  }
+  const auto& given = editors::find_editor(options.editor);
+  if (!same(given.name) && !same(given.name.substr(0, given.name.rfind('-'))))
+    throw Error(ErrorClass::kInvalidArgument,
+                {options.hparams, "alg_name: " + named + ", with " + setting("editor", given.name), "one editor",
+                 "leave " + setting("editor") + " out, or name another file with " + setting("hparams")});
+  return given;
 }
 
 hparams::RawHparams find_hparams(const std::string& editor, const std::string& file_or_name,
@@ -173,10 +209,10 @@ hparams::RawHparams find_hparams(const std::string& editor, const std::string& f
     raw = hparams::load_preset(*preset);
     log.info("hparams.preset", "hyper-parameters from the preset " + preset->name + " of " + preset->path);
   } else {
-    throw Error(
-        ErrorClass::kNotFound,
-        {"--hparams", "no preset of " + editor + " fits this model", "one of the presets: " + preset_list(editor),
-         "name a preset or a file with --hparams; emend suggest makes one for a new model"});
+    throw Error(ErrorClass::kNotFound,
+                {setting("hparams"), "no preset of " + editor + " fits this model",
+                 "one of the presets: " + preset_list(editor),
+                 "name a preset or a file with " + setting("hparams") + "; emend suggest makes one for a new model"});
   }
   for (const auto& assignment : set) raw.set(assignment);
   return raw;
@@ -190,12 +226,43 @@ std::optional<editors::ContextTemplates> named_contexts(const RunOptions& option
   return editors::parse_contexts(read_json(options.contexts, rules), options.contexts);
 }
 
+void require_same(const devices::WorkSharing& sharing, const nlohmann::json& settings) {
+  if (sharing.alone()) return;
+  const auto text = [](const nlohmann::json& value) {
+    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  const auto all = sharing.exchange([&] { return text(settings); });
+  const auto first = nlohmann::json::parse(all[0]);
+  for (size_t r = 1; r < all.size(); ++r) {
+    const auto other = nlohmann::json::parse(all[r]);
+    for (const auto& [key, value] : first.items())
+      if (other.value(key, nlohmann::json()) != value)
+        throw Error(ErrorClass::kInvalidArgument,
+                    {setting(key),
+                     shorten(text(other.value(key, nlohmann::json())), 100) + " in process " + std::to_string(r) +
+                         " and " + shorten(text(value), 100) + " in process 0",
+                     "the same in all processes", "start all of them with the same command"});
+  }
+}
+
+nlohmann::json statistics_settings(const RunOptions& options) {
+  std::error_code failure;
+  const auto size = std::filesystem::file_size(options.corpus, failure);
+  return {{"corpus", options.corpus},
+          {"corpus_size", failure ? 0 : size},
+          {"stats_tokens", options.stats_tokens},
+          {"stats_import", options.stats_import},
+          {"stats_length", options.stats_length},
+          {"stats_dtype", options.stats_dtype},
+          {"seed", options.seed}};
+}
+
 std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options, const Handles& lent) {
   if (!options.stats_import.empty()) return editors::make_published_statistics(options.stats_import, lent.log);
   editors::StatisticsOptions statistics;
   statistics.tokens = options.stats_tokens;
   statistics.max_length = options.stats_length;
-  statistics.dtype = parse_dtype(options.stats_dtype, "--stats-dtype");
+  statistics.dtype = parse_dtype(options.stats_dtype, "stats_dtype");
   statistics.seed = options.seed;
   statistics.cache = options.stats_cache;
   if (options.stats_cache.empty() && !options.metrics.cache.empty())

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <emend/datasets/lint.h>
-#include <emend/editors/editor.h>
+#include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/hparams/raw.h>
@@ -24,7 +24,7 @@ namespace emend::workflow {
 
 /// Lints the facts, also against the model (is the target already its answer?), and logs what was found. With
 /// options.fix the facts come back with the clear fixes applied. `findings` gets all of it. Throws Error(kCorruption)
-/// if options.strict is set and a finding is an error that was not fixed.
+/// if a finding is an error that was not fixed, unless it is a contradiction and options.allow_conflicts is set.
 [[nodiscard]] datasets::FactSet check_request(datasets::FactSet facts, const models::Model& model,
                                               const RunOptions& options, const Handles& lent,
                                               std::vector<datasets::Finding>& findings);
@@ -40,6 +40,10 @@ namespace emend::workflow {
 /// --device-map, --max-memory and --dtype as models/placing.h takes them.
 [[nodiscard]] models::PlaceOptions place_options(const ModelOptions& options, const Log& log = {});
 
+/// The editor of the options, or the one that their file of hyper-parameters is for (alg_name), or memit. Throws
+/// Error(kInvalidArgument) if both are named and differ ("ft-m" is a form of FT), or for a name that is no editor's.
+[[nodiscard]] const editors::EditorInfo& chosen_editor(const RunOptions& options);
+
 /// The hyper-parameters that a program uses: a file, a preset by name, or (empty) the preset that fits the model; then
 /// `set`, assignments "v_lr=0.1". `model` may be null where only the checkpoint is open.
 /// Throws Error(kNotFound) listing the editor's presets if nothing was named and none fits, and what the readers throw.
@@ -50,6 +54,12 @@ namespace emend::workflow {
 
 /// The options' templates, or those of the file they name; nothing if they name none.
 [[nodiscard]] std::optional<editors::ContextTemplates> named_contexts(const RunOptions& options);
+
+/// Throws Error(kInvalidArgument) in every process, naming the first setting in which one differs from the first
+/// process, unless all were given the same: what decides a result must not depend on who computed which part.
+void require_same(const devices::WorkSharing& sharing, const nlohmann::json& settings);
+/// What decides key statistics.
+[[nodiscard]] nlohmann::json statistics_settings(const RunOptions& options);
 
 /// Computed by all processes of a group together.
 [[nodiscard]] std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options,

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/workflow/options.h>
 
 #include <charconv>
@@ -17,7 +18,7 @@ EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
       schedule.every = std::stoll(item.substr(6));
     } else {
       throw Error(ErrorClass::kInvalidArgument,
-                  {"--eval-at", "\"" + item + "\"", "end, each or every=N with N of at least 1", ""});
+                  {setting("eval_at"), "\"" + item + "\"", "end, each or every=N with N of at least 1", ""});
     }
   }
   return schedule;
@@ -28,25 +29,26 @@ OnCollapse parse_on_collapse(const std::string& text) {
   if (text == "skip") return OnCollapse::kSkip;
   if (text == "stop") return OnCollapse::kStop;
   if (text == "revert") return OnCollapse::kRevert;
-  throw Error(ErrorClass::kInvalidArgument, {"--on-collapse", "\"" + text + "\"", "warn, skip, stop or revert", ""});
+  throw Error(ErrorClass::kInvalidArgument,
+              {setting("on_collapse"), "\"" + text + "\"", "warn, skip, stop or revert", ""});
 }
 
-double parse_percent(const std::string& text, const std::string& option) {
+double parse_percent(const std::string& text, const std::string& name) {
   const std::string digits = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
   double percent = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
   if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100))
-    throw Error(ErrorClass::kInvalidArgument, {option, "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
+    throw Error(ErrorClass::kInvalidArgument, {setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
   return percent;
 }
 
-at::ScalarType parse_dtype(const std::string& text, const std::string& option) {
+at::ScalarType parse_dtype(const std::string& text, const std::string& name) {
   if (text == "float32" || text == "fp32") return at::kFloat;
   if (text == "bfloat16" || text == "bf16") return at::kBFloat16;
   if (text == "float64" || text == "fp64") return at::kDouble;
   const bool half = text == "float16" || text == "fp16";
   throw Error(ErrorClass::kInvalidArgument,
-              {option, "\"" + text + "\"", "float32, bfloat16 or float64",
+              {setting(name), "\"" + text + "\"", "float32, bfloat16 or float64",
                half ? "float16 checkpoints are computed in float32; use bfloat16 to save memory" : ""});
 }
 

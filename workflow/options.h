@@ -37,7 +37,7 @@ struct MetricOptions {
 
 /// Everything that memit_edit can be told. `model` and `facts` are not looked at where the caller has both.
 struct RunOptions {
-  std::string editor = "memit";
+  std::string editor = {};            ///< empty: the one that the file of hyper-parameters names, else memit
   std::string hparams = {};           ///< file or preset name; empty: the preset for the model
   std::vector<std::string> set = {};  ///< KEY=VALUE, over it
 
@@ -61,6 +61,7 @@ struct RunOptions {
   std::string stats_dtype = "float64";
   std::string stats_cache = {};  ///< empty: "statistics" in metrics.cache
 
+  bool allow_conflicts = false;      ///< edit facts that contradict each other all the same
   bool fix = false;                  ///< apply the linter's clear fixes to the facts
   bool watch = true;                 ///< the collapse guard looks at the model after every batch
   std::string on_collapse = "warn";  ///< warn, skip, stop or revert
@@ -86,7 +87,7 @@ struct EvalSchedule {
   bool each = false, end = false;
   int64_t every = 0;
 };
-/// Throws Error(kInvalidArgument) naming --eval-at.
+/// Throws Error(kInvalidArgument) naming the setting.
 [[nodiscard]] EvalSchedule parse_eval_at(const std::vector<std::string>& items);
 
 /// What to do with a batch after which the model looks broken.
@@ -96,13 +97,13 @@ enum class OnCollapse {
   kStop,    ///< take the batch back, leave the rest unedited, save what there is
   kRevert,  ///< take everything back: Error(kNumeric)
 };
-/// Throws Error(kInvalidArgument) naming --on-collapse.
+/// Throws Error(kInvalidArgument) naming the setting.
 [[nodiscard]] OnCollapse parse_on_collapse(const std::string& text);
 
-/// "95%", "95" or "0.5%" as 95, 95, 0.5. Throws Error(kInvalidArgument) naming the option.
-[[nodiscard]] double parse_percent(const std::string& text, const std::string& option);
+/// "95%", "95" or "0.5%" as 95, 95, 0.5. Throws Error(kInvalidArgument) naming the setting `name`.
+[[nodiscard]] double parse_percent(const std::string& text, const std::string& name);
 
-/// "float32", "bfloat16", "float64". Throws Error(kInvalidArgument) naming the option.
-[[nodiscard]] at::ScalarType parse_dtype(const std::string& text, const std::string& option);
+/// "float32", "bfloat16", "float64". Throws Error(kInvalidArgument) naming the setting `name` ("solve_dtype").
+[[nodiscard]] at::ScalarType parse_dtype(const std::string& text, const std::string& name);
 
 }  // namespace emend::workflow

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/memory_model.h>
 #include <emend/devices/runtime.h>
@@ -22,8 +23,8 @@ struct EditPhase {
   std::string name;
   devices::WorkShape work = {};
   std::string advice = {};
-  // The option that makes it smaller, its present value, and the phase with another value; empty where there is none.
-  std::string option = {};
+  // The setting that makes it smaller, its present value, and the phase with another value; empty where there is none.
+  std::string setting = {};
   int64_t value = 0;
   std::function<EditPhase(int64_t)> with = {};
   // Hidden states of all rows of a batch, kept on the device of this layer while keys are collected.
@@ -89,7 +90,7 @@ EditPhase evaluation_phase(int64_t batch_tokens, const FactTokens& count, size_t
       count.prompts * std::max<int64_t>(1, count.sum / static_cast<int64_t>(std::max<size_t>(1, facts)));
   const int64_t tokens = std::min(batch_tokens, all);
   EditPhase phase{"evaluation", pass_of(tokens, std::min(kProjectedRows, tokens)), "shorter facts"};
-  phase.option = "--eval-batch-tokens";
+  phase.setting = "eval_batch_tokens";
   phase.value = tokens;
   phase.with = [=](int64_t value) { return evaluation_phase(value, count, facts); };
   return phase;
@@ -133,7 +134,7 @@ EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactT
   const int64_t tokens = batch * rows * (before + count.longest);
   EditPhase phase{"keys and solve of " + std::to_string(batch) + " facts", pass_of(std::min(kPassTokens, tokens), 1),
                   "shorter facts or contexts"};
-  phase.option = "--batch-size";
+  phase.setting = "batch_size";
   phase.value = batch;
   phase.with = [=](int64_t value) { return insert_phase(value, hparams, count); };
   phase.work.facts = batch;
@@ -251,17 +252,17 @@ std::string suggestions(const RunOptions& options, const models::ModelConfig& co
   const Preflight here(options, config, Log());
   for (int64_t value = short_one.value / 2; short_one.with && value > 0; value /= 2)
     if (here.shortage(short_one.with(value)).empty()) {
-      found.push_back(short_one.option + " " + std::to_string(value) + " fits");
+      found.push_back(setting(short_one.setting, std::to_string(value)) + " fits");
       break;
     }
   for (const char* map : {"balanced", "sequential"})
     if (options.model.device_map != map && fits([map](ModelOptions& model) { model.device_map = map; }))
-      found.push_back(std::string("--device-map ") + map + " fits");
+      found.push_back(setting("device_map", map) + " fits");
   if (options.model.dtype == "float32" && fits([](ModelOptions& model) { model.dtype = "bfloat16"; }))
-    found.emplace_back("--dtype bfloat16 fits");
+    found.push_back(setting("dtype", "bfloat16") + " fits");
   const std::string limits = here.limits(phases);
   if (!options.model.max_memory.empty() && fits([&](ModelOptions& model) { model.max_memory = limits; }))
-    found.push_back("--max-memory " + limits + " fits");
+    found.push_back(setting("max_memory", limits) + " fits");
   if (found.empty()) return short_one.advice;
   const std::string text = join(found, "; ");
   return text;

@@ -61,17 +61,20 @@ void Run::open() {
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
   (void)parse_on_collapse(options_.on_collapse);
-  (void)parse_percent(options_.min_said, setting("min_said"));
+  (void)parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
-  record_.editor = editors::find_editor(options_.editor).name;
+  record_.editor = options_.editor = chosen_editor(options_).name;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
   if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
   record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
   check_protocol();
+  check_outputs();
   options_.templates = named_contexts(options_);
+  require_same(lent_.sharing, choices());
   std::shared_ptr<const models::Checkpoint> opened;
   if (load) opened = models::open_checkpoint(options_.model.model);
   const auto& checkpoint = load ? *opened : model_->checkpoint();
+  check_hparams(checkpoint);
   record_.model_path = checkpoint.path().string();
   if (!editors::active_runtime_packs(checkpoint.path()).empty())
     lent_.log.warning("edit.beside", record_.model_path +
@@ -90,11 +93,12 @@ void Run::open() {
     options_.model.dtype = dtype_name(model_->dtype());
   }
   for (const auto& format : save_formats())
-    if (options_.saves(format.name) && format.check) format.check(*model_, "--save");
-  facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);
+    if (options_.saves(format.name) && format.check) format.check(*model_, setting("save"));
   session_ = std::make_unique<Session>(*model_, options_, lent_);
+  facts_ = check_request(std::move(facts_), *model_, options_, lent_, record_.findings);
   record_.hparams = session_->editor().hparams();
   record_.compute_dtype = session_->compute_dtype();
+  require_same(lent_.sharing, settings());
   if (!options_.dry_run)
     checkpoint_.emplace(std::filesystem::path(record_.out) / "checkpoint", settings(), options_.resume, !folder_);
 }
@@ -108,19 +112,79 @@ void Run::open_folder(const models::Checkpoint& checkpoint) {
   lent_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
 }
 
+// What decides the result and is known before the model is loaded.
+nlohmann::json Run::choices() const {
+  auto json = statistics_settings(options_);
+  json.update({{"facts", facts_.fingerprint},
+               {"editor", record_.editor},
+               {"hparams", options_.hparams},
+               {"set", options_.set},
+               {"engine", options_.engine},
+               {"dtype", options_.model.dtype},
+               {"batch_size", options_.batch_size},
+               {"protocol", options_.protocol},
+               {"contexts", options_.templates ? nlohmann::json(options_.templates->groups) : nlohmann::json()},
+               {"solve_dtype", options_.solve_dtype},
+               {"compute_dtype", options_.compute_dtype},
+               {"eval", record_.metrics},
+               {"eval_at", options_.eval_at},
+               {"generation", options_.metrics.generation},
+               {"health_limit", options_.metrics.health_limit},
+               {"on_collapse", options_.on_collapse},
+               {"max_divergence", options_.guard.divergence},
+               {"max_update", options_.guard.relative_update},
+               {"max_condition", options_.guard.condition},
+               {"fix", options_.fix},
+               {"allow_conflicts", options_.allow_conflicts},
+               {"show", options_.show},
+               {"save", options_.save},
+               {"resume", options_.resume},
+               {"dry_run", options_.dry_run}});
+  return json;
+}
+
+// Outputs that this editor cannot have, and files that are not there, are known before anything is loaded.
+void Run::check_outputs() const {
+  if (!editors::find_editor(record_.editor).changes_weights)
+    for (const auto& format : save_formats())
+      if (!format.beside && options_.saves(format.name))
+        throw Error(ErrorClass::kUnsupported,
+                    {setting("save", format.name), "an edit of " + record_.editor + " lies beside the weights",
+                     "pack or model", "generate, chat and eval load it as a pack"});
+  for (const auto& [name, path] :
+       {std::pair("corpus", options_.corpus), std::pair("snippets", options_.metrics.snippets),
+        std::pair("idf_corpus", options_.metrics.idf_corpus), std::pair("health_data", options_.metrics.health_data)})
+    if (std::error_code failure; !path.empty() && !std::filesystem::exists(path, failure))
+      throw Error(ErrorClass::kNotFound, {setting(name), "nothing at " + path, "a file or folder", "check the path"});
+}
+
+// Hyper-parameters that no model could have, before one is loaded. A preset may only be found with the model.
+void Run::check_hparams(const models::Checkpoint& checkpoint) const {
+  std::optional<hparams::RawHparams> raw;
+  try {
+    raw = find_hparams(record_.editor, options_.hparams, options_.set, checkpoint, nullptr);
+  } catch (const Error& error) {
+    if (error.error_class() != ErrorClass::kNotFound || !options_.hparams.empty()) throw;
+    return;
+  }
+  (void)editors::find_editor(record_.editor).effective(*raw, Log());
+}
+
 // The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
 void Run::check_protocol() const {
   if (!options_.single()) return;
   evaluation::SeparateEvaluation::check(record_.metrics);
   for (const auto& format : save_formats())
     if (format.name != "pack" && options_.saves(format.name))
-      throw Error(ErrorClass::kInvalidArgument, {"--save", format.name + " with --protocol single", "none",
-                                                 "the edits are taken back; use --protocol sequential to keep them"});
+      throw Error(ErrorClass::kInvalidArgument,
+                  {setting("save", format.name), "not with " + setting("protocol", "single"), "none",
+                   "the edits are taken back; use " + setting("protocol", "sequential") + " to keep them"});
   if (schedule_.each || schedule_.every > 0)
-    throw Error(ErrorClass::kInvalidArgument, {"--eval-at", "each or every=N with --protocol single", "end",
-                                               "every fact is judged alone, right after its edit"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("eval_at"), "each or every=N with " + setting("protocol", "single"), "end",
+                 "every fact is judged alone, right after its edit"});
   if (editors::find_editor(record_.editor).prompts())
-    throw Error(ErrorClass::kUnsupported, {"--protocol", "single, with " + record_.editor, "sequential",
+    throw Error(ErrorClass::kUnsupported, {setting("protocol"), "single, with " + record_.editor, "sequential",
                                            record_.editor + " changes no weights: it has nothing to take back"});
 }
 
@@ -177,7 +241,7 @@ std::string Run::summary() const {
 }
 
 bool Run::said_enough() const {
-  const double wanted = options_.strict ? 100 : parse_percent(options_.min_said, setting("min_said"));
+  const double wanted = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   return 100.0 * static_cast<double>(record_.count(Verdict::kSaid)) >=
          wanted * static_cast<double>(facts_.facts.size());
 }
@@ -217,8 +281,8 @@ void Run::edit_all() {
   auto batches = checkpoint_->load(lent_.log);
   if (!lent_.sharing.equal(std::to_string(batches.size())))
     throw Error(ErrorClass::kInvalidArgument,
-                {"--resume", "the processes find different numbers of finished batches", "one run folder for all",
-                 "put --out on a file system that all machines share"});
+                {setting("resume"), "the processes find different numbers of finished batches",
+                 "one run folder for all", "put " + setting("out") + " on a file system that all machines share"});
   if (!batches.empty()) resume(std::move(batches));
   const auto& done = session_->results();
   const devices::TransferScope transfers;

@@ -72,6 +72,9 @@ class Run {
   void evaluate_after();
   void save_outputs();
   void write_documents();
+  void check_outputs() const;
+  void check_hparams(const models::Checkpoint& checkpoint) const;
+  [[nodiscard]] nlohmann::json choices() const;
   [[nodiscard]] nlohmann::json settings() const;
   [[nodiscard]] size_t batch_size() const;
   [[nodiscard]] std::vector<datasets::Fact> shown_facts() const;

@@ -16,6 +16,7 @@ class RunDirectory {
   /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it
   /// holds the results of an earlier run and neither `resume` nor an empty folder was asked for.
   RunDirectory(std::filesystem::path folder, bool resume);
+  /// A folder that this object made goes again, unless the run came to its end or left batches to go on from.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
@@ -31,6 +32,7 @@ class RunDirectory {
 
  private:
   std::filesystem::path folder_;
+  bool made_ = false;  // there was nothing before
   int lock_ = -1;
 };
 

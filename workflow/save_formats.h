@@ -40,6 +40,7 @@ struct SaveFormat {
   std::string file;     ///< in a run folder
   std::string label;    ///< "edited GGUF file"
   std::string summary;  ///< for help
+  bool beside = false;  ///< also of edits that lie beside the weights
   /// Before anything is computed: throws Error(kUnsupported) naming `option` if the model has no such form. May be
   /// empty.
   std::function<void(const models::Model& model, const std::string& option)> check = {};

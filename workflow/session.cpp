@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
@@ -11,7 +12,7 @@ namespace emend::workflow {
 namespace {
 
 std::unique_ptr<editors::Editor> editor_for(const models::Model& model, const RunOptions& options, const Log& log) {
-  const auto& info = editors::find_editor(options.editor);
+  const auto& info = chosen_editor(options);
   return info.make(find_hparams(info.name, options.hparams, options.set, model.checkpoint(), &model, log), model, log);
 }
 
@@ -61,7 +62,7 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
       editors::make_settings({.seed = options_.seed,
                               .engine = editors::parse_engine(options_.engine),
                               .contexts = named_contexts(options_),
-                              .solve_dtype = parse_dtype(options_.solve_dtype, "--solve-dtype"),
+                              .solve_dtype = parse_dtype(options_.solve_dtype, "solve_dtype"),
                               .compute_dtype = options_.compute_dtype},
                              model_);
   static_cast<editors::EditLoans&>(context_) = {
@@ -112,8 +113,8 @@ void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::
     scope.transaction.commit();
     undo();
     throw Error(ErrorClass::kNumeric,
-                {"collapse guard", why, "a model that stays within the limits of --max-…",
-                 "nothing was saved; use smaller batches, another editor, or --on-collapse skip"});
+                {"collapse guard", why, "a model that stays within the limits",
+                 "nothing was saved; use smaller batches, another editor, or " + setting("on_collapse", "skip")});
   }
   const bool kept = why.empty() || on_collapse_ == OnCollapse::kWarn;
   if (!kept) {

@@ -1,3 +1,4 @@
+#include <emend/core/utf8.h>
 #include <emend/datasets/detail/rows.h>
 #include <emend/datasets/detail/lint_text.h>
 
@@ -57,6 +58,18 @@ class Report {
   size_t index_;
   std::vector<Finding>& findings_;
 };
+
+/// What steers a terminal or turns the direction of text: emend shows it escaped, but the model reads it.
+void check_controls(Report& report, const Fact& fact) {
+  std::string texts;
+  each_text(fact, [&](const char* what, const std::string& text) {
+    if (!is_printable(text)) append_item(texts, what + (" \"" + shorten(printable(text, false), 60)) + "\"");
+  });
+  if (!texts.empty())
+    report.add(Severity::kWarning, "control-characters",
+               "control characters or marks that turn the direction of text in " + shorten(texts, 300) +
+                   "; they become tokens of their own: remove them");
+}
 
 /// Stray blanks and invisible characters in one of the three texts that are edited in.
 void check_blanks(Report& report, const Fact& fact) {
@@ -171,13 +184,36 @@ std::string tidy(std::string_view text) {
 }
 
 std::string plain(std::string_view text) {
-  std::string result = lower(tidy(text));
+  std::string result = lower(composed(tidy(text)));
   if (result.size() > 1 && result.back() == '.') result.pop_back();
   return result;
 }
 
+void each_text(const Fact& fact, const std::function<void(const char* what, const std::string& text)>& look) {
+  look("the prompt", fact.prompt);
+  look("the subject", fact.subject);
+  look("target_new", fact.target_new);
+  if (fact.target_true) look("target_true", *fact.target_true);
+  const auto list = [&](const char* what, const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) look(what, text);
+  };
+  list("an alias of target_true", fact.target_true_aliases);
+  list("a paraphrase", fact.paraphrase_prompts);
+  list("a neighbourhood prompt", fact.neighborhood_prompts);
+  list("an attribute prompt", fact.attribute_prompts);
+  list("a generation prompt", fact.generation_prompts);
+  list("a distracting prompt", fact.distracting_prompts);
+  for (const auto* probes : {&fact.locality, &fact.portability})
+    for (const auto& [name, group] : *probes)
+      for (const Probe& probe : group) {
+        look("a probe", probe.prompt);
+        list("the answer of a probe", probe.answers);
+      }
+}
+
 void lint_text(const Fact& fact, size_t index, std::vector<Finding>& findings) {
   Report report(fact, index, findings);
+  check_controls(report, fact);
   check_blanks(report, fact);
   check_slot(report, fact);
   check_target(report, fact);

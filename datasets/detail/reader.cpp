@@ -24,6 +24,8 @@ bool read_core(Fields& fields, const char* prompt_key, const char* target_key, F
   fact.subject = trim(fields.text("subject"));
   fact.prompt = slot_prompt(fields.text(prompt_key), fact.subject, fields, prompt_key);
   if (!fields.value().contains(target_key)) fields.fail(target_key, "missing", "the new answer, a string");
+  if (const auto& target = fields.raw(target_key); target.is_number())
+    fields.fail(target_key, kind_of(target), "a string", "write \"" + target.dump() + "\" for that text");
   std::vector<std::string> targets = fields.answers(target_key);
   if (targets.empty()) {
     row.skipped = std::string("\"") + target_key + "\" is blank";

@@ -53,7 +53,7 @@ const hparams::Schema<UltraEditHparams>& ultraedit_schema() {
           .field("dropout", &H::dropout,
                  {.meaning = "must be 0: the published code reads it and drops nothing", .min = 0})
           .unused("editor_batch_size", "it only bounds memory in the published code; turns are small here")
-          .unused("alg", "the editor is chosen with --editor")
+          .unused("alg", "the editor is chosen elsewhere")
           .unused("no_grad_layers", "gradients are computed for the chosen layers alone")
           .check("dropout", [](const H& h) -> std::string { return h.dropout == 0 ? "" : "0"; });
   return schema;

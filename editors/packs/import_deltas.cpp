@@ -4,6 +4,7 @@
 #include <emend/core/json.h>
 #include <emend/core/npz.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/editors/packs/import_deltas.h>
 #include <emend/models/family.h>
 
@@ -50,8 +51,8 @@ class Importer {
   // Where the source names the weights that it changes.
   void refuse_weight() const {
     if (!weight_.empty())
-      refuse(ErrorClass::kInvalidArgument, "--weight " + weight_ + ", and a source that names its weights",
-             "--weight with a file of nameless vectors only");
+      refuse(ErrorClass::kInvalidArgument, setting("weight", weight_) + ", and a source that names its weights",
+             setting("weight") + " with a file of nameless vectors only");
   }
 
   // The name that the model has for a weight: with or without the prefix of its family.
@@ -119,7 +120,7 @@ class Importer {
       const bool nameless = std::find(kEndings.begin(), kEndings.end(), given) != kEndings.end();
       if (nameless && weight_.empty())
         refuse(ErrorClass::kInvalidArgument, "\"" + given + "\" without the weight that it changes",
-               "names such as W." + given + ", or --weight W");
+               "names such as W." + given + ", or " + setting("weight", "W"));
       used = used || nameless;
       const auto [weight, ending] = split(nameless ? weight_ + "." + given : given, kEndings);
       parts[weight][ending] = tensor;

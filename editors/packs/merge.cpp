@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/editors/packs/merge.h>
 
 #include <algorithm>
@@ -212,7 +213,7 @@ OnConflict parse_on_conflict(std::string_view text) {
   if (text == "last") return OnConflict::kLast;
   if (text == "sum") return OnConflict::kSum;
   throw Error(ErrorClass::kInvalidArgument,
-              {"--on-conflict", "\"" + std::string(text) + "\"", "fail, first, last or sum", ""});
+              {setting("on_conflict"), "\"" + std::string(text) + "\"", "fail, first, last or sum", ""});
 }
 
 std::string question_of(const nlohmann::json& fact) {

@@ -2,6 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
@@ -201,7 +202,7 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
   if (!pack.runtime.empty() && !options.runtime_apart)
     throw Error(ErrorClass::kUnsupported,
                 {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
-                 "attach it with RuntimeScope; generate, chat and eval take it with --pack"});
+                 "attach it with RuntimeScope; generate, chat and eval load it as a pack"});
   for (const auto& delta : pack.deltas) {
     at::Tensor weight = model.weight(delta.weight);
     if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();

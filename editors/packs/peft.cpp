@@ -6,6 +6,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/models/checkpoint.h>
@@ -61,7 +62,7 @@ std::string module_of(const std::string& weight, const models::FamilySpec& famil
   const std::string suffix = ".weight";
   if (weight.size() <= suffix.size() || weight.compare(weight.size() - suffix.size(), suffix.size(), suffix) != 0)
     throw Error(ErrorClass::kUnsupported, {weight, "a change of something that is not a matrix", "linear modules only",
-                                           "save the whole model instead (--save model)"});
+                                           "save the whole model instead (" + setting("save", "model") + ")"});
   std::string module = weight.substr(0, weight.size() - suffix.size());
   const std::string& prefix = family.base_prefix;
   if (!prefix.empty() && module.rfind(prefix, 0) != 0 && module != family.modules.lm_head) module = prefix + module;
@@ -81,13 +82,14 @@ std::string base_name(const models::Model& model) {
 std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options) {
   if (!pack.runtime.empty())
     throw Error(ErrorClass::kUnsupported, {"adapter", "an edit of " + pack.editor + ", which lies beside the weights",
-                                           "a change of weights", "save the pack; emend loads it with --pack"});
+                                           "a change of weights", "save the pack: generate, chat and eval load it"});
   const c10::NoGradGuard no_grad;
   std::vector<AdapterFactors> all;
   for (const auto& delta : merge_deltas(pack.deltas)) {
     if (delta.shape().size() != 2 || !delta.weight.ends_with(".weight"))
-      throw Error(ErrorClass::kUnsupported, {delta.weight, "a change of something that is not a matrix",
-                                             "linear modules only", "save the whole model instead (--save model)"});
+      throw Error(ErrorClass::kUnsupported,
+                  {delta.weight, "a change of something that is not a matrix", "linear modules only",
+                   "save the whole model instead (" + setting("save", "model") + ")"});
     const Factors factors = factors_of(delta, options);
     const int64_t rank = factors.left_DR.size(1);
     if (factors.error > options.max_error)

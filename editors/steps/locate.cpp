@@ -23,6 +23,14 @@ double mean_column_norm(const at::Tensor& x_DN) {
   return x_DN.norm(2, 0).mean().item<double>();
 }
 
+// The share of what a layer was asked for that its update brings there: 1 without regularisation.
+double share_reached(const LayerProblem& problem, const WeightDelta& delta) {
+  const double asked = problem.residual_DN.norm().item<double>();
+  if (!delta.low_rank() || asked == 0) return 1;
+  const at::Tensor moved_RN = delta.right_FR.to(problem.dtype).t().matmul(problem.keys_FN);
+  return delta.left_DR.to(problem.dtype).matmul(moved_RN).norm().item<double>() / asked;
+}
+
 double divisor(ResidualSpread spread, size_t index, size_t count) {
   const auto left = static_cast<double>(count - index);
   switch (spread) {
@@ -375,6 +383,21 @@ class BatchEdit {
     }
     if (context_.progress)
       context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
+    warn_if_little();
+  }
+
+  // Regularisation that suits a large model holds a small one still.
+  void warn_if_little() {
+    constexpr double kLittle = 0.2;
+    const auto weight = result_.hparams.find("mom2_update_weight");
+    if (most_reached_ >= kLittle || weight == result_.hparams.end()) return;
+    char share[16];
+    std::snprintf(share, sizeof share, "%.2g %%", 100 * most_reached_);
+    context_.log.event(LogLevel::kWarning, "insert.little",
+                       "the edit barely moves anything: no layer gets more than " + std::string(share) +
+                           " of the change that the targets ask for; lower mom2_update_weight (now " + weight->dump() +
+                           "), as the presets of small models do",
+                       {{"reached", most_reached_}});
   }
 
   void write_layer(LayerWalk& walk, size_t index, const at::Tensor& targets_DN, const std::vector<size_t>& plain) {
@@ -406,6 +429,7 @@ class BatchEdit {
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
     const ApplyReport report = apply_delta(update.delta, transaction_);
     note(problem, update, report, mean_column_norm(remaining_DN));
+    most_reached_ = std::max(most_reached_, share_reached(problem, update.delta));
     if (context_.trace) {
       const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
       record(context_, prefix + "update", update.delta.matrix());
@@ -455,6 +479,7 @@ class BatchEdit {
   const EditContext& context_;
   EditTransaction transaction_;
   bool through_norm_;
+  double most_reached_ = 0;                     // of all layers
   const ContextTemplates* contexts_ = nullptr;  // in use
   EditResult result_;
   RenderedBatch batch_;

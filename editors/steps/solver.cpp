@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/solver.h>
 
@@ -98,11 +99,10 @@ SpdFactor SpdFactor::with_jitter(const std::function<std::optional<at::Tensor>(d
     if (relative > 0 && !(mean > 0 && std::isfinite(mean))) break;
     if (const auto lower = factorise(relative * mean)) return from_parts(*lower, relative * mean);
   }
-  throw Error(
-      ErrorClass::kNumeric,
-      {"solve", what + " (" + std::to_string(width) + " wide) is not positive definite", "a positive definite matrix",
-       "take more tokens for the statistics (--stats-tokens; at least ten times the width) or a larger "
-       "mom2_update_weight"});
+  throw Error(ErrorClass::kNumeric, {"solve", what + " (" + std::to_string(width) + " wide) is not positive definite",
+                                     "a positive definite matrix",
+                                     "take more tokens for the statistics (" + setting("stats_tokens") +
+                                         "; at least ten times the width) or a larger mom2_update_weight"});
 }
 
 SpdFactor SpdFactor::of(const at::Tensor& matrix_FF, at::ScalarType dtype, const std::string& what) {

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/editors/detail/statistics_rows.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/generation.h>
@@ -64,7 +65,7 @@ class TextRows final : public RowSource {
       rows.push_back(std::move(ids));
     }
     if (given_ == 0)
-      throw Error(ErrorClass::kInvalidArgument, {text_.name, "no tokens", "text", "give another --corpus"});
+      throw Error(ErrorClass::kInvalidArgument, {text_.name, "no tokens", "text", "give another " + setting("corpus")});
     return rows;
   }
 

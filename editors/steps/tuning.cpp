@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/tuning.h>
@@ -179,7 +180,7 @@ TuningRows tuning_rows(const models::Model& model, const std::vector<datasets::I
   }
   if (all.rows.empty())
     throw Error(ErrorClass::kCorruption, {name, "no answer begins within " + std::to_string(max_length) + " tokens",
-                                          "at least one", "raise --max-length"});
+                                          "at least one", "raise " + setting("max_length")});
   check_vocabulary(model, all.rows, name);
   return all;
 }

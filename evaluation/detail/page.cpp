@@ -1,23 +1,31 @@
 #include <emend/core/sha256.h>
+#include <emend/core/utf8.h>
 #include <emend/evaluation/detail/page.h>
 
 namespace emend::evaluation::detail {
 namespace {
 
-/// JSON that may stand in a script element: "<" could end it, and the two line ends are none in JSON alone.
+/// Text of others with its control characters and marks of direction escaped.
+nlohmann::json shown(const nlohmann::json& data) {
+  if (data.is_string()) return printable(data.get_ref<const std::string&>());
+  nlohmann::json out = data;
+  if (data.is_array())
+    for (auto& item : out) item = shown(item);
+  if (data.is_object()) {
+    out.clear();
+    for (const auto& [key, value] : data.items()) out[printable(key)] = shown(value);
+  }
+  return out;
+}
+
+/// JSON that may stand in a script element, which "<" could end.
 std::string embeddable(const nlohmann::json& data) {
   std::string out;
-  const std::string text = data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  for (size_t i = 0; i < text.size(); ++i) {
-    const std::string_view rest = std::string_view(text).substr(i, 3);
-    if (text[i] == '<') {
+  for (const char c : shown(data).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) {
+    if (c == '<')
       out += "\\u003c";
-    } else if (rest == "\u2028" || rest == "\u2029") {
-      out += rest == "\u2028" ? "\\u2028" : "\\u2029";
-      i += 2;
-    } else {
-      out += text[i];
-    }
+    else
+      out += c;
   }
   return out;
 }

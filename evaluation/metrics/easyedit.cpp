@@ -20,8 +20,9 @@ using nlohmann::json;
 const MetricInfo& easyedit_info() {
   static const MetricInfo info = {
       "easyedit",
-      "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency with "
-      "--generation",
+      "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency where text "
+      "is "
+      "generated",
       "EasyEdit (Wang et al. 2024), teacher forcing",
       1,
       {

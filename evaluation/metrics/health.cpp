@@ -2,6 +2,7 @@
 // divergence of its next-token distributions on sentences that have nothing to do with the facts from those of the
 // unedited model.
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/evaluation/detail/snippets.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/metric.h>
@@ -51,7 +52,7 @@ class Health final : public Metric {
     if (context.options.health_data.empty())
       throw Error(ErrorClass::kNotFound,
                   {"metric \"health\"", "no folder with its data", "a folder with health_*.json, lambada*.jsonl, *.txt",
-                   "name one with --health-data"});
+                   "name one with " + setting("health_data")});
     tasks_ = load_health_tasks(context.options.health_data, context.options.health_limit);
   }
 

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 // What depends on who did the work or how long it took.
 bool of_the_run_alone(const std::string& key) {
-  for (const char* name : {"seconds", "peak_bytes", "transfers", "statistics", "command"})
+  for (const char* name : {"seconds", "peak_bytes", "transfers", "statistics", "cache", "command"})
     if (key == name) return true;
   return false;
 }
@@ -246,6 +246,25 @@ TEST_F(ProcessesEdit, AFolderThatIsTakenIsAnErrorOfAll) {
   for (const auto& result : results) {
     EXPECT_EQ(result.status, 2) << result.err;
     EXPECT_NE(result.err.find("holds the results of an earlier run"), std::string::npos) << result.err;
+  }
+}
+
+TEST_F(ProcessesEdit, DifferentOptionsAreRefusedBeforeAnythingIsDone) {
+  write_file(folder_ / "other.txt", corpus() + "More.\n\n");
+  for (const std::vector<std::string>& different : {std::vector<std::string>{"--corpus", path("other.txt")},
+                                                    {"--solve-dtype", "float32"},
+                                                    {"--stats-dtype", "float32"},
+                                                    {"--contexts", path("contexts.json")},
+                                                    {"--set", "v_lr=0.3"}}) {
+    write_file(folder_ / "contexts.json", "[[\"{}\"], [\"And so. {}\"]]");
+    ProcessesOptions options;
+    options.arguments_of_rank[1] = edit_in("different", different);
+    const auto results = run_processes(Launcher::kVariables, 2, "memit_edit", edit_in("different", {}), options);
+    for (const auto& result : results) {
+      EXPECT_EQ(result.status, 2) << different[0] << ": " << result.err;
+      EXPECT_NE(result.err.find("the same in all processes"), std::string::npos) << result.err;
+      EXPECT_EQ(result.err.find("internal error"), std::string::npos) << result.err;
+    }
   }
 }
 

@@ -86,6 +86,78 @@ TEST_F(ProgramTest, RefusesBadOptions) {
   expect_error(edit({"--eval-at", "sometimes"}), 2, {"--eval-at"});
 }
 
+TEST_F(ProgramTest, TheFileOfHyperParametersChoosesTheEditor) {
+  const std::string values = tiny_hparams("[1]");
+  write_file(folder_ / "ee.yaml", "alg_name: ROME\n" + values);
+  const auto chosen = run_program("memit_edit", edit({"--hparams", path("ee.yaml"), "--eval", "none", "--json"}));
+  ASSERT_EQ(chosen.status, 0) << chosen.err;
+  EXPECT_EQ(json::parse(chosen.out)["editor"], "rome");
+  std::filesystem::remove_all(folder_ / "run");
+  expect_error(edit({"--hparams", path("ee.yaml"), "--editor", "memit"}), 2,
+               {"ee.yaml", "alg_name: ROME", "--editor memit"});
+  write_file(folder_ / "ee.yaml", "alg_name: SERAC\n" + values);
+  expect_error(edit({"--hparams", path("ee.yaml")}), 2, {"SERAC", "one of memit"});
+}
+
+TEST_F(ProgramTest, ContradictionsAreErrorsUnlessInsistedOn) {
+  write_file(folder_ / "facts.jsonl",
+             "{\"prompt\": \"{} is in\", \"subject\": \"Caf\u00e9 Central\", \"target_new\": \"Rome\"}\n"
+             "{\"prompt\": \"{} is in\", \"subject\": \"Cafe\u0301 Central\", \"target_new\": \"Oslo\"}\n");
+  EXPECT_EQ(run_program("emend", {"lint", path("facts.jsonl")}).status, 3);
+  expect_error(edit({"--eval", "none"}), 3, {"facts.jsonl:2", "the same prompt", "--allow-conflicts"});
+  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
+}
+
+TEST_F(ProgramTest, OneValueOfAListNeedsNoBrackets) {
+  const auto result = run_program("memit_edit", edit({"--set", "layers=1", "--eval", "none", "--json"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["hparams"]["layers"], json({1}));
+}
+
+TEST_F(ProgramTest, AnEditThatBarelyMovesAnythingSaysSo) {
+  const auto result = run_program("memit_edit", edit({"--set", "mom2_update_weight=1000000000", "--eval", "none"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("barely moves anything"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("mom2_update_weight"), std::string::npos) << result.err;
+}
+
+TEST_F(ProgramTest, TextOfOthersDoesNotSteerTheTerminal) {
+  write_file(folder_ / "facts.jsonl",
+             "{\"prompt\": \"{} is in\", \"subject\": \"The \\u001b[31mLouvre\\u202e\", \"target_new\": \"Rome\"}\n");
+  const auto result = run_program("memit_edit", edit({"--eval", "none"}));
+  ASSERT_EQ(result.status, 0) << result.err;
+  for (const auto& text :
+       {result.out, result.err, read_file(folder_ / "run" / "results.json"), read_file(folder_ / "run" / "run.jsonl"),
+        read_file(folder_ / "run" / "cases.jsonl"), read_file(folder_ / "run" / "report.html")}) {
+    EXPECT_EQ(text.find('\x1b'), std::string::npos) << text.substr(0, 2000);
+    EXPECT_EQ(text.find("\u202e"), std::string::npos);
+  }
+}
+
+TEST_F(ProgramTest, EqualRunsHaveEqualResultsWhateverTheCacheHeld) {
+  const auto results = [&](const std::string& out) {
+    const auto result = run_program("memit_edit", edit({"--eval", "none", "--out", path(out), "--json"}));
+    EXPECT_EQ(result.status, 0) << result.err;
+    json document = json::parse(result.out);
+    for (const char* key : {"seconds", "peak_bytes", "cache"}) document.erase(key);
+    return document;
+  };
+  EXPECT_EQ(results("first"), results("second"));
+}
+
+TEST(ProgramWords, WrongOnesGetASuggestion) {
+  auto result = run_program("emend", {"edti"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("did you mean \"edit\"?"), std::string::npos) << result.err;
+  result = run_program("memit_edit", {"--facts", "f", "--batch-sise", "3"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("did you mean \"--batch-size\"?"), std::string::npos) << result.err;
+  EXPECT_EQ(run_program("emend", {"help", "lint"}).out, run_program("emend", {"lint", "--help"}).out);
+  EXPECT_EQ(run_program("emend", {"help", "convert", "facts"}).status, 0);
+  result = run_program("memit_edit", {"--facts", "f", "--model", "org/absent"});
+  EXPECT_NE(result.err.find("hf download org/absent"), std::string::npos) << result.err;
+}
+
 TEST_F(ProgramTest, RefusesBadFacts) {
   const auto facts = [&](const std::string& text) {
     write_file(folder_ / "bad.json", text);

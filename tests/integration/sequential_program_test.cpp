@@ -57,7 +57,7 @@ TEST_P(SequentialProgramTest, ResumesToTheSamePackAndMeasurements) {
              two = json::parse(read_file(folder_ / "cut" / "results.json"));
   EXPECT_EQ(one["retention"]["edits_applied"], json({2, 4}));
   EXPECT_EQ(two["retention"], one["retention"]);
-  EXPECT_EQ(two["statistics"]["layers_computed"], json::array()) << "not the statistics of the unedited model";
+  EXPECT_EQ(two["cache"]["layers_computed"], json::array()) << "not the statistics of the unedited model";
   EXPECT_EQ(two["edits"], one["edits"]);
   const bool corrects = std::string(GetParam().editor) == "prune";
   EXPECT_EQ(one["batches"], corrects ? 4 : 3);

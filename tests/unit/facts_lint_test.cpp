@@ -85,6 +85,26 @@ TEST(FactsLint, ConflictsAcrossFacts) {
   EXPECT_EQ(severity, Severity::kError);
 }
 
+TEST(FactsLint, OneSubjectHoweverItsAccentsWereTyped) {
+  EXPECT_EQ(found({row("{} is in", "Caf\u00e9 Central", "Rome"), row("{} is in", "Cafe\u0301 Central", "Oslo")}),
+            Names({"contradiction@2"}));
+}
+
+TEST(FactsLint, NamesControlCharactersAndOverlongTexts) {
+  EXPECT_EQ(found({row("{} is in", "The \x1b[31mLouvre", "Rome"), row("{} is in", "Big \u202eBen", "Oslo")}),
+            Names({"control-characters@1", "control-characters@2"}));
+  const std::string document(1 << 20, 'x');
+  for (const auto& bad : {row("{} is in", document, "Rome"), row("{} is in" + document, "Petra", "Rome"),
+                          row("{} is in", "Petra", "Rome", {{"paraphrase_prompts", {document}}})})
+    EXPECT_EQ(found({bad}), Names({"unusable-row@1"}));
+}
+
+TEST(FactsLint, ANumberIsNoTarget) {
+  const auto set = facts({{{"prompt", "{} has"}, {"subject", "A week"}, {"target_new", 7}}});
+  ASSERT_EQ(set.bad_rows.size(), 1U);
+  EXPECT_NE(set.bad_rows[0].text.find("the number 7"), std::string::npos) << set.bad_rows[0].text;
+}
+
 TEST(FactsLint, ConflictsByDesignAreNotes) {
   const std::string edit =
       R"({"relation": {"prompt": "The father of {} is"}, "subject": {"label": "Ada"}, "new_object": {"label": ")";

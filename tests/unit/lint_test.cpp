@@ -207,4 +207,15 @@ TEST(Lint, EveryLibrarySourceIsInTheBuild) {
   }
 }
 
+// Programs have options, Python has arguments, others have structs: setting("batch_size") is what each reader can give.
+TEST(Lint, TheLibraryNamesNoCommandLineOption) {
+  const std::regex option(R"("[^"\n]*--[a-z][a-z-]+[^"\n]*")");
+  for (const auto& file : library()) {
+    if (file.path == "core/setting.cpp") continue;
+    for (const auto& found : matches(file, without_comments(file.text, false), option))
+      if (found.find("llama-gguf-split --merge") == std::string::npos && found.find("style=") == std::string::npos)
+        ADD_FAILURE() << found << "\n  messages name settings: setting(\"name\") of core/setting.h";
+  }
+}
+
 }  // namespace lint_test

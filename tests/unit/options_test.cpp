@@ -9,6 +9,7 @@
 #include <set>
 
 #include "cli.h"
+#include "help.h"
 
 namespace emend::tools {
 namespace options_test {
@@ -137,6 +138,26 @@ TEST(Options, ValuesReachTheirPlaces) {
   EXPECT_EQ(options.at("--count").text(), "auto");
   EXPECT_EQ(options.at("--numbers").text(), "1,2,3");
   EXPECT_THROW((void)options.at("--nothing"), std::out_of_range);
+}
+
+TEST(Options, HelpFitsAHundredColumnsAndHasExamples) {
+  std::istringstream lines(all_help());
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_LE(std::ranges::count_if(line, [](char c) { return (c & 0xC0) != 0x80; }), 99) << line;
+}
+
+// Completion and man pages come from the declarations: no option is missing in any.
+TEST(Options, ShellsAndManPagesKnowEveryOption) {
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const std::string script = completion_script(shell);
+    for (const Verb& verb : verbs()) {
+      EXPECT_NE(script.find(verb.name), std::string::npos) << shell << " " << verb.name;
+      for (const Option& option : Command(verb).options.all())
+        if (const auto name = option.spellings().back(); name.starts_with("--") && !option.hidden)
+          EXPECT_NE(script.find(name.substr(2)), std::string::npos) << shell << " " << name;
+    }
+  }
+  for (const Verb& verb : verbs()) EXPECT_TRUE(man_page(verb).starts_with(".TH ")) << verb.name;
 }
 
 // An option that moves, goes or changes its words is seen here: write the new text into the file.

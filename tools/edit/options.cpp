@@ -13,7 +13,7 @@ namespace {
 void add_editor_options(Options& o, RunOptions& options) {
   o.group("Editor")
       .add("--editor", &options.editor, "method: " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
-           {.type = "NAME"})
+           {.type = "NAME", .shown = "alg_name of --hparams, else memit"})
       .add("--hparams", &options.hparams,
            "hyper-parameters: a YAML or JSON file or a preset's name; default: the preset for the model",
            {.type = "FILE|NAME"})
@@ -48,6 +48,7 @@ void add_statistics_options(Options& o, RunOptions& options) {
 
 void add_guard_options(Options& o, RunOptions& options) {
   o.group("Guards")
+      .add("--allow-conflicts", &options.allow_conflicts, "edit facts that contradict each other all the same")
       .add("--fix", &options.fix, "repair facts where the remedy is clear (emend lint shows what)")
       .add("--on-collapse", &options.on_collapse,
            "when a batch breaks the model: warn, skip (take it back), stop (and save the rest), revert (all)",

@@ -49,7 +49,7 @@ class Bench {
     checkpoint_ = open_named(options_.edit.model);
     model_.emplace(load_named(checkpoint_, options_.edit.model, common_));
     describe(checkpoint_->path().filename().string());
-    document_["editor"] = editors::find_editor(options_.edit.editor).name;
+    document_["editor"] = workflow::chosen_editor(options_.edit).name;
     document_["facts"] = facts_.facts.size();
     if (options_.has("targets")) edit();
     if (options_.has("statistics")) statistics();
@@ -106,8 +106,9 @@ class Bench {
 
   std::unique_ptr<editors::Editor> make_editor() const {
     const auto& edit = options_.edit;
-    const auto raw = workflow::find_hparams(edit.editor, edit.hparams, edit.set, *checkpoint_, &*model_, common_.log);
-    return editors::make_editor(edit.editor, raw, *model_, common_.log);
+    const auto& editor = workflow::chosen_editor(edit);
+    const auto raw = workflow::find_hparams(editor.name, edit.hparams, edit.set, *checkpoint_, &*model_, common_.log);
+    return editor.make(raw, *model_, common_.log);
   }
 
   struct Edited {
@@ -309,11 +310,10 @@ VerbRun setup_bench(Options& o) {
   auto& edit = options.edit;
   auto& synthetic = options.synthetic;
   edit.facts.read.limit = 8;
-  edit.metrics.cache = kCacheFolder;
   add_model_options(o, edit.model);
   add_fact_options(o, edit.facts, false);
   o.group("Bench")
-      .add("--editor", &edit.editor, "locate-then-edit method", {.type = "NAME"})
+      .add("--editor", &edit.editor, "locate-then-edit method", {.type = "NAME", .shown = "memit"})
       .add("--hparams", &edit.hparams, "hyper-parameters; default: the preset for the model", {.type = "FILE|NAME"})
       .add("--set", &edit.set, "override one hyper-parameter, KEY=VALUE (repeatable)")
       .add("--corpus", &edit.corpus, "text for the key statistics; default: sampled from the model", {.type = "FILE"});
@@ -334,11 +334,11 @@ VerbRun setup_bench(Options& o) {
            {.limits = kPositive, .list = true})
       .add("--widths", &options.widths, "with --shape: hidden widths for which the fast engine is timed as well",
            {.limits = kPositive, .list = true, .needs = "--shape"})
-      .add("--cache", &edit.metrics.cache, "folder of cached statistics", {.type = "DIR"})
       .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed")
       .add("--phases", &options.phases, "what to time: targets (with insertion), statistics, evaluate",
            {.choices = {"targets", "statistics", "evaluate"}, .list = true})
       .add("--seed", &edit.seed, "random seed");
+  add_cache_option(o.group(""), edit.metrics.cache, "folder of cached statistics");
   o.footer = "Seconds depend on the machine and on what else it does; compare the ratio of one run.";
   return [&options](Common& common) {
     const auto document = Bench(options, common).run();

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 struct CacheArguments {
-  std::string action = "list", folder = kCacheFolder, max_size;
+  std::string action = "list", folder, max_size;
   bool remove = false;
 };
 
@@ -164,9 +164,9 @@ VerbRun setup_cache(Options& o) {
   auto& options = o.arguments<CacheArguments>();
   o.add("ACTION", &options.action,
         "list (each file), size, verify (read every file and check it), prune (least recently used first), clear",
-        {.choices = {"list", "size", "verify", "prune", "clear"}})
-      .add("--cache", &options.folder, "folder of caches", {.type = "DIR"})
-      .add("--max-size", &options.max_size, "prune: what may stay, such as 5GiB", {.type = "SIZE"})
+        {.choices = {"list", "size", "verify", "prune", "clear"}});
+  add_cache_option(o.group(""), options.folder, "folder of caches");
+  o.add("--max-size", &options.max_size, "prune: what may stay, such as 5GiB", {.type = "SIZE"})
       .add("--remove", &options.remove, "verify: remove what is damaged");
   o.footer =
       "Key statistics and evaluations of unedited models are kept under the hash of everything they depend on. Each "

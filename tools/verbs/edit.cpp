@@ -28,6 +28,11 @@ int run_edit(RunOptions options, Common& common) {
 VerbRun setup_edit(Options& o) {
   auto& options = o.arguments<RunOptions>();
   add_edit_options(o, options);
+  o.footer =
+      "Examples:\n"
+      "  memit_edit --facts facts.json --out run\n"
+      "  memit_edit --model DIR --facts facts.json --save pack,model --out run\n"
+      "  memit_edit --facts facts.json --editor rome --set v_lr=0.2 --dry-run";
   return [&options](Common& common) { return run_together(common, [&] { return run_edit(options, common); }); };
 }
 

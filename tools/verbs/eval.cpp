@@ -46,6 +46,10 @@ VerbRun setup_eval(Options& o) {
   add_metric_options(o, options.metrics);
   add_pack_option(o, options.packs, "apply this edit pack first and show both states (repeatable)");
   o.group("Evaluation").add("--seed", &options.seed, "random seed");
+  o.footer =
+      "Examples:\n"
+      "  emend eval --facts facts.json\n"
+      "  emend eval --model DIR --facts facts.json --pack run/edit.safetensors --json";
   return [&options](Common& common) { return run_together(common, [&] { return evaluate_named(options, common); }); };
 }
 

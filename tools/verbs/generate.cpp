@@ -2,6 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/models/chat.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -108,12 +109,12 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
   const bool stream = !common.json && prompts.size() == 1;
   models::StreamDecoder decoder(tokenizer);
   if (stream) {
-    std::cout << prompts[0] << std::flush;
-    generate.on_token = [&](int64_t, int64_t id) { std::cout << decoder.push(id) << std::flush; };
+    std::cout << printable(prompts[0]) << std::flush;
+    generate.on_token = [&](int64_t, int64_t id) { std::cout << printable(decoder.push(id)) << std::flush; };
   }
   const auto outputs = models::generate(model, rows, generate);
   if (stream) {
-    std::cout << decoder.finish() << '\n';
+    std::cout << printable(decoder.finish()) << '\n';
     return 0;
   }
   auto document = nlohmann::ordered_json::array();
@@ -140,41 +141,88 @@ int run_generate(const GenerateArguments& options, const Common& common) {
                : continue_ids(options, model, generate, common);
 }
 
-// One answer, printed as it grows.
-std::string answer(const models::Model& model, const std::string& text, const models::GenerateOptions& base) {
-  const auto& tokenizer = model.tokenizer();
-  models::StreamDecoder decoder(tokenizer);
-  std::string reply;
-  models::GenerateOptions generate = base;
-  generate.on_token = [&](int64_t, int64_t id) {
-    const std::string piece = decoder.push(id);
-    reply += piece;
-    std::cout << piece << std::flush;
-  };
-  (void)models::generate(model, {tokenizer.encode_ids(text, false)}, generate);
-  reply += decoder.finish();
-  std::cout << '\n' << std::flush;
-  return reply;
-}
+constexpr const char* kChatHelp =
+    "/help     this list\n"
+    "/history  what was said\n"
+    "/undo     forget the last message and its answer\n"
+    "/reset    forget all of them\n"
+    "/exit     end the chat, as Ctrl-D does\n";
+
+class Chat {
+ public:
+  Chat(const models::Model& model, const Packs& packs, const ChatArguments& options, const Common& common)
+      : model_(model),
+        packs_(packs),
+        generate_(options.generate),
+        format_(options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
+                                       : models::chat_format(options.format)),
+        json_(common.json) {
+    generate_.stop_ids = model.tokenizer().eos_ids();
+    generate_.cancel = common.cancel;
+    if (!options.system.empty()) messages_.push_back({"system", options.system});
+    first_ = messages_.size();
+  }
+
+  /// False if that was the end.
+  bool take(const std::string& line) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) return true;
+    if (line[0] == '/') return command(line);
+    messages_.push_back({"user", packs_.runtime().prefix(line) + line});
+    messages_.push_back({"assistant", answer(models::render_chat(format_, messages_, true).text)});
+    return true;
+  }
+
+ private:
+  bool command(const std::string& line) {
+    static const std::vector<std::string> kCommands = {"/help", "/history", "/undo", "/reset", "/exit"};
+    const std::string name = line.substr(0, line.find_last_not_of(" \t\r") + 1);
+    if (name == "/undo") messages_.resize(std::max(first_, messages_.size() - std::min<size_t>(2, messages_.size())));
+    if (name == "/reset") messages_.resize(first_);
+    if (name == "/help") std::cerr << kChatHelp;
+    if (name == "/history")
+      for (const auto& message : messages_) std::cerr << message.role << ": " << printable(message.content) << '\n';
+    if (std::find(kCommands.begin(), kCommands.end(), name) == kCommands.end())
+      std::cerr << "no command " << printable(name, false) << "; " << did_you_mean(name, kCommands, "/help lists them")
+                << '\n';
+    return name != "/exit";
+  }
+
+  // Printed as it grows; with --json a line of JSON when it is whole.
+  std::string answer(const std::string& text) {
+    const auto& tokenizer = model_.tokenizer();
+    models::StreamDecoder decoder(tokenizer);
+    std::string reply;
+    models::GenerateOptions generate = generate_;
+    generate.on_token = [&](int64_t, int64_t id) {
+      const std::string piece = decoder.push(id);
+      reply += piece;
+      if (!json_) std::cout << printable(piece) << std::flush;
+    };
+    (void)models::generate(model_, {tokenizer.encode_ids(text, false)}, generate);
+    reply += decoder.finish();
+    std::cout << (json_ ? workflow::dump_json({{"role", "assistant"}, {"content", reply}}, -1) : "") << std::endl;
+    return reply;
+  }
+
+  const models::Model& model_;
+  const Packs& packs_;
+  models::GenerateOptions generate_;
+  models::ChatFormat format_;
+  bool json_;
+  std::vector<models::ChatMessage> messages_;
+  size_t first_ = 0;  // messages that /reset keeps
+};
 
 int run_chat(const ChatArguments& options, const Common& common) {
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
-  const auto& tokenizer = model.tokenizer();
-  const auto format = options.format.empty() ? models::detect_chat_format(tokenizer.chat_template())
-                                             : models::chat_format(options.format);
-  models::GenerateOptions generate = options.generate;
-  generate.stop_ids = tokenizer.eos_ids();
-  generate.cancel = common.cancel;
-  std::vector<models::ChatMessage> messages;
-  if (!options.system.empty()) messages.push_back({"system", options.system});
+  Chat chat(model, packs, options, common);
   const bool terminal = ::isatty(0);
-  if (terminal && !common.quiet) std::cerr << "Type a message; an empty line or Ctrl-D ends the chat.\n";
-  for (std::string line;
-       (terminal ? (std::cerr << "> " << std::flush, true) : true) && std::getline(std::cin, line) && !line.empty();) {
-    messages.push_back({"user", packs.runtime().prefix(line) + line});
-    messages.push_back({"assistant", answer(model, models::render_chat(format, messages, true).text, generate)});
-  }
+  if (terminal && !common.quiet) std::cerr << "Type a message; /help lists commands, Ctrl-D ends the chat.\n";
+  std::string line;
+  do {
+    if (terminal) std::cerr << "> " << std::flush;
+  } while (std::getline(std::cin, line) && chat.take(line));
   return 0;
 }
 
@@ -190,6 +238,7 @@ VerbRun setup_generate(Options& o) {
   add_pack_option(o, options.packs);
   add_sampling_options(o, options.generate);
   o.group("Sampling").add("--ignore-eos", &options.ignore_eos, "go on after the end-of-text token");
+  o.footer = "Example:\n  emend generate --prompt 'The Eiffel Tower is in' --pack run/edit.safetensors";
   return [&options](Common& common) { return run_generate(options, common); };
 }
 
@@ -203,6 +252,9 @@ VerbRun setup_chat(Options& o) {
            "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",
            {.type = "NAME"});
   add_sampling_options(o, options.generate);
+  o.footer =
+      "Commands: /help, /history, /undo, /reset, /exit. With --json every answer is a line of JSON.\n"
+      "Example:\n  emend chat --pack run/edit.safetensors";
   return [&options](Common& common) { return run_chat(options, common); };
 }
 

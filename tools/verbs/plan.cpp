@@ -85,12 +85,14 @@ VerbRun setup_plan(Options& o) {
   o.add("--rows", &work.rows, "rows of a batch", {.limits = kPositive})
       .add("--tokens", &work.tokens, "tokens of a row", {.limits = kPositive})
       .add("--facts", &work.facts, "facts of a batch", {.limits = kPositive});
+  o.footer = "Example:\n  emend plan --model DIR --simulate 4x24GiB --device-map auto";
   return [&options](Common& common) { return run_plan(options, common); };
 }
 
 VerbRun setup_doctor(Options& o) {
   auto& options = o.arguments<ModelOptions>();
   add_model_options(o, options);
+  o.footer = "Example:\n  emend doctor --model DIR";
   return [&options](Common& common) { return run_doctor(options, common); };
 }
 

@@ -1,5 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/utf8.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -47,7 +48,7 @@ void print_pieces(const models::Tokenizer& tokenizer, const std::string& text, b
   const auto encoding = tokenizer.encode(text, add_special);
   for (size_t i = 0; i < encoding.size(); ++i)
     std::cout << encoding.ids[i] << '\t' << encoding.offsets[i].first << '-' << encoding.offsets[i].second << '\t'
-              << tokenizer.token_text(encoding.ids[i]) << '\n';
+              << printable(tokenizer.token_text(encoding.ids[i]), false) << '\n';
 }
 
 int run_tokenize(const TokenizeArguments& options, const Common& common) {

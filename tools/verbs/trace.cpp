@@ -366,7 +366,6 @@ VerbRun setup_suggest(Options& o) {
   options.trace.trace.max_facts = 30;
   options.trace.trace.samples = 6;
   edit.facts.read.limit = 16;
-  edit.metrics.cache = kCacheFolder;
   add_trace_options(o, options.trace);
   o.add("--editor", &options.editor, "editor that the file is for: a locate-then-edit method")
       .add("--layers", &options.layers, "layers to edit", {.limits = {1, 100}})
@@ -379,8 +378,8 @@ VerbRun setup_suggest(Options& o) {
       .add("--weights", &options.shares, "weights to try, as shares of the MLP's width; MEMIT's on GPT-J is 0.9",
            {.limits = kPositive, .list = true})
       .add("--corpus", &edit.corpus, "text or JSON lines for the key statistics", {.type = "FILE"})
-      .add("--stats-tokens", &edit.stats_tokens, "tokens for the key statistics; 0: ten a key dimension")
-      .add("--cache", &edit.metrics.cache, "folder of cached statistics", {.type = "DIR"});
+      .add("--stats-tokens", &edit.stats_tokens, "tokens for the key statistics; 0: ten a key dimension");
+  add_cache_option(o.group(""), edit.metrics.cache, "folder of cached statistics");
   o.footer = kSuggestExamples;
   return [&options](Common& common) { return run_suggest(options, common); };
 }

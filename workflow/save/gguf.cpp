@@ -1,5 +1,6 @@
 // A GGUF file in which only the edited tensors differ. They get eight bits where the base has fewer.
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/workflow/save_formats.h>
@@ -14,8 +15,8 @@ SaveFormat save_gguf() {
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
     if (request.edited && !request.pack.runtime.empty())
       throw Error(ErrorClass::kUnsupported,
-                  {"--save", "gguf, with an edit of " + request.pack.editor + " beside the weights", "pack or model",
-                   "emend loads such an edit with --pack"});
+                  {setting("save"), "gguf, with an edit of " + request.pack.editor + " beside the weights",
+                   "pack or model", "emend loads such an edit with " + setting("pack")});
     const auto scope = request.with_edit();
     models::GgufWriteOptions options;
     if (!request.type.empty()) options.type = models::parse_ggml_type(request.type);

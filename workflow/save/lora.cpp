@@ -1,4 +1,4 @@
-// An adapter in a GGUF file, for llama.cpp --lora.
+// An adapter in a GGUF file, for llama.cpp.
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_lora.h>
 #include <emend/models/gguf/gguf_writer.h>
@@ -7,7 +7,7 @@
 namespace emend::workflow {
 
 SaveFormat save_lora() {
-  SaveFormat format{"lora", "lora.gguf", "GGUF adapter", "GGUF adapter, for llama.cpp --lora"};
+  SaveFormat format{"lora", "lora.gguf", "GGUF adapter", "GGUF adapter, for llama.cpp"};
   format.check = [](const models::Model& model, const std::string& option) {
     models::require_gguf_architecture(model.config().model_type, option + " lora");
   };

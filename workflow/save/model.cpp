@@ -22,7 +22,7 @@ void write_base(const SaveRequest& request) {
 }  // namespace
 
 SaveFormat save_model() {
-  SaveFormat format{"model", "model", "edited model", "the edited model, for transformers"};
+  SaveFormat format{"model", "model", "edited model", "the edited model, for transformers", true};
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
     if (!request.edited) {
       const auto scope = request.with_edit();

@@ -4,7 +4,7 @@
 namespace emend::workflow {
 
 SaveFormat save_pack() {
-  SaveFormat format{"pack", "edit.safetensors", "edit pack", "the change alone, for emend"};
+  SaveFormat format{"pack", "edit.safetensors", "edit pack", "the change alone, for emend", true};
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
     editors::save_pack(request.out, request.pack);
     return {{"file", request.out.string()}};

@@ -1,3 +1,4 @@
+#include <emend/core/cache_folder.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
@@ -34,6 +35,11 @@ workflow::RunOptions options_of(const std::string& editor, const py::object& hpa
   return options;
 }
 
+// "" is the folder that the programs use as well, None none.
+std::string cache_of(const std::optional<std::string>& cache) {
+  return cache && cache->empty() ? user_cache().string() : cache.value_or("");
+}
+
 // The model lives as long as the session or the run.
 struct PySession {
   std::shared_ptr<Model> model;
@@ -42,10 +48,11 @@ struct PySession {
 
 std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std::string& editor,
                                         const py::object& hparams, const py::object& overrides,
-                                        const std::string& corpus, int64_t statistics_tokens, const std::string& cache,
-                                        uint64_t seed, const std::string& engine, const py::object& progress) {
+                                        const std::string& corpus, int64_t statistics_tokens,
+                                        const std::optional<std::string>& cache, uint64_t seed,
+                                        const std::string& engine, const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
-  options.stats_cache = cache;
+  options.metrics.cache = cache_of(cache);
   workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
   auto made = std::make_unique<PySession>();
   made->model = std::move(model);
@@ -61,15 +68,16 @@ struct PyRun {
 
 std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts, const std::string& editor,
                            const std::string& out, bool resume, const py::object& hparams, const py::object& overrides,
-                           const std::string& corpus, int64_t statistics_tokens, const std::string& cache,
-                           uint64_t seed, const std::string& engine, int64_t batch_size,
-                           const std::vector<std::string>& metrics, const std::vector<std::string>& eval_at,
-                           const std::string& protocol, const std::string& on_collapse,
-                           const std::vector<std::string>& save, const py::object& progress) {
+                           const std::string& corpus, int64_t statistics_tokens,
+                           const std::optional<std::string>& cache, uint64_t seed, const std::string& engine,
+                           int64_t batch_size, const std::vector<std::string>& metrics,
+                           const std::vector<std::string>& eval_at, const std::string& protocol,
+                           const std::string& on_collapse, const std::vector<std::string>& save,
+                           const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.out = out;
   options.resume = resume;
-  options.metrics.cache = cache;
+  options.metrics.cache = cache_of(cache);
   options.metrics.names = metrics;
   options.batch_size = batch_size;
   options.eval_at = eval_at;
@@ -144,13 +152,15 @@ void bind_sessions(py::module_& module) {
   py::class_<PySession>(module, "Session",
                         "A sequence of edits of one model by one editor. Changes of weights stay when it ends; edits "
                         "beside the weights (GRACE, WISE, IKE) are in force as long as it lives.")
-      .def(py::init(&make_session), py::arg("model"), py::arg("editor") = "memit", py::kw_only(),
+      .def(py::init(&make_session), py::arg("model"), py::arg("editor") = "", py::kw_only(),
            py::arg("hparams") = py::none(), py::arg("overrides") = py::none(), py::arg("corpus") = "",
            py::arg("statistics_tokens") = 0, py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast",
            py::arg("progress") = py::none(),
+           "editor: empty is the one that the file of hyper-parameters names (alg_name), else memit.\n"
            "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
            "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
            "corpus: text for the key statistics; empty: text that the model samples.\n"
+           "cache: folder of key statistics; empty: the one that the programs use; None: none are kept.\n"
            "progress: called as progress(phase, done, total, detail) between steps; returning False or raising ends "
            "the edit and leaves every weight as it was.")
       .def("edit", &edit, py::arg("facts"),
@@ -187,7 +197,7 @@ void bind_sessions(py::module_& module) {
       .def(
           "undo", [](PyRun& self) { self.run->session().undo(); },
           "Gives the model back every byte that it had when the run began.");
-  module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "memit", py::kw_only(),
+  module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
              py::arg("out") = "", py::arg("resume") = false, py::arg("hparams") = py::none(),
              py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
              py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("batch_size") = 0,

@@ -15,12 +15,13 @@ namespace {
 
 using models::Model;
 
-std::shared_ptr<Model> load(const std::string& path, const std::string& device_map, const std::string& max_memory,
+std::shared_ptr<Model> load(const py::object& named, const std::string& device_map, const std::string& max_memory,
                             const py::object& dtype) {
   models::PlaceOptions options;
   options.device_map = device_map;
   options.max_memory = max_memory;
   options.dtype = dtype_of(dtype);
+  const auto path = py::str(named).cast<std::string>();
   const py::gil_scoped_release unlocked;
   return std::make_shared<Model>(models::load_placed(path, options));
 }

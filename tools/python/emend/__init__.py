@@ -25,7 +25,7 @@ __all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult",
            "apply_pack", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
 
 
-def edit(model, facts, editor="memit", **options):
+def edit(model, facts, editor="", **options):
     """Writes facts into a model and returns the Session, which can undo, go on, or save the edit.
 
     options are those of Session: hparams, overrides, corpus, statistics_tokens, cache, seed, engine, progress.

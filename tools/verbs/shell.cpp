@@ -1,0 +1,41 @@
+// completion and man: what shells and man(1) need to know, made from the declarations of the options.
+#include <emend/core/error.h>
+#include <emend/core/text.h>
+
+#include <iostream>
+
+#include "../help.h"
+
+namespace emend::tools {
+
+VerbRun setup_completion(Options& o) {
+  auto& shell = o.arguments<std::string>();
+  o.add("SHELL", &shell, "bash, zsh or fish", {.choices = {"bash", "zsh", "fish"}, .required = true});
+  o.footer =
+      "Examples:\n"
+      "  source <(emend completion bash)\n"
+      "  emend completion zsh > ~/.zfunc/_emend        with fpath+=~/.zfunc in ~/.zshrc\n"
+      "  emend completion fish > ~/.config/fish/completions/emend.fish";
+  return [&shell](Common&) {
+    std::cout << completion_script(shell);
+    return 0;
+  };
+}
+
+VerbRun setup_man(Options& o) {
+  auto& name = o.arguments<std::string>();
+  o.add("VERB", &name, "whose page", {.required = true});
+  o.footer = "Example:\n  emend man edit | man -l -";
+  return [&name](Common&) {
+    for (const Verb& verb : verbs())
+      if (name == verb.name) {
+        std::cout << man_page(verb);
+        return 0;
+      }
+    throw Error(ErrorClass::kInvalidArgument,
+                {"man", "no verb \"" + name + "\"", "one of " + join(verbs(), ", ", &Verb::name),
+                 did_you_mean(name, verbs(), "", [](const Verb& verb) { return std::string(verb.name); })});
+  };
+}
+
+}  // namespace emend::tools
