@@ -2,6 +2,7 @@
 
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
@@ -13,6 +14,7 @@
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <system_error>
 
 #include "programs.h"
 #include "text_table.h"
@@ -100,6 +102,13 @@ int run_guarded(const VerbRun& run, Common& common) {
   } catch (const std::bad_alloc&) {
     return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
                                                       "use a smaller --batch-size or a smaller model"}));
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(common, Error(ErrorClass::kIo, {error.path1().string(), error.code().message(), "a place to work in",
+                                                  "check the path, its permissions and the space"}));
+  } catch (const std::system_error& error) {
+    return report(common,
+                  Error(ErrorClass::kDevice, {"system", error.what(), "the threads and memory that the work needs",
+                                              "raise the limits of the process (ulimit -a)"}));
   } catch (const c10::Error& error) {
     common.log.error("error", std::string("internal error: ") + error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -239,6 +248,7 @@ void require_new(const std::string& path, bool force) {
   if (std::filesystem::exists(path) && !force)
     throw Error(ErrorClass::kInvalidArgument,
                 {path, "it exists already", "a new path", "choose another, or replace it with --force"});
+  remove_abandoned_of(path);
 }
 
 int run_emend(int argc, char** argv) {

@@ -1,6 +1,6 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/staged.h>
 #include <emend/workflow/run_directory.h>
 #include <fcntl.h>
 #include <sys/file.h>
