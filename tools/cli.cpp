@@ -62,6 +62,7 @@ void install_signal_handlers(CancelToken& cancel) {
 void open_handles(Common& common) {
   std::vector<std::shared_ptr<LogSink>> sinks = {
       make_terminal_sink(common.quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2))};
+  common.log = Log(sinks);  // which says what is wrong with the other one
   if (!common.log_file.empty()) sinks.push_back(make_json_lines_sink(common.log_file));
   common.log = Log(std::move(sinks));
   if (!common.quiet) common.progress = make_progress(2);

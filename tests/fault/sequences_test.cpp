@@ -124,6 +124,7 @@ class Sequence {
     fingerprint_ = models::model_fingerprint(*models::open_checkpoint((root_ / "model").string()));
     for (int i = 0; i < 8; ++i) add_pack(i);
     if (seed % 4 == 1) begin_with_gguf();
+    base_ = models::model_fingerprint(*models::open_checkpoint(current_.string()));
     for (const auto& [path, bytes] : files_under(current_)) originals_[fs::relative(path, current_)] = bytes;
   }
 
@@ -244,8 +245,9 @@ class Sequence {
     auto active = active_;
     for (const Known* known : packs) {
       if (!known->usable || std::find(active.begin(), active.end(), known->id) != active.end()) return false;
-      for (const auto& id : known->pack.under.edits)
-        if (std::find(active.begin(), active.end(), id) == active.end()) return false;
+      if (known->pack.base_fingerprint != base_)  // what lies under an edit may have changed nothing
+        for (const auto& id : known->pack.under.edits)
+          if (std::find(active.begin(), active.end(), id) == active.end()) return false;
       for (const auto& id : active)
         if (!allow && contradict(*known, *by_id(id))) return false;
       active.push_back(known->id);
@@ -505,7 +507,7 @@ class Sequence {
   std::mt19937 random_;
   uint32_t seed_;
   Figures& figures_;
-  std::string fingerprint_, gguf_;
+  std::string fingerprint_, base_, gguf_;
   std::deque<Known> packs_;
   std::vector<std::string> active_;
   Files originals_;
