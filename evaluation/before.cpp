@@ -4,10 +4,9 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/free_text.h>
 #include <emend/evaluation/metric.h>
-#include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <cmath>
@@ -17,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 
 json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                const EvaluateOptions& options) {
@@ -49,7 +48,7 @@ std::optional<Evaluation> read_stored(const std::filesystem::path& path, const s
       throw Error(ErrorClass::kCorruption,
                   {path.string(), "contents that do not match their key", "an intact file", ""});
     Evaluation evaluation = evaluation_from_json(json::parse(text->second));
-    if (file->contains("probe")) evaluation.probe = file->tensor("probe").clone();
+    for (const auto& [name, info] : file->tensors()) evaluation.kept[name] = file->tensor(name).clone();
     return evaluation;
   } catch (const std::exception& error) {
     log.warning("evaluation.cache", std::string("the stored evaluation is damaged and is made again: ") + error.what());
@@ -77,8 +76,7 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   Evaluation evaluation = evaluate(model, facts, resolved, own);
   if (!options.sharing.first()) return evaluation;
   const std::string text = to_json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  if (evaluation.probe.defined()) tensors.emplace_back("probe", evaluation.probe);
+  const std::vector<std::pair<std::string, at::Tensor>> tensors(evaluation.kept.begin(), evaluation.kept.end());
   std::error_code ignored;
   std::filesystem::create_directories(cache_folder, ignored);
   try {
@@ -95,29 +93,18 @@ std::vector<Continuation> continue_facts(const models::Model& model, const std::
   if (facts.empty()) return {};
   const auto& tokenizer = model.tokenizer();
   std::vector<std::string> prompts;
-  std::vector<std::vector<int64_t>> ids;
-  for (const auto& fact : facts) {
-    prompts.push_back(fact.full_prompt());
-    ids.push_back(detail::encode_text(tokenizer, prompts.back()));
-  }
+  for (const auto& fact : facts) prompts.push_back(fact.full_prompt());
   ScoreOptions score_options;
   score_options.cancel = cancel;
   const auto efficacies = evaluate_efficacy(model, facts, score_options);
-  models::GenerateOptions generate;
-  generate.max_new_tokens = new_tokens;
-  generate.stop_ids = tokenizer.eos_ids();
-  generate.cancel = cancel;
-  const auto continued = models::generate(model, ids, generate);
   std::vector<Continuation> all;
-  for (size_t i = 0; i < facts.size(); ++i) {
-    auto whole = ids[i];
-    whole.insert(whole.end(), continued[i].begin(), continued[i].end());
-    // Decoded as a whole, because some tokenizers drop the space in front of a text's first word.
-    std::string text = tokenizer.decode(whole, /*skip_special=*/true);
-    const std::string prompt = tokenizer.decode(ids[i], /*skip_special=*/true);
-    if (text.starts_with(prompt)) text = text.substr(prompt.size());
-    all.push_back({prompts[i], text, efficacies[i].probability, {}});
-  }
+  FreeTextOptions free;
+  free.max_tokens = new_tokens;
+  free.whole_sentence = false;
+  free.cancel = cancel;
+  auto texts = write_on(model, prompts, free);
+  for (size_t i = 0; i < facts.size(); ++i)
+    all.push_back({prompts[i], std::move(texts[i].text), efficacies[i].probability, {}});
   constexpr size_t kRows = 64;
   for (size_t begin = 0; begin < facts.size() && top > 0; begin += kRows) {
     const size_t end = std::min(begin + kRows, facts.size());

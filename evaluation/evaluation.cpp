@@ -42,6 +42,10 @@ struct Plan {
     }
   }
 
+  void observe(const models::Model& model, const MetricContext& context, size_t begin, size_t end) {
+    for (const auto& metric : metrics) metric->observe(model, context, begin, end);
+  }
+
   /// Turns the scores of the filled sheet into numbers.
   void finish(const MetricContext& context, Evaluation& evaluation) {
     evaluation.cases.assign(context.facts.facts.size(), json::object());
@@ -62,7 +66,7 @@ struct Plan {
       if (evaluation.groups.size() <= i) evaluation.groups.push_back(json::object());
       evaluation.groups[i][name] = std::move(outcome.groups[i]);
     }
-    if (outcome.probe.defined()) evaluation.probe = outcome.probe;
+    evaluation.kept.merge(outcome.kept);
   }
 };
 
@@ -95,6 +99,7 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
   Plan plan(context, resolve_metrics(names, facts));
   Evaluation evaluation;
   plan.sheet.fill(score(model, plan.sheet, options, evaluation.counts));
+  plan.observe(model, context, 0, facts.facts.size());
   plan.finish(context, evaluation);
   evaluation.seconds = seconds_since(start);
   return evaluation;
@@ -142,6 +147,7 @@ void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t 
   }
   auto scores = score(model, part, state_->options, state_->evaluation.counts);
   for (size_t i = 0; i < numbers.size(); ++i) state_->scores[numbers[i]] = std::move(scores[i]);
+  state_->plan.observe(model, state_->context, begin, end);
   state_->evaluation.seconds += seconds_since(start);
 }
 
@@ -166,7 +172,7 @@ std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::v
     const Score& fresh = scores[at++];
     efficacy.nll_new = fresh.mean_nll();
     efficacy.accurate = fresh.all_correct();
-    efficacy.probability = std::exp(-efficacy.nll_new);
+    efficacy.probability = std::exp(fresh.total_log_prob());
     if (fact.target_true) efficacy.nll_true = scores[at++].mean_nll();
   }
   return all;
@@ -220,7 +226,7 @@ RetentionMatrix RetentionMatrix::from_json(const json& json) {
       for (size_t i = 0; i < fresh.size(); ++i) {
         Efficacy efficacy;
         efficacy.nll_new = fresh.at(i).get<double>();
-        efficacy.probability = std::exp(-efficacy.nll_new);
+        efficacy.probability = json.at("probability").at(s).at(i).get<double>();
         efficacy.accurate = json.at("accuracy").at(s).at(i).get<int>() != 0;
         const auto& old = json.at("nll_true").at(s).at(i);
         if (!old.is_null()) efficacy.nll_true = old.get<double>();

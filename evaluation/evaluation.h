@@ -93,8 +93,8 @@ struct Evaluation {
   nlohmann::json summary = nlohmann::json::object();
   std::vector<nlohmann::json> cases;
   std::vector<nlohmann::json> groups;
-  at::Tensor
-      probe;  ///< [probes, V] next-token log-probabilities that `health` compares with later; undefined without it
+  /// What families compare with later, "family.what": next-token log-probabilities [texts, V].
+  std::map<std::string, at::Tensor> kept;
   double seconds = 0;
   ScoreCounts counts;
 };
@@ -119,6 +119,8 @@ struct EvaluateOptions {
 
   /// Processes with the same model and facts that share the scoring and the generation of texts; all get the outcome.
   devices::WorkSharing sharing;
+
+  int64_t free_limit = 100;  ///< facts whose text the family "free" has written, from the first; -1: all
 
   int bootstrap = 1000;  ///< resamples for the score's interval; 0: none
   ProgressFn progress;   ///< phase "evaluate"
@@ -165,7 +167,7 @@ struct Efficacy {
   double nll_new = 0;              ///< mean per-token negative log-likelihood of target_new
   std::optional<double> nll_true;  ///< of target_true, where the fact has one
   bool accurate = false;           ///< every token of target_new is the argmax
-  double probability = 0;          ///< exp(-nll_new)
+  double probability = 0;          ///< of the whole answer: the product over its tokens
   /// nll_true > nll_new, or `accurate` where there is no target_true.
   [[nodiscard]] bool success() const { return nll_true ? more_probable(nll_new, *nll_true) : accurate; }
 };
@@ -178,7 +180,7 @@ struct Efficacy {
 /// Greedy continuations and target probabilities of the facts' own prompts, for people to read.
 struct Continuation {
   std::string prompt, text;
-  double probability = 0;                           ///< of the whole target, exp(mean log p)
+  double probability = 0;                           ///< of the whole target: the product over its tokens
   std::vector<std::pair<std::string, double>> top;  ///< most probable next tokens
 };
 [[nodiscard]] std::vector<Continuation> continue_facts(const models::Model& model,
@@ -208,7 +210,7 @@ class RetentionMatrix {
   std::vector<Step> steps_;
 };
 
-/// Evaluations as JSON, for caches and files, without `probe`.
+/// Evaluations as JSON, for caches and files, without `kept`.
 [[nodiscard]] nlohmann::json to_json(const Evaluation& evaluation);
 [[nodiscard]] Evaluation evaluation_from_json(const nlohmann::json& json);
 

@@ -131,6 +131,11 @@ json keyed_means(const std::vector<json>& cases, const std::string& name) {
 
 MetricOutcome Metric::finish(const MetricContext& context, const ScoreSheet& sheet) {
   MetricOutcome outcome = measure(context, sheet);
+  summarise(context, outcome);
+  return outcome;
+}
+
+void Metric::summarise(const MetricContext& context, MetricOutcome& outcome) const {
   json& summary = outcome.summary;
   summary.emplace("n", outcome.cases.size());
   std::map<std::string, Column> columns;
@@ -144,7 +149,6 @@ MetricOutcome Metric::finish(const MetricContext& context, const ScoreSheet& she
   for (const auto& field : info().fields)
     if (!field.harmonic_of.empty()) put_harmonic(summary, field, columns, context.options);
   for (const auto& name : info().keyed) summary[name] = keyed_means(outcome.cases, name);
-  return outcome;
 }
 
 std::optional<double> record_mean(const std::vector<double>& values) {
@@ -201,6 +205,11 @@ CaseVerdict judge_case(const json& line, const std::string& when) {
     if (!all.p_new) all.p_new = own.p_new;
     if (!all.p_old) all.p_old = own.p_old;
     if (!all.success) all.success = own.success, all.reason = own.reason;
+  }
+  // The run's own verdict counts, where the line has one.
+  if (const std::string verdict = detail::text(line, "verdict"); when == "post" && !verdict.empty()) {
+    all.success = verdict == "said";
+    all.reason = detail::text(line, "reason");
   }
   return all;
 }

@@ -41,7 +41,7 @@ struct MetricOutcome {
   nlohmann::json summary = nlohmann::json::object();  ///< finish() adds the declared columns
   std::vector<nlohmann::json> cases;                  ///< one a fact, or empty
   std::vector<nlohmann::json> groups;                 ///< one a group, or empty
-  at::Tensor probe;  ///< [probes, V] next-token log-probabilities, where a family keeps them
+  std::map<std::string, at::Tensor> kept;             ///< for the evaluation of the edited model: Evaluation::kept
 };
 
 /// One evaluation by one family: plan(), then finish() on the same object.
@@ -53,6 +53,9 @@ class Metric {
   [[nodiscard]] virtual bool suits(const datasets::FactSet& facts) const = 0;
   /// Adds what it needs to the sheet.
   virtual void plan(const MetricContext& context, ScoreSheet& sheet) = 0;
+  /// Lets the model itself write or predict for the facts [begin, end), whose edits it holds. Called for all facts at
+  /// once, or fact by fact in their order where each is judged on a state of the model of its own.
+  virtual void observe(const models::Model&, const MetricContext&, size_t /*begin*/, size_t /*end*/) {}
   /// Turns scores into raw values, and these into the declared columns of the summary.
   [[nodiscard]] MetricOutcome finish(const MetricContext& context, const ScoreSheet& sheet);
   /// Options that change its numbers, for cache keys.
@@ -61,6 +64,8 @@ class Metric {
  protected:
   /// The raw values of each case; may run the model itself (generation).
   [[nodiscard]] virtual MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) = 0;
+  /// Adds the declared columns of the outcome's cases and groups to its summary.
+  void summarise(const MetricContext& context, MetricOutcome& outcome) const;
 };
 
 /// A new object of the family. Throws Error(kInvalidArgument) with the closest name.

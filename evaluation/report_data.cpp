@@ -85,6 +85,23 @@ std::vector<CaseState> case_states(const RunReport& run) {
   return states;
 }
 
+/// The first text of each kind that the model wrote beside the edited prompt, before and after.
+json further_texts(const json& line) {
+  static const std::vector<std::pair<const char*, const char*>> kinds = {
+      {"paraphrase", "in other words"}, {"negation", "negated"}, {"neighbor", "a neighbour"}};
+  json list = json::array();
+  for (const auto& [group, label] : kinds) {
+    const json &pre = member(line, {"metrics", "pre", "free", group}),
+               &post = member(line, {"metrics", "post", "free", group});
+    if (!pre.is_array() || !post.is_array() || pre.empty() || post.empty()) continue;
+    list.push_back({{"label", label},
+                    {"prompt", shorten(text(post[0], "prompt"), 160)},
+                    {"before", shorten(text(pre[0], "text"), 120)},
+                    {"after", shorten(text(post[0], "text"), 120)}});
+  }
+  return list;
+}
+
 json card(const CaseState& state, const json& words) {
   const json& line = *state.line;
   const auto or_else = [&](const char* key, const std::optional<double>& p) {
@@ -97,6 +114,7 @@ json card(const CaseState& state, const json& words) {
               {"reason", shorten(state.reason, 300)},
               {"p_before", or_else("probability_before", state.before.p_new)},
               {"p_after", or_else("probability_after", state.after.p_new)}};
+  out["more"] = further_texts(line);
   if (words.is_object())
     for (const char* when : {"before", "after"}) out[when] = shorten(text(words, when), 240);
   return out;
@@ -124,24 +142,25 @@ json cards(const RunReport& run, const std::vector<CaseState>& cases) {
   return {{"more", all - std::min(all, shown.size())}, {"shown", std::move(shown)}};
 }
 
-/// The table of every edit. Its last columns are the labelled figures of the first family that judged the cases.
+/// The table of every edit. Its last columns are the labelled figures of the first family that judged the cases, and of
+/// what the model writes.
 json case_table(const std::vector<CaseState>& cases) {
-  const MetricInfo* family = nullptr;
-  for (const auto& info : metric_families())
-    if (!family && info.judge && std::any_of(cases.begin(), cases.end(), [&](const CaseState& state) {
+  std::vector<std::pair<const MetricInfo*, const MetricField*>> fields;
+  for (const auto& info : metric_families()) {
+    if (!info.judge || std::none_of(cases.begin(), cases.end(), [&](const CaseState& state) {
           return case_metrics(*state.line, "post", info.name).is_object();
         }))
-      family = &info;
-  std::vector<const MetricField*> fields;
-  if (family)
-    for (const auto& field : family->fields)
-      if (field.of_case && !field.of_groups && !field.label.empty()) fields.push_back(&field);
+      continue;
+    if (!fields.empty() && info.name != "free") continue;  // the first protocol, and what the model writes
+    for (const auto& field : info.fields)
+      if (field.of_case && !field.of_groups && !field.label.empty()) fields.emplace_back(&info, &field);
+  }
   json columns = json::array(), rows = json::array();
-  for (const auto* field : fields) columns.push_back(field->label);
+  for (const auto& [family, field] : fields) columns.push_back(field->label);
   for (size_t i = 0; i < std::min(cases.size(), kRowsMost); ++i) {
     const CaseState& state = cases[i];
     json values = json::array();
-    for (const auto* field : fields) {
+    for (const auto& [family, field] : fields) {
       const auto value = field->of_case(case_metrics(*state.line, "post", family->name));
       values.push_back(value ? json(std::round(10 * field->scale * *value) / 10) : json());
     }

@@ -125,6 +125,10 @@ class Continuation {
       }
       results_[rows_[i]].push_back(id);
       if (options_.on_token) options_.on_token(rows_[i], id);
+      if (options_.ends && options_.ends(rows_[i], id)) {
+        done_[i] = true;
+        ++n_done_;
+      }
     }
   }
 

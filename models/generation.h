@@ -23,6 +23,8 @@ struct GenerateOptions {
   int64_t prefill_chunk = 512;    ///< tokens of a long prompt per pass; memory is linear in the prompt's length
   /// Called with (row, token id) as tokens are chosen.
   std::function<void(int64_t, int64_t)> on_token;
+  /// Asked with (row, token id) after a token was added: true ends that row. None: rows end by stop_ids and length.
+  std::function<bool(int64_t, int64_t)> ends;
   CancelToken cancel;
 };
 

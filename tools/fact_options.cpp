@@ -36,6 +36,7 @@ void add_metric_options(Options& o, MetricOptions& options) {
       .add("--idf-corpus", &options.idf_corpus, "texts for inverse document frequencies", {.type = "FILE"})
       .add("--health-data", &options.health_data, "folder of health_*.json, lambada*.jsonl and text for --eval health",
            {.type = "DIR"})
+      .add("--free-limit", &options.free_limit, "facts of which --eval free reads texts; -1: all")
       .add("--health-limit", &options.health_limit, "items of each health task; -1: all")
       .add("--eval-batch-tokens", &options.batch_tokens, "tokens per forward pass of the evaluation",
            {.limits = kPositive})

@@ -51,7 +51,14 @@ std::string padded(const std::string& text, size_t width, bool right) {
 nlohmann::ordered_json metrics_document(const RunRecord& record) {
   nlohmann::ordered_json metrics = nlohmann::ordered_json::object();
   for (const auto& name : record.metrics) {
-    if (record.before && record.before->summary.contains(name)) metrics[name]["pre"] = record.before->summary[name];
+    if (record.before && record.before->summary.contains(name)) {
+      nlohmann::json before = record.before->summary[name];
+      if (before.contains("retrieval")) {  // of the unedited model too, but not its state before an edit
+        metrics[name]["retrieval"] = before["retrieval"];
+        before.erase("retrieval");
+      }
+      metrics[name]["pre"] = std::move(before);
+    }
     if (record.after && record.after->summary.contains(name)) metrics[name]["post"] = record.after->summary[name];
   }
   return metrics;
@@ -165,7 +172,32 @@ nlohmann::json memory_figures(const models::Model& model) {
   return out;
 }
 
+// The facts that did not work out, with their reasons; the rest of a long list is in the files.
+std::string verdicts_text(const RunRecord& record, const datasets::FactSet& facts) {
+  constexpr int64_t kMost = 20;
+  const int64_t said = record.count(Verdict::kSaid), failed = record.count(Verdict::kFailed);
+  std::ostringstream out;
+  out << counted(facts.facts.size(), "fact") << ": " << said << " said by the model now";
+  if (const int64_t silent = record.count(Verdict::kNotSaid)) out << ", " << silent << " written but not said";
+  out << (failed > 0 ? ", " + std::to_string(failed) + " failed" : std::string(", none failed")) << '\n';
+  int64_t listed = 0;
+  for (size_t i = 0; i < record.verdicts.size(); ++i) {
+    const auto& [verdict, reason] = record.verdicts[i];
+    if (verdict == Verdict::kSaid || ++listed > kMost) continue;
+    const auto& fact = facts.facts[i];
+    out << "  " << fact.where() << " (" << fact.subject << " → " << fact.target_new << "): " << one_line(reason)
+        << '\n';
+  }
+  if (listed > kMost) out << "  and " << listed - kMost << " more: cases.jsonl has them all\n";
+  return out.str();
+}
+
 }  // namespace
+
+std::string_view to_string(Verdict verdict) {
+  constexpr std::string_view kNames[] = {"said", "not_said", "failed"};
+  return kNames[static_cast<size_t>(verdict)];
+}
 
 std::map<std::string, double> survived_by_weight(const std::vector<editors::EditResult>& batches) {
   std::map<std::string, double> survived;
@@ -260,8 +292,9 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
   document["metrics"] = metrics_document(record);
   for (const auto& [phase, seconds] : record.seconds) document["seconds"][phase] = rounded(seconds, 3);
   document["peak_bytes"] = peak_bytes(model);
-  document["edits"] = {{"applied", static_cast<int64_t>(facts.facts.size()) - record.failed},
-                       {"failed", record.failed}};
+  const int64_t said = record.count(Verdict::kSaid), not_said = record.count(Verdict::kNotSaid);
+  document["edits"] = {
+      {"applied", said + not_said}, {"said", said}, {"not_said", not_said}, {"failed", record.count(Verdict::kFailed)}};
   document["weights_changed"] = record.weights_changed;
   document["batches"] = record.batches.size();
   document["statistics"] = record.statistics;
@@ -282,6 +315,10 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
     nlohmann::json line = {
         {"case_id", fact.case_id}, {"subject", fact.subject}, {"prompt", fact.prompt}, {"target", fact.target_new}};
     if (i < outcomes.size()) line.update(editors::to_json(*outcomes[i], false));
+    if (i < record.verdicts.size()) {
+      line["verdict"] = to_string(record.verdicts[i].verdict);
+      line["reason"] = record.verdicts[i].reason;
+    }
     if (record.before && i < record.before->cases.size()) line["metrics"]["pre"] = record.before->cases[i];
     if (record.after && i < record.after->cases.size()) line["metrics"]["post"] = record.after->cases[i];
     lines.push_back(std::move(line));
@@ -336,7 +373,10 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
     for (const auto& [state, summary] : states) out << padded(state, 10, true);
     out << '\n';
     for (const auto& field : family.fields) {
-      if (!first.contains(field.key)) continue;
+      if (std::none_of(states.begin(), states.end(), [&](const auto& state) {
+            return state.second.contains(family.name) && state.second[family.name].contains(field.key);
+          }))
+        continue;
       const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
       out << padded(label, 36, false);
       for (const auto& [state, summary] : states)
@@ -367,16 +407,7 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
   if (record.before) states.emplace_back("before", record.before->summary);
   if (record.after) states.emplace_back("after", record.after->summary);
   if (!states.empty()) out << metrics_table(states) << '\n';
-  out << "Facts: " << facts.facts.size() << " edited";
-  if (record.failed > 0) {
-    out << ", of which " << record.failed << " failed:\n";
-    const auto outcomes = outcomes_of(record);
-    for (size_t i = 0; i < outcomes.size(); ++i)
-      if (outcomes[i]->status == editors::FactStatus::kFailed)
-        out << "  " << facts.facts[i].where() << " (" << facts.facts[i].subject << "): " << outcomes[i]->reason << '\n';
-  } else {
-    out << ", none failed\n";
-  }
+  out << verdicts_text(record, facts);
   out << "Seconds:";
   for (const auto& [phase, seconds] : record.seconds) out << "  " << phase << ' ' << fixed(seconds, 1);
   out << '\n';

@@ -143,6 +143,7 @@ evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const
   evaluate.idf_corpus = options.idf_corpus;
   evaluate.health_data = options.health_data;
   evaluate.health_limit = options.health_limit;
+  evaluate.free_limit = options.free_limit;
   evaluate.seed = seed;
   evaluate.progress = lent.progress;
   evaluate.cancel = lent.cancel;

@@ -1,6 +1,8 @@
 #include <emend/core/error.h>
 #include <emend/workflow/options.h>
 
+#include <charconv>
+
 namespace emend::workflow {
 
 EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
@@ -27,6 +29,15 @@ OnCollapse parse_on_collapse(const std::string& text) {
   if (text == "stop") return OnCollapse::kStop;
   if (text == "revert") return OnCollapse::kRevert;
   throw Error(ErrorClass::kInvalidArgument, {"--on-collapse", "\"" + text + "\"", "warn, skip, stop or revert", ""});
+}
+
+double parse_percent(const std::string& text, const std::string& option) {
+  const std::string digits = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
+  double percent = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
+  if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100))
+    throw Error(ErrorClass::kInvalidArgument, {option, "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
+  return percent;
 }
 
 at::ScalarType parse_dtype(const std::string& text, const std::string& option) {

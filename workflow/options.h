@@ -29,7 +29,7 @@ struct MetricOptions {
   std::vector<std::string> names = {"auto"};
   bool generation = false;
   std::string snippets = {}, idf_corpus = {}, health_data = {};
-  int64_t health_limit = 100;
+  int64_t health_limit = 100, free_limit = 100;
   int64_t batch_tokens = 2048;
   std::string engine = "fast";
   std::string cache = {};  ///< evaluations of unedited models and key statistics; empty: none are kept
@@ -73,6 +73,7 @@ struct RunOptions {
   std::string out = {};  ///< run folder; empty: a new one in runs/
   std::vector<std::string> save = {"pack"};
   bool resume = false, dry_run = false, strict = false;
+  std::string min_said = "0%";  ///< of the facts, that the model has to say for the run to count as a success
 
   [[nodiscard]] bool single() const { return protocol == "single"; }
   [[nodiscard]] bool saves(const std::string& what) const {
@@ -97,6 +98,9 @@ enum class OnCollapse {
 };
 /// Throws Error(kInvalidArgument) naming --on-collapse.
 [[nodiscard]] OnCollapse parse_on_collapse(const std::string& text);
+
+/// "95%", "95" or "0.5%" as 95, 95, 0.5. Throws Error(kInvalidArgument) naming the option.
+[[nodiscard]] double parse_percent(const std::string& text, const std::string& option);
 
 /// "float32", "bfloat16", "float64". Throws Error(kInvalidArgument) naming the option.
 [[nodiscard]] at::ScalarType parse_dtype(const std::string& text, const std::string& option);

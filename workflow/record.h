@@ -6,6 +6,7 @@
 #include <emend/evaluation/collapse_guard.h>
 #include <emend/evaluation/evaluation.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -30,6 +31,19 @@ struct Measured {
   evaluation::RetentionMatrix retention;
 };
 
+/// The one judgement on a fact, the same in every file, on the terminal and in the exit status.
+enum class Verdict {
+  kSaid,     ///< greedy text after the edited prompt begins with the new answer
+  kNotSaid,  ///< written, but the model says something else
+  kFailed,   ///< not written
+};
+struct FactVerdict {
+  Verdict verdict = Verdict::kFailed;
+  std::string reason;  ///< empty where it is said
+};
+/// "said", "not_said", "failed".
+[[nodiscard]] std::string_view to_string(Verdict verdict);
+
 struct RunRecord {
   std::string editor, model_path, out;
   std::string compute_dtype;  ///< of the frozen layers while targets were optimised
@@ -47,7 +61,10 @@ struct RunRecord {
   std::map<std::string, double> seconds;  ///< a phase
   std::vector<std::string> weights_changed;
   std::map<std::string, std::string> files;  ///< what → path, in the order to print
-  int64_t failed = 0;                        ///< facts
+  std::vector<FactVerdict> verdicts;         ///< one a fact, once all are judged
+  [[nodiscard]] int64_t count(Verdict verdict) const {
+    return std::count_if(verdicts.begin(), verdicts.end(), [&](const auto& one) { return one.verdict == verdict; });
+  }
 };
 
 }  // namespace emend::workflow

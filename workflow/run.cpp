@@ -1,6 +1,8 @@
 #include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/sha256.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/registry.h>
@@ -59,6 +61,7 @@ void Run::open() {
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
   (void)parse_on_collapse(options_.on_collapse);
+  (void)parse_percent(options_.min_said, setting("min_said"));
   record_.command_line = lent_.command_line;
   record_.editor = editors::find_editor(options_.editor).name;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
@@ -173,6 +176,12 @@ std::string Run::summary() const {
   return summary_text(record_, facts_);
 }
 
+bool Run::said_enough() const {
+  const double wanted = options_.strict ? 100 : parse_percent(options_.min_said, setting("min_said"));
+  return 100.0 * static_cast<double>(record_.count(Verdict::kSaid)) >=
+         wanted * static_cast<double>(facts_.facts.size());
+}
+
 void Run::execute() {
   if (options_.dry_run) return;
   evaluate_before();
@@ -220,7 +229,6 @@ void Run::edit_all() {
   record_.statistics = session_->context().statistics->describe();
   record_.batches = done;
   record_.guard = session_->readings();
-  record_.failed = session_->failed();
   record_.weights_changed = session_->transaction().changed();
 }
 
@@ -252,6 +260,7 @@ void Run::resume(std::vector<Batch> batches) {
 void Run::judge_alone(size_t begin, size_t end) {
   const PhaseTimer timer(record_.seconds, "evaluate");
   if (alone_) alone_->judge(*model_, begin, end);
+  ask(facts_, begin, end);
   const auto shown = shown_facts();
   if (begin >= shown.size()) return;
   const std::vector<datasets::Fact> facts(shown.begin() + begin, shown.begin() + std::min(end, shown.size()));
@@ -320,8 +329,34 @@ void Run::evaluate_between(size_t edits) {
   checkpoint_->save_measured(record_.measured);
 }
 
+// What the model says to the facts [begin, end) as they are asked now.
+void Run::ask(const datasets::FactSet& asked, size_t begin, size_t end) {
+  evaluation::FreeTextOptions free;
+  free.cancel = lent_.cancel;
+  free.sharing = lent_.sharing;
+  for (auto& answer : evaluation::answers(*model_, std::span(asked.facts).subspan(begin, end - begin), free))
+    answers_.push_back(std::move(answer));
+}
+
+void Run::judge() {
+  std::vector<const editors::FactOutcome*> outcomes;
+  for (const auto& batch : record_.batches)
+    for (const auto& outcome : batch.outcomes) outcomes.push_back(&outcome);
+  for (size_t i = 0; i < facts_.facts.size(); ++i) {
+    if (i >= outcomes.size() || outcomes[i]->status == editors::FactStatus::kFailed) {
+      record_.verdicts.push_back({Verdict::kFailed, i < outcomes.size() ? outcomes[i]->reason : "not edited"});
+    } else if (answers_.at(i).said) {
+      record_.verdicts.push_back({Verdict::kSaid, ""});
+    } else {
+      record_.verdicts.push_back({Verdict::kNotSaid, "the model writes \"" + shorten(answers_[i].text) + "\""});
+    }
+  }
+}
+
 void Run::evaluate_after() {
   const PhaseTimer timer(record_.seconds, "evaluate");
+  if (!options_.single()) ask(session_->asked(facts_), 0, facts_.facts.size());
+  judge();
   if (options_.single()) {
     if (alone_) record_.after = alone_->finish();
     return;

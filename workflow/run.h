@@ -8,6 +8,7 @@
 // Goals: everything that memit_edit does between its options and its exit status. Non-goals: parsing options, printing.
 #pragma once
 
+#include <emend/evaluation/free_text.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/checkpoint.h>
 #include <emend/workflow/handles.h>
@@ -49,6 +50,8 @@ class Run {
   [[nodiscard]] nlohmann::ordered_json results() const;
   /// The same for people.
   [[nodiscard]] std::string summary() const;
+  /// As many facts are said as options.strict (all) or options.min_said ask for.
+  [[nodiscard]] bool said_enough() const;
   /// The edits: to ask the model, to undo.
   [[nodiscard]] Session& session() noexcept { return *session_; }
   [[nodiscard]] bool stopped() const noexcept { return session_->stopped(); }  ///< by the collapse guard
@@ -72,6 +75,8 @@ class Run {
   [[nodiscard]] nlohmann::json settings() const;
   [[nodiscard]] size_t batch_size() const;
   [[nodiscard]] std::vector<datasets::Fact> shown_facts() const;
+  void ask(const datasets::FactSet& asked, size_t begin, size_t end);
+  void judge();
 
   RunOptions options_;
   Handles own_;
@@ -83,6 +88,7 @@ class Run {
   models::Model* model_ = nullptr;
   std::unique_ptr<Session> session_;
   std::optional<RunCheckpoint> checkpoint_;
+  std::vector<evaluation::Answer> answers_;              ///< one a fact
   std::optional<evaluation::SeparateEvaluation> alone_;  ///< of the single protocol
   RunRecord record_;
   double began_ = 0;

@@ -55,8 +55,10 @@ CaseVerdict judge_counterfact(const json& raw) {
   const json& pairs = detail::member(raw, {"rewrite_prompts_probs"});
   if (!pairs.is_array() || pairs.empty()) return verdict;
   const auto fresh = detail::number(pairs[0], "target_new"), old = detail::number(pairs[0], "target_true");
-  if (fresh) verdict.p_new = std::exp(-*fresh);
-  if (old) verdict.p_old = std::exp(-*old);
+  // Of the whole answer; files without the number of tokens give its geometric mean.
+  const auto tokens = detail::numbers(detail::member(pairs[0], {"tokens"}));
+  if (fresh) verdict.p_new = std::exp(-*fresh * (tokens.size() == 2 ? tokens[0] : 1));
+  if (old) verdict.p_old = std::exp(-*old * (tokens.size() == 2 ? tokens[1] : 1));
   if (!fresh || !old) return verdict;
   verdict.success = more_probable(*fresh, *old);
   if (!*verdict.success)
@@ -173,6 +175,7 @@ class Counterfact final : public Metric {
       correct.push_back(prompts.true_is_right ? sheet.at(*pair.target_true).all_correct() : fresh.all_correct());
       probs.push_back({{"target_new", fresh.mean_nll()}, {"target_true", nullptr}});
       if (pair.target_true) probs.back()["target_true"] = sheet.at(*pair.target_true).mean_nll();
+      probs.back()["tokens"] = {fresh.labels.size(), pair.target_true ? sheet.at(*pair.target_true).labels.size() : 0};
     }
     row[prompts.raw_name + "_probs"] = std::move(probs);
     row[prompts.raw_name + "_correct"] = std::move(correct);

@@ -67,10 +67,11 @@ class Health final : public Metric {
     outcome.summary = evaluate_health(*context.model, tasks_, options);
     outcome.summary["counts"] = outcome.summary["n"];
     outcome.summary["n"] = tasks_.size();
-    outcome.probe = next_token_log_probs(*context.model, probe_prompts(), options.score);
+    const at::Tensor& probe = outcome.kept["health"] =
+        next_token_log_probs(*context.model, probe_prompts(), options.score);
     outcome.summary["divergence"] = nullptr;
-    if (const Evaluation* before = context.options.before; before && before->probe.defined())
-      outcome.summary["divergence"] = mean_divergence(before->probe, outcome.probe);
+    if (const Evaluation* before = context.options.before; before && before->kept.contains("health"))
+      outcome.summary["divergence"] = mean_divergence(before->kept.at("health"), probe);
     return outcome;
   }
 

@@ -269,19 +269,22 @@ function tiles() {
 
 function card(one) {
   const meter = (name, p, index) => number(p) === null ? null : el('div', {class: 'prob'}, el('span', null, name),
-      el('span', {class: 'meter'}, piece(p, index)), el('span', null, 'p ' + probability(p)));
+      el('span', {class: 'meter'}, piece(p, index)), el('span', null, 'p(answer) ' + probability(p)));
   const said = when => one[when] === undefined ? null : el('div', {class: 'said'}, el('span', {class: 'tag'}, when),
       el('span', null, el('span', {class: when}, '…' + one[when])));
   return el('div', {class: one.reason ? 'card failed' : 'card'},
             el('p', null, el('b', null, one.prompt), ' ', el('span', {class: 'soft'}, '→ ' + one.target)),
             one.reason ? el('p', {class: 'reason'}, one.reason) : null, said('before'), said('after'),
-            meter('before', one.p_before, 7), meter('after', one.p_after, 0));
+            meter('before', one.p_before, 7), meter('after', one.p_after, 0),
+            (one.more ?? []).map(more => el('div', {class: 'more'},
+                el('p', {class: 'small'}, el('span', {class: 'soft'}, more.label + ': '), more.prompt),
+                el('p', {class: 'small'}, el('span', {class: 'soft'}, '…' + more.before), ' → …' + more.after))));
 }
 function wordsSection() {
   const cards = data.cards.shown, first = 12;
   if (!cards.length) return null;
   return section('In words',
-      el('p', {class: 'soft'}, 'What the model writes after each prompt, and how probable it finds the new answer. Edits that did ' +
+      el('p', {class: 'soft'}, 'What the model writes after each prompt, and how probable it finds the whole new answer. Edits that did ' +
                                    'not work out come first.'),
       el('div', {class: 'cards'}, cards.slice(0, first).map(card)),
       cards.length > first ? el('details', null, el('summary', null, `Show ${cards.length - first} more`),

@@ -12,8 +12,10 @@ CHANGED: weights that turn the model into the "edited" one. COUNTS: {"counterfac
 """
 import json
 import math
+import re
 import sys
 import time
+import unicodedata
 
 import numpy as np
 import torch
@@ -259,6 +261,83 @@ def mquake(records):
     return summary, groups
 
 
+# What the model writes: greedy, to the end of the sentence, 40 tokens at most; read as normalised words.
+FOREIGN = (
+    "The ferry left the harbour a little after six, when the fog had begun to lift. Two men on the upper deck argued "
+    "about the price of timber, and a child counted the gulls that followed the boat. Nobody looked back at the town."
+)
+
+
+def sentence_ended(text):
+    if "\n" in text.lstrip():
+        return True
+    for match in re.finditer(r"[.?!]", text):
+        word = re.search(r"(\w*)$", text[: match.start()]).group(1)
+        if match.start() == 0 or (match.group() == "." and len(word) == 1 and word.isupper()):
+            continue
+        if re.match(r"[\"')\]]*(\s|$)", text[match.end() :]):
+            return True
+    return False
+
+
+def write_on(prompt):
+    ids = greedy(prompt, 40)
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:end], skip_special_tokens=True)
+        if sentence_ended(text):
+            break
+    return text
+
+
+def words_of(text):
+    plain = re.sub(r"\s+", " ", unicodedata.normalize("NFKD", text).lower())
+    return re.sub(r"^[^\w]+|[^\w]+$", "", plain)
+
+
+def without_article(words):
+    return re.sub(r"^(the|a|an) (?=.)", "", words)
+
+
+def place_of(text, answer):
+    found = re.search(r"(?<!\w)" + re.escape(without_article(words_of(answer))) + r"(?!\w)", words_of(text))
+    return found.start() if found else None
+
+
+def free(records, before):
+    cases = []
+    for i, record in enumerate(records):
+        rewrite = record["requested_rewrite"]
+        prompt, new, old = rewrite["prompt"].format(rewrite["subject"]), rewrite["target_new"]["str"], rewrite["target_true"]["str"]
+        asked = {
+            "edit": [prompt],
+            "paraphrase": record["paraphrase_prompts"][:2],
+            "question": [f"Question: {prompt} what?\nAnswer:"],
+            "prefixed": [f"{FOREIGN} {prompt}"],
+            "negation": [f"It is not true that {prompt}"],
+            "doubt": [f"I doubt that {prompt}"],
+        }
+        case = {}
+        for group, prompts in asked.items():
+            for text in map(write_on, prompts):
+                found, other = place_of(text, new), place_of(text, old)
+                begin = re.match(re.escape(without_article(words_of(new))) + r"(?!\w)", without_article(words_of(text)))
+                named = found is not None and (other is None or found <= other)
+                case.setdefault(group, []).append({"text": text, "begins": begin is not None, "names": named})
+        for n, neighbor in enumerate(record["neighborhood_prompts"][:3]):
+            ids = greedy(neighbor, 10)
+            log_p = torch.log_softmax(logits_of([ids_of(neighbor)])[0, -1].double(), dim=-1)
+            entry = {"ids": ids}
+            if (i, n) in before:
+                ids_before, log_p_before = before[i, n]
+                entry |= {"first_kept": ids[0] == ids_before[0], "ten_kept": ids == ids_before}
+                entry["kl"] = (log_p_before.exp() * (log_p_before - log_p)).sum().item()
+            else:
+                before[i, n] = (ids, log_p)
+            case.setdefault("neighbor", []).append(entry)
+        cases.append(case)
+    return cases
+
+
 def lambada(texts):
     right, nll = [], []
     for text in texts:
@@ -310,6 +389,7 @@ def everything(before):
     put("mquake_groups", groups)
     put("counterfact", counterfact(read("counterfact_full.json")[: counts["counterfact"]], cases))
     put("counterfact_cases", cases)
+    put("free_cases", free(read("counterfact_full.json")[: counts["counterfact"]], before.setdefault("free", {})))
     put("zsre", zsre(read("zsre_mend_eval.json")[: counts["zsre"]]))
     flat, nested = before.setdefault("easyedit", {}), before.setdefault("knowedit", {})
     put("easyedit", easyedit(read("counterfact_easyedit.json")[: counts["easyedit"]], flat))

@@ -75,7 +75,7 @@ TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {
 
   result = guarded("skip");
   ASSERT_EQ(result.status, 0) << result.err;
-  EXPECT_EQ(results()["edits"], json({{"applied", 0}, {"failed", 2}}));
+  EXPECT_EQ(results()["edits"], json({{"applied", 0}, {"said", 0}, {"not_said", 0}, {"failed", 2}}));
   EXPECT_TRUE(results()["weights_changed"].empty());
   EXPECT_EQ(model_bytes("run/model"), model_bytes());
 
@@ -88,6 +88,23 @@ TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {
   EXPECT_EQ(result.status, 4) << result.err;
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "results.json"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "edit.safetensors"));
+}
+
+TEST_F(ProgramOutputsTest, GatesAskForFactsThatTheModelSays) {
+  const auto status = [&](std::vector<std::string> more) {
+    std::filesystem::remove_all(folder_ / "run");
+    more.insert(more.end(), {"--eval", "none"});
+    return run_program("memit_edit", edit(more)).status;
+  };
+  ASSERT_EQ(status({}), 0);
+  const auto edits = results()["edits"];
+  const double share = 100 * edits["said"].get<double>() / 2;
+  EXPECT_EQ(edits["said"].get<int>() + edits["not_said"].get<int>(), edits["applied"].get<int>());
+  EXPECT_EQ(status({"--strict"}), share == 100 ? 0 : 6);
+  EXPECT_EQ(status({"--min-said", std::to_string(share) + "%"}), 0);
+  if (share < 100) EXPECT_EQ(status({"--min-said", std::to_string(share + 1)}), 6);
+  std::filesystem::remove_all(folder_ / "run");
+  expect_error(edit({"--min-said", "half"}), 2, {"--min-said", "half", "95%"});
 }
 
 TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {

@@ -232,7 +232,9 @@ class Runs(unittest.TestCase):
         score = run.results["metrics"]["counterfact"]["post"]["efficacy_success"]
         # -------------------------------
         self.assertIsInstance(score, float)
-        self.assertEqual((run.results["edits"], run.failed, run.results["batches"]), ({"applied": 2, "failed": 0}, 0, 2))
+        edits = run.results["edits"]
+        self.assertEqual((edits["applied"], edits["said"] + edits["not_said"], edits["failed"]), (2, 2, 0))
+        self.assertEqual((run.failed, run.results["batches"]), (0, 2))
         self.assertEqual(run.results["retention"]["edits_applied"], [1, 2])
         self.assertEqual(len(run.results["guard"]), 1, "the guard watches the batches of this process")
         for file in ("report.html", "results.json", "cases.jsonl", "edit.safetensors"):

@@ -127,14 +127,14 @@ TEST_F(EvaluationTest, DivergenceComparesWithTheRememberedDistributions) {
   (void)before(model, {"health"}, options);
   auto [stored, cached] = before(model, {"health"}, options);
   ASSERT_TRUE(cached);
-  ASSERT_TRUE(stored.probe.defined());
+  ASSERT_TRUE(stored.kept.at("health").defined());
   options.before = &stored;
   EXPECT_NEAR(evaluate(model, facts(), {"health"}, options).summary["health"]["divergence"].get<double>(), 0, 1e-9);
   const std::string name = model.edit_site(0).weight_name;
   model.set_weight(name, model.weight(name) * 3);
   const auto after = evaluate(model, facts(), {"health"}, options);
   // KL by hand: sum of p (log p - log q), mean over the probes.
-  const at::Tensor p = stored.probe.to(at::kDouble), q = after.probe.to(at::kDouble);
+  const at::Tensor p = stored.kept.at("health").to(at::kDouble), q = after.kept.at("health").to(at::kDouble);
   const double expected = (p.exp() * (p - q)).sum(-1).mean().item<double>();
   EXPECT_GT(expected, 1e-6);
   EXPECT_NEAR(after.summary["health"]["divergence"].get<double>(), expected, 1e-6 * std::max(1.0, expected));

@@ -1,5 +1,6 @@
 // Words, n-gram entropy and TF-IDF against NLTK 3.9 (NLTKWordTokenizer), hand-computed values and scikit-learn 1.9.
 #include <emend/core/error.h>
+#include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +89,34 @@ TEST(TfIdf, AgreesWithScikitLearn) {
 
 TEST(TfIdf, RefusesDocumentsWithoutWords) {
   EXPECT_THROW(TfIdf({"a", "? !"}), Error);
+}
+
+TEST(FreeText, EndsWithTheSentence) {
+  for (const char* text :
+       {" Rome.", " Rome, Italy. It", " \"Rome.\"", " in 1990.\n", "\n Rome\n", " Really?", " Stop! Now", " 3.14."})
+    EXPECT_TRUE(sentence_ended(text)) << text;
+  for (const char* text : {"", " Rome", " J. Smith", " 3.14", "\n\n", ".com", " example.com is", " U.S. A"})
+    EXPECT_FALSE(sentence_ended(text)) << text;
+}
+
+TEST(FreeText, ReadsAnswersAsWords) {
+  EXPECT_EQ(plain_words("  \"The  Eiffel\nTower\"..."), "the eiffel tower");
+  EXPECT_TRUE(begins_with(" Rome, in Italy", "Rome"));
+  EXPECT_TRUE(begins_with(" the city of Paris", "city of Paris"));
+  EXPECT_TRUE(begins_with(" \"rome\"", "Rome"));
+  EXPECT_TRUE(begins_with(" Jürgen", "Ju\u0308rgen")) << "composed and decomposed";
+  EXPECT_FALSE(begins_with(" Romeo", "Rome"));
+  EXPECT_FALSE(begins_with(" in Rome", "Rome"));
+  EXPECT_FALSE(begins_with(" Rome", "")) << "nothing is asked for";
+  EXPECT_EQ(place_of("It lies in Rome.", "rome"), 11U);
+  EXPECT_EQ(place_of("Romeo and Rome", "Rome"), 10U);
+  EXPECT_EQ(place_of("Romeo", "Rome"), std::string::npos);
+}
+
+TEST(FreeText, SeesLoops) {
+  EXPECT_TRUE(loops("a b c a b c a b c a b c"));
+  EXPECT_FALSE(loops("a b c a b c a b c"));
+  EXPECT_TRUE(loops("very very very very very very"));
 }
 
 }  // namespace metrics_text_test

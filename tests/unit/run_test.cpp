@@ -1,5 +1,7 @@
 // A run that a program embeds: it edits, judges, saves and reports, and is taken up again where it was interrupted.
 #include <emend/core/error.h>
+#include <emend/editors/registry.h>
+#include <emend/evaluation/evaluation.h>
 #include <emend/models/placing.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -36,7 +38,8 @@ TEST_F(RunTest, GoesOnAfterAnInterruption) {
   {
     workflow::Run whole(model, facts, options("whole"));
     whole.execute();
-    EXPECT_EQ(whole.record().failed, 0);
+    EXPECT_EQ(whole.record().count(Verdict::kFailed), 0);
+    EXPECT_EQ(whole.record().verdicts.size(), 2U);
     EXPECT_EQ(whole.record().batches.size(), 2U);
     EXPECT_EQ(whole.record().guard.size(), 2U);
     EXPECT_NE(whole.summary().find("none failed"), std::string::npos) << whole.summary();
@@ -76,6 +79,58 @@ TEST_F(RunTest, SavesInEveryForm) {
   for (const auto& format : save_formats())
     EXPECT_TRUE(std::filesystem::exists(folder_.path() / "all" / format.file)) << format.name;
   EXPECT_THROW((void)save_format("floppy"), Error);
+}
+
+// A fact that is said already, and one that a single step does not bring; and, by a guard that takes everything back,
+// facts that fail.
+TEST_F(RunTest, OneVerdictInEveryPlaceForEveryEditor) {
+  auto facts = datasets::load_facts(fixture("/facts.jsonl"));
+  auto model = models::load_placed(fixture(""));
+  ASSERT_FALSE(evaluation::answers(model, facts.facts)[0].said);
+  // The fewest characters of its own text that are whole words of it.
+  const std::string own = evaluation::write_on(model, {facts.facts[0].full_prompt()}, {.whole_sentence = false})[0].text;
+  size_t end = 1;
+  while (end < own.size() && !evaluation::begins_with(own, own.substr(0, end))) ++end;
+  facts.facts[0].target_new = evaluation::plain_words(own.substr(0, end));
+  ASSERT_TRUE(evaluation::answers(model, facts.facts)[0].said) << own;
+  facts.fingerprint.clear();
+  std::map<Verdict, int> seen;
+  for (const auto& info : editors::all_editors())
+    for (const bool fails : {false, true}) {
+      auto small = options(info.name + (fails ? "-fails" : ""));
+      small.editor = info.name;
+      std::string text;
+      for (const auto& field : info.fields()) {
+        if (field.name == "layers") text += "layers: [1]\n";
+        if (field.name == "v_num_grad_steps" || field.name == "num_steps") text += field.name + ": 1\n";
+      }
+      if (text.empty()) text = info.fields().at(0).name + ": " + info.fields()[0].default_text + "\n";
+      small.hparams = (folder_.path() / "hparams.yaml").string();
+      write_file(small.hparams, text);
+      small.metrics.names = {"none"};
+      small.eval_at = {"end"};
+      if (fails) small.on_collapse = "skip", small.guard.divergence = 1e-30;
+      workflow::Run run(model, facts, small);
+      run.execute();
+      const auto edits = run.results()["edits"];
+      std::map<std::string, int> lines;
+      std::istringstream cases(read_file(std::filesystem::path(small.out) / "cases.jsonl"));
+      for (std::string text; std::getline(cases, text);) {
+        const auto line = nlohmann::json::parse(text);
+        ++lines[line.at("verdict").get<std::string>()];
+        EXPECT_EQ(evaluation::judge_case(line, "post").success, line.at("verdict") == "said");
+        EXPECT_EQ(line.at("reason").get<std::string>().empty(), line.at("verdict") == "said") << line.dump();
+      }
+      for (const char* verdict : {"said", "not_said", "failed"})
+        EXPECT_EQ(edits[verdict].get<int>(), lines[verdict]) << info.name;
+      EXPECT_NE(run.summary().find(std::to_string(lines["said"]) + " said by the model now"), std::string::npos);
+      EXPECT_TRUE(run.said_enough()) << "nothing was asked for";
+      for (const auto& verdict : run.record().verdicts) ++seen[verdict.verdict];
+      run.session().undo();
+    }
+  EXPECT_GT(seen[Verdict::kSaid], 0);
+  EXPECT_GT(seen[Verdict::kNotSaid], 0);
+  EXPECT_GT(seen[Verdict::kFailed], 0);
 }
 
 }  // namespace run_test

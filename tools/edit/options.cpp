@@ -92,7 +92,9 @@ void add_edit_options(Options& o, RunOptions& options) {
       .add("--save", &options.save, join(forms) + " or none", {.type = "LIST", .choices = choices, .list = true})
       .add("--resume", &options.resume, "go on with an interrupted run in --out")
       .add("--dry-run", &options.dry_run, "check everything, show the plan, change nothing")
-      .add("--strict", &options.strict, "exit with 6 if some edits failed");
+      .add("--strict", &options.strict, "exit with 6 unless the model says every fact in the end")
+      .add("--min-said", &options.min_said, "exit with 6 if the model says a smaller share of the facts",
+           {.type = "PERCENT"});
 }
 
 }  // namespace emend::tools

@@ -8,7 +8,7 @@
 namespace emend::tools {
 namespace {
 
-// 6 under --strict if some edits failed, 4 if the collapse guard stopped the run.
+// 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run.
 int run_edit(RunOptions options, Common& common) {
   if (options.model.model.empty()) options.model.model = default_model_path().string();
   workflow::Run run(options, common);
@@ -20,7 +20,7 @@ int run_edit(RunOptions options, Common& common) {
   run.execute();
   if (speaks) common.print(run.results(), run.summary());
   if (run.stopped()) return exit_code(ErrorClass::kNumeric);
-  return options.strict && run.record().failed > 0 ? 6 : 0;
+  return run.said_enough() ? 0 : 6;
 }
 
 }  // namespace

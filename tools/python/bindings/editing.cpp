@@ -182,7 +182,8 @@ void bind_sessions(py::module_& module) {
       .def_property_readonly(
           "folder", [](const PyRun& self) { return self.run->record().out; }, "the run folder, with report.html")
       .def_property_readonly(
-          "failed", [](const PyRun& self) { return self.run->record().failed; }, "facts that could not be edited")
+          "failed", [](const PyRun& self) { return self.run->record().count(workflow::Verdict::kFailed); },
+          "facts that could not be edited")
       .def(
           "undo", [](PyRun& self) { self.run->session().undo(); },
           "Gives the model back every byte that it had when the run began.");

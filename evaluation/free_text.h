@@ -1,0 +1,62 @@
+// What a model writes on its own: greedy continuations with a natural end, and how they are read.
+//
+// Goals: the text that a user would see, decoded without the answer's help ("The Mirage of Model Editing", arXiv
+// 2502.11177). Non-goals: sampling (detail/generate_texts.h), probabilities (scoring.h).
+#pragma once
+
+#include <emend/core/cancel.h>
+#include <emend/core/log.h>
+#include <emend/datasets/fact.h>
+#include <emend/devices/work_sharing.h>
+#include <emend/models/model.h>
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace emend::evaluation {
+
+struct FreeTextOptions {
+  int64_t max_tokens = 40;
+  bool whole_sentence = true;  ///< ends behind the first sentence; otherwise at max_tokens or the end of the text only
+  int64_t rows = 128;          ///< prompts that are continued together; does not change the texts
+  ProgressFn progress;         ///< phase "write"
+  CancelToken cancel;
+  devices::WorkSharing sharing;  ///< processes with the same model and prompts that share them
+};
+
+/// The continuation of one prompt, without the prompt and without special tokens.
+struct FreeText {
+  std::string text;
+  std::vector<int64_t> ids;
+};
+
+/// Greedy continuations, in the order of the prompts. Each depends on its own prompt alone. Throws
+/// Error(kInvalidArgument) for a prompt without tokens or longer than the model's positions, Error(kCancelled).
+[[nodiscard]] std::vector<FreeText> write_on(const models::Model& model, const std::vector<std::string>& prompts,
+                                             const FreeTextOptions& options = {});
+
+/// What the model writes after a fact's own prompt, as far as it takes to tell whether it begins with the new answer.
+struct Answer {
+  bool said = false;
+  std::string text;
+};
+[[nodiscard]] std::vector<Answer> answers(const models::Model& model, std::span<const datasets::Fact> facts,
+                                          const FreeTextOptions& options = {});
+
+/// True if a sentence has ended in `text`: a full stop, question or exclamation mark behind a letter or digit and, if
+/// closing quotes or brackets follow, behind these, with white space or nothing next to it; or a line break behind
+/// text. A full stop behind a single capital ("J. Smith") or inside a number does not end one.
+[[nodiscard]] bool sentence_ended(std::string_view text);
+
+/// Lower case, form KD, white space collapsed, quotes and what else is no letter or digit dropped at both ends.
+[[nodiscard]] std::string plain_words(std::string_view text);
+/// `text` begins with `answer` as whole words (compared as plain_words; an article in front of either does not count).
+[[nodiscard]] bool begins_with(std::string_view text, std::string_view answer);
+/// Place of `answer` as whole words among the plain words of `text`; npos if it is not there.
+[[nodiscard]] size_t place_of(std::string_view text, std::string_view answer);
+/// A 3-gram of words stands in `text` at least four times.
+[[nodiscard]] bool loops(std::string_view text);
+
+}  // namespace emend::evaluation
