@@ -231,14 +231,16 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   if (!pack.id.empty() && in_force(pack.id))
     refuse("the edit " + pack.id + " is already in force", "", "revert it first, or apply another pack");
   if (options.force || pack.base_fingerprint == fingerprint) return;
-  for (const auto& accepted : options.accepted_bases)
-    if (accepted.size() >= kShortest &&
-        (pack.base_fingerprint.starts_with(accepted) || pack.root().starts_with(accepted)))
-      return;
-  if (pack.root() != (here.base.empty() ? fingerprint : here.base)) {
+  const std::string& own = here.base.empty() ? fingerprint : here.base;
+  bool same_base = pack.root() == own;
+  for (const auto& accepted : options.accepted_bases) {
+    if (accepted.size() < kShortest) continue;
+    if (pack.base_fingerprint.starts_with(accepted)) return;
+    same_base = same_base || pack.root().starts_with(accepted);
+  }
+  if (!same_base) {
     const std::string base = pack.root().substr(0, 12);
-    refuse("a pack made for the model " + base,
-           "one for this model, " + (here.base.empty() ? fingerprint : here.base).substr(0, 12),
+    refuse("a pack made for the model " + base, "one for this model, " + own.substr(0, 12),
            "use the pack's own model; if this is the same model in another form, accept that base by name (" +
                setting("accept_base", base) + ") or use " + setting("force"));
   }
