@@ -2,10 +2,9 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <signal.h>
+#include <emend/core/staged.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <tuple>
 
@@ -57,26 +56,6 @@ std::string kind_of_name(const std::string& name) {
   if (is_hex(stem, 64)) return "statistics";
   if (stem.starts_with(kBefore) && is_hex(stem.substr(kBefore.size()), 32)) return "evaluation";
   return "";
-}
-
-// The process that wrote "<name>.tmp-<pid>-<n>"; 0 if the name is another one.
-long writer_of(const std::string& name) {
-  const size_t at = name.rfind(".tmp-");
-  if (at == std::string::npos) return 0;
-  const size_t pid = at + 5, dash = name.find('-', pid);
-  constexpr const char* kDigits = "0123456789";
-  if (dash == std::string::npos || dash == pid || dash + 1 == name.size() || dash - pid > 10 ||
-      name.find_first_not_of(kDigits, pid) != dash || name.find_first_not_of(kDigits, dash + 1) != std::string::npos)
-    return 0;
-  return std::stol(name.substr(pid, dash - pid));
-}
-
-bool is_abandoned(const fs::directory_entry& entry, std::chrono::seconds age) {
-  const long pid = writer_of(entry.path().filename().string());
-  if (pid <= 0 || ::kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) return false;
-  std::error_code error;
-  const auto written = entry.last_write_time(error);
-  return !error && fs::file_time_type::clock::now() - written >= age;
 }
 
 // Calls `visit` for the regular files in `folder` and below; links are not followed.
@@ -198,16 +177,6 @@ uint64_t cache_limit() {
                   {"EMEND_CACHE_GIB", "\"" + std::string(text) + "\"", "a number of GiB; 0: no bound", ""});
   }
   return gib > 0 ? static_cast<uint64_t>(gib * (uint64_t{1} << 30)) : UINT64_MAX;
-}
-
-size_t remove_abandoned(const fs::path& folder, std::chrono::seconds age) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  each_file(folder, error, [&](const fs::directory_entry& file) {
-    if (is_abandoned(file, age)) found.push_back(file.path());
-  });
-  for (const auto& path : found) fs::remove(path, error);
-  return found.size();
 }
 
 }  // namespace emend

@@ -11,7 +11,6 @@
 
 #include <emend/core/safetensors.h>
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -57,9 +56,5 @@ std::vector<CacheEntry> prune_cache(const std::filesystem::path& folder, uint64_
 /// What a cache folder may hold: $EMEND_CACHE_GIB, 20 GiB unless it is set; without bound if that is 0.
 /// Throws Error(kInvalidArgument) for anything else than a number.
 [[nodiscard]] uint64_t cache_limit();
-
-/// Removes temporaries of AtomicFile in a folder and below it whose process no longer lives and that are older than
-/// `age`. Errors are ignored: they are only in the way. Returns how many.
-size_t remove_abandoned(const std::filesystem::path& folder, std::chrono::seconds age = std::chrono::hours(1));
 
 }  // namespace emend

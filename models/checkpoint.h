@@ -69,8 +69,8 @@ struct LoadOptions {
 [[nodiscard]] Model load_model(const std::string& path_or_name, const LoadOptions& options = {});
 
 /// Writes a Hugging Face folder (config.json, model*.safetensors with index when sharded, tokenizer files) that
-/// transformers loads, atomically file by file, config last. Weights keep the dtype of the checkpoint's file where that
-/// is float32, float16 or bfloat16 (GGUF: `dtype`, default float32); files without a changed tensor are hard-linked or
+/// transformers loads, whole or not at all; the folder's older model goes. Weights keep the dtype of the checkpoint's
+/// file where that is float32, float16 or bfloat16 (GGUF: `dtype`, default float32); files without a changed tensor are
 /// copied. Returns the names of the tensors whose bytes differ from the checkpoint's.
 std::vector<std::string> save_model(const Model& model, const std::filesystem::path& folder,
                                     std::optional<at::ScalarType> dtype = std::nullopt);

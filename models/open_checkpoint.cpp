@@ -3,6 +3,7 @@
 #include <emend/models/checkpoint.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
+#include <emend/models/hub_name.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -60,6 +61,23 @@ fs::path find_snapshot(const fs::path& repository) {
 }
 
 }  // namespace
+
+std::string hub_name(const fs::path& folder) {
+  std::error_code error;
+  fs::path path = fs::canonical(folder, error);
+  constexpr std::string_view kPrefix = "models--";
+  std::string name = path.parent_path().parent_path().filename().string();
+  if (error || path.parent_path().filename() != "snapshots" || !name.starts_with(kPrefix)) return "";
+  name.erase(0, kPrefix.size());
+  if (const size_t dashes = name.find("--"); dashes != std::string::npos) name.replace(dashes, 2, "/");
+  return name;
+}
+
+std::string model_name(const fs::path& path) {
+  if (const auto hub = hub_name(path); !hub.empty()) return hub;
+  const fs::path last = path.has_filename() ? path : path.parent_path();
+  return (last.extension() == ".gguf" ? last.stem() : last.filename()).string();
+}
 
 std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name) {
   const fs::path path(path_or_name);

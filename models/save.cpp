@@ -1,13 +1,13 @@
 // Writing a model as a Hugging Face folder.
 //
 // A tensor counts as changed when its weight differs from what the checkpoint gives in the model's own dtype: loading a
-// float32 file in bfloat16 changes nothing by itself. Files without a changed tensor are linked; changed ones keep
-// their layout and every other byte. config.json comes last, so that a folder that was not finished is not a model.
+// float32 file in bfloat16 changes nothing by itself. Files without a changed tensor are copied; changed ones keep
+// their layout and every other byte.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/core/link_or_copy.h>
+#include <emend/core/staged.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_folder.h>
@@ -15,7 +15,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <set>
 
 namespace emend::models {
 namespace {
@@ -39,24 +38,6 @@ bool is_changed(const at::Tensor& weight, const at::Tensor& original) {
   return !at::equal(devices::to_host(weight.detach()), original.to(weight.scalar_type()));
 }
 
-void prepare_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error || !fs::is_directory(folder))
-    throw Error(ErrorClass::kIo, {folder.string(), "cannot create the folder (" + error.message() + ")", "",
-                                  "check the path and its permissions"});
-}
-
-// Weight files of an earlier save that the new one does not overwrite would make the folder ambiguous.
-void remove_stale(const fs::path& folder, const std::set<std::string>& written) {
-  std::vector<fs::path> stale;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (detail::is_weight_file(name) && !written.count(name)) stale.push_back(entry.path());
-  }
-  for (const fs::path& path : stale) fs::remove(path);
-}
-
 // One weight file of the checkpoint; returns the names of its changed tensors and adds its bytes to `total`.
 std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoint::Shard& shard,
                                     const fs::path& target, std::optional<at::ScalarType> dtype, uint64_t& total) {
@@ -74,7 +55,7 @@ std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoi
     changed.push_back(name);
   }
   if (changed.empty()) {
-    link_or_copy(shard.path, target);
+    clone_file(shard.path, target);
   } else if (!converted) {
     patch_safetensors(shard.path, target, replaced);
   } else {
@@ -89,21 +70,17 @@ std::vector<std::string> save_shard(const Model& model, const detail::HfCheckpoi
 std::vector<std::string> save_from_folder(const Model& model, const detail::HfCheckpoint& source,
                                           const fs::path& folder, std::optional<at::ScalarType> dtype) {
   std::vector<std::string> changed;
-  std::set<std::string> written;
   uint64_t total = 0;
   for (const auto& shard : source.shards()) {
     const std::string name = shard.path.filename().string();
     for (auto& tensor : save_shard(model, shard, folder / name, dtype, total)) changed.push_back(std::move(tensor));
-    written.insert(name);
   }
   if (source.index()) {
     nlohmann::json index = *source.index();
     if (dtype) index["metadata"]["total_size"] = total;
     const std::string name = "model.safetensors.index.json";
     write_file(folder / name, index.dump(2) + "\n");
-    written.insert(name);
   }
-  remove_stale(folder, written);
   detail::copy_companions(source.path(), folder);
   write_file(folder / "config.json", detail::config_text(source.config_text(), dtype));
   return changed;
@@ -118,9 +95,8 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
     if (is_changed(weight, model.checkpoint().read(name))) changed.push_back(name);
     sizes.emplace_back(name, static_cast<uint64_t>(weight.numel()) * c10::elementSize(dtype));
   }
-  remove_stale(folder, detail::write_weight_files(folder, sizes, kShardBytes, [&](const std::string& name) {
-                 return as_stored(model.weight(name), dtype, name);
-               }));
+  detail::write_weight_files(folder, sizes, kShardBytes,
+                             [&](const std::string& name) { return as_stored(model.weight(name), dtype, name); });
   if (model.has_tokenizer()) save_tokenizer(model.tokenizer(), folder);
   write_file(folder / "config.json", detail::config_text(model.checkpoint().config().dump(2), dtype));
   return changed;
@@ -133,10 +109,15 @@ std::vector<std::string> save_model(const Model& model, const fs::path& folder, 
     throw Error(ErrorClass::kInvalidArgument,
                 {"save_model", std::string("dtype ") + c10::toString(*dtype), "float32, float16 or bfloat16", ""});
   const at::NoGradGuard no_grad;
-  prepare_folder(folder);
-  if (const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&model.checkpoint()))
-    return save_from_folder(model, *source, folder, dtype);
-  return save_from_other(model, folder, dtype.value_or(at::kFloat));
+  std::vector<std::string> changed;
+  const auto write = [&](const fs::path& staged) {
+    fs::create_directory(staged);
+    const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&model.checkpoint());
+    changed = source ? save_from_folder(model, *source, staged, dtype)
+                     : save_from_other(model, staged, dtype.value_or(at::kFloat));
+  };
+  write_whole(folder, write, detail::is_model_file);
+  return changed;
 }
 
 }  // namespace emend::models

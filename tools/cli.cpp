@@ -2,6 +2,7 @@
 
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/devices/placement.h>
@@ -14,6 +15,7 @@
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <system_error>
 
 #include "help.h"
 #include "programs.h"
@@ -69,6 +71,7 @@ void install_signal_handlers(CancelToken& cancel) {
 void open_handles(Common& common) {
   std::vector<std::shared_ptr<LogSink>> sinks = {
       make_terminal_sink(common.quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2))};
+  common.log = Log(sinks);  // which says what is wrong with the other one
   if (!common.log_file.empty()) sinks.push_back(make_json_lines_sink(common.log_file));
   common.log = Log(std::move(sinks));
   if (!common.quiet) common.progress = make_progress(2);
@@ -108,6 +111,13 @@ int run_guarded(const VerbRun& run, Common& common) {
   } catch (const std::bad_alloc&) {
     return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
                                                       "use a smaller --batch-size or a smaller model"}));
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(common, Error(ErrorClass::kIo, {error.path1().string(), error.code().message(), "a place to work in",
+                                                  "check the path, its permissions and the space"}));
+  } catch (const std::system_error& error) {
+    return report(common,
+                  Error(ErrorClass::kDevice, {"system", error.what(), "the threads and memory that the work needs",
+                                              "raise the limits of the process (ulimit -a)"}));
   } catch (const c10::Error& error) {
     common.log.error("error", std::string("internal error: ") + error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -265,6 +275,7 @@ void require_new(const std::string& path, bool force) {
   if (std::filesystem::exists(path) && !force)
     throw Error(ErrorClass::kInvalidArgument,
                 {path, "it exists already", "a new path", "choose another, or replace it with --force"});
+  remove_abandoned_of(path);
 }
 
 static int run_verb(const Verb& verb, const std::vector<std::string>& words, const std::string& usage,

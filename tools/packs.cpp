@@ -13,25 +13,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void read_model(EditSource& source, const Common& common) {
+void read_model(EditSource& source) {
   source.kind = "model";
   source.checkpoint = models::open_checkpoint(source.name);
   const fs::path folder = source.checkpoint->path();
   source.pack.facts = nlohmann::json::array();
-  if (!fs::exists(folder / ".emend" / "ledger.json")) {
-    source.pack.base_fingerprint = models::model_fingerprint(*source.checkpoint);
-    return;
-  }
-  const editors::Ledger ledger(folder, common.log);
-  std::vector<editors::NamedPack> packs;
-  for (const auto& entry : ledger.entries()) {
-    if (!entry.active) continue;
-    source.ids.push_back(entry.id);
-    packs.push_back({entry.id, editors::load_pack(ledger.pack_path(entry.id))});
-    packs.back().pack.base_fingerprint = ledger.base_fingerprint();  // what the ledger accepted
-  }
+  const auto packs = editors::packs_in_force(folder);
+  for (const auto& [name, pack] : packs) source.ids.push_back(pack.id);
   if (!packs.empty()) source.pack = editors::merge_packs(packs, editors::OnConflict::kSum).pack;
-  source.pack.base_fingerprint = ledger.base_fingerprint();
+  const auto base = editors::lineage_of(folder).base;
+  source.pack.base_fingerprint = base.empty() ? models::model_fingerprint(*source.checkpoint) : base;
 }
 
 // "98.7 % of the change survived" of the weight that kept least, or nothing if no rounding was recorded.
@@ -55,7 +46,8 @@ void add_base_options(Options& o, editors::ApplyPackOptions& options, const std:
   o.add("--force", &options.force, force_help)
       .add("--accept-base", &options.accepted_bases,
            "accept packs for the model with this fingerprint (8 digits or more): the same model in another form",
-           {.type = "FINGERPRINT"});
+           {.type = "FINGERPRINT"})
+      .add("--allow-conflicts", &options.allow_conflicts, kAllowConflicts);
 }
 
 std::string EditSource::summary() const {
@@ -67,7 +59,7 @@ std::string EditSource::summary() const {
   return text;
 }
 
-EditSource open_edit_source(const std::string& name, const Common& common) {
+EditSource open_edit_source(const std::string& name) {
   EditSource source;
   source.name = name;
   const fs::path path(name);
@@ -81,7 +73,7 @@ EditSource open_edit_source(const std::string& name, const Common& common) {
     source.kind = "pack";
     source.pack = editors::load_pack(path);
   } else {
-    read_model(source, common);
+    read_model(source);
   }
   return source;
 }

@@ -18,7 +18,10 @@ using workflow::Packs;
 void add_pack_option(Options& o, std::vector<std::string>& packs,
                      const std::string& what = "apply this edit pack first (repeatable)");
 
-/// Adds --force (with this help) and --accept-base.
+inline constexpr const char* kAllowConflicts =
+    "put packs together that do not go together (one question with two answers, a fact in both, …)";
+
+/// Adds --force (with this help), --accept-base and --allow-conflicts.
 void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help);
 
 /// What a path names when edits are compared: a pack, the run that made one, or a model with the edits in force in it.
@@ -39,6 +42,6 @@ struct EditSource {
 
 /// A pack file, a run folder, a model folder (with its ledger), a GGUF file or ORG/NAME.
 /// Throws Error(kNotFound) for anything else, and what load_pack and open_checkpoint throw.
-[[nodiscard]] EditSource open_edit_source(const std::string& name, const Common& common);
+[[nodiscard]] EditSource open_edit_source(const std::string& name);
 
 }  // namespace emend::tools

@@ -7,6 +7,7 @@
 #include <emend/hparams/machine.h>
 #include <emend/hparams/preset.h>
 #include <emend/models/family.h>
+#include <emend/models/hub_name.h>
 #include <emend/workflow/inputs.h>
 
 #include <algorithm>
@@ -277,9 +278,8 @@ std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOption
 }
 
 std::string short_model_name(const models::Checkpoint& checkpoint) {
-  const auto path = checkpoint.path();
-  auto name = path.extension() == ".gguf" ? path.stem().string() : path.filename().string();
-  return name.empty() ? path.parent_path().filename().string() : name;
+  const std::string name = models::model_name(checkpoint.path());
+  return name.substr(name.rfind('/') + 1);
 }
 
 }  // namespace emend::workflow

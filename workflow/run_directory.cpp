@@ -1,7 +1,7 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/core/utf8.h>
 #include <emend/workflow/run_directory.h>
 #include <fcntl.h>

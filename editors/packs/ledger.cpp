@@ -2,12 +2,13 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
-#include <emend/core/link_or_copy.h>
 #include <emend/core/safetensors.h>
-#include <emend/core/sha256.h>
+#include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/hub_name.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -22,6 +23,8 @@ namespace {
 
 constexpr int kLedgerVersion = 1;
 constexpr size_t kIdDigits = 12;
+constexpr const char *kFolder = ".emend", *kPacks = ".emend/packs", *kState = "ledger.json",
+                     *kOriginals = "originals.safetensors";
 
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
@@ -131,7 +134,8 @@ StoredState read_state(const std::filesystem::path& path) {
                          entry.at("weights").get<std::vector<std::string>>(),
                          entry.at("applied_at").get<std::string>(),
                          entry.value("runtime", false),
-                         entry.value("survived", 1.0)};
+                         entry.value("survived", 1.0),
+                         entry.value("under", std::vector<std::string>())};
     }
     state.active = read_ids(json.at("active"), state);
     if (json.contains("pending")) state.pending = read_ids(json.at("pending"), state);
@@ -145,30 +149,115 @@ StoredState read_state(const std::filesystem::path& path) {
   }
 }
 
+// Everything a change of weights needs, before any of it is seen: new weight files and the new state.
+class StagedChange {
+ public:
+  StagedChange(std::filesystem::path folder, std::filesystem::path ledger, std::filesystem::path place)
+      : folder_(std::move(folder)), ledger_(std::move(ledger)), staged_(std::move(place)) {
+    std::filesystem::create_directory(staged_);
+  }
+  ~StagedChange() {
+    std::error_code ignored;
+    std::filesystem::remove_all(staged_, ignored);
+  }
+  StagedChange(const StagedChange&) = delete;
+  StagedChange& operator=(const StagedChange&) = delete;
+
+  void patch(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& values) {
+    patch_safetensors(file, staged_ / file.filename(), values);
+    files_.push_back(file.filename());
+  }
+  // Once `announced`, the next process to open the ledger finishes what this one does not.
+  void commit(const std::string& pending, const std::string& state, bool& announced) const {
+    write_file(staged_ / kState, state);
+    write_file(ledger_ / kState, pending);
+    announced = true;
+    for (const auto& file : files_) move(staged_ / file, folder_ / file);
+    move(staged_ / kState, ledger_ / kState);
+  }
+
+ private:
+  void move(const std::filesystem::path& from, const std::filesystem::path& to) const {
+    std::error_code error;
+    std::filesystem::rename(from, to, error);
+    if (error)
+      throw Error(ErrorClass::kIo,
+                  {to.string(), "cannot be replaced (" + error.message() + ")", "a folder that stays where it is",
+                   "the change is finished when the folder is opened again"});
+  }
+
+  std::filesystem::path folder_, ledger_, staged_;
+  std::vector<std::filesystem::path> files_;
+};
+
+// The ledger has accepted the pack, whatever it was made for.
+void rebase(EditPack& pack, const std::string& base) {
+  pack.base_fingerprint = base;
+  if (!pack.under.edits.empty()) pack.under.base = base;
+}
+
+std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
+  std::vector<NamedPack> packs;
+  for (const auto& id : lineage.edits) {
+    packs.push_back({"edit " + id, load_pack(ledger / "packs" / (id + ".safetensors"))});
+    rebase(packs.back().pack, lineage.base);
+  }
+  return packs;
+}
+
 }  // namespace
 
 std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::path& model_folder) {
   std::vector<std::filesystem::path> packs;
-  const auto ledger = model_folder / ".emend";
-  if (!std::filesystem::exists(ledger / "ledger.json")) return packs;
-  const StoredState state = read_state(ledger / "ledger.json");
+  const auto ledger = model_folder / kFolder;
+  if (!std::filesystem::exists(ledger / kState)) return packs;
+  const StoredState state = read_state(ledger / kState);
   for (const auto& id : state.active)
     if (state.known.at(id).runtime) packs.push_back(ledger / "packs" / (id + ".safetensors"));
   return packs;
 }
 
+Lineage lineage_of(const std::filesystem::path& model_folder) {
+  const auto path = model_folder / kFolder / kState;
+  std::error_code error;
+  if (model_folder.empty() || !std::filesystem::exists(path, error)) return {};
+  StoredState state = read_state(path);
+  return {std::move(state.base), std::move(state.active)};
+}
+
+std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder) {
+  return load_packs(model_folder / kFolder, lineage_of(model_folder));
+}
+
 Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
-    : folder_(std::move(model_folder)), ledger_(folder_ / ".emend"), log_(log) {
+    : folder_(std::move(model_folder)), ledger_(folder_ / kFolder), log_(log) {
   if (!std::filesystem::is_directory(folder_))
-    throw Error(ErrorClass::kNotFound, {folder_.string(), "not a model folder", "a Hugging Face folder",
-                                        "a GGUF file has no ledger: write the edited model elsewhere with --out"});
-  lock();
-  try {
-    open();
-  } catch (...) {
-    ::close(lock_);
-    throw;
+    throw Error(ErrorClass::kNotFound,
+                {folder_.string(), "not a model folder", "a Hugging Face folder",
+                 "a GGUF file has no ledger: write the edited model elsewhere (" + setting("out") + ")"});
+  open();
+}
+
+// Without a ledger there is nothing to finish, and nothing is written before the first change. A folder that cannot be
+// written is read as it is.
+void Ledger::open() {
+  std::error_code error;
+  const bool there = std::filesystem::exists(std::filesystem::symlink_status(ledger_, error));
+  if (lock_.fd < 0 && there && ::access(ledger_.c_str(), W_OK) == 0) lock();
+  const auto state_path = ledger_ / kState;
+  if (!std::filesystem::exists(state_path, error)) {
+    base_ = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
+    return;
   }
+  StoredState state = read_state(state_path);
+  base_ = state.base;
+  active_ = state.active;
+  known_ = std::move(state.known);
+  if (lock_.fd < 0) return;
+  remove_unknown();
+  if (!state.pending) return;
+  log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
+  change(*state.pending);
 }
 
 void Ledger::lock() {
@@ -177,37 +266,43 @@ void Ledger::lock() {
     throw Error(ErrorClass::kInvalidArgument,
                 {ledger_.string(), "a symbolic link", "the folder's own ledger", "remove the link"});
   std::filesystem::create_directories(ledger_ / "packs", error);
-  lock_ = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (lock_ < 0)
-    throw Error(ErrorClass::kIo, {ledger_.string(), "cannot write to the model folder", "a writable folder",
-                                  "copy the model, or use --out"});
-  if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return;
-  ::close(lock_);
-  throw Error(ErrorClass::kInvalidArgument,
-              {folder_.string(), "another process is changing this model", "", "wait for it to end"});
+  lock_.fd = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (lock_.fd < 0)
+    throw Error(ErrorClass::kIo,
+                {folder_.string(), std::string("cannot write to the model folder (") + std::strerror(errno) + ")",
+                 "a writable folder", "copy the model, or write the edited one elsewhere (" + setting("out") + ")"});
+  if (::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
+    throw Error(ErrorClass::kInvalidArgument,
+                {folder_.string(), "another process is changing this model", "", "wait for it to end"});
+  remove_abandoned(folder_, std::chrono::seconds(0));  // of a change that was interrupted
 }
 
-void Ledger::open() {
-  remove_abandoned(folder_, std::chrono::seconds(0));  // of a change that was interrupted
-  const auto state_path = ledger_ / "ledger.json";
-  if (!std::filesystem::exists(state_path)) {
-    base_ = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
-    return;
-  }
-  StoredState state = read_state(state_path);
-  base_ = state.base;
-  active_ = state.active;
-  known_ = std::move(state.known);
-  if (!state.pending) return;
-  log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
-  change(*state.pending);
+// Before the first write: the lock, and what others wrote while there was none.
+void Ledger::begin_change() {
+  if (const auto name = models::hub_name(folder_); !name.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {name, "a model in the Hugging Face cache, which other programs share", "a folder of its own",
+                 "write the edited model elsewhere (" + setting("out", "DIR") + ")"});
+  if (lock_.fd >= 0) return;
+  lock();
+  open();
+}
+
+// What changes left that did not come to pass.
+void Ledger::remove_unknown() const {
+  std::error_code error;
+  if (known_.empty()) std::filesystem::remove(ledger_ / kOriginals, error);
+  for (std::filesystem::directory_iterator it(ledger_ / "packs", error), end; !error && it != end; it.increment(error))
+    if (!known_.contains(it->path().stem().string())) std::filesystem::remove(it->path(), error);
+}
+
+Ledger::Descriptor::~Descriptor() {
+  if (fd >= 0) ::close(fd);
 }
 
 Ledger::~Ledger() {
-  if (lock_ < 0) return;
   std::error_code ignored;
-  if (known_.empty()) std::filesystem::remove_all(ledger_, ignored);  // nothing was ever applied: leave no trace
-  ::close(lock_);
+  if (lock_.fd >= 0 && known_.empty()) std::filesystem::remove_all(ledger_, ignored);  // never used: leave no trace
 }
 
 std::vector<LedgerEntry> Ledger::entries() const {
@@ -221,13 +316,9 @@ std::vector<LedgerEntry> Ledger::entries() const {
   return list;
 }
 
-std::filesystem::path Ledger::pack_path(const std::string& id) const {
-  return ledger_ / "packs" / (id + ".safetensors");
-}
-
 std::string Ledger::resolve(const std::string& id_or_path) const {
   std::string wanted = id_or_path;
-  if (std::filesystem::is_regular_file(id_or_path)) wanted = sha256_hex(read_file(id_or_path)).substr(0, kIdDigits);
+  if (std::filesystem::is_regular_file(id_or_path)) wanted = pack_id(id_or_path);
   std::vector<std::string> matches;
   for (const auto& [id, entry] : known_)
     if (id.rfind(wanted, 0) == 0) matches.push_back(id);
@@ -238,55 +329,101 @@ std::string Ledger::resolve(const std::string& id_or_path) const {
                list.empty() ? "an edit of this model; it has none" : "one of " + list, "emend list shows them"});
 }
 
-std::string Ledger::apply(const std::filesystem::path& pack_file, const ApplyPackOptions& options) {
-  const EditPack pack = load_pack(pack_file);
-  const std::string id = sha256_hex(read_file(pack_file)).substr(0, kIdDigits);
-  if (std::find(active_.begin(), active_.end(), id) != active_.end())
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the edit " + id + " is already in force", "",
-                                               "revert it first, or apply another pack"});
-  require_base(pack, base_, options, pack_file.string());
+LedgerEntry Ledger::examine(const EditPack& pack) const {
   LedgerEntry entry;
-  entry.id = id;
+  entry.id = pack.id;
   entry.editor = pack.editor;
   entry.facts = static_cast<int64_t>(pack.facts.size());
   for (const auto& fact : pack.facts)
     if (entry.subjects.size() < 3) entry.subjects.push_back(fact.value("subject", ""));
   for (const auto& delta : pack.deltas) entry.weights.push_back(delta.weight);
   entry.runtime = !pack.runtime.empty();
+  entry.under = pack.under.edits;
+  entry.applied_at = now_text();
   const auto files = files_of(folder_);
   Rounding rounding;
-  for (const auto& delta : pack.deltas) {  // shapes are checked before anything is written
+  for (const auto& delta : pack.deltas) {
     const SafetensorsFile file(file_of(files, delta.weight, folder_));
     const at::Tensor weight = file.tensor(delta.weight);
     rounding.add(weight, add_delta(weight, delta, folder_), delta);
   }
   entry.survived = rounding.survived();
-  keep_originals(entry.weights);
-  write_file(pack_path(id), read_file(pack_file));
-  known_[id] = entry;
-  auto active = active_;
-  active.push_back(id);
-  known_[id].applied_at = now_text();
-  change(active);
-  return id;
+  return entry;
 }
 
-std::string Ledger::revert(const std::string& id_or_path) {
-  const std::string id = resolve(id_or_path);
+std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>& packs,
+                                       const ApplyPackOptions& options) {
+  begin_change();
+  auto all = load_packs(ledger_, {base_, active_});
+  const size_t before = all.size();
+  Lineage here{base_, active_};
+  std::vector<LedgerEntry> entries;
+  std::set<std::string> weights;
+  for (const auto& path : packs) {  // everything is checked before anything is written
+    all.push_back({path.string(), load_pack(path)});
+    EditPack& pack = all.back().pack;
+    require_base(pack, base_, options, path.string(), here);
+    rebase(pack, base_);
+    entries.push_back(examine(pack));
+    here.edits.push_back(pack.id);
+    for (const auto& delta : pack.deltas) weights.insert(delta.weight);
+  }
+  require_together(all, before, options.allow_conflicts, folder_.string(),
+                   setting("allow_conflicts") + " adds them all the same");
+
+  const auto known = known_;
+  try {
+    keep_originals({weights.begin(), weights.end()});
+    for (size_t i = 0; i < packs.size(); ++i) {
+      clone_file(packs[i], ledger_ / "packs" / (entries[i].id + ".safetensors"));
+      known_[entries[i].id] = entries[i];
+    }
+    change(here.edits);
+  } catch (...) {
+    if (!announced_) known_ = known;
+    remove_unknown();
+    throw;
+  }
+  return {here.edits.begin() + static_cast<std::ptrdiff_t>(before), here.edits.end()};
+}
+
+void Ledger::revert(const std::vector<std::string>& ids_or_paths) {
+  begin_change();
   auto active = active_;
-  const auto it = std::find(active.begin(), active.end(), id);
-  if (it == active.end())
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
-  active.erase(it);
-  known_[id].applied_at = now_text();
-  change(active);
-  return id;
+  for (const auto& name : ids_or_paths) {
+    const std::string id = resolve(name);
+    if (std::erase(active, id) == 0)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
+  }
+  warn_of_missing(active);
+  stamp_and_change(active);
+}
+
+// Edits that were made on top of one that goes.
+void Ledger::warn_of_missing(const std::vector<std::string>& active) const {
+  for (const auto& id : active)
+    for (const auto& under : known_.at(id).under)
+      if (std::find(active.begin(), active.end(), under) == active.end())
+        log_.warning("ledger.under", "the edit " + id + " was made on top of " + under + ", which is not in force");
+}
+
+void Ledger::stamp_and_change(const std::vector<std::string>& active) {
+  const auto known = known_;
+  for (const auto& id : active_)
+    if (std::find(active.begin(), active.end(), id) == active.end()) known_[id].applied_at = now_text();
+  try {
+    change(active);
+  } catch (...) {
+    if (!announced_) known_ = known;
+    throw;
+  }
 }
 
 void Ledger::revert_all() {
-  change({});
+  begin_change();
   if (known_.empty()) return;
+  stamp_and_change({});
   const std::string now = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
   if (now != base_)
     throw Error(ErrorClass::kCorruption,
@@ -296,6 +433,7 @@ void Ledger::revert_all() {
 }
 
 void Ledger::reorder(const std::vector<std::string>& ids) {
+  begin_change();
   std::vector<std::string> order;
   for (const auto& id : ids) order.push_back(resolve(id));
   auto a = order, b = active_;
@@ -312,19 +450,23 @@ void Ledger::change(const std::vector<std::string>& active) {
   for (const std::vector<std::string>* list : {&std::as_const(active_), &active})
     for (const auto& id : *list)
       for (const auto& weight : known_.at(id).weights) weights.insert(weight);
-  {
-    write_state();
-    auto state = read_json(ledger_ / "ledger.json");
-    state["pending"] = active;
-    write_file(ledger_ / "ledger.json", state.dump(1) + "\n");
+  const auto place = ledger_ / ("change.tmp-" + std::to_string(::getpid()) + "-0");
+  try {
+    StagedChange staged(folder_, ledger_, place);
+    for (const auto& [path, values] : rebuilt(active, {weights.begin(), weights.end()})) staged.patch(path, values);
+    staged.commit(state_text(active_, &active), state_text(active), announced_);
+  } catch (const Error& error) {
+    throw renamed(error, place, folder_);
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw Error(ErrorClass::kIo, {folder_.string(), "cannot be changed (" + error.code().message() + ")",
+                                  "a writable folder with space", "nothing was changed"});
   }
-  rebuild(active, {weights.begin(), weights.end()});
   active_ = active;
-  write_state();
+  announced_ = false;
 }
 
 void Ledger::keep_originals(const std::vector<std::string>& weights) {
-  const auto path = ledger_ / "originals.safetensors";
+  const auto path = ledger_ / kOriginals;
   std::vector<std::pair<std::string, at::Tensor>> kept;
   std::set<std::string> have;
   std::optional<SafetensorsFile> old;
@@ -336,52 +478,70 @@ void Ledger::keep_originals(const std::vector<std::string>& weights) {
     }
   }
   const auto files = files_of(folder_);
-  bool added = false;
+  const size_t before = kept.size();
   for (const auto& weight : weights)
-    if (have.insert(weight).second) {
+    if (have.insert(weight).second)
       kept.emplace_back(weight, SafetensorsFile(file_of(files, weight, folder_)).tensor(weight));
-      added = true;
-    }
-  if (added) write_checked(path, kept, {{"format", "emend originals"}, {"base", base_}});
+  if (kept.size() > before) write_checked(path, kept, {{"format", "emend originals"}, {"base", base_}});
 }
 
-void Ledger::rebuild(const std::vector<std::string>& active, const std::vector<std::string>& weights) {
-  if (weights.empty()) return;
-  const SafetensorsFile originals = open_originals(ledger_ / "originals.safetensors");
+std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebuilt(
+    const std::vector<std::string>& active, const std::vector<std::string>& weights) const {
+  std::map<std::filesystem::path, std::map<std::string, at::Tensor>> by_file;
+  if (weights.empty()) return by_file;
+  const SafetensorsFile originals = open_originals(ledger_ / kOriginals);
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
   for (const auto& id : active)
-    for (const auto& delta : load_pack(pack_path(id)).deltas)
+    for (const auto& delta : load_pack(ledger_ / "packs" / (id + ".safetensors")).deltas)
       values[delta.weight] = add_delta(values[delta.weight], delta, folder_);
-  std::map<std::filesystem::path, std::map<std::string, at::Tensor>> by_file;
   const auto files = files_of(folder_);
   for (auto& [weight, value] : values)
     by_file[file_of(files, weight, folder_)][weight] = value.to(originals.tensor(weight).scalar_type());
-  for (const auto& [path, replacements] : by_file) patch_safetensors(path, path, replacements);
+  return by_file;
 }
 
-void Ledger::write_state() const {
+std::string Ledger::state_text(const std::vector<std::string>& active, const std::vector<std::string>* pending) const {
   nlohmann::json packs = nlohmann::json::object();
-  for (const auto& [id, entry] : known_)
+  for (const auto& [id, entry] : known_) {
     packs[id] = {{"editor", entry.editor},    {"facts", entry.facts},           {"subjects", entry.subjects},
                  {"weights", entry.weights},  {"applied_at", entry.applied_at}, {"runtime", entry.runtime},
                  {"survived", entry.survived}};
-  const nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active_}, {"packs", packs}};
-  write_file(ledger_ / "ledger.json", state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    if (!entry.under.empty()) packs[id]["under"] = entry.under;
+  }
+  nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active}, {"packs", packs}};
+  if (pending) state["pending"] = *pending;
+  return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-void Ledger::copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
-  std::error_code error;
-  if (std::filesystem::exists(to) && !std::filesystem::is_empty(to, error))
-    throw Error(ErrorClass::kInvalidArgument,
-                {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another --out"});
+void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
   (void)models::open_checkpoint(from.string());  // refuses links that lead out of the folder
-  std::filesystem::create_directories(to, error);
-  if (error)
-    throw Error(ErrorClass::kIo,
-                {to.string(), "cannot create the folder (" + error.message() + ")", "", "choose another --out"});
-  for (const auto& entry : std::filesystem::directory_iterator(from))
-    if (entry.is_regular_file()) link_or_copy(entry.path(), to / entry.path().filename());
+  const auto copy = [](const std::filesystem::path& source, const std::filesystem::path& target) {
+    std::filesystem::create_directories(target);
+    for (const auto& entry : std::filesystem::directory_iterator(source))
+      if (entry.is_regular_file() && entry.path().filename().string().find(".tmp-") == std::string::npos)
+        clone_file(entry.path(), target / entry.path().filename());
+  };
+  copy(from, to);
+  for (const char* part : {kFolder, kPacks})
+    if (std::filesystem::is_directory(from / part)) copy(from / part, to / part);
+}
+
+void write_edited_folder(const std::filesystem::path& to,
+                         const std::function<void(const std::filesystem::path&)>& write,
+                         const std::function<void(Ledger&)>& change, bool replace, const Log& log) {
+  std::error_code error;
+  if (!replace && std::filesystem::exists(to, error) && !std::filesystem::is_empty(to, error))
+    throw Error(ErrorClass::kInvalidArgument,
+                {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another"});
+  const auto fill = [&](const std::filesystem::path& staged) {
+    write(staged);
+    Ledger ledger(staged, log);
+    change(ledger);
+  };
+  write_whole(to, fill, [](const std::string& name) {
+    return name == kFolder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+  });
 }
 
 }  // namespace emend::editors

@@ -5,17 +5,17 @@
 // are depends on that list alone: not on the order in which edits were applied and reverted. With no pack in force the
 // files have their original bytes.
 //
-// A change is announced in a file before any weight is written and finished the next time the ledger is opened if the
-// process died in between.
+// Whole or not at all: a change is written beside what it replaces, then announced, then moved into place by renames. A
+// process that dies before the announcement leaves everything as it was; what one that dies after it left to do is done
+// the next time the ledger is opened.
 #pragma once
 
 #include <emend/core/log.h>
-#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/merge.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,18 +32,25 @@ struct LedgerEntry {
   std::string applied_at;  ///< time of the last change, UTC
   bool runtime = false;    ///< has parts beside the weights
   double survived = 1;     ///< share of the change that was left after rounding to the files' types (ApplyReport)
+  std::vector<std::string> under;  ///< ids of the edits that were in force when it was made
 };
 
 /// The packs in force in a model folder that have parts beside the weights, in their order; empty for anything that is
 /// not a folder with a ledger. Reads only: takes no lock, finishes no change.
 /// Throws Error(kCorruption) for a damaged ledger.
 [[nodiscard]] std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::path& model_folder);
+/// What the weights of a model folder are made of; empty for anything that has no ledger. Reads only, as above.
+[[nodiscard]] Lineage lineage_of(const std::filesystem::path& model_folder);
+/// The packs in force, as packs for the base. Throws also what load_pack throws.
+[[nodiscard]] std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder);
 
 class Ledger {
  public:
   /// Opens the ledger of a Hugging Face folder, or prepares an empty one (nothing is written before the first pack).
-  /// Finishes a change that was interrupted. Holds a lock until destroyed.
-  /// Throws Error(kInvalidArgument) if another process holds it, Error(kCorruption) if it is damaged, Error(kIo).
+  /// Finishes a change that was interrupted, where the folder can be written. Holds a lock from then or from the first
+  /// change on until destroyed. Changes throw Error(kInvalidArgument) if another process holds it, and for a model in
+  /// the shared Hugging Face cache; Error(kIo), with nothing changed, for a full disk or a folder that is read-only.
+  /// Throws Error(kInvalidArgument) if another process holds the lock, Error(kCorruption) if it is damaged, Error(kIo).
   explicit Ledger(std::filesystem::path model_folder, const Log& log = {});
   ~Ledger();
   Ledger(const Ledger&) = delete;
@@ -54,43 +61,58 @@ class Ledger {
   /// Fingerprint of the folder without any pack.
   [[nodiscard]] const std::string& base_fingerprint() const noexcept { return base_; }
 
-  /// The ledger's own copy of a pack, by its whole id.
-  [[nodiscard]] std::filesystem::path pack_path(const std::string& id) const;
-
-  /// Adds a pack and puts it in force, last. Returns its id.
-  /// options.accepted_bases: fingerprints besides base_fingerprint() that the pack may name (a GGUF file this folder
-  /// was made from). Throws Error(kInvalidArgument) if the pack is for another model or already in force, or does not
-  /// fit.
-  std::string apply(const std::filesystem::path& pack, const ApplyPackOptions& options = {});
-  /// Takes one pack out of force (by id, a unique beginning of it, or the path of the pack file).
-  /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if it is not in force.
-  std::string revert(const std::string& id_or_path);
+  /// Adds packs and puts them in force, last and in this order: all of them or, if one is refused, none. Returns their
+  /// ids. Throws Error(kInvalidArgument) if a pack is for another model (require_base), in conflict with one in force
+  /// or with another (require_no_conflicts), or does not fit.
+  std::vector<std::string> apply(const std::vector<std::filesystem::path>& packs, const ApplyPackOptions& options = {});
+  /// Takes packs out of force (by id, a unique beginning of it, or the path of the pack file), all of them or none.
+  /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if one is not in force.
+  void revert(const std::vector<std::string>& ids_or_paths);
   /// Takes all packs out of force. The folder's fingerprint is then base_fingerprint(), which is checked.
   void revert_all();
   /// Puts the packs in force in another order. Deltas are sums, so the order changes rounding at most; packs that hold
   /// whole weights instead of sums would be refused.
   void reorder(const std::vector<std::string>& ids);
 
-  /// Copies a model folder without its ledger; weight files are hard-linked where the file system allows it, which is
-  /// safe because a changed file is written anew. Throws Error(kIo); Error(kInvalidArgument) if `to` exists and is not
-  /// empty.
-  static void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to);
-
  private:
-  void lock();
+  struct Descriptor {
+    int fd = -1;
+    ~Descriptor();
+  };
+
   void open();
+  void lock();
+  void begin_change();
+  void remove_unknown() const;
+  void warn_of_missing(const std::vector<std::string>& active) const;
   [[nodiscard]] std::string resolve(const std::string& id_or_path) const;
+  [[nodiscard]] LedgerEntry examine(const EditPack& pack) const;
+  void stamp_and_change(const std::vector<std::string>& active);
   void change(const std::vector<std::string>& active);
-  void rebuild(const std::vector<std::string>& active, const std::vector<std::string>& weights);
   void keep_originals(const std::vector<std::string>& weights);
-  void write_state() const;
+  [[nodiscard]] std::map<std::filesystem::path, std::map<std::string, at::Tensor>> rebuilt(
+      const std::vector<std::string>& active, const std::vector<std::string>& weights) const;
+  [[nodiscard]] std::string state_text(const std::vector<std::string>& active,
+                                       const std::vector<std::string>* pending = nullptr) const;
 
   std::filesystem::path folder_, ledger_;
   std::string base_;
   std::vector<std::string> active_;
   std::map<std::string, LedgerEntry> known_;
   Log log_;
-  int lock_ = -1;
+  Descriptor lock_;
+  bool announced_ = false;  // a change that has begun to be seen
 };
+
+/// Copies a model folder and its ledger into a new one; nothing is shared. Throws Error(kIo), and
+/// Error(kInvalidArgument) for links that lead out of the folder.
+void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// A model folder with edits at `to`, which must be new or empty (unless `replace`: then an older model there goes) and
+/// appears whole or not at all: `write` makes the folder (copy_model_folder, models::save_model), `change` its edits.
+/// Throws what they throw, and Error(kIo).
+void write_edited_folder(const std::filesystem::path& to,
+                         const std::function<void(const std::filesystem::path&)>& write,
+                         const std::function<void(Ledger&)>& change, bool replace, const Log& log);
 
 }  // namespace emend::editors

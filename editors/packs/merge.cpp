@@ -30,10 +30,9 @@ class PairCheck {
       : a_(packs[first].pack), b_(packs[second].pack), first_(first), second_(second), found_(found) {}
 
   void run() {
-    if (a_.base_fingerprint != b_.base_fingerprint)
-      add(ConflictKind::kBase,
-          "made for the models " + a_.base_fingerprint.substr(0, 12) + " and " + b_.base_fingerprint.substr(0, 12));
-    facts();
+    if (a_.root() != b_.root())
+      add(ConflictKind::kBase, "made for the models " + a_.root().substr(0, 12) + " and " + b_.root().substr(0, 12));
+    if (!one_on_the_other()) facts();
     weights();
     runtime();
   }
@@ -41,10 +40,19 @@ class PairCheck {
  private:
   void add(ConflictKind kind, std::string what) { found_.push_back({kind, first_, second_, std::move(what)}); }
 
+  // The upper one was made with the lower one in force, so it may change its answers.
+  [[nodiscard]] bool one_on_the_other() const {
+    const auto on = [](const EditPack& upper, const EditPack& lower) {
+      const auto& edits = upper.under.edits;
+      return !lower.id.empty() && std::find(edits.begin(), edits.end(), lower.id) != edits.end();
+    };
+    return on(a_, b_) || on(b_, a_);
+  }
+
   void facts() {
     std::map<std::string, const nlohmann::json*> questions, relations;
     for (const auto& fact : a_.facts) {
-      questions.emplace(question_of(fact), &fact);
+      if (const auto question = question_of(fact); !question.empty()) questions.emplace(question, &fact);
       if (const auto relation = relation_of(fact); !relation.empty()) relations.emplace(relation, &fact);
     }
     for (const auto& fact : b_.facts) {
@@ -76,7 +84,7 @@ class PairCheck {
       const WeightDelta& other = *found->second;
       if (delta.shape() != other.shape() || delta.orientation != other.orientation)
         add(ConflictKind::kWeight, delta.weight + " has two shapes or orientations");
-      else if (!delta.low_rank() && !other.low_rank())
+      else if (!delta.low_rank() && !other.low_rank() && !one_on_the_other())
         add(ConflictKind::kOverlap, delta.weight + " is changed as a whole by both");
     }
   }
@@ -98,23 +106,6 @@ bool always_fails(ConflictKind kind) {
 
 std::string describe(const MergeConflict& conflict, std::span<const NamedPack> packs) {
   return packs[conflict.first].name + " and " + packs[conflict.second].name + ": " + conflict.what;
-}
-
-// Refuses for the conflicts that `counts` says stand in the way.
-template <class Counts>
-void require_none(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, const Counts& counts,
-                  const std::string& advice) {
-  constexpr size_t kShown = 8;
-  std::string list;
-  size_t n = 0;
-  for (const auto& conflict : conflicts)
-    if (counts(conflict) && ++n <= kShown)
-      list += "\n  " + std::string(to_string(conflict.kind)) + ": " + describe(conflict, packs);
-  if (n == 0) return;
-  if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
-  throw Error(ErrorClass::kInvalidArgument,
-              {"merge", std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
-               "packs for one model that do not speak of the same facts", advice});
 }
 
 // The packs that stay: in list order for kFirst, from the end for kLast, each only if it agrees with those taken
@@ -173,6 +164,25 @@ void merge_weights(const std::vector<const EditPack*>& packs, Merge& merge) {
   }
 }
 
+// What the merge lies on: the edits under its parts that are not parts themselves.
+void settle_base(const std::vector<const EditPack*>& packs, EditPack& merged) {
+  std::vector<std::string> edits;
+  size_t most = 0;
+  merged.id.clear();
+  merged.base_fingerprint = packs.front()->root();
+  for (const EditPack* pack : packs) {
+    size_t missing = 0;
+    for (const auto& id : pack->under.edits) {
+      if (std::any_of(packs.begin(), packs.end(), [&](const EditPack* part) { return part->id == id; })) continue;
+      ++missing;
+      if (std::find(edits.begin(), edits.end(), id) == edits.end()) edits.push_back(id);
+    }
+    if (missing > most) merged.base_fingerprint = pack->base_fingerprint;
+    most = std::max(most, missing);
+  }
+  merged.under = edits.empty() ? Lineage{} : Lineage{packs.front()->root(), edits};
+}
+
 // What each part of the merge was, so that the pack still says how it came about.
 nlohmann::json provenance(std::span<const NamedPack> packs, const Merge& merge) {
   auto parts = nlohmann::json::array(), conflicts = nlohmann::json::array();
@@ -224,6 +234,28 @@ std::string question_of(const nlohmann::json& fact) {
   return begin == std::string::npos ? "" : prompt.substr(begin, end - begin + 1);
 }
 
+void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,
+                          const std::string& where, const std::string& advice) {
+  constexpr size_t kShown = 8;
+  std::string list;
+  size_t n = 0;
+  for (const auto& conflict : conflicts)
+    if ((!allow || always_fails(conflict.kind)) && ++n <= kShown)
+      list += "\n  " + std::string(to_string(conflict.kind)) + ": " + describe(conflict, packs);
+  if (n == 0) return;
+  if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
+  throw Error(ErrorClass::kInvalidArgument, {where, std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
+                                             "packs for one model that do not speak of the same facts",
+                                             allow ? "different models and shapes cannot be added" : advice});
+}
+
+void require_together(std::span<const NamedPack> packs, size_t before, bool allow, const std::string& where,
+                      const std::string& advice) {
+  auto conflicts = find_conflicts(packs);
+  std::erase_if(conflicts, [&](const MergeConflict& conflict) { return conflict.second < before; });
+  require_no_conflicts(conflicts, packs, allow, where, advice);
+}
+
 std::vector<MergeConflict> find_conflicts(std::span<const NamedPack> packs) {
   std::vector<MergeConflict> found;
   for (size_t first = 0; first < packs.size(); ++first)
@@ -256,20 +288,17 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
   Merge merge;
   merge.conflicts = find_conflicts(packs);
   merge.used = choose(packs, merge.conflicts, on_conflict);
-  if (on_conflict == OnConflict::kFail)
-    require_none(
-        merge.conflicts, packs, [](const auto&) { return true; },
-        "--on-conflict first or last leaves packs out, sum adds them all the same");
-  if (on_conflict == OnConflict::kSum)
-    require_none(
-        merge.conflicts, packs, [](const auto& conflict) { return always_fails(conflict.kind); },
-        "merge only packs that were made for one model");
+  if (on_conflict == OnConflict::kFail || on_conflict == OnConflict::kSum)
+    require_no_conflicts(merge.conflicts, packs, on_conflict == OnConflict::kSum, "merge",
+                         setting("on_conflict", "first") + " or last leaves packs out, " + setting("allow_conflicts") +
+                             " adds them all the same");
 
   std::vector<const EditPack*> chosen;
   for (const size_t i : merge.used) chosen.push_back(&packs[i].pack);
   EditPack& all = merge.pack;
   all = *chosen.front();
   all.deltas.clear();
+  settle_base(chosen, all);
   for (size_t i = 1; i < chosen.size(); ++i) {
     const auto same = [&](const EditPack* earlier) { return earlier->editor == chosen[i]->editor; };
     if (std::none_of(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(i), same))

@@ -72,6 +72,15 @@ struct Merge {
 /// All conflicts between two packs of the list, in its order.
 [[nodiscard]] std::vector<MergeConflict> find_conflicts(std::span<const NamedPack> packs);
 
+/// The one judgement of merging and applying: throws Error(kInvalidArgument) naming `where`, packs and facts if there
+/// is a conflict; with `allow` only for those that cannot be added at all (kBase, kWeight). `advice`: how else to go
+/// on.
+void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,
+                          const std::string& where, const std::string& advice);
+/// The same for packs that come to `before` others, the first of the list, which are together already.
+void require_together(std::span<const NamedPack> packs, size_t before, bool allow, const std::string& where,
+                      const std::string& advice);
+
 /// One pack with the changes, facts and runtime parts of all. The packs are not modified.
 /// Throws Error(kInvalidArgument) naming packs and facts if a conflict stands in the way.
 [[nodiscard]] Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict = OnConflict::kFail);

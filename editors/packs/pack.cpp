@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
@@ -6,8 +7,10 @@
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/models/checkpoint.h>
 
 #include <algorithm>
 #include <set>
@@ -100,6 +103,8 @@ class PackReader {
     pack_.hparams = manifest.at("hparams");
     pack_.facts = manifest.at("facts");
     pack_.extra = manifest.at("extra");
+    if (const auto under = manifest.find("under"); under != manifest.end())
+      pack_.under = {under->at("base"), under->at("edits")};
     if (!pack_.facts.is_array()) refuse("facts that are no list", "the manifest that emend wrote");
     for (const auto& fact : pack_.facts) require_fact(fact);
     if (!pack_.extra.is_object() && !pack_.extra.is_null())
@@ -198,7 +203,7 @@ nlohmann::json runtime_manifest(const EditPack& pack, NamedTensors& tensors) {
 
 // Everything that can be wrong between a pack and a model, before anything is written.
 void require_fit(const models::Model& model, const EditPack& pack, const ApplyPackOptions& options) {
-  require_base(pack, model.fingerprint(), options);
+  require_base(pack, model.fingerprint(), options, "edit pack", lineage_of(model.checkpoint().path()));
   if (!pack.runtime.empty() && !options.runtime_apart)
     throw Error(ErrorClass::kUnsupported,
                 {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
@@ -215,23 +220,44 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
 }  // namespace
 
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
-                  const std::string& where) {
+                  const std::string& where, const Lineage& here) {
   constexpr size_t kShortest = 8;
+  const auto in_force = [&](const std::string& id) {
+    return std::find(here.edits.begin(), here.edits.end(), id) != here.edits.end();
+  };
+  const auto refuse = [&](const std::string& got, const std::string& expected, const std::string& advice) {
+    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
+  };
+  if (!pack.id.empty() && in_force(pack.id))
+    refuse("the edit " + pack.id + " is already in force", "", "revert it first, or apply another pack");
   if (options.force || pack.base_fingerprint == fingerprint) return;
-  for (const auto& accepted : options.accepted_bases)
-    if (accepted.size() >= kShortest && pack.base_fingerprint.starts_with(accepted)) return;
-  throw Error(ErrorClass::kInvalidArgument,
-              {where, "a pack made for the model " + pack.base_fingerprint.substr(0, 12),
-               "one for this model, " + fingerprint.substr(0, 12),
-               "use the pack's own model; if this is the same model in another form, accept that base by name "
-               "(--accept-base " +
-                   pack.base_fingerprint.substr(0, 12) + ") or use --force"});
+  const std::string& own = here.base.empty() ? fingerprint : here.base;
+  bool same_base = pack.root() == own;
+  for (const auto& accepted : options.accepted_bases) {
+    if (accepted.size() < kShortest) continue;
+    if (pack.base_fingerprint.starts_with(accepted)) return;
+    same_base = same_base || pack.root().starts_with(accepted);
+  }
+  if (!same_base) {
+    const std::string base = pack.root().substr(0, 12);
+    refuse("a pack made for the model " + base, "one for this model, " + own.substr(0, 12),
+           "use the pack's own model; if this is the same model in another form, accept that base by name (" +
+               setting("accept_base", base) + ") or use " + setting("force"));
+  }
+  std::string missing;
+  for (const auto& id : pack.under.edits)
+    if (!in_force(id)) append_item(missing, id);
+  if (!missing.empty())
+    refuse("a pack made on top of the edits " + missing, "a model with these edits in force",
+           "apply them first, or use " + setting("force"));
 }
 
 EditPack EditPack::from_results(const models::Model& model, std::span<const EditResult> results,
                                 std::span<const datasets::Fact> facts) {
   EditPack pack;
   pack.base_fingerprint = model.fingerprint();
+  pack.under = lineage_of(model.checkpoint().path());
+  if (pack.under.edits.empty()) pack.under = {};
   pack.facts = nlohmann::json::array();
   pack.extra = nlohmann::json::object();
   for (const auto& fact : facts) pack.facts.push_back(fact_summary(fact));
@@ -277,6 +303,7 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
                              {"facts", pack.facts},
                              {"extra", pack.extra},
                              {"deltas", deltas}};
+  if (!pack.under.edits.empty()) manifest["under"] = {{"base", pack.under.base}, {"edits", pack.under.edits}};
   if (!pack.runtime.empty()) manifest["runtime"] = runtime_manifest(pack, tensors);
   const std::string text = manifest.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   write_safetensors(path, tensors,
@@ -286,8 +313,24 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
                      {"checksum", checksum(text, tensors)}});
 }
 
+std::string describe_edit(const EditPack& pack) {
+  const nlohmann::ordered_json text = {{"editor", pack.editor},
+                                       {"base", pack.root()},
+                                       {"facts", pack.facts},
+                                       {"hparams", pack.hparams},
+                                       {"extra", pack.extra}};
+  return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 EditPack load_pack(const std::filesystem::path& path) {
-  return PackReader(path).read();
+  EditPack pack = PackReader(path).read();
+  pack.id = pack_id(path);
+  return pack;
+}
+
+std::string pack_id(const std::filesystem::path& path) {
+  constexpr size_t kDigits = 12;
+  return sha256_hex(read_file(path)).substr(0, kDigits);
 }
 
 std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack,

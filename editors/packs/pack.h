@@ -16,14 +16,25 @@ namespace emend::editors {
 /// The newest version. Packs without runtime parts are written as version 1.
 inline constexpr int kPackVersion = 2;
 
+/// What the weights of a model are made of.
+struct Lineage {
+  std::string base;                ///< fingerprint of the model without any edit; empty: no edit is known
+  std::vector<std::string> edits;  ///< ids of the packs in force, in their order
+};
+
 struct EditPack {
-  std::string base_fingerprint;  ///< Model::fingerprint() of the unedited model
+  std::string id;                ///< of a pack that was read: the first 12 digits of its file's SHA-256
+  std::string base_fingerprint;  ///< Model::fingerprint() of the model that the pack was made for
+  Lineage under;                 ///< that model's, if it was an edited folder: what lies under this pack
   std::string editor;
   nlohmann::json hparams;            ///< effective values
   nlohmann::json facts;              ///< datasets::to_json of each
   nlohmann::json extra;              ///< seed, contexts, engine, statistics, emend version, …
   std::vector<WeightDelta> deltas;   ///< one a weight
   std::vector<RuntimePart> runtime;  ///< what lies beside the weights (runtime.h)
+
+  /// Fingerprint of the model without any edit.
+  [[nodiscard]] const std::string& root() const noexcept { return under.base.empty() ? base_fingerprint : under.base; }
 
   /// Of one or several results of the same run, in order.
   [[nodiscard]] static EditPack from_results(const models::Model& model, std::span<const EditResult> results,
@@ -35,6 +46,12 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
 /// Throws Error(kCorruption) for anything that is not a whole, unaltered pack (checksum, shapes, ranks, names),
 /// Error(kUnsupported) for a newer format version.
 [[nodiscard]] EditPack load_pack(const std::filesystem::path& path);
+/// EditPack::id of a file: equal packs have equal ids. Throws as read_file does.
+[[nodiscard]] std::string pack_id(const std::filesystem::path& path);
+
+/// What was edited (facts), with what (editor, settings, seed) and on which base, as one line of JSON: for files that
+/// have room for no more.
+[[nodiscard]] std::string describe_edit(const EditPack& pack);
 
 struct ApplyPackOptions {
   bool force = false;  ///< apply although the model's fingerprint is another one (shapes must still fit)
@@ -44,12 +61,14 @@ struct ApplyPackOptions {
   /// Fingerprints, or beginnings of at least 8 digits, that the pack may name besides the model's own: a model that is
   /// known to be the same in another form.
   std::vector<std::string> accepted_bases = {};
+  bool allow_conflicts = false;  ///< of several packs: add what find_conflicts (merge.h) names, where that is possible
 };
 
-/// Throws Error(kInvalidArgument) naming `where` unless the pack was made for the model with `fingerprint` or for one
-/// of options.accepted_bases; options.force accepts any.
+/// Throws Error(kInvalidArgument) naming `where` unless the pack was made for the model with `fingerprint`, for one
+/// with the base of `here` and no other edits than those in force there, or for one of options.accepted_bases;
+/// options.force accepts any. Also if the pack is in force there itself.
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
-                  const std::string& where = "edit pack");
+                  const std::string& where = "edit pack", const Lineage& here = {});
 
 /// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out
 /// again and gives every byte back; commit() makes it final. The model must outlive the transaction. Throws

@@ -7,10 +7,12 @@
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
+#include <emend/models/hub_name.h>
 
 #include <nlohmann/json.hpp>
 
@@ -70,6 +72,7 @@ std::string module_of(const std::string& weight, const models::FamilySpec& famil
 }
 
 std::string base_name(const models::Model& model) {
+  if (const auto hub = models::hub_name(model.checkpoint().path()); !hub.empty()) return hub;
   for (const char* key : {"_name_or_path", "name"})
     if (const auto it = model.checkpoint().config().find(key);
         it != model.checkpoint().config().end() && it->is_string())
@@ -137,13 +140,11 @@ std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const Ed
                                          {"target_modules", modules},
                                          {"rank_pattern", ranks},
                                          {"alpha_pattern", ranks}};
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error)
-    throw Error(ErrorClass::kIo,
-                {folder.string(), "cannot create the folder (" + error.message() + ")", "", "choose another folder"});
-  write_safetensors(folder / "adapter_model.safetensors", tensors, {{"format", "pt"}});
-  write_file(folder / "adapter_config.json", config.dump(2) + "\n");
+  write_whole(folder, [&](const std::filesystem::path& staged) {
+    std::filesystem::create_directory(staged);
+    write_safetensors(staged / "adapter_model.safetensors", tensors, {{"format", "pt"}});
+    write_file(staged / "adapter_config.json", config.dump(2) + "\n");
+  });
   return layers;
 }
 

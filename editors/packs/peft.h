@@ -36,7 +36,8 @@ struct PeftLayer {
   double error = 0;  ///< relative, of the factors as stored in float32; 0 up to rounding where the rank suffices
 };
 
-/// Writes the adapter into a folder (created; files are replaced atomically, the configuration last). lora_alpha equals
+/// Writes the adapter into a folder that appears whole or not at all. Its base is named ORG/NAME if it
+/// comes from the Hugging Face cache. lora_alpha equals
 /// the rank of each layer, so the scale is 1. `model` gives module names and orientation (fan_in_fan_out for Conv1D).
 /// Factors are used as they are when their rank fits, else ΔW is cut by a singular value decomposition.
 /// Throws Error(kInvalidArgument) if the cut leaves more than max_error, naming weight, rank and error;

@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_folder.h>
@@ -44,19 +45,15 @@ std::string type_name(at::ScalarType dtype) {
 class FolderWriter {
  public:
   FolderWriter(const Checkpoint& checkpoint, const fs::path& folder, const ConvertOptions& options)
-      : checkpoint_(checkpoint),
-        dtype_(folder_dtype(options.type)),
-        staged_(folder, options.overwrite),
-        folder_(staged_.path()),
-        options_(options) {}
+      : checkpoint_(checkpoint), dtype_(folder_dtype(options.type)), folder_(folder), options_(options) {}
 
   ConvertReport write() {
+    fs::create_directory(folder_);
     report_.format = ModelFormat::kHuggingFace;
     report_.tensors = static_cast<int64_t>(checkpoint_.tensors().size());
     write_weights();
     write_companions();
     write_config();
-    report_.files = staged_.commit();
     return std::move(report_);
   }
 
@@ -84,7 +81,7 @@ class FolderWriter {
     if (sizes.empty())
       throw Error(ErrorClass::kCorruption, {checkpoint_.path().string(), "no tensors", "a model with weights", ""});
     double done = 0;
-    (void)detail::write_weight_files(folder_, sizes, options_.shard_bytes, [&](const std::string& name) {
+    detail::write_weight_files(folder_, sizes, options_.shard_bytes, [&](const std::string& name) {
       at::Tensor stored = as_stored(name, dtypes.at(name));
       if (options_.progress) options_.progress({"convert", ++done, static_cast<double>(sizes.size()), name});
       return stored;
@@ -105,7 +102,7 @@ class FolderWriter {
 
   void write_companions() {
     if (const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint_)) {
-      (void)detail::copy_companions(source->path(), folder_, options_.vocabulary);
+      detail::copy_companions(source->path(), folder_, options_.vocabulary);
       return;
     }
     if (checkpoint_.config().contains("auto_map"))
@@ -128,11 +125,30 @@ class FolderWriter {
 
   const Checkpoint& checkpoint_;
   std::optional<at::ScalarType> dtype_;
-  detail::StagedFolder staged_;
   fs::path folder_;
   const ConvertOptions& options_;
   ConvertReport report_;
 };
+
+ConvertReport to_folder(const Checkpoint& checkpoint, const fs::path& target, const ConvertOptions& options) {
+  std::error_code error;
+  if (fs::exists(target, error) && !fs::is_directory(target, error))
+    throw Error(ErrorClass::kInvalidArgument, {target.string(), "a file", "a folder, or a name that is free", ""});
+  const auto holds = [&](const char* name) { return fs::exists(target / name, error); };
+  if (!options.overwrite &&
+      (holds("config.json") || holds("model.safetensors.index.json") || holds("model.safetensors")))
+    throw Error(ErrorClass::kInvalidArgument,
+                {target.string(), "the folder already holds a model", "a new or empty folder",
+                 "choose another target, or replace the model there (" + setting("force") + ")"});
+  ConvertReport report;
+  const auto write = [&](const fs::path& folder) {
+    report = FolderWriter(checkpoint, folder, options).write();
+    for (const auto& entry : fs::directory_iterator(folder)) report.files.push_back(target / entry.path().filename());
+  };
+  write_whole(target, write, detail::is_model_file);
+  std::sort(report.files.begin(), report.files.end());
+  return report;
+}
 
 ConvertReport to_gguf(const Checkpoint& checkpoint, const fs::path& target, const ConvertOptions& options) {
   std::error_code error;
@@ -146,10 +162,11 @@ ConvertReport to_gguf(const Checkpoint& checkpoint, const fs::path& target, cons
   GgufWriteOptions writing;
   if (!options.type.empty()) writing.type = parse_ggml_type(options.type);
   writing.vocabulary = options.vocabulary;
+  writing.edits = options.edits;
   writing.log = options.log;
   writing.progress = options.progress;
-  if (target.has_parent_path()) fs::create_directories(target.parent_path(), error);
-  const GgufWriteReport written = write_gguf(checkpoint, target, writing);
+  GgufWriteReport written;
+  write_whole(target, [&](const fs::path& file) { written = write_gguf(checkpoint, file, writing); });
   ConvertReport report;
   report.files = {target};
   report.bytes = written.bytes;
@@ -177,7 +194,7 @@ ConvertReport convert_model(const std::string& source, const fs::path& target, c
     throw Error(ErrorClass::kInvalidArgument, {target.string(), "the target is the source", "another path", ""});
   const bool gguf =
       options.format == ModelFormat::kGguf || (options.format == ModelFormat::kAuto && target.extension() == ".gguf");
-  return gguf ? to_gguf(*checkpoint, target, options) : FolderWriter(*checkpoint, target, options).write();
+  return (gguf ? to_gguf : to_folder)(*checkpoint, target, options);
 }
 
 }  // namespace emend::models

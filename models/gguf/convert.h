@@ -27,6 +27,7 @@ struct ConvertOptions {
   bool vocabulary = true;                    ///< false: leave the tokenizer out
   uint64_t shard_bytes = uint64_t{5} << 30;  ///< largest weight file of a folder
   bool overwrite = false;                    ///< replace a model that is already at the target
+  std::vector<std::string> edits = {};       ///< GgufWriteOptions::edits
   const Log* log = nullptr;
   ProgressFn progress = {};  ///< phase "convert", in tensors
 };

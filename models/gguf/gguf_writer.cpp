@@ -9,6 +9,7 @@
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_writer.h>
+#include <emend/models/hub_name.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -20,6 +21,7 @@ namespace emend::models {
 namespace {
 
 using Json = nlohmann::json;
+constexpr const char* kEditsKey = "emend.edits";
 using detail::GgufRecipe;
 
 /// What is being written: values under table names, as they are now and as the checkpoint has them.
@@ -91,6 +93,7 @@ class Writer {
       plan_anew(config);
     GgufMetadata metadata = base_ ? copied_metadata() : new_metadata(config.metadata);
     metadata.set_integer("general.file_type", file_type());
+    if (!options_.edits.empty()) describe_edits(metadata);
     if (is_quantised_) metadata.set_integer("general.quantization_version", 2);
     report_progress();
     report_.bytes = detail::write_container(path_, metadata, alignment_, outputs_);
@@ -275,6 +278,21 @@ class Writer {
     return metadata;
   }
 
+  // What was edited, with what, on which base: after what the base says of itself.
+  void describe_edits(GgufMetadata& metadata) const {
+    auto all = base_ ? base_->files.metadata().texts(kEditsKey) : std::vector<std::string>();
+    all.insert(all.end(), options_.edits.begin(), options_.edits.end());
+    metadata.set_texts(kEditsKey, all);
+    if (metadata.contains("general.base_model.count")) return;
+    const std::string base = model_name(source_.checkpoint.path());
+    const size_t slash = base.find('/');
+    metadata.set_integer("general.base_model.count", 1);
+    metadata.set_text("general.base_model.0.name", base.substr(slash + 1));
+    if (slash == std::string::npos) return;
+    metadata.set_text("general.base_model.0.organization", base.substr(0, slash));
+    metadata.set_text("general.base_model.0.repo_url", "https://huggingface.co/" + base);
+  }
+
   // Norms that are stored as 1 + w, where float32 drops bits of w. Half-precision norms lose nothing.
   void keep_norms(GgufMetadata& metadata) const {
     for (const GgufRecipe& recipe : layout_.recipes) {
@@ -288,8 +306,8 @@ class Writer {
 
   // The folder's name, with a word that the family's files must have in theirs.
   [[nodiscard]] std::string name() const {
-    const std::filesystem::path folder = source_.checkpoint.path();
-    const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+    std::string name = model_name(source_.checkpoint.path());
+    name.erase(0, name.rfind('/') + 1);
     for (const std::string& word : form_.name_words)
       if (name.find(word) != std::string::npos) return name;
     return form_.name_words.empty() ? name : form_.name_words.front() + " " + name;
@@ -321,7 +339,7 @@ class Writer {
 
   void log_notes() const {
     if (!options_.log) return;
-    for (const auto& note : report_.notes) options_.log->warning("gguf.note", path_.filename().string() + ": " + note);
+    for (const auto& note : report_.notes) options_.log->warning("gguf.note", note);
     int64_t fallen = 0;
     for (const auto& tensor : report_.tensors) fallen += tensor.fell_back;
     if (fallen > 0)

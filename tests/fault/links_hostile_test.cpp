@@ -77,7 +77,7 @@ TEST_F(LinksHostile, LinksWithinTheFolderAndToTheFolderAreFine) {
 
 TEST_F(LinksHostile, CopiesOfAFolderDoNotCarryFilesFromElsewhere) {
   fs::create_symlink(root_ / "secret.txt", model() / "notes.txt");
-  expect_refused([&] { editors::Ledger::copy_model_folder(model(), root_ / "copy"); }, ErrorClass::kInvalidArgument,
+  expect_refused([&] { editors::copy_model_folder(model(), root_ / "copy"); }, ErrorClass::kInvalidArgument,
                  {"notes.txt", "symbolic link"});
   EXPECT_FALSE(fs::exists(root_ / "copy" / "notes.txt"));
 }

@@ -92,11 +92,11 @@ TEST_P(LedgerTest, RandomSequencesDependOnWhatIsInForceOnly) {
     const int what = static_cast<int>(random() % 5);
     if ((what <= 1 || active.empty()) && !unused.empty()) {
       const size_t pick = random() % unused.size();
-      active.push_back(ledger.apply(unused[pick]));
+      active.push_back(ledger.apply({unused[pick]}).at(0));
       unused.erase(unused.begin() + static_cast<long>(pick));
     } else if (what <= 3 && !active.empty()) {
       const size_t pick = random() % active.size();
-      ledger.revert(active[pick]);
+      ledger.revert({active[pick]});
       active.erase(active.begin() + static_cast<long>(pick));
     } else if (active.size() > 1) {
       std::shuffle(active.begin(), active.end(), random);
@@ -119,18 +119,18 @@ TEST_P(LedgerTest, AnyOrderOfRevertsLeavesTheSameWeights) {
   std::vector<std::string> ids;
   {
     Ledger ledger(model());
-    for (int i = 0; i < 5; ++i) ids.push_back(ledger.apply(make_pack(i)));
+    for (int i = 0; i < 5; ++i) ids.push_back(ledger.apply({make_pack(i)}).at(0));
   }
   const auto revert = [&](std::vector<int> order) {
     Ledger ledger(model());
-    for (int i : order) ledger.revert(ids[i]);
+    for (int i : order) ledger.revert({ids[i]});
     const std::string bytes = read_file(weights());
     return bytes;
   };
   const std::string first = revert({1, 3, 4});
   {
     Ledger ledger(model());
-    for (int i : {1, 3, 4}) ledger.apply(folder_ / ("pack" + std::to_string(i) + ".safetensors"));
+    for (int i : {1, 3, 4}) ledger.apply({folder_ / ("pack" + std::to_string(i) + ".safetensors")});
     ledger.reorder({ids[0], ids[1], ids[2], ids[3], ids[4]});
   }
   EXPECT_EQ(revert({4, 1, 3}), first);
@@ -140,7 +140,7 @@ TEST_P(LedgerTest, FinishesAnInterruptedChange) {
   std::string id;
   {
     Ledger ledger(model());
-    id = ledger.apply(make_pack(1));
+    id = ledger.apply({make_pack(1)}).at(0);
   }
   const std::string edited = read_file(weights());
   // As if the process had died after announcing the revert and before writing any weight.
@@ -160,16 +160,16 @@ TEST_P(LedgerTest, RefusesWhatDoesNotFitAndLeavesNoTrace) {
   const auto path = make_pack(1);
   {
     Ledger ledger(model());
-    EXPECT_THROW(ledger.revert("abc"), Error);
+    EXPECT_THROW(ledger.revert({"abc"}), Error);
     EditPack pack = load_pack(path);
     pack.base_fingerprint = std::string(64, '0');
     save_pack(path, pack);
-    EXPECT_THROW(ledger.apply(path), Error);
+    EXPECT_THROW(ledger.apply({path}), Error);
     pack.base_fingerprint = fingerprint_;
     pack.deltas[0].left_DR = at::randn({kHidden + 1, 2}, at::kDouble);
     save_pack(path, pack);
-    EXPECT_THROW(ledger.apply(path), Error);
-    EXPECT_THROW(Ledger second(model()), Error);
+    EXPECT_THROW(ledger.apply({path}), Error);
+    EXPECT_THROW(Ledger(model()).apply({make_pack(2)}), Error) << "another one holds the lock";
   }
   EXPECT_EQ(read_file(weights()), original_);
   EXPECT_FALSE(std::filesystem::exists(model() / ".emend"));

@@ -3,6 +3,7 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/core/staged.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

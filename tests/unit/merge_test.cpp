@@ -134,7 +134,7 @@ TEST(Merge, ConflictsAreRefusedOrSettled) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.error_class(), ErrorClass::kInvalidArgument);
-    for (const char* word : {"anna", "ben", "Oslo is in", "Rome", "Ulm", "--on-conflict"})
+    for (const char* word : {"anna", "ben", "Oslo is in", "Rome", "Ulm", "on_conflict"})
       EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
     EXPECT_EQ(std::string(error.what()).find("cleo"), std::string::npos);
   }
@@ -172,7 +172,7 @@ TEST(Merge, AnotherModelIsAcceptedByNameOnly) {
       (void)editors::apply_pack(other, pack, {.accepted_bases = std::move(bases)});
       return true;
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("--accept-base"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("accept_base"), std::string::npos);
       return false;
     }
   };

@@ -1,5 +1,7 @@
 // convert: a model between a Hugging Face folder and a GGUF file.
 #include <emend/core/error.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/models/checkpoint.h>
 #include <emend/models/gguf/convert.h>
 
 #include <chrono>
@@ -78,6 +80,8 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   convert.vocabulary = !options.no_tokenizer;
   convert.shard_bytes = parse_bytes(options.shard_size);
   convert.overwrite = options.force;
+  for (const auto& [name, pack] : editors::packs_in_force(models::open_checkpoint(options.source)->path()))
+    convert.edits.push_back(editors::describe_edit(pack));
   convert.log = &common.log;
   convert.progress = [&common](const ProgressUpdate& update) {
     if (common.cancel.requested())

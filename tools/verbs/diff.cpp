@@ -269,7 +269,7 @@ std::string diff_text(const ordered_json& document) {
 }
 
 int run_diff(const DiffArguments& options, const Common& common) {
-  EditSource a = open_edit_source(options.a, common), b = open_edit_source(options.b, common);
+  EditSource a = open_edit_source(options.a), b = open_edit_source(options.b);
   ordered_json document = {{"a", describe(a)}, {"b", describe(b)}};
   document["facts"] = describe(editors::compare_facts(a.pack.facts, b.pack.facts));
   const auto base = base_of(a, b, options);

@@ -1,7 +1,7 @@
 // An edit in the forms that other programs load.
-#include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
-#include <emend/editors/packs/merge.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/workflow/save_formats.h>
 
 #include "../packs.h"
@@ -19,14 +19,23 @@ struct ExportArguments {
 
 // All packs as one, for this model.
 editors::EditPack merged(const ExportArguments& options, const models::Model& model) {
-  std::vector<editors::NamedPack> packs;
+  const std::filesystem::path folder = model.checkpoint().path();
+  auto here = editors::lineage_of(folder);
+  auto all = editors::packs_in_force(folder);
+  const size_t before = all.size();
   for (const auto& path : options.packs) {
-    packs.push_back({path, editors::load_pack(path)});
-    editors::EditPack& pack = packs.back().pack;
-    editors::require_base(pack, model.fingerprint(), options.apply, path);
-    pack.base_fingerprint = model.fingerprint();
+    all.push_back({path, editors::load_pack(path)});
+    editors::EditPack& pack = all.back().pack;
+    editors::require_base(pack, model.fingerprint(), options.apply, path, here);
+    here.edits.push_back(pack.id);
   }
-  return editors::merge_packs(packs, editors::OnConflict::kSum).pack;
+  for (auto& [name, pack] : all) {
+    pack.base_fingerprint = model.fingerprint();
+    if (!pack.under.edits.empty()) pack.under.base = model.fingerprint();
+  }
+  editors::require_together(all, before, options.apply.allow_conflicts, "export",
+                            setting("allow_conflicts") + " adds them all the same");
+  return editors::merge_packs(std::span(all).subspan(before), editors::OnConflict::kSum).pack;
 }
 
 int run_export(const ExportArguments& options, Common& common) {

@@ -3,6 +3,7 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/hub_name.h>
 
 #include "../packs.h"
 #include "../text_table.h"
@@ -20,30 +21,6 @@ struct LedgerArguments {
   bool all = false;
 };
 
-std::string resolved_model(const LedgerArguments& options) {
-  return open_named(options.model)->path().string();
-}
-
-// The folder whose files are to change: the model itself, or a copy of it in --out. A GGUF file is first written as a
-// folder.
-std::string target_folder(LedgerArguments& options, const Common& common) {
-  const std::string model = resolved_model(options);
-  const bool folder = std::filesystem::is_directory(model);
-  if (options.out.empty()) {
-    if (folder) return model;
-    throw Error(ErrorClass::kInvalidArgument,
-                {model, "a GGUF file is not edited in place", "--out DIR for the edited model", ""});
-  }
-  if (folder) {
-    editors::Ledger::copy_model_folder(model, options.out);
-  } else {
-    const auto loaded = load_named(options.model, common);
-    options.apply.accepted_bases.push_back(loaded.fingerprint());
-    models::save_model(loaded, options.out);
-  }
-  return options.out;
-}
-
 nlohmann::ordered_json listing(const editors::Ledger& ledger) {
   nlohmann::ordered_json edits = nlohmann::ordered_json::array();
   for (const auto& entry : ledger.entries())
@@ -54,6 +31,7 @@ nlohmann::ordered_json listing(const editors::Ledger& ledger) {
                      {"subjects", entry.subjects},
                      {"weights", entry.weights},
                      {"survived", entry.survived},
+                     {"under", entry.under},
                      {"changed_at", entry.applied_at}});
   return {{"base", ledger.base_fingerprint()}, {"edits", edits}};
 }
@@ -67,10 +45,45 @@ int print_ledger(const editors::Ledger& ledger, const std::string& folder, const
     const bool more = static_cast<size_t>(entry.facts) > entry.subjects.size();
     if (!entry.subjects.empty()) text += "  (" + join(entry.subjects) + (more ? ", …)" : ")");
     if (entry.survived < kWhole) text += "  " + percent(entry.survived) + " survived rounding";
+    if (!entry.under.empty()) text += "  on top of " + join(entry.under);
     text += "\n";
   }
   common.print(listing(ledger), text);
   return 0;
+}
+
+// What is edited in place must be the user's own folder.
+void require_own(const std::filesystem::path& model, bool folder, const Common& common) {
+  const std::string hub = models::hub_name(model);
+  if (folder && hub.empty()) return;
+  const std::string name = hub.empty() ? model.stem().string() : hub.substr(hub.find('/') + 1);
+  throw Error(ErrorClass::kInvalidArgument,
+              {hub.empty() ? model.string() : hub,
+               hub.empty() ? "a GGUF file, which is not edited in place"
+                           : "a model in the Hugging Face cache, which other programs share",
+               "a folder of its own for the edited model",
+               workflow::command_text(common.command_line) + " --out " + name + "-edited"});
+}
+
+// Lets `change` work on the model's ledger, or on that of a copy of the model in --out. A GGUF file is first written as
+// a folder.
+int change_model(LedgerArguments& options, const Common& common, const std::function<void(editors::Ledger&)>& change) {
+  const std::filesystem::path model = open_named(options.model)->path();
+  const bool folder = std::filesystem::is_directory(model);
+  if (options.out.empty()) {
+    require_own(model, folder, common);
+    editors::Ledger ledger(model, common.log);
+    change(ledger);
+    return print_ledger(ledger, model.string(), common);
+  }
+  const auto write = [&](const std::filesystem::path& to) {
+    if (folder) return editors::copy_model_folder(model, to);
+    const auto loaded = load_named(options.model, common);
+    options.apply.accepted_bases.push_back(loaded.fingerprint());
+    models::save_model(loaded, to);
+  };
+  editors::write_edited_folder(options.out, write, change, /*replace=*/false, common.log);
+  return print_ledger(editors::Ledger(options.out, common.log), options.out, common);
 }
 
 LedgerArguments& common_setup(Options& o) {
@@ -87,10 +100,9 @@ VerbRun setup_apply(Options& o) {
       .add("--out", &options.out, "leave the model as it is and write the edited one here", {.type = "DIR"});
   add_base_options(o, options.apply, "apply packs that were made for any other model");
   return [&options](Common& common) {
-    const std::string folder = target_folder(options, common);
-    editors::Ledger ledger(folder, common.log);
-    for (const auto& pack : options.edits) ledger.apply(pack, options.apply);
-    return print_ledger(ledger, folder, common);
+    return change_model(options, common, [&](editors::Ledger& ledger) {
+      ledger.apply({options.edits.begin(), options.edits.end()}, options.apply);
+    });
   };
 }
 
@@ -103,17 +115,9 @@ VerbRun setup_revert(Options& o) {
     if (options.edits.empty() && !options.all)
       throw Error(ErrorClass::kInvalidArgument,
                   {"revert", "nothing to revert", "ids of edits, or --all", "emend list shows them"});
-    const std::string model = resolved_model(options);
-    if (!options.out.empty()) {
-      editors::Ledger::copy_model_folder(model, options.out);
-      std::filesystem::copy(std::filesystem::path(model) / ".emend", std::filesystem::path(options.out) / ".emend",
-                            std::filesystem::copy_options::recursive);
-    }
-    const std::string folder = options.out.empty() ? model : options.out;
-    editors::Ledger ledger(folder, common.log);
-    if (options.all) ledger.revert_all();
-    for (const auto& id : options.edits) ledger.revert(id);
-    return print_ledger(ledger, folder, common);
+    return change_model(options, common, [&](editors::Ledger& ledger) {
+      options.all ? ledger.revert_all() : ledger.revert(options.edits);
+    });
   };
 }
 
@@ -121,17 +125,14 @@ VerbRun setup_reorder(Options& o) {
   auto& options = common_setup(o);
   o.add("ID", &options.edits, "ids of all edits in force, in the order wanted", {.type = "ID", .required = true});
   return [&options](Common& common) {
-    const std::string folder = resolved_model(options);
-    editors::Ledger ledger(folder, common.log);
-    ledger.reorder(options.edits);
-    return print_ledger(ledger, folder, common);
+    return change_model(options, common, [&](editors::Ledger& ledger) { ledger.reorder(options.edits); });
   };
 }
 
 VerbRun setup_list(Options& o) {
   auto& options = common_setup(o);
   return [&options](Common& common) {
-    const std::string folder = resolved_model(options);
+    const std::string folder = open_named(options.model)->path().string();
     return print_ledger(editors::Ledger(folder, common.log), folder, common);
   };
 }

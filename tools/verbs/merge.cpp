@@ -12,7 +12,7 @@ namespace {
 struct MergeArguments {
   std::vector<std::string> packs;
   std::string out, on_conflict = "fail";
-  bool force = false;
+  bool allow_conflicts = false, force = false;
 };
 
 nlohmann::ordered_json document_of(const MergeArguments& options, const std::vector<editors::NamedPack>& packs,
@@ -62,7 +62,8 @@ int run_merge(const MergeArguments& options, const Common& common) {
   require_new(options.out, options.force);
   std::vector<editors::NamedPack> packs;
   for (const auto& path : options.packs) packs.push_back({path, editors::load_pack(path)});
-  const auto merge = editors::merge_packs(packs, editors::parse_on_conflict(options.on_conflict));
+  const auto merge =
+      editors::merge_packs(packs, editors::parse_on_conflict(options.allow_conflicts ? "sum" : options.on_conflict));
   editors::save_pack(options.out, merge.pack);
   const auto document = document_of(options, packs, merge);
   common.print(document, merge_text(document));
@@ -79,6 +80,8 @@ VerbRun setup_merge(Options& o) {
            "when two packs do not go together (one question with two answers, a fact in both, a weight that both "
            "change as a whole): fail, first (leave out the later pack), last (the earlier one), sum (put both in)",
            {.choices = {"fail", "first", "last", "sum"}})
+      .add("--allow-conflicts", &options.allow_conflicts, "the same as --on-conflict sum",
+           {.excludes = "--on-conflict"})
       .add("--force", &options.force, "replace --out");
   o.footer =
       "The changes are added, so applying the merge equals applying the packs one after the other. Facts of one pack\n"

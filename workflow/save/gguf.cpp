@@ -1,6 +1,8 @@
 // A GGUF file in which only the edited tensors differ. They get eight bits where the base has fewer.
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/workflow/save_formats.h>
@@ -21,6 +23,9 @@ SaveFormat save_gguf() {
     models::GgufWriteOptions options;
     if (!request.type.empty()) options.type = models::parse_ggml_type(request.type);
     options.base = request.base;
+    for (const auto& [name, pack] : editors::packs_in_force(request.model.checkpoint().path()))
+      options.edits.push_back(editors::describe_edit(pack));
+    options.edits.push_back(editors::describe_edit(request.pack));
     options.log = &request.lent.log;
     options.progress = request.lent.progress;
     const auto report = models::write_gguf(request.model, request.out, options);

@@ -1,4 +1,5 @@
-// A Hugging Face folder that transformers loads. A run's has a ledger, so that the edit can be taken out of it again.
+// A Hugging Face folder that transformers loads. Its ledger is that of the source
+// with the new edit, so that any can be taken out again.
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/save_formats.h>
@@ -6,17 +7,19 @@
 namespace emend::workflow {
 namespace {
 
-// The unedited folder, into which the ledger then puts the pack.
-void write_base(const SaveRequest& request) {
-  if (std::filesystem::exists(request.out)) std::filesystem::remove_all(request.out);  // left by an interrupted run
-  if (request.model.checkpoint().format() == "huggingface")
-    return editors::Ledger::copy_model_folder(request.model.checkpoint().path(), request.out);
+// The folder before the edit.
+void write_base(const SaveRequest& request, const std::filesystem::path& folder) {
+  const auto& checkpoint = request.model.checkpoint();
+  if (checkpoint.format() == "huggingface") return editors::copy_model_folder(checkpoint.path(), folder);
   struct Unedited {
-    explicit Unedited(editors::EditTransaction& edit) : edit(edit) { edit.swap(); }
-    ~Unedited() { edit.swap(); }
-    editors::EditTransaction& edit;
-  } const unedited(*request.edited);
-  models::save_model(request.model, request.out);
+    explicit Unedited(editors::EditTransaction* edit) : edit(edit) { swap(); }
+    ~Unedited() { swap(); }
+    void swap() const {
+      if (edit) edit->swap();
+    }
+    editors::EditTransaction* edit;
+  } const unedited(request.edited);
+  models::save_model(request.model, folder);
 }
 
 }  // namespace
@@ -24,13 +27,19 @@ void write_base(const SaveRequest& request) {
 SaveFormat save_model() {
   SaveFormat format{"model", "model", "edited model", "the edited model, for transformers", true};
   format.write = [](const SaveRequest& request) -> nlohmann::ordered_json {
-    if (!request.edited) {
-      const auto scope = request.with_edit();
-      return {{"folder", request.out.string()}, {"changed", models::save_model(request.model, request.out)}};
-    }
-    write_base(request);
-    editors::Ledger(request.out).apply(request.pack_file, {.accepted_bases = {request.model.fingerprint()}});
-    return {{"folder", request.out.string()}};
+    auto pack = request.pack_file;
+    const auto write = [&](const std::filesystem::path& folder) {
+      write_base(request, folder);
+      if (request.pack_file.empty()) editors::save_pack(pack = folder / "edit.pack", request.pack);
+    };
+    const auto change = [&](editors::Ledger& ledger) {
+      ledger.apply({pack}, {.accepted_bases = {request.model.fingerprint()}, .allow_conflicts = true});
+      if (request.pack_file.empty()) std::filesystem::remove(pack);
+    };
+    editors::write_edited_folder(request.out, write, change, /*replace=*/true, request.lent.log);
+    nlohmann::ordered_json weights = nlohmann::ordered_json::array();
+    for (const auto& delta : request.pack.deltas) weights.push_back(delta.weight);
+    return {{"folder", request.out.string()}, {"changed", weights}};
   };
   return format;
 }

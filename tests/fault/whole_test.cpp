@@ -1,0 +1,154 @@
+// Packs and models as users have them: several packs at once, the shared cache of Hugging Face, folders beside their
+// source, edits on top of edits, and what other formats say about an edit.
+#include <emend/core/safetensors.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/models/gguf/gguf_file.h>
+#include <gtest/gtest.h>
+
+#include "support/program_fixture.h"
+
+namespace emend::testing {
+namespace whole_test {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class WholeTest : public ProgramTest {
+ protected:
+  void SetUp() override {
+    ::setenv("OMP_NUM_THREADS", "1", 1);
+    ProgramTest::SetUp();
+    norway_ = pack("norway", "Norway", "Oslo");
+    rome_ = pack("rome", "Norway", "Rome");
+    bern_ = pack("bern", "Peru", "Bern");
+  }
+
+  // The pack of a run that answers one question.
+  std::string pack(const std::string& name, const std::string& subject, const std::string& target,
+                   const std::string& model = "model", const std::string& save = "pack") {
+    write_file(folder_ / (name + ".jsonl"),
+               json{{"prompt", "The capital of {} is"}, {"subject", subject}, {"target_new", target}}.dump() + "\n");
+    const auto result =
+        run_program("memit_edit", edit({"--model", path(model), "--facts", path(name + ".jsonl"), "--eval", "none",
+                                        "--save", save, "--quiet", "--stats-tokens", "500", "--out", path(name)}));
+    EXPECT_EQ(result.status, 0) << result.err;
+    return path(name + "/edit.safetensors");
+  }
+  ProgramResult emend(const std::vector<std::string>& arguments, const ProgramOptions& options = {}) {
+    return run_program("emend", arguments, options);
+  }
+  void must(const std::vector<std::string>& arguments, const ProgramOptions& options = {}) {
+    const auto result = emend(arguments, options);
+    EXPECT_EQ(result.status, 0) << result.err;
+  }
+  void refused(const std::vector<std::string>& arguments, const std::vector<std::string>& words,
+               const ProgramOptions& options = {}) {
+    const auto result = emend(arguments, options);
+    EXPECT_EQ(result.status, 2) << result.err;
+    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << word << " in " << result.err;
+  }
+  json list(const std::string& model) {
+    return json::parse(emend({"list", "--model", path(model), "--json"}).out).at("edits");
+  }
+
+  std::string norway_, rome_, bern_;
+};
+
+TEST_F(WholeTest, PacksThatContradictEachOtherAreOneJudgement) {
+  const std::vector<std::string> words = {"target", "The capital of Norway is", "Oslo", "Rome", "--allow-conflicts"};
+  refused({"merge", norway_, rome_, "--out", path("merged")}, words);
+  refused({"apply", norway_, rome_, "--model", path("model"), "--out", path("out")}, words);
+  refused({"export", norway_, rome_, "--to", "peft", "--model", path("model"), "--out", path("out")}, words);
+  refused({"generate", "--model", path("model"), "--prompt", "a", "--pack", norway_, "--pack", rome_},
+          {"target", "Oslo", "Rome"});
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  must({"apply", norway_, "--model", path("model")});
+  refused({"apply", bern_, rome_, "--model", path("model")}, words);
+  EXPECT_EQ(list("model").size(), 1U) << "the first of a refused list came into force";
+  must({"apply", bern_, rome_, "--model", path("model"), "--allow-conflicts"});
+  must({"merge", norway_, rome_, "--out", path("merged"), "--allow-conflicts"});
+}
+
+TEST_F(WholeTest, ARefusedApplyLeavesNothingAndARetryWorks) {
+  std::string bytes = read_file(norway_);
+  bytes[bytes.size() - 5] ^= 1;
+  write_file(folder_ / "bad.safetensors", bytes);
+  const std::string original = model_bytes();
+  EXPECT_EQ(emend({"apply", bern_, path("bad.safetensors"), "--model", path("model")}).status, 3);
+  EXPECT_EQ(model_bytes(), original);
+  EXPECT_FALSE(fs::exists(folder_ / "model" / ".emend"));
+  EXPECT_EQ(emend({"apply", bern_, path("bad.safetensors"), "--model", path("model"), "--out", path("a/b/out")}).status,
+            3);
+  EXPECT_FALSE(fs::exists(folder_ / "a"));
+  must({"apply", bern_, "--model", path("model"), "--out", path("a/b/out")});
+  EXPECT_EQ(emend({"revert", "--all", "--model", path("a/b/out")}).status, 0);
+  EXPECT_EQ(read_file(folder_ / "a/b/out/model.safetensors"), original);
+}
+
+TEST_F(WholeTest, TheSharedCacheIsNotEdited) {
+  const fs::path snapshot = folder_ / "hub" / "models--org--tiny" / "snapshots" / "0123abcd";
+  fs::create_directories(snapshot.parent_path());
+  fs::copy(folder_ / "model", snapshot);
+  ProgramOptions cache;
+  cache.environment = {{"HF_HUB_CACHE", path("hub")}};
+  refused({"apply", bern_, "--model", "org/tiny"},
+          {"org/tiny", "Hugging Face cache", "apply " + bern_ + " --model org/tiny --out tiny-edited"}, cache);
+  refused({"apply", bern_, "--model", snapshot.string()}, {"org/tiny", "--out"}, cache);
+  must({"list", "--model", "org/tiny"}, cache);
+  EXPECT_FALSE(fs::exists(snapshot / ".emend"));
+  EXPECT_THROW(editors::Ledger(snapshot).apply({bern_}), Error);
+  must({"apply", bern_, "--model", "org/tiny", "--out", path("mine")}, cache);
+  EXPECT_EQ(read_file(snapshot / "model.safetensors"), model_bytes());
+
+  must({"export", bern_, "--to", "peft", "--model", "org/tiny", "--out", path("adapter")}, cache);
+  const auto config = json::parse(read_file(folder_ / "adapter" / "adapter_config.json"));
+  EXPECT_EQ(config["base_model_name_or_path"], "org/tiny");
+  must({"export", bern_, "--to", "gguf", "--model", "org/tiny", "--out", path("edited.gguf")}, cache);
+  const models::GgufFile file(folder_ / "edited.gguf");
+  EXPECT_EQ(file.required_text("general.base_model.0.name"), "tiny");
+  EXPECT_EQ(file.required_text("general.base_model.0.organization"), "org");
+  const auto edits = file.texts("emend.edits");
+  ASSERT_EQ(edits.size(), 1U);
+  const auto edit = json::parse(edits[0]);
+  EXPECT_EQ(edit["facts"][0]["target_new"], "Bern");
+  EXPECT_EQ(edit["editor"], "memit");
+  EXPECT_EQ(edit["base"], editors::load_pack(bern_).base_fingerprint);
+}
+
+TEST_F(WholeTest, AFolderBesideItsSourceSharesNothing) {
+  must({"apply", bern_, "--model", path("model"), "--out", path("edited")});
+  for (const auto& entry : fs::directory_iterator(folder_ / "edited")) {
+    if (entry.is_regular_file()) {
+      EXPECT_EQ(fs::hard_link_count(entry.path()), 1U) << entry.path();
+    }
+    EXPECT_FALSE(entry.is_symlink()) << entry.path();
+  }
+}
+
+TEST_F(WholeTest, AnEditedFolderIsEditedAgain) {
+  const std::string original = model_bytes();
+  must({"apply", norway_, "--model", path("model"), "--out", path("edited")});
+  const std::string again = pack("again", "Norway", "Lima", "edited", "pack,model");  // another answer, on top
+  const auto history = list("again/model");
+  ASSERT_EQ(history.size(), 2U);
+  EXPECT_TRUE(history[0]["active"] && history[1]["active"]);
+  EXPECT_EQ(history[1]["under"][0], history[0]["id"]);
+  refused({"apply", again, "--model", path("model")}, {"on top of", history[0]["id"].get<std::string>()});
+  must({"apply", again, "--model", path("edited")});
+  EXPECT_EQ(model_bytes("edited"), model_bytes("again/model"));
+  must({"export", bern_, "--to", "model", "--model", path("edited"), "--out", path("three")});
+  EXPECT_EQ(list("three").size(), 3U);
+  must({"revert", history[0]["id"].get<std::string>(), "--model", path("three")});
+  for (const char* model : {"edited", "again/model", "three"}) {
+    must({"revert", "--all", "--model", path(model)});
+    EXPECT_EQ(model_bytes(model) == original, true) << model;
+  }
+  must({"convert", path("model"), path("plain.gguf")});
+  EXPECT_TRUE(models::GgufFile(folder_ / "plain.gguf").texts("emend.edits").empty());
+  must({"apply", norway_, "--model", path("edited")});
+  must({"convert", path("edited"), path("edited.gguf")});
+  EXPECT_EQ(models::GgufFile(folder_ / "edited.gguf").texts("emend.edits").size(), 1U);
+}
+
+}  // namespace whole_test
+}  // namespace emend::testing
