@@ -119,6 +119,9 @@ int run_guarded(const VerbRun& run, Common& common) {
                   Error(ErrorClass::kDevice, {"system", error.what(), "the threads and memory that the work needs",
                                               "raise the limits of the process (ulimit -a)"}));
   } catch (const c10::Error& error) {
+    if (std::string_view(error.what_without_backtrace()).find("allocate memory") != std::string_view::npos)  // on CPUs
+      return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
+                                                        "use a smaller --batch-size or a smaller model"}));
     common.log.error("error", std::string("internal error: ") + error.what_without_backtrace());
   } catch (const std::exception& error) {
     common.log.error("error", std::string("internal error: ") + error.what());

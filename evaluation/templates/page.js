@@ -233,7 +233,7 @@ function verdict() {
                el('b', null, modelName()), '. '];
   if (cases.all > 0)
     out.push(...(cases.failed === 0
-        ? ['In all of them the new answer is now the more probable one, or said in full. ']
+        ? ['The model now says all of them. ']
         : [el('span', {class: 'reason'}, `${cases.failed} of ${cases.all} did not work out`), ' (below). ']));
   for (const family of data.families)
     for (const field of family.fields.filter(field => field.main)) {
@@ -269,7 +269,7 @@ function tiles() {
 
 function card(one) {
   const meter = (name, p, index) => number(p) === null ? null : el('div', {class: 'prob'}, el('span', null, name),
-      el('span', {class: 'meter'}, piece(p, index)), el('span', null, 'p(answer) ' + probability(p)));
+      el('span', {class: 'meter'}, piece(p, index)), el('span', null, 'p ' + probability(p)));
   const said = when => one[when] === undefined ? null : el('div', {class: 'said'}, el('span', {class: 'tag'}, when),
       el('span', null, el('span', {class: when}, '…' + one[when])));
   return el('div', {class: one.reason ? 'card failed' : 'card'},
@@ -284,7 +284,7 @@ function wordsSection() {
   const cards = data.cards.shown, first = 12;
   if (!cards.length) return null;
   return section('In words',
-      el('p', {class: 'soft'}, 'What the model writes after each prompt, and how probable it finds the whole new answer. Edits that did ' +
+      el('p', {class: 'soft'}, 'What the model writes after each prompt, and p, the probability of the whole new answer. Edits that did ' +
                                    'not work out come first.'),
       el('div', {class: 'cards'}, cards.slice(0, first).map(card)),
       cards.length > first ? el('details', null, el('summary', null, `Show ${cards.length - first} more`),

@@ -174,7 +174,14 @@ class PlacesTest : public ProgramTest {
     judge("descriptors", run(writing, "ulimit -n 20;"), {0, 3, 5}, &before);
 
     make_place(writing, false);
-    judge("memory", run(writing, "ulimit -v " + std::to_string(memory_kib_) + ";"), {0, 3, 5}, &before);
+    // A library that gets no stack for a thread of its own may end the process; then nothing may be left all the same.
+    const auto starved = run(writing, "ulimit -v " + std::to_string(memory_kib_) + ";");
+    if (starved.status < 128) {
+      judge("memory", starved, {0, 3, 5}, &before);
+    } else {
+      EXPECT_TRUE(writing.resumable || contents() == before) << writing.name << ", killed, left something";
+      line += "  memory " + std::to_string(starved.status);
+    }
     std::cout << "[ figure   ] " << line << '\n';
   }
 

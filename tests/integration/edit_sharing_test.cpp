@@ -141,14 +141,15 @@ TEST_F(EditSharing, HalfPrecisionSaysWhatSurvived) {
     EXPECT_LT(share.get<double>(), 1.7) << weight;
     EXPECT_NE(share.get<double>(), 1.0) << weight;
   }
-  ASSERT_EQ(run_program("emend", {"convert", path("model"), path("bf16"), "--dtype", "bfloat16", "--quiet"}).status, 0);
+  for (const char* out : {"bf16", "fresh"})
+    ASSERT_EQ(run_program("emend", {"convert", path("model"), path(out), "--dtype", "bfloat16", "--quiet"}).status, 0);
   const auto applied = run({"apply", pack("half"), "--model", path("bf16"), "--force"});
   EXPECT_NE(applied["edits"][0]["survived"].get<double>(), 1.0);
   EXPECT_GT(applied["edits"][0]["survived"].get<double>(), 0.3);
-  const auto refused = run_program("emend", {"apply", pack("half"), "--model", path("bf16"), "--out", path("x")});
+  const auto refused = run_program("emend", {"apply", pack("half"), "--model", path("fresh"), "--out", path("x")});
   EXPECT_EQ(refused.status, 2);
   EXPECT_NE(refused.err.find("--accept-base"), std::string::npos) << refused.err;
-  (void)run({"apply", pack("half"), "--model", path("bf16"), "--out", path("y"), "--accept-base",
+  (void)run({"apply", pack("half"), "--model", path("fresh"), "--out", path("y"), "--accept-base",
              document["b"]["base"].get<std::string>().substr(0, 12)},
             0);
 }

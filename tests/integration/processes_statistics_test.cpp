@@ -79,8 +79,8 @@ TEST_P(ProcessesStatistics, TwoAndThreeGiveTheNumbersOfOne) {
 
 TEST_P(ProcessesStatistics, AProcessThatFailsEndsTheOthers) {
   if (GetParam() == Launcher::kMpirun) GTEST_SKIP() << "one process's arguments are changed, which mpirun cannot";
-  ProcessesOptions options;  // the second process finds no corpus
-  options.arguments_of_rank[1] = {"stats", "--model", path("model"), "--corpus", "/nowhere", "--layers", "0"};
+  ProcessesOptions options;  // the second process finds no model
+  options.arguments_of_rank[1] = {"stats", "--model", "/nowhere", "--corpus", path("corpus.txt"), "--layers", "0"};
   const auto begin = std::chrono::steady_clock::now();
   const auto results = run_processes(GetParam(), 2, "emend", arguments("failed", "cpu"), options);
   EXPECT_EQ(results[0].status, 5) << results[0].err;

@@ -50,11 +50,12 @@ TEST_F(ProgramOutputsTest, LintRemarksAreReportedAndFixed) {
   EXPECT_EQ(results()["facts"], 1);
 }
 
-TEST_F(ProgramOutputsTest, StrictRefusesContradictions) {
+TEST_F(ProgramOutputsTest, RefusesContradictionsUnlessToldOtherwise) {
   write_file(folder_ / "facts.jsonl",
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Oslo\"}\n");
-  expect_error(edit({"--strict"}), 3, {"facts.jsonl", "--strict", "contradiction"});
+  expect_error(edit({}), 3, {"facts.jsonl", "--allow-conflicts", "contradiction"});
+  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
 }
 
 TEST_F(ProgramOutputsTest, TheGuardTakesABatchBack) {

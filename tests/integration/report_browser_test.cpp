@@ -106,7 +106,7 @@ TEST_F(Browser, DrawsEveryPart) {
         "Spectrum of the update", "Against the number of edits", "Retention", "Time by phase", "Peak memory by device",
         "memit_edit --model", "Hyper-parameters", "title=\"Harmonic mean of the three success rates",
         // Numbers for people.
-        "134,515,008", "3 min 20 s", "2 h 05 min", "1.8 GiB", "p(answer) &lt; 0.001", "93.0 % of the update survived",
+        "134,515,008", "3 min 20 s", "2 h 05 min", "1.8 GiB", "p &lt; 0.001", "93.0 % of the update survived",
         // Round ticks.
         ">20</text>", ">40</text>", ">100</text>", "role=\"img\" aria-label=\"Singular values"})
     EXPECT_NE(dom.find(part), std::string::npos) << part;

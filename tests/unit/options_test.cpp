@@ -71,7 +71,8 @@ TEST(Options, DefaultsParse) {
     std::vector<std::string> words;
     for (const Option& option : command.options.all()) {
       if (is_positional(option)) {
-        for (int i = 0; option.required && i < std::max(1, option.least); ++i) words.push_back("word");
+        for (int i = 0; option.required && i < std::max(1, option.least); ++i)
+          words.push_back(option.choices.empty() ? "word" : option.choices[0]);
       } else if (option.required) {
         words.insert(words.end(), {option.spellings().back(), option.choices.empty() ? "word" : option.choices[0]});
       }

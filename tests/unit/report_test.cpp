@@ -1,6 +1,7 @@
 // The report page, the files beside it and the comparison of runs, on made-up runs.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/utf8.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
@@ -121,8 +122,7 @@ TEST(Report, KeepsEveryTextOfTheRunData) {
   for (const char* part : {"<", "\u2028", "\x01", "\xff"}) EXPECT_EQ(text.find(part), std::string::npos) << part;
   EXPECT_EQ(count(page, "</script>"), 2U);
   const std::string kept = data_of(page)["extras"]["command"].get<std::string>();
-  EXPECT_EQ(kept.substr(0, 40), hostile.substr(0, 40));
-  EXPECT_TRUE(kept.ends_with("{{nonce}}\u2028"));
+  EXPECT_EQ(kept, printable(hostile)) << "what would turn the text's direction is shown as its number";
 }
 
 TEST(Report, NeedsNoNetworkAndRunsItsOwnScriptOnly) {

@@ -157,7 +157,7 @@ TEST(Solver, SaysWhatIsWrong) {
   const at::Tensor keys = random_matrix(20, 3, 1);
   const at::Tensor thin = random_matrix(20, 4, 2);
   const SecondMoment negative(random_spd(20, 3) - 5 * at::eye(20, at::kDouble));
-  expect_error(ErrorClass::kNumeric, "--stats-tokens", [&] {
+  expect_error(ErrorClass::kNumeric, "stats_tokens", [&] {
     (void)editors::solve_keys(keys, {negative, 1, 0, {}, {}});
   });
   expect_error(ErrorClass::kInvalidArgument, "width 20", [&] {

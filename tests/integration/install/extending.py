@@ -15,7 +15,7 @@ import sys
 
 SOURCE, BUILD, SCRATCH = (pathlib.Path(word).resolve() for word in sys.argv[1:4])
 TREE = SCRATCH / "tree"
-FOLDERS = ["cmake", "core", "datasets", "devices", "docs", "editors", "evaluation", "hooks", "hparams", "models", "tools", "workflow"]
+FOLDERS = ["cmake", "core", "datasets", "devices", "docs", "editors", "evaluation", "hooks", "hparams", "models", "tests/oracle", "tools", "workflow"]
 
 
 def recipes():
