@@ -81,7 +81,7 @@ constexpr std::array kNegations = {"It is not true that {}", "It is false that {
                                    "Nobody believes that {}"};
 
 // Weights of the kinds of rows in a gate's loss.
-constexpr double kTextWeight = 1, kOpenWeight = 2, kOthersWeight = 1, kNegatedWeight = 0.01;
+constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
 
 std::string in_place(const std::string& form, const std::string& text) {
   const size_t place = form.find("{}");

@@ -22,7 +22,7 @@ class GateFit {
   ~GateFit();
 
   /// [D] in float32 on the rows' device. sign_N [N] ±1; weight_N [N] the c of this gate. At most `steps` steps.
-  [[nodiscard]] at::Tensor fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps = 6) const;
+  [[nodiscard]] at::Tensor fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps = 12) const;
   /// [D] u with uᵀx ≈ 1 on all rows, by weighted least squares with the same ρ.
   [[nodiscard]] at::Tensor constant() const;
 
