@@ -6,8 +6,8 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
-#include <emend/models/detail/layers.h>
 #include <emend/models/kv_cache.h>
+#include <emend/models/products.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -103,7 +103,7 @@ class FamilySuite {
         const bool gated = model_.has_site(Site::kMlpGate);
         if (gated) projected(Site::kMlpIn, Site::kMlpGate, false);
         const at::Tensor active =
-            models::detail::activate(at(gated ? Site::kMlpGate : Site::kMlpUp), model_.config().activation);
+            models::activate(at(gated ? Site::kMlpGate : Site::kMlpUp), model_.config().activation);
         const at::Tensor key = gated ? active * at(Site::kMlpUp) : active;
         EXPECT_LE((key - at(Site::kMlpDownIn)).abs().max().item<double>(), tolerance) << l;
       } else {
