@@ -431,6 +431,10 @@ const SecondMoment& CorpusStatistics::get(int layer) const {
   return prepared_moment(*state_, layer);
 }
 
+std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
+  return detail::make_row_source(model, state_->text, state_->options)->take(tokens);
+}
+
 nlohmann::json CorpusStatistics::describe() const {
   return describe_corpus(*state_);
 }
