@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "support/program_fixture.h"
+#include "support/python.h"
 
 namespace emend::testing {
 namespace sequential_program_test {
@@ -69,7 +70,8 @@ INSTANTIATE_TEST_SUITE_P(Editors, SequentialProgramTest,
                                            Sequence{"sphere", "nullspace_threshold: 1e9\nL2: 1\n"},
                                            Sequence{"memit-seq", "mom2_update_weight: 10\n"},
                                            Sequence{"nse", "mom2_update_weight: 10\nneuron_threshold: 0.8\n"},
-                                           Sequence{"rect", "mom2_update_weight: 10\n"},
+                                           Sequence{"rect", "mom2_update_weight: 10\nhistory: true\n"},
+                                           Sequence{"rlsedit", "mom2_update_weight: 10\nnas: true\nrevive: 0.2\n"},
                                            // So large a change that the restraint has something to do.
                                            Sequence{"prune", "mom2_update_weight: 1e-3\nrestraint_base: 1000\n"}),
                          [](const auto& info) {
@@ -152,6 +154,9 @@ TEST_P(LifelongTest, MeasuresWhatEarlierEditsStillHold) {
   EXPECT_GE(entries[2]["all"], 60) << "the sequence has written something";
   EXPECT_NE(done.err.find("after 4 edits: first "), std::string::npos) << done.err;
   EXPECT_NE(done.out.find("LAMBADA"), std::string::npos) << done.out;
+  const auto table = run_shell("python3 " EMEND_SOURCE_DIR "/tools/lifelong-table " + path("whole"));
+  EXPECT_EQ(table.status, 0) << table.output;
+  EXPECT_NE(table.output.find("| `" + std::string(GetParam().editor) + "` | 5 |"), std::string::npos) << table.output;
   EXPECT_NE(read_file(folder_ / "whole" / "report.html").find("lifelongFigures"), std::string::npos);
 }
 
