@@ -63,6 +63,11 @@ class Session {
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }  ///< by the collapse guard
   /// Facts that could not be edited, over all batches.
   [[nodiscard]] int64_t failed() const;
+  /// What the model says to every fact so far: [{"case_id", "prompt", "target", "verdict", "reason", "text"}].
+  [[nodiscard]] nlohmann::json verdicts() const;
+  /// Writes the change so far in one of the forms of save_formats.h. Throws Error(kUnsupported) if there is no such
+  /// form of it, Error(kIo).
+  void save(const std::string& form, const std::filesystem::path& out);
   /// The change so far, as a pack.
   [[nodiscard]] editors::EditPack pack() const;
   /// Throws Error(kIo).
