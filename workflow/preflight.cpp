@@ -346,7 +346,10 @@ nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Mo
   for (auto& [phase, value] : seconds.items()) value = std::round(10 * value.get<double>()) / 10;
   RunOptions placed = options;
   placed.model.dtype = dtype_name(model.dtype());
-  return {{"note", "rough: from the time that a few facts took just now; statistics only where none are cached"},
+  return {{"note",
+           "rough. seconds: from what a few facts took just now, statistics only where none are cached; peak_bytes: "
+           "weights "
+           "and tensors as planned, without what the process takes beside them"},
           {"seconds", seconds},
           {"peak_bytes", Preflight(placed, config, Log())
                              .peaks(edit_phases(options, hparams, editor, config, model.tokenizer(), facts))}};
