@@ -2,7 +2,6 @@
 #pragma once
 
 #include <emend/core/error.h>
-#include <emend/core/setting.h>
 
 #include <atomic>
 #include <memory>
@@ -17,9 +16,7 @@ class CancelToken {
   [[nodiscard]] bool requested() const noexcept { return flag_->load(std::memory_order_relaxed); }
   /// Throws Error(kCancelled) once request() was called. `where` names the phase for the message.
   void check(const char* where) const {
-    if (requested())
-      throw Error(ErrorClass::kCancelled,
-                  {where, "interrupted", "", "run again with " + setting("resume") + " to go on"});
+    if (requested()) throw Error(ErrorClass::kCancelled, {where, "interrupted", "", ""});
   }
 
  private:

@@ -162,14 +162,4 @@ std::string corpus_hash(const std::filesystem::path& path) {
   return hash.hex();
 }
 
-CorpusSize measure_corpus(const std::filesystem::path& path, const CorpusOptions& options) {
-  CorpusReader reader(path, options);
-  CorpusSize size;
-  while (const auto document = reader.next()) {
-    ++size.documents;
-    size.bytes += static_cast<int64_t>(document->text.size());
-  }
-  return size;
-}
-
 }  // namespace emend::datasets

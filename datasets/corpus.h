@@ -49,10 +49,4 @@ class CorpusReader {
 /// SHA-256 of the file's bytes: the corpus's part of a cache key. Throws Error(kNotFound, kIo).
 [[nodiscard]] std::string corpus_hash(const std::filesystem::path& path);
 
-/// Number of documents and of bytes of text in them, for doctor and reports.
-struct CorpusSize {
-  int64_t documents = 0, bytes = 0;
-};
-[[nodiscard]] CorpusSize measure_corpus(const std::filesystem::path& path, const CorpusOptions& options = {});
-
 }  // namespace emend::datasets

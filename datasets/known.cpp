@@ -38,9 +38,4 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
   return facts;
 }
 
-std::vector<KnownFact> load_known_facts(const std::filesystem::path& path, int64_t offset, int64_t limit) {
-  const MappedFile file(path);
-  return parse_known_facts({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), offset, limit);
-}
-
 }  // namespace emend::datasets

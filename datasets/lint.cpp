@@ -112,13 +112,6 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
   return findings;
 }
 
-std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options,
-                               const std::vector<LintCheck>& more) {
-  options.bad_rows = BadRowPolicy::kSkip;
-  options.allow_empty = true;
-  return lint_facts(load_facts(path, options), more);
-}
-
 FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied) {
   std::vector<bool> removed(facts.facts.size(), false);
   std::unordered_set<size_t> grouped;

@@ -41,11 +41,6 @@ using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
 /// Findings in the order of the file, errors before warnings on the same line. Rows in `facts.bad_rows` are errors.
 [[nodiscard]] std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more = {});
 
-/// Reads with BadRowPolicy::kSkip and no error for empty results, then lints: every bad row of the file is listed, not
-/// just the first.
-[[nodiscard]] std::vector<Finding> lint_file(const std::filesystem::path& path, ReadOptions options = {},
-                                             const std::vector<LintCheck>& more = {});
-
 /// Applies every fixable finding; the fingerprint is renewed. Facts of groups are never removed. `applied` counts the
 /// fixes.
 [[nodiscard]] FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied = nullptr);

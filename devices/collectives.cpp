@@ -188,25 +188,34 @@ class GlooGroup final : public Collectives {
   template <class Call>
   void guarded(const std::string& name, const Call& call) {
     if (broken_) lost(name, "an earlier call failed");
-    const std::jthread waiting([&](const std::stop_token& done) { say_that_it_waits(done, name); });
+    const auto note = [this](const std::string& under_way) {
+      const std::lock_guard lock(watched_);
+      under_way_ = under_way;
+      since_ = std::chrono::steady_clock::now();
+    };
+    note(name);
     try {
       call();
     } catch (const std::exception& error) {
+      note("");
       broken_ = true;
       lost(name, brief(error));
     }
+    note("");
   }
 
-  /// A process that is stopped, or slow, looks like a hang to the others.
-  void say_that_it_waits(const std::stop_token& done, const std::string& name) const {
-    std::mutex mutex;
-    std::unique_lock lock(mutex);
+  /// A process that is stopped, or slow, looks like a hang to the others: looks every second, and says so once a call.
+  void watch(const std::stop_token& done) {
+    std::unique_lock lock(watched_);
     std::condition_variable_any ended;
-    if (ended.wait_for(lock, done, kPatience, [&] { return done.stop_requested(); }) || done.stop_requested()) return;
-    log_.warning("processes.waiting", who() + ": " + name + ": no answer from every process for " +
-                                          std::to_string(kPatience.count()) + " s: is one stopped or slow? " +
-                                          "This one gives up after " + std::to_string(timeouts_.call.count() / 60) +
-                                          " min");
+    while (!ended.wait_for(lock, done, std::chrono::seconds(1), [&] { return done.stop_requested(); })) {
+      if (under_way_.empty() || std::chrono::steady_clock::now() - since_ < kPatience) continue;
+      log_.warning("processes.waiting", who() + ": " + under_way_ + ": no answer from every process for " +
+                                            std::to_string(kPatience.count()) + " s: is one stopped or slow? " +
+                                            "This one gives up after " + std::to_string(timeouts_.call.count() / 60) +
+                                            " min");
+      under_way_.clear();
+    }
   }
 
   [[noreturn]] void lost(const std::string& name, const std::string& reason) const {
@@ -334,6 +343,10 @@ class GlooGroup final : public Collectives {
   c10::intrusive_ptr<c10d::Backend> group_;
   std::map<std::vector<int64_t>, std::unique_ptr<NcclGroup>> gpus_;  ///< by everyone's GPU; null: not to be used
   bool broken_ = false;
+  std::mutex watched_;
+  std::string under_way_;  ///< the call that may wait; empty: none
+  std::chrono::steady_clock::time_point since_;
+  std::jthread watcher_{[this](const std::stop_token& done) { watch(done); }};  ///< last: it uses the others
 };
 
 // Gloo writes to its sockets without MSG_NOSIGNAL: a process that is lost would end the others by SIGPIPE, without a

@@ -9,14 +9,12 @@
 #include <emend/evaluation/metric.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include <cmath>
-
 namespace emend::evaluation {
 namespace {
 
 using nlohmann::json;
 
-constexpr int kFormat = 2;
+constexpr int kFormat = 3;
 
 json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                const EvaluateOptions& options) {
@@ -89,9 +87,8 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
 }
 
 std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
-                                         int64_t new_tokens, int top, const CancelToken& cancel) {
+                                         int64_t new_tokens, const CancelToken& cancel) {
   if (facts.empty()) return {};
-  const auto& tokenizer = model.tokenizer();
   std::vector<std::string> prompts;
   for (const auto& fact : facts) prompts.push_back(fact.full_prompt());
   ScoreOptions score_options;
@@ -104,22 +101,7 @@ std::vector<Continuation> continue_facts(const models::Model& model, const std::
   free.cancel = cancel;
   auto texts = write_on(model, prompts, free);
   for (size_t i = 0; i < facts.size(); ++i)
-    all.push_back({prompts[i], std::move(texts[i].text), efficacies[i].probability, {}});
-  constexpr size_t kRows = 64;
-  for (size_t begin = 0; begin < facts.size() && top > 0; begin += kRows) {
-    const size_t end = std::min(begin + kRows, facts.size());
-    const at::Tensor log_probs = next_token_log_probs(
-        model,
-        {prompts.begin() + static_cast<std::ptrdiff_t>(begin), prompts.begin() + static_cast<std::ptrdiff_t>(end)},
-        score_options);
-    const auto [values, tokens] = log_probs.topk(std::min<int64_t>(top, log_probs.size(1)), 1);
-    for (size_t i = begin; i < end; ++i)
-      for (int64_t k = 0; k < values.size(1); ++k) {
-        const auto row = static_cast<int64_t>(i - begin);
-        const int64_t id = tokens[row][k].item<int64_t>();
-        all[i].top.emplace_back(tokenizer.decode(std::vector<int64_t>{id}), std::exp(values[row][k].item<double>()));
-      }
-  }
+    all.push_back({prompts[i], std::move(texts[i].text), efficacies[i].probability});
   return all;
 }
 

@@ -46,20 +46,22 @@ json difference_row(const std::string& family, const MetricField& field, const P
   }
   const auto n = static_cast<double>(differences.size());
   const auto mean = mean_of(differences);
-  // The sample's own deviation (divisor n - 1); one pair says nothing about the spread.
-  const double half = n > 1 ? scale * mean->ci95 * std::sqrt(n / (n - 1)) : NAN;
-  const double difference = scale * mean->value;
-  const bool known = std::isfinite(half);
+  auto range = mean_interval(*mean);
+  // Shares that all differ alike still leave open how many of further cases would.
+  if (!range && field.share() && mean->value != 0) {
+    const double least = mean->value * share_interval(1, mean->n).first;
+    range = std::minmax(least, mean->value);
+  }
   return {{"family", family},
           {"metric", field.key},
           {"paper_name", field.paper_name},
           {"unit", field.unit},
           {"first", scale * first / n},
           {"second", scale * second / n},
-          {"difference", difference},
-          {"ci95", known ? json{difference - half, difference + half} : json()},
+          {"difference", scale * mean->value},
+          {"ci95", range ? json{scale * range->first, scale * range->second} : json()},
           {"n", differences.size()},
-          {"significant", known && std::fabs(difference) > half}};
+          {"significant", range && (range->first > 0 || range->second < 0)}};
 }
 
 /// The harmonic score has no value for one case: both runs are resampled with the same cases.
@@ -92,9 +94,9 @@ json score_row(const std::string& family, const MetricField& field, const std::v
           {"first", first},
           {"second", second},
           {"difference", second - first},
-          {"ci95", n > 1 ? json{low, high} : json()},
+          {"ci95", low < high ? json{low, high} : json()},  // equal cases do not show how they spread
           {"n", n},
-          {"significant", n > 1 && (low > 0 || high < 0)}};
+          {"significant", low < high && (low > 0 || high < 0)}};
 }
 
 using Cases = std::vector<std::pair<const json*, const json*>>;

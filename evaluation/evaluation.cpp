@@ -242,16 +242,6 @@ RetentionMatrix RetentionMatrix::from_json(const json& json) {
   return matrix;
 }
 
-std::string RetentionMatrix::to_csv() const {
-  std::ostringstream out;
-  out << "edits_applied,fact,success,accuracy,probability\n";
-  for (const auto& step : steps_)
-    for (size_t i = 0; i < step.values.size(); ++i)
-      out << step.edits_applied << ',' << i << ',' << (step.values[i].success() ? 1 : 0) << ','
-          << (step.values[i].accurate ? 1 : 0) << ',' << step.values[i].probability << '\n';
-  return out.str();
-}
-
 json to_json(const Evaluation& evaluation) {
   const auto& counts = evaluation.counts;
   return {{"summary", evaluation.summary},

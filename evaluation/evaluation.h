@@ -47,6 +47,8 @@ struct MetricField {
   std::vector<std::string> harmonic_of = {};  ///< the figure is the harmonic mean of these columns
   bool of_groups = false;                     ///< `of_case` reads groups of facts instead of cases
   bool optional = false;                      ///< without a value left out of the summary instead of null
+  bool difference = false;                    ///< of two shares: from -100 to 100 %
+  [[nodiscard]] bool share() const { return unit == "%" && !difference; }  ///< of records: from 0 to 100 %
 };
 
 /// What a family says about one case.
@@ -179,13 +181,11 @@ struct Efficacy {
 /// Greedy continuations and target probabilities of the facts' own prompts, for people to read.
 struct Continuation {
   std::string prompt, text;
-  double probability = 0;                           ///< of the whole target: the product over its tokens
-  std::vector<std::pair<std::string, double>> top;  ///< most probable next tokens
+  double probability = 0;  ///< of the whole target: the product over its tokens
 };
 [[nodiscard]] std::vector<Continuation> continue_facts(const models::Model& model,
                                                        const std::vector<datasets::Fact>& facts,
-                                                       int64_t new_tokens = 12, int top = 5,
-                                                       const CancelToken& cancel = {});
+                                                       int64_t new_tokens = 12, const CancelToken& cancel = {});
 
 /// Efficacy of every fact after every step of a sequence of edits.
 class RetentionMatrix {
@@ -198,8 +198,6 @@ class RetentionMatrix {
   ///  "edited_success": [% of the facts edited so far …]} — one row a step.
   [[nodiscard]] nlohmann::json to_json() const;
   [[nodiscard]] static RetentionMatrix from_json(const nlohmann::json& json);
-  /// edits_applied,fact,success,accuracy,probability
-  [[nodiscard]] std::string to_csv() const;
 
  private:
   struct Step {

@@ -1,6 +1,8 @@
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
+#include <emend/evaluation/detail/values.h>
+#include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
 #include <emend/models/generation.h>
@@ -139,6 +141,32 @@ std::vector<Answer> answers(const models::Model& model, std::span<const datasets
   for (auto& text : write_on(model, prompts, own))
     all.push_back({begins_with(text.text, facts[all.size()].target_new), std::move(text.text)});
   return all;
+}
+
+std::optional<Answer> answer_in(const std::string& text, const std::string& target) {
+  if (begins_with(text, target)) return Answer{true, text};
+  const std::string words = plain_words(text), wanted = plain_words(target);
+  if (without_article(wanted).starts_with(without_article(words))) return std::nullopt;
+  return Answer{false, text};
+}
+
+std::optional<Answer> answer_read(const Evaluation& evaluation, size_t place, const std::string& target) {
+  if (place >= evaluation.cases.size()) return std::nullopt;
+  const auto& texts = detail::member(evaluation.cases[place], {"free", "edit"});
+  if (!texts.is_array() || texts.empty()) return std::nullopt;
+  return answer_in(detail::text(texts[0], "text"), target);
+}
+
+std::vector<FurtherText> further_texts(const nlohmann::json& before, const nlohmann::json& after) {
+  std::vector<FurtherText> texts;
+  for (const auto& [group, label] :
+       {std::pair{"paraphrase", "in other words"}, {"negation", "negated"}, {"neighbor", "a neighbour"}}) {
+    const auto &pre = detail::member(before, {group}), &post = detail::member(after, {group});
+    if (pre.is_array() && post.is_array() && !pre.empty() && !post.empty())
+      texts.push_back(
+          {label, detail::text(post[0], "prompt"), detail::text(pre[0], "text"), detail::text(post[0], "text")});
+  }
+  return texts;
 }
 
 bool sentence_ended(std::string_view text) {

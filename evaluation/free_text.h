@@ -10,12 +10,16 @@
 #include <emend/devices/work_sharing.h>
 #include <emend/models/model.h>
 
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace emend::evaluation {
+
+struct Evaluation;
 
 struct FreeTextOptions {
   int64_t max_tokens = 40;
@@ -44,6 +48,20 @@ struct Answer {
 };
 [[nodiscard]] std::vector<Answer> answers(const models::Model& model, std::span<const datasets::Fact> facts,
                                           const FreeTextOptions& options = {});
+
+/// The answer that a longer text of the same prompt shows; none where the text ends inside of `target`.
+[[nodiscard]] std::optional<Answer> answer_in(const std::string& text, const std::string& target);
+
+/// What the family "free" has read after the prompt of the fact `place`; none where it has not, or not far enough.
+[[nodiscard]] std::optional<Answer> answer_read(const Evaluation& evaluation, size_t place, const std::string& target);
+
+/// What the family "free" has read beside the edited prompt: the first text of each kind, in both states.
+struct FurtherText {
+  std::string label;  ///< "in other words", "negated", "a neighbour"
+  std::string prompt, before, after;
+};
+/// Of the family's values of one case; kinds that one of them lacks are left out.
+[[nodiscard]] std::vector<FurtherText> further_texts(const nlohmann::json& before, const nlohmann::json& after);
 
 /// True if a sentence has ended in `text`: a full stop, question or exclamation mark behind a letter or digit and, if
 /// closing quotes or brackets follow, behind these, with white space or nothing next to it; or a line break behind

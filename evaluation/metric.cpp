@@ -93,11 +93,12 @@ using Column = std::vector<std::optional<double>>;
 
 /// A figure or null under `key`; its interval goes to summary["ci95"][key], the standard deviation to
 /// summary["std"][key], the number of records to summary["counts"][key].
-void put_mean(json& summary, const std::string& key, const Column& records, double scale = 100) {
+void put_mean(json& summary, const std::string& key, const Column& records, bool share = true, double scale = 100) {
   const auto mean = mean_of(records);
   summary[key] = mean ? json(scale * mean->value) : json();
   if (!mean) return;
-  summary["ci95"][key] = scale * mean->ci95;
+  const auto range = share ? share_interval(mean->value, mean->n) : mean_interval(*mean);
+  summary["ci95"][key] = range ? json{scale * range->first, scale * range->second} : json();
   summary["std"][key] = scale * mean->deviation;
   summary["counts"][key] = mean->n;
 }
@@ -143,7 +144,7 @@ void Metric::summarise(const MetricContext& context, MetricOutcome& outcome) con
     if (!field.of_case) continue;
     Column& column = columns[field.key];
     for (const auto& row : field.of_groups ? outcome.groups : outcome.cases) column.push_back(field.of_case(row));
-    put_mean(summary, field.key, column, field.scale);
+    put_mean(summary, field.key, column, field.share(), field.scale);
     if (field.optional && summary[field.key].is_null()) summary.erase(field.key);
   }
   for (const auto& field : info().fields)

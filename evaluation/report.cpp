@@ -51,8 +51,17 @@ RunReport load_run(const std::filesystem::path& folder) {
   return run;
 }
 
+/// Both ends, "," where there is none.
+static std::string interval(const json& table, const std::string& key) {
+  const json* range = &detail::member(table, {"ci95", key});
+  if (range->is_null()) range = &detail::member(table, {key + "_ci95"});
+  return range->is_array() && range->size() == 2 ? csv_number((*range)[0]) + ',' + csv_number((*range)[1]) : ",";
+}
+
 std::string metrics_csv(const json& results) {
-  std::string out = "family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n\n";
+  std::string out =
+      "family,metric,paper_name,unit,before,after,change,ci95_before_low,ci95_before_high,ci95_after_low,ci95_after_"
+      "high,n\n";
   for (const auto& info : metric_families()) {
     const json& before = detail::member(results, {"metrics", info.name, "pre"});
     const json& after = detail::member(results, {"metrics", info.name, "post"});
@@ -64,8 +73,7 @@ std::string metrics_csv(const json& results) {
       const json& n = count.is_null() ? detail::member(post_table.is_null() ? pre_table : post_table, {"n"}) : count;
       out += csv_cell(info.name) + ',' + csv_cell(key) + ',' + csv_cell(paper) + ',' + csv_cell(unit) + ',' +
              csv_number(pre) + ',' + csv_number(post) + ',' + (a && b ? json(*b - *a).dump() : "") + ',' +
-             csv_number(detail::member(pre_table, {"ci95", key})) + ',' +
-             csv_number(detail::member(post_table, {"ci95", key})) + ',' + csv_number(n) + '\n';
+             interval(pre_table, key) + ',' + interval(post_table, key) + ',' + csv_number(n) + '\n';
     };
     for (const auto& field : info.fields) {
       const json &pre = detail::member(before, {field.key}), &post = detail::member(after, {field.key});

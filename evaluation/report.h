@@ -47,7 +47,8 @@ struct RunReport {
 /// Writes the page, atomically. Throws Error(kIo).
 void write_report(const std::filesystem::path& path, const RunReport& run);
 
-/// metrics.csv: family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n
+/// metrics.csv:
+/// family,metric,paper_name,unit,before,after,change,ci95_before_low,ci95_before_high,ci95_after_low,ci95_after_high,n
 [[nodiscard]] std::string metrics_csv(const nlohmann::json& results);
 void write_metrics_csv(const std::filesystem::path& path, const RunReport& run);
 

@@ -3,7 +3,9 @@
 #include <emend/evaluation/detail/page.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/free_text.h>
 #include <emend/evaluation/report.h>
+#include <emend/evaluation/statistics.h>
 
 #include <algorithm>
 #include <array>
@@ -85,20 +87,13 @@ std::vector<CaseState> case_states(const RunReport& run) {
   return states;
 }
 
-/// The first text of each kind that the model wrote beside the edited prompt, before and after.
-json further_texts(const json& line) {
-  static const std::vector<std::pair<const char*, const char*>> kinds = {
-      {"paraphrase", "in other words"}, {"negation", "negated"}, {"neighbor", "a neighbour"}};
+json more_texts(const json& line) {
   json list = json::array();
-  for (const auto& [group, label] : kinds) {
-    const json &pre = member(line, {"metrics", "pre", "free", group}),
-               &post = member(line, {"metrics", "post", "free", group});
-    if (!pre.is_array() || !post.is_array() || pre.empty() || post.empty()) continue;
-    list.push_back({{"label", label},
-                    {"prompt", shorten(text(post[0], "prompt"), 160)},
-                    {"before", shorten(text(pre[0], "text"), 120)},
-                    {"after", shorten(text(post[0], "text"), 120)}});
-  }
+  for (const auto& one : further_texts(case_metrics(line, "pre", "free"), case_metrics(line, "post", "free")))
+    list.push_back({{"label", one.label},
+                    {"prompt", shorten(one.prompt, 160)},
+                    {"before", shorten(one.before, 120)},
+                    {"after", shorten(one.after, 120)}});
   return list;
 }
 
@@ -114,7 +109,7 @@ json card(const CaseState& state, const json& words) {
               {"reason", shorten(state.reason, 300)},
               {"p_before", or_else("probability_before", state.before.p_new)},
               {"p_after", or_else("probability_after", state.after.p_new)}};
-  out["more"] = further_texts(line);
+  out["more"] = more_texts(line);
   if (words.is_object())
     for (const char* when : {"before", "after"}) out[when] = shorten(text(words, when), 240);
   return out;
@@ -177,7 +172,12 @@ json case_table(const std::vector<CaseState>& cases) {
   }
   const auto failed =
       std::count_if(cases.begin(), cases.end(), [](const auto& state) { return !state.reason.empty(); });
-  return {{"all", cases.size()}, {"failed", failed}, {"columns", columns}, {"rows", rows}};
+  json out = {{"all", cases.size()}, {"failed", failed}, {"columns", columns}, {"rows", rows}};
+  if (const auto all = static_cast<int64_t>(cases.size()); all > 0) {
+    const auto worked = share_interval(static_cast<double>(all - failed) / static_cast<double>(all), all);
+    out["ci95"] = {100 * worked.first, 100 * worked.second};
+  }
+  return out;
 }
 
 /// What the families declare about their figures.

@@ -19,12 +19,30 @@ std::optional<Mean> mean_of(const std::vector<std::optional<double>>& values) {
   for (const auto& value : values)
     if (value) squares += (*value - mean.value) * (*value - mean.value);
   mean.deviation = std::sqrt(squares / static_cast<double>(mean.n));
-  mean.ci95 = 1.96 * mean.deviation / std::sqrt(static_cast<double>(mean.n));
   return mean;
 }
 
 std::optional<Mean> mean_of(const std::vector<double>& values) {
   return mean_of(std::vector<std::optional<double>>(values.begin(), values.end()));
+}
+
+Interval share_interval(double share, int64_t n) {
+  constexpr double z2 = 1.959964 * 1.959964;
+  const auto count = static_cast<double>(n);
+  const double middle = (share + z2 / (2 * count)) / (1 + z2 / count);
+  const double half = std::sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count * count))) / (1 + z2 / count);
+  return {share <= 0 ? 0 : middle - half, share >= 1 ? 1 : middle + half};
+}
+
+std::optional<Interval> mean_interval(const Mean& mean) {
+  const auto free = static_cast<double>(mean.n - 1);
+  if (mean.n < 2 || mean.deviation <= 1e-12 * std::fabs(mean.value)) return std::nullopt;
+  // The expansion of Student's quantile about the normal one (Abramowitz and Stegun 26.7.5); the first two are exact.
+  const double t = mean.n == 2   ? 12.7062
+                   : mean.n == 3 ? 4.3027
+                                 : 1.959964 + (2.3723 + (2.8225 + 2.5559 / free) / free) / free;
+  const double half = t * mean.deviation / std::sqrt(free);
+  return Interval{mean.value - half, mean.value + half};
 }
 
 std::optional<double> harmonic_mean(const std::vector<double>& values) {
@@ -37,11 +55,18 @@ std::optional<double> harmonic_mean(const std::vector<double>& values) {
   return static_cast<double>(values.size()) / inverses;
 }
 
-std::optional<std::pair<double, double>> bootstrap_harmonic(
-    const std::vector<std::vector<std::optional<double>>>& columns, int resamples, uint64_t seed) {
+std::optional<Interval> bootstrap_harmonic(const std::vector<std::vector<std::optional<double>>>& columns,
+                                           int resamples, uint64_t seed) {
   if (resamples <= 0 || columns.empty() || columns[0].empty()) return std::nullopt;
-  for (const auto& column : columns)
-    if (!mean_of(column)) return std::nullopt;
+  std::vector<double> means;
+  std::vector<int64_t> unanimous;  // records of a column that is all 0 or all 1; 0 for others
+  for (const auto& column : columns) {
+    const auto mean = mean_of(column);
+    if (!mean) return std::nullopt;
+    means.push_back(mean->value);
+    unanimous.push_back(mean->value <= 0 || mean->value >= 1 ? mean->n : 0);
+  }
+  const double estimate = *harmonic_mean(means);
   const size_t n = columns[0].size();
   std::mt19937_64 random(seed);
   std::vector<double> scores;
@@ -58,10 +83,16 @@ std::optional<std::pair<double, double>> bootstrap_harmonic(
           counts[c] += 1;
         }
     }
-    std::vector<double> means;
-    for (size_t c = 0; c < columns.size(); ++c)
-      if (counts[c] > 0) means.push_back(sums[c] / counts[c]);
-    if (means.size() == columns.size()) scores.push_back(*harmonic_mean(means));
+    std::vector<double> drawn;
+    for (size_t c = 0; c < columns.size(); ++c) {
+      if (unanimous[c] > 0) {  // the share s after n of n: density (n + 1) sⁿ
+        const double share = std::pow(static_cast<double>(random() >> 11) * 0x1p-53, 1.0 / (unanimous[c] + 1));
+        drawn.push_back(means[c] > 0 ? share : 1 - share);
+      } else if (counts[c] > 0) {
+        drawn.push_back(sums[c] / counts[c]);
+      }
+    }
+    if (drawn.size() == columns.size()) scores.push_back(*harmonic_mean(drawn));
   }
   if (scores.empty()) return std::nullopt;
   std::sort(scores.begin(), scores.end());
@@ -71,7 +102,7 @@ std::optional<std::pair<double, double>> bootstrap_harmonic(
     const size_t above = std::min(below + 1, scores.size() - 1);
     return scores[below] + (at - static_cast<double>(below)) * (scores[above] - scores[below]);
   };
-  return std::make_pair(quantile(0.025), quantile(0.975));
+  return Interval{std::min(estimate, quantile(0.025)), std::max(estimate, quantile(0.975))};
 }
 
 }  // namespace emend::evaluation

@@ -8,14 +8,22 @@
 
 namespace emend::evaluation {
 
-/// A mean over records with the half-width of its 95 % interval.
+/// A mean over records.
 struct Mean {
   double value = 0;
-  double deviation =
-      0;            ///< standard deviation over the records (divisor n, as numpy's default and the published summary)
-  double ci95 = 0;  ///< 1.96 · deviation / √n
+  double deviation = 0;  ///< over the records (divisor n, as numpy's default and the published summary)
   int64_t n = 0;
 };
+
+/// Ends included.
+using Interval = std::pair<double, double>;
+
+/// 95 % interval of a share (0 to 1) of n records, after Wilson: at 1 of 1 it is 0.21 … 1. Records that are shares
+/// themselves spread less than yes and no, so that it is too wide for them rather than too narrow.
+[[nodiscard]] Interval share_interval(double share, int64_t n);
+/// 95 % interval of any other mean, after Student. Absent where the records do not show how they spread: for one of
+/// them, or if all are equal.
+[[nodiscard]] std::optional<Interval> mean_interval(const Mean& mean);
 
 /// Absent if there are no values. Values that are absent are left out.
 [[nodiscard]] std::optional<Mean> mean_of(const std::vector<std::optional<double>>& values);
@@ -25,9 +33,10 @@ struct Mean {
 [[nodiscard]] std::optional<double> harmonic_mean(const std::vector<double>& values);
 
 /// 95 % percentile interval of the harmonic mean of column means under resampling of the records. Each record is a row;
-/// absent entries are left out of their column. Deterministic for a seed. Absent if a column has no value or
+/// absent entries are left out of their column. A column that is all 0 or all 1 is drawn from what is known of such a
+/// share: resampling it would say that it is certain. Deterministic for a seed. Absent if a column has no value or
 /// `resamples` is 0.
-[[nodiscard]] std::optional<std::pair<double, double>> bootstrap_harmonic(
-    const std::vector<std::vector<std::optional<double>>>& columns, int resamples, uint64_t seed);
+[[nodiscard]] std::optional<Interval> bootstrap_harmonic(const std::vector<std::vector<std::optional<double>>>& columns,
+                                                         int resamples, uint64_t seed);
 
 }  // namespace emend::evaluation

@@ -33,7 +33,6 @@ class TfIdf {
   [[nodiscard]] std::map<std::string, double> transform(std::string_view text) const;
   /// Cosine of two texts' vectors; 0 if either has no known word.
   [[nodiscard]] double similarity(std::string_view a, std::string_view b) const;
-  [[nodiscard]] size_t vocabulary_size() const noexcept { return vocabulary_.size(); }
 
  private:
   std::unordered_map<std::string, int64_t> vocabulary_;

@@ -132,7 +132,7 @@ json suggest_layers(const TraceSummary& summary, int count) {
   while (high + 1 < n && effect[static_cast<size_t>(high) + 1] >= best - error) ++high;
   why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) +
                 " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) +
-                (summary.facts > 1 ? " ± " + detail::fixed(error, 3) : "") + " of probability, from " +
+                (error > 0 ? " ± " + detail::fixed(error, 3) : "") + " of probability, from " +
                 detail::fixed(summary.corrupted, 3) + " with a noised subject to " + detail::fixed(summary.clean, 3) +
                 " without noise (" + counted(static_cast<size_t>(summary.facts), "fact") + ").");
   if (summary.facts > 1)

@@ -156,13 +156,14 @@ CLI::Validator validator(const Option& option) {
 }
 
 // The only place that knows how the parser is told.
-void bind(CLI::App& app, const Options& options) {
+void declare(CLI::App& app, const Options& options, const std::vector<std::string>& words) {
   for (const Option& option : options.all()) {
     CLI::Option* bound = add_option(app, option);
     if (!option.choices.empty()) bound->check(CLI::IsMember(option.choices));
     if (option.limits != Limits()) bound->check(validator(option));
     if (option.list) bound->delimiter(',');
-    if (option.required) bound->required();
+    if (option.required && (option.unless.empty() || std::ranges::find(words, option.unless) == words.end()))
+      bound->required();
     if (option.most > 0) bound->expected(option.least, option.most);
   }
   const auto find = [&](const std::string& name) { return app.get_option(name); };
@@ -265,7 +266,7 @@ Command::Command(const Verb& verb) : run(verb.setup(options)) {
 
 std::string parse_words(Command& command, const std::vector<std::string>& words) {
   CLI::App app;
-  bind(app, command.options);
+  declare(app, command.options, words);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& error) {
@@ -286,9 +287,18 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   CLI::App app;
   Command command(verb);
   describe(app, [&] { return help_text(verb, command.options, usage); });
-  bind(app, command.options);
+  declare(app, command.options, words);
   if (const auto status = parse(app, command.options, words, usage)) return *status;
-  return run_guarded(command, command_line);
+  const auto earlier = command.options.earlier ? command.options.earlier() : std::vector<std::string>();
+  if (earlier.empty()) return run_guarded(command, command_line);
+  // What stands in the earlier line goes under what was given.
+  const auto before = verb_words({earlier.begin() + 1, earlier.end()});
+  for (const auto& line : {std::vector(before.begin() + (before[0] == verb.name ? 1 : 0), before.end()), words}) {
+    CLI::App again;
+    declare(again, command.options, words);
+    if (const auto status = parse(again, command.options, line, usage)) return *status;
+  }
+  return run_guarded(command, earlier);
 }
 
 int run_emend(int argc, char** argv) {

@@ -5,9 +5,10 @@
 
 namespace emend::tools {
 
-void add_fact_options(Options& o, FactOptions& options, bool required) {
+void add_fact_options(Options& o, FactOptions& options, bool required, const std::string& unless) {
   o.group("Facts")
-      .add("--facts", &options.file, "file of facts (JSON array or JSON lines)", {.type = "FILE", .required = required})
+      .add("--facts", &options.file, "file of facts (JSON, JSON lines or CSV)",
+           {.type = "FILE", .required = required, .unless = unless})
       .add("--format", &options.read.format, "facts file format: auto, " + fact_format_names(), {.type = "NAME"})
       .add("--limit", &options.read.limit, "facts to read; -1: all")
       .add("--offset", &options.read.offset, "facts to leave out at the start", {.limits = kNonNegative});

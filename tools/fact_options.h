@@ -14,7 +14,8 @@ using workflow::FactOptions;
 using workflow::MetricOptions;
 using workflow::metrics_table;
 
-void add_fact_options(Options& o, FactOptions& options, bool required);
+/// `unless`: an option with which --facts is not required.
+void add_fact_options(Options& o, FactOptions& options, bool required, const std::string& unless = "");
 void add_zsre_option(OptionGroup group, datasets::ReadOptions& read);
 /// The default of --cache is user_cache().
 void add_metric_options(Options& o, MetricOptions& options);

@@ -92,10 +92,25 @@ std::string arguments_of(const Options& options) {
   return text;
 }
 
-// For single quotes of a shell.
-std::string plain(std::string text) {
-  std::erase_if(text, [](char c) { return c == '\'' || c == '[' || c == ']' || c == ':' || c == '\\' || c == '`'; });
-  return text;
+// With a backslash before each of these characters.
+std::string escaped(const std::string& text, std::string_view characters) {
+  std::string out;
+  for (const char c : text) out += characters.find(c) == characters.npos ? std::string(1, c) : std::string("\\") + c;
+  return out;
+}
+
+// For single quotes of zsh, which know no backslash.
+std::string zsh_text(const std::string& text, std::string_view characters) {
+  std::string out;
+  for (const char c : escaped(text, characters)) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out;
+}
+
+// What may stand without an option's name; empty: files.
+std::string words_of(const Options& options) {
+  for (const Option& option : options.all())
+    if (option.names[0] != '-' && !option.choices.empty()) return join(option.choices, " ");
+  return "";
 }
 
 // Whether what follows the option is a path.
@@ -125,6 +140,8 @@ std::string bash_script() {
       if (!option.choices.empty())
         choices += "    " + std::string(verb.name) + ":" + long_name(option) + ") words='" + join(option.choices, " ") +
                    "' ;;\n";
+    if (const std::string some = words_of(options); !some.empty())
+      choices += "    " + std::string(verb.name) + ":" + verb.name + ") words='" + some + "' ;;\n";
   });
   return "# bash completion for emend and memit_edit: source it, or put it into "
          "~/.local/share/bash-completion/completions/emend\n"
@@ -152,7 +169,7 @@ std::string bash_script() {
 std::string zsh_script() {
   std::string list, cases;
   each_command([&](const Verb& verb, const Options& options) {
-    list += "    '" + std::string(verb.name) + ":" + plain(verb.summary) + "'\n";
+    list += "    '" + std::string(verb.name) + ":" + zsh_text(verb.summary, ":\\") + "'\n";
     cases += "    " + std::string(verb.name) + ") _arguments";
     for (const Option& option : options.all()) {
       if (option.hidden || option.spellings().back()[0] != '-') continue;
@@ -160,9 +177,10 @@ std::string zsh_script() {
                                  : !option.choices.empty() ? ":value:(" + join(option.choices, " ") + ")"
                                  : takes_path(option)      ? ":file:_files"
                                                            : ":value:";
-      cases += " \\\n      '*" + long_name(option) + "[" + plain(option.meaning) + "]" + values + "'";
+      cases += " \\\n      '*" + long_name(option) + "[" + zsh_text(option.meaning, "[]:\\") + "]" + values + "'";
     }
-    cases += " \\\n      '*:file:_files' ;;\n";
+    const std::string words = words_of(options);
+    cases += " \\\n      '*:" + (words.empty() ? std::string("file:_files") : "value:(" + words + ")") + "' ;;\n";
   });
   return "#compdef emend memit_edit\n"
          "# zsh completion for emend and memit_edit: put it as _emend into a folder of $fpath\n"
@@ -190,12 +208,15 @@ std::string fish_script() {
       text += "complete -c " + command + " -l " + long_name(option).substr(2);
       if (!option.is_flag()) text += takes_path(option) ? " -r -F" : " -x";
       if (!option.choices.empty()) text += " -a '" + join(option.choices, " ") + "'";
-      text += " -d '" + plain(option.meaning) + "'\n";
+      text += " -d '" + escaped(option.meaning, "'\\") + "'\n";
     }
   };
   each_command([&](const Verb& verb, const Options& options) {
     text += "complete -c emend -n __fish_use_subcommand -f -a " + std::string(verb.name) + " -d '" +
-            plain(verb.summary) + "'\n";
+            escaped(verb.summary, "'\\") + "'\n";
+    if (const std::string words = words_of(options); !words.empty())
+      text +=
+          "complete -c emend -n '__fish_seen_subcommand_from " + std::string(verb.name) + "' -f -a '" + words + "'\n";
     if (&verb == &verbs().front()) options_of("memit_edit", options);
     options_of("emend -n '__fish_seen_subcommand_from " + std::string(verb.name) + "'", options);
   });

@@ -43,6 +43,7 @@ struct OptionForm {
   std::string shown = {};  ///< instead of the default in the help, where that differs from machine to machine
   bool list = false;       ///< a vector also as "a,b,c"
   bool required = false;
+  std::string unless = {};    ///< another option with which it is not required
   bool hidden = false;        ///< not in the help
   int least = 0, most = 0;    ///< of a vector's values; 0: any number
   std::string needs = {};     ///< another option that must be given with it
@@ -97,6 +98,8 @@ class Options {
   [[nodiscard]] Option& at(const std::string& name);
 
   std::string footer;  ///< behind the options in the help
+  /// A command line that the given one goes on from, once that is parsed: its options count where none are given.
+  std::function<std::vector<std::string>()> earlier;
 
  private:
   friend class OptionGroup;

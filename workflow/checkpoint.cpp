@@ -76,6 +76,23 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   write_file(path, dump_json(settings) + "\n");
 }
 
+void RunCheckpoint::keep_command(const std::vector<std::string>& command) const {
+  if (!reader_ && !std::filesystem::exists(folder_ / "command.json"))
+    write_file(folder_ / "command.json", dump_json(command) + "\n");
+}
+
+std::vector<std::string> RunCheckpoint::command_of(const std::filesystem::path& run) {
+  const auto path = run / "checkpoint" / "command.json";
+  if (!std::filesystem::exists(path)) return {};
+  std::optional<JsonFault> unreadable;
+  const auto words = parse_json(read_file(path), {}, unreadable);
+  std::vector<std::string> command;
+  if (words.is_array())
+    for (const auto& word : words)
+      if (word.is_string()) command.push_back(word);
+  return command.size() > 1 ? command : std::vector<std::string>();
+}
+
 std::filesystem::path RunCheckpoint::batch_path(size_t index) const {
   return folder_ / numbered("batch-", index);
 }

@@ -20,6 +20,11 @@ class RunCheckpoint {
   /// A `reader` (of several processes, all but the first) writes nothing; without `resume` it finds nothing.
   RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume, bool reader = false);
 
+  /// Keeps the command line that the run began with, for resuming it by its folder alone.
+  void keep_command(const std::vector<std::string>& command) const;
+  /// That of the interrupted run in the folder `run`; nothing if there is none.
+  [[nodiscard]] static std::vector<std::string> command_of(const std::filesystem::path& run);
+
   /// The batches that are complete, in order; a damaged last file is reported and left out.
   [[nodiscard]] std::vector<Batch> load(const Log& log) const;
   void save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state) const;

@@ -6,6 +6,8 @@
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
+#include <emend/evaluation/free_text.h>
+#include <emend/evaluation/statistics.h>
 #include <emend/models/family.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/handles.h>
@@ -42,6 +44,14 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// " 68.0 – 100.0", or nothing.
+std::string interval_text(const nlohmann::json& figures, const std::string& key) {
+  auto range = figures.value("ci95", nlohmann::json::object()).value(key, nlohmann::json());
+  if (range.is_null()) range = figures.value(key + "_ci95", nlohmann::json());
+  if (!range.is_array()) return "";
+  return "  95 %: " + fixed(range[0].get<double>(), 1) + " – " + fixed(range[1].get<double>(), 1);
+}
+
 std::string fixed_or_dash(const nlohmann::json& value) {
   return value.is_number() ? fixed(value.get<double>(), 2) : "-";
 }
@@ -65,13 +75,6 @@ nlohmann::ordered_json metrics_document(const RunRecord& record) {
     if (record.after && record.after->summary.contains(name)) metrics[name]["post"] = record.after->summary[name];
   }
   return metrics;
-}
-
-std::vector<const editors::FactOutcome*> outcomes_of(const RunRecord& record) {
-  std::vector<const editors::FactOutcome*> outcomes;
-  for (const auto& batch : record.batches)
-    for (const auto& outcome : batch.outcomes) outcomes.push_back(&outcome);
-  return outcomes;
 }
 
 nlohmann::json to_json(const datasets::Finding& finding) {
@@ -176,18 +179,10 @@ std::string further_texts(const RunRecord& record, size_t fact) {
   std::string out;
   if (!record.before || !record.after || fact >= record.before->cases.size() || fact >= record.after->cases.size())
     return out;
-  const auto &before = record.before->cases[fact], &after = record.after->cases[fact];
-  if (!before.contains("free") || !after.contains("free")) return out;
-  for (const auto& [group, label] :
-       {std::pair{"paraphrase", "in other words"}, {"negation", "negated"}, {"neighbor", "neighbour"}}) {
-    const auto first = [&](const nlohmann::json& cases, const char* key) {
-      const auto texts = cases.at("free").value(group, nlohmann::json::array());
-      return texts.empty() ? std::string() : one_line(texts[0].at(key).get<std::string>());
-    };
-    if (const std::string prompt = first(after, "prompt"); !prompt.empty())
-      out += std::string("    ") + label + ": " + prompt + " …" + first(after, "text") + "   (before: …" +
-             first(before, "text") + ")\n";
-  }
+  const nlohmann::json nothing, &before = record.before->cases[fact], &after = record.after->cases[fact];
+  for (const auto& one : evaluation::further_texts(before.value("free", nothing), after.value("free", nothing)))
+    out += "    " + one.label + ": " + one_line(one.prompt) + " …" + one_line(one.after) + "   (before: …" +
+           one_line(one.before) + ")\n";
   return out;
 }
 
@@ -208,6 +203,12 @@ std::string verdicts_text(const RunRecord& record, const datasets::FactSet& fact
   const int64_t said = record.count(Verdict::kSaid), failed = record.count(Verdict::kFailed);
   std::ostringstream out;
   out << counted(facts.facts.size(), "fact") << ": " << said << " said by the model now";
+  if (const auto all = static_cast<int64_t>(record.verdicts.size()); all > 0) {
+    const double share = static_cast<double>(said) / static_cast<double>(all);
+    const auto [low, high] = evaluation::share_interval(share, all);
+    out << " (" << fixed(100 * share, 0) << " %; 95 % interval " << fixed(100 * low, 0) << "–" << fixed(100 * high, 0)
+        << ")";
+  }
   if (const int64_t silent = record.count(Verdict::kNotSaid)) out << ", " << silent << " written but not said";
   out << (failed > 0 ? ", " + std::to_string(failed) + " failed" : std::string(", none failed")) << '\n';
   int64_t listed = 0;
@@ -235,6 +236,13 @@ nlohmann::ordered_json peak_bytes(const models::Model& model) {
   for (const auto device : model.placement().devices())
     if (!device.is_cpu()) peaks[devices::to_string(device)] = devices::device_memory_stats(device).peak;
   return peaks;
+}
+
+std::vector<const editors::FactOutcome*> RunRecord::outcomes() const {
+  std::vector<const editors::FactOutcome*> all;
+  for (const auto& batch : batches)
+    for (const auto& outcome : batch.outcomes) all.push_back(&outcome);
+  return all;
 }
 
 std::map<std::string, double> survived_by_weight(const std::vector<editors::EditResult>& batches) {
@@ -365,7 +373,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
 
 std::vector<nlohmann::json> case_documents(const RunRecord& record, const datasets::FactSet& facts) {
   std::vector<nlohmann::json> lines;
-  const auto outcomes = outcomes_of(record);
+  const auto outcomes = record.outcomes();
   for (size_t i = 0; i < facts.facts.size(); ++i) {
     const auto& fact = facts.facts[i];
     nlohmann::json line = {
@@ -397,7 +405,7 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
                              {"probability_before", record.text_before[i].probability},
                              {"probability_after", record.text_after[i].probability}});
   auto& curves = extras["curves"] = nlohmann::json::array();
-  for (const auto* outcome : outcomes_of(record)) {
+  for (const auto* outcome : record.outcomes()) {
     nlohmann::json curve = editors::to_json(*outcome)["curve"];
     curve["case_id"] = outcome->case_id;
     curves.push_back(std::move(curve));
@@ -443,7 +451,9 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
       out << padded(label, 36, false);
       for (const auto& [state, figures] : columns)
         out << padded(fixed_or_dash(figures.value(field.key, nlohmann::json())), 10, true);
-      out << "  " << field.unit << '\n';
+      const auto last =
+          std::find_if(columns.rbegin(), columns.rend(), [](const auto& one) { return one.first != "told"; });
+      out << "  " << field.unit << interval_text(last->second, field.key) << '\n';
     }
   }
   return out.str();

@@ -107,6 +107,10 @@ void refuse_errors(const std::vector<datasets::Finding>& findings, const RunOpti
 
 }  // namespace
 
+void refuse_contradictions(const datasets::FactSet& facts, const RunOptions& options) {
+  refuse_errors(datasets::lint_facts(facts), options);
+}
+
 ProgressFn stopping(std::function<bool(const ProgressUpdate&)> go_on) {
   if (!go_on) return {};
   return [go_on = std::move(go_on)](const ProgressUpdate& update) {

@@ -22,6 +22,9 @@ namespace emend::workflow {
 /// that is not a fact.
 [[nodiscard]] datasets::FactSet load_named_facts(const FactOptions& options, const Handles& lent);
 
+/// What check_request refuses and the facts alone show, for asking before a model is loaded.
+void refuse_contradictions(const datasets::FactSet& facts, const RunOptions& options);
+
 /// Lints the facts, also against the model (is the target already its answer?), and logs what was found. With
 /// options.fix the facts come back with the clear fixes applied. `findings` gets all of it. Throws Error(kCorruption)
 /// if a finding is an error that was not fixed, unless it is a contradiction and options.allow_conflicts is set.

@@ -7,8 +7,11 @@
 
 #include <emend/datasets/fact.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/model.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/options.h>
+
+#include <nlohmann/json.hpp>
 
 namespace emend::workflow {
 
@@ -17,5 +20,10 @@ namespace emend::workflow {
 /// that is wrong otherwise (hyper-parameters, maps, weights that do not fit) to those who read it.
 void require_room(const RunOptions& options, const models::Checkpoint& checkpoint, const datasets::FactSet& facts,
                   const Handles& lent);
+
+/// Roughly what a run will take, for people who choose: {"note", "seconds": {"statistics", "targets" or "training",
+/// "evaluate"}, "peak_bytes": {device: …}}. Asks the model about a few facts, to time it.
+[[nodiscard]] nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Model& model,
+                                                   const nlohmann::json& hparams, const datasets::FactSet& facts);
 
 }  // namespace emend::workflow

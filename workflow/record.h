@@ -5,6 +5,7 @@
 #include <emend/editors/editor.h>
 #include <emend/evaluation/collapse_guard.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/free_text.h>
 
 #include <algorithm>
 #include <map>
@@ -50,6 +51,9 @@ struct FactVerdict {
 /// "said", "not_said", "failed".
 [[nodiscard]] std::string_view to_string(Verdict verdict);
 
+/// `outcome`: null for a fact that was not edited.
+[[nodiscard]] FactVerdict judge(const editors::FactOutcome* outcome, const evaluation::Answer& answer);
+
 struct RunRecord {
   std::string editor, model_path, out;
   std::string compute_dtype;  ///< of the frozen layers while targets were optimised
@@ -66,8 +70,9 @@ struct RunRecord {
   nlohmann::json transfers;
   std::map<std::string, double> seconds;  ///< a phase
   std::vector<std::string> weights_changed;
-  std::map<std::string, std::string> files;  ///< what → path, in the order to print
-  std::vector<FactVerdict> verdicts;         ///< one a fact, once all are judged
+  std::map<std::string, std::string> files;                                 ///< what → path, in the order to print
+  std::vector<FactVerdict> verdicts;                                        ///< one a fact, once all are judged
+  [[nodiscard]] std::vector<const editors::FactOutcome*> outcomes() const;  ///< of all batches, in the facts' order
   [[nodiscard]] int64_t count(Verdict verdict) const {
     return std::count_if(verdicts.begin(), verdicts.end(), [&](const auto& one) { return one.verdict == verdict; });
   }

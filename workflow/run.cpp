@@ -63,7 +63,7 @@ void Run::open() {
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
   (void)parse_on_collapse(options_.on_collapse);
-  (void)parse_percent(options_.min_said, "min_said");
+  least_said_ = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
   std::shared_ptr<const models::Checkpoint> opened;
   if (load) opened = models::open_checkpoint(options_.model.model);
@@ -72,6 +72,7 @@ void Run::open() {
   if (load) facts_ = load_named_facts(options_.facts, lent_);
   if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
   record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
+  refuse_contradictions(facts_, options_);
   check_protocol();
   check_outputs();
   options_.templates = named_contexts(options_);
@@ -102,7 +103,8 @@ void Run::open() {
   record_.compute_dtype = session_->compute_dtype();
   require_same(lent_.sharing, settings());
   if (!options_.dry_run)
-    checkpoint_.emplace(std::filesystem::path(record_.out) / "checkpoint", settings(), options_.resume, !folder_);
+    checkpoint_.emplace(std::filesystem::path(record_.out) / "checkpoint", settings(), options_.resume, !folder_)
+        .keep_command(record_.command_line);
 }
 
 // Of several processes the first one has the folder and writes.
@@ -231,11 +233,16 @@ nlohmann::ordered_json Run::plan() const {
           {"batch_size", batch},
           {"statistics_layers", session_->editor().statistics_layers()},
           {"metrics", record_.metrics},
-          {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))}};
+          {"device_map", model_->placement().to_json(models::device_module_names(model_->family(), model_->config()))},
+          {"estimate", estimate_work(options_, *model_, record_.hparams, facts_)}};
 }
 
 nlohmann::ordered_json Run::results() const {
   return results_document(record_, options_, facts_, *model_);
+}
+
+std::vector<nlohmann::json> Run::cases() const {
+  return case_documents(record_, facts_);
 }
 
 std::string Run::summary() const {
@@ -243,13 +250,22 @@ std::string Run::summary() const {
 }
 
 bool Run::said_enough() const {
-  const double wanted = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   return 100.0 * static_cast<double>(record_.count(Verdict::kSaid)) >=
-         wanted * static_cast<double>(facts_.facts.size());
+         least_said_ * static_cast<double>(facts_.facts.size());
 }
 
 void Run::execute() {
   if (options_.dry_run) return;
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.error_class() != ErrorClass::kCancelled || !folder_ || session_->results().empty()) throw;
+    throw Error(ErrorClass::kCancelled, std::string(error.what()) + "; " + setting("out", record_.out) + " with " +
+                                            setting("resume") + " goes on");
+  }
+}
+
+void Run::work() {
   evaluate_before();
   edit_all();
   evaluate_after();
@@ -277,7 +293,7 @@ void Run::evaluate_before() {
     alone_.emplace(facts_, record_.metrics, evaluate);
   }
   if (options_.lifelong()) neutral_PV_ = evaluation::next_token_log_probs(*model_, evaluation::probe_prompts());
-  if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, lent_.cancel);
+  if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, lent_.cancel);
 }
 
 void Run::edit_all() {
@@ -334,7 +350,7 @@ void Run::judge_alone(size_t begin, size_t end) {
   const auto shown = shown_facts();
   if (begin >= shown.size()) return;
   const std::vector<datasets::Fact> facts(shown.begin() + begin, shown.begin() + std::min(end, shown.size()));
-  for (auto& text : evaluation::continue_facts(*model_, facts, 12, 5, lent_.cancel))
+  for (auto& text : evaluation::continue_facts(*model_, facts, 12, lent_.cancel))
     record_.text_after.push_back(std::move(text));
 }
 
@@ -429,35 +445,38 @@ void Run::measure(size_t edits) {
   checkpoint_->save_measured(record_.measured);
 }
 
-// What the model says to the facts [begin, end) as they are asked now.
+// What the model says to the facts [begin, end) as they are asked now; what the evaluation has read is not written
+// again.
 void Run::ask(const datasets::FactSet& asked, size_t begin, size_t end) {
+  answers_.resize(std::max(answers_.size(), end));
+  std::vector<datasets::Fact> rest;
+  std::vector<size_t> places;
+  for (size_t i = begin; i < end; ++i) {
+    const auto& fact = asked.facts[i];
+    if (auto answer = record_.after ? evaluation::answer_read(*record_.after, i, fact.target_new) : std::nullopt) {
+      answers_[i] = std::move(*answer);
+    } else {
+      rest.push_back(fact);
+      places.push_back(i);
+    }
+  }
   evaluation::FreeTextOptions free;
   free.cancel = lent_.cancel;
   free.sharing = lent_.sharing;
-  for (auto& answer : evaluation::answers(*model_, std::span(asked.facts).subspan(begin, end - begin), free))
-    answers_.push_back(std::move(answer));
+  auto written = evaluation::answers(*model_, rest, free);
+  for (size_t i = 0; i < written.size(); ++i) answers_[places[i]] = std::move(written[i]);
 }
 
 void Run::judge() {
-  std::vector<const editors::FactOutcome*> outcomes;
-  for (const auto& batch : record_.batches)
-    for (const auto& outcome : batch.outcomes) outcomes.push_back(&outcome);
-  for (size_t i = 0; i < facts_.facts.size(); ++i) {
-    if (i >= outcomes.size() || outcomes[i]->status == editors::FactStatus::kFailed) {
-      record_.verdicts.push_back({Verdict::kFailed, i < outcomes.size() ? outcomes[i]->reason : "not edited"});
-    } else if (answers_.at(i).said) {
-      record_.verdicts.push_back({Verdict::kSaid, ""});
-    } else {
-      record_.verdicts.push_back({Verdict::kNotSaid, "the model writes \"" + shorten(answers_[i].text) + "\""});
-    }
-  }
+  const auto outcomes = record_.outcomes();
+  for (size_t i = 0; i < facts_.facts.size(); ++i)
+    record_.verdicts.push_back(workflow::judge(i < outcomes.size() ? outcomes[i] : nullptr, answers_.at(i)));
 }
 
 void Run::evaluate_after() {
   const PhaseTimer timer(record_.seconds, "evaluate");
-  if (!options_.single()) ask(session_->asked(facts_), 0, facts_.facts.size());
-  judge();
   if (options_.single()) {
+    judge();
     if (alone_) record_.after = alone_->finish();
     return;
   }
@@ -466,11 +485,12 @@ void Run::evaluate_after() {
     evaluate.before = &*record_.before;
     record_.after = evaluation::evaluate(*model_, session_->asked(facts_), record_.metrics, evaluate);
   }
+  ask(session_->asked(facts_), 0, facts_.facts.size());
+  judge();
   if (options_.show == 0) return;
   datasets::FactSet shown;
   shown.facts = shown_facts();
-  record_.text_after =
-      evaluation::continue_facts(*model_, session_->asked(std::move(shown)).facts, 12, 5, lent_.cancel);
+  record_.text_after = evaluation::continue_facts(*model_, session_->asked(std::move(shown)).facts, 12, lent_.cancel);
 }
 
 // The pack always; the model's folder is made with it.
@@ -494,7 +514,7 @@ void Run::save_outputs() {
 void Run::write_documents() {
   for (const char* phase : {"statistics", "targets", "insert", "evaluate"}) record_.seconds.try_emplace(phase, 0.0);
   evaluation::RunReport report;
-  report.cases = case_documents(record_, facts_);
+  report.cases = cases();
   folder_->write_lines("cases.jsonl", report.cases);
   report.extras = report_extras(record_, facts_, *model_);
   folder_->write_json("report.json", report.extras);

@@ -48,6 +48,8 @@ class Run {
   [[nodiscard]] const RunRecord& record() const noexcept { return record_; }
   /// results.json
   [[nodiscard]] nlohmann::ordered_json results() const;
+  /// cases.jsonl
+  [[nodiscard]] std::vector<nlohmann::json> cases() const;
   /// The same for people.
   [[nodiscard]] std::string summary() const;
   /// As many facts are said as options.strict (all) or options.min_said ask for.
@@ -60,6 +62,7 @@ class Run {
   void open();
   void open_folder(const models::Checkpoint& checkpoint);
   void check_protocol() const;
+  void work();
   void evaluate_before();
   void edit_all();
   void edit_batch(size_t begin, size_t end);
@@ -97,6 +100,7 @@ class Run {
   std::vector<evaluation::Answer> answers_;  ///< one a fact
   std::optional<evaluation::SeparateEvaluation> alone_;  ///< of the single protocol
   RunRecord record_;
+  double least_said_ = 0;  ///< of the facts, in percent
   double began_ = 0;
   bool complete_ = false;
 };

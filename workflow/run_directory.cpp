@@ -36,7 +36,7 @@ static bool lonely(const std::filesystem::path& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, error)) {
     const auto name = entry.path().filename();
-    if (name != "run.jsonl" && name != "checkpoint" && name != "settings.json") return false;
+    if (name != "run.jsonl" && name != "checkpoint" && name != "settings.json" && name != "command.json") return false;
   }
   return !error;
 }

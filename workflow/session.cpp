@@ -6,6 +6,7 @@
 #include <emend/editors/steps/transaction.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
+#include <emend/workflow/save_formats.h>
 #include <emend/workflow/session.h>
 
 namespace emend::workflow {
@@ -214,6 +215,44 @@ std::vector<editors::WeightDelta> Session::deltas() const {
   for (const auto& weight : transaction_->changed())
     all.push_back(editors::weight_change(*transaction_, weight, layers.contains(weight) ? layers[weight] : -1).delta);
   return all;
+}
+
+FactVerdict judge(const editors::FactOutcome* outcome, const evaluation::Answer& answer) {
+  if (!outcome) return {Verdict::kFailed, "not edited"};
+  if (outcome->status == editors::FactStatus::kFailed) return {Verdict::kFailed, outcome->reason};
+  if (answer.said) return {Verdict::kSaid, ""};
+  std::string reason = "the model writes \"" + shorten(answer.text) + "\"";
+  if (!outcome->reason.empty()) append_item(reason, outcome->reason, "; ");
+  return {Verdict::kNotSaid, std::move(reason)};
+}
+
+nlohmann::json Session::verdicts() const {
+  datasets::FactSet set;
+  set.facts = facts_;
+  evaluation::FreeTextOptions options;
+  options.cancel = lent_.cancel;
+  options.sharing = lent_.sharing;
+  const auto answers = evaluation::answers(model_, asked(std::move(set)).facts, options);
+  auto list = nlohmann::json::array();
+  for (const auto& batch : results_)
+    for (const auto& outcome : batch.outcomes) {
+      const auto& fact = facts_.at(list.size());
+      const auto [verdict, reason] = judge(&outcome, answers.at(list.size()));
+      list.push_back({{"case_id", fact.case_id},
+                      {"prompt", fact.full_prompt()},
+                      {"target", fact.target_new},
+                      {"verdict", to_string(verdict)},
+                      {"reason", reason},
+                      {"text", answers.at(list.size()).text}});
+    }
+  return list;
+}
+
+void Session::save(const std::string& form, const std::filesystem::path& out) {
+  const auto& format = save_format(form);
+  if (format.check) format.check(model_, setting("save"));
+  const editors::EditPack whole = pack();
+  (void)format.write({.model = model_, .pack = whole, .out = out, .edited = transaction_.get(), .lent = lent_});
 }
 
 editors::EditPack Session::pack() const {

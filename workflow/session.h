@@ -66,6 +66,11 @@ class Session {
   void forget_deltas();
   /// Facts that could not be edited, over all batches.
   [[nodiscard]] int64_t failed() const;
+  /// What the model says to every fact so far: [{"case_id", "prompt", "target", "verdict", "reason", "text"}].
+  [[nodiscard]] nlohmann::json verdicts() const;
+  /// Writes the change so far in one of the forms of save_formats.h. Throws Error(kUnsupported) if there is no such
+  /// form of it, Error(kIo).
+  void save(const std::string& form, const std::filesystem::path& out);
   /// The change so far: the batches' deltas, or one a weight after forget_deltas().
   [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;
   /// The same as a pack.

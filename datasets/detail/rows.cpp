@@ -10,7 +10,8 @@ namespace emend::datasets::detail {
 
 namespace {
 
-constexpr const char* kExpectedForm = "a JSON array of objects, or one JSON object a line";
+constexpr const char* kExpectedForm =
+    "a JSON array of objects, one JSON object a line, or a table (CSV) with a line of names";
 
 bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -40,7 +41,10 @@ RowReader::RowReader(std::string_view text, std::string name) : text_(text), nam
     ++at_;
     return;
   }
-  if (text_[at_] != '{') fail(at_, "text that is neither [ nor {", kExpectedForm, "check that this is a JSON file");
+  if (begin_table()) return;
+  if (text_[at_] != '{')
+    fail(at_, "text that is neither [ nor {, nor names with prompt and subject among them", kExpectedForm,
+         "check that this is a facts file");
   // JSON lines if the first line is an object of its own; else one object or several, printed over many lines.
   const size_t end_of_line = std::min(text_.find('\n', at_), text_.size());
   form_ = nlohmann::json::accept(text_.substr(at_, end_of_line - at_)) ? Form::kLines : Form::kObjects;
@@ -98,7 +102,80 @@ bool RowReader::next_line(Row& row) {
   return true;
 }
 
+// One row of a table (RFC 4180): cells in quotes may hold separators, line breaks and doubled quotes.
+std::vector<std::string> RowReader::cells() {
+  std::vector<std::string> row(1);
+  bool quoted = false, closed = false;
+  const size_t begin = at_;
+  for (; at_ < text_.size(); ++at_) {
+    const char c = text_[at_];
+    if (c == '\n') ++line_;
+    if (quoted) {
+      if (c != '"') {
+        row.back() += c;
+      } else if (at_ + 1 < text_.size() && text_[at_ + 1] == '"') {
+        row.back() += text_[++at_];
+      } else {
+        quoted = false;
+        closed = true;
+      }
+    } else if (c == separator_) {
+      row.emplace_back();
+      closed = false;
+    } else if (c == '\n') {
+      ++at_;
+      break;
+    } else if (c == '"' && row.back().empty() && !closed) {
+      quoted = true;
+    } else if (c != '\r') {
+      if (closed) fail(at_, "text behind a closing quote", "a separator", "double the quotes inside of quotes");
+      row.back() += c;
+    }
+  }
+  if (quoted) fail(begin, "the row that starts here ends inside quotes", "a closing quote", "add it");
+  return row;
+}
+
+bool RowReader::begin_table() {
+  const std::string_view line = text_.substr(at_, text_.find('\n', at_) - at_);
+  if (line.front() == '{' || count_of(line, "prompt") == 0 || count_of(line, "subject") == 0) return false;
+  separator_ = line.find('\t') != line.npos ? '\t' : line.find(',') == line.npos ? ';' : ',';
+  form_ = Form::kTable;
+  for (const auto& name : cells()) {
+    names_.push_back(trim(name));
+    if (names_.back().empty() || std::count(names_.begin(), names_.end(), names_.back()) > 1)
+      throw Error(ErrorClass::kCorruption, {where(1), "the column name \"" + names_.back() + "\"",
+                                            "a name of its own for every column", "prompt, subject, target_new, …"});
+  }
+  return true;
+}
+
+// Numbers and JSON where the short form has them; everything else is text.
+nlohmann::json RowReader::value_of(const std::string& name, const std::string& cell) const {
+  const bool number = name == "case_id", plain = name == "prompt" || name == "subject" || name.starts_with("target");
+  if (!number && (plain || (cell[0] != '[' && cell[0] != '{'))) return cell;
+  std::optional<JsonFault> fault;
+  auto value = parse_json(cell, {.max_depth = kMaxJsonDepth}, fault);
+  return fault ? nlohmann::json(cell) : value;
+}
+
+bool RowReader::next_of_table(Row& row) {
+  skip_space();
+  if (at_ == text_.size()) return false;
+  row.line = line_;
+  row.value = nlohmann::json::object();
+  const auto values = cells();
+  if (values.size() != names_.size())
+    throw Error(ErrorClass::kCorruption,
+                {where(row.line), "a row of " + counted(values.size(), "cell"),
+                 counted(names_.size(), "cell") + ", as in the line of names", "put text with separators into quotes"});
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!blank(values[i]) || names_[i] == "target_new") row.value[names_[i]] = value_of(names_[i], values[i]);
+  return true;
+}
+
 bool RowReader::next(Row& row) {
+  if (form_ == Form::kTable) return next_of_table(row);
   skip_space();
   if (done_) {
     if (at_ < text_.size()) fail(at_, "text after the closing ]", "the end of the file", "remove it");

@@ -1,5 +1,5 @@
-// Rows of a JSON file with their line numbers, one at a time (an array of objects, JSON lines, or one object), and
-// their fields.
+// Rows of a file with their line numbers, one at a time (a JSON array of objects, JSON lines, one object, or a table
+// with a line of names), and their fields.
 #pragma once
 
 #include <emend/core/text.h>
@@ -31,12 +31,16 @@ class RowReader {
   [[nodiscard]] std::string where(int64_t line) const { return name_ + ":" + std::to_string(line); }
 
  private:
-  enum class Form { kArray, kLines, kObjects };
+  enum class Form { kArray, kLines, kObjects, kTable };
   [[noreturn]] void fail(size_t offset, const std::string& got, const std::string& expected,
                          const std::string& advice) const;
   void skip_space();
   [[nodiscard]] size_t object_end(size_t begin) const;
   bool next_line(Row& row);
+  [[nodiscard]] std::vector<std::string> cells();
+  bool begin_table();
+  bool next_of_table(Row& row);
+  [[nodiscard]] nlohmann::json value_of(const std::string& name, const std::string& cell) const;
   void parse(size_t begin, size_t end, Row& row) const;
 
   std::string_view text_;
@@ -44,6 +48,8 @@ class RowReader {
   Form form_ = Form::kArray;
   size_t at_ = 0;
   int64_t line_ = 1;  ///< line of at_
+  char separator_ = ',';
+  std::vector<std::string> names_;  ///< of the columns of a table
   bool first_ = true, done_ = false;
 };
 

@@ -19,7 +19,6 @@ namespace emend::editors {
 namespace {
 
 constexpr const char* kPackFormat = "emend edit pack";
-constexpr const char* kOriginalsFormat = "emend original weights 1";
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -339,35 +338,6 @@ std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack
   auto transaction = std::make_unique<EditTransaction>(model);
   for (const auto& delta : pack.deltas) (void)apply_delta(delta, *transaction);
   return transaction;
-}
-
-void save_originals(const std::filesystem::path& path, const EditTransaction& transaction) {
-  NamedTensors tensors(transaction.originals().begin(), transaction.originals().end());
-  write_safetensors(path, tensors, {{"format", kOriginalsFormat}, {"checksum", checksum("", tensors)}});
-}
-
-void restore_originals(const std::filesystem::path& path, models::Model& model) {
-  const SafetensorsFile file(path);
-  const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kCorruption, {path.string(), got, expected, "load the original model instead"});
-  };
-  const auto metadata = [&](const char* name) {
-    const auto found = file.metadata().find(name);
-    return found == file.metadata().end() ? std::string() : found->second;
-  };
-  if (metadata("format") != kOriginalsFormat) refuse("another kind of file", kOriginalsFormat);
-  NamedTensors tensors;
-  for (const auto& [name, info] : file.tensors()) tensors.emplace_back(name, file.tensor(name));
-  if (metadata("checksum") != checksum("", tensors))
-    refuse("a checksum that does not fit the data", "an unaltered file");
-  for (const auto& [name, value] : tensors) {
-    const at::Tensor weight = model.weight(name);
-    if (weight.sizes() == value.sizes() && weight.scalar_type() == value.scalar_type()) continue;
-    throw Error(ErrorClass::kInvalidArgument, {path.string(), name + " of another shape or type", "the model's own",
-                                               "use the file with the model it was made from"});
-  }
-  for (const auto& [name, value] : tensors)
-    model.set_weight(name, devices::route_like(value, model.weight(name), devices::Purpose::kSnapshot));
 }
 
 }  // namespace emend::editors

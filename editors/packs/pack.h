@@ -76,9 +76,4 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
 [[nodiscard]] std::unique_ptr<EditTransaction> apply_pack(models::Model& model, const EditPack& pack,
                                                           const ApplyPackOptions& options = {});
 
-/// Original weights of a transaction as a file (safetensors with checksum), for undoing in a later process; and back.
-void save_originals(const std::filesystem::path& path, const EditTransaction& transaction);
-/// Throws Error(kCorruption) or Error(kInvalidArgument) with nothing written.
-void restore_originals(const std::filesystem::path& path, models::Model& model);
-
 }  // namespace emend::editors

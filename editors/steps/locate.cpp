@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/steps/learning_pass.h>
@@ -23,12 +24,14 @@ double mean_column_norm(const at::Tensor& x_DN) {
   return x_DN.norm(2, 0).mean().item<double>();
 }
 
-// The share of what a layer was asked for that its update brings there: 1 without regularisation.
-double share_reached(const LayerProblem& problem, const WeightDelta& delta) {
-  const double asked = problem.residual_DN.norm().item<double>();
-  if (!delta.low_rank() || asked == 0) return 1;
+// The share of what each column asked of a layer that the update brings there: 1 without regularisation.
+at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {
+  const at::Tensor asked_N = problem.residual_DN.norm(2, 0);
+  if (!delta.low_rank()) return at::ones_like(asked_N);
   const at::Tensor moved_RN = delta.right_FR.to(problem.dtype).t().matmul(problem.keys_FN);
-  return delta.left_DR.to(problem.dtype).matmul(moved_RN).norm().item<double>() / asked;
+  const at::Tensor share_N = delta.left_DR.to(problem.dtype).matmul(moved_RN).norm(2, 0) / asked_N;
+  return devices::to_host(at::where(asked_N > 0, share_N, at::ones_like(share_N)), devices::Purpose::kHost)
+      .to(at::kDouble);
 }
 
 double divisor(ResidualSpread spread, size_t index, size_t count) {
@@ -450,14 +453,28 @@ class BatchEdit {
   void warn_if_little() {
     constexpr double kLittle = 0.2;
     const auto weight = result_.hparams.find("mom2_update_weight");
-    if (most_reached_ >= kLittle || weight == result_.hparams.end()) return;
-    char share[16];
-    std::snprintf(share, sizeof share, "%.2g %%", 100 * most_reached_);
+    if (weight == result_.hparams.end()) return;
+    const std::string advice =
+        "; lower mom2_update_weight (now " + weight->dump() + "), as the presets of small models do";
+    size_t few = 0;
+    double most = 0;
+    for (const auto& [fact, reached] : most_reached_) {
+      most = std::max(most, reached);
+      if (reached >= kLittle) continue;
+      ++few;
+      char share[16];
+      std::snprintf(share, sizeof share, "%.2g %%", 100 * reached);
+      auto& outcome = result_.outcomes[batch_.places[fact]];
+      if (outcome.status != FactStatus::kFailed)
+        outcome.reason = "no layer gets more than " + std::string(share) + " of the change it asks for" + advice;
+    }
+    if (few == 0) return;
+    const bool all = few == most_reached_.size();
     context_.log.event(LogLevel::kWarning, "insert.little",
-                       "the edit barely moves anything: no layer gets more than " + std::string(share) +
-                           " of the change that the targets ask for; lower mom2_update_weight (now " + weight->dump() +
-                           "), as the presets of small models do",
-                       {{"reached", most_reached_}});
+                       "the edit barely moves " +
+                           (all ? "anything" : std::to_string(few) + " of " + counted(most_reached_.size(), "fact")) +
+                           ": no layer gets a fifth of the change that the targets ask for" + advice,
+                       {{"reached", most}, {"facts", few}});
   }
 
   void write_layer(LayerWalk& walk, size_t index, const at::Tensor& targets_DN, const std::vector<size_t>& plain) {
@@ -501,7 +518,11 @@ class BatchEdit {
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
     const ApplyReport report = apply_delta(update.delta, transaction_);
     note(problem, update, report, mean_column_norm(remaining_DN));
-    most_reached_ = std::max(most_reached_, share_reached(problem, update.delta));
+    const at::Tensor reached_N = share_reached(problem, update.delta);
+    for (size_t n = 0; n < columns_.size(); ++n) {
+      double& most = most_reached_.try_emplace(columns_[n]->fact, 0).first->second;
+      most = std::max(most, reached_N[static_cast<int64_t>(n)].item<double>());
+    }
     if (context_.trace) {
       const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
       record(context_, prefix + "update", update.delta.matrix());
@@ -551,7 +572,7 @@ class BatchEdit {
   const EditContext& context_;
   EditTransaction transaction_;
   bool through_norm_;
-  double most_reached_ = 0;                     // of all layers
+  std::map<size_t, double> most_reached_;       // by rendered fact, of all layers
   const ContextTemplates* contexts_ = nullptr;  // in use
   EditResult result_;
   RenderedBatch batch_;

@@ -33,19 +33,6 @@ std::string fixed(std::optional<double> value, int digits) {
   return buffer.data();
 }
 
-std::string significant(double value) {
-  if (!std::isfinite(value)) return "–";
-  const double size = std::fabs(value);
-  if (size != 0 && (size < 1e-3 || size >= 1e9)) return print("%.1e", value);
-  if (size >= 1000) {
-    std::string digits = print("%.0f", size);
-    for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3)
-      digits.insert(static_cast<size_t>(at), ",");
-    return (value < 0 ? "-" : "") + digits;
-  }
-  return print("%.3g", value);
-}
-
 std::string probability(double value) {
   if (!std::isfinite(value)) return "–";
   if (value < 0.001) return "< 0.001";

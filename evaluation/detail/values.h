@@ -13,8 +13,6 @@ namespace emend::evaluation::detail {
 
 /// "85.8"; "–" if absent.
 [[nodiscard]] std::string fixed(std::optional<double> value, int digits = 1);
-/// Three significant digits: "0.0123", "1.2e-05", "1,234".
-[[nodiscard]] std::string significant(double value);
 /// "0.97", "< 0.001".
 [[nodiscard]] std::string probability(double value);
 

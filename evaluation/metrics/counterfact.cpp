@@ -45,6 +45,11 @@ CaseFigure magnitude(const Prompts& prompts) {
   return over_pairs(prompts, [](double right, double wrong) { return std::exp(-right) - std::exp(-wrong); });
 }
 
+MetricField difference(MetricField field) {
+  field.difference = true;
+  return field;
+}
+
 CaseFigure accuracy(const Prompts& prompts) {
   return share_of_true(prompts.raw_name + "_correct");
 }
@@ -94,13 +99,14 @@ const MetricInfo& counterfact_info() {
            "Prompts about other subjects with the same old answer on which the old answer is still the more probable "
            "one.",
            "%", true, success(kNeighborhood), "neighbours"},
-          {"efficacy_magnitude", "EM",
-           "Mean difference of probabilities, new minus old target, after the fact's own prompt.", "%", true,
-           magnitude(kRewrite)},
-          {"paraphrase_magnitude", "PM", "The same difference on the paraphrases.", "%", true, magnitude(kParaphrase)},
-          {"neighborhood_magnitude", "NM",
-           "Mean difference of probabilities, old minus new target, on the neighbourhood prompts.", "%", true,
-           magnitude(kNeighborhood)},
+          difference({"efficacy_magnitude", "EM",
+                      "Mean difference of probabilities, new minus old target, after the fact's own prompt.", "%", true,
+                      magnitude(kRewrite)}),
+          difference({"paraphrase_magnitude", "PM", "The same difference on the paraphrases.", "%", true,
+                      magnitude(kParaphrase)}),
+          difference({"neighborhood_magnitude", "NM",
+                      "Mean difference of probabilities, old minus new target, on the neighbourhood prompts.", "%",
+                      true, magnitude(kNeighborhood)}),
           {"efficacy_accuracy", "EA", "Facts whose new target is predicted token for token (teacher forcing).", "%",
            true, accuracy(kRewrite)},
           {"paraphrase_accuracy", "PA", "Paraphrases after which the new target is predicted token for token.", "%",

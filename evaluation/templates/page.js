@@ -231,10 +231,13 @@ function verdict() {
   const cases = data.cases, facts = number(results.facts) ?? cases.all;
   const out = [el('b', null, plural(facts, 'fact')), ' written with ', el('b', null, text(results.editor, 'an editor')), ' into ',
                el('b', null, modelName()), '. '];
-  if (cases.all > 0)
+  if (cases.all > 0) {
+    const [low, high] = list(cases.ci95), share = fixed(100 * (cases.all - cases.failed) / cases.all, 0);
     out.push(...(cases.failed === 0
-        ? ['The model now says all of them. ']
-        : [el('span', {class: 'reason'}, `${cases.failed} of ${cases.all} did not work out`), ' (below). ']));
+        ? ['The model now says all of them']
+        : [el('span', {class: 'reason'}, `${cases.failed} of ${cases.all} did not work out`), ', see below']));
+    out.push(` (${share} % worked out; 95 % interval ${fixed(low, 0)}–${fixed(high, 0)}). `);
+  }
   for (const family of data.families)
     for (const field of family.fields.filter(field => field.main)) {
       const before = number(at(summaryOf(family, 'pre'), field.key)), after = number(at(summaryOf(family, 'post'), field.key));
@@ -307,17 +310,16 @@ function metricRows(family) {
 }
 function metricRow(family, row) {
   const before = number(at(row.pre, row.key)), after = number(at(row.post, row.key)), digits = digitsFor(row.unit);
+  const told = at(summaryOf(family, 'retrieval'), row.key);
   const cell = (value, when) => el('td', {'data-metric': `${family.name}.${row.key}.${when}`, 'data-value': value}, fixed(value, digits));
   const difference = before !== null && after !== null ? after - before : null;
-  const table = at(row.post, row.key) === null ? row.pre : row.post, range = at(table, row.key + '_ci95');
-  let interval = fixed(at(table, 'ci95', row.key), digits);
-  if (Array.isArray(range) && range.length === 2) interval = `${fixed(range[0], digits)} … ${fixed(range[1], digits)}`;
-  else if (interval !== '–') interval = '± ' + interval;
+  const table = at(row.post, row.key) === null ? row.pre : row.post, range = at(table, 'ci95', row.key) ?? at(table, row.key + '_ci95');
+  const interval = Array.isArray(range) && range.length === 2 ? `${fixed(range[0], digits)} … ${fixed(range[1], digits)}` : '–';
   const count = number(at(table, 'counts', row.key)) ?? number(at(table, 'n'));
   return el('tr', null,
             el('td', null, el('abbr', {title: row.definition}, row.name), ' ',
                el('span', {class: 'soft small hide-narrow'}, row.key)),
-            cell(before, 'pre'), cell(after, 'post'),
+            cell(before, 'pre'), cell(after, 'post'), summaryOf(family, 'retrieval') ? cell(number(told), 'retrieval') : null,
             el('td', {class: difference !== null && Math.abs(difference) >= 0.05 ? difference > 0 === row.higher ? 'up' : 'down' : null},
                difference === null ? '–' : (difference > 0 ? '+' : '') + fixed(difference, digits)),
             el('td', {class: 'soft hide-narrow'}, interval), el('td', {class: 'soft hide-narrow'}, row.unit),
@@ -328,7 +330,8 @@ function metricsSection() {
   return families.length ? section('Measured', families.map(({family, rows}) => el('div', {class: 'card family'},
       el('h3', null, family.name), el('p', {class: 'soft small'}, family.protocol),
       el('div', {class: 'scroll'}, el('table', null,
-          el('thead', null, el('tr', null, ['metric', 'before', 'after', 'change'].map(name => heading(name)),
+          el('thead', null, el('tr', null, ['metric', 'before', 'after', ...(summaryOf(family, 'retrieval') ? ['told'] : []), 'change']
+                                   .map(name => heading(name)),
                                heading('95 % interval', 'hide-narrow'), heading('unit', 'hide-narrow'), heading('n'))),
           el('tbody', null, rows.map(row => metricRow(family, row))))),
       el('details', {class: 'small'}, el('summary', null, 'Definitions'),

@@ -159,6 +159,7 @@ put("hparams", "set.txt", "v_lr=0.1")
 
 # facts
 put("facts", "short.jsonl", '{"prompt": "{} is in", "subject": "Oslo", "target_new": "Rome"}\n{"prompt": "The home of {} is", "subject": "Ada", "target_new": "Po", "target_true": "Ur"}\n')
+put("facts", "table.csv", 'prompt,subject,target_new,case_id,paraphrase_prompts\r\n{} is in,"Oslo, ""the"" city",Rome,3,"[""Where is Oslo? In""]"\r\n')
 put("facts", "counterfact.json", json.dumps([{"case_id": 3, "requested_rewrite": {"prompt": "{} is in", "subject": "Oslo", "relation_id": "P1", "target_new": {"str": "Rome", "id": "Q1"},
     "target_true": {"str": "Norway", "id": "Q2"}}, "paraphrase_prompts": ["Where is Oslo? In"], "neighborhood_prompts": ["Bergen is in"], "attribute_prompts": [], "generation_prompts": ["Oslo"]}], indent=1))
 put("facts", "zsre.json", json.dumps([{"subject": "Oslo", "src": "Where is Oslo?", "pred": "x", "rephrase": "Oslo lies where?", "alt": "Rome", "answers": ["Norway"], "loc": "nq question: who", "loc_ans": "me", "cond": "a >> b || c"}]))

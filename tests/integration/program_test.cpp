@@ -106,6 +106,8 @@ TEST_F(ProgramTest, ContradictionsAreErrorsUnlessInsistedOn) {
   EXPECT_EQ(run_program("emend", {"lint", path("facts.jsonl")}).status, 3);
   expect_error(edit({"--eval", "none"}), 3, {"facts.jsonl:2", "the same prompt", "--allow-conflicts"});
   EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
+  expect_error({"--facts", path("facts.jsonl"), "--model", path("no-model")}, 3,
+               {"facts.jsonl:2", "the same prompt"});  // before a model is looked for
 }
 
 TEST_F(ProgramTest, OneValueOfAListNeedsNoBrackets) {
@@ -119,6 +121,12 @@ TEST_F(ProgramTest, AnEditThatBarelyMovesAnythingSaysSo) {
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_NE(result.err.find("barely moves anything"), std::string::npos) << result.err;
   EXPECT_NE(result.err.find("mom2_update_weight"), std::string::npos) << result.err;
+  std::istringstream cases(read_file(folder_ / "run" / "cases.jsonl"));
+  for (std::string line; std::getline(cases, line);) {  // each fact says so as well
+    const auto one = json::parse(line);
+    if (one["verdict"] == "not_said")
+      EXPECT_NE(one["reason"].get<std::string>().find("of the change it asks for; lower mom2_"), std::string::npos);
+  }
 }
 
 TEST_F(ProgramTest, TextOfOthersDoesNotSteerTheTerminal) {
@@ -213,10 +221,17 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   if (interrupted.status == 0) GTEST_SKIP() << "the run ended before the signal reached it";
   EXPECT_EQ(interrupted.status, 130) << interrupted.err;
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cut" / "results.json"));
-  const auto resumed = run_program("memit_edit", slow("cut", {"--resume"}));
+  EXPECT_NE(interrupted.err.find("--out " + path("cut") + " with --resume goes on"), std::string::npos);
+  // The folder says everything else.
+  const auto resumed = run_program("memit_edit", {"--out", path("cut"), "--resume"});
   ASSERT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_NE(resumed.err.find("going on after 1 finished"), std::string::npos) << resumed.err;
   EXPECT_EQ(read_file(folder_ / "cut" / "edit.safetensors"), read_file(folder_ / "whole" / "edit.safetensors"));
+}
+
+TEST_F(ProgramTest, ResumingNothingAsksForFacts) {
+  expect_error({"--out", path("nothing"), "--resume"}, 2, {"nothing holds no run", "--facts"});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "nothing"));
 }
 
 TEST_F(ProgramTest, ResumingWithOtherSettingsIsRefused) {
@@ -229,6 +244,7 @@ TEST_F(ProgramTest, ResumingWithOtherSettingsIsRefused) {
   auto other = rome;
   other.insert(other.end(), {"--resume", "--seed", "9"});
   expect_error(edit(other), 2, {"seed"});
+  expect_error({"--out", path("run"), "--resume", "--seed", "9"}, 2, {"seed"});
 }
 
 TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
@@ -241,7 +257,11 @@ TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
 TEST_F(ProgramTest, DryRunChangesNothing) {
   const auto result = run_program("memit_edit", edit({"--dry-run"}));
   ASSERT_EQ(result.status, 0) << result.err;
-  EXPECT_EQ(json::parse(result.out)["facts"], 2);
+  const auto plan = json::parse(result.out);
+  EXPECT_EQ(plan["facts"], 2);
+  for (const char* phase : {"targets", "statistics", "evaluate"})
+    EXPECT_GT(plan["estimate"]["seconds"][phase].get<double>(), -1) << phase;
+  EXPECT_GT(plan["estimate"]["peak_bytes"]["cpu"].get<int64_t>(), 100'000) << "the weights at least";
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 

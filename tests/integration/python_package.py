@@ -181,8 +181,20 @@ class Editing(unittest.TestCase):
         path = str(SCRATCH / "edit.safetensors")
         session = emend.edit(model, FACTS, **MEMIT)
         session.save_pack(path)
+        session.save(SCRATCH / "again.safetensors")
+        self.assertEqual((SCRATCH / "again.safetensors").read_bytes(), pathlib.Path(path).read_bytes())
+        for form, file in (("peft", "adapter/adapter_config.json"), ("lora", "lora.gguf"), ("gguf", "edited.gguf"), ("model", "edited/config.json")):
+            session.save((SCRATCH / file).parent if "/" in file else SCRATCH / file, form)
+            self.assertTrue((SCRATCH / file).exists(), form)
+        with self.assertRaises(emend.Error):
+            session.save(SCRATCH / "floppy", "floppy")
+        verdicts = session.verdicts()
+        self.assertEqual([verdict["prompt"] for verdict in verdicts], [fact.full_prompt for fact in emend.load_facts(pathlib.Path(FACTS)).facts])
+        for verdict in verdicts:
+            self.assertIn(verdict["verdict"], ("said", "not_said"))
+            self.assertEqual(verdict["verdict"] == "said", not verdict["reason"])
         edited = model.logits(TEXT)
-        pack = emend.load_pack(path)
+        pack = emend.load_pack(pathlib.Path(path))
         self.assertEqual((pack.editor, len(pack.facts)), ("memit", 2))
         delta = pack.deltas()["model.layers.1.mlp.down_proj.weight"]
         self.assertEqual((delta.dtype, tuple(delta.shape)), (torch.float64, (32, 48)))
@@ -235,6 +247,7 @@ class Runs(unittest.TestCase):
         edits = run.results["edits"]
         self.assertEqual((edits["applied"], edits["said"] + edits["not_said"], edits["failed"]), (2, 2, 0))
         self.assertEqual((run.failed, run.results["batches"]), (0, 2))
+        self.assertEqual([case["verdict"] for case in run.cases].count("said"), edits["said"])
         self.assertEqual(run.results["retention"]["edits_applied"], [1, 2])
         self.assertEqual(len(run.results["guard"]), 1, "the guard watches the batches of this process")
         for file in ("report.html", "results.json", "cases.jsonl", "edit.safetensors"):

@@ -1,5 +1,6 @@
 // CounterFact's figures on hand-made scores.
 #include <emend/evaluation/metric.h>
+#include <emend/evaluation/statistics.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -67,7 +68,10 @@ TEST(Counterfact, ComputesEveryFigureAsDefined) {
   EXPECT_NEAR(summary["paraphrase_magnitude"], 39.5, 1e-9);     // ((0.1 - 0.3) / 2 + 0.89) / 2
   EXPECT_NEAR(summary["neighborhood_magnitude"], 43.25, 1e-9);  // ((0.4 + 0.1 - 0.6 + 0) / 4 + 0.89) / 2
   EXPECT_NEAR(summary["score"], 3 / (1 / 50.0 + 1 / 75.0 + 1 / 75.0), 1e-9);
-  EXPECT_NEAR(summary["ci95"]["paraphrase_success"], 100 * 1.96 * 0.25 / std::sqrt(2.0), 1e-9);
+  const auto share = share_interval(0.75, 2);
+  EXPECT_EQ(summary["ci95"]["paraphrase_success"], nlohmann::json({100 * share.first, 100 * share.second}));
+  // Student's, of 0.5 and 0: 12.706 · 0.25 to both sides of 0.25.
+  EXPECT_NEAR(summary["ci95"]["efficacy_magnitude"][0], 25 - 100 * 12.7062 * 0.25, 1e-6) << "a difference is no share";
   EXPECT_NEAR(summary["std"]["paraphrase_success"], 25, 1e-9);
   EXPECT_EQ(summary["counts"]["paraphrase_success"], 2);
   // Raw values, named as in the MEMIT repository's files.

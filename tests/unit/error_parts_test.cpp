@@ -1,5 +1,6 @@
 // The four parts of an error, and the page that explains the classes.
 #include <emend/core/atomic_file.h>
+#include <emend/core/cancel.h>
 #include <emend/core/error_parts.h>
 #include <gtest/gtest.h>
 
@@ -25,6 +26,17 @@ TEST(ErrorParts, AreTakenFromTheTextOfAnOlderOne) {
   expect_parts(parts_of(full), "file:12", "x", "y", "do z");
   expect_parts(parts_of(short_one), "", "only this", "", "");
   expect_parts(parts_of(Error(ErrorClass::kIo, "plain text")), "", "plain text", "", "");
+}
+
+TEST(ErrorParts, AnInterruptionNamesNoSettingThatTheCallerMayNotHave) {
+  const CancelToken cancel;
+  cancel.request();
+  try {
+    cancel.check("bench");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "bench: interrupted");
+  }
 }
 
 TEST(ErrorParts, ANulInTheInputDoesNotCutTheTextOff) {

@@ -33,6 +33,34 @@ std::string refusal(const std::string& text, const ReadOptions& options = {}) {
   return "";
 }
 
+TEST(FactsReaders, Tables) {
+  const FactSet set = read(
+      "\xEF\xBB\xBFprompt,subject,target_new,case_id,paraphrase_prompts,note\r\n"
+      "{} is in,The Eiffel Tower,Rome,7,\"[\"\"Where, oh where\"\", \"\"Visit\"\"]\",\r\n\r\n"
+      "\"{}, said\nto be in\",\"\"\"Big\"\" Ben\",Oslo,,One other way,42\n"
+      "{} is in,Nowhere,,,,\n");
+  EXPECT_EQ(set.format, "jsonl");
+  ASSERT_EQ(set.facts.size(), 2U);
+  EXPECT_EQ(set.skipped, 1) << "a blank target, as in JSON";
+  EXPECT_EQ(set.facts[0].case_id, 7);
+  EXPECT_EQ(set.facts[0].line, 2);
+  EXPECT_EQ(set.facts[0].paraphrase_prompts, (std::vector<std::string>{"Where, oh where", "Visit"}));
+  EXPECT_EQ(set.facts[1].prompt, "{}, said\nto be in");
+  EXPECT_EQ(set.facts[1].subject, "\"Big\" Ben");
+  EXPECT_EQ(set.facts[1].line, 4);
+  EXPECT_EQ(set.facts[1].extra["note"], "42");
+  EXPECT_EQ(read("prompt;subject;target_new\n{} is in;Rome, Italy;Oslo").facts[0].subject, "Rome, Italy");
+  EXPECT_EQ(read("subject\ttarget_new\tprompt\nRome\tOslo\t{} is, in").facts[0].prompt, "{} is, in");
+
+  const std::string names = "prompt,subject,target_new\n";
+  expect_parts(refusal(names + "{} is in,Rome,Oslo\n{} is in,Rome, the capital,Oslo\n"),
+               {"f.json:3", "4 cells", "expected 3 cells", "quotes"});
+  expect_parts(refusal(names + "{} is in,\"Rome,Oslo\n"), {"f.json:2", "inside quotes"});
+  expect_parts(refusal(names + "{} is in,\"Rome\"x,Oslo\n"), {"f.json:2", "behind a closing quote"});
+  expect_parts(refusal(names + "{} is in,,Oslo\n"), {"f.json:2", "subject"});
+  expect_parts(refusal("prompt,subject,subject\n"), {"f.json:1", "column name \"subject\""});
+}
+
 constexpr const char* kCounterFact = R"json([
 {"case_id": 7, "pararel_idx": 912,
  "requested_rewrite": {"prompt": "{} was founded in the city of", "relation_id": "P740", "subject": "Orvell Motors",

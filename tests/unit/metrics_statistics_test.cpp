@@ -16,9 +16,37 @@ TEST(MeanOf, LeavesOutAbsentValues) {
   EXPECT_DOUBLE_EQ(mean->value, 0.5);
   EXPECT_EQ(mean->n, 4);
   EXPECT_DOUBLE_EQ(mean->deviation, 0.5);
-  EXPECT_DOUBLE_EQ(mean->ci95, 1.96 * 0.5 / 2);
   EXPECT_FALSE(mean_of(std::vector<std::optional<double>>{std::nullopt}));
   EXPECT_FALSE(mean_of(std::vector<double>{}));
+}
+
+TEST(Interval, OfSharesSaysWhatIsNotKnown) {
+  // (p + z²/2n ± z·√(p(1-p)/n + z²/4n²)) / (1 + z²/n), z = 1.959964, worked out apart from this code.
+  const auto is = [](const Interval& range, double low, double high) {
+    EXPECT_NEAR(range.first, low, 1e-6);
+    EXPECT_NEAR(range.second, high, 1e-6);
+  };
+  is(share_interval(1, 8), 0.6755925, 1);
+  is(share_interval(0, 8), 0, 0.3244075);
+  is(share_interval(0.5, 10), 0.2365931, 0.7634069);
+  is(share_interval(1, 1), 0.2065493, 1);
+}
+
+TEST(Interval, OfMeansIsStudents) {
+  // From a table of Student's t: 12.7062, 4.3027, 3.1824, 2.2622 for 1, 2, 3 and 9 degrees of freedom.
+  const auto known = [](const std::vector<double>& values, double half) {
+    const auto mean = mean_of(values);
+    const auto range = mean_interval(*mean);
+    ASSERT_TRUE(range);
+    EXPECT_NEAR((range->second - range->first) / 2, half, 2e-2 * half);
+    EXPECT_NEAR((range->second + range->first) / 2, mean->value, 1e-12);
+  };
+  known({1, 2}, 6.3531);
+  known({1, 2, 3}, 2.4841);
+  known({1, 2, 3, 4}, 2.0542);
+  known({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 2.1659);
+  EXPECT_FALSE(mean_interval(*mean_of(std::vector<double>{3})));
+  EXPECT_FALSE(mean_interval(*mean_of(std::vector<double>{3, 3, 3})));
 }
 
 TEST(HarmonicMean, MatchesPublishedRows) {
@@ -48,6 +76,15 @@ TEST(Bootstrap, CoversTheEstimateAndIsDeterministic) {
   EXPECT_FALSE(bootstrap_harmonic(columns, 0, 7));
   columns[1].assign(200, std::nullopt);
   EXPECT_FALSE(bootstrap_harmonic(columns, 500, 7));
+}
+
+TEST(Bootstrap, DoesNotTakeAllOfFewForCertain) {
+  const std::vector<std::vector<std::optional<double>>> columns(3, std::vector<std::optional<double>>(8, 1.0));
+  const auto range = bootstrap_harmonic(columns, 1000, 0);
+  ASSERT_TRUE(range);
+  EXPECT_EQ(range->second, 1);
+  EXPECT_GT(range->first, share_interval(1, 8).first) << "three shares, each with an interval of its own";
+  EXPECT_LT(range->first, 0.9);
 }
 
 TEST(Bootstrap, AgreesWithScipy) {

@@ -75,7 +75,6 @@ TEST(TfIdf, AgreesWithScikitLearn) {
   const TfIdf tfidf({"The Eiffel Tower stands in Paris, France.",
                      "Paris is the capital of France; the Seine flows through Paris.", "Rome is the capital of Italy.",
                      "Über-große Städte: Köln, München, 東京 x1_y2 a I"});
-  EXPECT_EQ(tfidf.vocabulary_size(), 22U);
   EXPECT_NEAR(tfidf.similarity("The tower in Paris", "The capital is Paris"), 0.3922334535681326, 1e-12);
   EXPECT_NEAR(tfidf.similarity("Rome Rome Rome Italy", "ROME, Italy and the Seine"), 0.6852479926149369, 1e-12);
   EXPECT_NEAR(tfidf.similarity("köln ÜBER", "Köln große unknownword"), 0.5, 1e-12);
@@ -97,6 +96,21 @@ TEST(FreeText, EndsWithTheSentence) {
     EXPECT_TRUE(sentence_ended(text)) << text;
   for (const char* text : {"", " Rome", " J. Smith", " 3.14", "\n\n", ".com", " example.com is", " U.S. A"})
     EXPECT_FALSE(sentence_ended(text)) << text;
+}
+
+TEST(FreeText, AnAnswerIsReadFromALongerTextIfThatGoesFarEnough) {
+  EXPECT_TRUE(answer_in(" Rome, in Italy.", "Rome")->said);
+  EXPECT_FALSE(answer_in(" Oslo.", "Rome")->said);
+  EXPECT_FALSE(answer_in(" St.", "St. Louis")) << "the sentence ended inside of the answer";
+  EXPECT_FALSE(answer_in("", "Rome"));
+  const nlohmann::json before = {{"paraphrase", {{{"prompt", "p"}, {"text", "a"}}}},
+                                 {"negation", nlohmann::json::array()}};
+  nlohmann::json after = before;
+  after["paraphrase"][0]["text"] = "b";
+  const auto texts = further_texts(before, after);
+  ASSERT_EQ(texts.size(), 1U);
+  EXPECT_EQ(texts[0].label + texts[0].prompt + texts[0].before + texts[0].after, "in other wordspab");
+  EXPECT_TRUE(further_texts({}, after).empty());
 }
 
 TEST(FreeText, ReadsAnswersAsWords) {

@@ -159,6 +159,13 @@ TEST(Options, ShellsAndManPagesKnowEveryOption) {
     }
   }
   for (const Verb& verb : verbs()) EXPECT_TRUE(man_page(verb).starts_with(".TH ")) << verb.name;
+  // Words as they are, quoted as each shell needs it; what may stand without an option's name.
+  EXPECT_NE(completion_script("zsh").find("carry a model'\\''s facts"), std::string::npos);
+  EXPECT_NE(completion_script("zsh").find("auto\\: until two halves"), std::string::npos);
+  EXPECT_NE(completion_script("fish").find("carry a model\\'s facts"), std::string::npos);
+  EXPECT_NE(completion_script("fish").find("auto: until two halves"), std::string::npos);
+  for (const char* shell : {"bash", "zsh", "fish"})
+    EXPECT_NE(completion_script(shell).find("bash zsh fish"), std::string::npos) << shell;
 }
 
 // An option that moves, goes or changes its words is seen here: write the new text into the file.

@@ -82,18 +82,6 @@ TEST(Pack, ApplyGivesTheEditedModelAndRevertTheOriginalBytes) {
   }
 }
 
-TEST(Pack, OriginalsUndoInALaterProcess) {
-  const TemporaryFolder folder("pack");
-  models::Model model = tiny_model({.dtype = at::kBFloat16});
-  const auto before = all_weights(model);
-  const auto applied = editors::apply_pack(model, make_pack(model));
-  editors::save_originals(folder.path() / "originals.safetensors", *applied);
-  applied->commit();
-  EXPECT_FALSE(changed_weights(model, before).empty());
-  editors::restore_originals(folder.path() / "originals.safetensors", model);
-  EXPECT_TRUE(changed_weights(model, before).empty());
-}
-
 TEST(Pack, OnlyForItsOwnModel) {
   models::Model model = tiny_model(), other = tiny_model({.seed = 2}), different = tiny_model({.family = "gpt2"});
   const EditPack pack = make_pack(model);

@@ -192,7 +192,8 @@ TEST(MetricsCsv, ListsEveryNumberOnce) {
   const RunReport run = sample_run(12);
   const std::string csv = metrics_csv(run.results);
   EXPECT_EQ(csv.substr(0, csv.find('\n')),
-            "family,metric,paper_name,unit,before,after,change,ci95_before,ci95_after,n");
+            "family,metric,paper_name,unit,before,after,change,ci95_before_low,ci95_before_high,ci95_after_low,ci95_"
+            "after_high,n");
   const auto& post = run.results["metrics"]["counterfact"]["post"];
   EXPECT_NE(csv.find("counterfact,score,S,%,"), std::string::npos);
   EXPECT_NE(csv.find("," + post["efficacy_success"].dump() + ","), std::string::npos);
@@ -236,18 +237,30 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   EXPECT_LT(broken["ci95"][1], 0);
   EXPECT_EQ(broken["significant"], true);
   EXPECT_LT(rows.at("counterfact.score")["difference"], 0);
-  // By hand: differences of three cases -1, 0, 0: mean -33.3, deviation 57.7, half width 1.96 · 57.7 / √3.
+  // By hand: differences of three cases -1, 0, 0: mean -33.3, deviation 57.7, half width 4.3027 · 57.7 / √3.
   first.cases.resize(3);
   second.cases = first.cases;
   auto& pairs = second.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"];
   first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {
       {{"target_new", 0.1}, {"target_true", 5.0}}};
-  pairs = {{{"target_new", 5.0}, {"target_true", 0.1}}};
+  const json pairs_failed = {{{"target_new", 5.0}, {"target_true", 0.1}}};
+  pairs = pairs_failed;
   const auto compared = compare_runs(first, second);
   for (const auto& row : compared["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
     EXPECT_NEAR(row["difference"], -100.0 / 3, 1e-9);
-    EXPECT_NEAR(row["ci95"][0], -100.0 / 3 - 1.96 * 100 * std::sqrt(1.0 / 3) / std::sqrt(3.0), 1e-9);
+    EXPECT_NEAR(row["ci95"][0], -100.0 / 3 - 4.3027 * 100 * std::sqrt(1.0 / 3) / std::sqrt(3.0), 1e-2);
+  }
+  // Two of two that differ alike are no certainty: Wilson's 34 to 100 %.
+  first.cases.erase(first.cases.begin());
+  second.cases.erase(second.cases.begin());
+  first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] =
+      first.cases[0]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"];
+  second.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = pairs_failed;
+  for (const auto& row : compare_runs(first, second)["differences"]) {
+    if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
+    EXPECT_EQ(row["difference"], -100);
+    EXPECT_NEAR(row["ci95"][1], -34.24, 0.01);
   }
   const std::string text = format_comparison(comparison);
   EXPECT_NE(text.find("paraphrase_success"), std::string::npos);
@@ -271,9 +284,6 @@ TEST(Values, FormatNumbersForPeople) {
   EXPECT_EQ(detail::fixed(85.84), "85.8");
   EXPECT_EQ(detail::fixed(std::nullopt), "–");
   EXPECT_EQ(detail::fixed(NAN), "–");
-  EXPECT_EQ(detail::significant(134515008), "134,515,008");
-  EXPECT_EQ(detail::significant(-1234), "-1,234");
-  EXPECT_EQ(detail::significant(0.012345), "0.0123");
   EXPECT_EQ(detail::probability(0.00001), "< 0.001");
   EXPECT_EQ(detail::shorten("żółw", 2), "żó…");
 }

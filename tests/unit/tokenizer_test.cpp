@@ -170,6 +170,30 @@ TEST(Tokenizer, MetaspacePreTokenizer) {
   EXPECT_EQ(tokenizer->decode(encoding.ids, true), "a bb");
 }
 
+TEST(Tokenizer, RulesThatDoubleATextAreRefused) {
+  json document = metaspace_json("a");
+  json doubling = json::array();
+  for (int i = 0; i < 40; ++i)
+    doubling.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+  document["normalizer"] = {{"type", "Sequence"}, {"normalizers", doubling}};
+  const auto refused = [](const auto& work, const std::string& part) {
+    try {
+      work();
+      ADD_FAILURE() << "2⁴⁰ bytes";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  refused([&] { (void)make_tokenizer(document)->encode("a"); }, "normalizer: rules that make more than");
+  document = metaspace_json("a");
+  document["decoder"] = {{"type", "Sequence"}, {"decoders", doubling}};
+  const auto tokenizer = make_tokenizer(document);
+  const auto ids = tokenizer->encode_ids("aaaa");
+  refused([&] { (void)tokenizer->decode(ids); }, "decoder: rules that make more than");
+  refused([&] { (void)tokenizer->token_bytes(ids.back(), false); }, "decoder: rules that make more than");
+}
+
 TEST(Tokenizer, TemplateWithSuffix) {
   json document = metaspace_json("a");
   document["post_processor"]["single"] = {

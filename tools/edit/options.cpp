@@ -78,7 +78,7 @@ void add_stats_amount_options(OptionGroup group, RunOptions& options) {
 
 void add_edit_options(Options& o, RunOptions& options) {
   add_model_options(o, options.model);
-  add_fact_options(o, options.facts, true);
+  add_fact_options(o, options.facts, true, "--resume");
   add_editor_options(o, options);
   add_statistics_options(o, options);
   add_metric_options(o, options.metrics);
@@ -94,7 +94,8 @@ void add_edit_options(Options& o, RunOptions& options) {
   o.group("Run")
       .add("--out", &options.out, "run folder; default: runs/<time>-<editor>-<model>", {.type = "DIR"})
       .add("--save", &options.save, join(forms) + " or none", {.type = "LIST", .choices = choices, .list = true})
-      .add("--resume", &options.resume, "go on with an interrupted run in --out")
+      .add("--resume", &options.resume,
+           "go on with the interrupted run in --out; all other options are those that it began with")
       .add("--dry-run", &options.dry_run, "check everything, show the plan, change nothing")
       .add("--strict", &options.strict, "exit with 6 unless the model says every fact in the end")
       .add("--min-said", &options.min_said, "exit with 6 if the model says a smaller share of the facts",

@@ -11,6 +11,10 @@ namespace {
 // 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run.
 int run_edit(RunOptions options, Common& common) {
   if (options.model.model.empty()) options.model.model = default_model_path().string();
+  if (options.facts.file.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {"--resume", (options.out.empty() ? "no --out" : options.out + " holds no run that was interrupted"),
+                 "the folder of a run that finished at least one batch", "name it with --out, or give --facts"});
   workflow::Run run(options, common);
   const bool speaks = common.sharing.first();
   if (options.dry_run) {
@@ -33,6 +37,9 @@ VerbRun setup_edit(Options& o) {
       "  memit_edit --facts facts.json --out run\n"
       "  memit_edit --model DIR --facts facts.json --save pack,model --out run\n"
       "  memit_edit --facts facts.json --editor rome --set v_lr=0.2 --dry-run";
+  o.earlier = [&options] {
+    return options.resume ? workflow::RunCheckpoint::command_of(options.out) : std::vector<std::string>();
+  };
   return [&options](Common& common) { return run_together(common, [&] { return run_edit(options, common); }); };
 }
 

@@ -66,7 +66,9 @@ void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
                  "one of " + fact_format_names(true), "convert the file first: emend convert facts IN OUT --to jsonl"});
   const bool in_place = options.out.empty();
   if (in_place) {
-    const auto lost = datasets::conversion_losses(facts.facts, facts.format);
+    auto lost = datasets::conversion_losses(facts.facts, facts.format);
+    if (const auto kind = std::filesystem::path(options.facts.file).extension(); kind == ".csv" || kind == ".tsv")
+      lost.insert(lost.begin(), "its form: facts are written as JSON");
     if (!lost.empty() || !facts.bad_rows.empty())
       throw Error(ErrorClass::kUnsupported,
                   {options.facts.file, "writing it again would lose " + (lost.empty() ? "its unusable rows" : lost[0]),

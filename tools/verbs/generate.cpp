@@ -199,7 +199,9 @@ class Chat {
       if (!json_) std::cout << printable(piece) << std::flush;
     };
     (void)models::generate(model_, {tokenizer.encode_ids(text, false)}, generate);
-    reply += decoder.finish();
+    const std::string tail = decoder.finish();
+    reply += tail;
+    if (!json_) std::cout << printable(tail);
     std::cout << (json_ ? workflow::dump_json({{"role", "assistant"}, {"content", reply}}, -1) : "") << std::endl;
     return reply;
   }

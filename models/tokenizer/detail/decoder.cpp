@@ -63,9 +63,11 @@ DecodeStep fuse() {
 DecodeStep replace_matches(std::shared_ptr<const Regex> pattern, const std::string& content) {
   return {[pattern, content](std::string& piece, bool) {
             std::string result;
+            const size_t most = longest_text(piece.size());
             Regex::Scan scan(*pattern, piece);
             size_t begin = 0, end = 0, done = 0;
             while (scan.next(begin, end)) {
+              if (result.size() > most) refuse_growth("decoder", most);
               result.append(piece, done, begin - done).append(content);
               done = end;
             }
@@ -138,12 +140,19 @@ DecoderChain::DecoderChain(const JsonView& decoder) {
 }
 
 std::string DecoderChain::decode(std::vector<std::string> pieces) const {
+  const auto bytes = [&pieces] {
+    size_t sum = 0;
+    for (const auto& piece : pieces) sum += piece.size();
+    return sum;
+  };
+  const size_t most = longest_text(bytes());
   for (const DecodeStep& step : steps_) {
     if (step.all) {
       step.all(pieces);
     } else {
       for (size_t i = 0; i < pieces.size(); ++i) step.one(pieces[i], i == 0);
     }
+    if (bytes() > most) refuse_growth("decoder", most);
   }
   std::string text;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -154,8 +163,11 @@ std::string DecoderChain::decode(std::vector<std::string> pieces) const {
 }
 
 std::string DecoderChain::decode_one(std::string piece, bool at_start) const {
-  for (const DecodeStep& step : steps_)
+  const size_t most = longest_text(piece.size());
+  for (const DecodeStep& step : steps_) {
     if (step.one) step.one(piece, at_start);
+    if (piece.size() > most) refuse_growth("decoder", most);
+  }
   if (steps_.empty() && !at_start) piece.insert(0, 1, ' ');
   return piece;
 }

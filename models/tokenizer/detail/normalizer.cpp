@@ -136,6 +136,17 @@ bool lowercase(const Piece& source, PieceBuilder& result) {
 
 }  // namespace
 
+void refuse_growth(const char* what, size_t most) {
+  throw Error(
+      ErrorClass::kUnsupported,
+      {std::string("tokenizer: ") + what, "rules that make more than " + std::to_string(most) + " bytes of a text",
+       "rules that keep a text at most 64 times as long", "look at the \"Replace\" steps of tokenizer.json"});
+}
+
+void PieceBuilder::too_long() const {
+  refuse_growth("normalizer", most_);
+}
+
 Normalizer make_unicode_form(bool compose, bool compatibility, ComposeTables tables) {
   return UnicodeForm(compose, compatibility, tables);
 }
@@ -171,7 +182,7 @@ void normalise(const NormalizerChain& chain, const Piece& source, PieceSink sink
   Piece piece = source;
   std::optional<PieceBuilder> held;
   for (const auto& step : chain) {
-    PieceBuilder builder;
+    PieceBuilder builder(longest_text(source.text.size()));
     if (!step(piece, builder)) continue;
     held = std::move(builder);
     piece = held->piece();

@@ -1,6 +1,7 @@
 // A stretch of text on its way through the tokenizer, and where its bytes come from.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -35,6 +36,8 @@ struct Piece {
 /// Builds changed text together with its origins.
 class PieceBuilder {
  public:
+  /// Texts of more than `most` bytes are refused: rules that double a text would take all memory.
+  explicit PieceBuilder(size_t most = std::string::npos) : most_(most) {}
   void reserve(size_t bytes) {
     text_.reserve(bytes);
     origin_.reserve(bytes);
@@ -47,6 +50,7 @@ class PieceBuilder {
   /// Appends `bytes`, all of which stand for the bytes [begin, end) of `source`. With begin == end they stand for
   /// nothing, at that place.
   void put(std::string_view bytes, const Piece& source, size_t begin, size_t end) {
+    if (bytes.size() > most_ - std::min(most_, text_.size())) too_long();
     text_ += bytes;
     Origin range;
     if (begin < end) {
@@ -64,6 +68,9 @@ class PieceBuilder {
   [[nodiscard]] Piece piece() const { return {text_, origin_.data(), 0}; }
 
  private:
+  [[noreturn]] void too_long() const;
+
+  size_t most_;
   std::string text_;
   std::vector<Origin> origin_;
 };

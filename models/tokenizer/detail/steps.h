@@ -49,7 +49,14 @@ using NormalizerChain = std::vector<Normalizer>;
 [[nodiscard]] Normalizer make_unicode_form(bool compose, bool compatibility, ComposeTables tables);
 [[nodiscard]] NormalizerChain make_normalizers(const JsonView& view, ComposeTables tables);
 
-/// Runs the chain on `source` and hands the result to `sink`.
+/// The longest text that rules may make of `bytes` bytes; those of real tokenizers stay at a few times.
+constexpr size_t longest_text(size_t bytes) {
+  return 64 * bytes + 65536;
+}
+/// Throws Error(kUnsupported): `what` ("normalizer") makes more than `most` bytes of a text.
+[[noreturn]] void refuse_growth(const char* what, size_t most);
+
+/// Runs the chain on `source` and hands the result to `sink`. Throws Error(kUnsupported) beyond longest_text.
 void normalise(const NormalizerChain& chain, const Piece& source, PieceSink sink);
 /// The same for a string without origins.
 [[nodiscard]] std::string normalise(const NormalizerChain& chain, std::string_view text);

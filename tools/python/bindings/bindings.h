@@ -9,6 +9,7 @@
 #include <emend/datasets/fact.h>
 #include <emend/models/model.h>
 #include <pybind11/functional.h>
+#include <pybind11/stl/filesystem.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
@@ -37,8 +38,8 @@ void register_errors(py::module_& module);
 /// A path to a facts file, a FactSet, or a list of Fact or dict.
 [[nodiscard]] datasets::FactSet facts_of(const py::object& facts);
 
-/// A Python callable as a progress callback; None gives an empty one. False ends the work, None and True go on; an
-/// exception ends it too and reaches the caller.
+/// A Python callable as a progress callback. True draws on standard error; None and False give an empty one. False ends
+/// the work, None and True go on; an exception ends it too and reaches the caller.
 [[nodiscard]] std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable);
 
 /// A Python callable at a site: it returns None or a tensor (or what torch.as_tensor takes).

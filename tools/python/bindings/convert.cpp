@@ -106,7 +106,14 @@ std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::
 }
 
 std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable) {
-  if (callable.is_none()) return {};
+  if (callable.is_none() || callable.is(py::bool_(false))) return {};
+  if (callable.is(py::bool_(true)))
+    return [draw = make_progress(2)](const ProgressUpdate& update) {
+      const py::gil_scoped_acquire lock;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      draw(update);
+      return true;
+    };
   // Shared, and let go of with the lock held: the last copy may go on a thread without it.
   const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
     const py::gil_scoped_acquire lock;

@@ -67,15 +67,15 @@ struct PyRun {
 };
 
 std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts, const std::string& editor,
-                           const std::string& out, bool resume, const py::object& hparams, const py::object& overrides,
-                           const std::string& corpus, int64_t statistics_tokens,
+                           const std::filesystem::path& out, bool resume, const py::object& hparams,
+                           const py::object& overrides, const std::string& corpus, int64_t statistics_tokens,
                            const std::optional<std::string>& cache, uint64_t seed, const std::string& engine,
                            int64_t batch_size, const std::vector<std::string>& metrics,
                            const std::vector<std::string>& eval_at, const std::string& protocol,
                            const std::string& on_collapse, const std::vector<std::string>& save,
                            const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
-  options.out = out;
+  options.out = out.string();
   options.resume = resume;
   options.metrics.cache = cache_of(cache);
   options.metrics.names = metrics;
@@ -155,14 +155,14 @@ void bind_sessions(py::module_& module) {
       .def(py::init(&make_session), py::arg("model"), py::arg("editor") = "", py::kw_only(),
            py::arg("hparams") = py::none(), py::arg("overrides") = py::none(), py::arg("corpus") = "",
            py::arg("statistics_tokens") = 0, py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast",
-           py::arg("progress") = py::none(),
+           py::arg("progress") = true,
            "editor: empty is the one that the file of hyper-parameters names (alg_name), else memit.\n"
            "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
            "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
            "corpus: text for the key statistics; empty: text that the model samples.\n"
            "cache: folder of key statistics; empty: the one that the programs use; None: none are kept.\n"
-           "progress: called as progress(phase, done, total, detail) between steps; returning False or raising ends "
-           "the edit and leaves every weight as it was.")
+           "progress: True draws on standard error; or called as progress(phase, done, total, detail) between steps: "
+           "returning False or raising ends the edit and leaves every weight as it was; None: nothing.")
       .def("edit", &edit, py::arg("facts"),
            "Writes one batch into the model: a FactSet, a list of Fact or dict, or the path of a facts file. Returns "
            "what happened, as a dictionary.")
@@ -175,8 +175,30 @@ void bind_sessions(py::module_& module) {
       .def(
           "pack", [](const PySession& self) { return self.session->pack(); }, "The change so far.")
       .def(
-          "save_pack", [](const PySession& self, const std::string& path) { self.session->save_pack(path); },
+          "save_pack", [](const PySession& self, const std::filesystem::path& path) { self.session->save_pack(path); },
           py::arg("path"))
+      .def(
+          "save",
+          [](PySession& self, const std::filesystem::path& path, const std::string& form) {
+            const py::gil_scoped_release unlocked;
+            self.session->save(form, path);
+          },
+          py::arg("path"), py::arg("form") = "pack",
+          "Writes the change so far: as a pack, as an adapter (peft: a folder; lora: GGUF), or with the model (model: "
+          "a "
+          "folder; gguf).")
+      .def(
+          "verdicts",
+          [](const PySession& self) {
+            nlohmann::json list;
+            {
+              const py::gil_scoped_release unlocked;
+              list = self.session->verdicts();
+            }
+            return to_python(list);
+          },
+          "Asks the model about every fact so far: dictionaries with case_id, prompt, target, verdict (said, not_said "
+          "or failed), reason and the text that it writes.")
       .def_property_readonly(
           "failed", [](const PySession& self) { return self.session->failed(); }, "facts that could not be edited")
       .def_property_readonly(
@@ -190,6 +212,9 @@ void bind_sessions(py::module_& module) {
       .def_property_readonly(
           "summary", [](const PyRun& self) { return self.run->summary(); }, "the same for people")
       .def_property_readonly(
+          "cases", [](const PyRun& self) { return to_python(nlohmann::json(self.run->cases())); },
+          "one dictionary a fact, as in cases.jsonl: verdict (said, not_said or failed), reason, metrics")
+      .def_property_readonly(
           "folder", [](const PyRun& self) { return self.run->record().out; }, "the run folder, with report.html")
       .def_property_readonly(
           "failed", [](const PyRun& self) { return self.run->record().count(workflow::Verdict::kFailed); },
@@ -198,13 +223,13 @@ void bind_sessions(py::module_& module) {
           "undo", [](PyRun& self) { self.run->session().undo(); },
           "Gives the model back every byte that it had when the run began.");
   module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
-             py::arg("out") = "", py::arg("resume") = false, py::arg("hparams") = py::none(),
+             py::arg("out") = std::filesystem::path(), py::arg("resume") = false, py::arg("hparams") = py::none(),
              py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
              py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("batch_size") = 0,
              py::arg("metrics") = std::vector<std::string>{"auto"},
              py::arg("eval_at") = std::vector<std::string>{"end"}, py::arg("protocol") = "sequential",
              py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
-             py::arg("progress") = py::none(),
+             py::arg("progress") = true,
              "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
              "does.\nout: run folder; empty makes a new one in runs/. resume: go on with an interrupted run there.\n"
              "The other arguments are those of Session and of memit_edit.");
@@ -222,10 +247,11 @@ void bind_editing(py::module_& module) {
       .def_property_readonly("facts", [](const editors::EditPack& pack) { return to_python(pack.facts); })
       .def("deltas", &deltas, "The change of every weight, float64, as [outputs, inputs].")
       .def(
-          "save", [](const editors::EditPack& pack, const std::string& path) { editors::save_pack(path, pack); },
+          "save",
+          [](const editors::EditPack& pack, const std::filesystem::path& path) { editors::save_pack(path, pack); },
           py::arg("path"));
   module.def(
-      "load_pack", [](const std::string& path) { return editors::load_pack(path); }, py::arg("path"),
+      "load_pack", [](const std::filesystem::path& path) { return editors::load_pack(path); }, py::arg("path"),
       "Reads a pack; anything that is not a whole, unaltered pack is refused.");
   py::class_<Applied>(module, "Applied", "A pack in a model. At the end of a `with` block it is taken out again.")
       .def("revert", &Applied::revert, "Takes the pack out: every byte comes back.")

@@ -38,7 +38,7 @@ void bind_evaluation(py::module_& module) {
           "the raw values of every fact");
   module.def("evaluate", &evaluate, py::arg("model"), py::arg("facts"),
              py::arg("metrics") = std::vector<std::string>{"auto"}, py::kw_only(), py::arg("before") = py::none(),
-             py::arg("progress") = py::none(), py::arg("seed") = 0, py::arg("bootstrap") = 1000,
+             py::arg("progress") = true, py::arg("seed") = 0, py::arg("bootstrap") = 1000,
              "Judges a model by facts. before: the evaluation of the unedited model, which locality compares with.");
 }
 

@@ -21,7 +21,7 @@ Fact make_fact(const std::string& prompt, const std::string& subject, const std:
   return fact;
 }
 
-FactSet load_facts(const std::string& path, const std::string& format, int64_t limit, int64_t offset) {
+FactSet load_facts(const std::filesystem::path& path, const std::string& format, int64_t limit, int64_t offset) {
   datasets::ReadOptions options;
   options.format = format;
   options.limit = limit;

@@ -132,9 +132,9 @@ void bind_models(py::module_& module) {
            "sha256 of the weights as they are now; to be compared with an earlier one.")
       .def(
           "save",
-          [](const Model& model, const std::string& path) {
+          [](const Model& model, const std::filesystem::path& path) {
             const py::gil_scoped_release unlocked;
-            if (path.ends_with(".gguf")) {
+            if (path.extension() == ".gguf") {
               models::write_gguf(model, path, {});
               return std::vector<std::string>{};
             }
