@@ -525,7 +525,7 @@ function directionPage() {
           number(effect.neutral_tokens_kept) === null ? null : tile('tokens kept', fixed(effect.neutral_tokens_kept) + ' %', 'of neutral continuations'),
           health.map(([name, value]) => tile(name.replaceAll('_', ' '), significant(number(at(effect, 'health', 'after', name))),
               'before ' + significant(value))))),
-    layers.length ? section('Layer by layer', el('p', {class: 'soft'}, 'All on prompts that the direction was not fitted on (cross-validation).'),
+    layers.length ? section('Layer by layer', el('p', {class: 'soft'}, 'Separation and distance are those of prompts that the direction was not fitted on (cross-validation).'),
         el('div', {class: 'charts'},
            chart('Separation', '', '%', [line('accuracy', 'right side of the middle', 0), line('auc', 'pairs in the right order', 1)],
                  {low: 0, high: 100}),
