@@ -73,22 +73,6 @@ at::Tensor apply_head_norm(const at::Tensor& x_Nhd, const at::Tensor& weight, co
   return rms_norm(x_Nhd, weight, config.norm_eps, config.norm_one_plus);
 }
 
-at::Tensor activate(const at::Tensor& x, Activation activation) {
-  switch (activation) {
-    case Activation::kGelu:
-      return at::gelu(x, "none");
-    case Activation::kGeluTanh:
-      return at::gelu(x, "tanh");
-    case Activation::kQuickGelu:
-      return x * at::sigmoid(1.702 * x);
-    case Activation::kRelu:
-      return at::relu(x);
-    case Activation::kSilu:
-      return at::silu(x);
-  }
-  return x;
-}
-
 at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const ModelConfig& config, bool conv1d,
                      const hooks::HookPoint& down_in, const hooks::HookPoint& down_out) {
   at::Tensor key_NF;
