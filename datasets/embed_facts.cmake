@@ -1,7 +1,7 @@
-# Writes OUTPUT, a C++ source that holds the text of INPUT.
-#   cmake -DINPUT=… -DOUTPUT=… -P embed_facts.cmake
-set(source "// Made by embed_facts.cmake from emend_facts.json; do not edit.\n#include <string_view>\n\n")
-string(APPEND source "namespace emend::datasets::detail {\n\nstd::string_view bundled_facts() {\n  return\n")
+# Writes OUTPUT, a C++ source in which SYMBOL of NAMESPACE gives the text of INPUT.
+#   cmake -DINPUT=… -DOUTPUT=… -DNAMESPACE=emend::datasets -DSYMBOL=… -P embed_facts.cmake
+set(source "// Made by embed_facts.cmake; do not edit.\n#include <string_view>\n\n")
+string(APPEND source "namespace ${NAMESPACE} {\n\nstd::string_view ${SYMBOL}() {\n  return\n")
 file(READ "${INPUT}" text)
 string(FIND "${text}" ")json\"" clash)
 if(NOT clash EQUAL -1)
@@ -9,5 +9,5 @@ if(NOT clash EQUAL -1)
 endif()
 # One literal a row keeps each short of what compilers must accept; the compiler joins them.
 string(REPLACE "\n" "\n)json\"\n      R\"json(" text "${text}")
-string(APPEND source "      R\"json(${text})json\";\n}\n\n}  // namespace emend::datasets::detail\n")
+string(APPEND source "      R\"json(${text})json\";\n}\n\n}  // namespace ${NAMESPACE}\n")
 file(WRITE "${OUTPUT}" "${source}")

@@ -47,6 +47,11 @@ struct RunReport {
 /// Writes the page, atomically. Throws Error(kIo).
 void write_report(const std::filesystem::path& path, const RunReport& run);
 
+/// The page of `emend direct`: {"title", "model", "fit": {"layers": [{"layer", "accuracy", "auc", "effect", "size"}],
+/// …}, "change": [{"layer", "weight", "relative_norm", "left"}], "effect": compare_effects's document}, each but the
+/// title optional.
+[[nodiscard]] std::string direction_page(nlohmann::json data);
+
 /// metrics.csv:
 /// family,metric,paper_name,unit,before,after,change,ci95_before_low,ci95_before_high,ci95_after_low,ci95_after_high,n
 [[nodiscard]] std::string metrics_csv(const nlohmann::json& results);

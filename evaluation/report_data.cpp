@@ -281,6 +281,11 @@ std::string render_report(const RunReport& run) {
   return detail::fill_page(page_data(run));
 }
 
+std::string direction_page(nlohmann::json data) {
+  data["page"] = "direction";
+  return detail::fill_page(data);
+}
+
 void write_report(const std::filesystem::path& path, const RunReport& run) {
   write_file(path, render_report(run));
 }

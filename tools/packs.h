@@ -2,6 +2,7 @@
 #pragma once
 
 #include <emend/editors/packs/pack.h>
+#include <emend/models/control_vector.h>
 #include <emend/workflow/packs.h>
 
 #include <memory>
@@ -17,6 +18,21 @@ using workflow::Packs;
 /// Adds --pack.
 void add_pack_option(Options& o, std::vector<std::string>& packs,
                      const std::string& what = "apply this edit pack first (repeatable)");
+
+/// A control vector that acts while a verb generates.
+struct SteerArguments {
+  std::string vector, layers;
+  double strength = 1;
+
+  /// Null without a vector. Throws as models::read_control_vector and models::Steering do.
+  [[nodiscard]] std::unique_ptr<models::Steering> attach(const models::Model& model) const;
+};
+/// Adds --control-vector, --strength and --layers.
+void add_steer_options(Options& o, SteerArguments& options);
+/// Adds --layers.
+OptionGroup add_layers_option(OptionGroup group, std::string& layers, const std::string& what);
+/// "4-8", "4" or nothing. Throws Error(kInvalidArgument).
+[[nodiscard]] models::LayerRange parse_layers(const std::string& text);
 
 inline constexpr const char* kAllowConflicts =
     "put packs together that do not go together (one question with two answers, a fact in both, …)";

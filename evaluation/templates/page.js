@@ -526,8 +526,46 @@ function reportPage() {
           wordsSection(), metricsSection(), plotsSection(), devicesSection(), casesSection(), againSection()];
 }
 
-document.title = 'emend: ' + (data.page === 'trace' ? 'causal tracing' : text(results.editor, 'edits'));
-fill(document.getElementById('main'), null, data.page === 'trace' ? tracePage() : reportPage());
+// ---- Directions of behaviour.
+function directionPage() {
+  const layers = list(at(data, 'fit', 'layers')), effect = data.effect ?? {}, x = layers.map(one => number(one.layer));
+  const line = (key, name, index) => ({name, x, y: layers.map(one => number(one[key])), colour: index, points: true});
+  const chart = (title, note, yLabel, series, more) => figure(title, note, lineChart({series, xLabel: 'layer', yLabel,
+      description: title + ' by layer', ...more}));
+  const tile = (name, value, note) => el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value),
+                                         el('span', {class: 'soft small'}, note));
+  const health = entries(at(effect, 'health', 'before')).filter(([, value]) => number(value) !== null);
+  const change = list(data.change);
+  return [
+    el('header', null, el('h1', null, text(data.title)),
+       el('p', null, el('b', null, text(data.model)), layers.length ? ', method ' + text(at(data, 'fit', 'method')) +
+           `; the layer that tells both sets apart best is ${text(at(data, 'fit', 'best_layer'))}.` : ''),
+       el('div', {class: 'tiles'},
+          entries(effect.scores).map(([name, one]) => tile(name, significant(number(one.after)),
+              `before ${significant(number(one.before))} ` + (one.kind === 'rate' ? 'in 100 words' : one.kind === 'any' ? '% of texts' : 'words a text'))),
+          number(effect.neutral_kl) === null ? null : tile('divergence', significant(effect.neutral_kl), 'nat a token on neutral texts'),
+          number(effect.neutral_tokens_kept) === null ? null : tile('tokens kept', fixed(effect.neutral_tokens_kept) + ' %', 'of neutral continuations'),
+          health.map(([name, value]) => tile(name.replaceAll('_', ' '), significant(number(at(effect, 'health', 'after', name))),
+              'before ' + significant(value))))),
+    layers.length ? section('Layer by layer', el('p', {class: 'soft'}, 'Separation and distance are those of prompts that the direction was not fitted on (cross-validation).'),
+        el('div', {class: 'charts'},
+           chart('Separation', '', '%', [line('accuracy', 'right side of the middle', 0), line('auc', 'pairs in the right order', 1)],
+                 {low: 0, high: 100}),
+           chart('Distance', 'Of the two means, along the direction, in standard deviations.', 'deviations', [line('effect', '', 2)]),
+           chart('Size', 'Length of the direction, relative to the states that it is added to.', 'share', [line('size', '', 3)], {low: 0}))) : null,
+    list(effect.texts).length ? section('In words', el('div', {class: 'cards'}, effect.texts.map(one => el('div', {class: 'card'},
+        el('p', null, el('b', null, text(one.prompt))),
+        ['before', 'after'].map(when => el('div', {class: 'said'}, el('span', {class: 'tag'}, when), el('span', null, text(one[when])))))))) : null,
+    change.length ? section('Weights', el('div', {class: 'card scroll'}, el('table', null,
+        el('thead', null, el('tr', null, ['weight', '‖ΔW‖/‖W‖', text(data.left, 'left')].map(name => heading(name)))),
+        el('tbody', null, change.map(one => el('tr', null, el('td', null, text(one.weight)),
+            el('td', null, significant(number(one.relative_norm))), el('td', null, significant(number(one.left))))))))) : null,
+    text(data.command) ? section('To do it again', el('pre', null, text(data.command))) : null,
+  ];
+}
+
+document.title = 'emend: ' + (data.page === 'direction' ? text(data.title) : data.page === 'trace' ? 'causal tracing' : text(results.editor, 'edits'));
+fill(document.getElementById('main'), null, data.page === 'trace' ? tracePage() : data.page === 'direction' ? directionPage() : reportPage());
 // On paper everything is shown.
 let closed = [];
 addEventListener('beforeprint', () => {

@@ -1,12 +1,17 @@
 // What `emend export` and `--save gguf` write, run by llama.cpp: the edited GGUF file, and the unedited one with the
 // adapter, continue prompts as emend does; in a quantised file every tensor that was not edited keeps its bytes.
-#include <emend/models/gguf/gguf_file.h>
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/models/control_vector.h>
+#include <emend/models/gguf/gguf_checkpoint.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "support/default_model.h"
+#include "support/gguf_builder.h"
 #include "support/program_fixture.h"
 #include "support/python.h"
 
@@ -48,9 +53,12 @@ bool has_llama_cpp() {
 class LlamaCpp : public ProgramTest {
  protected:
   json llama_cpp(const std::string& model, const std::string& lora, const json& rows, int n) {
-    write_file(folder_ / "script.py", kScript);
-    const auto result = run_shell("'" + test_python().string() + "' '" + path("script.py") + "' '" + model + "' '" +
-                                  lora + "' '" + rows.dump() + "' " + std::to_string(n));
+    return python(kScript, "'" + model + "' '" + lora + "' '" + rows.dump() + "' " + std::to_string(n));
+  }
+
+  json python(const std::string& script, const std::string& arguments) {
+    write_file(folder_ / "script.py", script);
+    const auto result = run_shell("'" + test_python().string() + "' '" + path("script.py") + "' " + arguments);
     const size_t at = result.output.rfind("ids ");
     if (result.status != 0 || at == std::string::npos) {
       ADD_FAILURE() << result.output;
@@ -89,6 +97,49 @@ class LlamaCpp : public ProgramTest {
   }
 };
 
+// Logits of the last token of each row with a control vector in force. The file is read here by the rules of
+// llama.cpp's common_control_vector_load, which the Python package lacks: direction.N stands at n_embd * (N - 1).
+constexpr const char* kSteeredScript = R"(
+import json, struct, sys
+import numpy as np, llama_cpp
+model, path, strength, first, last, rows = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), json.loads(sys.argv[6])
+raw, at = open(path, "rb").read(), 24
+def take(form):
+    global at
+    value = struct.unpack_from("<" + form, raw, at)
+    at += struct.calcsize("<" + form)
+    return value[0]
+def text():
+    global at
+    size = take("Q")
+    at += size
+    return raw[at - size:at].decode()
+keys, tensors = {}, {}
+for _ in range(struct.unpack_from("<Q", raw, 16)[0]):
+    key, kind = text(), take("I")
+    keys[key] = text() if kind == 8 else take({4: "I", 10: "Q", 11: "q"}[kind])
+for _ in range(struct.unpack_from("<Q", raw, 8)[0]):
+    name, dims = text(), take("I")
+    shape, kind, offset = [take("Q") for _ in range(dims)], take("I"), take("Q")
+    assert dims == 1 and kind == 0, name
+    tensors[int(name.split(".")[1])] = (shape[0], offset)
+assert keys["general.architecture"] == "controlvector" and keys["controlvector.layer_count"] == len(tensors), keys
+base, width = -(-at // 32) * 32, next(iter(tensors.values()))[0]
+data = np.zeros(width * max(tensors), np.float32)
+for n, (size, offset) in tensors.items():
+    data[width * (n - 1):width * n] += strength * np.frombuffer(raw, np.float32, size, base + offset)
+llm = llama_cpp.Llama(model_path=model, n_ctx=256, n_threads=1, verbose=False, logits_all=True, type_k=0, type_v=0, flash_attn=False)
+pointer = data.ctypes.data_as(llama_cpp.ctypes.POINTER(llama_cpp.ctypes.c_float))
+apply = getattr(llama_cpp, "llama_set_adapter_cvec", None) or llama_cpp.llama_apply_adapter_cvec
+assert apply(llm._ctx.ctx, pointer, data.size, width, first, last) == 0
+out = []
+for row in rows:
+    llm.reset()
+    llm.eval(row)
+    out.append([float(x) for x in llm.scores[llm.n_tokens - 1]])
+print("ids " + json.dumps(out))
+)";
+
 // Names of the tensors whose type or bytes differ.
 std::vector<std::string> changed_tensors(const fs::path& a, const fs::path& b) {
   const models::GgufFile before(a), after(b);
@@ -117,6 +168,42 @@ TEST_F(LlamaCpp, AnEditedFileAndAnAdapterContinueAlike) {
   EXPECT_EQ(llama_cpp(path("base.gguf"), "", rows, 16), unedited);
   EXPECT_EQ(llama_cpp(path("run/model.gguf"), "", rows, 16), expected);
   EXPECT_EQ(llama_cpp(path("base.gguf"), path("lora.gguf"), rows, 16), expected);
+}
+
+TEST_F(LlamaCpp, AControlVectorGivesItsLogits) {
+  EMEND_NEEDS_LLAMA_CPP();
+  run("emend", {"convert", path("model"), path("base.gguf"), "--type", "F32", "--quiet"});
+  write_file(folder_ / "a.txt", "It is good\nAll is good\nShe is good\n");
+  write_file(folder_ / "b.txt", "It is bad\nAll is bad\nHe is bad\n");
+  run("emend", {"direct", "fit", "--positive", path("a.txt"), "--negative", path("b.txt"), "--model", path("base.gguf"),
+                "--no-effect", "--out", path("d"), "--quiet"});
+  // As repeng writes them: other keys' order, layers from the last to the first, some left out.
+  models::GgufMetadata keys;
+  keys.set_text("general.architecture", "controlvector");
+  keys.set_text("controlvector.model_hint", "mistral");
+  keys.set_integer("controlvector.layer_count", 2);
+  at::manual_seed(4);
+  write_gguf_file(path("repeng.gguf"), keys, {{"direction.3", at::randn({32})}, {"direction.1", at::randn({32})}});
+
+  const at::NoGradGuard no_grad;
+  const models::Model model = models::load_model(models::open_gguf_checkpoint(path("base.gguf")));
+  const json rows = {bytes_of("The Eiffel Tower is in the city of"), bytes_of("Paragraph 37")};
+  std::set<std::string> seen;
+  for (const std::string file : {"d/direction.gguf", "repeng.gguf"})
+    for (const auto& [first, last] : std::vector<std::pair<int, int>>{{1, 3}, {2, 3}, {1, 1}}) {
+      const json theirs =
+          python(kSteeredScript, "'" + path("base.gguf") + "' '" + path(file) + "' 1.5 " + std::to_string(first) + " " +
+                                     std::to_string(last) + " '" + rows.dump() + "'");
+      ASSERT_EQ(theirs.size(), rows.size());
+      const models::Steering steering(model, models::read_control_vector(path(file)), 1.5, {first, last});
+      for (size_t r = 0; r < rows.size(); ++r) {
+        const auto ours =
+            model.forward(models::TokenBatch::from_rows({rows[r].get<std::vector<int64_t>>()})).logits[-1];
+        const at::Tensor want = at::tensor(theirs[r].get<std::vector<double>>()).narrow(0, 0, ours.size(0));
+        EXPECT_LE((ours - want).abs().max().item<double>(), 1e-3) << file << " " << first << "-" << last;
+        EXPECT_TRUE(seen.insert(theirs[r].dump()).second) << "the range makes no difference";
+      }
+    }
 }
 
 TEST_F(LlamaCpp, AQuantisedFileKeepsWhatWasNotEdited) {

@@ -24,6 +24,7 @@ struct GenerateArguments {
   std::vector<std::string> prompts, ids, packs;
   std::string prompt_file;
   bool ignore_eos = false;
+  SteerArguments steer;
   models::GenerateOptions generate;
 };
 
@@ -31,6 +32,7 @@ struct ChatArguments {
   ModelOptions model;
   std::string system, format;
   std::vector<std::string> packs;
+  SteerArguments steer;
   models::GenerateOptions generate;
 };
 
@@ -135,6 +137,7 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
+  const auto steering = options.steer.attach(model);
   models::GenerateOptions generate = options.generate;
   generate.cancel = common.cancel;
   return texts ? continue_texts(options, prompts, model, packs, generate, common)
@@ -218,6 +221,7 @@ class Chat {
 int run_chat(const ChatArguments& options, const Common& common) {
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
+  const auto steering = options.steer.attach(model);
   Chat chat(model, packs, options, common);
   const bool terminal = ::isatty(0);
   if (terminal && !common.quiet) std::cerr << "Type a message; /help lists commands, Ctrl-D ends the chat.\n";
@@ -238,6 +242,7 @@ VerbRun setup_generate(Options& o) {
       .add("--ids", &options.ids, "token ids to continue, such as 5,17,3 (repeatable); no tokenizer is needed",
            {.type = "LIST"});
   add_pack_option(o, options.packs);
+  add_steer_options(o, options.steer);
   add_sampling_options(o, options.generate);
   o.group("Sampling").add("--ignore-eos", &options.ignore_eos, "go on after the end-of-text token");
   o.footer = "Example:\n  emend generate --prompt 'The Eiffel Tower is in' --pack run/edit.safetensors";
@@ -249,6 +254,7 @@ VerbRun setup_chat(Options& o) {
   options.generate.max_new_tokens = 256;
   add_model_options(o, options.model);
   add_pack_option(o, options.packs);
+  add_steer_options(o, options.steer);
   o.add("--system", &options.system, "system message", {.type = "TEXT"})
       .add("--chat-format", &options.format,
            "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",

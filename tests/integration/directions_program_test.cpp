@@ -1,0 +1,126 @@
+// `emend direct` and `emend generate --control-vector` as a user runs them, on a tiny model.
+#include <emend/core/safetensors.h>
+#include <emend/models/gguf/gguf_file.h>
+#include <gtest/gtest.h>
+
+#include "support/program_fixture.h"
+
+namespace emend::testing {
+namespace directions_program_test {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class DirectionsProgram : public ProgramTest {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    std::string good, bad;
+    for (int i = 0; i < 8; ++i) {
+      good += "Item " + std::to_string(i * 37) + " is good\n";
+      bad += "{\"prompt\": \"Item " + std::to_string(i * 37) + " is bad\"}\n";
+    }
+    write_file(folder_ / "good.txt", good);
+    write_file(folder_ / "bad.jsonl", bad);
+    write_file(folder_ / "ask.txt", "Hello\nWhat is a tower?\n");
+  }
+
+  json run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--model", path("model"), "--json", "--quiet"});
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.status == 0 ? json::parse(result.out) : json();
+  }
+  json fit(std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments = {
+        "direct",          "fit",       "--positive",    path("good.txt"),   "--negative",
+        path("bad.jsonl"), "--prompts", path("ask.txt"), "--max-new-tokens", "8",
+        "--out",           path("d")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  }
+  json text_of(const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"generate",         "--prompt", "The Eiffel Tower",
+                                          "--max-new-tokens", "12",       "--ignore-eos"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments)[0]["ids"];
+  }
+};
+
+TEST_F(DirectionsProgram, FitsSteersAndShows) {
+  const json fitted = fit({"--strength", "2", "--layers", "1-2"});
+  EXPECT_EQ(fitted["fit"]["layers"].size(), 4U);
+  EXPECT_EQ(fitted["effect"]["texts"].size(), 2U);
+  EXPECT_GT(fitted["effect"]["neutral_kl"].get<double>(), 0);
+  EXPECT_EQ(models::GgufFile(path("d/direction.gguf")).tensors().size(), 2U) << "the layers asked for";
+  EXPECT_EQ(SafetensorsFile(path("d/direction.safetensors")).tensors().size(), 4U);
+  const std::string page = read_file(folder_ / "d" / "report.html");
+  EXPECT_NE(page.find("\"page\":\"direction\""), std::string::npos);
+  EXPECT_NE(page.find("What is a tower?"), std::string::npos);
+  const json plain = text_of({}), vector = path("d/direction.gguf");
+  EXPECT_EQ(text_of({"--control-vector", vector, "--strength", "0"}), plain);
+  EXPECT_NE(text_of({"--control-vector", vector, "--strength", "0.5"}), plain);
+  EXPECT_NE(text_of({"--control-vector", vector, "--strength", "0.5", "--layers", "2"}),
+            text_of({"--control-vector", vector, "--strength", "0.5"}));
+  no_temporaries();
+}
+
+TEST_F(DirectionsProgram, AblationIsSavedInEveryFormAndTakenOutAgain) {
+  fit({"--no-effect"});
+  const std::string before = model_bytes();
+  const json done = run({"direct", "ablate", path("d"), "--layers", "1-2", "--strength", "1", "--no-effect", "--save",
+                         "pack,peft,lora,gguf,model", "--out", path("plain")});
+  EXPECT_EQ(done["change"].size(), 4U);  // o_proj and down_proj of two layers
+  for (const auto& one : done["change"]) EXPECT_LE(one["left"].get<double>(), 1e-6) << one;
+  EXPECT_EQ(model_bytes(), before);
+  for (const char* file :
+       {"adapter/adapter_model.safetensors", "lora.gguf", "model.gguf", "model/model.safetensors", "report.html"})
+    EXPECT_TRUE(fs::exists(folder_ / "plain" / file)) << file;
+  const SafetensorsFile d(path("d/direction.safetensors")), saved(path("plain/model/model.safetensors"));
+  for (const int layer : {1, 2})
+    for (const char* name : {".self_attn.o_proj.weight", ".mlp.down_proj.weight"}) {
+      const at::Tensor unit = d.tensor("direction." + std::to_string(layer)).to(at::kDouble);
+      const at::Tensor w = saved.tensor("model.layers." + std::to_string(layer) + name).to(at::kDouble);
+      EXPECT_LE((w.t().mv(unit / unit.norm()).norm() / w.norm()).item<double>(), 1e-6) << layer << name;
+    }
+  const std::string pack = path("plain/edit.safetensors");
+  ASSERT_EQ(run_program("emend", {"apply", pack, "--model", path("model"), "--quiet"}).status, 0);
+  EXPECT_EQ(model_bytes(), model_bytes("plain/model")) << "the pack and the saved model are one";
+  ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("model"), "--quiet"}).status, 0);
+  EXPECT_EQ(model_bytes(), before);
+}
+
+TEST_F(DirectionsProgram, BakesWithAScorerOfTheUsers) {
+  fit({"--no-effect"});
+  write_file(folder_ / "e.json", R"({"name": "vowels", "kind": "any", "words": ["a", "e"]})");
+  const json done = run({"direct", "bake", path("d/direction.gguf"), "--layers", "2", "--strength", "3", "--prompts",
+                         path("ask.txt"), "--max-new-tokens", "6", "--scorer", path("e.json"), "--out", path("baked")});
+  ASSERT_EQ(done["change"].size(), 1U);
+  EXPECT_EQ(done["change"][0]["weight"], "model.layers.2.mlp.down_proj.weight");
+  EXPECT_TRUE(done["effect"]["scores"].contains("vowels"));
+  EXPECT_GT(done["effect"]["neutral_kl"].get<double>(), 0);
+  EXPECT_TRUE(fs::exists(folder_ / "baked" / "edit.safetensors"));
+}
+
+TEST_F(DirectionsProgram, SaysWhatIsWrong) {
+  fit({"--no-effect"});
+  const auto refused = [&](std::vector<std::string> arguments, int status, const std::string& word) {
+    arguments.insert(arguments.end(), {"--model", path("model"), "--quiet"});
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
+  };
+  refused({"direct", "fit", "--positive", path("good.txt"), "--out", path("x")}, 2, "--negative");
+  refused({"direct", "fit", "--preset", "wordines", "--out", path("x")}, 2, "wordiness");
+  refused({"direct", "ablate", path("d"), "--layers", "3-9", "--out", path("x")}, 2, "0-3");
+  refused({"direct", "ablate", path("d"), "--layers", "3-", "--out", path("x")}, 2, "A-B");
+  refused({"direct", "ablate", "--out", path("x")}, 2, "directions");
+  refused({"direct", "ablate", path("d"), "--out", path("d")}, 2, "exists already");
+  refused({"generate", "--prompt", "a", "--control-vector", path("model/model.safetensors")}, 3, "GGUF");
+  refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--layers", "0"}, 2,
+          "no direction in the layers");
+  EXPECT_FALSE(fs::exists(folder_ / "x"));
+}
+
+}  // namespace directions_program_test
+}  // namespace emend::testing

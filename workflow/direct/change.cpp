@@ -1,0 +1,302 @@
+//   D hidden width · F input width of a matrix · K directions · T tokens
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/devices/route.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/post_norm.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+#include <emend/workflow/direct/change.h>
+
+#include <map>
+#include <set>
+
+namespace emend::workflow {
+namespace {
+
+using models::Part;
+
+constexpr double kSameDirection = 1e-6;  // relative singular value below which a direction is one of the others
+constexpr double kKeyRidge = 1e-3;       // of bake's least squares, relative to the mean squared key
+
+at::Tensor wide_on_host(const at::Tensor& x) {
+  return devices::to_host(x.detach(), devices::Purpose::kDelta).to(at::kDouble);
+}
+
+void require_directions_fit(const models::Model& model, std::span<const Directions> directions,
+                            const DirectChangeOptions& options) {
+  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, ""});
+  };
+  if (directions.empty()) refuse("directions", "none", "at least one");
+  for (const auto& one : directions)
+    for (size_t l = 0; l < one.layers.size(); ++l) {
+      if (!one.layers[l].defined()) continue;
+      if (static_cast<int>(l) >= model.n_layers() || one.layers[l].numel() != model.hidden_size())
+        refuse("directions", "layer " + std::to_string(l) + " of width " + std::to_string(one.layers[l].numel()),
+               std::to_string(model.n_layers()) + " layers of width " + std::to_string(model.hidden_size()) +
+                   ", as the model has");
+    }
+  const int last = options.layers.last < 0 ? model.n_layers() - 1 : options.layers.last;
+  if (last >= model.n_layers() || options.layers.first > last)
+    refuse(setting("layers"), std::to_string(options.layers.first) + "-" + std::to_string(last),
+           "a range within 0-" + std::to_string(model.n_layers() - 1));
+  if (options.from_layer >= model.n_layers())
+    refuse(setting("from_layer"), std::to_string(options.from_layer),
+           "a layer from 0 to " + std::to_string(model.n_layers() - 1));
+  if (options.preserve_norm && options.strength != 1)
+    refuse(setting("preserve_norm"), "strength " + std::to_string(options.strength), "strength 1");
+}
+
+// [D] float64 of one set for a layer; undefined where it has none.
+at::Tensor direction_at(const Directions& one, int layer, const DirectChangeOptions& options) {
+  const auto from = static_cast<size_t>(options.from_layer >= 0 ? options.from_layer : layer);
+  if (from >= one.layers.size() || !one.layers[from].defined()) return {};
+  const at::Tensor d = one.layers[from].to(at::kDouble);
+  return d.norm().item<double>() > 0 ? d : at::Tensor();
+}
+
+// Orthonormal basis [D, K] of what spans the columns.
+at::Tensor basis_of(const std::vector<at::Tensor>& columns) {
+  std::vector<at::Tensor> units;
+  for (const auto& column : columns) units.push_back(column / column.norm());
+  const auto [u, s, v] = at::linalg_svd(at::stack(units, 1), /*full_matrices=*/false);
+  return u.narrow(1, 0, (s > kSameDirection * s[0]).sum().item<int64_t>());
+}
+
+// The tensors of a layer's table, by part.
+using Tables = std::vector<models::ExpectedTensor>;
+
+// Under the name that the checkpoint has it: files may leave the base prefix out.
+Tables tables_of(const models::Model& model) {
+  Tables tables = models::expected_tensors(model.family(), model.config());
+  const std::set<std::string> own(model.weight_names().begin(), model.weight_names().end());
+  const std::string& prefix = model.family().base_prefix;
+  for (auto& tensor : tables)
+    if (!own.contains(tensor.name) && tensor.name.starts_with(prefix) &&
+        own.contains(tensor.name.substr(prefix.size())))
+      tensor.name = tensor.name.substr(prefix.size());
+  return tables;
+}
+
+DirectFigures figures_of(const editors::WeightDelta& delta, const editors::ApplyReport& report, double left) {
+  return {delta.layer, delta.weight, report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0, left};
+}
+
+// Gain of the norm between a matrix and the stream; undefined where there is none.
+at::Tensor gain_behind(const models::Model& model, const Tables& tables, int layer, Part matrix) {
+  if (model.config().norm_order != models::NormOrder::kSandwich) return {};
+  const Part norm = matrix == Part::kAttnOut ? Part::kAttnPostNorm : Part::kMlpPostNorm;
+  for (const auto& tensor : tables)
+    if (tensor.layer == layer && tensor.part == norm && !tensor.bias)
+      return wide_on_host(model.weight(tensor.name)) + (model.config().norm_one_plus ? 1 : 0);
+  return {};
+}
+
+editors::WeightDelta ablation(const models::Model& model, const models::ExpectedTensor& tensor, const at::Tensor& q_DK,
+                              const DirectChangeOptions& options) {
+  const at::Tensor weight = model.weight(tensor.name);
+  if (tensor.bias) {
+    const at::Tensor b = wide_on_host(weight);
+    return editors::WeightDelta::as_stored(tensor.name, tensor.layer, -options.strength * q_DK.mv(q_DK.t().mv(b)));
+  }
+  const auto orientation = model.family().orientation;
+  const at::Tensor w_DF = orientation == models::Orientation::kInOut ? weight.t() : weight;
+  const at::Tensor here = devices::route_like(q_DK, w_DF, devices::Purpose::kDelta);
+  const at::Tensor wide_DF = w_DF.detach().to(at::kDouble), read_FK = wide_DF.t().mm(here);
+  editors::WeightDelta delta{tensor.name, tensor.layer, orientation, {}, {}, {}};
+  if (!options.preserve_norm) {
+    delta.left_DR = -options.strength * q_DK;
+    delta.right_FR = wide_on_host(read_FK);
+    return delta;
+  }
+  const at::Tensor rest_DF = wide_DF - here.mm(read_FK.t());
+  const at::Tensor stretch_F = wide_DF.norm(2, 0) / rest_DF.norm(2, 0).clamp_min(1e-30);
+  delta.dense_DF = wide_on_host(rest_DF * stretch_F - wide_DF);
+  return delta;
+}
+
+// The share of the directions that is left in a weight as it is now.
+double left_in(const models::Model& model, const editors::WeightDelta& delta, const at::Tensor& q_DK) {
+  at::Tensor weight = model.weight(delta.weight);
+  if (weight.dim() == 1)
+    weight = weight.unsqueeze(1);
+  else if (delta.orientation == models::Orientation::kInOut)
+    weight = weight.t();
+  const at::Tensor wide = weight.detach().to(at::kDouble);
+  const at::Tensor read = devices::route_like(q_DK, wide, devices::Purpose::kDelta).t().mm(wide);
+  return read.norm().item<double>() / std::max(wide.norm().item<double>(), 1e-300);
+}
+
+DirectChange finish(const models::Model& model, const std::string& editor, std::vector<editors::WeightDelta> deltas,
+                    std::vector<DirectFigures> figures, std::span<const Directions> directions,
+                    const DirectChangeOptions& options) {
+  if (deltas.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {editor, "no direction for any of the layers", "at least one",
+                 "name a layer whose direction all shall take (" + setting("from_layer") + ")"});
+  editors::EditResult result;
+  result.editor = editor;
+  result.deltas = std::move(deltas);
+  result.hparams = {{"strength", options.strength},
+                    {"layers", {options.layers.first, options.layers.last}},
+                    {"from_layer", options.from_layer},
+                    {"preserve_norm", options.preserve_norm}};
+  DirectChange change{editors::EditPack::from_results(model, {&result, 1}, {}), std::move(figures)};
+  auto& what = change.pack.extra["directions"] = nlohmann::json::array();
+  for (const auto& one : directions)
+    what.push_back({{"method", one.method}, {"fingerprint", one.fingerprint}, {"about", one.about}});
+  return change;
+}
+
+}  // namespace
+
+DirectChange ablate_directions(models::Model& model, std::span<const Directions> directions,
+                               const DirectChangeOptions& options, const Handles& lent) {
+  const at::NoGradGuard no_grad;
+  require_directions_fit(model, directions, options);
+  const auto tables = tables_of(model);
+  editors::EditTransaction trial(model);  // what is left is read off the weights as written; nothing is committed
+  std::vector<editors::WeightDelta> deltas;
+  std::vector<DirectFigures> figures;
+  for (const auto& tensor : tables) {
+    const bool writes = tensor.part == Part::kAttnOut || tensor.part == Part::kDown || tensor.part == Part::kExpertDown;
+    if (!writes || !options.layers.contains(tensor.layer)) continue;
+    lent.cancel.check("ablate");
+    std::vector<at::Tensor> columns;
+    const at::Tensor gain = gain_behind(model, tables, tensor.layer, tensor.part);
+    for (const auto& one : directions)
+      if (const at::Tensor d = direction_at(one, tensor.layer, options); d.defined()) {
+        columns.push_back(d);
+        if (gain.defined() && (gain * d).norm().item<double>() > 0) columns.push_back(gain * d);
+      }
+    if (columns.empty()) continue;
+    const at::Tensor q_DK = basis_of(columns);
+    deltas.push_back(ablation(model, tensor, q_DK, options));
+    const auto report = editors::apply_delta(deltas.back(), trial);
+    figures.push_back(figures_of(deltas.back(), report, left_in(model, deltas.back(), q_DK)));
+  }
+  return finish(model, "ablate", std::move(deltas), std::move(figures), directions, options);
+}
+
+namespace {
+
+// Keys of one layer, summed up as they come: [F, F], [F] and what else a post norm needs.
+struct KeySums {
+  at::Tensor squares_FF, sum_F, change_D;
+  int64_t tokens = 0;
+};
+
+struct Baking {
+  const models::Model& model;
+  const DirectChangeOptions& options;
+  std::map<int, at::Tensor> wanted;  // layer → s·d [D] float64
+  std::map<int, KeySums> sums;       // of layers without a bias
+  std::map<int, editors::PostNorm> norms;
+};
+
+// Adds one batch's keys. The model is steered, so these are the keys that the baked model will see.
+void add_keys(Baking& baking, const models::TokenBatch& batch) {
+  hooks::HookSession session(baking.model.hooks());
+  for (const auto& [layer, sums] : baking.sums) {
+    session.capture({hooks::Site::kMlpDownIn, layer});
+    if (const auto norm = baking.norms.find(layer); norm != baking.norms.end())
+      for (const auto& site : norm->second.sites()) session.capture(site);
+  }
+  session.attach();
+  models::ForwardOptions no_logits;
+  no_logits.logit_tokens.emplace();
+  (void)baking.model.forward(batch, no_logits);
+  for (auto& [layer, sums] : baking.sums) {
+    const at::Tensor keys = wide_on_host(session.captured({hooks::Site::kMlpDownIn, layer}));
+    const auto add = [](at::Tensor& total, const at::Tensor& more) { total = total.defined() ? total + more : more; };
+    add(sums.squares_FF, keys.t().mm(keys));
+    add(sums.sum_F, keys.sum(0));
+    sums.tokens += keys.size(0);
+    const auto norm = baking.norms.find(layer);
+    if (norm == baking.norms.end()) continue;
+    std::vector<at::Tensor> values;
+    for (const auto& site : norm->second.sites()) values.push_back(wide_on_host(session.captured(site)));
+    add(sums.change_D, norm->second.change_for(values, norm->second.apply(values) + baking.wanted.at(layer)).sum(0));
+  }
+  session.finish();
+}
+
+void collect(Baking& baking, const Handles& lent) {
+  const auto& texts = baking.options.texts;
+  if (texts.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"bake", "no texts", "texts whose keys the change is fitted to", ""});
+  models::ControlVector vector;
+  for (const auto& [layer, wanted] : baking.wanted) vector.layers[layer] = wanted.to(at::kFloat);
+  const models::Steering steering(baking.model, vector, 1);
+  in_batches(texts, "keys", lent, [&](const models::TokenBatch& batch) { add_keys(baking, batch); });
+}
+
+// u with uᵀk near 1 and exactly 1 on average, and the spread of uᵀk.
+std::pair<at::Tensor, double> constant_reader(const KeySums& sums) {
+  const auto n = static_cast<double>(sums.tokens);
+  const at::Tensor moment = sums.squares_FF / n, mean = sums.sum_F / n;
+  const double ridge = kKeyRidge * moment.diagonal().mean().item<double>();
+  const at::Tensor solved =
+      at::linalg_solve(moment + ridge * at::eye(moment.size(0), moment.options()), mean.unsqueeze(1)).squeeze(1);
+  const at::Tensor u = solved / solved.dot(mean).item<double>();
+  return {u, std::sqrt(std::max(0.0, u.dot(moment.mv(u)).item<double>() - 1))};
+}
+
+// The bias of each layer's MLP output, by layer.
+std::map<int, std::string> output_biases(const models::Model& model) {
+  std::map<int, std::string> names;
+  if (model.config().mlp_post_norm()) return names;
+  for (const auto& tensor : tables_of(model))
+    if (tensor.part == Part::kDown && tensor.bias) names[tensor.layer] = tensor.name;
+  return names;
+}
+
+}  // namespace
+
+DirectChange bake_directions(models::Model& model, std::span<const Directions> directions,
+                             const DirectChangeOptions& options, const Handles& lent) {
+  const at::NoGradGuard no_grad;
+  require_directions_fit(model, directions, options);
+  if (!model.config().no_edit_site.empty())
+    throw Error(ErrorClass::kUnsupported,
+                {"bake", "a " + model.family().name + " model", "one with a single MLP a layer",
+                 "steer it with the control vector, or ablate the direction"});
+  Baking baking{model, options, {}, {}, {}};
+  const auto biases = output_biases(model);
+  for (int layer = 0; layer < model.n_layers(); ++layer) {
+    if (!options.layers.contains(layer)) continue;
+    for (const auto& one : directions)
+      if (const at::Tensor d = direction_at(one, layer, options); d.defined()) {
+        at::Tensor& wanted = baking.wanted[layer];
+        wanted = wanted.defined() ? wanted + options.strength * d : options.strength * d;
+      }
+    if (!baking.wanted.contains(layer) || biases.contains(layer)) continue;
+    baking.sums[layer];
+    if (model.config().mlp_post_norm()) baking.norms.emplace(layer, editors::PostNorm(model, layer));
+  }
+  if (!baking.sums.empty()) collect(baking, lent);
+  std::vector<editors::WeightDelta> deltas;
+  std::vector<DirectFigures> figures;
+  editors::EditTransaction trial(model);
+  for (const auto& [layer, wanted] : baking.wanted) {
+    double spread = 0;
+    if (const auto bias = biases.find(layer); bias != biases.end()) {
+      deltas.push_back(editors::WeightDelta::as_stored(bias->second, layer, wanted));
+    } else {
+      const KeySums& sums = baking.sums.at(layer);
+      const auto [u_F, deviation] = constant_reader(sums);
+      const at::Tensor written = sums.change_D.defined() ? sums.change_D / static_cast<double>(sums.tokens) : wanted;
+      deltas.push_back(editors::WeightDelta::factors(model.edit_site(layer), written.unsqueeze(1), u_F.unsqueeze(1)));
+      spread = deviation;
+    }
+    const auto report = editors::apply_delta(deltas.back(), trial);
+    figures.push_back(figures_of(deltas.back(), report, spread));
+  }
+  return finish(model, "bake", std::move(deltas), std::move(figures), directions, options);
+}
+
+}  // namespace emend::workflow

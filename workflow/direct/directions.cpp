@@ -1,0 +1,158 @@
+// Prompts and files of directions.
+#include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/core/safetensors.h>
+#include <emend/models/chat.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/direct/directions.h>
+
+#include <sstream>
+
+namespace emend::workflow {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kDirectionsFormat = "emend directions 1";
+
+ContrastPrompt read_prompt_object(const std::string& line, const std::string& where) {
+  const json object = parse_json(line, where);
+  ContrastPrompt prompt;
+  for (const auto& [key, value] : object.items()) {
+    std::string* text = key == "prompt"   ? &prompt.prompt
+                        : key == "system" ? &prompt.system
+                        : key == "reply"  ? &prompt.reply
+                                          : nullptr;
+    if (!text) continue;
+    if (!value.is_string()) throw Error(ErrorClass::kCorruption, {where, key + " is no text", "a string", ""});
+    *text = value.get<std::string>();
+  }
+  if (prompt.prompt.empty())
+    throw Error(ErrorClass::kCorruption, {where, "an object without \"prompt\"", "{\"prompt\": \"…\"}", ""});
+  return prompt;
+}
+
+}  // namespace
+
+std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
+  std::istringstream lines(read_file(path));
+  std::vector<ContrastPrompt> prompts;
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const size_t begin = line.find_first_not_of(" \t\r"), end = line.find_last_not_of(" \t\r");
+    if (begin == std::string::npos) continue;
+    const std::string text = line.substr(begin, end - begin + 1);
+    prompts.push_back(text[0] == '{' ? read_prompt_object(text, path.string() + ":" + std::to_string(number))
+                                     : ContrastPrompt{.prompt = text});
+  }
+  if (prompts.empty())
+    throw Error(ErrorClass::kInvalidArgument, {path.string(), "no prompt", "one a line", "write some prompts into it"});
+  return prompts;
+}
+
+std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
+  const auto& tokenizer = model.tokenizer();
+  if (!chat || tokenizer.chat_template().empty()) {
+    const std::string system = prompt.system.empty() ? "" : prompt.system + "\n";
+    return tokenizer.encode_ids(system + prompt.prompt + (prompt.reply.empty() ? "" : "\n") + prompt.reply, true);
+  }
+  std::vector<models::ChatMessage> messages;
+  if (!prompt.system.empty()) messages.push_back({"system", prompt.system});
+  messages.push_back({"user", prompt.prompt});
+  const auto format = models::detect_chat_format(tokenizer.chat_template());
+  return tokenizer.encode_ids(models::render_chat(format, messages, true).text + prompt.reply, false);
+}
+
+void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase, const Handles& lent,
+                const std::function<void(const models::TokenBatch&)>& pass) {
+  constexpr int64_t kTokens = 2048;
+  std::vector<std::vector<int64_t>> batch;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    batch.push_back(rows[i]);
+    tokens += static_cast<int64_t>(rows[i].size());
+    if (i + 1 < rows.size() && tokens + static_cast<int64_t>(rows[i + 1].size()) <= kTokens) continue;
+    lent.cancel.check(phase);
+    pass(models::TokenBatch::from_rows(batch));
+    batch.clear();
+    tokens = 0;
+    if (lent.progress) lent.progress({phase, static_cast<double>(i + 1), static_cast<double>(rows.size()), ""});
+  }
+}
+
+models::ControlVector Directions::control_vector(models::LayerRange range) const {
+  models::ControlVector vector{about.value("model_hint", std::string()), {}};
+  for (size_t l = 0; l < layers.size(); ++l)
+    if (layers[l].defined() && range.contains(static_cast<int>(l))) vector.layers[static_cast<int>(l)] = layers[l];
+  return vector;
+}
+
+json Directions::to_json() const {
+  json document = {{"method", method},   {"model", model}, {"fingerprint", fingerprint},
+                   {"best_layer", best}, {"about", about}, {"layers", json::array()}};
+  for (size_t l = 0; l < separation.size(); ++l)
+    document["layers"].push_back({{"layer", l},
+                                  {"accuracy", separation[l].accuracy},
+                                  {"auc", separation[l].auc},
+                                  {"effect", separation[l].effect},
+                                  {"size", separation[l].size}});
+  return document;
+}
+
+void save_directions(const std::filesystem::path& path, const Directions& directions) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (size_t l = 0; l < directions.layers.size(); ++l)
+    if (directions.layers[l].defined()) tensors.emplace_back("direction." + std::to_string(l), directions.layers[l]);
+  write_safetensors(path, tensors,
+                    {{"format", kDirectionsFormat},
+                     {"layers", std::to_string(directions.layers.size())},
+                     {"about", directions.to_json().dump(-1, ' ', false, json::error_handler_t::replace)}});
+}
+
+Directions load_directions(const std::filesystem::path& given) {
+  const auto path = std::filesystem::is_directory(given) ? given / "direction.safetensors" : given;
+  Directions directions;
+  if (path.extension() == ".gguf") {
+    const auto vector = models::read_control_vector(path);
+    directions.method = "control vector";
+    directions.about["model_hint"] = vector.model_hint;
+    directions.layers.resize(static_cast<size_t>(vector.layers.rbegin()->first) + 1);
+    for (const auto& [layer, values] : vector.layers) directions.layers[static_cast<size_t>(layer)] = values;
+    return directions;
+  }
+  const auto refuse = [&](const std::string& got) {
+    throw Error(ErrorClass::kCorruption, {path.string(), got, "the directions that emend direct fit writes", ""});
+  };
+  const SafetensorsFile file(path);
+  const auto& metadata = file.metadata();
+  if (!metadata.contains("format") || metadata.at("format") != kDirectionsFormat || !metadata.contains("about"))
+    refuse("a file of another kind");
+  try {
+    const json about = parse_json(metadata.at("about"), path.string() + ": about");
+    directions.method = about.at("method");
+    directions.model = about.at("model");
+    directions.fingerprint = about.at("fingerprint");
+    directions.best = about.at("best_layer");
+    directions.about = about.at("about");
+    for (const auto& l : about.at("layers"))
+      directions.separation.push_back({l.at("accuracy"), l.at("auc"), l.at("effect"), l.at("size")});
+  } catch (const json::exception& error) {
+    refuse(std::string("a description that cannot be read (") + error.what() + ")");
+  }
+  directions.layers.resize(directions.separation.size());
+  for (const auto& [name, info] : file.tensors()) {
+    size_t layer = 0;
+    while (layer < directions.layers.size() && name != "direction." + std::to_string(layer)) ++layer;
+    if (layer == directions.layers.size() || info.shape.size() != 1 || info.dtype != at::kFloat)
+      refuse("tensor \"" + name + "\"");
+    directions.layers[layer] = file.tensor(name).clone();
+    if (!at::isfinite(directions.layers[layer]).all().item<bool>()) refuse(name + " with values that are not finite");
+  }
+  if (file.tensors().empty()) refuse("no direction");
+  return directions;
+}
+
+}  // namespace emend::workflow

@@ -1,0 +1,182 @@
+// Directions from the states of two sets of prompts.
+//   A, B rows of the positive and the negative set · P all rows · D hidden width
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/config.h>
+#include <emend/workflow/direct/directions.h>
+#include <emend/workflow/inputs.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace emend::workflow {
+namespace {
+
+constexpr int kNewtonSteps = 25;
+constexpr double kProbeRidge = 0.01;  // relative to the mean squared state
+
+// What a model holds behind each block at the last token of each prompt: [P, D] float32 on the host, a layer each.
+std::vector<at::Tensor> last_states(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
+                                    const Handles& lent) {
+  const at::NoGradGuard no_grad;
+  const int n_layers = model.n_layers();
+  std::vector<std::vector<at::Tensor>> parts(static_cast<size_t>(n_layers));
+  models::ForwardOptions no_logits;
+  no_logits.logit_tokens.emplace();
+  in_batches(rows, "prompts", lent, [&](const models::TokenBatch& batch) {
+    std::vector<int64_t> last;
+    for (int64_t r = 0; r < batch.rows(); ++r) last.push_back(batch.token(r, -1));
+    hooks::HookSession session(model.hooks());
+    for (int l = 0; l < n_layers; ++l) session.capture({hooks::Site::kLayerOut, l}, {.tokens = last});
+    session.attach();
+    (void)model.forward(batch, no_logits);
+    for (int l = 0; l < n_layers; ++l)
+      parts[static_cast<size_t>(l)].push_back(
+          devices::to_host(session.captured({hooks::Site::kLayerOut, l})).to(at::kFloat));
+    session.finish();
+  });
+  std::vector<at::Tensor> states;
+  for (const auto& layer : parts) states.push_back(at::cat(layer));
+  return states;
+}
+
+// First principal direction of rows about the origin, through their Gram matrix.
+at::Tensor first_component(const at::Tensor& rows_PD) {
+  const auto [values, vectors] = at::linalg_eigh(rows_PD.mm(rows_PD.t()));
+  return rows_PD.t().mv(vectors.select(1, -1));
+}
+
+// Weights of a logistic regression with a ridge, by Newton's method in the span of the rows: f = K α, w = Xᵀ α.
+at::Tensor probe(const at::Tensor& rows_PD, const at::Tensor& labels_P) {
+  const at::Tensor kernel = rows_PD.mm(rows_PD.t());
+  const double ridge =
+      kProbeRidge * std::max(kernel.trace().item<double>() / static_cast<double>(rows_PD.size(0)), 1e-30);
+  at::Tensor alpha = at::zeros_like(labels_P);
+  for (int i = 0; i < kNewtonSteps; ++i) {
+    const at::Tensor f = kernel.mv(alpha), p = at::sigmoid(f), s = (p * (1 - p)).clamp_min(1e-6);
+    const at::Tensor next =
+        at::linalg_solve(kernel + at::diag(ridge / s), (f + (labels_P - p) / s).unsqueeze(1)).squeeze(1);
+    const bool settled = (next - alpha).norm().item<double>() <= 1e-8 * next.norm().item<double>();
+    alpha = next;
+    if (settled) break;
+  }
+  return rows_PD.t().mv(alpha);
+}
+
+// [D] float64, as long as the distance of the means along it.
+at::Tensor direction_of(const std::string& method, const at::Tensor& positive_AD, const at::Tensor& negative_BD) {
+  const at::Tensor high = positive_AD.mean(0), low = negative_BD.mean(0), gap = high - low;
+  if (method == "mean") return gap;
+  const at::Tensor middle = (high + low) / 2;
+  const at::Tensor all = at::cat({positive_AD - middle, negative_BD - middle});
+  at::Tensor along;
+  if (method == "probe") {
+    along = probe(all, at::cat({at::ones({positive_AD.size(0)}, at::kDouble),  //
+                                at::zeros({negative_BD.size(0)}, at::kDouble)}));
+  } else {
+    const bool pairs = positive_AD.size(0) == negative_BD.size(0);
+    along = first_component(pairs ? positive_AD - negative_BD : all);
+  }
+  const at::Tensor unit = along / along.norm().clamp_min(1e-30);
+  return unit * unit.dot(gap);
+}
+
+// Rows of a fold, or those outside it.
+at::Tensor fold_of(const at::Tensor& rows, int64_t which, int64_t folds, bool inside) {
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < rows.size(0); ++i)
+    if ((i % folds == which) == inside) chosen.push_back(i);
+  return rows.index_select(0, at::tensor(chosen, at::kLong));
+}
+
+using Estimate = std::function<at::Tensor(const at::Tensor& positive_AD, const at::Tensor& negative_BD)>;
+
+Separation separation_of(const Estimate& estimate, const at::Tensor& positive_AD, const at::Tensor& negative_BD,
+                         int64_t folds) {
+  std::vector<at::Tensor> high, low;
+  for (int64_t k = 0; k < folds; ++k) {
+    const at::Tensor a = fold_of(positive_AD, k, folds, false), b = fold_of(negative_BD, k, folds, false);
+    const at::Tensor d = estimate(a, b), unit = d / d.norm().clamp_min(1e-30);
+    const at::Tensor middle = (a.mean(0) + b.mean(0)) / 2;
+    high.push_back((fold_of(positive_AD, k, folds, true) - middle).mv(unit));
+    low.push_back((fold_of(negative_BD, k, folds, true) - middle).mv(unit));
+  }
+  const at::Tensor a = at::cat(high), b = at::cat(low), pairs = a.unsqueeze(1) - b.unsqueeze(0);
+  const auto share = [](const at::Tensor& x) {
+    return 100 * ((x > 0).to(at::kDouble) + 0.5 * (x == 0).to(at::kDouble)).mean().item<double>();
+  };
+  const double spread = std::sqrt((a.var() + b.var()).item<double>() / 2);
+  return {(share(a) * static_cast<double>(a.numel()) + share(-b) * static_cast<double>(b.numel())) /
+              static_cast<double>(a.numel() + b.numel()),
+          share(pairs), (a.mean() - b.mean()).item<double>() / std::max(spread, 1e-30), 0};
+}
+
+// The part of `direction` that is orthogonal to those of the other directions at this layer.
+at::Tensor apart(at::Tensor direction, const std::vector<Directions>& others, size_t layer) {
+  std::vector<at::Tensor> columns;
+  for (const auto& other : others)
+    if (layer < other.layers.size() && other.layers[layer].defined() &&
+        other.layers[layer].numel() == direction.numel())
+      columns.push_back(other.layers[layer].to(at::kDouble));
+  if (columns.empty()) return direction;
+  const at::Tensor basis = std::get<0>(at::linalg_qr(at::stack(columns, 1)));
+  return direction - basis.mv(basis.t().mv(direction));
+}
+
+void require_contrast(std::span<const ContrastPrompt> positive, std::span<const ContrastPrompt> negative,
+                      const FitOptions& options) {
+  const auto refuse = [](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {"directions", got, expected, ""});
+  };
+  if (positive.size() < 2 || negative.size() < 2)
+    refuse(std::to_string(positive.size()) + " and " + std::to_string(negative.size()) + " prompts",
+           "at least two of each kind");
+  if (options.folds < 2) refuse(std::to_string(options.folds) + " folds", "at least 2");
+  if (options.method != "mean" && options.method != "pca" && options.method != "probe")
+    refuse("method \"" + options.method + "\"", "mean, pca or probe");
+}
+
+}  // namespace
+
+Directions fit_directions(const models::Model& model, std::span<const ContrastPrompt> positive,
+                          std::span<const ContrastPrompt> negative, const FitOptions& options, const Handles& lent) {
+  require_contrast(positive, negative, options);
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& prompts : {positive, negative})
+    for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, options.chat));
+  const auto states = last_states(model, rows, lent);
+  Directions directions;
+  directions.method = options.method;
+  directions.model = short_model_name(model.checkpoint());
+  directions.fingerprint = model.fingerprint();
+  directions.about = {{"model_hint", model.config().model_type},
+                      {"positive", positive.size()},
+                      {"negative", negative.size()},
+                      {"folds", options.folds},
+                      {"chat", options.chat && !model.tokenizer().chat_template().empty()}};
+  const auto border = static_cast<int64_t>(positive.size());
+  const auto folds = std::min<int64_t>(options.folds, static_cast<int64_t>(std::min(positive.size(), negative.size())));
+  for (size_t l = 0; l < states.size(); ++l) {
+    const at::Tensor all = states[l].to(at::kDouble), a = all.slice(0, 0, border), b = all.slice(0, border);
+    const Estimate estimate = [&](const at::Tensor& high_AD, const at::Tensor& low_BD) {
+      return apart(direction_of(options.method, high_AD, low_BD), options.apart_from, l);
+    };
+    const at::Tensor direction = estimate(a, b);
+    Separation figures = separation_of(estimate, a, b, folds);
+    figures.size = direction.norm().item<double>() / std::max(all.norm(2, 1).mean().item<double>(), 1e-30);
+    directions.layers.push_back(direction.to(at::kFloat));
+    directions.separation.push_back(figures);
+    if (figures.effect > directions.separation[static_cast<size_t>(directions.best)].effect)
+      directions.best = static_cast<int>(l);
+  }
+  if (std::all_of(directions.separation.begin(), directions.separation.end(),
+                  [](const Separation& s) { return s.size < 1e-6; }))
+    throw Error(ErrorClass::kInvalidArgument, {"directions", "two sets of prompts that end in the same states",
+                                               "prompts that differ in one respect", "check that the files differ"});
+  return directions;
+}
+
+}  // namespace emend::workflow
