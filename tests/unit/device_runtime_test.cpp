@@ -35,7 +35,6 @@ TEST(CudaRuntime, HasDevicesOrAReason) {
 
 // cuDNN plans its attention anew for every shape; ours change at nearly every step.
 TEST(CudaRuntime, LeavesCudnnOutOfAttention) {
-  at::globalContext().setSDPUseCuDNN(true);
   (void)load_cuda_runtime();
   EXPECT_FALSE(at::globalContext().userEnabledCuDNNSDP());
 }
