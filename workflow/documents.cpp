@@ -9,6 +9,7 @@
 #include <emend/models/family.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/handles.h>
+#include <emend/workflow/lifelong.h>
 #include <emend_version.h>
 #include <sys/utsname.h>
 #include <torch/version.h>
@@ -64,14 +65,6 @@ nlohmann::ordered_json metrics_document(const RunRecord& record) {
     if (record.after && record.after->summary.contains(name)) metrics[name]["post"] = record.after->summary[name];
   }
   return metrics;
-}
-
-nlohmann::ordered_json peak_bytes(const models::Model& model) {
-  nlohmann::ordered_json peaks;
-  peaks["host"] = devices::device_memory_stats(c10::Device(c10::kCPU)).peak;
-  for (const auto device : model.placement().devices())
-    if (!device.is_cpu()) peaks[devices::to_string(device)] = devices::device_memory_stats(device).peak;
-  return peaks;
 }
 
 std::vector<const editors::FactOutcome*> outcomes_of(const RunRecord& record) {
@@ -199,6 +192,17 @@ std::string further_texts(const RunRecord& record, size_t fact) {
   return out;
 }
 
+std::string lifelong_table(const std::vector<nlohmann::json>& entries) {
+  std::ostringstream out;
+  const auto row = [&](const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < cells.size(); ++i) out << padded(cells[i], lifelong_heads()[i].size() + 2, true);
+    out << '\n';
+  };
+  row(lifelong_heads());
+  for (const auto& entry : entries) row(lifelong_cells(entry));
+  return out.str();
+}
+
 // The facts that did not work out, with their reasons; the rest of a long list is in the files.
 std::string verdicts_text(const RunRecord& record, const datasets::FactSet& facts) {
   constexpr int64_t kMost = 20;
@@ -224,6 +228,14 @@ std::string verdicts_text(const RunRecord& record, const datasets::FactSet& fact
 std::string_view to_string(Verdict verdict) {
   constexpr std::string_view kNames[] = {"said", "not_said", "failed"};
   return kNames[static_cast<size_t>(verdict)];
+}
+
+nlohmann::ordered_json peak_bytes(const models::Model& model) {
+  nlohmann::ordered_json peaks;
+  peaks["host"] = devices::device_memory_stats(c10::Device(c10::kCPU)).peak;
+  for (const auto device : model.placement().devices())
+    if (!device.is_cpu()) peaks[devices::to_string(device)] = devices::device_memory_stats(device).peak;
+  return peaks;
 }
 
 std::map<std::string, double> survived_by_weight(const std::vector<editors::EditResult>& batches) {
@@ -286,7 +298,9 @@ Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low
 }
 
 nlohmann::json measured_document(const Measured& measured) {
-  return {{"efficacy_by_edits", to_json(measured.efficacy)}, {"retention", measured.retention.to_json()}};
+  return {{"efficacy_by_edits", to_json(measured.efficacy)},
+          {"retention", measured.retention.to_json()},
+          {"lifelong", measured.lifelong}};
 }
 
 std::optional<Measured> read_measured_document(const nlohmann::json& document, int64_t edits) {
@@ -294,7 +308,8 @@ std::optional<Measured> read_measured_document(const nlohmann::json& document, i
     Measured measured;
     for (const auto& step : document.at("efficacy_by_edits"))
       measured.efficacy.push_back({step.at("edits").get<int64_t>(), step.at("efficacy_success").get<double>()});
-    if (measured.efficacy.empty() || measured.efficacy.back().edits > edits) return std::nullopt;
+    for (const auto& entry : document.at("lifelong")) measured.lifelong.push_back(entry);
+    if (measured.edits() == 0 || measured.edits() > edits) return std::nullopt;
     measured.retention = evaluation::RetentionMatrix::from_json(document.at("retention"));
     return measured;
   } catch (const std::exception&) {
@@ -344,6 +359,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
   document["guard"] = listed(record.guard, [](const auto& reading) { return evaluation::to_json(reading); });
   if (!record.batches.empty()) document["contexts"] = templates_of(record.batches.back());
   if (!record.measured.retention.empty()) document["retention"] = record.measured.retention.to_json();
+  if (options.lifelong()) document["lifelong"] = record.measured.lifelong;
   document["command"] = record.command_line;
   return document;
 }
@@ -451,6 +467,7 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
   if (record.before) states.emplace_back("before", record.before->summary);
   if (record.after) states.emplace_back("after", record.after->summary);
   if (!states.empty()) out << metrics_table(states) << '\n';
+  if (!record.measured.lifelong.empty()) out << lifelong_table(record.measured.lifelong) << '\n';
   out << verdicts_text(record, facts);
   out << "Seconds:";
   for (const auto& [phase, seconds] : record.seconds) out << "  " << phase << ' ' << fixed(seconds, 1);

@@ -34,6 +34,9 @@ namespace emend::workflow {
 /// Nothing if the document is damaged, empty, or goes beyond `edits` finished edits.
 [[nodiscard]] std::optional<Measured> read_measured_document(const nlohmann::json& document, int64_t edits);
 
+/// Peak memory by device.
+[[nodiscard]] nlohmann::ordered_json peak_bytes(const models::Model& model);
+
 /// How much of each weight's change was left after rounding to its type; of several batches, the least.
 [[nodiscard]] std::map<std::string, double> survived_by_weight(const std::vector<Batch>& batches);
 

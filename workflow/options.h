@@ -67,7 +67,8 @@ struct RunOptions {
   std::string on_collapse = "warn";  ///< warn, skip, stop or revert
   evaluation::GuardLimits guard = {};
 
-  std::string protocol = "sequential";  ///< or single: every batch starts from the unedited model
+  /// single: every batch starts from the unedited model. lifelong: sequential, measured while it goes on.
+  std::string protocol = "sequential";
   std::vector<std::string> eval_at = {"end"};
   int64_t show = 5;  ///< facts whose continuations are kept, before and after
 
@@ -77,6 +78,7 @@ struct RunOptions {
   std::string min_said = "0%";  ///< of the facts, that the model has to say for the run to count as a success
 
   [[nodiscard]] bool single() const { return protocol == "single"; }
+  [[nodiscard]] bool lifelong() const { return protocol == "lifelong"; }
   [[nodiscard]] bool saves(const std::string& what) const {
     return std::find(save.begin(), save.end(), what) != save.end();
   }

@@ -29,6 +29,12 @@ struct EfficacyStep {
 struct Measured {
   std::vector<EfficacyStep> efficacy;
   evaluation::RetentionMatrix retention;
+  /// Edits at the last measurement; 0 without one.
+  [[nodiscard]] int64_t edits() const {
+    return std::max(efficacy.empty() ? 0 : efficacy.back().edits,
+                    lifelong.empty() ? 0 : lifelong.back().at("edits").get<int64_t>());
+  }
+  std::vector<nlohmann::json> lifelong;  ///< entries as measure_sequence makes them, with seconds and bytes
 };
 
 /// The one judgement on a fact, the same in every file, on the terminal and in the exit status.

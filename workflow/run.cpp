@@ -7,10 +7,12 @@
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
+#include <emend/evaluation/health.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/family.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
+#include <emend/workflow/lifelong.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -63,7 +65,10 @@ void Run::open() {
   (void)parse_on_collapse(options_.on_collapse);
   (void)parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
-  record_.editor = options_.editor = chosen_editor(options_).name;
+  std::shared_ptr<const models::Checkpoint> opened;
+  if (load) opened = models::open_checkpoint(options_.model.model);
+  const auto& checkpoint = load ? *opened : model_->checkpoint();
+  record_.editor = options_.editor = chosen_editor(options_, &checkpoint, model_).name;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
   if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
   record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
@@ -71,9 +76,6 @@ void Run::open() {
   check_outputs();
   options_.templates = named_contexts(options_);
   require_same(lent_.sharing, choices());
-  std::shared_ptr<const models::Checkpoint> opened;
-  if (load) opened = models::open_checkpoint(options_.model.model);
-  const auto& checkpoint = load ? *opened : model_->checkpoint();
   check_hparams(checkpoint);
   record_.model_path = checkpoint.path().string();
   if (!editors::active_runtime_packs(checkpoint.path()).empty())
@@ -274,6 +276,7 @@ void Run::evaluate_before() {
     evaluate.before = &*record_.before;
     alone_.emplace(facts_, record_.metrics, evaluate);
   }
+  if (options_.lifelong()) neutral_PV_ = evaluation::next_token_log_probs(*model_, evaluation::probe_prompts());
   if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, 5, lent_.cancel);
 }
 
@@ -289,9 +292,11 @@ void Run::edit_all() {
   const size_t size = batch_size(), n = facts_.facts.size();
   for (size_t begin = done.size() * size; begin < n; begin += size) edit_batch(begin, std::min(n, begin + size));
   if (!options_.single() && !done.empty() && !done.back().outcomes.empty()) finish();
+  if (options_.lifelong() && record_.measured.edits() < static_cast<int64_t>(n)) measure(n);
   record_.transfers = transfers.to_json();
   record_.statistics = session_->context().statistics->describe();
   record_.batches = done;
+  if (options_.lifelong() && !done.empty()) record_.batches.back().deltas = session_->deltas();
   record_.guard = session_->readings();
   record_.weights_changed = session_->transaction().changed();
 }
@@ -306,6 +311,7 @@ void Run::resume(std::vector<Batch> batches) {
                   batches.end());
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
   session_->resume(batches, std::span(facts_.facts).first(done), checkpoint_->editor_state(batches.size()));
+  if (options_.lifelong()) session_->forget_deltas();
   if (options_.single()) {
     for (size_t i = 0; i < batches.size(); ++i)
       session_->during(batches[i],
@@ -315,7 +321,7 @@ void Run::resume(std::vector<Batch> batches) {
   size_t last = 0;
   if (auto measured = checkpoint_->measured(done)) {
     record_.measured = std::move(*measured);
-    last = static_cast<size_t>(record_.measured.efficacy.back().edits);
+    last = static_cast<size_t>(record_.measured.edits());
   }
   if (last < done) evaluate_between(done);
 }
@@ -345,6 +351,7 @@ void Run::finished(const Batch& batch) {
   for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds;
   compare_updates(batch);
   checkpoint_->save(session_->results().size() - 1, batch, session_->editor().state());
+  if (options_.lifelong()) session_->forget_deltas();
 }
 
 void Run::edit_batch(size_t begin, size_t end) {
@@ -379,9 +386,8 @@ void Run::compare_updates(const Batch& batch) const {
 
 // The state after some of the facts, for retention; the state after all of them is evaluated in full by evaluate_after.
 void Run::evaluate_between(size_t edits) {
-  const size_t before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
-  const bool due = schedule_.each || (schedule_.every > 0 && edits / schedule_.every > before / schedule_.every);
-  if (!due) return;
+  if (!due(edits)) return;
+  if (options_.lifelong()) return measure(edits);
   const PhaseTimer timer(record_.seconds, "evaluate");
   evaluation::ScoreOptions score;
   score.sharing = lent_.sharing;
@@ -390,6 +396,36 @@ void Run::evaluate_between(size_t edits) {
   int64_t successes = 0;
   for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
   record_.measured.efficacy.push_back({static_cast<int64_t>(edits), 100.0 * successes / static_cast<double>(edits)});
+  checkpoint_->save_measured(record_.measured);
+}
+
+// Whether the batch that ends with this fact is to be measured. A lifelong run that does not say when is measured ten
+// times; its last state always is, once the editor has corrected what it wants to (edit_all).
+bool Run::due(size_t edits) const {
+  const size_t n = facts_.facts.size(), before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
+  if (options_.lifelong() && edits >= n) return false;
+  size_t every = schedule_.every;
+  if (options_.lifelong() && every == 0 && !schedule_.each) every = (n + 9) / 10;
+  return schedule_.each || (every > 0 && edits / every > before / every);
+}
+
+// One entry of the lifelong protocol.
+void Run::measure(size_t edits) {
+  const PhaseTimer timer(record_.seconds, "evaluate");
+  auto entry =
+      measure_sequence(*model_, session_->asked(facts_), edits, neutral_PV_, options_.metrics, lent_, options_.seed);
+  double seconds = 0;
+  for (const auto& batch : session_->results())
+    for (const char* phase : {"targets", "insert"})
+      if (const auto spent = batch.seconds.find(phase); spent != batch.seconds.end()) seconds += spent->second;
+  entry["seconds"] = seconds;
+  entry["peak_bytes"] = peak_bytes(*model_);
+  std::string text;
+  const auto cells = lifelong_cells(entry);
+  for (size_t i = 1; i < cells.size(); ++i)
+    if (cells[i] != "-") append_item(text, lifelong_heads()[i] + " " + cells[i], ", ");
+  lent_.log.event(LogLevel::kInfo, "edit.lifelong", "after " + cells[0] + " edits: " + text, entry);
+  record_.measured.lifelong.push_back(std::move(entry));
   checkpoint_->save_measured(record_.measured);
 }
 

@@ -69,6 +69,8 @@ class Run {
   void compare_updates(const Batch& batch) const;
   void judge_alone(size_t begin, size_t end);
   void evaluate_between(size_t edits);
+  [[nodiscard]] bool due(size_t edits) const;
+  void measure(size_t edits);
   void evaluate_after();
   void save_outputs();
   void write_documents();
@@ -91,7 +93,8 @@ class Run {
   models::Model* model_ = nullptr;
   std::unique_ptr<Session> session_;
   std::optional<RunCheckpoint> checkpoint_;
-  std::vector<evaluation::Answer> answers_;              ///< one a fact
+  at::Tensor neutral_PV_;                    ///< of the lifelong protocol: measure_sequence compares with it
+  std::vector<evaluation::Answer> answers_;  ///< one a fact
   std::optional<evaluation::SeparateEvaluation> alone_;  ///< of the single protocol
   RunRecord record_;
   double began_ = 0;

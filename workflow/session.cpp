@@ -12,7 +12,7 @@ namespace emend::workflow {
 namespace {
 
 std::unique_ptr<editors::Editor> editor_for(const models::Model& model, const RunOptions& options, const Log& log) {
-  const auto& info = chosen_editor(options);
+  const auto& info = chosen_editor(options, &model.checkpoint(), &model);
   return info.make(find_hparams(info.name, options.hparams, options.set, model.checkpoint(), &model, log), model, log);
 }
 
@@ -167,7 +167,7 @@ void Session::undo() {
   editor_->reset();
   results_.clear();
   facts_.clear();
-  stopped_ = false;
+  stopped_ = forgets_ = false;
 }
 
 void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact> facts,
@@ -197,12 +197,31 @@ int64_t Session::failed() const {
   return count;
 }
 
+void Session::forget_deltas() {
+  forgets_ = true;
+  for (auto& batch : results_) batch.deltas.clear();
+}
+
+std::vector<editors::WeightDelta> Session::deltas() const {
+  std::vector<editors::WeightDelta> all;
+  if (!forgets_) {
+    for (const auto& batch : results_) all.insert(all.end(), batch.deltas.begin(), batch.deltas.end());
+    return all;
+  }
+  std::map<std::string, int> layers;
+  for (const auto& batch : results_)
+    for (const auto& layer : batch.layers) layers[layer.weight] = layer.layer;
+  for (const auto& weight : transaction_->changed())
+    all.push_back(editors::weight_change(*transaction_, weight, layers.contains(weight) ? layers[weight] : -1).delta);
+  return all;
+}
+
 editors::EditPack Session::pack() const {
   Batch whole;
   whole.editor = editor_->name();
   whole.hparams = editor_->hparams();
   whole.seed = options_.seed;
-  for (const auto& batch : results_) whole.deltas.insert(whole.deltas.end(), batch.deltas.begin(), batch.deltas.end());
+  whole.deltas = deltas();
   // The templates alone, so that the pack of a resumed sequence has the same bytes.
   if (!results_.empty() && results_.back().contexts) whole.contexts = {results_.back().contexts->groups, false, 0};
   auto pack = editors::EditPack::from_results(model_, std::span<const Batch>(&whole, 1), facts_);

@@ -61,9 +61,14 @@ class Session {
   [[nodiscard]] const std::vector<Batch>& results() const noexcept { return results_; }
   [[nodiscard]] const std::vector<evaluation::GuardReading>& readings() const noexcept { return readings_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }  ///< by the collapse guard
+  /// Lets the deltas of the batches so far go, so that a long sequence needs no more memory than a short one: the
+  /// change is from now on the difference between the weights and what they were.
+  void forget_deltas();
   /// Facts that could not be edited, over all batches.
   [[nodiscard]] int64_t failed() const;
-  /// The change so far, as a pack.
+  /// The change so far: the batches' deltas, or one a weight after forget_deltas().
+  [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;
+  /// The same as a pack.
   [[nodiscard]] editors::EditPack pack() const;
   /// Throws Error(kIo).
   void save_pack(const std::filesystem::path& path) const;
@@ -98,7 +103,7 @@ class Session {
   std::vector<Batch> results_;
   std::vector<evaluation::GuardReading> readings_;
   std::vector<datasets::Fact> facts_;
-  bool stopped_ = false;
+  bool stopped_ = false, forgets_ = false;
 };
 
 }  // namespace emend::workflow

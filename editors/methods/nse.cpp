@@ -59,7 +59,7 @@ LayerUpdate nse_update(const LayerProblem& problem, double lambda, double share)
   LayerProblem part = problem;
   part.keys_FN = select(problem.keys_FN, 0);
   if (problem.moment) part.moment = SecondMoment(both(problem.moment.cov_FF()));
-  auto& [keys_FP, sum_FF] = part.earlier;
+  at::Tensor &keys_FP = part.earlier.keys_FP, &sum_FF = part.earlier.sum_FF;
   if (keys_FP.defined()) keys_FP = select(keys_FP, 0);
   if (sum_FF.defined()) sum_FF = both(sum_FF);
   LayerUpdate update = closed_form(part, preserved_of(part, lambda));

@@ -17,6 +17,7 @@ namespace {
 
 struct PruneHparams : MemitHparams {
   double restraint_base = 2.718281828459045;
+  bool history = false;
 };
 
 const hparams::Schema<PruneHparams>& prune_schema() {
@@ -26,7 +27,8 @@ const hparams::Schema<PruneHparams>& prune_schema() {
           .field("restraint_base", &PruneHparams::restraint_base,
                  {.meaning = "base of the logarithm that shortens large singular values; a larger one shortens more",
                   .formula = "α in F(σ) = log_α σ − log_α s + s for σ > s = σmax(W)",
-                  .above = 1});
+                  .above = 1})
+          .field("history", &PruneHparams::history, history_field());
   return schema;
 }
 
@@ -48,6 +50,7 @@ std::optional<LayerUpdate> restrain(const models::EditSite& site, const at::Tens
 LocateRecipe prune_recipe(std::string editor, nlohmann::json values, const PruneHparams& h, const models::Model& model,
                           const hparams::RawHparams& raw) {
   LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+  recipe.remembers_keys = recipe.keys_as_written = recipe.compensates = h.history;
   recipe.correct = [base = h.restraint_base](const auto& site, const auto& original_DF, const auto& change_DF) {
     return restrain(site, original_DF, change_DF, base);
   };

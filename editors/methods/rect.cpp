@@ -4,6 +4,9 @@
 //   1. ΔW as MEMIT, all layers.
 //   2. Of each ΔW only the k percent of entries with the largest relative change |ΔW/W| are written.
 //
+// With `history` a batch is solved together with all earlier ones (closed_form): what was left out is asked for again.
+// "The Labyrinth and the Thread" (arXiv 2605.26670) finds that this, not the mask, keeps a sequence stable.
+//
 //   D hidden width · F key width
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
@@ -14,6 +17,7 @@ namespace {
 
 struct RectHparams : MemitHparams {
   double k_percent = 40;
+  bool history = false;
 };
 
 const hparams::Schema<RectHparams>& rect_schema() {
@@ -24,6 +28,7 @@ const hparams::Schema<RectHparams>& rect_schema() {
                                          .formula = "the k % with the largest |ΔW / (W + 1e-8)|",
                                          .max = 100,
                                          .above = 0})
+                                 .field("history", &RectHparams::history, history_field())
                                  .check("rounds", one_round);
   return schema;
 }
@@ -42,6 +47,7 @@ WeightDelta largest_changes(const models::EditSite& site, const WeightDelta& sol
 LocateRecipe rect_recipe(std::string editor, nlohmann::json values, const RectHparams& h, const models::Model& model,
                          const hparams::RawHparams& raw) {
   LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+  recipe.remembers_keys = recipe.keys_as_written = recipe.compensates = h.history;
   recipe.settle = [share = h.k_percent](const auto& site, const auto& solved, const auto& weight_DF) {
     return largest_changes(site, solved, weight_DF, share);
   };

@@ -40,7 +40,7 @@ Preserved EarlierKeys::with(Preserved base) const {
   return base;
 }
 
-void KeyCache::add(const std::vector<at::Tensor>& keys_FN) {
+void KeyCache::add(const std::vector<at::Tensor>& keys_FN, const std::vector<at::Tensor>& values_DN) {
   if (!layers_.empty() && layers_.size() != keys_FN.size())
     throw Error(ErrorClass::kInvalidArgument, {"earlier keys", std::to_string(keys_FN.size()) + " layers",
                                                std::to_string(layers_.size()), "reset the editor for other layers"});
@@ -55,6 +55,9 @@ void KeyCache::add(const std::vector<at::Tensor>& keys_FN) {
                                                  std::to_string(there.size(0)), "one editor serves one model"});
     layer.keys_FP = layer.keys_FP.defined() ? at::cat({layer.keys_FP, keys}, 1) : keys;
     fold(layer);
+    if (values_DN.empty()) continue;
+    const at::Tensor product = devices::to_host(values_DN[i].detach()).to(at::kDouble).mm(keys.to(at::kDouble).t());
+    layer.values_DF = layer.values_DF.defined() ? layer.values_DF + product : product;
   }
   layers_ = std::move(grown);
 }
@@ -69,6 +72,7 @@ std::map<std::string, at::Tensor> KeyCache::state() const {
     const std::string number = std::to_string(i);
     if (layers_[i].keys_FP.defined()) state.emplace("keys." + number, layers_[i].keys_FP);
     if (layers_[i].sum_FF.defined()) state.emplace("sum." + number, layers_[i].sum_FF);
+    if (layers_[i].values_DF.defined()) state.emplace("values." + number, layers_[i].values_DF);
   }
   return state;
 }
@@ -78,15 +82,17 @@ void KeyCache::load(const std::map<std::string, at::Tensor>& state) {
   for (const auto& [name, tensor] : state) {
     const size_t dot = name.find('.');
     const std::string kind = name.substr(0, dot), number = dot == std::string::npos ? "" : name.substr(dot + 1);
-    if ((kind != "keys" && kind != "sum") || number.empty() || number.size() > 4 ||
+    if ((kind != "keys" && kind != "sum" && kind != "values") || number.empty() || number.size() > 4 ||
         number.find_first_not_of("0123456789") != std::string::npos || std::stoul(number) >= layers.size())
       refuse("\"" + name + "\"");
     EarlierKeys& layer = layers[std::stoul(number)];
-    if (tensor.dim() != 2 || (kind == "sum" && tensor.size(0) != tensor.size(1)) || layer.keys_FP.defined() ||
-        layer.sum_FF.defined())
+    at::Tensor& place = kind == "keys" ? layer.keys_FP : kind == "sum" ? layer.sum_FF : layer.values_DF;
+    if (tensor.dim() != 2 || (kind == "sum" && tensor.size(0) != tensor.size(1)) || place.defined() ||
+        (kind != "values" && (layer.keys_FP.defined() || layer.sum_FF.defined())))
       refuse("\"" + name + "\" of an odd shape or twice");
-    (kind == "keys" ? layer.keys_FP : layer.sum_FF) = tensor.to(kind == "keys" ? at::kFloat : at::kDouble).clone();
+    place = tensor.to(kind == "keys" ? at::kFloat : at::kDouble).clone();
   }
+  while (!layers.empty() && !layers.back().keys_FP.defined() && !layers.back().sum_FF.defined()) layers.pop_back();
   layers_ = std::move(layers);
 }
 

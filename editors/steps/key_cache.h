@@ -20,6 +20,8 @@ namespace emend::editors {
 struct EarlierKeys {
   at::Tensor keys_FP;  ///< float32, host
   at::Tensor sum_FF;   ///< ΣKKᵀ, float64, host
+  /// ΣVKᵀ, float64, host: the values that those keys were to give. Undefined unless the editor compensates.
+  at::Tensor values_DF;
 
   /// ΣKKᵀ in float64; undefined without keys.
   [[nodiscard]] at::Tensor gram_FF() const;
@@ -31,15 +33,16 @@ struct EarlierKeys {
 class KeyCache {
  public:
   /// One matrix [F,N] a layer, any float dtype. Keys are kept in float32, the precision models compute them in.
+  /// `values_DN`: what the keys were to give, or nothing; always or never.
   /// Throws Error(kInvalidArgument) if the number of layers or a width differs from what is there.
-  void add(const std::vector<at::Tensor>& keys_FN);
+  void add(const std::vector<at::Tensor>& keys_FN, const std::vector<at::Tensor>& values_DN = {});
   void clear() { layers_.clear(); }
   [[nodiscard]] bool empty() const noexcept { return layers_.empty(); }
   /// Nothing is defined before the first add().
   [[nodiscard]] EarlierKeys layer(size_t index) const;
 
-  /// "keys.0", "sum.1", …: the number is the layer's place. load() replaces everything; throws Error(kCorruption) for
-  /// names or shapes that state() does not give.
+  /// "keys.0", "sum.1", "values.1", …: the number is the layer's place. load() replaces everything; throws
+  /// Error(kCorruption) for names or shapes that state() does not give.
   [[nodiscard]] std::map<std::string, at::Tensor> state() const;
   void load(const std::map<std::string, at::Tensor>& state);
 

@@ -195,6 +195,39 @@ std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std:
   return result;
 }
 
+std::vector<at::Tensor> collect_with(const models::Model& model, const std::vector<PromptRow>& rows,
+                                     hooks::SiteRef site, const at::Tensor& values_ND,
+                                     const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::vector<at::Tensor>> parts(sites.size());
+  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
+    context.cancel.check("replay");
+    const size_t count = std::min(kReferenceBatch, rows.size() - begin);
+    std::vector<std::vector<int64_t>> ids;
+    for (size_t i = begin; i < begin + count; ++i)
+      ids.emplace_back(rows[i].ids.begin(), rows[i].ids.begin() + rows[i].lookup + 1);
+    const auto batch = models::TokenBatch::from_rows(ids);
+    std::vector<int64_t> last;
+    for (int64_t r = 0; r < batch.rows(); ++r) last.push_back(batch.token(r, -1));
+    const at::Tensor wanted_ND = values_ND.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(count));
+    hooks::HookSession session(model.hooks());
+    session.edit(site, [&](const at::Tensor& out) {
+      const at::Tensor here = devices::route_like(wanted_ND, out, devices::Purpose::kKeys).to(out.scalar_type());
+      return out.index_copy(0, devices::index_on(last, out), here);
+    });
+    for (const auto& one : sites) session.capture(one, {.reference = false, .tokens = last});
+    session.attach();
+    models::ForwardOptions options;
+    options.logit_tokens = std::vector<int64_t>{};
+    (void)model.forward(batch, options);
+    for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(session.captured(sites[s]));
+    session.finish();
+  }
+  std::vector<at::Tensor> values;
+  for (const auto& part : parts) values.push_back(at::cat(part));
+  return values;
+}
+
 struct LayerWalk::State {
   const models::Model* model;
   const EditContext* context;

@@ -27,6 +27,12 @@ enum class KeyWeighting {
                                                         const std::vector<hooks::SiteRef>& sites,
                                                         const EditContext& context);
 
+/// As collect_at_lookup, with `values_ND` (a row a prompt) standing in for what `site` gives at the looked-up tokens.
+[[nodiscard]] std::vector<at::Tensor> collect_with(const models::Model& model, const std::vector<PromptRow>& rows,
+                                                   hooks::SiteRef site, const at::Tensor& values_ND,
+                                                   const std::vector<hooks::SiteRef>& sites,
+                                                   const EditContext& context);
+
 /// A pass over the same rows that goes up layer by layer while layers are being edited: what enters a layer is kept, so
 /// that each edit costs one layer and not the whole model. Layers are asked for in ascending order; between two calls
 /// only weights of layers at or above the last one asked for may change.

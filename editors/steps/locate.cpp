@@ -105,6 +105,7 @@ class BatchEdit {
   struct Memory {
     const KeyCache& keys;
     const OriginalWeights& originals;
+    double nas_norm;
     std::optional<ContextTemplates>& contexts;
   };
 
@@ -149,6 +150,13 @@ class BatchEdit {
           devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype)));
     return keys_FN;
   }
+
+  /// The keys of this batch (and what they were to give) join those of earlier ones.
+  void remember(KeyCache& keys) {
+    if (!recipe_.keys_as_written) return keys.add(keys_of_all_layers());
+    keys.add(written_keys_, recipe_.compensates ? wanted_values_ : std::vector<at::Tensor>{});
+  }
+  [[nodiscard]] double nas_norm() const noexcept { return memory_.nas_norm; }
 
   void commit() noexcept { transaction_.commit(); }
 
@@ -249,7 +257,9 @@ class BatchEdit {
       for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
         hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target]);
     auto targets = optimise_targets(model_, grouped.problems, recipe_.targets, context_);
+    if (recipe_.modifiers.nas) anchor(grouped.problems, targets);
     if (through_norm_) remember_streams(grouped.problems, targets);
+    if (recipe_.replays_forward) replay(grouped.problems, targets);
     for (size_t i = 0; i < now.size(); ++i) {
       const size_t problem = grouped.problem_of_fact[i];
       now[i]->target = targets_.size() + problem;
@@ -261,16 +271,64 @@ class BatchEdit {
     for (auto& target : targets) targets_.push_back(std::move(target));
   }
 
-  // Where residuals are measured: where δ was, or in the stream behind the norm that it acted through (post_norm.h).
-  [[nodiscard]] hooks::SiteRef measured() const {
+  // Norm-Anchor Scaling (modifiers.h): the targets with the MLP's part at the norm of the unedited model's.
+  void anchor(const std::vector<TargetProblem>& problems, std::vector<Target>& targets) {
+    const hooks::SiteRef site = recipe_.targets.sites[0];
+    std::vector<at::Tensor> mlp;
+    if (site.site == hooks::Site::kLayerOut) {
+      const at::Tensor mlp_ND =
+          collect_at_lookup(model_, plain_rows(problems), {{hooks::Site::kMlpOut, site.layer}}, context_)[0];
+      mlp = devices::to_host(mlp_ND).to(at::kFloat).unbind(0);
+    } else {
+      for (const auto& target : targets) mlp.push_back(target.initial_D[0]);
+    }
+    const auto good = [&](size_t i) { return targets[i].status != FactStatus::kFailed; };
+    if (memory_.nas_norm == 0) memory_.nas_norm = recipe_.modifiers.nas_norm;
+    if (memory_.nas_norm == 0) {
+      std::vector<double> norms;
+      for (size_t i = 0; i < targets.size(); ++i)
+        if (good(i)) norms.push_back((mlp[i] + targets[i].delta_D[0]).norm().item<double>());
+      memory_.nas_norm = anchor_norm(norms);
+    }
+    for (size_t i = 0; i < targets.size(); ++i)
+      if (good(i))
+        targets[i].target_D[0] =
+            anchored_target(targets[i].initial_D[0], targets[i].delta_D[0], mlp[i], memory_.nas_norm);
+  }
+
+  // Forward replay: what the higher rewritten layers give where the first one gives the target.
+  void replay(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
+    std::vector<at::Tensor> first;
+    for (size_t i = 0; i < targets.size(); ++i)
+      first.push_back(through_norm_ ? streams_[targets_.size() + i].to(at::kFloat) : targets[i].target_D[0]);
+    std::vector<hooks::SiteRef> sites;
+    for (size_t l = 0; l < recipe_.common.layers.size(); ++l) sites.push_back(measured(l));
+    const auto values = collect_with(model_, plain_rows(problems), sites[0], at::stack(first), sites, context_);
+    for (size_t i = 0; i < targets.size(); ++i) {
+      replayed_.emplace_back();
+      for (const auto& value_ND : values)
+        replayed_.back().push_back(devices::to_host(value_ND[static_cast<int64_t>(i)]).to(at::kDouble));
+      replayed_.back()[0] = first[i].to(at::kDouble);
+    }
+  }
+
+  [[nodiscard]] static std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems) {
+    std::vector<PromptRow> plain;
+    for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
+    return plain;
+  }
+
+  // Where residuals are measured: where δ was, or in the stream behind the norm that it acted through (post_norm.h);
+  // with forward replay at the output of the layer itself.
+  [[nodiscard]] hooks::SiteRef measured(size_t index = 0) const {
+    if (recipe_.replays_forward) return {hooks::Site::kLayerOut, static_cast<int>(recipe_.common.layers[index])};
     const hooks::SiteRef site = recipe_.targets.sites[0];
     return through_norm_ ? hooks::SiteRef{hooks::Site::kLayerOut, site.layer} : site;
   }
 
   // The layer's outputs that the targets stand for.
   void remember_streams(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
-    std::vector<PromptRow> plain;
-    for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
+    const std::vector<PromptRow> plain = plain_rows(problems);
     const PostNorm norm(model_, measured().layer);
     auto sites = norm.sites();
     sites.push_back(measured());
@@ -301,10 +359,12 @@ class BatchEdit {
   }
 
   // One column a unit.
-  [[nodiscard]] at::Tensor target_matrix() const {
+  [[nodiscard]] at::Tensor target_matrix(size_t index = 0) const {
     std::vector<at::Tensor> columns;
     for (const Unit* unit : columns_)
-      columns.push_back(through_norm_ ? streams_[*unit->target] : targets_[*unit->target].target_D[0]);
+      columns.push_back(recipe_.replays_forward ? replayed_[*unit->target][index]
+                        : through_norm_         ? streams_[*unit->target]
+                                                : targets_[*unit->target].target_D[0]);
     return at::stack(columns, 1);
   }
 
@@ -379,7 +439,7 @@ class BatchEdit {
       if (context_.progress)
         context_.progress({"insert", static_cast<double>(i), static_cast<double>(layers.size()),
                            "layer " + std::to_string(layers[i])});
-      write_layer(walk, i, targets_DN, plain);
+      write_layer(walk, i, recipe_.replays_forward ? target_matrix(i) : targets_DN, plain);
     }
     if (context_.progress)
       context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
@@ -409,12 +469,15 @@ class BatchEdit {
     problem.site = model_.edit_site(problem.layer);
     problem.dtype = context_.solve_dtype;
     problem.weight_DF = oriented(problem.site);
-    problem.earlier = memory_.keys.layer(index);
+    if (recipe_.remembers_keys) problem.earlier = memory_.keys.layer(index);
+    if (const auto at = memory_.originals.weights().find(problem.site.weight_name);
+        at != memory_.originals.weights().end() && (recipe_.compensates || recipe_.modifiers.revive > 0))
+      problem.original_DF = oriented_original(problem.site, at->second);
     if (recipe_.needs_statistics) problem.moment = context_.statistics->get(problem.layer);
 
     walk.advance_to(problem.layer);
     const at::Tensor keys_PF = walk.keys();
-    const at::Tensor current_ND = walk.values(measured(), plain);
+    const at::Tensor current_ND = walk.values(measured(index), plain);
     const at::Tensor home = solve_home(model_, problem.site);
     const auto at_home = [&](const at::Tensor& x) {
       return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype);
@@ -425,7 +488,16 @@ class BatchEdit {
     if (through_norm_) problem.residual_DN = before_norm(walk, problem, plain);
     trace_problem(problem, keys_PF, current_ND, remaining_DN);
 
+    if (recipe_.keys_as_written && written_keys_.size() < layers.size()) {
+      written_keys_.push_back(problem.keys_FN);
+      wanted_values_.push_back(at_home(problem.weight_DF).mm(problem.keys_FN) + problem.residual_DN);
+    }
+
     LayerUpdate update = recipe_.update(problem);
+    if (recipe_.modifiers.any_update()) {
+      problem.earlier = memory_.keys.layer(index);
+      update.delta = modified(recipe_.modifiers, problem, update.delta);
+    }
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
     const ApplyReport report = apply_delta(update.delta, transaction_);
     note(problem, update, report, mean_column_norm(remaining_DN));
@@ -474,7 +546,7 @@ class BatchEdit {
   }
 
   const LocateRecipe& recipe_;
-  Memory memory_;
+  Memory memory_;  // what the batch finds, and its own norm
   models::Model& model_;
   const EditContext& context_;
   EditTransaction transaction_;
@@ -483,21 +555,24 @@ class BatchEdit {
   const ContextTemplates* contexts_ = nullptr;  // in use
   EditResult result_;
   RenderedBatch batch_;
-  std::deque<RenderedFact> parts_;       // windows; units point into it
-  std::deque<std::vector<Unit>> units_;  // a list a round, in the order of the facts
-  std::deque<Target> targets_;           // outcomes are made from pointers to them
-  std::deque<at::Tensor> streams_;       // one a target, where they act through a norm
-  std::vector<const Unit*> columns_;     // what is written
+  std::deque<RenderedFact> parts_;                        // windows; units point into it
+  std::deque<std::vector<Unit>> units_;                   // a list a round, in the order of the facts
+  std::deque<Target> targets_;                            // outcomes are made from pointers to them
+  std::deque<at::Tensor> streams_;                        // one a target, where they act through a norm
+  std::deque<std::vector<at::Tensor>> replayed_;          // one a target and layer, with forward replay
+  std::vector<at::Tensor> written_keys_, wanted_values_;  // one a layer, of the first pass
+  std::vector<const Unit*> columns_;                      // what is written
 };
 
 }  // namespace
 
 EditResult LocateEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
   const auto write = [&] {
-    BatchEdit batch(recipe_, {memory_, originals_, contexts_}, model, context);
+    BatchEdit batch(recipe_, {memory_, originals_, nas_norm_, contexts_}, model, context);
     EditResult result = batch.run(facts);
     context.cancel.check("insert");
-    if (recipe_.remembers_keys && !result.deltas.empty()) memory_.add(batch.keys_of_all_layers());
+    if ((recipe_.remembers_keys || recipe_.modifiers.simie > 0) && !result.deltas.empty()) batch.remember(memory_);
+    nas_norm_ = batch.nas_norm();
     batch.commit();
     return result;
   };

@@ -9,6 +9,7 @@
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/key_cache.h>
 #include <emend/editors/steps/keys.h>
+#include <emend/editors/steps/modifiers.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/editors/steps/windows.h>
@@ -39,6 +40,7 @@ struct LayerProblem {
   at::Tensor residual_DN;  ///< this layer's share of (targets − current values)
   SecondMoment moment;     ///< absent if the recipe needs none
   EarlierKeys earlier;     ///< of the batches before this one; nothing unless the recipe remembers keys
+  at::Tensor original_DF;  ///< the weight before the first batch, float64; nothing unless the recipe keeps it
   at::ScalarType dtype = at::kDouble;
 };
 
@@ -53,6 +55,8 @@ struct LayerUpdate {
 [[nodiscard]] Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge = 0);
 
 /// MEMIT's closed form: ΔW = R·Kᵀ(preserved + KpKpᵀ + K·Kᵀ)⁻¹ as two factors, Kp the problem's earlier keys.
+/// Where what these were to give is remembered too (Vp), the weight becomes the least-squares answer to all batches,
+/// whatever it is now:  ΔW = (R·Kᵀ + VpKpᵀ − W·KpKpᵀ + (W0 − W)·preserved)(…)⁻¹, a dense change.
 [[nodiscard]] LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved);
 
 /// How often a batch goes through the layers, and which facts each time.
@@ -102,6 +106,12 @@ struct LocateRecipe {
   /// The keys of every batch, taken again from the model as the batch has left it (as the published code does), are
   /// LayerProblem::earlier of the next ones.
   bool remembers_keys = false;
+  bool keys_as_written = false;  ///< remembered are the keys that a batch was solved with instead
+  /// What earlier batches asked for and the weights do not give is asked for again (closed_form). Needs both.
+  bool compensates = false;
+  /// The targets' site is the first rewritten layer; those above get targets from a pass with its value in place.
+  bool replays_forward = false;
+  Modifiers modifiers;
   bool rewinds_targets = false;  ///< targets are optimised with the weights as they were before the first batch
 };
 
@@ -126,10 +136,13 @@ class LocateEditor final : public Editor {
   [[nodiscard]] LayerUpdate update(LayerProblem problem) const;
 
  private:
-  [[nodiscard]] bool keeps_originals() const { return recipe_.rewinds_targets || recipe_.correct; }
+  [[nodiscard]] bool keeps_originals() const {
+    return recipe_.rewinds_targets || recipe_.correct || recipe_.compensates || recipe_.modifiers.revive > 0;
+  }
   LocateRecipe recipe_;
   KeyCache memory_;
   OriginalWeights originals_;
+  double nas_norm_ = 0;                       ///< of the first batch; 0: not known yet
   std::optional<ContextTemplates> contexts_;  ///< sampled at the first edit
 };
 
@@ -153,6 +166,8 @@ struct SharedHparams : hparams::LocateHparams {
   bool merge_equal_keys = false;
   int64_t rounds = 1;
   double round_probability = 0.1;
+  bool nas = false;  ///< what goes on top: modifiers.h
+  double nas_norm = 0, revive = 0, simie = 0;
 };
 [[nodiscard]] const hparams::Schema<SharedHparams>& shared_hparams_schema();  ///< the fields above
 /// A check of the schema for editors that write a batch only once: empty, or what is expected of `rounds`.
@@ -162,6 +177,9 @@ struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
   double mom2_update_weight = 15000;
 };
 [[nodiscard]] const hparams::Schema<MemitHparams>& memit_hparams_schema();  ///< the fields above
+
+/// The declaration of `history` in editors whose published form has none.
+[[nodiscard]] hparams::FieldOptions history_field();
 
 /// MEMIT's update: closed_form with λC preserved.
 [[nodiscard]] std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda);
@@ -227,6 +245,9 @@ class PhaseTimer {
   double* seconds_;
   std::chrono::steady_clock::time_point start_;
 };
+
+/// A weight as it is stored, in paper orientation, float64, on the host.
+[[nodiscard]] at::Tensor oriented_original(const models::EditSite& site, const at::Tensor& stored);
 
 /// "layer.4.keys" and so on, copied to the host; nothing without a trace.
 void record(const EditContext& context, const std::string& name, const at::Tensor& value);

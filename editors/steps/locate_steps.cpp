@@ -40,7 +40,31 @@ Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge)
   return preserved;
 }
 
+namespace {
+
+// The least-squares answer to this batch and all earlier ones, from whatever the weight is now.
+LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) {
+  const auto here = [&](const at::Tensor& x) {
+    return devices::route_like(x, problem.keys_FN, devices::Purpose::kSolve).to(problem.dtype);
+  };
+  const at::Tensor weight_DF = here(problem.weight_DF);
+  const at::Tensor owed_DF =
+      problem.residual_DN.mm(problem.keys_FN.t()) + here(problem.earlier.values_DF) -
+      weight_DF.mm(here(problem.earlier.gram_FF())) +
+      (here(problem.original_DF) - weight_DF).mm(preserved.matrix(problem.dtype, problem.keys_FN));
+  Preserved system = problem.earlier.with(preserved);
+  system.previous_FP =
+      system.previous_FP.defined() ? at::cat({here(system.previous_FP), problem.keys_FN}, 1) : problem.keys_FN;
+  LayerUpdate update;
+  update.delta = WeightDelta::dense(
+      problem.site, solve_preserved(owed_DF.t(), system, {problem.dtype}, &update.solve).t().contiguous());
+  return update;
+}
+
+}  // namespace
+
 LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved) {
+  if (problem.earlier.values_DF.defined()) return joint_form(problem, preserved);
   LayerUpdate update;
   const at::Tensor adj_FN =
       solve_keys(problem.keys_FN, problem.earlier.with(preserved), {problem.dtype}, &update.solve);
@@ -66,7 +90,23 @@ const hparams::Schema<SharedHparams>& shared_hparams_schema() {
                  {.meaning = "probability of the target below which a fact has not taken",
                   .formula = "exp(mean log p of the target's tokens after the plain prompt)",
                   .min = 0,
-                  .max = 1});
+                  .max = 1})
+          .field("nas", &SharedHparams::nas,
+                 {.meaning = "on top: values come back to the norm they have in the unedited model",
+                  .formula = "z = (t0 - m) + v a/|v|, v = m + delta, m the MLP's output (NAS, arXiv 2602.02543)"})
+          .field("nas_norm", &SharedHparams::nas_norm,
+                 {.meaning = "that norm; 0: the mean of the first batch's, without the largest twentieth", .min = 0})
+          .field(
+              "revive", &SharedHparams::revive,
+              {.meaning =
+                   "on top: parts of the change in the unedited weight's leading singular directions go; 0 disables it",
+               .formula = "share of the sum of squared singular values that they hold (REVIVE, arXiv 2601.11042)",
+               .min = 0,
+               .max = 1})
+          .field("simie", &SharedHparams::simie,
+                 {.meaning = "on top: each batch's change acts on its own keys only; 0 disables it",
+                  .formula = "lambda in dW K Kt (lambda I + earlier + K Kt)^-1 (SimIE)",
+                  .min = 0});
   return schema;
 }
 
@@ -78,6 +118,12 @@ const hparams::Schema<MemitHparams>& memit_hparams_schema() {
                                          .formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹",
                                          .above = 0});
   return schema;
+}
+
+hparams::FieldOptions history_field() {
+  return {
+      .meaning = "earlier batches are preserved, and what they asked for and did not get is asked for again",
+      .formula = "dW = (R Kt + Vp Kpt - W Kp Kpt + (W0 - W) lambda C)(lambda C + Kp Kpt + K Kt)^-1 (arXiv 2605.26670)"};
 }
 
 std::string one_round(const SharedHparams& hparams) {
@@ -101,6 +147,8 @@ LocateRecipe shared_recipe(std::string editor, nlohmann::json values, const Shar
   LocateRecipe recipe = locate_recipe(std::move(editor), std::move(values), hparams, model, raw);
   recipe.merge_equal_keys = hparams.merge_equal_keys;
   recipe.rounds = {hparams.rounds, hparams.round_probability};
+  recipe.modifiers = {hparams.nas, hparams.nas_norm, hparams.revive, hparams.simie,
+                      std::make_shared<std::map<int, std::pair<at::Tensor, at::Tensor>>>()};
   return recipe;
 }
 
@@ -209,6 +257,11 @@ std::vector<int> LocateEditor::statistics_layers() const {
   return recipe_.needs_statistics ? layers_of(recipe_) : std::vector<int>{};
 }
 
+at::Tensor oriented_original(const models::EditSite& site, const at::Tensor& stored) {
+  const at::Tensor host = devices::to_host(stored, devices::Purpose::kSolve).to(at::kDouble);
+  return site.orientation == models::Orientation::kInOut ? host.t() : host;
+}
+
 std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditContext& context) {
   if (!recipe_.correct) return std::nullopt;
   const at::NoGradGuard no_grad;
@@ -224,12 +277,9 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
     const models::EditSite site = model.edit_site(layer);
     const auto original = originals_.weights().find(site.weight_name);
     if (original == originals_.weights().end()) continue;  // nothing was written
-    const auto oriented = [&](const at::Tensor& stored) {
-      const at::Tensor host = devices::to_host(stored, devices::Purpose::kSolve).to(at::kDouble);
-      return site.orientation == models::Orientation::kInOut ? host.t() : host;
-    };
-    const at::Tensor original_DF = oriented(original->second);
-    auto correction = recipe_.correct(site, original_DF, oriented(model.weight(site.weight_name)) - original_DF);
+    const at::Tensor original_DF = oriented_original(site, original->second);
+    auto correction =
+        recipe_.correct(site, original_DF, oriented_original(site, model.weight(site.weight_name)) - original_DF);
     if (!correction) continue;
     const ApplyReport report = apply_delta(correction->delta, transaction);
     result.layers.push_back(figures_of_write(site.layer, site.weight_name, report));
@@ -243,23 +293,35 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
 void LocateEditor::reset() {
   memory_.clear();
   originals_.clear();
+  nas_norm_ = 0;
+  if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
 }
 
 std::map<std::string, at::Tensor> LocateEditor::state() const {
   auto state = memory_.state();
   originals_.save(state);
+  if (nas_norm_ > 0) state.emplace("nas", at::tensor({nas_norm_}, at::kDouble));
   return state;
 }
 
 void LocateEditor::load_state(const std::map<std::string, at::Tensor>& saved) {
   auto state = saved;
+  if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
   originals_.load(state);
-  if (recipe_.remembers_keys) memory_.load(state);
+  const auto norm = state.find("nas");
+  nas_norm_ = norm == state.end() ? 0 : norm->second.item<double>();
+  state.erase("nas");
+  if (recipe_.remembers_keys || recipe_.modifiers.simie > 0) memory_.load(state);
 }
 
 LayerUpdate LocateEditor::update(LayerProblem problem) const {
+  if (recipe_.remembers_keys) problem.earlier = memory_.layer(problem.index);
+  if (const auto at = originals_.weights().find(problem.site.weight_name); at != originals_.weights().end())
+    problem.original_DF = oriented_original(problem.site, at->second);
+  LayerUpdate update = recipe_.update(problem);
   problem.earlier = memory_.layer(problem.index);
-  return recipe_.update(problem);
+  update.delta = modified(recipe_.modifiers, problem, update.delta);
+  return update;
 }
 
 }  // namespace emend::editors

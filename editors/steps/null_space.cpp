@@ -96,7 +96,7 @@ LocateRecipe null_space_recipe(std::string editor, nlohmann::json values, const 
     const NullSpace& space = projectors->of(problem);
     LayerProblem inside = problem;
     inside.keys_FN = space.project(problem.keys_FN);
-    auto& [keys_FP, sum_FF] = inside.earlier;
+    at::Tensor &keys_FP = inside.earlier.keys_FP, &sum_FF = inside.earlier.sum_FF;
     if (keys_FP.defined()) keys_FP = space.project(as_like(keys_FP, problem.keys_FN));
     if (sum_FF.defined()) sum_FF = space.project_both(as_like(sum_FF, problem.keys_FN));
     Preserved size;

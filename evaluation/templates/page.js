@@ -393,6 +393,25 @@ function byEditsFigure() {
   return series.length ? figure('Against the number of edits', '', lineChart({series, xLabel: 'edits so far', yLabel: '%', low: 0,
       high: 100, description: 'Metrics by number of edits'})) : null;
 }
+// The lifelong protocol: what earlier edits still hold, and the model's health beside them.
+function lifelongFigures() {
+  const rows = list(results.lifelong);
+  if (rows.length < 2) return null;
+  const curve = ([name, ...path], i) => {
+    const own = rows.filter(row => number(at(row, ...path)) !== null);
+    return {name, x: own.map(row => number(at(row, 'edits'))), y: own.map(row => number(at(row, ...path))), points: true, colour: i % 8};
+  };
+  const chart = (title, note, paths, yLabel, limits) => {
+    const series = paths.map(curve).filter(one => one.x.length);
+    return series.length ? figure(title, note, lineChart({series, xLabel: 'edits so far', yLabel, ...limits, description: title})) : null;
+  };
+  return [chart('What earlier edits still hold', 'Efficacy of the first and of the last 100 facts and of all; the others of a sample of all so far.',
+                [['first', 'first'], ['last', 'last'], ['all', 'all'], ['paraphrase', 'paraphrase'], ['neighbourhood', 'neighborhood'],
+                 ['says', 'free', 'edit_begins'], ['says paraphrased', 'free', 'paraphrase_begins']], '%', {low: 0, high: 100}),
+          chart('LAMBADA on the way', '', [['LAMBADA', 'health', 'lambada']], '%', {low: 0}),
+          chart('Perplexity on the way', '', [['WikiText-2', 'health', 'wikitext2_perplexity']], 'perplexity', {low: 0}),
+          chart('Seconds on the way', '', [['targets and insertion', 'seconds']], 'seconds', {low: 0})];
+}
 function retentionFigure() {
   const {values, rows, columns} = data.retention;
   return values.length ? figure('Retention',
@@ -435,7 +454,7 @@ function memoryFigure() {
 function plotsSection() {
   const plots = [trainingFigure(), curvesFigure('loss', 'Loss while looking for the targets', 'loss', true, 0),
                  curvesFigure('probability', 'Probability of the new answer', 'probability', false, 2), layersFigures(),
-                 byEditsFigure(), retentionFigure(), secondsFigure(), memoryFigure(),
+                 byEditsFigure(), lifelongFigures(), retentionFigure(), secondsFigure(), memoryFigure(),
                  kKinds.map(kind => {
                    const map = averageMap(extras.trace, kind);
                    return map && figure('Causal tracing: ' + kind, '', map);

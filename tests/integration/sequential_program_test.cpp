@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "support/program_fixture.h"
+#include "support/python.h"
 
 namespace emend::testing {
 namespace sequential_program_test {
@@ -69,8 +70,131 @@ INSTANTIATE_TEST_SUITE_P(Editors, SequentialProgramTest,
                                            Sequence{"sphere", "nullspace_threshold: 1e9\nL2: 1\n"},
                                            Sequence{"memit-seq", "mom2_update_weight: 10\n"},
                                            Sequence{"nse", "mom2_update_weight: 10\nneuron_threshold: 0.8\n"},
-                                           Sequence{"rect", "mom2_update_weight: 10\n"},
+                                           Sequence{"rect", "mom2_update_weight: 10\nhistory: true\n"},
+                                           Sequence{"rlsedit", "mom2_update_weight: 10\nnas: true\nrevive: 0.2\n"},
                                            // So large a change that the restraint has something to do.
+                                           Sequence{"prune", "mom2_update_weight: 1e-3\nrestraint_base: 1000\n"}),
+                         [](const auto& info) {
+                           std::string name = info.param.editor;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+// A sequence that is measured on the way.
+class LifelongTest : public ProgramTest, public ::testing::WithParamInterface<Sequence> {
+ protected:
+  void SetUp() override {
+    ProgramTest::SetUp();
+    write_file(folder_ / "sequence.yaml",
+               "layers: [1, 2]\nclamp_norm_factor: 4\nv_num_grad_steps: 8\nv_lr: 0.5\nv_loss_layer: 3\n"
+               "v_weight_decay: 0.001\n" +
+                   GetParam().hparams);
+    std::string facts;
+    for (const char* subject : {"Oslo", "Paris", "Cairo", "Lima", "Quito"})
+      facts += "{\"prompt\": \"{} is twinned with\", \"subject\": \"" + std::string(subject) +
+               "\", \"target_new\": \"Rome\", \"target_true\": \"Bern\", \"paraphrase_prompts\": [\"The twin of " +
+               subject + " is\"], \"neighborhood_prompts\": [\"Vienna is twinned with\"]}\n";
+    write_file(folder_ / "sequence.jsonl", facts);
+    std::filesystem::create_directories(folder_ / "health");
+    write_file(folder_ / "health" / "lambada.jsonl", "{\"text\": \"the river runs to the sea\"}\n");
+    write_file(folder_ / "health" / "wikitext.txt", corpus());
+  }
+  [[nodiscard]] ProgramResult run(const std::string& out, const std::vector<std::string>& more = {},
+                                  const ProgramOptions& options = {}) const {
+    std::vector<std::string> all = {"--protocol",    "lifelong",
+                                    "--editor",      GetParam().editor,
+                                    "--hparams",     path("sequence.yaml"),
+                                    "--facts",       path("sequence.jsonl"),
+                                    "--batch-size",  "2",
+                                    "--health-data", path("health"),
+                                    "--seed",        "5",
+                                    "--out",         path(out),
+                                    "--show",        "0"};
+    if (std::find(more.begin(), more.end(), "--eval") == more.end()) all.insert(all.end(), {"--eval", "none"});
+    all.insert(all.end(), more.begin(), more.end());
+    return run_program("memit_edit", edit(all), options);
+  }
+  [[nodiscard]] json results(const std::string& out) const {
+    return json::parse(read_file(folder_ / out / "results.json"));
+  }
+  // What two equal runs have in common.
+  [[nodiscard]] json measured(const std::string& out) const {
+    json entries = results(out).at("lifelong");
+    for (auto& entry : entries) entry.erase("seconds"), entry.erase("peak_bytes");
+    return entries;
+  }
+};
+
+TEST_P(LifelongTest, MeasuresWhatEarlierEditsStillHold) {
+  const auto done = run("whole", {"--eval-at", "every=2", "--eval", "counterfact"});
+  ASSERT_EQ(done.status, 0) << done.err;
+  const json document = results("whole"), &entries = document["lifelong"];
+  ASSERT_EQ(entries.size(), 3u);
+  double seconds = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    const json& entry = entries[i];
+    EXPECT_EQ(entry["edits"], std::vector<int>({2, 4, 5})[i]);
+    EXPECT_EQ(entry["first"], entry["all"]) << "fewer than a hundred: all of them";
+    EXPECT_EQ(entry["last"], entry["all"]);
+    EXPECT_EQ(entry["free"]["n"], entry["edits"]);
+    EXPECT_TRUE(entry["free"]["edit_begins"].is_number()) << entry;
+    EXPECT_GT(entry["free"].value("neutral_kl", 0.0), 0) << entry;
+    EXPECT_NEAR(entry["health"].value("divergence", 0.0), entry["free"].value("neutral_kl", 1.0), 1e-9);
+    EXPECT_TRUE(entry["health"]["lambada"].is_number()) << entry;
+    EXPECT_GT(entry["health"]["wikitext2_perplexity"], 1);
+    EXPECT_GT(entry["seconds"], seconds);
+    seconds = entry["seconds"];
+    EXPECT_GT(entry["peak_bytes"]["host"], 0);
+  }
+  // The last state is the one that is evaluated in full.
+  const json& last = document["metrics"]["counterfact"]["post"];
+  EXPECT_EQ(entries[2]["all"], last["efficacy_success"]);
+  EXPECT_EQ(entries[2]["paraphrase"], last["paraphrase_success"]);
+  EXPECT_EQ(entries[2]["neighborhood"], last["neighborhood_success"]);
+  EXPECT_GE(entries[2]["all"], 60) << "the sequence has written something";
+  EXPECT_NE(done.err.find("after 4 edits: first "), std::string::npos) << done.err;
+  EXPECT_NE(done.out.find("LAMBADA"), std::string::npos) << done.out;
+  const auto table = run_shell("python3 " EMEND_SOURCE_DIR "/tools/lifelong-table " + path("whole"));
+  EXPECT_EQ(table.status, 0) << table.output;
+  EXPECT_NE(table.output.find("| `" + std::string(GetParam().editor) + "` | 5 |"), std::string::npos) << table.output;
+  EXPECT_NE(read_file(folder_ / "whole" / "report.html").find("lifelongFigures"), std::string::npos);
+}
+
+// Killed without warning, at whatever moment: the pack and the measurements are those of a run that was left alone.
+TEST_P(LifelongTest, SurvivesBeingKilled) {
+  ASSERT_EQ(run("whole", {"--eval-at", "every=2"}).status, 0);
+  ProgramOptions options;
+  options.signal = SIGKILL;
+  int killed = 0;
+  const char* moments[] = {"edited facts 1-2", "after 2 edits", "edited facts 3-4", "edited facts 5-5"};
+  for (const char* moment : moments) {
+    options.signal_when = moment;
+    std::vector<std::string> more = {"--eval-at", "every=2"};
+    if (std::filesystem::exists(folder_ / "cut")) more.emplace_back("--resume");
+    const auto cut = run("cut", more, options);
+    if (cut.status == 0) break;
+    ASSERT_EQ(cut.status, 128 + SIGKILL) << cut.err;
+    ++killed;
+  }
+  if (killed == 0) GTEST_SKIP() << "every run ended before the signal reached it";
+  const auto resumed = run("cut", {"--eval-at", "every=2", "--resume"});
+  ASSERT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_TRUE(read_file(folder_ / "cut" / "edit.safetensors") == read_file(folder_ / "whole" / "edit.safetensors"));
+  EXPECT_EQ(measured("cut"), measured("whole"));
+}
+
+// The pack is made of the weights' differences: applied to the unedited model it gives the edited one.
+TEST_P(LifelongTest, SavesWhatTheBatchesTogetherHaveDone) {
+  ASSERT_EQ(run("whole", {"--save", "pack,model"}).status, 0);
+  const auto applied = run_program(
+      "emend", {"apply", "--model", path("model"), path("whole/edit.safetensors"), "--out", path("applied")});
+  ASSERT_EQ(applied.status, 0) << applied.err;
+  EXPECT_TRUE(model_bytes("applied") == model_bytes("whole/model"));
+  EXPECT_FALSE(model_bytes("applied") == model_bytes());
+}
+
+INSTANTIATE_TEST_SUITE_P(Editors, LifelongTest,
+                         ::testing::Values(Sequence{"memit-seq", "mom2_update_weight: 10\n"},
                                            Sequence{"prune", "mom2_update_weight: 1e-3\nrestraint_base: 1000\n"}),
                          [](const auto& info) {
                            std::string name = info.param.editor;

@@ -145,6 +145,9 @@ std::vector<Row> other_locate_rows() {
       {"memit-seq", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75},
       {"memit-seq", "gpt-j-6b", gptj, 25, 0.5, 27, 0.5, 0.75},
       {"memit-seq", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75},
+      {"rlsedit", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, {{"mom2_update_weight", "20000"}, {"mu_reg", "1"}}},
+      {"rlsedit", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, {{"mom2_update_weight", "15000"}, {"lambda_reg", "0"}}},
+      {"memit-fe", "llama3-8b", low, 25, 0.1, 31, 0.5, 4, {{"mom2_update_weight", "15000"}}},
   };
 }
 

@@ -266,9 +266,157 @@ std::map<std::string, at::Tensor> edit_twice(
   return testing::all_weights(model);
 }
 
-const std::vector<std::pair<std::string, std::string>> kSequential = {{"alphaedit", kAlphaEdit}, {"sphere", kAlphaEdit},
-                                                                      {"memit-seq", kMemit},     {"nse", kMemit},
-                                                                      {"rect", kMemit},          {"prune", kMemit}};
+const std::vector<std::pair<std::string, std::string>> kSequential = {
+    {"alphaedit", kAlphaEdit},
+    {"sphere", kAlphaEdit},
+    {"memit-seq", kMemit},
+    {"nse", kMemit},
+    {"rect", kMemit},
+    {"prune", kMemit},
+    {"rlsedit", kMemit},
+    {"memit-fe", kMemit},
+    {"rect", kMemit + "history: true\n"},
+    {"prune", kMemit + "history: true\n"},
+    {"memit", kMemit + "nas: true\nrevive: 0.3\nsimie: 2\n"},
+    {"alphaedit", kAlphaEdit + "nas: true\nrevive: 0.3\n"}};
+
+// With `history` the weight becomes the least-squares answer to all batches, whatever was left out so far.
+TEST(Rect, HistoryAsksForWhatIsOwed) {
+  const auto model = testing::tiny_model();
+  LayerProblem problem = made_up(model);
+  const auto editor = make("rect", kMemit + "history: true\n", model);
+  const at::Tensor original = problem.weight_DF.to(at::kDouble).clone();
+  const at::Tensor earlier = random_matrix(kWidth, 9, 20).to(at::kFloat).to(at::kDouble),
+                   wanted = random_matrix(kHidden, 9, 21);
+  for (const bool folded : {false, true}) {
+    editor->load_state({{folded ? "sum.0" : "keys.0", folded ? earlier.mm(earlier.t()) : earlier},
+                        {"values.0", wanted.mm(earlier.t())},
+                        {"original." + problem.site.weight_name, original.to(at::kFloat)}});
+    // argmin ‖W Kp − Vp‖² + ‖W K − V‖² + 3·tr((W − W0) C (W − W0)ᵀ), from two very different weights.
+    for (const uint64_t seed : {30, 31}) {
+      const at::Tensor now = original + random_matrix(kHidden, kWidth, seed);
+      problem.weight_DF = now;
+      const at::Tensor &k = problem.keys_FN, c = problem.moment.cov_FF() * 3;
+      const at::Tensor value = now.mm(k) + problem.residual_DN;
+      const at::Tensor system = earlier.mm(earlier.t()) + k.mm(k.t()) + c;
+      const at::Tensor right = wanted.mm(earlier.t()) + value.mm(k.t()) + original.to(at::kFloat).to(at::kDouble).mm(c);
+      const at::Tensor expected = at::linalg_solve(system, right.t()).t() - now;
+      EXPECT_LT(relative_difference(solved(*editor, problem), expected), 1e-9) << folded << seed;
+    }
+  }
+}
+
+// Two batches of any sizes give the weight that one batch gives: the recursion is the least-squares answer.
+TEST(RlsEdit, DoesNotDependOnHowTheFactsAreSplit) {
+  const auto model = testing::tiny_model();
+  LayerProblem whole = made_up(model, 1, 8);
+  const auto editor = make("rlsedit", kMemit + "lambda_reg: 1.5\nmu_reg: 0.8\n", model);
+  whole.keys_FN = whole.keys_FN.to(at::kFloat).to(at::kDouble);  // the precision that memory keeps
+  const at::Tensor &k = whole.keys_FN, w0 = whole.weight_DF.to(at::kDouble).clone();
+  const at::Tensor value = w0.mm(k) + whole.residual_DN;
+  const at::Tensor system = k.mm(k.t()) + whole.moment.cov_FF() * (0.64 * 3) + at::eye(kWidth, k.options()) * 2.25;
+  const at::Tensor expected = at::linalg_solve(system, k.mm(whole.residual_DN.t())).t();
+  EXPECT_LT(relative_difference(solved(*editor, whole), expected), 1e-10);
+  for (const int64_t first : {1, 3, 7}) {
+    at::Tensor weight = w0.clone();
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(0, first), {first, 8}}) {
+      LayerProblem part = whole;
+      part.weight_DF = weight;
+      part.keys_FN = k.narrow(1, begin, end - begin).contiguous();
+      part.residual_DN = value.narrow(1, begin, end - begin) - weight.mm(part.keys_FN);
+      if (begin > 0) editor->load_state({{"keys.0", k.narrow(1, 0, begin).contiguous()}});
+      weight = weight + solved(*editor, part);
+    }
+    EXPECT_LT(relative_difference(weight - w0, expected), 1e-9) << first;
+    editor->reset();
+  }
+}
+
+TEST(RlsEdit, RemembersTheKeysThatABatchWasWrittenWith) {
+  auto model = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  editors::EditContext context;
+  context.contexts = testing::tiny_contexts();
+  context.statistics = &statistics;
+  editors::Trace trace;
+  context.trace = &trace;
+  const auto rls = make("rlsedit", kMemit, model);
+  (void)rls->edit(model, first_batch(), context);
+  for (const std::string layer : {"1", "2"}) {
+    const at::Tensor kept = rls->state().at(layer == "1" ? "keys.0" : "keys.1").to(at::kDouble);
+    EXPECT_LT(relative_difference(kept, trace.at("layer." + layer + ".keys").to(at::kDouble)), 1e-6) << layer;
+  }
+}
+
+TEST(Modifiers, NasBringsValuesToTheAnchor) {
+  const at::Tensor initial = random_matrix(8, 1, 1).squeeze(1), delta = random_matrix(8, 1, 2).squeeze(1) * 0.3,
+                   mlp = random_matrix(8, 1, 3).squeeze(1);
+  const double norm = 0.9 * (mlp + delta).norm().item<double>();
+  const at::Tensor moved = editors::anchored_target(initial, delta, mlp, norm) - (initial - mlp);
+  EXPECT_NEAR(moved.norm().item<double>(), norm, 1e-9);
+  EXPECT_LT(relative_difference(moved / norm, (mlp + delta) / (mlp + delta).norm()), 1e-9);
+  EXPECT_TRUE(at::equal(editors::anchored_target(initial, delta, mlp, norm / 2), initial)) << "it has run away";
+  std::vector<double> norms(40, 1.0);
+  norms[7] = norms[31] = 1000;
+  EXPECT_DOUBLE_EQ(editors::anchor_norm(norms), 1) << "the largest twentieth does not count";
+  EXPECT_THROW((void)editors::anchor_norm({1, std::nan("")}), Error);
+}
+
+TEST(Modifiers, ReviveLeavesTheLeadingDirectionsAlone) {
+  const auto model = testing::tiny_model();
+  const LayerProblem problem = made_up(model);
+  const auto editor = make("memit", kMemit + "revive: 0.4\n", model);
+  const at::Tensor plain = solved(*make("memit", kMemit, model), problem);
+  editor->load_state({{"original." + problem.site.weight_name, problem.weight_DF}});
+  const at::Tensor got = solved(*editor, problem);
+  const auto [u, sigma, vt] = at::linalg_svd(problem.weight_DF.to(at::kDouble), false);
+  const int64_t count = (sigma.square().cumsum(0) / sigma.square().sum()).lt(0.4).sum().item<int64_t>() + 1;
+  at::Tensor parts = u.t().mm(plain).mm(vt.t());  // c_ij
+  const at::Tensor outside = plain - plain.mm(vt.t()).mm(vt);
+  parts.narrow(0, 0, count).zero_();
+  parts.narrow(1, 0, count).zero_();
+  const at::Tensor lead = u.narrow(1, 0, count);
+  EXPECT_LT(relative_difference(got, u.mm(parts).mm(vt) + outside - lead.mm(lead.t().mm(outside))), 1e-9);
+  EXPECT_GT(relative_difference(got, plain), 1e-3);
+  const auto dense = editors::WeightDelta::dense(problem.site, plain);
+  const auto [left, right] = editors::leading_directions(problem.weight_DF, 0.4);
+  EXPECT_LT(relative_difference(editors::without_directions(dense, left, right).matrix(), got), 1e-9);
+}
+
+TEST(Modifiers, SimieActsOnTheBatchsOwnKeys) {
+  const auto model = testing::tiny_model();
+  const LayerProblem problem = made_up(model);
+  const at::Tensor earlier = random_matrix(kWidth, 9, 20).to(at::kFloat).to(at::kDouble), &k = problem.keys_FN;
+  const at::Tensor plain = solved(*make("memit", kMemit, model), problem);
+  const auto editor = make("memit", kMemit + "simie: 5\n", model);
+  editor->load_state({{"keys.0", earlier}});
+  const at::Tensor system = at::eye(kWidth, k.options()) * 5 + earlier.mm(earlier.t()) + k.mm(k.t());
+  const at::Tensor expected = at::linalg_solve(system, k.mm(plain.mm(k).t())).t();
+  EXPECT_LT(relative_difference(solved(*editor, problem), expected), 1e-9);
+}
+
+// One layer: nothing is left to replay. Several: once the first layer gives its target, the others have nothing to do.
+TEST(MemitFe, ReplaysTheFirstLayersTarget) {
+  const auto run = [](const std::string& name, const std::string& yaml, editors::Trace* trace) {
+    auto model = testing::tiny_model();
+    auto statistics = testing::tiny_statistics(model);
+    editors::EditContext context;
+    context.contexts = editors::ContextTemplates::plain();
+    context.statistics = &statistics;
+    context.trace = trace;
+    (void)make(name, yaml, model)->edit(model, {first_batch().data(), 1}, context);
+    return testing::all_weights(model);
+  };
+  const std::string one = "layers: [2]\nv_num_grad_steps: 6\nv_lr: 0.1\nmom2_update_weight: 3\n";
+  const auto memit = run("memit", one, nullptr), replayed = run("memit-fe", one, nullptr);
+  for (const auto& [weight, value] : memit) EXPECT_LT(relative_difference(replayed.at(weight), value), 1e-6) << weight;
+  editors::Trace trace;
+  (void)run("memit-fe", "layers: [1, 2]\nv_num_grad_steps: 6\nv_lr: 0.1\nmom2_update_weight: 1e-9\n", &trace);
+  const double first = trace.at("layer.1.targets").norm().item<double>(),
+               second = trace.at("layer.2.targets").norm().item<double>();
+  EXPECT_GT(first, 1e-2);
+  EXPECT_LT(second, 1e-3 * first) << "the replay differs from what the written model does";
+}
 
 TEST(SequentialEditors, ANewInstanceWithTheStateGoesOn) {
   for (const auto& [name, yaml] : kSequential) {

@@ -13,7 +13,8 @@ namespace {
 void add_editor_options(Options& o, RunOptions& options) {
   o.group("Editor")
       .add("--editor", &options.editor, "method: " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
-           {.type = "NAME", .shown = "alg_name of --hparams, else memit"})
+           {.type = "NAME",
+            .shown = "alg_name of --hparams; else latch where it has a preset for the model, else memit"})
       .add("--hparams", &options.hparams,
            "hyper-parameters: a YAML or JSON file or a preset's name; default: the preset for the model",
            {.type = "FILE|NAME"})
@@ -22,9 +23,11 @@ void add_editor_options(Options& o, RunOptions& options) {
            "facts per batch; 0: all at once where the editor is a batch editor, else one by one",
            {.limits = kNonNegative})
       .add("--protocol", &options.protocol,
-           "sequential (batches on the live model), or single (each batch, of one fact by default, from the "
-           "unedited model: judged at once and taken back)",
-           {.choices = {"sequential", "single"}})
+           "sequential (batches on the live model), lifelong (the same, measured on the way: what earlier edits still "
+           "hold, health, seconds; ten times, or as --eval-at says), or single (each batch, of one fact by default, "
+           "from "
+           "the unedited model: judged at once and taken back)",
+           {.choices = {"sequential", "lifelong", "single"}})
       .add("--engine", &options.engine, "fast, or reference (as published: slow)", {.choices = {"fast", "reference"}})
       .add("--contexts", &options.contexts,
            "JSON file of context templates; default: sampled from the model with --seed", {.type = "FILE"})

@@ -1,0 +1,109 @@
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/lifelong.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+namespace emend::workflow {
+namespace {
+
+using nlohmann::json;
+
+// Percent of the facts [begin, end) that are answered as asked.
+double held(const std::vector<evaluation::Efficacy>& efficacy, size_t begin, size_t end) {
+  const auto count =
+      std::count_if(efficacy.begin() + static_cast<std::ptrdiff_t>(begin),
+                    efficacy.begin() + static_cast<std::ptrdiff_t>(end), [](const auto& one) { return one.success(); });
+  return 100.0 * static_cast<double>(count) / static_cast<double>(std::max<size_t>(1, end - begin));
+}
+
+// At most `limit` (-1: all) of the first `edits` facts, spread evenly.
+datasets::FactSet spread(const datasets::FactSet& asked, size_t edits, int64_t limit) {
+  datasets::FactSet chosen;
+  chosen.format = asked.format;
+  const size_t count = limit < 0 ? edits : std::min(edits, static_cast<size_t>(limit));
+  for (size_t i = 0; i < count; ++i) chosen.facts.push_back(asked.facts[i * edits / count]);
+  return chosen;
+}
+
+// The first of `keys` that has a value.
+json figure(const nlohmann::json& summary, const char* family, std::initializer_list<const char*> keys) {
+  if (const auto own = summary.find(family); own != summary.end())
+    for (const char* key : keys)
+      if (const auto value = own->find(key); value != own->end() && value->is_number()) return *value;
+  return nullptr;
+}
+
+std::string cell(const json& entry, const char* key, const char* group = nullptr) {
+  static const json none = json::object();
+  const auto inner = group ? entry.find(group) : entry.end();
+  const json& from = !group ? entry : inner != entry.end() && inner->is_object() ? *inner : none;
+  const auto value = from.find(key);
+  if (value == from.end() || !value->is_number()) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, value->is_number_integer() ? "%.0f" : "%.1f", value->get<double>());
+  return text;
+}
+
+}  // namespace
+
+json measure_sequence(const models::Model& model, const datasets::FactSet& asked, size_t edits,
+                      const at::Tensor& neutral_PV, const MetricOptions& options, const Handles& lent, uint64_t seed) {
+  evaluation::ScoreOptions score;
+  score.batch_tokens = options.batch_tokens;
+  score.cancel = lent.cancel;
+  score.sharing = lent.sharing;
+  const std::vector<datasets::Fact> so_far(asked.facts.begin(),
+                                           asked.facts.begin() + static_cast<std::ptrdiff_t>(edits));
+  const auto efficacy = evaluation::evaluate_efficacy(model, so_far, score);
+  const size_t end = std::min(edits, kEnds);
+  json entry = {{"edits", edits},
+                {"first", held(efficacy, 0, end)},
+                {"last", held(efficacy, edits - end, edits)},
+                {"all", held(efficacy, 0, edits)}};
+
+  // The sample changes from one measurement to the next, so only neutral text is compared.
+  evaluation::Evaluation before;
+  before.kept = {{"free.neutral", neutral_PV}, {"health", neutral_PV}};
+  auto evaluate = evaluate_options(options, lent, seed);
+  evaluate.before = &before;
+  evaluate.free_limit = -1;
+  evaluate.bootstrap = 0;
+  const auto sample = spread(asked, edits, options.free_limit);
+  std::vector<std::string> families = {"counterfact", "free"};
+  if (!options.health_data.empty()) families.emplace_back("health");
+  const auto summary = evaluation::evaluate(model, sample, families, evaluate).summary;
+  entry["paraphrase"] = figure(summary, "counterfact", {"paraphrase_success", "paraphrase_accuracy"});
+  entry["neighborhood"] = figure(summary, "counterfact", {"neighborhood_success", "neighborhood_accuracy"});
+  entry["free"] = summary.value("free", nlohmann::json::object());
+  entry["health"] = {{"lambada", figure(summary, "health", {"lambada_accuracy"})},
+                     {"wikitext2_perplexity", figure(summary, "health", {"perplexity"})}};
+  for (const char* more :
+       {"divergence", "mmlu_accuracy", "piqa_accuracy", "sst2_accuracy", "rte_accuracy", "cola_accuracy"})
+    if (const auto value = figure(summary, "health", {more}); !value.is_null()) entry["health"][more] = value;
+  return entry;
+}
+
+const std::vector<std::string>& lifelong_heads() {
+  static const std::vector<std::string> heads = {"edits",      "first",      "last",    "all",
+                                                 "paraphrase", "neighb.",    "says",    "says it paraphrased",
+                                                 "LAMBADA",    "perplexity", "s so far"};
+  return heads;
+}
+
+std::vector<std::string> lifelong_cells(const json& entry) {
+  return {cell(entry, "edits"),
+          cell(entry, "first"),
+          cell(entry, "last"),
+          cell(entry, "all"),
+          cell(entry, "paraphrase"),
+          cell(entry, "neighborhood"),
+          cell(entry, "edit_begins", "free"),
+          cell(entry, "paraphrase_begins", "free"),
+          cell(entry, "lambada", "health"),
+          cell(entry, "wikitext2_perplexity", "health"),
+          cell(entry, "seconds")};
+}
+
+}  // namespace emend::workflow
