@@ -3,6 +3,7 @@
 #include <emend/core/text.h>
 #include <emend/core/yaml.h>
 #include <emend/devices/device_map.h>
+#include <emend/devices/process_environment.h>
 #include <emend/devices/simulated.h>
 
 #include <algorithm>
@@ -133,17 +134,18 @@ DeviceMapSpec parse_device_map(const std::string& text) {
   return spec;
 }
 
+bool own_gpu(int gpu, int gpus, int local_rank, int local_size) {
+  return gpus >= local_size ? gpu * local_size / gpus == local_rank : gpu == local_rank % gpus;
+}
+
 std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemory& max_memory) {
   const auto named = spec.named_devices();
   const bool spreads = named.empty();
   int simulated = 0;
-  bool cuda = spreads;
-  for (const auto device : named) {
-    cuda |= device.is_cuda();
+  for (const auto device : named)
     if (device.type() == kSimulated) simulated = std::max(simulated, device.index() + 1);
-  }
   if (simulated > simulated_device_count()) enable_simulated_devices(simulated);
-  if (cuda) load_cuda_runtime();
+  load_cuda_runtime();  // also for the CPU: a later map of this process may name a GPU
   for (const auto device : named) require_visible(device, spec.source);
   for (const auto& [device, bytes] : max_memory.limits) {
     require_visible(device, "max-memory");
@@ -151,9 +153,13 @@ std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemo
   }
   std::vector<DeviceInfo> usable;
   const auto visible = visible_devices();
+  const int gpus = load_cuda_runtime().devices;
+  const auto process = spreads && gpus > 0 ? read_process_environment() : ProcessEnvironment();
   for (const auto& info : visible) {
     const bool is_named = std::find(named.begin(), named.end(), info.device) != named.end();
-    if (!info.device.is_cpu() && (is_named || (spreads && info.device.is_cuda()))) usable.push_back(info);
+    const bool spread =
+        spreads && info.device.is_cuda() && own_gpu(info.device.index(), gpus, process.local_rank, process.local_size);
+    if (!info.device.is_cpu() && (is_named || spread)) usable.push_back(info);
   }
   usable.push_back(visible.front());
   return usable;

@@ -42,7 +42,11 @@ struct DeviceMapSpec {
 /// that mix simulated and CUDA devices. Asks nothing about the machine.
 [[nodiscard]] DeviceMapSpec parse_device_map(const std::string& text);
 
-/// Makes ready what the spec needs: opens the CUDA runtime where a GPU may be used, switches simulated
+/// Whether a map that spreads over the GPUs may use this one: processes that a launcher started together on one machine
+/// share them out in runs; where there are fewer GPUs than processes, several share one.
+[[nodiscard]] bool own_gpu(int gpu, int gpus, int local_rank, int local_size);
+
+/// Makes ready what the spec needs: opens the CUDA runtime where there is a driver, switches simulated
 /// devices on and gives those in `max_memory` that limit. Returns the devices that may be used, accelerators
 /// first, then the CPU. Throws Error(kDevice) naming the device for one that the spec or `max_memory` names
 /// and this process cannot see.

@@ -36,7 +36,7 @@ int usable_processors() {
 }
 
 std::string advice_for_cuda(const CudaRuntime& runtime) {
-  if (!runtime.loaded)
+  if (runtime.driver && !runtime.loaded && runtime.reason.starts_with("LibTorch"))
     return "install LibTorch's CUDA libraries beside it (wheels nvidia-cufile, nvidia-cusparselt-cu13, "
            "nvidia-nvshmem-cu13 "
            "and those that the loader names), or use " +
@@ -84,7 +84,8 @@ CopyResult try_copies(c10::Device from, c10::Device to) {
 }
 
 Check check_pair(c10::Device from, c10::Device to, PeerPolicy policy) {
-  Check check{"copy " + to_string(from) + " -> " + to_string(to), CheckStatus::kOk, "", ""};
+  const std::string pair = to_string(from) + " -> " + to_string(to);
+  Check check{"copy " + pair, CheckStatus::kOk, "", "", pair};
   const bool peers = !from.is_cpu() && !to.is_cpu();
   if (policy == PeerPolicy::kOff && peers) {
     stage_through_host(from, to);
@@ -99,9 +100,11 @@ Check check_pair(c10::Device from, c10::Device to, PeerPolicy policy) {
       std::snprintf(text.data(), text.size(), "%ld bytes compared, all equal; %.1f GB/s",
                     static_cast<long>(result.compared), result.rate);
       check.detail = text.data();
+      if (const auto direct = peer_access(from, to)) check.detail += *direct ? ", direct" : ", not direct";
       return check;
     }
     check.status = CheckStatus::kFailed;
+    check.value = static_cast<double>(result.wrong);
     check.detail = std::to_string(result.wrong) + " of " + std::to_string(result.compared) + " bytes arrived wrong";
     check.advice = "check the IOMMU and ACS settings and the driver";
     if (peers && policy == PeerPolicy::kAuto) {
@@ -167,7 +170,7 @@ std::vector<Check> check_memory(const std::vector<DeviceInfo>& devices, int64_t 
   for (const auto& info : devices) {
     Check check{"memory of " + to_string(info.device), CheckStatus::kOk,
                 format_bytes(info.free_bytes) + " free of " + format_bytes(info.total_bytes) + " (" + info.name + ")",
-                ""};
+                "", to_string(info.device)};
     if (info.free_bytes < (needed > 0 ? needed : info.total_bytes / 20)) {
       check.status = CheckStatus::kWarning;
       check.advice = "another process may hold it; a smaller batch or another device map may still fit: see emend plan";

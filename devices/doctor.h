@@ -21,7 +21,9 @@ struct Check {
   std::string name;  ///< "cuda runtime", "copy sim:0 -> sim:1", …
   CheckStatus status = CheckStatus::kOk;
   std::string detail;
-  std::string advice;  ///< empty when there is nothing to do
+  std::string advice = {};      ///< empty when there is nothing to do
+  std::string device = {};      ///< or devices, "sim:0 -> sim:1"
+  double value = 0, limit = 0;  ///< how far off it is, and how far it may be
 };
 /// {"name": …, "status": "ok", "detail": …, "advice": …}
 [[nodiscard]] nlohmann::ordered_json to_json(const Check& check);

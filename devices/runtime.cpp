@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <emend/core/error.h>
 #include <emend/devices/detail/nvml.h>
+#include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/simulated.h>
@@ -13,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <typeinfo>
 
 namespace emend::devices {
 namespace {
@@ -24,21 +26,32 @@ std::string environment(const char* name) {
   return value ? value : "";
 }
 
-/// Why the driver shows no device.
+/// NVIDIA's driver library, kept open; null on a machine without one.
+void* driver_library() {
+  static void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return driver;
+}
+
+template <class Function>
+Function* driver_function(const char* name) {
+  return driver_library() ? reinterpret_cast<Function*>(dlsym(driver_library(), name)) : nullptr;
+}
+
+/// Why the driver shows no device; empty if it shows some.
 std::string reason_for_no_device() {
   const auto visible = environment("CUDA_VISIBLE_DEVICES");
   if (std::getenv("CUDA_VISIBLE_DEVICES") && (visible.empty() || visible == "-1"))
     return "CUDA_VISIBLE_DEVICES=\"" + visible + "\" hides every GPU";
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!driver) return "no NVIDIA driver: libcuda.so.1 is not on this machine";
-  using Init = int (*)(unsigned);
-  using ErrorName = int (*)(int, const char**);
-  const auto init = reinterpret_cast<Init>(dlsym(driver, "cuInit"));
-  const auto error_name = reinterpret_cast<ErrorName>(dlsym(driver, "cuGetErrorName"));
-  const int status = init ? init(0) : -1;
+  if (!driver_library()) return "no NVIDIA driver: libcuda.so.1 is not on this machine";
+  const auto init = driver_function<int(unsigned)>("cuInit");
+  const auto error_name = driver_function<int(int, const char**)>("cuGetErrorName");
+  const auto count = driver_function<int(int*)>("cuDeviceGetCount");
+  int status = init ? init(0) : -1, devices = 0;
+  if (status == 0) status = count ? count(&devices) : -1;
   const char* name = nullptr;
   if (status != 0 && error_name) error_name(status, &name);
   if (status != 0) return "the NVIDIA driver does not start: " + std::string(name ? name : "cuInit failed");
+  if (devices > 0) return "";
   return "the NVIDIA driver shows no GPU to this process" +
          (visible.empty() ? std::string() : " (CUDA_VISIBLE_DEVICES=" + visible + ")");
 }
@@ -54,7 +67,12 @@ std::string cuda_library_path() {
 }
 
 CudaRuntime open_cuda() {
+  // cuDNN's attention plans anew for every shape, some 0.4 s each, and shapes here change at nearly every step.
+  at::globalContext().setSDPUseCuDNN(false);
   CudaRuntime result;
+  result.driver = driver_library() != nullptr;
+  result.reason = reason_for_no_device();
+  if (!result.reason.empty()) return result;
   if (!dlopen(cuda_library_path().c_str(), RTLD_NOW | RTLD_GLOBAL)) {
     const char* error = dlerror();
     result.reason = "LibTorch's CUDA library does not load: " + std::string(error ? error : "unknown reason");
@@ -62,11 +80,20 @@ CudaRuntime open_cuda() {
   }
   result.loaded = true;
   try {
-    result.devices = at::detail::getCUDAHooks().deviceCount();
+    const auto& hooks = at::detail::getCUDAHooks();
+    if (typeid(hooks) == typeid(at::CUDAHooksInterface)) {
+      result.reason =
+          "LibTorch was asked for CUDA before its CUDA library was opened, and does not ask again in this process: "
+          "open it first (devices::load_cuda_runtime)";
+    } else {
+      result.devices = hooks.deviceCount();
+    }
   } catch (const c10::Error& error) {
     result.reason = error.what_without_backtrace();
   }
-  if (result.devices == 0 && result.reason.empty()) result.reason = reason_for_no_device();
+  if (result.devices == 0 && result.reason.empty())
+    result.reason =
+        "the driver shows GPUs, but LibTorch's CUDA library uses none of them: the driver is too old for it";
   return result;
 }
 
@@ -110,18 +137,33 @@ DeviceInfo cpu_info() {
   return info;
 }
 
+/// The allocator of an accelerator; null before its first tensor.
+c10::DeviceAllocator* allocator_of(c10::Device device) {
+  auto* allocator = c10::getDeviceAllocator(device.type());
+  return allocator->initialized() ? allocator : nullptr;
+}
+
+/// What LibTorch holds of the device for its next tensors: taken, for the driver, and free for us.
+int64_t unused_bytes(c10::Device device) {
+  auto* allocator = allocator_of(device);
+  if (!allocator) return 0;
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = allocator->getDeviceStats(device.index());
+  return std::max<int64_t>(stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current, 0);
+}
+
 DeviceInfo cuda_info(c10::DeviceIndex index) {
   DeviceInfo info{c10::Device(c10::kCUDA, index), "CUDA device", "", 0, 0};
   if (const auto gpu = detail::query_gpu(index)) {
     info.name = gpu->name;
     info.bus = gpu->bus;
     info.total_bytes = gpu->total_bytes;
-    info.free_bytes = gpu->free_bytes;
+    info.free_bytes = gpu->free_bytes + unused_bytes(info.device);
     return info;
   }
   try {  // without the management library: through the runtime, at the price of a context
     const auto [free, total] = c10::getDeviceAllocator(c10::kCUDA)->getMemoryInfo(index);
-    info.free_bytes = static_cast<int64_t>(free);
+    info.free_bytes = static_cast<int64_t>(free) + unused_bytes(info.device);
     info.total_bytes = static_cast<int64_t>(total);
   } catch (const c10::Error&) {
     info.name += " (memory unknown)";
@@ -151,9 +193,10 @@ std::vector<DeviceInfo> visible_devices() {
     const auto index = static_cast<c10::DeviceIndex>(k);
     const auto limit = simulated_memory_limit(k);
     const auto total = limit > 0 ? limit : devices.front().total_bytes / simulated;
-    const auto free =
-        limit > 0 ? limit - device_memory_stats({kSimulated, index}).allocated : devices.front().free_bytes / simulated;
-    devices.push_back({c10::Device(kSimulated, index), "simulated", "", total, std::max<int64_t>(free, 0)});
+    const c10::Device device(kSimulated, index);
+    const auto free = limit > 0 ? limit - detail::reserved_by_simulated(index) + unused_bytes(device)
+                                : devices.front().free_bytes / simulated;
+    devices.push_back({device, "simulated", "", total, std::max<int64_t>(free, 0)});
   }
   if (cuda_runtime_was_asked())
     for (int k = 0; k < load_cuda_runtime().devices; ++k)
@@ -165,8 +208,8 @@ MemoryStats device_memory_stats(c10::Device device) {
   if (device.is_cpu()) return {proc_bytes("/proc/self/status", "VmRSS"), proc_bytes("/proc/self/status", "VmHWM")};
   if (device.is_cuda() ? device.index() >= load_cuda_runtime().devices : device.index() >= simulated_device_count())
     require_visible(device, "memory statistics");
-  auto* allocator = c10::getDeviceAllocator(device.type());
-  if (!allocator->initialized()) return {};
+  auto* allocator = allocator_of(device);
+  if (!allocator) return {};
   const auto stats = allocator->getDeviceStats(device.index());
   const auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
   return {bytes.current, bytes.peak};
@@ -178,8 +221,29 @@ void reset_peak_memory(c10::Device device) {
     return;
   }
   require_visible(device, "memory statistics");
-  auto* allocator = c10::getDeviceAllocator(device.type());
-  if (allocator->initialized()) allocator->resetPeakStats(device.index());
+  if (auto* allocator = allocator_of(device)) allocator->resetPeakStats(device.index());
+}
+
+void release_unused_memory() {
+  for (const auto type : {c10::kCUDA, kSimulated})
+    if (type == c10::kCUDA ? cuda_runtime_was_asked() && load_cuda_runtime().devices > 0 : simulated_device_count() > 0)
+      if (auto* allocator = allocator_of({type, 0})) allocator->emptyCache();
+}
+
+bool is_device_failure(const c10::Error& error) {
+  if (dynamic_cast<const c10::AcceleratorError*>(&error)) return true;
+  const std::string_view text = error.what_without_backtrace();
+  for (const char* sign : {"CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error",
+                           "CUSOLVER_STATUS", "cusolver error", "NCCL error", "NVIDIA driver"})
+    if (text.find(sign) != std::string_view::npos) return true;
+  return false;
+}
+
+std::optional<bool> peer_access(c10::Device from, c10::Device to) {
+  const auto can = driver_function<int(int*, int, int)>("cuDeviceCanAccessPeer");
+  int yes = 0;
+  if (!from.is_cuda() || !to.is_cuda() || !can || can(&yes, from.index(), to.index()) != 0) return std::nullopt;
+  return yes != 0;
 }
 
 }  // namespace emend::devices

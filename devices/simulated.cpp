@@ -22,7 +22,7 @@ namespace {
 using c10::Device;
 using c10::DeviceIndex;
 
-std::atomic<int> g_count{0};
+std::atomic<int> g_count{0}, g_streams{0};
 
 void require_ordinal(DeviceIndex index) {
   TORCH_CHECK(index >= 0 && index < g_count, "invalid device ordinal: sim:", static_cast<int>(index), ", with ",
@@ -48,6 +48,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStream(Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  /// A new one at every call; the default stream stays the current one.
+  c10::Stream getStreamFromGlobalPool(Device device, bool) const override {
+    return c10::Stream(c10::Stream::UNSAFE, device, ++g_streams);
+  }
   /// All that could ever be switched on: autograd makes its threads for this many at the first backward pass.
   DeviceIndex deviceCount() const noexcept override { return kMaxSimulated; }
   void record(void**, const c10::Stream&, DeviceIndex, c10::EventFlag) const override {}
@@ -149,6 +153,10 @@ void make_autograd_see_the_devices() {
 }  // namespace
 
 namespace detail {
+
+int simulated_streams_taken() noexcept {
+  return g_streams;
+}
 
 CurrentSimulated::CurrentSimulated(std::optional<Device> device) : before_(current_simulated_device()) {
   const auto index = device && device->has_index() ? device->index() : before_;

@@ -11,12 +11,14 @@
 
 namespace emend::devices {
 
-/// A stream from LibTorch's pool on every GPU among `devices`. They begin after what is queued on the current streams
-/// now; what is queued on the then current streams after the set's end waits for them, so that weights may be changed.
+/// A stream for every GPU among `devices`: that of lane number `lane`, which lives as long as the process, because
+/// memory blocks and cuBLAS workspaces belong to the stream that first used them and would pile up with new ones. They
+/// begin after what is queued on the current streams now; what is queued on the then current streams after the set's
+/// end waits for them, so that weights may be changed. One lane alone needs none of them: it uses the current streams.
 /// Use: `const c10::MultiStreamGuard guard(set.streams());`
 class StreamSet {
  public:
-  explicit StreamSet(const std::vector<c10::Device>& devices);
+  StreamSet(const std::vector<c10::Device>& devices, int lane);
   ~StreamSet();
   StreamSet(StreamSet&&) noexcept = default;
   StreamSet(const StreamSet&) = delete;

@@ -45,6 +45,20 @@ void KvCache::store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& va
     values_[layer].narrow(2, begin, new_lengths[0]).copy_(values_BgTd);
     return;
   }
+  if (!keys_BgTd.is_cpu()) {  // one launch instead of one a row
+    std::vector<int64_t> row, slot, token;
+    for (int64_t r = 0; r < n_rows; ++r)
+      for (int64_t t = 0; t < new_lengths[r]; ++t) {
+        row.push_back(r);
+        slot.push_back((lengths_.empty() ? 0 : lengths_[r]) + t);
+        token.push_back(t);
+      }
+    const auto rows = devices::index_on(row, keys_BgTd), slots_M = devices::index_on(slot, keys_BgTd),
+               tokens = devices::index_on(token, keys_BgTd);
+    for (const auto& [into, from] : {std::pair(keys_[layer], keys_BgTd), std::pair(values_[layer], values_BgTd)})
+      into.transpose(1, 2).index_put_({rows, slots_M}, from.transpose(1, 2).index({rows, tokens}));
+    return;
+  }
   for (int64_t r = 0; r < n_rows; ++r) {
     const int64_t begin = lengths_.empty() ? 0 : lengths_[r], n = new_lengths[r];
     keys_[layer][r].narrow(1, begin, n).copy_(keys_BgTd[r].narrow(1, 0, n));

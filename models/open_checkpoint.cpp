@@ -4,6 +4,7 @@
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/hub_name.h>
+#include <emend/models/published_shapes.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -80,6 +81,7 @@ std::string model_name(const fs::path& path) {
 }
 
 std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name) {
+  if (auto shape = shape_checkpoint(path_or_name)) return shape;
   const fs::path path(path_or_name);
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return std::make_shared<detail::HfCheckpoint>(path);

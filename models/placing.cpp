@@ -1,3 +1,4 @@
+#include <emend/devices/doctor.h>
 #include <emend/devices/units.h>
 #include <emend/models/family.h>
 #include <emend/models/placing.h>
@@ -55,9 +56,20 @@ devices::Plan plan_model(const PlaceOptions& options, const ModelConfig& config,
   return devices::make_plan(request);
 }
 
+// Copies between GPUs are tried before a model relies on them, some milliseconds a pair; wrong ones go through host
+// memory from now on.
+static void try_copies(const devices::PlacementPlan& plan, const Log& log) {
+  auto gpus = plan.devices();
+  std::erase_if(gpus, [](c10::Device device) { return !device.is_cuda(); });
+  for (const auto& check : devices::check_copies(gpus))
+    if (check.status == devices::CheckStatus::kFailed)
+      log.warning("placement", check.name + ": " + check.detail + "; " + check.advice);
+}
+
 devices::PlacementPlan place_model(const PlaceOptions& options, const ModelConfig& config) {
   const auto plan = plan_model(options, config);
   devices::require_fit(plan);
+  try_copies(plan.placement, options.log);
   for (const auto& warning : plan.warnings) options.log.warning("placement", warning);
   // Where memory is limited, what is left decides whether the work fits.
   if (!options.max_memory.empty())

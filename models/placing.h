@@ -19,7 +19,8 @@ namespace emend::models {
 /// Where a model goes and in which dtype it computes.
 struct PlaceOptions {
   /// auto, balanced, balanced_low_0, sequential, cpu, cuda:0, sim:K (K simulated devices) or a JSON/YAML file.
-  std::string device_map = "cpu";
+  /// auto is the CPU where no GPU is visible.
+  std::string device_map = "auto";
   std::string max_memory = {};        ///< limits per device, such as "0=10GiB,cpu=30GiB"; empty: what is free
   at::ScalarType dtype = at::kFloat;  ///< float32, bfloat16 or float64
   Log log = {};                       ///< warnings of the planner and of the loader

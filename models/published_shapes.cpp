@@ -9,6 +9,7 @@
 
 #include <array>
 #include <numeric>
+#include <regex>
 
 namespace emend::models {
 namespace {
@@ -57,8 +58,9 @@ constexpr std::array kShapes = {
 
 class RandomWeights final : public Checkpoint {
  public:
-  RandomWeights(nlohmann::json config, const std::string& name, uint64_t seed)
-      : name_(name), config_(std::move(config)), seed_(seed) {
+  RandomWeights(nlohmann::json config, const std::string& name, uint64_t seed,
+                std::function<std::unique_ptr<Tokenizer>()> tokenizer)
+      : name_(name), config_(std::move(config)), seed_(seed), tokenizer_(std::move(tokenizer)) {
     const ModelConfig parsed = parse_config(config_, name);
     norm_one_plus_ = parsed.norm_one_plus;
     for (const auto& expected : expected_tensors(family_named(parsed.family), parsed)) {
@@ -77,7 +79,9 @@ class RandomWeights final : public Checkpoint {
   [[nodiscard]] std::string format() const override { return "random"; }
   [[nodiscard]] const nlohmann::json& config() const override { return config_; }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return infos_; }
-  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return nullptr; }
+  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override {
+    return tokenizer_ ? tokenizer_() : nullptr;
+  }
   [[nodiscard]] std::string fingerprint() const override {
     return sha256_hex(name_.string() + config_.dump() + std::to_string(seed_));
   }
@@ -98,6 +102,7 @@ class RandomWeights final : public Checkpoint {
   std::filesystem::path name_;
   nlohmann::json config_;
   uint64_t seed_;
+  std::function<std::unique_ptr<Tokenizer>()> tokenizer_;
   bool norm_one_plus_ = false;
   std::vector<TensorInfo> infos_;
   std::vector<std::string> biases_;
@@ -138,8 +143,26 @@ nlohmann::json published_shape(const std::string& name, int64_t layers, int64_t 
                                       did_you_mean(name, published_shape_names())});
 }
 
-std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name, uint64_t seed) {
-  return std::make_shared<RandomWeights>(std::move(config), name, seed);
+std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name, uint64_t seed,
+                                                 std::function<std::unique_ptr<Tokenizer>()> tokenizer) {
+  return std::make_shared<RandomWeights>(std::move(config), name, seed, std::move(tokenizer));
+}
+
+std::shared_ptr<const Checkpoint> shape_checkpoint(const std::string& name) {
+  static const std::regex kForm("shape:([^/@]+)(?:/([0-9]{1,4}))?(?:@(.+))?");
+  std::smatch parts;
+  if (!name.starts_with("shape:")) return nullptr;
+  if (!std::regex_match(name, parts, kForm))
+    throw Error(ErrorClass::kInvalidArgument, {name, "not the name of a shape", "shape:NAME/LAYERS@MODEL", ""});
+  std::function<std::unique_ptr<Tokenizer>()> tokenizer;
+  if (parts[3].matched)
+    tokenizer = [from = parts[3].str()] {
+      return std::filesystem::exists(from + "/config.json") || from.ends_with(".gguf")
+                 ? open_checkpoint(from)->load_tokenizer()
+                 : emend::models::load_tokenizer(from);
+    };
+  const int64_t layers = parts[2].matched ? std::stoll(parts[2]) : 0;
+  return random_weights(published_shape(parts[1], layers), parts[1], 0, std::move(tokenizer));
 }
 
 }  // namespace emend::models

@@ -3,6 +3,7 @@
 
 #include <emend/models/checkpoint.h>
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,8 +20,15 @@ namespace emend::models {
 [[nodiscard]] nlohmann::json published_shape(const std::string& name, int64_t layers = 0, int64_t width = 0);
 
 /// A checkpoint of that configuration whose tensors are made when they are read and never held: matrices uniform with
-/// standard deviation 0.02, norm weights 1, biases 0. The same name, shape and seed give the same tensor. No tokenizer.
-[[nodiscard]] std::shared_ptr<const Checkpoint> random_weights(nlohmann::json config, const std::string& name,
-                                                               uint64_t seed);
+/// standard deviation 0.02, norm weights 1, biases 0. The same name, shape and seed give the same tensor. `tokenizer`
+/// makes its tokenizer; empty: it has none.
+[[nodiscard]] std::shared_ptr<const Checkpoint> random_weights(
+    nlohmann::json config, const std::string& name, uint64_t seed,
+    std::function<std::unique_ptr<Tokenizer>()> tokenizer = {});
+
+/// "shape:gpt-j-6b", "shape:gpt-j-6b/2@MODEL": random weights (seed 0) of that size, here with 2 layers, and the
+/// tokenizer of another model; nothing if the name does not begin with "shape:". What open_checkpoint makes of such
+/// names. Throws as published_shape and open_checkpoint do.
+[[nodiscard]] std::shared_ptr<const Checkpoint> shape_checkpoint(const std::string& name);
 
 }  // namespace emend::models

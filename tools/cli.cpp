@@ -122,6 +122,10 @@ int run_guarded(const VerbRun& run, Common& common) {
     if (std::string_view(error.what_without_backtrace()).find("allocate memory") != std::string_view::npos)  // on CPUs
       return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
                                                         "use a smaller --batch-size or a smaller model"}));
+    if (devices::is_device_failure(error))
+      return report(common,
+                    Error(ErrorClass::kDevice, {"GPU", error.what_without_backtrace(), "a GPU that works",
+                                                "run emend doctor --full; a GPU that has failed needs a new process"}));
     common.log.error("error", std::string("internal error: ") + error.what_without_backtrace());
   } catch (const std::exception& error) {
     common.log.error("error", std::string("internal error: ") + error.what());

@@ -102,17 +102,18 @@ nlohmann::json listed(const List& list, Get get) {
 }
 
 constexpr int64_t kSpectrum = 16;  // singular values shown
-constexpr int64_t kDense = 2048;   // largest side of a dense update that is decomposed
+constexpr int64_t kDense = 2048;   // largest rank, or side of a dense update, that is decomposed: more takes minutes
 
 // Leading singular values; of factors, those of the small matrix between their orthogonal bases.
 std::vector<double> spectrum(const editors::WeightDelta& delta) {
   at::Tensor core;
+  if (delta.rank() > kDense) return {};
   if (delta.low_rank()) {
     const auto r_left = std::get<1>(at::linalg_qr(delta.left_DR.to(at::kDouble), "r"));
     const auto r_right = std::get<1>(at::linalg_qr(delta.right_FR.to(at::kDouble), "r"));
     core = r_left.matmul(r_right.t());
   } else {
-    if (delta.dense_DF.dim() != 2 || std::min(delta.dense_DF.size(0), delta.dense_DF.size(1)) > kDense) return {};
+    if (delta.dense_DF.dim() != 2) return {};
     core = delta.dense_DF.to(at::kDouble);
   }
   const at::Tensor values = devices::to_host(at::linalg_svdvals(core), devices::Purpose::kHost).contiguous();

@@ -15,7 +15,7 @@ namespace emend::workflow {
 
 struct ModelOptions {
   std::string model = {};  ///< folder, .gguf file or ORG/NAME; empty: the program's default model
-  std::string device_map = "cpu";
+  std::string device_map = "auto";
   std::string max_memory = {};
   std::string dtype = "float32";
 };

@@ -31,8 +31,8 @@ struct EditPhase {
   std::string setting = {};
   int64_t value = 0;
   std::function<EditPhase(int64_t)> with = {};
-  // Hidden states of all rows of a batch, kept on the device of this layer while keys are collected.
-  int64_t held_tokens = 0, held_at_layer = 0;
+  // Hidden states of all rows of a batch, and their keys, kept on the device of this layer while keys are collected.
+  int64_t held_tokens = 0, held_keys = 0, held_at_layer = 0;
   bool may_be_cached = false;  // its result may be there already: a shortage is a warning
 };
 
@@ -145,6 +145,7 @@ EditPhase insert_phase(int64_t batch, const nlohmann::json& hparams, const FactT
   phase.work.editing_layers = layers;
   phase.work.statistics = phase.work.statistics_on_host = phase.work.solve = true;
   phase.held_tokens = tokens;
+  phase.held_keys = batch * rows;
   phase.held_at_layer = layers.front();
   return phase;
 }
@@ -231,7 +232,9 @@ class Preflight {
     if (phase.held_tokens == 0) return all;
     const auto home = plan_.placement.layers.at(static_cast<size_t>(phase.held_at_layer));
     for (auto& [device, figures] : all)
-      if (device == home) figures.activations += phase.held_tokens * shape_.hidden * shape_.compute_bytes;
+      if (device == home)
+        figures.activations +=
+            (phase.held_tokens * shape_.hidden + phase.held_keys * shape_.mlp_width) * shape_.compute_bytes;
     return all;
   }
 

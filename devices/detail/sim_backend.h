@@ -36,6 +36,8 @@ class CurrentSimulated {
   c10::DeviceIndex before_;
 };
 
+/// How many streams were taken from the pool so far: each is a new one.
+[[nodiscard]] int simulated_streams_taken() noexcept;
 /// For tests: from now on, copies from one simulated device to another change a byte in every thousand, as a machine
 /// with broken peer-to-peer transfers does. Index -1 ends it.
 void break_simulated_copies(c10::DeviceIndex from, c10::DeviceIndex to);

@@ -13,8 +13,9 @@ namespace detail {
 namespace {
 
 struct Account {
-  std::atomic<int64_t> bytes{0}, peak{0}, limit{0};
+  std::atomic<int64_t> bytes{0}, peak{0}, limit{0}, kept{0};
 };
+std::atomic<bool> g_keep{false};
 std::array<Account, kMaxSimulated> g_accounts;
 thread_local c10::DeviceIndex t_current = 0;
 
@@ -47,14 +48,25 @@ void drop_storage(void* context) {
 void account_simulated(c10::DeviceIndex device, int64_t bytes) {
   auto& account = g_accounts.at(static_cast<size_t>(device));
   const int64_t now = account.bytes += bytes;
+  if (g_keep) account.kept = std::max<int64_t>(account.kept - bytes, 0);
   if (bytes <= 0) return;
   const int64_t limit = account.limit;
+  if (limit > 0 && now + account.kept > limit) account.kept = 0;  // the blocks go first
   if (limit > 0 && now > limit) {
     account.bytes -= bytes;
     TORCH_CHECK_WITH(OutOfMemoryError, false, "out of memory on sim:", static_cast<int>(device), ": tried to allocate ",
                      bytes, " bytes with ", now - bytes, " of ", limit, " in use");
   }
   raise_peak(account, now);
+}
+
+void keep_simulated_blocks(bool on) {
+  g_keep = on;
+  if (!on) simulated_allocator().emptyCache({});
+}
+int64_t reserved_by_simulated(c10::DeviceIndex device) {
+  const auto& account = g_accounts.at(static_cast<size_t>(device));
+  return account.bytes + account.kept;
 }
 
 c10::DeviceIndex current_simulated_device() noexcept {
@@ -88,7 +100,13 @@ c10::CachingDeviceAllocator::DeviceStats SimulatedAllocator::getDeviceStats(c10:
   auto& bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
   bytes.current = account.bytes;
   bytes.peak = account.peak;
+  stats.reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current =
+      account.bytes + account.kept;
   return stats;
+}
+
+void SimulatedAllocator::emptyCache(c10::MempoolId_t) {
+  for (auto& account : g_accounts) account.kept = 0;
 }
 
 void SimulatedAllocator::resetPeakStats(c10::DeviceIndex device) {

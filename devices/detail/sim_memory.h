@@ -12,6 +12,11 @@ namespace emend::devices::detail {
 /// Throws c10::OutOfMemoryError, with the account unchanged, when a limit would be passed.
 void account_simulated(c10::DeviceIndex device, int64_t bytes);
 
+/// While on, freed bytes stay with the device for later tensors, as CUDA's allocator keeps blocks; off drops them.
+void keep_simulated_blocks(bool on);
+/// Bytes in tensors and kept.
+[[nodiscard]] int64_t reserved_by_simulated(c10::DeviceIndex device);
+
 [[nodiscard]] c10::DeviceIndex current_simulated_device() noexcept;
 void set_current_simulated_device(c10::DeviceIndex device) noexcept;
 
@@ -22,7 +27,7 @@ class SimulatedAllocator final : public c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override;
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override;
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex) override {}

@@ -11,7 +11,8 @@ namespace emend::editors::detail {
 [[nodiscard]] int64_t problem_bytes(const models::Model& upper, const TargetProblem& problem, int first_layer);
 
 /// Bytes that all active problems may hold together: a third of a GPU's free memory; on a CPU enough for a few hundred
-/// tokens (more buy no speed there), as far as a quarter of the free memory goes.
+/// tokens (more buy no speed there), as far as a quarter of the free memory goes. Of a model on several devices each
+/// holds the share of its layers, and the tightest decides.
 [[nodiscard]] int64_t active_bytes(const models::Model& upper, int first_layer);
 
 /// Problems waiting for their turn, longest first: attention pads to the longest row of a batch.

@@ -245,8 +245,10 @@ at::Tensor ActiveSet::add_to(const at::Tensor& output_ND, const at::Tensor& delt
   const auto here = [&](const at::Tensor& index) {
     return devices::route_like(index, output_ND, devices::Purpose::kInput);
   };
-  const at::Tensor delta = devices::route_like(delta_BD.index_select(0, index_.slot_of_row), output_ND,
-                                               devices::Purpose::kDelta, devices::Dtype::kMatch);
+  // Rows share slots: on CUDA the gradient of index_select adds them in any order, that of indexing sorts first.
+  const at::Tensor rows_ND =
+      delta_BD.is_cuda() ? delta_BD.index({index_.slot_of_row}) : delta_BD.index_select(0, index_.slot_of_row);
+  const at::Tensor delta = devices::route_like(rows_ND, output_ND, devices::Purpose::kDelta, devices::Dtype::kMatch);
   at::Tensor changed = output_ND.index_add(0, here(index_.lookup_N), delta);
   if (above_) return changed;  // held vectors are part of what enters
   for (size_t r = 0; r < rows_.size(); ++r) {

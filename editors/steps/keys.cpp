@@ -134,18 +134,30 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
   return values;
 }
 
-// Values of unique rows, chunk after chunk, in the order of `rows` (indices into unique).
-at::Tensor gather(const std::vector<Chunk>& chunks, const std::vector<at::Tensor>& values,
-                  const std::vector<int64_t>& rows, size_t n_unique) {
-  std::vector<int64_t> place(n_unique, -1);
-  int64_t next = 0;
-  for (const auto& chunk : chunks)
-    for (const int64_t row : chunk.rows) place[static_cast<size_t>(row)] = next++;
-  std::vector<int64_t> order;
-  for (const int64_t row : rows) order.push_back(place[static_cast<size_t>(row)]);
-  const at::Tensor all = at::cat(values);
-  return all.index_select(0, devices::index_on(order, all));
-}
+// Values of unique rows in the order of `rows` (indices into unique), written there as the chunks come: keys of 10,000
+// facts are gigabytes, of which nothing is held twice.
+class Gathered {
+ public:
+  Gathered(const std::vector<int64_t>& rows, size_t n_unique) : places_(n_unique), n_rows_(rows.size()) {
+    for (size_t i = 0; i < rows.size(); ++i) places_[static_cast<size_t>(rows[i])].push_back(static_cast<int64_t>(i));
+  }
+  void add(const Chunk& chunk, const at::Tensor& values) {
+    std::vector<int64_t> from, to;
+    for (size_t r = 0; r < chunk.rows.size(); ++r)
+      for (const int64_t place : places_[static_cast<size_t>(chunk.rows[r])]) {
+        from.push_back(static_cast<int64_t>(r));
+        to.push_back(place);
+      }
+    if (!all_.defined()) all_ = at::empty({static_cast<int64_t>(n_rows_), values.size(1)}, values.options());
+    all_.index_copy_(0, devices::index_on(to, all_), values.index_select(0, devices::index_on(from, values)));
+  }
+  [[nodiscard]] const at::Tensor& all() const { return all_; }
+
+ private:
+  std::vector<std::vector<int64_t>> places_;
+  size_t n_rows_;
+  at::Tensor all_;
+};
 
 }  // namespace
 
@@ -172,14 +184,14 @@ std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std:
   if (context.engine == Engine::kReference) return collect_padded(model, rows, sites, context);
   const CutRows cuts = cut(rows);
   const auto chunks = make_chunks(cuts);
-  std::vector<std::vector<at::Tensor>> parts(sites.size());
+  std::vector<Gathered> gathered(sites.size(), Gathered(cuts.of_row, cuts.unique.size()));
   for (const auto& chunk : chunks) {
     context.cancel.check("keys");
-    auto values = run_chunk(model, chunk, 0, sites);
-    for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(std::move(values[s]));
+    const auto values = run_chunk(model, chunk, 0, sites);
+    for (size_t s = 0; s < sites.size(); ++s) gathered[s].add(chunk, values[s]);
   }
   std::vector<at::Tensor> result;
-  for (const auto& part : parts) result.push_back(gather(chunks, part, cuts.of_row, cuts.unique.size()));
+  for (const auto& site : gathered) result.push_back(site.all());
   return result;
 }
 
@@ -261,12 +273,12 @@ at::Tensor LayerWalk::keys() {
   const hooks::SiteRef site{hooks::Site::kMlpDownIn, state_->layer};
   if (state_->context->engine == Engine::kReference)
     return collect_padded(*state_->model, state_->rows, {site}, *state_->context)[0];
-  std::vector<at::Tensor> parts;
+  Gathered gathered(state_->cuts.of_row, state_->cuts.unique.size());
   for (const auto& chunk : state_->chunks) {
     state_->context->cancel.check("keys");
-    parts.push_back(run_chunk(*state_->model, chunk, state_->layer, {site})[0]);
+    gathered.add(chunk, run_chunk(*state_->model, chunk, state_->layer, {site})[0]);
   }
-  return gather(state_->chunks, parts, state_->cuts.of_row, state_->cuts.unique.size());
+  return gathered.all();
 }
 
 at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& selected) {
@@ -284,8 +296,7 @@ at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& sel
     wanted.push_back(state_->cuts.of_row[i]);
     is_wanted[static_cast<size_t>(wanted.back())] = true;
   }
-  std::vector<Chunk> parts;
-  std::vector<at::Tensor> values;
+  Gathered gathered(wanted, state_->cuts.unique.size());
   for (const auto& chunk : state_->chunks) {
     state_->context->cancel.check("keys");
     std::vector<int64_t> rows, tokens;
@@ -299,10 +310,9 @@ at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& sel
     Chunk part = make_chunk(state_->cuts, std::move(rows));
     if (chunk.hidden_ND.defined())
       part.hidden_ND = chunk.hidden_ND.index_select(0, devices::index_on(tokens, chunk.hidden_ND));
-    values.push_back(run_chunk(*state_->model, part, state_->layer, {site})[0]);
-    parts.push_back(std::move(part));
+    gathered.add(part, run_chunk(*state_->model, part, state_->layer, {site})[0]);
   }
-  return gather(parts, values, wanted, state_->cuts.unique.size());
+  return gathered.all();
 }
 
 }  // namespace emend::editors

@@ -169,7 +169,9 @@ void keep_factor(const StatisticsOptions& options, const std::map<int, std::stri
 // collection with the same settings goes on from there.
 class Collection {
  public:
-  Collection(const CorpusState& state, const models::Model& model, std::vector<int> layers, devices::Collectives* group)
+  // `keys`: of the cache files, a layer each; empty without a cache.
+  Collection(const CorpusState& state, const models::Model& model, std::vector<int> layers,
+             const std::map<int, std::string>& keys, devices::Collectives* group)
       : options_(state.options),
         model_(model),
         layers_(std::move(layers)),
@@ -181,8 +183,7 @@ class Collection {
     halves_.resize(apart ? 2 : 1);
     if (options_.cache.empty() || group) return;
     std::string all;
-    const std::string weights = model.current_fingerprint();
-    for (const int layer : layers_) all += state.key(model, weights, layer, state.tokens);
+    for (const int layer : layers_) all += keys.at(layer);
     partial_key_ = sha256_hex(all + " partial");
   }
 
@@ -343,7 +344,7 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
     }
   }
   if (!missing.empty()) {
-    for (auto& [layer, moment] : Collection(state, model, missing, group).run()) {
+    for (auto& [layer, moment] : Collection(state, model, missing, keys, group).run()) {
       nlohmann::json origin = moment.origin();
       origin["text"] = state.source();
       SecondMoment named(moment.cov_FF(), moment.count(), origin);

@@ -113,10 +113,14 @@ Sums total_of(const models::Model& model, const Sums& mine, const std::vector<in
   Sums total = mine;
   for (const int layer : layers) {
     at::Tensor& sum_FF = total.sums_FF[layer];
-    const int64_t width = model.edit_site(layer).in_features;
-    if (!sum_FF.defined()) {
-      sum_FF = at::zeros({width, width}, at::kDouble);  // more processes than batches
-      continue;
+    const auto site = model.edit_site(layer);
+    const at::Tensor weight = model.weight(site.weight_name);
+    if (!sum_FF.defined())  // more processes than batches
+      sum_FF =
+          at::zeros({site.in_features, site.in_features}, weight.options().dtype(at::kDouble).requires_grad(false));
+    if (group) {  // where they were made: between GPUs they need not pass through the host
+      sum_FF = sum_FF.clone();
+      group->all_reduce_sum(sum_FF);
     }
     const at::Tensor host_FF = devices::to_host(sum_FF, devices::Purpose::kStatistics);
     sum_FF = host_FF.tril() + host_FF.tril(-1).t();
@@ -125,10 +129,6 @@ Sums total_of(const models::Model& model, const Sums& mine, const std::vector<in
   at::Tensor counts = at::tensor({total.count}, at::kLong);
   group->all_reduce_sum(counts);
   total.count = counts.item<int64_t>();
-  for (auto& [layer, sum_FF] : total.sums_FF) {
-    sum_FF = sum_FF.clone();
-    group->all_reduce_sum(sum_FF);
-  }
   return total;
 }
 

@@ -48,14 +48,18 @@ int64_t problem_bytes(const models::Model& upper, const TargetProblem& problem, 
 }
 
 int64_t active_bytes(const models::Model& upper, int first_layer) {
-  const c10::Device device =
-      upper.placement().layers.at(static_cast<size_t>(std::min(first_layer, upper.n_layers() - 1)));
+  const auto& layers = upper.placement().layers;
+  const auto first = layers.begin() + std::min(first_layer, upper.n_layers() - 1);
+  int64_t least = std::numeric_limits<int64_t>::max();
+  // Each device keeps the share of its layers; the tightest decides.
   for (const auto& info : devices::visible_devices()) {
-    if (info.device != device) continue;
-    if (!device.is_cpu()) return std::max(kLeast, info.free_bytes / 3);
-    return std::max(kLeast, std::min(info.free_bytes / 4, kTokensOnCpu * token_bytes(upper, first_layer)));
+    const auto own = std::count(first, layers.end(), info.device);
+    if (own == 0) continue;
+    const int64_t room = info.free_bytes / (info.device.is_cpu() ? 4 : 3);
+    least = std::min(least, room / own * (layers.end() - first));
+    if (info.device.is_cpu()) least = std::min(least, kTokensOnCpu * token_bytes(upper, first_layer));
   }
-  return kLeast;
+  return std::max(kLeast, least == std::numeric_limits<int64_t>::max() ? 0 : least);
 }
 
 TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,

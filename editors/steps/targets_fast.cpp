@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
 #include <emend/devices/streams.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/fused_loss.h>
@@ -88,7 +89,8 @@ class FastRun {
     const int n_lanes = lanes();
     TargetQueue queue(upper_, problems_, first_layer_of(spec_), context_.max_facts_per_batch, n_lanes);
     std::deque<Lane> lanes;
-    for (int i = 0; i < n_lanes; ++i) lanes.push_back({devices::StreamSet(upper_.placement().layers), std::nullopt});
+    const auto devices = n_lanes > 1 ? upper_.placement().layers : std::vector<c10::Device>{};
+    for (int i = 0; i < n_lanes; ++i) lanes.push_back({devices::StreamSet(devices, i), std::nullopt});
     for (bool busy = true; busy;) {
       busy = false;
       for (auto& [streams, group] : lanes) {
@@ -222,25 +224,30 @@ class FastRun {
     const auto slots = static_cast<int64_t>(g.slots.size()), rows = static_cast<int64_t>(g.set.rows().size());
     const at::Tensor& home = g.sites[0].delta_BD;
     const auto zeros = [&](int64_t n) { return at::zeros({n}, home.options()); };
+    // CUDA's index_add adds in any order; its index_put sorts first, so that a run can be repeated to the bit.
+    const auto sum_at = [&](int64_t n, const at::Tensor& index, const at::Tensor& values) {
+      return values.is_cuda() ? zeros(n).index_put({index}, values, /*accumulate=*/true)
+                              : zeros(n).index_add(0, index, values);
+    };
     const auto here = [&](const at::Tensor& x) {
       return devices::route_like(x, home, devices::Purpose::kLoss).to(home.scalar_type());
     };
     const auto index_here = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kInput); };
     const at::Tensor nll_M = here(labels.nll_M);
-    const at::Tensor nll_B = zeros(slots).index_add(0, index_here(index.label_slot_M), nll_M * here(coefficient_M));
+    const at::Tensor nll_B = sum_at(slots, index_here(index.label_slot_M), nll_M * here(coefficient_M));
     const at::Tensor row_of_label = index_here(index.label_row_M);
-    const at::Tensor row_nll = zeros(rows).index_add(0, row_of_label, nll_M) / here(index.row_labels);
+    const at::Tensor row_nll = sum_at(rows, row_of_label, nll_M) / here(index.row_labels);
     const at::Tensor probability_B =
-        zeros(slots).index_add(0, index_here(index.slot_of_row), (-row_nll).exp() * here(index.row_weight));
+        sum_at(slots, index_here(index.slot_of_row), (-row_nll).exp() * here(index.row_weight));
     at::Tensor kl_B = zeros(slots);
     if (divergence.kl_K.defined())
-      kl_B = kl_B.index_add(0, index_here(index.kl_slot_K), here(divergence.kl_K) * here(index.kl_weight_K));
+      kl_B = sum_at(slots, index_here(index.kl_slot_K), here(divergence.kl_K) * here(index.kl_weight_K));
     at::Tensor decay_B = zeros(slots);
     for (const auto& site : g.sites)
       decay_B = decay_B + here(site.delta_BD.norm(2, 1) / site.initial_norm_B.square() * weight_decay);
     std::vector<at::Tensor> parts = {nll_B, kl_B, decay_B, probability_B, row_nll};
     if (labels.hit_M.defined()) {
-      const at::Tensor hits = zeros(rows).index_add(0, row_of_label, here(labels.hit_M));
+      const at::Tensor hits = sum_at(rows, row_of_label, here(labels.hit_M));
       parts.push_back((hits >= here(index.row_labels)).to(home.scalar_type()));
     }
     return at::cat(parts).to(at::kDouble);
@@ -463,6 +470,7 @@ std::vector<Target> optimise_fast(const models::Model& model, const std::vector<
   const std::optional<models::Model> copy = copy_for(model, spec, context);
   const Tf32Products products(context.tf32);
   FastRun(model, copy ? *copy : model, problems, spec, context, finished, targets).run();
+  devices::release_unused_memory();  // activations' blocks are of no use to the solve
   return targets;
 }
 

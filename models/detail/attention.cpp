@@ -167,15 +167,28 @@ at::Tensor attend_in_float32(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd,
 at::Tensor attend_at_once(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                           const AttentionTables::Mask& mask, double scale, double softcap) {
   const bool grouped = q_BhTd.size(1) != k_BgSd.size(1);
+  const int64_t repeat = q_BhTd.size(1) / k_BgSd.size(1);
   if (softcap == 0 && is_narrow_on_cpu(q_BhTd)) return attend_in_float32(q_BhTd, k_BgSd, v_BgSd, mask, scale);
   if (softcap == 0) {
+    const auto way = grouped_way(q_BhTd.is_cuda(), q_BhTd.scalar_type(), grouped, mask, q_BhTd.size(2));
+    if (way == GroupedWay::kProducts) return attend_by_group(q_BhTd, k_BgSd, v_BgSd, mask.mask, scale);
+    const bool again = way == GroupedWay::kRepeated;
     const auto additive = mask.mask.defined() ? std::optional(mask.mask) : std::nullopt;
-    return at::scaled_dot_product_attention(q_BhTd, k_BgSd, v_BgSd, additive, 0.0, mask.causal, scale, grouped);
+    return at::scaled_dot_product_attention(q_BhTd, again ? k_BgSd.repeat_interleave(repeat, 1) : k_BgSd,
+                                            again ? v_BgSd.repeat_interleave(repeat, 1) : v_BgSd, additive, 0.0,
+                                            mask.causal, scale, grouped && !again);
   }
   return attend_openly(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap, {}, {});
 }
 
 }  // namespace
+
+GroupedWay grouped_way(bool cuda, at::ScalarType dtype, bool grouped, const AttentionTables::Mask& mask,
+                       int64_t queries) {
+  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  if (!grouped || !cuda || (narrow && !mask.mask.defined())) return GroupedWay::kLibrary;
+  return queries <= kFewQueries && !mask.causal ? GroupedWay::kProducts : GroupedWay::kRepeated;
+}
 
 at::Tensor attend_openly(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                          const AttentionTables::Mask& mask, double scale, double softcap,
@@ -201,13 +214,22 @@ at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::
                   const AttentionTables::Mask& mask, double scale, double softcap, int64_t scores_at_once) {
   const int64_t queries = q_BhTd.size(2), scores_a_query = q_BhTd.size(0) * q_BhTd.size(1) * k_BgSd.size(2);
   const int64_t run = std::max<int64_t>(1, scores_at_once / std::max<int64_t>(1, scores_a_query));
-  if (queries <= run || !mask.mask.defined() || wants_gradient(q_BhTd) || wants_gradient(k_BgSd))
+  // CPUs and GPUs have kernels for causal text that never hold all scores; float64 on a GPU has not.
+  const bool fused = q_BhTd.is_cpu() || (q_BhTd.is_cuda() && q_BhTd.scalar_type() != at::kDouble);
+  const bool bounded = !mask.mask.defined() && (!mask.causal || fused);
+  if (queries <= run || bounded || wants_gradient(q_BhTd) || wants_gradient(k_BgSd))
     return attend_at_once(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap);
   std::vector<at::Tensor> parts;
   for (int64_t begin = 0; begin < queries; begin += run) {
     const int64_t n = std::min(run, queries - begin);
-    AttentionTables::Mask part{mask.mask.size(2) > 1 ? mask.mask.narrow(2, begin, n) : mask.mask, false};
-    parts.push_back(attend_at_once(q_BhTd.narrow(2, begin, n), k_BgSd, v_BgSd, part, scale, softcap));
+    const int64_t seen = mask.causal ? begin + n : k_BgSd.size(2);
+    AttentionTables::Mask part;
+    if (mask.causal)
+      part.mask = at::full({1, 1, n, seen}, -std::numeric_limits<double>::infinity(), q_BhTd.options()).triu(begin + 1);
+    else
+      part.mask = mask.mask.size(2) > 1 ? mask.mask.narrow(2, begin, n) : mask.mask;
+    parts.push_back(attend_at_once(q_BhTd.narrow(2, begin, n), k_BgSd.narrow(2, 0, seen), v_BgSd.narrow(2, 0, seen),
+                                   part, scale, softcap));
   }
   return at::cat(parts, 2);
 }

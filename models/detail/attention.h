@@ -65,8 +65,18 @@ struct AttentionTables {
 /// Scores (one a query head, query and key) that attend() makes at once: 256 MiB in float32.
 inline constexpr int64_t kScoresAtOnce = int64_t{1} << 26;
 
+/// How query heads that share a key-value head are served. CUDA's fused kernels know groups only in half precision and
+/// without a mask; LibTorch then makes all scores, from keys and values that it repeats and keeps for the gradient.
+enum class GroupedWay {
+  kLibrary,   ///< LibTorch's kernel takes them as they are
+  kProducts,  ///< few queries: the heads of a group are one product with their keys
+  kRepeated,  ///< keys and values are repeated, for a kernel that holds no scores
+};
+[[nodiscard]] GroupedWay grouped_way(bool cuda, at::ScalarType dtype, bool grouped, const AttentionTables::Mask& mask,
+                                     int64_t queries);
+
 /// softmax(scale · q·k + mask) · v with groups of query heads sharing a key-value head. Not every kernel avoids keeping
-/// all scores: where there is a mask and no gradient is wanted, queries are taken in runs of at most `scores_at_once`.
+/// all scores: where one would, and no gradient is wanted, queries are taken in runs of at most `scores_at_once`.
 [[nodiscard]] at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                                 const AttentionTables::Mask& mask, double scale, double softcap,
                                 int64_t scores_at_once = kScoresAtOnce);

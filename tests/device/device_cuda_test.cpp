@@ -87,8 +87,8 @@ TEST(Cuda, SplitOverCpuAndGpuEqualsOneDevice) {
 }
 
 TEST(Streams, OnlyGpusHaveSome) {
-  EXPECT_TRUE(StreamSet({kCpu, kCpu}).streams().empty());
-  EXPECT_TRUE(StreamSet({}).streams().empty());
+  EXPECT_TRUE(StreamSet({kCpu, kCpu}, 0).streams().empty());
+  EXPECT_TRUE(StreamSet({}, 0).streams().empty());
 }
 
 // Two sets at once write what a default stream reads afterwards.
@@ -101,7 +101,7 @@ TEST(Cuda, StreamSetsKeepTheOrder) {
     weights.fill_(round);  // queued before the sets
     at::Tensor one, two;
     {
-      const StreamSet first({gpu(), gpu()}), second({gpu()});
+      const StreamSet first({gpu(), gpu()}, 0), second({gpu()}, 1);
       ASSERT_EQ(first.streams().size(), 1U);
       {
         const c10::MultiStreamGuard on(first.streams());

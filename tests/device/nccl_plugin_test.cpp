@@ -6,12 +6,14 @@
 #include <emend/core/error.h>
 #include <emend/devices/collectives.h>
 #include <emend/devices/detail/nccl_library.h>
+#include <emend/editors/detail/statistics_sums.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <chrono>
 #include <mutex>
 
+#include "support/debug_models.h"
 #include "support/processes.h"
 #include "support/simulated.h"
 
@@ -91,6 +93,30 @@ void expect_failure(Collectives& group, const std::string& part) {
     }
 }
 
+/// Key statistics of processes with a GPU each: one sum a layer, which does not pass through the host.
+void expect_sums_on_devices(Collectives& group) {
+  const std::vector<std::vector<int64_t>> rows = {{3, 5, 7, 9, 11}, {4, 6, 8}, {1, 2, 3, 4}};
+  const auto sums_of = [&](c10::Device device, Collectives* processes) {
+    models::LoadOptions options;
+    options.place = [device](const models::ModelConfig& config, const models::Checkpoint&) {
+      return PlacementPlan::single(device, config.n_layers);
+    };
+    const auto model = emend::testing::debug_model("llama", 1, "", options);
+    std::vector<editors::detail::Sums> sums(1);
+    editors::StatisticsOptions settings;
+    settings.batch_tokens = 5;
+    editors::detail::add_rows(model, rows, {0, 1}, settings, processes, sums, [](int64_t) {});
+    return editors::detail::total_of(model, sums[0], {0, 1}, processes);
+  };
+  const auto before = counts();
+  const auto together = sums_of(sim(group.rank()), &group);
+  EXPECT_EQ(counts()[0], before[0] + 2);
+  const auto alone = sums_of(at::kCPU, nullptr);
+  EXPECT_EQ(together.count, alone.count);
+  for (const int layer : {0, 1})
+    EXPECT_TRUE(at::allclose(together.sums_FF.at(layer), alone.sums_FF.at(layer), 1e-6, 1e-9)) << layer;
+}
+
 TEST(Child, Run) {
   const auto what = scenario();
   if (what.empty()) GTEST_SKIP() << "this is the part of the other tests that runs in child processes";
@@ -108,6 +134,8 @@ TEST(Child, Run) {
     EXPECT_EQ(counts(), before);
     work(*group, sim(group->size() - r));  // other devices: another communicator
     EXPECT_EQ(counts()[2], 2);
+  } else if (what == "statistics") {
+    expect_sums_on_devices(*group);
   } else if (what == "gloo" || what == "gloo-warned") {
     work(*group, sim(r));
     EXPECT_EQ(counts()[0] + counts()[1], 0);
@@ -150,6 +178,11 @@ TEST(NcclPlugin, IsUsedByProcessesThatAllHaveItAndAGpuOfTheirOwn) {
   if (!scenario().empty()) GTEST_SKIP();
   EXPECT_EQ(run_group("nccl", 2, {kStandIn}), kBoth);
   EXPECT_EQ(run_group("nccl", 3, {kStandIn}), (std::vector<int>{0, 0, 0}));
+}
+
+TEST(NcclPlugin, AddsUpStatisticsOnTheDevices) {
+  if (!scenario().empty()) GTEST_SKIP();
+  EXPECT_EQ(run_group("statistics", 2, {kStandIn}), kBoth);
 }
 
 TEST(NcclPlugin, IsNotUsedWhereOneProcessIsWithout) {

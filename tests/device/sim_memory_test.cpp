@@ -3,9 +3,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <emend/core/error.h>
+#include <emend/devices/detail/sim_backend.h>
+#include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/simulated.h>
+#include <emend/devices/streams.h>
 #include <gtest/gtest.h>
 
 #include "support/simulated.h"
@@ -154,6 +157,38 @@ TEST(VisibleDevices, CpuComesFirstWithItsMemory) {
   EXPECT_GT(devices[0].total_bytes, 0);
   EXPECT_GT(devices[0].free_bytes, 0);
   EXPECT_LE(devices[0].free_bytes, devices[0].total_bytes);
+}
+
+// CUDA's allocator keeps what is freed: the driver counts it as taken, and the next tensor has it.
+TEST(VisibleDevices, WhatTheAllocatorKeepsIsFree) {
+  const SimulatedLimitScope limit(5, 1 << 20);
+  (void)sim(5);
+  const auto free_bytes = [] {
+    for (const auto& info : visible_devices())
+      if (info.device == sim(5)) return info.free_bytes;
+    return int64_t{-1};
+  };
+  const int64_t before = free_bytes();
+  detail::keep_simulated_blocks(true);
+  (void)at::zeros({100000}, on(5));
+  EXPECT_GE(detail::reserved_by_simulated(5), 400000) << "kept";
+  EXPECT_EQ(free_bytes(), before);
+  release_unused_memory();
+  EXPECT_LT(detail::reserved_by_simulated(5), 400000);
+  EXPECT_EQ(free_bytes(), before);
+  detail::keep_simulated_blocks(false);
+}
+
+TEST(Streams, OfALaneLiveAsLongAsTheProcess) {
+  const std::vector<c10::Device> devices = {sim(1), c10::Device(c10::kCPU), sim(2), sim(1)};
+  EXPECT_EQ(StreamSet(devices, 0).streams().size(), 2U);
+  EXPECT_EQ(StreamSet(devices, 1).streams().size(), 2U);
+  const int taken = detail::simulated_streams_taken();
+  for (int call = 0; call < 10; ++call) {
+    const StreamSet first(devices, 0), second(devices, 1);
+    EXPECT_NE(first.streams()[0], second.streams()[0]);
+  }
+  EXPECT_EQ(detail::simulated_streams_taken(), taken) << "memory and workspaces belong to streams: new ones pile up";
 }
 
 }  // namespace sim_memory_test

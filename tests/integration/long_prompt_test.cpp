@@ -1,6 +1,7 @@
 // Prompts of tens of thousands of tokens: memory grows with the prompt's length, not with its square.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/models/detail/attention.h>
 #include <emend/models/generation.h>
@@ -108,6 +109,46 @@ TEST(LongPrompt, RunsOfQueriesGiveTheAttentionOfAll) {
       EXPECT_LT((parts - whole).abs().max().item<double>(), 1e-6) << softcap << " " << scores;
     }
   }
+}
+
+// Causal text has no mask, and in float64 a GPU has no kernel that spares the scores.
+TEST(LongPrompt, RunsOfCausalQueriesGiveTheAttentionOfAll) {
+  at::manual_seed(6);
+  const auto run = [](const at::Tensor& x, c10::Device device) {
+    return devices::route_to(x, device, devices::Purpose::kOther);
+  };
+  const at::Tensor q = at::randn({2, 4, 9, 8}), k = at::randn({2, 2, 9, 8}), v = at::randn({2, 2, 9, 8});
+  const models::detail::AttentionTables::Mask causal{{}, true};
+  const at::Tensor whole = models::detail::attend(q, k, v, causal, 0.3, 0);
+  const auto there = [&](int64_t scores) {
+    const c10::Device device = testing::sim(7);
+    return devices::to_host(
+        models::detail::attend(run(q, device), run(k, device), run(v, device), causal, 0.3, 0, scores));
+  };
+  for (const int64_t scores : {1, 100, 300})
+    EXPECT_LT((there(scores) - whole).abs().max().item<double>(), 1e-6) << scores;
+  // 2048 queries: whole, the scores alone are 33 MB.
+  const at::Tensor text = run(at::randn({1, 2, 2048, 8}), testing::sim(7));
+  devices::reset_peak_memory(testing::sim(7));
+  const int64_t before = devices::device_memory_stats(testing::sim(7)).allocated;
+  (void)models::detail::attend(text, text, text, causal, 0.3, 0, 1 << 18);
+  EXPECT_LT(devices::device_memory_stats(testing::sim(7)).peak - before, 12 << 20);
+}
+
+// What CUDA's kernels cannot take must not fall to the one that makes all scores from repeated keys.
+TEST(LongPrompt, GroupedHeadsTakeAWayThatHoldsNoScores) {
+  using models::detail::GroupedWay, models::detail::grouped_way;
+  const models::detail::AttentionTables::Mask none, masked{at::zeros({1}), false}, causal{{}, true};
+  const auto on_gpu = [](at::ScalarType dtype, const auto& mask, int64_t queries) {
+    return grouped_way(true, dtype, true, mask, queries);
+  };
+  EXPECT_EQ(on_gpu(at::kBFloat16, causal, 4096), GroupedWay::kLibrary);
+  EXPECT_EQ(on_gpu(at::kBFloat16, masked, 8), GroupedWay::kProducts);
+  EXPECT_EQ(on_gpu(at::kBFloat16, masked, 512), GroupedWay::kRepeated);
+  EXPECT_EQ(on_gpu(at::kFloat, none, 1), GroupedWay::kProducts);
+  EXPECT_EQ(on_gpu(at::kFloat, causal, 32768), GroupedWay::kRepeated);
+  EXPECT_EQ(grouped_way(true, at::kFloat, false, masked, 8), GroupedWay::kLibrary);
+  EXPECT_EQ(grouped_way(false, at::kFloat, true, masked, 8), GroupedWay::kLibrary);
 }
 
 class LongPromptProgram : public ProgramTest {

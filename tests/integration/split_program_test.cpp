@@ -1,10 +1,13 @@
 // The programs with a model split over simulated devices: the same results as on one device, what it costs, and what
 // happens when a device is too small.
+#include <ATen/Context.h>
+#include <dlfcn.h>
 #include <emend/core/safetensors.h>
 #include <sys/resource.h>
 
 #include <iostream>
 #include <map>
+#include <set>
 
 #include "support/program_fixture.h"
 
@@ -118,6 +121,68 @@ TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
   for (const auto& check : doctor["checks"])
     pairs += check["name"].get<std::string>().find(" -> ") != std::string::npos;
   EXPECT_EQ(pairs, 12) << "every ordered pair of three devices and the host";
+}
+
+// What a stranger runs first on a new machine: no model.
+TEST_F(SplitProgram, TheWholeMachineIsChecked) {
+  const auto text = expect_ok("emend", {"doctor", "--full", "--device-map", "sim:3", "--quiet"}).out;
+  for (const char* part : {"ok  copies: 12 of 12 arrive whole", "ok  edits on the CPU: 9 of 9",
+                           "on one device: 27 of 27", "on two devices: 27 of 27", "on the CPU and a device: 27 of 27",
+                           "on all devices: 9 of 9", "all is well", "GFLOP/s"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << text;
+  const auto document =
+      nlohmann::json::parse(expect_ok("emend", {"doctor", "--full", "--device-map", "sim:2", "--json", "--quiet"}).out);
+  EXPECT_EQ(document["ok"], true);
+  EXPECT_EQ(document["devices"].size(), 3U);
+  EXPECT_GT(document["timings"].size(), 20U);
+  int split = 0, copies = 0;
+  for (const auto& check : document["checks"]) {
+    for (const char* key : {"name", "device", "status", "value", "limit", "reason"})
+      ASSERT_TRUE(check.contains(key)) << check;
+    EXPECT_NE(check["status"], "failed") << check;
+    if (check["name"].get<std::string>().starts_with("edit ")) EXPECT_LE(check["value"], check["limit"]) << check;
+    split += check["device"] == "sim:0+sim:1";
+    copies += check["device"] == "sim:0 -> sim:1";
+  }
+  EXPECT_EQ(split, 9) << "three editors in three dtypes";
+  EXPECT_EQ(copies, 1);
+}
+
+// A driver that shows a GPU which LibTorch cannot use is something wrong; a machine without a driver is not.
+TEST_F(SplitProgram, AGpuThatCannotBeUsedIsSomethingWrong) {
+  ProgramOptions options;
+  options.environment = {{"LD_LIBRARY_PATH", EMEND_BINARY_DIR "/tests/fake_driver"}, {"CUDA_VISIBLE_DEVICES", ""}};
+  const auto result = run_program("emend", {"doctor", "--full", "--json", "--quiet"}, options);
+  EXPECT_EQ(result.status, 5) << result.err;
+  const auto document = nlohmann::json::parse(result.out);
+  EXPECT_EQ(document["ok"], false);
+  EXPECT_EQ(document["checks"][0]["status"], "failed");
+  EXPECT_GT(document["checks"][0]["reason"].get<std::string>().size(), 20U);
+  const auto alone = run_program("emend", {"doctor", "--full", "--json", "--quiet", "--device-map", "cpu"});
+  EXPECT_EQ(alone.status, 0) << alone.out;
+}
+
+// The kit for machines with GPUs runs here on the CPU.
+TEST_F(SplitProgram, TheProofKitIsSmallAndRuns) {
+  const auto kit = path("kit.tar.xz"), out = path("proof");
+  Dl_info info{};
+  ASSERT_NE(dladdr(reinterpret_cast<const void*>(&at::globalContext), &info), 0);
+  const auto libtorch = std::filesystem::path(info.dli_fname).parent_path().parent_path().string();
+  expect_ok("/usr/bin/env", {"python3", EMEND_SOURCE_DIR "/tools/gpu-proof", "pack", kit, "--build", EMEND_BINARY_DIR});
+  EXPECT_LT(std::filesystem::file_size(kit), 60U << 20);
+  expect_ok("/bin/tar", {"xf", kit, "-C", path(".")});
+  expect_ok("/usr/bin/env",
+            {"python3", path("emend-proof/run-proof"), "--small", "--out", out, "--libtorch", libtorch});
+  const auto proof = nlohmann::json::parse(read_file(out + "/proof.json"));
+  EXPECT_EQ(proof["ok"], true);
+  EXPECT_EQ(proof["complete"], true);
+  std::set<std::string> steps;
+  for (const auto& step : proof["steps"]) steps.insert(step["name"]);
+  for (const char* step : {"doctor", "rome-same", "memit-same", "bench-gpt2", "edit-gpt2", "long-gpt2"})
+    EXPECT_TRUE(steps.contains(step)) << step;
+  const auto page = read_file(out + "/proof.html");
+  EXPECT_NE(page.find("memit on two devices, relative difference"), std::string::npos);
+  EXPECT_EQ(page.find("://"), std::string::npos) << "nothing from elsewhere";
 }
 
 TEST_F(SplitProgram, ADeviceTooSmallForTheWeightsIsRefusedBeforeLoading) {

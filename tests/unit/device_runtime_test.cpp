@@ -1,4 +1,6 @@
+#include <ATen/Context.h>
 #include <emend/core/error.h>
+#include <emend/devices/device_map.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <gtest/gtest.h>
@@ -29,6 +31,45 @@ TEST(CudaRuntime, HasDevicesOrAReason) {
   size_t seen = 0;
   for (const auto& info : visible_devices()) seen += info.device.is_cuda();
   EXPECT_EQ(seen, static_cast<size_t>(runtime.devices));
+}
+
+// cuDNN plans its attention anew for every shape; ours change at nearly every step.
+TEST(CudaRuntime, LeavesCudnnOutOfAttention) {
+  (void)load_cuda_runtime();
+  EXPECT_FALSE(at::globalContext().userEnabledCuDNNSDP());
+}
+
+TEST(CudaRuntime, IsOpenedOnlyWhereThereIsADriver) {
+  const auto& runtime = load_cuda_runtime();
+  if (!runtime.driver) EXPECT_FALSE(runtime.loaded);
+  if (!runtime.driver) EXPECT_NE(runtime.reason.find("no NVIDIA driver"), std::string::npos) << runtime.reason;
+}
+
+TEST(CudaRuntime, TellsFailuresOfAGpuFromMistakes) {
+  const c10::SourceLocation here{"f", "file", 1};
+  EXPECT_TRUE(is_device_failure(c10::AcceleratorError(here, 700, "CUDA error: an illegal memory access")));
+  EXPECT_TRUE(is_device_failure(c10::Error(here, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")));
+  EXPECT_TRUE(is_device_failure(c10::Error(here, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")));
+  EXPECT_FALSE(is_device_failure(c10::Error(here, "Expected all tensors to be on the same device, cuda:0 and cpu")));
+}
+
+// torchrun and the like: every process takes GPUs of its own.
+TEST(DeviceMap, ProcessesOfAMachineShareItsGpusOut) {
+  const auto of = [](int gpus, int rank, int size) {
+    std::vector<int> own;
+    for (int g = 0; g < gpus; ++g)
+      if (own_gpu(g, gpus, rank, size)) own.push_back(g);
+    return own;
+  };
+  EXPECT_EQ(of(4, 0, 1), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(of(2, 1, 2), std::vector<int>{1});
+  EXPECT_EQ(of(8, 1, 4), (std::vector<int>{2, 3}));
+  EXPECT_EQ(of(2, 3, 4), std::vector<int>{1});
+  for (int g = 0; g < 5; ++g) {
+    int owners = 0;
+    for (int rank = 0; rank < 3; ++rank) owners += own_gpu(g, 5, rank, 3);
+    EXPECT_EQ(owners, 1) << g;
+  }
 }
 
 }  // namespace device_runtime_test

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/hooks/hook_session.h>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
+#include "support/simulated.h"
 
 namespace emend {
 namespace keys_test {
@@ -124,6 +126,27 @@ TEST(Keys, CanBeCancelled) {
     context.cancel.request();
     EXPECT_THROW((void)editors::collect_at_lookup(model, rows, {{Site::kMlpDownIn, 1}}, context), Error);
   }
+}
+
+// The keys of 10,000 facts of GPT-J are 4 GB: parts, their concatenation and a selection of it would be 12.
+TEST(Keys, AreHeldOnce) {
+  const auto device = testing::sim(6);
+  testing::TinyOptions options;
+  options.place = [device](const models::ModelConfig& config, const models::Checkpoint&) {
+    return devices::PlacementPlan::single(device, config.n_layers);
+  };
+  const models::Model model = tiny_model(options);
+  std::vector<PromptRow> rows(60000);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].ids = {static_cast<int64_t>(i % 250), static_cast<int64_t>(i / 250)};
+    rows[i].lookup = 1;
+  }
+  devices::reset_peak_memory(device);
+  const int64_t before = devices::device_memory_stats(device).allocated;
+  const auto keys = editors::collect_at_lookup(model, rows, {{Site::kMlpDownIn, 0}}, EditContext());
+  const int64_t result = keys[0].numel() * 4;
+  EXPECT_EQ(devices::device_memory_stats(device).allocated - before, result);
+  EXPECT_LT(devices::device_memory_stats(device).peak - before, 2 * result);
 }
 
 }  // namespace keys_test

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
@@ -10,6 +11,7 @@
 #include <mutex>
 
 #include "support/editor_models.h"
+#include "support/simulated.h"
 
 namespace emend {
 namespace statistics_test {
@@ -101,6 +103,25 @@ TEST(Statistics, OnePassGivesEveryLayersMoment) {
       }
     }
   }
+}
+
+// Hashing a large model takes as long as reading it back from its device.
+TEST(Statistics, HashTheWeightsOnce) {
+  testing::TinyOptions on_device;
+  on_device.place = [device = testing::sim(5)](const models::ModelConfig& config, const models::Checkpoint&) {
+    return devices::PlacementPlan::single(device, config.n_layers);
+  };
+  const models::Model model = tiny_model(on_device);
+  int64_t weights = 0;
+  for (const auto& name : model.weight_names()) weights += static_cast<int64_t>(model.weight(name).nbytes());
+  const TemporaryFolder folder("hash-once");
+  StatisticsOptions options;
+  options.cache = folder.path();
+  CorpusStatistics statistics(text_of(documents()), options);
+  const devices::TransferScope scope;
+  statistics.prepare(model, {0, 1});
+  EXPECT_GE(scope.total(devices::Purpose::kHost).bytes, weights);
+  EXPECT_LT(scope.total(devices::Purpose::kHost).bytes, 2 * weights);
 }
 
 TEST(Statistics, StopsAfterTheLastLayerThatIsNeeded) {

@@ -4,7 +4,7 @@
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include "../model_options.h"
+#include "../full_check.h"
 
 namespace emend::tools {
 
@@ -49,6 +49,11 @@ devices::Check check_tokenizer(const models::Checkpoint& checkpoint) {
           "expected of tokenizers that normalise; otherwise check the tokenizer files"};
 }
 
+struct DoctorArguments {
+  ModelOptions model;
+  bool full = false;
+};
+
 int run_doctor(const ModelOptions& options, const Common& common) {
   devices::MaxMemory limits;
   if (!options.max_memory.empty()) limits = devices::parse_max_memory(options.max_memory);
@@ -90,10 +95,14 @@ VerbRun setup_plan(Options& o) {
 }
 
 VerbRun setup_doctor(Options& o) {
-  auto& options = o.arguments<ModelOptions>();
-  add_model_options(o, options);
-  o.footer = "Example:\n  emend doctor --model DIR";
-  return [&options](Common& common) { return run_doctor(options, common); };
+  auto& options = o.arguments<DoctorArguments>();
+  add_model_options(o, options.model);
+  o.add("--full", &options.full,
+        "check the machine itself, without a model: copies, edits of a tiny model on every device and pair, timings");
+  o.footer = "Example:\n  emend doctor --full\n  emend doctor --model DIR";
+  return [&options](Common& common) {
+    return options.full ? run_full_check(options.model, common) : run_doctor(options.model, common);
+  };
 }
 
 }  // namespace emend::tools

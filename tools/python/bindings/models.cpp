@@ -144,7 +144,7 @@ void bind_models(py::module_& module) {
           "Writes a Hugging Face folder, or a GGUF file if the name ends in .gguf. Returns the names of the changed "
           "weights (folders).");
 
-  module.def("load", &load, py::arg("path"), py::kw_only(), py::arg("device_map") = "cpu", py::arg("max_memory") = "",
+  module.def("load", &load, py::arg("path"), py::kw_only(), py::arg("device_map") = "auto", py::arg("max_memory") = "",
              py::arg("dtype") = "float32",
              "Loads a model: a Hugging Face folder, a .gguf file, or ORG/NAME in the Hugging Face cache.\n\n"
              "device_map: cpu, auto, balanced, sequential, cuda:0, sim:K (K simulated devices) or a JSON/YAML file.\n"
