@@ -1,5 +1,6 @@
 #include "http.h"
 
+#include <arpa/inet.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/workflow/run_directory.h>
@@ -79,7 +80,9 @@ std::string event_line(const nlohmann::ordered_json& document) {
 }
 
 bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  in_addr address{};
+  return host == "localhost" || host == "::1" ||
+         (::inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127);
 }
 
 struct HttpServer::State {

@@ -25,7 +25,9 @@ bool is_over(const std::string& status) {
 // "v_lr=0.5": numbers, words and lists, but nothing that could name a file.
 std::vector<std::string> settings_of(const json& request) {
   std::vector<std::string> settings;
-  for (const auto& [key, value] : request.value("settings", json::object()).items()) {
+  const json given = request.value("settings", json::object());
+  if (!given.is_object()) refuse("settings: expected an object");
+  for (const auto& [key, value] : given.items()) {
     const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
     if (text.find_first_of("/\\~") != std::string::npos)
       refuse("settings: " + key + ": a path; expected a number, a word or a list");

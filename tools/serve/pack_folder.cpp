@@ -8,6 +8,10 @@
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/run_directory.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 
@@ -47,6 +51,11 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
       fingerprint_(model.fingerprint()),
       lineage_(editors::lineage_of(model.checkpoint().path())) {
   fs::create_directories(folder_);
+  // Let go by the system when the process ends, however it ends.
+  lock_ = ::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
+    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "in use by another server, or not to be written",
+                                               "a folder of its own", "stop the other one, or name another folder"});
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder_))
     if (entry.path().extension() == ".safetensors" && is_pack_name(entry.path().stem().string()))
@@ -67,6 +76,10 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
     else
       log.warning("serve.pack", "the pack " + name.get<std::string>() + " was in force and is not here any more");
   }
+}
+
+PackFolder::~PackFolder() {
+  ::close(lock_);
 }
 
 ServedPack PackFolder::load(const std::string& name, const fs::path& path) const {

@@ -32,7 +32,11 @@ void require_pack_name(const std::string& name);
 class PackFolder {
  public:
   /// Reads what is there; a pack that is damaged or for another model is left out with a warning.
+  /// Throws Error(kInvalidArgument) if another server has the folder.
   PackFolder(std::filesystem::path folder, const models::Model& model, const Log& log);
+  ~PackFolder();
+  PackFolder(const PackFolder&) = delete;
+  PackFolder& operator=(const PackFolder&) = delete;
 
   [[nodiscard]] PackSet in_force() const;
   /// Throws HttpError 404 for a name that is none, and Error(kInvalidArgument) if they do not go together.
@@ -60,6 +64,7 @@ class PackFolder {
   const std::filesystem::path folder_;
   const std::string fingerprint_;
   const editors::Lineage lineage_;
+  int lock_ = -1;
   mutable std::mutex mutex_;
   std::vector<ServedPack> packs_;
   std::vector<std::string> active_;
