@@ -144,7 +144,7 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
     const auto format = models::detect_chat_format(tokenizer.chat_template());
     return {tokenizer.encode_ids(models::render_chat(format, turns, true).text, false)};
   }
-  if (!given(request, "prompt")) refuse("prompt: expected a text");
+  if (!given(request, "prompt") || request["prompt"].empty()) refuse("prompt: expected a text");
   const auto& prompt = request["prompt"];
   const bool ids = prompt.is_array() && !prompt.empty() && prompt[0].is_number();
   std::vector<std::vector<int64_t>> rows;
@@ -187,7 +187,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   sampling.seed =
       given(request, "seed") ? static_cast<uint64_t>(request["seed"].get<int64_t>()) : std::random_device{}();
   const bool echo = !chat && flag(request, "echo");
-  if (echo && (!request["prompt"].is_string() || asked.log_probs))
+  if (echo && (!given(request, "prompt") || !request["prompt"].is_string() || asked.log_probs))
     refuse("echo: only with one text, and without logprobs");
   if (echo) asked.echo = request["prompt"];
   const int64_t n = count(request, "n", 1, 1, 8);
