@@ -63,8 +63,8 @@ struct HttpOptions {
   std::string host = "127.0.0.1", token;
   int port = 8080;  ///< 0: any
   size_t max_body = size_t{8} << 20;
-  int threads = 64;
-  int timeout_s = 10;  ///< for a client to send its request and to take a piece of the answer
+  int threads = 256;
+  int timeout_s = 5;  ///< for a client to send its request and to take a piece of the answer
 };
 
 [[nodiscard]] bool is_loopback(const std::string& host);
