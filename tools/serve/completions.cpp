@@ -192,7 +192,11 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   if (echo) asked.echo = request["prompt"];
   const int64_t n = count(request, "n", 1, 1, 8);
   for (auto& ids : prompts(request, packs, chat)) {
-    asked.prompt_tokens += static_cast<int64_t>(ids.size());
+    const auto length = static_cast<int64_t>(ids.size());
+    asked.prompt_tokens += length;
+    if (!given(request, "max_tokens") && !given(request, "max_completion_tokens"))  // as much as there is room for
+      sampling.max_new_tokens = options.max_tokens =
+          std::clamp<int64_t>(engine_.model().max_positions() - length, 1, options.max_tokens);
     for (int64_t i = 0; i < n; ++i) {
       auto answer = std::make_shared<Answer>(engine_.model().tokenizer(), options);
       if (asked.log_probs)
