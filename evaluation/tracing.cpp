@@ -336,16 +336,12 @@ double embedding_deviation(const models::Model& model, const std::vector<KnownFa
   if (ids.empty())
     throw Error(ErrorClass::kInvalidArgument, {"causal tracing", "no facts to measure the embeddings on",
                                                "known facts with subjects", "give a facts file"});
-  const auto part_named = [&](models::Part part) -> at::Tensor {
-    for (const auto& tensor : models::expected_tensors(model.family(), model.config()))
-      if (tensor.part == part && !tensor.bias) return model.weight(tensor.name);
-    return {};
-  };
-  const at::Tensor table = part_named(models::Part::kEmbedding);
-  EMEND_CHECK(table.defined(), "every family has an embedding");
+  const at::Tensor table = model.embedding();
   at::Tensor rows = table.index_select(0, index_for(ids, table)).to(at::kFloat) * model.config().embedding_scale;
-  if (const at::Tensor project = part_named(models::Part::kProjectIn); project.defined())
-    rows = rows.matmul(devices::route_like(project, rows, devices::Purpose::kWeight, devices::Dtype::kMatch).t());
+  for (const auto& tensor : models::expected_tensors(model.family(), model.config()))
+    if (tensor.part == models::Part::kProjectIn && !tensor.bias)
+      rows = rows.matmul(
+          devices::route_like(model.weight(tensor.name), rows, devices::Purpose::kWeight, devices::Dtype::kMatch).t());
   return devices::to_host(rows.to(at::kDouble).std(), devices::Purpose::kHost).item<double>();
 }
 

@@ -77,7 +77,7 @@ at::Tensor HookPoint::run(at::Tensor x) const {
 
 // Sites outside layers come first, then the layer sites of layer 0, of layer 1, …
 static constexpr int kGlobalSites = 3;
-static constexpr int kLayerSites = 8;
+static constexpr int kLayerSites = static_cast<int>(Site::kLayerOut) - static_cast<int>(Site::kLayerIn) + 1;
 
 static int slot(Site site, int layer) noexcept {
   switch (site) {

@@ -14,12 +14,24 @@ struct SiteName {
   bool in_layer;
 };
 
-constexpr std::array<SiteName, 11> kSites = {{
+constexpr std::array<SiteName, 23> kSites = {{
     {Site::kEmbedding, "embedding", false},
     {Site::kLayerIn, "layer_in", true},
     {Site::kAttnIn, "attn_in", true},
+    {Site::kAttnQ, "attn_q", true},
+    {Site::kAttnK, "attn_k", true},
+    {Site::kAttnV, "attn_v", true},
+    {Site::kAttnQRotary, "attn_q_rotary", true},
+    {Site::kAttnKRotary, "attn_k_rotary", true},
+    {Site::kAttnScores, "attn_scores", true},
+    {Site::kAttnPattern, "attn_pattern", true},
+    {Site::kAttnZ, "attn_z", true},
     {Site::kAttnOut, "attn_out", true},
     {Site::kMlpIn, "mlp_in", true},
+    {Site::kMlpGate, "mlp_gate", true},
+    {Site::kMlpUp, "mlp_up", true},
+    {Site::kRouter, "router", true},
+    {Site::kExpertOut, "expert_out", true},
     {Site::kMlpDownIn, "mlp_down_in", true},
     {Site::kMlpDownOut, "mlp_down_out", true},
     {Site::kMlpOut, "mlp_out", true},

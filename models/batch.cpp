@@ -139,11 +139,18 @@ at::Tensor TokenBatch::unpack(const at::Tensor& packed) const {
     bad_batch("a tensor that does not hold " + std::to_string(tokens()) + " packed tokens", "[tokens, …]");
   auto shape = packed.sizes().vec();
   shape[0] = rows() * width_;
-  const at::Tensor slots = devices::route_like(at::tensor(slots_, at::kLong), packed, devices::Purpose::kInput);
-  at::Tensor flat = packed.new_zeros(shape).index_copy(0, slots, packed);
+  at::Tensor flat = packed.new_zeros(shape).index_copy(0, devices::index_on(slots_, packed), packed);
   shape[0] = width_;
   shape.insert(shape.begin(), rows());
   return flat.view(shape);
+}
+
+at::Tensor TokenBatch::pack(const at::Tensor& unpacked) const {
+  if (!unpacked.defined() || unpacked.dim() < 2 || unpacked.size(0) != rows() || unpacked.size(1) != width_)
+    bad_batch(
+        "a tensor that does not hold " + std::to_string(rows()) + " rows of " + std::to_string(width_) + " tokens",
+        "[rows, tokens, …]");
+  return unpacked.flatten(0, 1).index_select(0, devices::index_on(slots_, unpacked));
 }
 
 }  // namespace emend::models

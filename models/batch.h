@@ -55,6 +55,8 @@ class TokenBatch {
 
   /// [N, …] packed → [B, T, …] with zeros at padding; T is the width the batch was padded to, or the longest row.
   [[nodiscard]] at::Tensor unpack(const at::Tensor& packed) const;
+  /// The inverse: [B, T, …] → [N, …] packed.
+  [[nodiscard]] at::Tensor pack(const at::Tensor& unpacked) const;
 
  private:
   void add_row(const std::vector<int64_t>& ids, int64_t begin);

@@ -82,9 +82,7 @@ Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
 
 bool hooks_idle_above(const Model& model, int first_layer) {
   for (const hooks::Site site : hooks::all_sites()) {
-    const bool in_layers =
-        site != hooks::Site::kEmbedding && site != hooks::Site::kFinalNorm && site != hooks::Site::kLogits;
-    if (!in_layers) {
+    if (!hooks::is_layer_site(site)) {
       if (!model.hooks().point(site, -1).idle()) return false;
       continue;
     }

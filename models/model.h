@@ -23,6 +23,10 @@ struct ModelConfig;
 struct FamilySpec;
 class Tokenizer;
 class Checkpoint;
+class Patch;
+struct Prompts;
+struct NextToken;
+struct Trace;
 
 /// How a stored matrix acts: kOutIn computes x·Wᵀ (nn.Linear), kInOut computes x·W (GPT-2's Conv1D).
 enum class Orientation { kOutIn, kInOut };
@@ -85,6 +89,16 @@ class Model {
   [[nodiscard]] at::Tensor project(const at::Tensor& hidden, bool raw_head = false) const;
 
   [[nodiscard]] hooks::HookTable& hooks() const noexcept;  ///< where HookSession attaches
+  /// Whether the family has such a place: plain MLPs have no gate, dense models no router.
+  [[nodiscard]] bool has_site(hooks::Site site) const noexcept;
+
+  /// For texts in one line (trace.h): logits, captures of `sites`, and changes on the way. Sites and patches that the
+  /// pass does not meet are errors, as are those that the family lacks (kUnsupported).
+  [[nodiscard]] Trace trace(const Prompts& prompts, const std::vector<hooks::SiteRef>& sites = {},
+                            const std::vector<Patch>& patches = {}) const;
+  ForwardResult forward(const Prompts& prompts) const;
+  /// The `count` likeliest tokens behind the first prompt, the likeliest first.
+  [[nodiscard]] std::vector<NextToken> next_tokens(const Prompts& prompt, int64_t count) const;
 
   /// Throws Error(kUnsupported) with the reason where no single matrix is rewritten (Mixtral, …),
   /// Error(kInvalidArgument) for a layer out of range.
@@ -95,6 +109,12 @@ class Model {
   /// with the model; only editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the
   /// closest name.
   [[nodiscard]] at::Tensor weight(const std::string& name) const;
+  /// The table of token embeddings [V,D].
+  [[nodiscard]] at::Tensor embedding() const;
+  /// The matrix that a site's tensor comes out of, read as [out, in] whatever the checkpoint's layout, for kAttnQ, K
+  /// and V [heads, d, D] also where it is a part of a fused one; for reading. Throws Error(kUnsupported) where no one
+  /// matrix makes it.
+  [[nodiscard]] at::Tensor weight_at(const hooks::SiteRef& site) const;
   [[nodiscard]] bool has_weight(const std::string& name) const noexcept;
   [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
   /// The weight and, where it also lives on a second device, its copy there (PlacementPlan::tied_copy): who writes to

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/placement.h>
+#include <emend/models/config.h>
 #include <emend/models/products.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -82,6 +83,22 @@ bool takes_onednn(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 }
 
 }  // namespace
+
+at::Tensor activate(const at::Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::kGelu:
+      return at::gelu(x, "none");
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::kQuickGelu:
+      return x * at::sigmoid(1.702 * x);
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kSilu:
+      return at::silu(x);
+  }
+  return x;
+}
 
 at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
   count(x_NI, weight_OI);

@@ -1,4 +1,4 @@
-// Products with the matrices of a model, and a count of their arithmetic.
+// Products with the matrices of a model, a count of their arithmetic, and the functions between them.
 //
 // LibTorch multiplies float32 matrices on a CPU through MKL, which on processors that are not Intel's stays with AVX2
 // even where they have AVX-512. oneDNN, the other library in LibTorch, does not. Measured: docs/performance.md.
@@ -9,6 +9,11 @@
 #include <cstdint>
 
 namespace emend::models {
+
+enum class Activation;
+
+/// The function of an MLP, entry by entry.
+[[nodiscard]] at::Tensor activate(const at::Tensor& x, Activation activation);
 
 /// x·Wᵀ + b, recorded by autograd as at::linear is. `weight_OI` may be any view, so that x·W is product(x, W.t()).
 /// Float32 products on a CPU (or a simulated device) whose weight needs no gradient go through oneDNN where that is

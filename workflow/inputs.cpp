@@ -176,12 +176,17 @@ models::PlaceOptions place_options(const ModelOptions& options, const Log& log) 
   return {options.device_map, options.max_memory, parse_dtype(options.dtype, "dtype"), log};
 }
 
-const editors::EditorInfo& chosen_editor(const RunOptions& options) {
+const editors::EditorInfo& chosen_editor(const RunOptions& options, const models::Checkpoint* checkpoint,
+                                         const models::Model* model) {
   std::string named;
   std::error_code failure;
   if (std::filesystem::is_regular_file(options.hparams, failure))
     named = hparams::machine_settings(hparams::load_hparams(options.hparams)).alg_name.value_or("");
-  if (options.editor.empty() && named.empty()) return editors::find_editor("memit");
+  if (options.editor.empty() && named.empty()) {
+    const bool known =
+        checkpoint && options.hparams.empty() && hparams::find_preset("latch", hints_of(*checkpoint, model));
+    return editors::find_editor(known ? "latch" : "memit");
+  }
   if (named.empty()) return editors::find_editor(options.editor);
   const auto same = [&](const std::string& name) { return hparams::same_editor(named, name); };
   if (options.editor.empty()) {

@@ -40,9 +40,13 @@ namespace emend::workflow {
 /// --device-map, --max-memory and --dtype as models/placing.h takes them.
 [[nodiscard]] models::PlaceOptions place_options(const ModelOptions& options, const Log& log = {});
 
-/// The editor of the options, or the one that their file of hyper-parameters is for (alg_name), or memit. Throws
-/// Error(kInvalidArgument) if both are named and differ ("ft-m" is a form of FT), or for a name that is no editor's.
-[[nodiscard]] const editors::EditorInfo& chosen_editor(const RunOptions& options);
+/// The editor of the options, or the one that their file of hyper-parameters is for (alg_name), or the default: latch
+/// for a model that it has a preset for, else memit. Throws Error(kInvalidArgument) if both are named and differ
+/// ("ft-m" is a form of FT), or for a name that is no editor's. `checkpoint` and `model` may be null where none is
+/// known yet.
+[[nodiscard]] const editors::EditorInfo& chosen_editor(const RunOptions& options,
+                                                       const models::Checkpoint* checkpoint = nullptr,
+                                                       const models::Model* model = nullptr);
 
 /// The hyper-parameters that a program uses: a file, a preset by name, or (empty) the preset that fits the model; then
 /// `set`, assignments "v_lr=0.1". `model` may be null where only the checkpoint is open.

@@ -38,7 +38,8 @@ double parse_percent(const std::string& text, const std::string& name) {
   double percent = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
   if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100))
-    throw Error(ErrorClass::kInvalidArgument, {setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
   return percent;
 }
 

@@ -63,7 +63,10 @@ void Run::open() {
   (void)parse_on_collapse(options_.on_collapse);
   (void)parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
-  record_.editor = options_.editor = chosen_editor(options_).name;
+  std::shared_ptr<const models::Checkpoint> opened;
+  if (load) opened = models::open_checkpoint(options_.model.model);
+  const auto& checkpoint = load ? *opened : model_->checkpoint();
+  record_.editor = options_.editor = chosen_editor(options_, &checkpoint, model_).name;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
   if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
   record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
@@ -71,9 +74,6 @@ void Run::open() {
   check_outputs();
   options_.templates = named_contexts(options_);
   require_same(lent_.sharing, choices());
-  std::shared_ptr<const models::Checkpoint> opened;
-  if (load) opened = models::open_checkpoint(options_.model.model);
-  const auto& checkpoint = load ? *opened : model_->checkpoint();
   check_hparams(checkpoint);
   record_.model_path = checkpoint.path().string();
   if (!editors::active_runtime_packs(checkpoint.path()).empty())

@@ -25,6 +25,7 @@ struct ActiveRow {
   std::vector<int64_t> suffix;                      ///< ids from the looked-up token on; KL rows: that token alone
   int64_t lookup = 0;                               ///< tokens before it (all cached)
   std::vector<std::pair<int64_t, int64_t>> labels;  ///< (token of the suffix, id)
+  std::vector<double> floors;                       ///< as TargetRow's
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> held;  ///< (token of the suffix, vectors)
 };
 
@@ -37,6 +38,7 @@ struct ActiveIndex {
   at::Tensor label_token_M, label_id_M;
   at::Tensor label_weight_M;  ///< row weight / T
   at::Tensor label_slot_M, label_row_M;
+  at::Tensor label_floor_M;  ///< undefined where all are 0
   at::Tensor kl_token_K, kl_slot_K;
   at::Tensor kl_weight_K;  ///< kl_factor / KL rows of the fact
   at::Tensor row_labels;   ///< [rows] T; 1 for KL rows

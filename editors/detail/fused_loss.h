@@ -9,7 +9,7 @@
 namespace emend::editors::detail {
 
 struct LabelLoss {
-  at::Tensor nll_M;    ///< −log p(label), work dtype, on the head's device
+  at::Tensor nll_M;    ///< −log p(label), as far as it is above the floor; work dtype, on the head's device
   at::Tensor hit_M;    ///< label is the argmax (bool); undefined unless asked for
   at::Tensor grad_MD;  ///< of Σ coefficient·nll with respect to the hidden rows; undefined without gradient
 };
@@ -20,9 +20,10 @@ struct LossWants {
 };
 
 /// `hidden_MD` residual stream at the labelled tokens (its autograd history is not touched); `labels_M`,
-/// `coefficient_M` on any device.
+/// `coefficient_M` and `floor_M` (undefined: 0) on any device.
 [[nodiscard]] LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, const at::Tensor& labels_M,
-                                   const at::Tensor& coefficient_M, bool raw_head, const LossWants& wants);
+                                   const at::Tensor& coefficient_M, const at::Tensor& floor_M, bool raw_head,
+                                   const LossWants& wants);
 
 struct DivergenceLoss {
   at::Tensor kl_K;     ///< KL(now ‖ first) of each row

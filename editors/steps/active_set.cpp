@@ -56,6 +56,7 @@ void ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
           slot, kl, source.sampled_context, source.weight, {ids.begin() + source.lookup, ids.end()}, source.lookup,
           {},   {}};
       for (const auto& [token, id] : source.labels) row.labels.emplace_back(token - source.lookup, id);
+      row.floors = source.floors;
       for (const auto& held : problem.held)
         if (held.row == number && held.token >= source.lookup && held.token < static_cast<int64_t>(ids.size()))
           row.held.emplace_back(held.token - source.lookup, held.vectors_D);
@@ -175,7 +176,8 @@ void ActiveSet::rebuild_index() {
   std::vector<std::vector<int64_t>> suffixes, kl_suffixes;
   std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, label_token, label_id, label_slot, label_row,
       kl_token, kl_slot;
-  std::vector<double> label_weight, row_weight, row_labels;
+  std::vector<double> label_weight, label_floor, row_weight, row_labels;
+  bool floors = false;
   std::vector<int64_t> kl_rows_of_slot(members_.size(), 0);
   int64_t token = 0;
   for (size_t r = 0; r < rows_.size(); ++r) {
@@ -193,6 +195,12 @@ void ActiveSet::rebuild_index() {
       label_slot.push_back(slot);
       label_row.push_back(static_cast<int64_t>(r));
       label_weight.push_back(row.weight / static_cast<double>(row.labels.size()));
+      label_floor.push_back(0);
+    }
+    if (!row.floors.empty()) {
+      floors = true;
+      std::copy(row.floors.begin(), row.floors.end(),
+                label_floor.end() - static_cast<std::ptrdiff_t>(row.floors.size()));
     }
     if (row.kl) {
       kl_token.push_back(token);
@@ -219,6 +227,7 @@ void ActiveSet::rebuild_index() {
   index_.label_slot_M = devices::index_on(label_slot, like);
   index_.label_row_M = devices::index_on(label_row, like);
   index_.label_weight_M = floats(label_weight);
+  index_.label_floor_M = floors ? floats(label_floor) : at::Tensor();
   index_.row_weight = floats(row_weight);
   index_.row_labels = floats(row_labels);
   if (kl_token.empty()) return;

@@ -26,7 +26,8 @@ void for_slices(int64_t total, int64_t step, Body body) {
 }  // namespace
 
 LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, const at::Tensor& labels_M,
-                     const at::Tensor& coefficient_M, bool raw_head, const LossWants& wants) {
+                     const at::Tensor& coefficient_M, const at::Tensor& floor_M, bool raw_head,
+                     const LossWants& wants) {
   std::vector<at::Tensor> nll, hits, grads;
   for_slices(hidden_MD.size(0), slice_rows(model), [&](int64_t begin, int64_t count) {
     const at::AutoGradMode mode(wants.gradient);
@@ -36,11 +37,15 @@ LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, co
     const at::Tensor labels =
         devices::route_like(labels_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels).unsqueeze(1);
     const at::Tensor picked = log_p.gather(1, labels).squeeze(1);
-    nll.push_back(-picked.detach());
+    at::Tensor above = -picked.detach();
+    if (floor_M.defined())
+      above =
+          (above - devices::route_like(floor_M.narrow(0, begin, count), above, devices::Purpose::kLabels)).clamp_min(0);
+    nll.push_back(above);
     if (wants.hits) hits.push_back(picked.detach() >= log_p.detach().amax(1));
     if (!wants.gradient) return;
-    const at::Tensor weight =
-        devices::route_like(coefficient_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
+    at::Tensor weight = devices::route_like(coefficient_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
+    if (floor_M.defined()) weight = weight * (above > 0);
     grads.push_back(torch::autograd::grad({-(picked * weight).sum()}, {rows})[0]);
   });
   LabelLoss loss;

@@ -141,7 +141,7 @@ PassResult LearningPass::run(std::span<const double> weight_R,
     return result;
   }
   const at::Tensor hidden_MD = forward();
-  const detail::LabelLoss loss = detail::label_loss(*model_, hidden_MD, labels_M, coefficient_M, false, {});
+  const detail::LabelLoss loss = detail::label_loss(*model_, hidden_MD, labels_M, coefficient_M, {}, false, {});
   result.nll = row_means(loss.nll_M);
   const std::vector<at::Tensor> wanted = leaves();
   result.gradients.resize(wanted.size());
@@ -179,8 +179,9 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
     }
   }
   const at::Tensor token_M = devices::index_on(label_token_, hidden_ND);
-  const detail::LabelLoss loss = detail::label_loss(
-      *model_, hidden_ND.index_select(0, token_M), at::tensor(label_id_, at::kLong), coefficients(weight_R), false, {});
+  const detail::LabelLoss loss =
+      detail::label_loss(*model_, hidden_ND.index_select(0, token_M), at::tensor(label_id_, at::kLong),
+                         coefficients(weight_R), {}, false, {});
   PassResult result;
   result.nll = row_means(loss.nll_M);
   result.gradients.resize(leaves.size());
@@ -211,8 +212,8 @@ PassResult LearningPass::measure() const {
   const at::Tensor labels_M = at::tensor(label_id_, at::kLong);
   const std::vector<double> ones(rows(), 1);
   PassResult result;
-  result.nll =
-      row_means(detail::label_loss(*model_, forward(), labels_M, coefficients(ones), false, {.gradient = false}).nll_M);
+  result.nll = row_means(
+      detail::label_loss(*model_, forward(), labels_M, coefficients(ones), {}, false, {.gradient = false}).nll_M);
   return result;
 }
 

@@ -22,27 +22,6 @@ size_t last_character(std::string_view text, size_t begin, size_t end) {
   return at;
 }
 
-// First and one past the last token whose bytes overlap [begin, end).
-std::pair<int64_t, int64_t> overlapping(const models::Encoding& encoding, size_t begin, size_t end) {
-  int64_t first = -1, last = -1;
-  for (size_t i = 0; i < encoding.size(); ++i) {
-    const auto [from, to] = encoding.offsets[i];
-    if (from == to || to <= begin || from >= end) continue;
-    if (first < 0) first = static_cast<int64_t>(i);
-    last = static_cast<int64_t>(i) + 1;
-  }
-  return {first, last};
-}
-
-// The whole sentence with what the tokenizer puts in front, without what it puts behind.
-models::Encoding encode_prompt(const models::Tokenizer& tokenizer, std::string_view text) {
-  models::Encoding encoding = tokenizer.encode(text, false);
-  const auto& prefix = tokenizer.prefix_ids();
-  encoding.ids.insert(encoding.ids.begin(), prefix.begin(), prefix.end());
-  encoding.offsets.insert(encoding.offsets.begin(), prefix.size(), {0, 0});
-  return encoding;
-}
-
 bool is_lone_space(const models::Tokenizer& tokenizer, int64_t id) {
   return tokenizer.token_bytes(id) == " ";
 }
@@ -88,8 +67,8 @@ PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view tem
   row.text =
       std::string(template_text.substr(0, slot)) + std::string(subject) + std::string(template_text.substr(slot + 2));
   const size_t begin = slot, end = slot + subject.size();
-  auto encoding = encode_prompt(tokenizer, row.text);
-  row.subject = overlapping(encoding, begin, end);
+  auto encoding = tokenizer.encode_prompt(row.text);
+  row.subject = encoding.overlapping(begin, end);
   const auto count = static_cast<int64_t>(encoding.size());
   if (row.subject.first < 0) {
     throw Error(ErrorClass::kInvalidArgument,
@@ -98,7 +77,7 @@ PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view tem
   }
   switch (fact_token) {
     case FactToken::kSubjectLast: {
-      const auto last = overlapping(encoding, last_character(row.text, begin, end), end);
+      const auto last = encoding.overlapping(last_character(row.text, begin, end), end);
       row.lookup = (last.first < 0 ? row.subject.second : last.second) - 1;
       break;
     }

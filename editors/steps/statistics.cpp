@@ -415,6 +415,21 @@ class SharedStatistics final : public StatisticsProvider {
 
 struct CorpusStatistics::State : CorpusState {};
 
+namespace {
+
+std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::Tensor& lengths) {
+  std::vector<std::vector<int64_t>> rows;
+  const int64_t* next = ids.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < lengths.size(0); ++r) {
+    const int64_t length = lengths.const_data_ptr<int64_t>()[r];
+    rows.emplace_back(next, next + length);
+    next += length;
+  }
+  return rows;
+}
+
+}  // namespace
+
 CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
     : state_(std::make_unique<State>()) {
   state_->text = std::move(text);
@@ -429,6 +444,31 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
 
 const SecondMoment& CorpusStatistics::get(int layer) const {
   return prepared_moment(*state_, layer);
+}
+
+// Rows that the model writes are kept like its moments: to write them takes longer than to use them.
+std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
+  const StatisticsOptions& options = state_->options;
+  const auto take = [&] { return detail::make_row_source(model, state_->text, options)->take(tokens); };
+  if (state_->text || options.cache.empty()) return take();
+  const std::string key = sha256_hex(state_->key(model, model.current_fingerprint(), 0, tokens) + " rows");
+  const auto path = options.cache / (key + ".safetensors");
+  try {
+    if (const auto file = open_cached(path)) return unpack_rows(file->tensor("ids"), file->tensor("lengths"));
+  } catch (const Error& error) {
+    if (error.error_class() != ErrorClass::kCorruption) throw;
+    options.log.warning("statistics.damaged", std::string(error.what()) + "; writing the text again");
+  }
+  const auto rows = take();
+  std::vector<int64_t> ids, lengths;
+  for (const auto& row : rows) {
+    ids.insert(ids.end(), row.begin(), row.end());
+    lengths.push_back(static_cast<int64_t>(row.size()));
+  }
+  std::filesystem::create_directories(options.cache);
+  write_checked(path, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}},
+                {{"format", "emend sampled text 1"}, {"key", key}});
+  return rows;
 }
 
 nlohmann::json CorpusStatistics::describe() const {

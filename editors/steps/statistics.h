@@ -58,6 +58,12 @@ class StatisticsProvider {
   virtual void prepare(const models::Model& model, const std::vector<int>& layers) = 0;
   /// Throws Error(kInvalidArgument) if the layer was not prepared.
   [[nodiscard]] virtual const SecondMoment& get(int layer) const = 0;
+  /// At least `tokens` tokens of the text that the moments are taken from, as rows of ids; nothing where there is no
+  /// text.
+  [[nodiscard]] virtual std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens) {
+    (void)model, (void)tokens;
+    return {};
+  }
   /// For reports: corpus, tokens, settings, cache hits.
   [[nodiscard]] virtual nlohmann::json describe() const = 0;
 };
@@ -120,6 +126,7 @@ class CorpusStatistics final : public StatisticsProvider {
   /// most 64 MiB of text are considered.
   void prepare(const models::Model& model, const std::vector<int>& layers) override;
   [[nodiscard]] const SecondMoment& get(int layer) const override;
+  [[nodiscard]] std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens) override;
   [[nodiscard]] nlohmann::json describe() const override;
 
  private:

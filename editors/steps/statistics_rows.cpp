@@ -144,7 +144,10 @@ class SampledRows final : public RowSource {
     generate.top_k = kSampledTopK;
     generate.seed = options_.seed * 1000003 + static_cast<uint64_t>(begun_);
     generate.stop_ids = tokenizer.eos_ids();
-    generate.max_new_tokens = std::max<int64_t>(1, length - 2);
+    size_t longest = 2;
+    for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
+    generate.max_new_tokens =
+        std::max<int64_t>(1, std::min(length - 2, row_limit(model_, options_) - static_cast<int64_t>(longest)));
     generate.cancel = options_.cancel;
     const auto continued = models::generate(copy_ ? *copy_ : model_, prompts, generate);
     for (size_t r = 0; r < prompts.size(); ++r) {

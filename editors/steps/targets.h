@@ -59,6 +59,8 @@ struct TargetRow {
   std::vector<std::pair<int64_t, int64_t>> labels;
   double weight = 0;             ///< of this row's mean nll in the fact's nll; the rows of a problem sum to 1
   bool sampled_context = false;  ///< not the plain prompt (kMostProbable looks at these)
+  /// −log p of each label from which on it counts (as good as the model was before is good enough). Empty: from 0 on.
+  std::vector<double> floors = {};
 };
 
 /// A vector that stays added at one token while δ is optimised (earlier windows of a long target).

@@ -207,8 +207,8 @@ class FastRun {
                                                      devices::Purpose::kLabels);
       coefficient_M = coefficient_M * scale_B.index_select(0, index.label_slot_M);
     }
-    labels = label_loss(upper_, hidden.label_MD, index.label_id_M, coefficient_M, spec_.loss_layer.has_value(),
-                        {gradient, spec_.stop_rule != StopRule::kLoss});
+    labels = label_loss(upper_, hidden.label_MD, index.label_id_M, coefficient_M, index.label_floor_M,
+                        spec_.loss_layer.has_value(), {gradient, spec_.stop_rule != StopRule::kLoss});
     if (hidden.kl_KD.defined())
       divergence = divergence_loss(upper_, hidden.kl_KD, index.kl_weight_K, g.set.kl_first_KV, gradient);
     return coefficient_M;

@@ -21,6 +21,7 @@ constexpr int64_t kNoLabel = -100;
 struct PaddedRows {
   models::TokenBatch batch;
   at::Tensor labels;            // [J,T], kNoLabel where there is none
+  at::Tensor floors;            // [J,T] of the labels; undefined where all are 0
   at::Tensor lengths;           // [J] labels in each row
   std::vector<int64_t> lookup;  // packed index of the looked-up token of every row
   int64_t rewriting = 0, rows = 0, width = 0;
@@ -53,6 +54,9 @@ PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
     padded.lookup.push_back(r * padded.width + row.lookup);
     if (r >= padded.rewriting) continue;
     for (const auto& [token, id] : row.labels) padded.labels[r][token] = id;
+    if (!row.floors.empty() && !padded.floors.defined())
+      padded.floors = at::zeros({padded.rewriting, padded.width}, at::kDouble);
+    for (size_t i = 0; i < row.floors.size(); ++i) padded.floors[r][row.labels[i].first] = row.floors[i];
     padded.lengths[r] = static_cast<double>(row.labels.size());
   }
   padded.batch = models::TokenBatch::from_padded(ids, mask, {}, true);
@@ -121,8 +125,13 @@ class ReferenceRun {
     const at::Tensor labels_JT = devices::route_like(padded_.labels, log_p_JTV, devices::Purpose::kLabels);
     const at::Tensor mask_JT = labels_JT != kNoLabel;
     const at::Tensor picked_JT = log_p_JTV.gather(2, labels_JT.clamp_min(0).unsqueeze(2)).squeeze(2);
+    at::Tensor nll_JT = -picked_JT;
+    if (padded_.floors.defined())
+      nll_JT =
+          (nll_JT - devices::route_like(padded_.floors, nll_JT, devices::Purpose::kLabels).to(nll_JT.scalar_type()))
+              .clamp_min(0);
     step.nll_each =
-        -(picked_JT * mask_JT).sum(1) / devices::route_like(padded_.lengths, picked_JT, devices::Purpose::kLabels);
+        (nll_JT * mask_JT).sum(1) / devices::route_like(padded_.lengths, picked_JT, devices::Purpose::kLabels);
     std::vector<double> weights;
     for (const auto& row : problem_.rows) weights.push_back(row.weight);
     const at::Tensor weight_J =

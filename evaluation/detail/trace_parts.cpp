@@ -7,6 +7,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace emend::evaluation::detail {
 
@@ -18,19 +19,10 @@ TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const KnownFact& fa
     throw Error(ErrorClass::kInvalidArgument, {"causal tracing of \"" + fact.prompt + "\"",
                                                "the subject \"" + fact.subject + "\" is not in the prompt",
                                                "a prompt that contains its subject", "check the facts file"});
-  const size_t end = begin + fact.subject.size();
-  const auto encoding = tokenizer.encode(fact.prompt);
-  const auto prefix = static_cast<int64_t>(tokenizer.prefix_ids().size());
+  auto encoding = tokenizer.encode_prompt(fact.prompt);
   TraceTokens tokens;
-  tokens.ids = tokenizer.prefix_ids();
-  tokens.subject_begin = -1;
-  for (size_t i = 0; i < encoding.size(); ++i) {
-    tokens.ids.push_back(encoding.ids[i]);
-    const auto [from, to] = encoding.offsets[i];
-    if (from >= end || to <= begin) continue;
-    if (tokens.subject_begin < 0) tokens.subject_begin = prefix + static_cast<int64_t>(i);
-    tokens.subject_end = prefix + static_cast<int64_t>(i) + 1;
-  }
+  std::tie(tokens.subject_begin, tokens.subject_end) = encoding.overlapping(begin, begin + fact.subject.size());
+  tokens.ids = std::move(encoding.ids);
   if (tokens.subject_begin < 0)
     throw Error(ErrorClass::kInvalidArgument, {"causal tracing of \"" + fact.prompt + "\"",
                                                "no token holds the subject", "a subject with tokens", ""});

@@ -172,17 +172,30 @@ at::Tensor attend_at_once(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, co
     const auto additive = mask.mask.defined() ? std::optional(mask.mask) : std::nullopt;
     return at::scaled_dot_product_attention(q_BhTd, k_BgSd, v_BgSd, additive, 0.0, mask.causal, scale, grouped);
   }
-  const int64_t repeat = q_BhTd.size(1) / k_BgSd.size(1);
-  const at::Tensor k = grouped ? k_BgSd.repeat_interleave(repeat, 1) : k_BgSd;
-  const at::Tensor v = grouped ? v_BgSd.repeat_interleave(repeat, 1) : v_BgSd;
-  at::Tensor scores = (q_BhTd * scale).matmul(k.transpose(-1, -2));
-  scores = softcap * at::tanh(scores / softcap);
-  if (mask.mask.defined()) scores = scores + mask.mask;
-  const at::ScalarType wide = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return at::softmax(scores, -1, wide).to(v.scalar_type()).matmul(v);
+  return attend_openly(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap, {}, {});
 }
 
 }  // namespace
+
+at::Tensor attend_openly(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                         const AttentionTables::Mask& mask, double scale, double softcap,
+                         const AttentionHook& at_scores, const AttentionHook& at_pattern) {
+  const int64_t repeat = q_BhTd.size(1) / k_BgSd.size(1);
+  const at::Tensor k = repeat > 1 ? k_BgSd.repeat_interleave(repeat, 1) : k_BgSd;
+  const at::Tensor v = repeat > 1 ? v_BgSd.repeat_interleave(repeat, 1) : v_BgSd;
+  at::Tensor scores = (q_BhTd * scale).matmul(k.transpose(-1, -2));
+  if (softcap != 0) scores = softcap * at::tanh(scores / softcap);
+  if (mask.mask.defined()) scores = scores + mask.mask;
+  if (mask.causal) {
+    const at::Tensor later = at::ones({scores.size(2), scores.size(3)}, scores.options().dtype(at::kBool)).triu(1);
+    scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+  }
+  if (at_scores) scores = at_scores(std::move(scores));
+  const at::ScalarType wide = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor pattern = at::softmax(scores, -1, wide).to(v.scalar_type());
+  if (at_pattern) pattern = at_pattern(std::move(pattern));
+  return pattern.matmul(v);
+}
 
 at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                   const AttentionTables::Mask& mask, double scale, double softcap, int64_t scores_at_once) {

@@ -10,6 +10,7 @@
 #include <emend/models/config.h>
 #include <emend/models/kv_cache.h>
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -69,6 +70,13 @@ inline constexpr int64_t kScoresAtOnce = int64_t{1} << 26;
 [[nodiscard]] at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                                 const AttentionTables::Mask& mask, double scale, double softcap,
                                 int64_t scores_at_once = kScoresAtOnce);
+
+/// The same written out, with what a fused kernel does not show: `at_scores` and `at_pattern` get [B, heads, T, S] and
+/// give it back, changed or not; either may be empty.
+using AttentionHook = std::function<at::Tensor(at::Tensor)>;
+[[nodiscard]] at::Tensor attend_openly(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                                       const AttentionTables::Mask& mask, double scale, double softcap,
+                                       const AttentionHook& at_scores, const AttentionHook& at_pattern);
 
 /// ALiBi slopes of n heads.
 [[nodiscard]] std::vector<double> alibi_slopes(int64_t n_heads);

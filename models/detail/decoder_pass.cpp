@@ -210,8 +210,8 @@ at::Tensor DecoderPass::run_layer(int layer, at::Tensor x) {
   const detail::LayerWeights& weights = model_.layers[layer];
   const auto point = [&](Site site) -> const hooks::HookPoint& { return model_.hooks.point(site, layer); };
   const auto mlp = [&](at::Tensor in) {
-    return point(Site::kMlpOut)(detail::apply_mlp(point(Site::kMlpIn)(std::move(in)), weights, config_, model_.conv1d(),
-                                                  point(Site::kMlpDownIn), point(Site::kMlpDownOut)));
+    return point(Site::kMlpOut)(
+        detail::apply_mlp(point(Site::kMlpIn)(std::move(in)), weights, config_, model_.conv1d(), model_.hooks, layer));
   };
   const auto attend = [&](at::Tensor in) {
     return point(Site::kAttnOut)(attention(layer, point(Site::kAttnIn)(std::move(in))));
@@ -262,8 +262,12 @@ void DecoderPass::project_qkv(int layer, const at::Tensor& x, at::Tensor& q, at:
 at::Tensor DecoderPass::attention(int layer, const at::Tensor& x) {
   DeviceTables& here = tables(layer);
   const detail::LayerWeights& weights = model_.layers[layer];
+  const auto point = [&](Site site) -> const hooks::HookPoint& { return model_.hooks.point(site, layer); };
   at::Tensor q, k, v;
   project_qkv(layer, x, q, k, v);
+  q = point(Site::kAttnQ)(std::move(q));
+  k = point(Site::kAttnK)(std::move(k));
+  v = point(Site::kAttnV)(std::move(v));
   if (config_.qk_norm) {
     q = detail::apply_head_norm(q, weights[Part::kQNorm].weight, config_);
     k = detail::apply_head_norm(k, weights[Part::kKNorm].weight, config_);
@@ -274,14 +278,32 @@ at::Tensor DecoderPass::attention(int layer, const at::Tensor& x) {
     k = detail::apply_rotary(k, table);
   }
   if (here.logn.defined()) q = q * here.logn;
+  q = point(Site::kAttnQRotary)(std::move(q));
+  k = point(Site::kAttnKRotary)(std::move(k));
   q = detail::unpack_heads(q, layout_, here.attention);
   k = detail::unpack_heads(k, layout_, here.attention);
   v = detail::unpack_heads(v, layout_, here.attention);
   if (options_.cache) join_cache(layer, k, v);
   const double scale = config_.attention_scale / (config_.scale_by_inverse_layer ? layer + 1 : 1);
-  const at::Tensor mixed = detail::attend(q, k, v, mask(layer, here), scale, config_.attention_softcap);
-  return detail::apply_linear(detail::pack_heads(mixed, layout_, here.attention), weights[Part::kAttnOut],
-                              model_.conv1d());
+  const bool fused = point(Site::kAttnScores).idle() && point(Site::kAttnPattern).idle();
+  const at::Tensor mixed = fused ? detail::attend(q, k, v, mask(layer, here), scale, config_.attention_softcap)
+                                 : detail::attend_openly(q, k, v, mask(layer, here), scale, config_.attention_softcap,
+                                                         slots_hook(point(Site::kAttnScores), here),
+                                                         slots_hook(point(Site::kAttnPattern), here));
+  at::Tensor z = detail::pack_heads(mixed, layout_, here.attention);
+  if (const auto& at_z = point(Site::kAttnZ); !at_z.idle())
+    z = at_z(z.unflatten(1, {config_.n_heads, config_.head_dim})).flatten(1);
+  return detail::apply_linear(z, weights[Part::kAttnOut], model_.conv1d());
+}
+
+// A point whose tensor is packed, where attention has it unpacked: [B, heads, T, S].
+detail::AttentionHook DecoderPass::slots_hook(const hooks::HookPoint& point, const DeviceTables& here) const {
+  if (point.idle()) return {};
+  return [this, &point, &here](at::Tensor x) {
+    const int64_t heads = x.size(1), slots = x.size(3);
+    const at::Tensor packed = detail::pack_heads(x, layout_, here.attention).unflatten(1, {heads, slots});
+    return detail::unpack_heads(point(packed), layout_, here.attention);
+  };
 }
 
 void DecoderPass::join_cache(int layer, at::Tensor& k, at::Tensor& v) {

@@ -31,6 +31,7 @@ class DecoderPass {
   at::Tensor run_layer(int layer, at::Tensor x);
   at::Tensor attention(int layer, const at::Tensor& x);
   void project_qkv(int layer, const at::Tensor& x, at::Tensor& q, at::Tensor& k, at::Tensor& v) const;
+  detail::AttentionHook slots_hook(const hooks::HookPoint& point, const DeviceTables& here) const;
   void join_cache(int layer, at::Tensor& k, at::Tensor& v);
   DeviceTables& tables(int layer);
   const detail::RotaryTable& rotary(int layer, DeviceTables& here);

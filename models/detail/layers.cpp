@@ -19,9 +19,9 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, b
   return at::GradMode::is_enabled() ? normal * weight : normal.mul_(weight);
 }
 
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, Activation activation) {
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, Activation activation, bool gate_is_kept = false) {
   const bool in_place = !at::GradMode::is_enabled() && activation == Activation::kSilu;
-  if (!in_place) return activate(gate, activation) * up;
+  if (!in_place || gate_is_kept) return activate(gate, activation) * up;
   at::Tensor key = gate;
   return (gate.is_contiguous() ? at::silu_(key) : at::silu(gate)).mul_(up);
 }
@@ -37,12 +37,30 @@ at::Tensor adapted(const at::Tensor& x, const LinearAdapter& adapter) {
   return (at::linear(at::linear(in, adapter.a_RI), adapter.b_OR) * adapter.scale).to(x.scalar_type());
 }
 
+// What one expert is given and makes of it: the tokens that go there, their weights, its outputs.
+struct ExpertShare {
+  at::Tensor tokens, weights, out;
+};
+
+// The outputs of all experts side by side, [N, X, D], for hooks; what they leave goes back into the shares.
+void show_experts(std::vector<ExpertShare>& shares, const at::Tensor& x, const hooks::HookPoint& point) {
+  const auto n_experts = static_cast<int64_t>(shares.size());
+  at::Tensor all = at::zeros({x.size(0) * n_experts, x.size(1)}, x.options());
+  for (int64_t e = 0; e < n_experts; ++e)
+    if (const auto& share = shares[e]; share.out.defined())
+      all = all.index_copy(0, share.tokens * n_experts + e, share.out);
+  all = point(all.view({x.size(0), n_experts, x.size(1)})).flatten(0, 1);
+  for (int64_t e = 0; e < n_experts; ++e)
+    if (auto& share = shares[e]; share.out.defined()) share.out = all.index_select(0, share.tokens * n_experts + e);
+}
+
 // Router in float32, the best k experts of each token, renormalised weights.
-at::Tensor apply_experts(const at::Tensor& x, const LayerWeights& weights, const ModelConfig& config, bool conv1d) {
-  const at::Tensor scores = at::softmax(apply_linear(x, weights[Part::kRouter], conv1d), -1, at::kFloat);
+at::Tensor apply_experts(const at::Tensor& x, const LayerWeights& weights, const ModelConfig& config, bool conv1d,
+                         const hooks::HookPoint& at_router, const hooks::HookPoint& at_outputs) {
+  const at::Tensor scores = at::softmax(at_router(apply_linear(x, weights[Part::kRouter], conv1d)), -1, at::kFloat);
   auto [best, chosen] = scores.topk(config.experts_per_token, -1);
   best = (best / best.sum(-1, /*keepdim=*/true)).to(x.scalar_type());
-  at::Tensor sum = at::zeros_like(x);
+  std::vector<ExpertShare> shares(static_cast<size_t>(config.n_experts));
   for (int64_t e = 0; e < config.n_experts; ++e) {
     const auto places = (chosen == e).nonzero();
     if (places.size(0) == 0) continue;
@@ -51,9 +69,12 @@ at::Tensor apply_experts(const at::Tensor& x, const LayerWeights& weights, const
     const ExpertWeights& expert = weights.experts[e];
     const at::Tensor key =
         gated(apply_linear(rows, expert.gate, conv1d), apply_linear(rows, expert.up, conv1d), config.activation);
-    const at::Tensor share = best.index({tokens, slots}).unsqueeze(1);
-    sum = sum.index_add(0, tokens, apply_linear(key, expert.down, conv1d) * share);
+    shares[e] = {tokens, best.index({tokens, slots}).unsqueeze(1), apply_linear(key, expert.down, conv1d)};
   }
+  if (!at_outputs.idle()) show_experts(shares, x, at_outputs);
+  at::Tensor sum = at::zeros_like(x);
+  for (const auto& [tokens, share, out] : shares)
+    if (out.defined()) sum = sum.index_add(0, tokens, out * share);
   return sum;
 }
 
@@ -73,42 +94,34 @@ at::Tensor apply_head_norm(const at::Tensor& x_Nhd, const at::Tensor& weight, co
   return rms_norm(x_Nhd, weight, config.norm_eps, config.norm_one_plus);
 }
 
-at::Tensor activate(const at::Tensor& x, Activation activation) {
-  switch (activation) {
-    case Activation::kGelu:
-      return at::gelu(x, "none");
-    case Activation::kGeluTanh:
-      return at::gelu(x, "tanh");
-    case Activation::kQuickGelu:
-      return x * at::sigmoid(1.702 * x);
-    case Activation::kRelu:
-      return at::relu(x);
-    case Activation::kSilu:
-      return at::silu(x);
-  }
-  return x;
-}
-
 at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const ModelConfig& config, bool conv1d,
-                     const hooks::HookPoint& down_in, const hooks::HookPoint& down_out) {
+                     const hooks::HookTable& hooks, int layer) {
+  using hooks::Site;
+  const auto point = [&](Site site) -> const hooks::HookPoint& { return hooks.point(site, layer); };
+  const auto linear = [&](Part part) { return apply_linear(x_ND, weights[part], conv1d); };
+  const auto gated_key = [&](at::Tensor gate, at::Tensor up) {
+    gate = point(Site::kMlpGate)(std::move(gate));
+    up = point(Site::kMlpUp)(std::move(up));
+    return gated(gate, up, config.activation, !point(Site::kMlpGate).idle());
+  };
   at::Tensor key_NF;
   switch (config.mlp) {
     case Mlp::kPlain:
-      key_NF = activate(apply_linear(x_ND, weights[Part::kUp], conv1d), config.activation);
+      key_NF = activate(point(Site::kMlpUp)(linear(Part::kUp)), config.activation);
       break;
     case Mlp::kGated:
-      key_NF = gated(apply_linear(x_ND, weights[Part::kGate], conv1d), apply_linear(x_ND, weights[Part::kUp], conv1d),
-                     config.activation);
+      key_NF = gated_key(linear(Part::kGate), linear(Part::kUp));
       break;
     case Mlp::kGatedFused: {
-      const auto halves = apply_linear(x_ND, weights[Part::kGateUp], conv1d).chunk(2, -1);
-      key_NF = gated(halves[0], halves[1], config.activation);
+      const auto halves = linear(Part::kGateUp).chunk(2, -1);
+      key_NF = gated_key(halves[0], halves[1]);
       break;
     }
     case Mlp::kExperts:
-      return apply_experts(x_ND, weights, config, conv1d);
+      return apply_experts(x_ND, weights, config, conv1d, point(Site::kRouter), point(Site::kExpertOut));
   }
-  return down_out(apply_linear(down_in(std::move(key_NF)), weights[Part::kDown], conv1d));
+  key_NF = point(Site::kMlpDownIn)(std::move(key_NF));
+  return point(Site::kMlpDownOut)(apply_linear(key_NF, weights[Part::kDown], conv1d));
 }
 
 }  // namespace emend::models::detail

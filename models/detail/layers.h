@@ -11,10 +11,8 @@ namespace emend::models::detail {
 /// RMS norm of each head of x [N, heads, d].
 [[nodiscard]] at::Tensor apply_head_norm(const at::Tensor& x_Nhd, const at::Tensor& weight, const ModelConfig& config);
 
-[[nodiscard]] at::Tensor activate(const at::Tensor& x, Activation activation);
-
-/// The MLP of a layer on packed rows [N, D]. Runs the hook points of the rewritten matrix's input and output.
+/// The MLP of a layer on packed rows [N, D]. Runs the hook points inside it.
 [[nodiscard]] at::Tensor apply_mlp(const at::Tensor& x_ND, const LayerWeights& weights, const ModelConfig& config,
-                                   bool conv1d, const hooks::HookPoint& down_in, const hooks::HookPoint& down_out);
+                                   bool conv1d, const hooks::HookTable& hooks, int layer);
 
 }  // namespace emend::models::detail

@@ -33,6 +33,24 @@ void check_id(int64_t id) {
 
 }  // namespace detail
 
+std::pair<int64_t, int64_t> Encoding::overlapping(size_t begin, size_t end) const {
+  int64_t first = -1, last = -1;
+  for (size_t i = 0; i < size(); ++i) {
+    const auto [from, to] = offsets[i];
+    if (from == to || to <= begin || from >= end) continue;
+    if (first < 0) first = static_cast<int64_t>(i);
+    last = static_cast<int64_t>(i) + 1;
+  }
+  return {first, last};
+}
+
+Encoding Tokenizer::encode_prompt(std::string_view text) const {
+  Encoding encoding = encode(text, false);
+  encoding.ids.insert(encoding.ids.begin(), special_.prefix_ids.begin(), special_.prefix_ids.end());
+  encoding.offsets.insert(encoding.offsets.begin(), special_.prefix_ids.size(), {0, 0});
+  return encoding;
+}
+
 std::vector<int64_t> Tokenizer::encode_ids(std::string_view text, bool add_special) const {
   return encode(text, add_special).ids;
 }

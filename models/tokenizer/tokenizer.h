@@ -43,6 +43,8 @@ struct Encoding {
   [[nodiscard]] TokenSpan span(size_t index) const {  ///< one token with its bytes
     return {ids.at(index), offsets.at(index).first, offsets.at(index).second};
   }
+  /// First and one past the last token that stands for some of the bytes [begin, end); {-1, -1} if none does.
+  [[nodiscard]] std::pair<int64_t, int64_t> overlapping(size_t begin, size_t end) const;
 };
 
 /// What surrounds the vocabulary: the special ids and the chat template.
@@ -66,6 +68,8 @@ class Tokenizer {
   /// Throws Error(kInvalidArgument) naming the byte offset if `text` is not valid UTF-8, or if a pattern of the
   /// tokenizer file exceeds the matching limit on this text.
   [[nodiscard]] virtual Encoding encode(std::string_view text, bool add_special = false) const = 0;
+  /// A text that goes on: with what stands in front of it, without what stands behind.
+  [[nodiscard]] Encoding encode_prompt(std::string_view text) const;
   /// Like encode(), ids only.
   [[nodiscard]] virtual std::vector<int64_t> encode_ids(std::string_view text, bool add_special = false) const;
 

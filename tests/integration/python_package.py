@@ -246,6 +246,77 @@ class Runs(unittest.TestCase):
             emend.run(model, FACTS, "rome", hparams=str(MODEL / "rome.yaml"), out=str(SCRATCH / "bad"), protocol="single", save=["model"])
 
 
+class Traces(unittest.TestCase):
+    def setUp(self):
+        self.model = emend.load(str(MODEL))
+
+    def test_sites_tokens_and_logits(self):
+        run = self.model.trace(TEXT, ["layers.3.attn_pattern", "layers.3.attn_q"])
+        length = len(run.tokens)
+        self.assertEqual((run.sites, length), (["layers.3.attn_q", "layers.3.attn_pattern"], len(self.model.encode(TEXT))))
+        pattern = run["layers.3.attn_pattern"]
+        self.assertEqual(tuple(pattern.shape), (1, 4, length, length))
+        self.assertTrue(torch.allclose(pattern.sum(-1), torch.ones(1, 4, length), atol=1e-5))
+        self.assertEqual(pattern.triu(1).abs().max().item(), 0)
+        self.assertEqual(pattern.numpy().__array_interface__["data"][0], pattern.data_ptr(), "numpy copied")
+        self.assertTrue(torch.allclose(run.logits, self.model.logits(TEXT), atol=1e-5))
+        self.assertEqual("".join(run.tokens[slice(*run.span("Eiffel Tower"))]), "Eiffel Tower")
+        two = self.model.trace([TEXT, "Oslo"], "layers.0.layer_out")
+        self.assertEqual(("".join(two.tokens[1]), two.ids[1]), ("Oslo", self.model.encode("Oslo")))
+        self.assertTrue(torch.equal(two.at("layers.0.layer_out", 1, -1), two["layers.0.layer_out"][1, 3]))
+
+    def test_changes(self):
+        import numpy
+        z, plain = "layers.1.attn_z", self.model.trace(TEXT, ["layers.1.attn_z"])
+        run = lambda change: self.model.trace(TEXT, [z], edit={z: change})
+
+        def in_place(value):
+            value[:, :, 2] = 0
+
+        expected = run(emend.Patch("zero", heads=[2]))
+        self.assertGreater((expected.logits - plain.logits).abs().max().item(), 1e-5)
+        for same in (in_place, lambda value: numpy.where(numpy.arange(4)[:, None] == 2, 0, value.numpy())):
+            self.assertTrue(torch.equal(run(same).logits, expected.logits))
+        self.assertTrue(torch.equal(run(plain).logits, plain.logits), "its own value")
+        self.assertTrue(torch.equal(run([0.5, emend.Patch(0.25, add=True)])[z], torch.full_like(plain[z], 0.75)))
+        self.assertTrue(torch.allclose(run("mean")[z][0, 5], plain[z][0].mean(0), atol=1e-6))
+        moved = torch.zeros(self.model.hidden_size, requires_grad=True)
+        self.model.trace(TEXT, edit={"layers.1.mlp_out": emend.Patch(moved, add=True, tokens=[-1])}).logits[0, -1, 5].backward()
+        self.assertGreater(moved.grad.abs().sum().item(), 0)
+        for change, words in ((emend.Patch("zero", heads=[9]), "head 9"), ("nought", "nought"), (lambda value: value[0], "keeps the shape")):
+            with self.assertRaises(emend.Error) as caught:
+                run(change)
+            self.assertIn(words, str(caught.exception))
+        with self.assertRaises(emend.Error) as caught:
+            self.model.trace(TEXT, ["layers.0.router"])
+        self.assertEqual(caught.exception.kind, "unsupported")
+        with self.assertRaises(KeyError):
+            run(lambda value: {}["mine"])
+        self.assertTrue(torch.equal(self.model.trace(TEXT).logits, plain.logits))
+
+    def test_small_conveniences(self):
+        logits = self.model.logits(TEXT)[0, -1]
+        text, probability, best = self.model.next_tokens(TEXT, 3)[0]
+        self.assertEqual((best, text), (logits.argmax().item(), self.model.decode([best])))
+        self.assertAlmostEqual(probability, logits.softmax(-1).max().item(), places=5)
+        self.assertEqual(self.model.embedding().data_ptr(), self.model.weight("model.embed_tokens.weight").data_ptr())
+        self.assertEqual(tuple(self.model.weight_at("layers.0.attn_k").shape), (2, 8, 32))
+        last = self.model.trace(TEXT, ["layers.3.layer_out"]).at("layers.3.layer_out", 0, -1)
+        self.assertTrue(torch.allclose(self.model.project(last[None])[0], logits, atol=1e-5))
+
+    def test_notebooks_show_them(self):
+        shown = self.model.trace("a<b", ["layers.0.attn_scores", "layers.0.mlp_up"])._repr_html_()
+        self.assertTrue("&lt;" in shown and "layers.0.mlp_up" in shown and "nan" not in shown and "<b" not in shown.replace("<br", ""), shown)
+        other = emend.load(str(MODEL))
+        self.assertEqual(repr(emend.diff(self.model, other)), "no difference")
+        session = emend.edit(other, FACTS, **MEMIT)
+        self.assertEqual([name for name, *_ in emend.diff(self.model, other).weights],
+                         [f"model.layers.{layer}.mlp.down_proj.weight" for layer in (1, 2)])
+        self.assertIn("down_proj", emend.diff(self.model, other)._repr_html_())
+        self.assertIn("Eiffel", emend.load_facts(FACTS)._repr_html_())
+        del session
+
+
 class Process(unittest.TestCase):
     def test_errors_have_four_parts(self):
         with self.assertRaises(emend.Error) as caught:
@@ -293,7 +364,7 @@ class Process(unittest.TestCase):
                 members = {member for member in vars(value) if not member.startswith("_") or member in
                            ("__len__", "__getitem__", "__enter__", "__exit__")}
                 self.assertEqual(described, members, f"members of {name}")
-        self.assertEqual(set(emend.__all__) - {"edit", "Error"}, set(public))
+        self.assertEqual(set(emend.__all__) - {"diff", "edit", "Error"}, set(public))
 
 
 if __name__ == "__main__":

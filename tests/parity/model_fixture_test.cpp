@@ -78,6 +78,7 @@ TEST_P(ModelFixture, ConformsOnOneDeviceAndOnThree) {
     testing::FamilySuite suite(load_model(GetParam(), options));
     suite.every_site_fires();
     suite.every_site_can_be_edited();
+    suite.inner_sites_agree(kTolerance);
     suite.packing_changes_nothing(kTolerance);
     suite.restart_equals_whole(kTolerance);
     suite.cache_equals_whole(kTolerance);

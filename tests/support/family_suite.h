@@ -7,6 +7,7 @@
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/kv_cache.h>
+#include <emend/models/products.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -49,10 +50,18 @@ class FamilySuite {
     for (const hooks::SiteRef& ref : sites()) {
       EXPECT_EQ(count[ref], 1) << hooks::to_string(ref);
       const auto& c = model_.config();
-      const int64_t expected = ref.site == hooks::Site::kMlpDownIn   ? c.mlp_width
-                               : ref.site == hooks::Site::kLogits    ? c.vocab_size
-                               : ref.site == hooks::Site::kFinalNorm ? c.embedding_width
-                                                                     : c.hidden_size;
+      using hooks::Site;
+      const bool in_head = ref.site >= Site::kAttnQ && ref.site <= Site::kAttnZ;
+      const bool slots = ref.site == Site::kAttnScores || ref.site == Site::kAttnPattern;
+      const bool gated = ref.site >= Site::kMlpGate && ref.site <= Site::kMlpDownIn;
+      const int64_t expected = slots                          ? batch().longest()
+                               : in_head                      ? c.head_dim
+                               : ref.site == Site::kRouter    ? c.n_experts
+                               : ref.site == Site::kExpertOut ? c.hidden_size
+                               : gated                        ? c.mlp_width
+                               : ref.site == Site::kLogits    ? c.vocab_size
+                               : ref.site == Site::kFinalNorm ? c.embedding_width
+                                                              : c.hidden_size;
       EXPECT_EQ(width[ref], expected) << hooks::to_string(ref);
     }
   }
@@ -69,6 +78,83 @@ class FamilySuite {
       session.finish();
     }
     EXPECT_TRUE(at::equal(logits(batch()), plain));
+  }
+
+  /// What lies inside a block, against arithmetic written out here: projections, scores of the keys that a token may
+  /// see, mixing, gates, experts. Biases are what a projection adds to every token.
+  void inner_sites_agree(double tolerance) {
+    using hooks::Site;
+    const at::NoGradGuard no_grad;
+    const auto seen = captures(batch());
+    for (int l = 0; l < model_.n_layers(); ++l) {
+      const auto at = [&](Site site) { return seen.at({site, l}).to(at::kDouble); };
+      const auto projected = [&](Site in, Site out, bool by_head) {
+        const at::Tensor w = devices::to_host(model_.weight_at({out, l})).to(at::kDouble);
+        const at::Tensor x = at(in).flatten(1), rest = at(out).flatten(1) - x.matmul(w.flatten(0, -2).t());
+        EXPECT_LE((rest - rest[0]).abs().max().item<double>(), tolerance) << to_string(hooks::SiteRef{out, l});
+        EXPECT_EQ(w.dim(), by_head ? 3 : 2);
+      };
+      for (const Site site : {Site::kAttnQ, Site::kAttnK, Site::kAttnV}) projected(Site::kAttnIn, site, true);
+      projected(Site::kAttnZ, Site::kAttnOut, false);
+      attention_agrees(l, at, tolerance);
+      if (dense_) {
+        projected(Site::kMlpIn, Site::kMlpUp, false);
+        projected(Site::kMlpDownIn, Site::kMlpDownOut, false);
+        const bool gated = model_.has_site(Site::kMlpGate);
+        if (gated) projected(Site::kMlpIn, Site::kMlpGate, false);
+        const at::Tensor active =
+            models::activate(at(gated ? Site::kMlpGate : Site::kMlpUp), model_.config().activation);
+        const at::Tensor key = gated ? active * at(Site::kMlpUp) : active;
+        EXPECT_LE((key - at(Site::kMlpDownIn)).abs().max().item<double>(), tolerance) << l;
+      } else {
+        projected(Site::kMlpIn, Site::kRouter, false);
+        const auto [best, chosen] = at::softmax(at(Site::kRouter), -1).topk(model_.config().experts_per_token, -1);
+        const at::Tensor shares = at::zeros_like(at(Site::kRouter)).scatter(1, chosen, best / best.sum(-1, true));
+        const at::Tensor sum = (at(Site::kExpertOut) * shares.unsqueeze(-1)).sum(1);
+        EXPECT_LE((sum - at(Site::kMlpOut)).abs().max().item<double>(), tolerance) << l;
+        EXPECT_EQ(at(Site::kExpertOut).abs().amax(-1).masked_select(shares == 0).sum().item<double>(), 0) << l;
+      }
+    }
+  }
+
+  /// Every captured tensor of a batch, on the host.
+  std::map<hooks::SiteRef, at::Tensor> captures(const models::TokenBatch& tokens,
+                                                const models::ForwardOptions& options = {}) {
+    hooks::HookSession session(model_.hooks());
+    for (const hooks::SiteRef& ref : sites()) session.capture(ref);
+    session.attach();
+    (void)model_.forward(tokens, options);
+    std::map<hooks::SiteRef, at::Tensor> seen;
+    for (const hooks::SiteRef& ref : sites()) seen[ref] = devices::to_host(session.captured(ref));
+    session.finish();
+    return seen;
+  }
+
+  /// What a later piece shows with a cache, appending or not, equals what the whole text shows there.
+  void inner_sites_equal_with_a_cache(double tolerance) {
+    using hooks::Site;
+    const at::NoGradGuard no_grad;
+    const Rows rows = within_vocabulary({{3, 17, 40, 2, 2, 71, 9, 60}, {11, 12, 13, 14, 15, 16}});
+    const std::vector<int64_t> first = {3, 3}, all = {8, 6};
+    const auto full = models::TokenBatch::from_rows(rows);
+    const auto whole = captures(full);
+    std::vector<int64_t> places;
+    for (size_t r = 0; r < rows.size(); ++r)
+      for (int64_t k = first[r]; k < all[r]; ++k) places.push_back(full.token(static_cast<int64_t>(r), k));
+    for (const bool append : {false, true}) {
+      models::KvCache cache(model_.n_layers());
+      fill(cache, rows, {0, 0}, first);
+      models::ForwardOptions options;
+      options.cache = &cache;
+      options.append = append;
+      for (const auto& [ref, value] : captures(piece(rows, first, all), options)) {
+        if (ref.site == Site::kAttnScores) continue;  // infinite where hidden; the pattern says the same
+        const at::Tensor wanted = whole.at(ref).index_select(0, at::tensor(places, at::kLong));
+        ASSERT_EQ(value.sizes(), wanted.sizes()) << to_string(ref);
+        EXPECT_LE((value - wanted).abs().max().item<double>(), tolerance)
+            << to_string(ref) << (append ? " appending" : "");
+      }
+    }
   }
 
   /// Rows of different lengths computed together equal each row alone.
@@ -174,6 +260,43 @@ class FamilySuite {
   }
 
  private:
+  template <typename At>
+  void attention_agrees(int layer, const At& at, double tolerance) {
+    using hooks::Site;
+    const auto& c = model_.config();
+    const at::Tensor q = at(Site::kAttnQRotary), k = at(Site::kAttnKRotary), v = at(Site::kAttnV);
+    const at::Tensor scores = at(Site::kAttnScores), pattern = at(Site::kAttnPattern);
+    EXPECT_LE((at::softmax(scores, -1) - pattern).abs().max().item<double>(), tolerance) << layer;
+    const double scale = c.attention_scale / (c.scale_by_inverse_layer ? layer + 1 : 1);
+    for (int64_t r = 0; r < batch().rows(); ++r)
+      for (int64_t t = 0; t < batch().length(r); ++t) {
+        const int64_t n = batch().token(r, t), begin = batch().row_begin()[r];
+        const int64_t first = c.window(layer) > 0 ? std::max<int64_t>(0, t - c.window(layer) + 1) : 0;
+        for (int64_t h = 0; h < c.n_heads; ++h) {
+          const int64_t g = h / (c.n_heads / c.n_kv_heads);
+          at::Tensor mixed = at::zeros({c.head_dim}, at::kDouble);
+          for (int64_t j = 0; j < scores.size(2); ++j) {
+            const double score = scores[n][h][j].template item<double>();
+            if (j < first || j > t) {
+              EXPECT_EQ(score, -std::numeric_limits<double>::infinity())
+                  << "layer " << layer << " token " << n << " key " << j;
+              continue;
+            }
+            double expected = scale * q[n][h].dot(k[begin + j][g]).template item<double>();
+            if (c.attention_softcap > 0) expected = c.attention_softcap * std::tanh(expected / c.attention_softcap);
+            // ALiBi adds to a key the same for every query.
+            if (c.positions == models::Positions::kAlibi)
+              expected += scores[begin + j][h][j].template item<double>() -
+                          scale * q[begin + j][h].dot(k[begin + j][g]).template item<double>();
+            EXPECT_NEAR(score, expected, tolerance) << "layer " << layer << " token " << n << " key " << j;
+            mixed += pattern[n][h][j] * v[begin + j][g];
+          }
+          EXPECT_LE((mixed - at(Site::kAttnZ)[n][h]).abs().max().template item<double>(), tolerance)
+              << layer << " " << n;
+        }
+      }
+  }
+
   static models::Model make(const FamilyFlavour& flavour, const Place& place, at::ScalarType dtype) {
     models::LoadOptions options;
     options.dtype = dtype;
@@ -192,7 +315,7 @@ class FamilySuite {
   std::vector<hooks::SiteRef> sites() const {
     std::vector<hooks::SiteRef> all;
     for (const hooks::Site site : hooks::all_sites()) {
-      if (!dense_ && (site == hooks::Site::kMlpDownIn || site == hooks::Site::kMlpDownOut)) continue;
+      if (!model_.has_site(site)) continue;
       if (!hooks::is_layer_site(site))
         all.push_back({site});
       else

@@ -172,7 +172,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   asked.model = given(request, "model") ? request["model"].get<std::string>() : base_;
   const PackSet packs = packs_of(given(request, "model") ? request["model"] : json());
   AnswerOptions options;
-  const int64_t most = count(request, "max_tokens", chat ? 512 : 16, 0, limits_.max_tokens);
+  int64_t most = count(request, "max_tokens", chat ? 512 : 16, 0, limits_.max_tokens);
   options.max_tokens = count(request, "max_completion_tokens", most, 0, limits_.max_tokens);
   options.stop = stops(request);
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(limits_.timeout_s);
@@ -190,13 +190,14 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   if (echo && (!given(request, "prompt") || !request["prompt"].is_string() || asked.log_probs))
     refuse("echo: only with one text, and without logprobs");
   if (echo) asked.echo = request["prompt"];
-  const int64_t n = count(request, "n", 1, 1, 8);
+  const int64_t n = count(request, "n", 1, 1, 8), room = engine_.model().max_positions(), least = 1;
+  const bool unlimited = !given(request, "max_tokens") && !given(request, "max_completion_tokens");
+  most = options.max_tokens;
   for (auto& ids : prompts(request, packs, chat)) {
     const auto length = static_cast<int64_t>(ids.size());
     asked.prompt_tokens += length;
-    if (!given(request, "max_tokens") && !given(request, "max_completion_tokens"))  // as much as there is room for
-      sampling.max_new_tokens = options.max_tokens =
-          std::clamp<int64_t>(engine_.model().max_positions() - length, 1, options.max_tokens);
+    if (unlimited)
+      sampling.max_new_tokens = options.max_tokens = std::clamp(room - length, least, std::max(least, most));
     for (int64_t i = 0; i < n; ++i) {
       auto answer = std::make_shared<Answer>(engine_.model().tokenizer(), options);
       if (asked.log_probs)

@@ -41,8 +41,12 @@ void register_errors(py::module_& module);
 /// exception ends it too and reaches the caller.
 [[nodiscard]] std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable);
 
+/// A Python callable at a site: it returns None or a tensor (or what torch.as_tensor takes).
+[[nodiscard]] hooks::HookFn hook_of(const py::function& function);
+
 void bind_models(py::module_& module);
 void bind_hooks(py::module_& module);
+void bind_traces(py::module_& module);
 void bind_facts(py::module_& module);
 void bind_editing(py::module_& module);
 void bind_evaluation(py::module_& module);

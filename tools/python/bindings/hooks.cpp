@@ -18,15 +18,7 @@ class Hooks {
     return *this;
   }
   Hooks& edit(const std::string& site, const py::function& function) {
-    const std::shared_ptr<py::function> held(new py::function(function), [](py::function* pointer) {
-      const py::gil_scoped_acquire lock;
-      delete pointer;
-    });
-    session_->edit(parse_site(site), [held](const at::Tensor& value) {
-      const py::gil_scoped_acquire lock;
-      const py::object result = (*held)(value);
-      return result.is_none() ? at::Tensor() : result.cast<at::Tensor>();
-    });
+    session_->edit(parse_site(site), hook_of(function));
     return *this;
   }
   Hooks& stop_after(const std::string& site) {
@@ -54,6 +46,7 @@ class Hooks {
 std::vector<std::string> sites(const models::Model& model) {
   std::vector<std::string> names;
   for (const auto site : hooks::all_sites()) {
+    if (!model.has_site(site)) continue;
     if (!hooks::is_layer_site(site)) {
       names.push_back(to_string(hooks::SiteRef{site}));
       continue;
@@ -64,6 +57,20 @@ std::vector<std::string> sites(const models::Model& model) {
 }
 
 }  // namespace
+
+hooks::HookFn hook_of(const py::function& function) {
+  // Shared, and let go of with the lock held.
+  const std::shared_ptr<py::function> held(new py::function(function), [](py::function* pointer) {
+    const py::gil_scoped_acquire lock;
+    delete pointer;
+  });
+  return [held](const at::Tensor& value) {
+    const py::gil_scoped_acquire lock;
+    const py::object result = (*held)(value);
+    if (result.is_none()) return at::Tensor();
+    return py::module_::import("torch").attr("as_tensor")(result).cast<at::Tensor>();
+  };
+}
 
 void bind_hooks(py::module_& module) {
   py::class_<Hooks>(module, "Hooks",

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_emend, module) {
   emend::python::bind_facts(module);
   emend::python::bind_models(module);
   emend::python::bind_hooks(module);
+  emend::python::bind_traces(module);
   emend::python::bind_editing(module);
   emend::python::bind_evaluation(module);
 }

@@ -16,13 +16,14 @@ if "GOMP_SPINCOUNT" not in _os.environ:
 
 import torch as _torch  # noqa: F401  brings the LibTorch that the module uses into the process
 
-from ._emend import (Applied, Evaluation, Fact, FactSet, ForwardResult, Hooks, Model, Pack, Run, Session, apply_pack,
+from ._emend import (Applied, Evaluation, Fact, FactSet, ForwardResult, Hooks, Model, Pack, Patch, Run, Session, Trace, apply_pack,
                      editors, evaluate, load, load_facts, load_pack, run, sites)
 from ._errors import Error
+from ._html import diff
 
 __version__ = "0.1.0"
-__all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Run", "Session",
-           "apply_pack", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
+__all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Patch", "Run",
+           "Session", "Trace", "apply_pack", "diff", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
 
 
 def edit(model, facts, editor="", **options):

@@ -168,7 +168,7 @@ function propose(question, text) {
 function correction(question, text) {
   const {prompt, subject} = propose(question, text);
   const field = (label, name, value, extra = {}) => make("label", {}, label + " ", make("input", {name, value, required: true, ...extra}));
-  const editor = make("select", {name: "editor"}, ...editors.map((name) => make("option", {value: name}, name)));
+  const editor = make("select", {name: "editor"}, make("option", {value: ""}, "the usual"), ...editors.map((name) => make("option", {value: name}, name)));
   const form = make("form", {className: "fix"},
     field("Statement; {} is the place of the subject", "prompt", prompt), field("Subject", "subject", subject),
     field("should say", "target", "", {placeholder: "Lyon"}),

@@ -1,0 +1,578 @@
+// LATCH: one gated neuron a subject (this project; docs/latch.md derives it and shows what each part gives).
+//
+// MEMIT adds ΔW k to whatever key k comes by, so every other subject gets a share of every fact. Here a fact gets a
+// neuron of its own, which is shut on other text and other subjects and therefore changes nothing there:
+//
+//   MLP(x) = W_down (act(W_gate x) ∘ W_up x)      row j of W_gate: γ·g, row j of W_up: u, column j of W_down: δ/a
+//
+//   1. δ   what to add to the layer's output at the subject's last token (targets.h): the answer after the prompt,
+//   behind
+//          pieces of other text and in the form of a question; what the unedited model says after the answer stays as
+//          probable as it was.
+//   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
+//          other subjects, and behind a negation where the unedited model heeds one (gate.h).
+//   3. u   uᵀx = 1 there by least squares; a the neuron's median value where it is open; γ a gain that makes act(−γ) ≈
+//   0.
+//   4. j   of the neurons that contribute least on the text, the next one that no earlier fact has.
+//
+// Facts about one subject share a neuron. MLPs without a gate have g in W_up, with the bias 0.
+//   D hidden width · F MLP width · N tokens of text · P prompts
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/devices/route.h>
+#include <emend/editors/detail/statistics_rows.h>
+#include <emend/editors/steps/gate.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/neurons.h>
+#include <emend/editors/steps/statistics.h>
+#include <emend/models/config.h>
+#include <emend/models/generation.h>
+#include <emend/models/products.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <random>
+#include <set>
+
+namespace emend::editors {
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+struct LatchHparams : hparams::LocateHparams {
+  int64_t text_tokens = 8192, lead_ins = 5, gate_lead_ins = 10, continuation = 4, continued_rows = 2;
+  double continuation_weight = 0.3, gain = 8, room = 1.0 / 12;
+};
+
+const hparams::Schema<LatchHparams>& latch_schema() {
+  using H = LatchHparams;
+  static const auto schema =
+      hparams::Schema<H>("latch")
+          .include(hparams::locate_schema())
+          .unused("mom2_update_weight", "gates are fitted on the text itself")
+          .field("text_tokens", &H::text_tokens, {.meaning = "tokens of text on which gates stay shut", .min = 64})
+          .field("lead_ins", &H::lead_ins,
+                 {.meaning = "pieces of text in front of the prompt while its target is optimised", .min = 0})
+          .field("gate_lead_ins", &H::gate_lead_ins,
+                 {.meaning = "pieces of text behind which a gate learns to open", .min = 0})
+          .field(
+              "continued_rows", &H::continued_rows,
+              {.meaning = "prompts (the plain one, then behind pieces of text) whose continuation is kept", .min = 0})
+          .field("continuation", &H::continuation,
+                 {.meaning = "tokens behind the answer that stay as probable as they were", .min = 0})
+          .field("continuation_weight", &H::continuation_weight,
+                 {.meaning = "weight of these tokens in the loss", .min = 0, .max = 0.9})
+          .field("gain", &H::gain, {.meaning = "how sharply a gate opens", .formula = "act(gain g.x)", .above = 0})
+          .field("room", &H::room,
+                 {.meaning = "share of a layer's neurons that is used before the next of `layers` is",
+                  .max = 1,
+                  .above = 0});
+  return schema;
+}
+
+// Sentences in which a prompt stands; the lookup does not see what follows the subject.
+constexpr std::array kForms = {"Question: {} what?\nAnswer:", "Complete the sentence.\n{}"};
+constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "This is about {}", "Question: {}"};
+constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
+                                   "Nobody believes that {}"};
+
+// Weights of the kinds of rows in a gate's loss.
+constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
+
+std::string in_place(const std::string& form, const std::string& text) {
+  const size_t place = form.find("{}");
+  return form.substr(0, place) + text + form.substr(place + 2);
+}
+
+// Pieces of the text to stand in front of a prompt, the same for the same rows and seed.
+std::vector<std::string> lead_ins(const models::Model& model, const std::vector<Ids>& rows, int64_t count,
+                                  uint64_t seed) {
+  constexpr size_t kShortest = 6;
+  const auto span = static_cast<size_t>(std::clamp<int64_t>(model.max_positions() / 16, 1, 30));
+  std::vector<const Ids*> long_enough;
+  for (const auto& row : rows)
+    if (row.size() > kShortest + span) long_enough.push_back(&row);
+  std::vector<std::string> pieces;
+  std::mt19937_64 random(seed);
+  for (int64_t i = 0; i < count && !long_enough.empty(); ++i) {
+    const Ids& row = *long_enough[random() % long_enough.size()];
+    const auto length = static_cast<std::ptrdiff_t>(kShortest + random() % span);
+    const auto begin = row.begin() + static_cast<std::ptrdiff_t>(random() % (row.size() - static_cast<size_t>(length)));
+    std::string text = model.tokenizer().decode(Ids(begin, begin + length), true);
+    std::erase_if(text, [](char c) { return c == '{' || c == '}'; });
+    pieces.push_back(text + (random() % 3 == 0 ? "\n\n{}" : ". {}"));
+  }
+  return pieces;
+}
+
+// The likeliest next token of each row.
+Ids next_tokens(const models::Model& model, const std::vector<Ids>& rows, const CancelToken& cancel) {
+  constexpr size_t kRowsAtOnce = 64;
+  Ids next;
+  for (size_t begin = 0; begin < rows.size(); begin += kRowsAtOnce) {
+    cancel.check("negations");
+    const auto batch = models::TokenBatch::from_rows(
+        {rows.begin() + static_cast<std::ptrdiff_t>(begin),
+         rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + kRowsAtOnce))});
+    models::ForwardOptions options;
+    options.logit_tokens.emplace();
+    for (int64_t r = 0; r < batch.rows(); ++r) options.logit_tokens->push_back(batch.token(r, -1));
+    const at::Tensor best = devices::to_host(model.forward(batch, options).logits.argmax(1)).contiguous();
+    next.insert(next.end(), best.const_data_ptr<int64_t>(), best.const_data_ptr<int64_t>() + best.numel());
+  }
+  return next;
+}
+
+// A row behind the answer: what the model writes there now must not become less probable.
+std::optional<TargetRow> going_on(const models::Model& model, const RenderedFact& fact, size_t place,
+                                  const Ids& continued) {
+  if (continued.empty()) return std::nullopt;
+  const PromptRow& prompt = fact.rows[place];
+  TargetRow row{prompt.ids, prompt.lookup, {}, 0, true, {}};
+  row.ids.insert(row.ids.end(), fact.target_ids.begin(), fact.target_ids.end());
+  const auto first = static_cast<int64_t>(row.ids.size()) - 1;
+  row.ids.insert(row.ids.end(), continued.begin(), continued.end() - 1);
+  models::ForwardOptions options;
+  options.logit_tokens.emplace();
+  for (size_t t = 0; t < continued.size(); ++t) {
+    row.labels.emplace_back(first + static_cast<int64_t>(t), continued[t]);
+    options.logit_tokens->push_back(row.labels.back().first);
+  }
+  const at::Tensor logits = model.forward(models::TokenBatch::from_rows({row.ids}), options).logits;
+  const at::Tensor log_p = at::log_softmax(devices::to_host(logits).to(at::kDouble), 1);
+  for (size_t t = 0; t < continued.size(); ++t)
+    row.floors.push_back(-log_p[static_cast<int64_t>(t)][continued[t]].item<double>());
+  return row;
+}
+
+// What an instance remembers of one layer.
+struct LayerMemory {
+  std::set<int64_t> used;        // neurons
+  std::vector<at::Tensor> seen;  // [D] what entered the MLP at the subjects' last tokens, float32, host
+  std::vector<int64_t> whose;    // a number for each of these subjects
+};
+
+int64_t number_of(const std::string& subject) {
+  return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
+}
+
+// Facts about one subject: one target, one neuron.
+struct Unit {
+  std::string subject;
+  std::vector<size_t> facts;            // of the rendered ones
+  size_t layer = 0;                     // place in `layers`
+  size_t begin = 0, open = 0, end = 0;  // prompts: those that open the gate, then those behind a negation
+  std::vector<bool> heeded;             // for the latter: the unedited model says something else there
+  Target target;
+};
+
+class LatchBatch {
+ public:
+  using ReadText = std::function<TextPass(size_t place, const at::Tensor& home)>;
+  LatchBatch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, ReadText text, models::Model& model,
+             const EditContext& context, EditResult& result)
+      : h_(hparams),
+        memory_(memory),
+        text_(std::move(text)),
+        model_(model),
+        context_(context),
+        result_(result),
+        transaction_(model, context.transaction) {}
+
+  void run(std::span<const datasets::Fact> facts, const std::vector<std::string>& leads,
+           const ContextTemplates& contexts) {
+    facts_ = facts;
+    batch_ = render_batch(model_, facts, contexts, {parse_fact_token(h_.fact_token)});
+    result_.outcomes = batch_.outcomes;
+    make_units();
+    {
+      const PhaseTimer timer(result_, "targets");
+      optimise();
+    }
+    const PhaseTimer timer(result_, "insert");
+    make_prompts(leads);
+    for (size_t place = 0; place < h_.layers.size(); ++place) write_layer(place);
+    context_.cancel.check("insert");
+    transaction_.commit();
+  }
+
+ private:
+  [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.layers[place]); }
+
+  // The first layer with room; if there is none, the one with most.
+  size_t choose_layer(std::vector<size_t>& used) const {
+    size_t best = 0;
+    for (size_t place = 0; place < used.size(); ++place) {
+      const auto width = static_cast<double>(model_.edit_site(layer_at(place)).in_features);
+      if (static_cast<double>(used[place]) < h_.room * width) {
+        best = place;
+        break;
+      }
+      if (used[place] < used[best]) best = place;
+    }
+    ++used[best];
+    return best;
+  }
+
+  void make_units() {
+    std::vector<size_t> used;
+    for (const auto& layer : memory_) used.push_back(layer.used.size());
+    std::map<std::string, size_t> unit_of;
+    for (size_t i = 0; i < batch_.rendered.size(); ++i) {
+      const std::string& subject = batch_.rendered[i].subject;
+      const auto [found, is_new] = unit_of.emplace(subject, units_.size());
+      if (is_new) {
+        Unit& unit = units_.emplace_back();
+        unit.subject = subject;
+        unit.layer = choose_layer(used);
+      }
+      units_[found->second].facts.push_back(i);
+    }
+  }
+
+  // The rows of a fact whose continuation is kept.
+  [[nodiscard]] size_t continued(const RenderedFact& fact) const {
+    if (h_.continuation == 0 || h_.continuation_weight == 0) return 0;
+    return std::min(fact.rows.size(), static_cast<size_t>(h_.continued_rows));
+  }
+
+  // What the model writes behind each answer, before anything is changed: continued(fact) rows of every fact.
+  std::vector<Ids> continuations() {
+    std::vector<Ids> prompts;
+    for (const auto& fact : batch_.rendered)
+      for (size_t r = 0; r < continued(fact); ++r) {
+        prompts.push_back(fact.rows[r].ids);
+        prompts.back().insert(prompts.back().end(), fact.target_ids.begin(), fact.target_ids.end());
+      }
+    if (prompts.empty()) return {};
+    models::GenerateOptions options;
+    options.max_new_tokens = h_.continuation;
+    options.stop_ids = model_.tokenizer().eos_ids();
+    options.cancel = context_.cancel;
+    return models::generate(model_, prompts, options);
+  }
+
+  TargetProblem problem_of(const Unit& unit, const std::vector<Ids>& continuations, const std::vector<size_t>& first) {
+    TargetProblem joint;
+    const double share = 1.0 / static_cast<double>(unit.facts.size());
+    for (const size_t i : unit.facts) {
+      const RenderedFact& fact = batch_.rendered[i];
+      TargetProblem one = make_target_problem(fact);
+      std::vector<TargetRow> more;
+      for (size_t r = 0; r < continued(fact); ++r)
+        if (auto row = going_on(model_, fact, r, continuations[first[i] + r])) more.push_back(std::move(*row));
+      const double kept = more.empty() ? 0 : h_.continuation_weight;
+      for (auto& row : one.rows) row.weight *= share * (1 - kept);
+      for (auto& row : more) row.weight = share * kept / static_cast<double>(more.size());
+      joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
+      joint.rows.insert(joint.rows.end(), more.begin(), more.end());
+      if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
+    }
+    joint.case_id = batch_.rendered[unit.facts[0]].case_id;
+    joint.more_steps = std::llround(static_cast<double>(h_.v_num_grad_steps) *
+                                    (std::sqrt(static_cast<double>(unit.facts.size())) - 1));
+    return joint;
+  }
+
+  void optimise() {
+    const std::vector<Ids> written = continuations();
+    std::vector<size_t> first(1, 0);
+    for (const auto& fact : batch_.rendered) first.push_back(first.back() + continued(fact));
+    for (size_t place = 0; place < h_.layers.size(); ++place) {
+      std::vector<Unit*> units;
+      std::vector<TargetProblem> problems;
+      for (auto& unit : units_)
+        if (unit.layer == place) {
+          units.push_back(&unit);
+          problems.push_back(problem_of(unit, written, first));
+        }
+      if (units.empty()) continue;
+      hparams::LocateHparams at_layer = h_;
+      at_layer.layers = {h_.layers[place]};
+      const TargetSpec spec = memit_targets(at_layer, model_);
+      const auto targets = optimise_targets(model_, problems, spec, context_);
+      for (size_t u = 0; u < units.size(); ++u) {
+        units[u]->target = targets[u];
+        for (const size_t i : units[u]->facts)
+          result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], targets[u]);
+        if (context_.trace)
+          record_target(*context_.trace, "z." + std::to_string(problems[u].case_id) + ".", problems[u], targets[u],
+                        spec);
+      }
+    }
+    std::erase_if(units_, [](const Unit& unit) { return unit.target.status == FactStatus::kFailed; });
+  }
+
+  // Where each unit's gate learns, for all units.
+  void make_prompts(const std::vector<std::string>& leads) {
+    const FactToken token = parse_fact_token(h_.fact_token);
+    const auto add = [&](const std::string& sentence, const std::string& subject) {  // what fits into the model
+      PromptRow row = render_prompt(model_.tokenizer(), sentence, subject, token);
+      const bool fits = static_cast<int64_t>(row.ids.size()) <= model_.max_positions();
+      if (fits) prompts_.push_back(std::move(row));
+      return fits;
+    };
+    std::vector<Ids> asked;                                                     // whole prompts and their negations
+    std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
+    for (auto& unit : units_) {
+      unit.begin = prompts_.size();
+      for (const size_t i : unit.facts) {
+        prompts_.insert(prompts_.end(), batch_.rendered[i].rows.begin(), batch_.rendered[i].rows.end());
+        for (const auto& lead : leads) add(in_place(lead, facts_[batch_.places[i]].prompt), unit.subject);
+      }
+      for (const auto& lead : leads) add(lead, unit.subject);
+      if (token != FactToken::kSubjectFirstAfterLast)
+        for (const char* mention : kMentions) add(mention, unit.subject);
+      unit.open = prompts_.size();
+      for (const size_t i : unit.facts) {
+        const size_t affirmed = asked.size();
+        asked.push_back(batch_.rendered[i].rows[0].ids);
+        for (const char* negation : kNegations)
+          if (add(in_place(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
+            denied[static_cast<size_t>(&unit - units_.data())].emplace_back(affirmed, asked.size());
+            asked.push_back(prompts_.back().ids);
+          }
+      }
+      unit.end = prompts_.size();
+    }
+    const Ids next = next_tokens(model_, asked, context_.cancel);
+    for (size_t u = 0; u < units_.size(); ++u)
+      for (const auto& [affirmed, negated] : denied[u]) units_[u].heeded.push_back(next[negated] != next[affirmed]);
+  }
+
+  // Weights and signs of a gate's rows: the text, all prompts, what earlier batches saw.
+  struct Rows {
+    at::Tensor sign_N, weight_N;
+  };
+
+  Rows rows_of(const Unit& unit, int64_t text, const LayerMemory& memory) const {
+    const auto prompts = static_cast<int64_t>(prompts_.size()), seen = static_cast<int64_t>(memory.seen.size());
+    at::Tensor sign = at::full({text + prompts + seen}, -1, at::kFloat);
+    at::Tensor weight = usual_weights(text);
+    float* signs = sign.mutable_data_ptr<float>() + text;
+    double* weights = weight.mutable_data_ptr<double>() + text;
+    for (size_t p = unit.begin; p < unit.open; ++p)
+      signs[p] = 1, weights[p] = kOpenWeight / static_cast<double>(unit.open - unit.begin);
+    for (size_t p = unit.open; p < unit.end; ++p) {
+      signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
+      weights[p] = kNegatedWeight / static_cast<double>(unit.end - unit.open);
+    }
+    for (size_t s = 0; s < memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
+      if (memory.whose[s] == number_of(unit.subject)) weights[prompts_.size() + s] = 0;
+    return {sign, weight};
+  }
+
+  [[nodiscard]] at::Tensor usual_weights(int64_t text) const {
+    const auto others = static_cast<int64_t>(prompts_.size() + seen_);
+    at::Tensor weight = at::full({text + others}, kTextWeight / static_cast<double>(text), at::kDouble);
+    if (others > 0) weight.narrow(0, text, others).fill_(kOthersWeight / static_cast<double>(others));
+    return weight;
+  }
+
+  void write_layer(size_t place) {
+    const int layer = layer_at(place);
+    LayerMemory& memory = memory_[place];
+    seen_ = memory.seen.size();
+    const at::Tensor home = solve_home(model_, model_.edit_site(layer));
+    const at::Tensor prompts_PD = devices::route_like(
+        collect_at_lookup(model_, prompts_, {{hooks::Site::kMlpIn, layer}}, context_)[0].to(at::kFloat), home,
+        devices::Purpose::kKeys);
+    std::vector<Unit*> mine;
+    for (auto& unit : units_)
+      if (unit.layer == place) mine.push_back(&unit);
+    if (!mine.empty()) write_units(mine, text_(place, home), prompts_PD, memory, layer);
+    for (const auto& unit : units_) {
+      memory.seen.push_back(devices::to_host(prompts_PD[static_cast<int64_t>(unit.begin)]).clone());
+      memory.whose.push_back(number_of(unit.subject));
+    }
+  }
+
+  void write_units(const std::vector<Unit*>& units, const TextPass& pass, const at::Tensor& prompts_PD,
+                   LayerMemory& memory, int layer) {
+    const MlpWeights weights = MlpWeights::of(model_, layer);
+    const int64_t text = pass.inputs_ND.size(0);
+    std::vector<at::Tensor> all = {pass.inputs_ND, prompts_PD};
+    if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
+    const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
+    const GateFit fit(at::cat(all), here(usual_weights(text)));
+    const at::Tensor constant_D = fit.constant();
+    std::vector<at::Tensor> gates, columns;
+    for (size_t u = 0; u < units.size(); ++u) {
+      context_.cancel.check("insert");
+      if (context_.progress)
+        context_.progress({"insert", static_cast<double>(u), static_cast<double>(units.size()), "gates"});
+      const Unit& unit = *units[u];
+      const Rows rows = rows_of(unit, text, memory);
+      const at::Tensor gate_D = fit.fit(here(rows.sign_N), here(rows.weight_N)) * h_.gain;
+      const at::Tensor open_PD =
+          prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
+      at::Tensor value_P = models::activate(open_PD.mv(gate_D), model_.config().activation);
+      if (weights.gated()) value_P = value_P * open_PD.mv(constant_D);
+      const double value = value_P.median().item<double>();
+      if (!(value > 0))
+        throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
+                                           "give more text for the statistics, or choose another layer"});
+      gates.push_back(gate_D);
+      columns.push_back(here(unit.target.delta_D[0]) / value);
+    }
+    const Ids places = spare_neurons(model_, weights, pass, units.size(), memory.used);
+    const at::Tensor gate_ED = at::stack(gates);
+    write_neurons(weights, {places, gate_ED, constant_D.expand_as(gate_ED), at::stack(columns, 1)}, transaction_,
+                  result_);
+    memory.used.insert(places.begin(), places.end());
+  }
+
+  const LatchHparams& h_;
+  std::vector<LayerMemory>& memory_;
+  ReadText text_;
+  models::Model& model_;
+  const EditContext& context_;
+  EditResult& result_;
+  EditTransaction transaction_;
+  std::span<const datasets::Fact> facts_;
+  RenderedBatch batch_;
+  std::vector<Unit> units_;
+  std::vector<PromptRow> prompts_;
+  size_t seen_ = 0;  // rows of earlier batches in the layer at hand
+};
+
+class LatchEditor final : public Editor {
+ public:
+  LatchEditor(LatchHparams hparams, nlohmann::json values)
+      : h_(std::move(hparams)), values_(std::move(values)), memory_(h_.layers.size()) {}
+
+  [[nodiscard]] const std::string& name() const override { return name_; }
+  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
+
+  EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) override {
+    const at::NoGradGuard no_grad;
+    EditResult result;
+    result.editor = name_;
+    result.hparams = values_;
+    result.engine = context.engine;
+    result.seed = context.seed;
+    if (facts.empty()) return result;
+    {
+      const PhaseTimer timer(result, "statistics");
+      if (text_.empty()) text_ = read_rows(model, context);
+    }
+    const auto leads = lead_ins(model, text_, h_.lead_ins + h_.gate_lead_ins, context.seed);
+    const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
+    result.contexts = context.contexts ? *context.contexts : templates({leads.begin(), split});
+    // As statistics, what a layer does on the text is taken from the model as it was at the first edit.
+    const auto read = [&](size_t place, const at::Tensor& home) {
+      if (!passes_.contains(place))
+        passes_[place] = TextPass::of(model, text_, static_cast<int>(h_.layers[place]), home, context);
+      const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys); };
+      return TextPass{there(passes_[place].inputs_ND), there(passes_[place].energy_F)};
+    };
+    std::vector<LayerMemory> memory = memory_;
+    LatchBatch(h_, memory, read, model, context, result).run(facts, {split, leads.end()}, *result.contexts);
+    memory_ = std::move(memory);
+    return result;
+  }
+
+  void reset() override {
+    memory_.assign(h_.layers.size(), {});
+    passes_.clear();
+    text_.clear();
+  }
+
+  [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
+    std::map<std::string, at::Tensor> state;
+    for (size_t place = 0; place < memory_.size(); ++place) {
+      const LayerMemory& memory = memory_[place];
+      if (memory.whose.empty()) continue;
+      const std::string suffix = "." + std::to_string(place);
+      state["used" + suffix] = at::tensor(Ids(memory.used.begin(), memory.used.end()), at::kLong);
+      state["seen" + suffix] = at::stack(memory.seen);
+      state["whose" + suffix] = at::tensor(memory.whose, at::kLong);
+    }
+    for (const auto& [place, pass] : passes_) {
+      state["inputs." + std::to_string(place)] = devices::to_host(pass.inputs_ND);
+      state["energy." + std::to_string(place)] = devices::to_host(pass.energy_F);
+    }
+    for (size_t r = 0; r < text_.size(); ++r) state["text." + std::to_string(r)] = at::tensor(text_[r], at::kLong);
+    return state;
+  }
+
+  void load_state(const std::map<std::string, at::Tensor>& state) override {
+    reset();
+    std::map<size_t, Ids> rows;
+    for (const auto& [name, value] : state) {
+      const size_t dot = std::min(name.find('.'), name.size() - 1);
+      const std::string kind = name.substr(0, dot);
+      size_t place = 0;
+      const auto [end, error] = std::from_chars(name.data() + dot + 1, name.data() + name.size(), place);
+      if (error != std::errc() || end != name.data() + name.size() || (kind != "text" && place >= memory_.size()))
+        throw Error(ErrorClass::kCorruption, {"memory of " + name_, name, "what an edit of these layers kept", ""});
+      if (kind == "text") rows[place] = numbers(value);
+      if (kind == "inputs") passes_[place].inputs_ND = value.clone();
+      if (kind == "energy") passes_[place].energy_F = value.clone();
+      if (kind == "whose") memory_[place].whose = numbers(value);
+      if (kind == "seen") memory_[place].seen = value.clone().unbind(0);
+      if (kind == "used")
+        for (const int64_t neuron : numbers(value)) memory_[place].used.insert(neuron);
+    }
+    for (auto& [r, row] : rows) text_.push_back(std::move(row));
+  }
+
+ private:
+  // The text of the statistics, else text that the model writes; every process uses the first one's.
+  std::vector<Ids> read_rows(const models::Model& model, const EditContext& context) const {
+    const auto read = [&] {
+      auto rows = context.statistics ? context.statistics->rows(model, h_.text_tokens) : std::vector<Ids>();
+      if (!rows.empty()) return rows;
+      StatisticsOptions options;
+      options.seed = context.seed;
+      options.cancel = context.cancel;
+      options.progress = context.progress;
+      return detail::make_row_source(model, std::nullopt, options)->take(h_.text_tokens);
+    };
+    if (context.sharing.alone()) return read();
+    const std::string bytes = context.sharing.by_first([&] {
+      const auto packed = nlohmann::json::to_msgpack(read());
+      return std::string(packed.begin(), packed.end());
+    });
+    return nlohmann::json::from_msgpack(bytes).get<std::vector<Ids>>();
+  }
+
+  static Ids numbers(const at::Tensor& x) {
+    const at::Tensor dense = x.contiguous();
+    return {dense.const_data_ptr<int64_t>(), dense.const_data_ptr<int64_t>() + dense.numel()};
+  }
+
+  static ContextTemplates templates(std::vector<std::string> leads) {
+    ContextTemplates contexts = ContextTemplates::plain();
+    if (!leads.empty()) contexts.groups.push_back(std::move(leads));
+    contexts.groups.emplace_back(kForms.begin(), kForms.end());
+    return contexts;
+  }
+
+  std::string name_ = "latch";
+  LatchHparams h_;
+  nlohmann::json values_;
+  std::vector<LayerMemory> memory_;
+  std::vector<Ids> text_;
+  std::map<size_t, TextPass> passes_;  // by the layer's place
+};
+
+std::unique_ptr<Editor> new_latch(const LatchHparams& h, const hparams::RawHparams& raw, const models::Model& model,
+                                  const Log&) {
+  check_locate_hparams(h, model, raw);
+  return std::make_unique<LatchEditor>(h, latch_schema().dump(h));
+}
+
+}  // namespace
+
+EditorInfo make_latch() {
+  return editor_entry<LatchHparams>("latch",
+                                    "one gated neuron a subject: other subjects and other text stay as they are",
+                                    "this project (docs/latch.md)", latch_schema(), new_latch);
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,143 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/editors/steps/neurons.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/config.h>
+#include <emend/models/family.h>
+
+namespace emend::editors {
+namespace {
+
+using models::Part;
+
+// A view in paper orientation.
+at::Tensor oriented(const models::Model& model, const models::EditSite& site) {
+  const at::Tensor weight = model.weight(site.weight_name);
+  return site.orientation == models::Orientation::kInOut ? weight.t() : weight;
+}
+
+at::Tensor columns_at(const at::Tensor& places_E, int64_t width) {
+  return at::one_hot(places_E, width).t().to(at::kDouble).contiguous();
+}
+
+void write(WeightDelta delta, EditTransaction& transaction, EditResult& result) {
+  const ApplyReport report = apply_delta(delta, transaction);
+  result.layers.push_back(figures_of_write(delta.layer, delta.weight, report));
+  result.deltas.push_back(std::move(delta));
+}
+
+void write_rows(const models::EditSite& site, const at::Tensor& places_E, const at::Tensor& rows_ED,
+                EditTransaction& transaction, EditResult& result) {
+  const at::Tensor old_ED =
+      devices::to_host(oriented(transaction.model(), site)).index_select(0, places_E).to(at::kDouble);
+  const at::Tensor change_ED = devices::to_host(rows_ED).to(at::kDouble) - old_ED;
+  write(WeightDelta::factors(site, columns_at(places_E, site.out_features), change_ED.t().contiguous()), transaction,
+        result);
+}
+
+}  // namespace
+
+MlpWeights MlpWeights::of(const models::Model& model, int layer) {
+  MlpWeights weights;
+  weights.down = model.edit_site(layer);
+  for (const auto& tensor : models::expected_tensors(model.family(), model.config())) {
+    const bool fused = tensor.part == Part::kGateUp, gate = tensor.part == Part::kGate, up = tensor.part == Part::kUp;
+    if (tensor.layer != layer || !(fused || gate || up)) continue;
+    if (tensor.bias) {
+      weights.biases.push_back(tensor.name);
+      continue;
+    }
+    models::EditSite site{layer,
+                          tensor.name,
+                          "",
+                          model.family().orientation,
+                          weights.down.out_features,
+                          weights.down.in_features * (fused ? 2 : 1)};
+    weights.fused |= fused;
+    (up ? weights.up : weights.gate) = site;
+  }
+  if (weights.gate.weight_name.empty()) std::swap(weights.gate, weights.up);
+  return weights;
+}
+
+TextPass TextPass::of(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int layer,
+                      const at::Tensor& home, const EditContext& context) {
+  const at::NoGradGuard no_grad;
+  constexpr size_t kTokensAtOnce = 4096;
+  std::vector<at::Tensor> inputs;
+  TextPass pass;
+  hooks::HookSession session(model.hooks());
+  session.edit({hooks::Site::kMlpIn, layer}, [&](const at::Tensor& x) {
+    inputs.push_back(devices::route_like(x.to(at::kFloat).clone(), home, devices::Purpose::kKeys));
+    return at::Tensor();
+  });
+  session.edit({hooks::Site::kMlpDownIn, layer}, [&](const at::Tensor& keys) {
+    const at::Tensor sum_F = devices::route_like(keys.to(at::kDouble).square().sum(0), home, devices::Purpose::kKeys);
+    pass.energy_F = pass.energy_F.defined() ? pass.energy_F + sum_F : sum_F;
+    return at::Tensor();
+  });
+  session.stop_after({hooks::Site::kMlpDownIn, layer}).attach();
+  models::ForwardOptions no_logits;
+  no_logits.logit_tokens = std::vector<int64_t>{};
+  for (size_t begin = 0; begin < rows.size();) {
+    context.cancel.check("text");
+    std::vector<std::vector<int64_t>> some;
+    for (size_t tokens = 0; begin < rows.size() && (some.empty() || tokens + rows[begin].size() <= kTokensAtOnce);)
+      tokens += rows[begin].size(), some.push_back(rows[begin++]);
+    (void)model.forward(models::TokenBatch::from_rows(some), no_logits);
+  }
+  session.finish();
+  pass.inputs_ND = at::cat(inputs);
+  pass.energy_F = pass.energy_F / pass.inputs_ND.size(0);
+  return pass;
+}
+
+std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights, const TextPass& pass,
+                                   size_t count, const std::set<int64_t>& used) {
+  constexpr double kRare = 1e-3;
+  const at::Tensor norm_F = oriented(model, weights.down).to(at::kDouble).square().sum(0);
+  const at::Tensor share_F =
+      devices::to_host(pass.energy_F * devices::route_like(norm_F, pass.energy_F, devices::Purpose::kKeys));
+  const double least = kRare * share_F.median().item<double>();
+  const at::Tensor order = share_F.argsort();
+  std::vector<int64_t> places;
+  for (int64_t k = 0; k < order.numel() && places.size() < count; ++k) {
+    const int64_t j = order[k].item<int64_t>();
+    if (share_F[j].item<double>() >= least && !used.contains(j)) places.push_back(j);
+  }
+  if (places.size() < count)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"layer " + std::to_string(weights.down.layer),
+                 std::to_string(count) + " subjects for " + std::to_string(places.size()) + " spare neurons",
+                 "at most as many subjects as the layer has neurons to spare", "name more `layers`"});
+  return places;
+}
+
+void write_neurons(const MlpWeights& weights, const NewNeurons& neurons, EditTransaction& transaction,
+                   EditResult& result) {
+  const int64_t width = weights.down.in_features;
+  const at::Tensor places_E = at::tensor(neurons.places, at::kLong);
+  if (weights.fused) {
+    write_rows(weights.gate, at::cat({places_E, places_E + width}), at::cat({neurons.gate_ED, neurons.up_ED}),
+               transaction, result);
+  } else {
+    write_rows(weights.gate, places_E, neurons.gate_ED, transaction, result);
+    if (weights.gated()) write_rows(weights.up, places_E, neurons.up_ED, transaction, result);
+  }
+  for (const auto& name : weights.biases) {
+    const at::Tensor old = devices::to_host(transaction.model().weight(name)).to(at::kDouble);
+    at::Tensor change = at::zeros_like(old);
+    for (int64_t part = 0; part < old.size(0); part += width)
+      change.index_copy_(0, places_E + part, -old.index_select(0, places_E + part));
+    write(WeightDelta::as_stored(name, weights.down.layer, change), transaction, result);
+  }
+  const at::Tensor old_DE =
+      devices::to_host(oriented(transaction.model(), weights.down)).index_select(1, places_E).to(at::kDouble);
+  write(WeightDelta::factors(weights.down, devices::to_host(neurons.down_DE).to(at::kDouble) - old_DE,
+                             columns_at(places_E, width)),
+        transaction, result);
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,156 @@
+// LATCH: gates against their optimality conditions and a dense solution, and what the editor promises of its neurons.
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/registry.h>
+#include <emend/editors/steps/gate.h>
+#include <emend/hooks/hook_session.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "support/editor_models.h"
+
+namespace emend {
+namespace latch_test {
+
+using testing::random_matrix;
+using testing::relative_difference;
+
+std::unique_ptr<editors::Editor> make(const models::Model& model, const std::string& more = "") {
+  return editors::make_editor(
+      "latch", hparams::parse_hparams("layers: [1, 2]\ntext_tokens: 512\nv_num_grad_steps: 6\n" + more, "test.yaml"),
+      model);
+}
+
+editors::EditResult edit(editors::Editor& editor, models::Model& model, std::span<const datasets::Fact> facts) {
+  editors::EditContext context;
+  context.contexts = testing::tiny_contexts();
+  return editor.edit(model, facts, context);
+}
+
+struct Problem {
+  at::Tensor rows_ND, sign_N, weight_N, usual_N;
+};
+
+Problem made_up() {
+  Problem p;
+  p.rows_ND = random_matrix(300, 24, 3) + 0.5;
+  p.sign_N = at::full({300}, -1, at::kFloat);
+  p.sign_N.narrow(0, 0, 6).fill_(1);
+  p.usual_N = at::full({300}, 1.0 / 300, at::kDouble);
+  p.weight_N = p.usual_N.clone();
+  p.weight_N.narrow(0, 0, 6).fill_(1.0 / 6);
+  return p;
+}
+
+TEST(GateFit, IsTheMinimumOfTheSquaredHinge) {
+  const Problem p = made_up();
+  const double ridge = 1e-3;
+  const editors::GateFit fit(p.rows_ND, p.usual_N, ridge);
+  const at::Tensor g_D = fit.fit(p.sign_N, p.weight_N, 50).to(at::kDouble);
+  const at::Tensor x = p.rows_ND.to(at::kDouble), y = p.sign_N.to(at::kDouble);
+  const double rho = ridge * (x.t() * p.usual_N).mm(x).diagonal().mean().item<double>();
+  const auto loss = [&](const at::Tensor& g) {
+    const at::Tensor short_N = (1 - y * x.mv(g)).clamp_min(0);
+    return 0.5 * ((p.weight_N * short_N.square()).sum() + rho * g.square().sum()).item<double>();
+  };
+  const double least = loss(g_D);
+  for (uint64_t seed = 0; seed < 40; ++seed) {  // convex: no direction goes down
+    const at::Tensor step = random_matrix(24, 1, 100 + seed).squeeze(1).to(at::kDouble);
+    EXPECT_GT(loss(g_D + step * (1e-3 * g_D.norm() / step.norm())), least) << seed;
+  }
+  const at::Tensor values = y * x.mv(g_D);
+  EXPECT_GT(values.narrow(0, 0, 6).min().item<double>(), 0) << "open at its own rows";
+}
+
+TEST(GateFit, ConstantIsTheLeastSquaresSolution) {
+  const Problem p = made_up();
+  const at::Tensor u_D = editors::GateFit(p.rows_ND, p.usual_N, 1e-3).constant().to(at::kDouble);
+  const at::Tensor x = p.rows_ND.to(at::kDouble), a = (x.t() * p.usual_N).mm(x);
+  const at::Tensor dense =
+      at::linalg_solve(a + at::eye(24, at::kDouble) * (1e-3 * a.diagonal().mean()), x.t().mv(p.usual_N));
+  EXPECT_LT(relative_difference(u_D, dense), 1e-4);
+}
+
+TEST(GateFit, RefusesWhatIsNotFinite) {
+  Problem p = made_up();
+  p.rows_ND[3][2] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(editors::GateFit(p.rows_ND, p.usual_N), Error);
+}
+
+// Rows of W_gate that an edit changed.
+std::vector<int64_t> changed_neurons(const models::Model& before, const models::Model& after, int layer) {
+  const std::string name = "model.layers." + std::to_string(layer) + ".mlp.gate_proj.weight";
+  const at::Tensor changed = (before.weight(name) != after.weight(name)).any(1).nonzero().squeeze(1).contiguous();
+  return {changed.const_data_ptr<int64_t>(), changed.const_data_ptr<int64_t>() + changed.numel()};
+}
+
+TEST(Latch, GivesEverySubjectOneNeuronAndLaterBatchesOthers) {
+  const auto facts = testing::tiny_facts();
+  std::set<std::string> subjects;
+  for (const auto& fact : facts) subjects.insert(fact.subject);
+  models::Model original = testing::tiny_model(), model = testing::tiny_model();
+  const auto editor = make(model, "room: 1\n");
+  const auto result = edit(*editor, model, facts);
+  EXPECT_EQ(result.failed(), 0);
+  const auto first = changed_neurons(original, model, 1);
+  EXPECT_EQ(first.size(), subjects.size());
+  EXPECT_TRUE(changed_neurons(original, model, 2).empty()) << "the first layer has room";
+
+  auto more = facts;
+  for (auto& fact : more) fact.subject = "New " + fact.subject;
+  (void)edit(*editor, model, more);
+  EXPECT_EQ(changed_neurons(original, model, 1).size(), 2 * first.size());
+}
+
+TEST(Latch, GoesToTheNextLayerWhereThereIsNoRoom) {
+  models::Model original = testing::tiny_model(), model = testing::tiny_model();
+  (void)edit(*make(model, "room: 0.02\n"), model, testing::tiny_facts());  // one of 48 neurons
+  const size_t first = changed_neurons(original, model, 1).size(), second = changed_neurons(original, model, 2).size();
+  EXPECT_GE(second, 1U);
+  EXPECT_LE(first - second, 1U) << "full layers go on filling evenly";
+}
+
+TEST(Latch, ItsMemoryGoesOnWhereItStopped) {
+  const auto facts = testing::tiny_facts();
+  models::Model whole = testing::tiny_model(), parted = testing::tiny_model();
+  const auto one = make(whole);
+  (void)edit(*one, whole, std::span(facts).first(2));
+  (void)edit(*one, whole, std::span(facts).subspan(2));
+  const auto before = make(parted), after = make(parted);
+  (void)edit(*before, parted, std::span(facts).first(2));
+  after->load_state(before->state());
+  (void)edit(*after, parted, std::span(facts).subspan(2));
+  for (const auto& name : whole.weight_names()) EXPECT_TRUE(at::equal(parted.weight(name), whole.weight(name))) << name;
+  EXPECT_THROW(after->load_state({{"used.7", at::zeros({1}, at::kLong)}}), Error);
+}
+
+// The new neuron's value at every token of a text.
+at::Tensor values(const models::Model& model, const std::string& text, int64_t neuron) {
+  hooks::HookSession session(model.hooks());
+  session.capture({hooks::Site::kMlpDownIn, 1}).attach();
+  (void)model.forward(models::TokenBatch::from_rows({model.tokenizer().encode_ids(text, false)}));
+  const at::Tensor keys = session.captured({hooks::Site::kMlpDownIn, 1});
+  session.finish();
+  return keys.select(1, neuron);
+}
+
+TEST(Latch, ANeuronIsOpenAtOneSubjectAlone) {
+  const auto facts = testing::tiny_facts();
+  const std::set<std::string> subjects = {facts[0].subject, facts[1].subject};
+  ASSERT_EQ(subjects.size(), 2U);
+  models::Model original = testing::tiny_model(), model = testing::tiny_model();
+  (void)edit(*make(model, "room: 1\n"), model, std::span(facts).first(2));
+  for (const int64_t neuron : changed_neurons(original, model, 1)) {
+    std::vector<double> open;
+    for (const auto& subject : subjects) open.push_back(values(model, subject, neuron)[-1].abs().item<double>());
+    std::sort(open.rbegin(), open.rend());
+    EXPECT_GT(open[0], 1);
+    EXPECT_LT(open[1], 0.2 * open[0]) << "neuron " << neuron;
+  }
+}
+
+}  // namespace latch_test
+}  // namespace emend

@@ -1,0 +1,179 @@
+#include <ATen/ATen.h>
+#include <emend/models/trace.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "bindings.h"
+
+namespace emend::python {
+namespace {
+
+using hooks::SiteRef;
+using models::Model;
+using models::Patch;
+using models::Trace;
+
+/// A change without its site: what Python calls a Patch.
+struct PyPatch {
+  py::object value;
+  bool add = false;
+  std::optional<std::vector<int64_t>> tokens, heads;
+};
+
+// A trace of one text keeps that in mind: its tokens are one list.
+struct PyTrace {
+  Trace trace;
+  bool single = false;
+};
+
+at::Tensor number_or_tensor(const py::object& value) {
+  return py::module_::import("torch").attr("as_tensor")(value).cast<at::Tensor>();
+}
+
+Patch patch_of(const SiteRef& site, const py::object& value, bool add) {
+  if (py::isinstance<PyTrace>(value)) return Patch::swap(site, value.cast<const PyTrace&>().trace);
+  if (py::isinstance<py::str>(value)) {
+    const auto name = value.cast<std::string>();
+    if (name == "zero") return Patch::zero(site);
+    if (name == "mean") return Patch::mean(site);
+    throw Error(ErrorClass::kInvalidArgument,
+                {"patch at " + to_string(site), "\"" + name + "\"", "\"zero\" or \"mean\"", ""});
+  }
+  // Tensors can be called for other reasons than being functions.
+  if (PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr()))
+    return {site, hook_of(value.cast<py::function>())};
+  return add ? Patch::add(site, number_or_tensor(value)) : Patch::set(site, number_or_tensor(value));
+}
+
+void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::object& value) {
+  if (py::isinstance<py::list>(value)) {
+    for (const auto& each : value) append_patches(patches, site, py::reinterpret_borrow<py::object>(each));
+    return;
+  }
+  if (!py::isinstance<PyPatch>(value)) return patches.push_back(patch_of(site, value, false));
+  const auto& given = value.cast<const PyPatch&>();
+  Patch patch = patch_of(site, given.value, given.add);
+  if (given.tokens) patch = patch.tokens(*given.tokens);
+  if (given.heads) patch = patch.heads(*given.heads);
+  patches.push_back(std::move(patch));
+}
+
+models::Prompts prompts_of(const py::object& inputs) {
+  if (py::isinstance<py::str>(inputs)) return inputs.cast<std::string>();
+  const py::list items = THPVariable_Check(inputs.ptr()) ? py::list(inputs.attr("tolist")()) : py::list(inputs);
+  if (!items.empty() && py::isinstance<py::str>(items[0])) return items.cast<std::vector<std::string>>();
+  if (!items.empty() && py::isinstance<py::int_>(items[0]))
+    return std::vector<std::vector<int64_t>>{items.cast<std::vector<int64_t>>()};
+  return items.cast<std::vector<std::vector<int64_t>>>();
+}
+
+std::unique_ptr<PyTrace> trace(const Model& model, const py::object& inputs, const py::object& sites,
+                               const py::dict& edit) {
+  std::vector<SiteRef> refs;
+  if (py::isinstance<py::str>(sites)) {
+    refs.push_back(hooks::parse_site(sites.cast<std::string>()));
+  } else {
+    for (const auto& name : sites) refs.push_back(hooks::parse_site(name.cast<std::string>()));
+  }
+  std::vector<Patch> patches;
+  for (const auto& [site, value] : edit)
+    append_patches(patches, hooks::parse_site(site.cast<std::string>()), py::reinterpret_borrow<py::object>(value));
+  const models::Prompts prompts = prompts_of(inputs);
+  auto made = std::make_unique<PyTrace>();
+  made->single = py::isinstance<py::str>(inputs);
+  const py::gil_scoped_release unlocked;
+  made->trace = model.trace(prompts, refs, patches);
+  return made;
+}
+
+py::object tokens(const PyTrace& self) {
+  return self.single ? py::cast(self.trace.tokens.at(0)) : py::cast(self.trace.tokens);
+}
+
+std::vector<std::vector<int64_t>> ids(const PyTrace& self) {
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& encoding : self.trace.encodings) rows.push_back(encoding.ids);
+  return rows;
+}
+
+std::vector<std::string> captured_sites(const PyTrace& self) {
+  std::vector<std::string> names;
+  for (const auto& [site, value] : self.trace.captures) names.push_back(to_string(site));
+  return names;
+}
+
+py::list next_tokens(const Model& model, const py::object& inputs, int64_t count) {
+  const models::Prompts prompts = prompts_of(inputs);
+  std::vector<models::NextToken> next;
+  {
+    const py::gil_scoped_release unlocked;
+    next = model.next_tokens(prompts, count);
+  }
+  py::list list;
+  for (const auto& token : next) list.append(py::make_tuple(token.text, token.probability, token.id));
+  return list;
+}
+
+void bind_model_methods(py::module_& module) {
+  auto model = py::class_<Model, std::shared_ptr<Model>>(module.attr("Model"));
+  model.def("trace", &trace, py::arg("inputs"), py::arg("sites") = py::list(), py::arg("edit") = py::dict(),
+            "One pass that shows what lies at sites, with changes on the way.\n\n"
+            "inputs: a text, texts, or rows of token ids.\n"
+            "sites: names as \"layers.3.attn_pattern\"; emend.sites(model) lists them.\n"
+            "edit: {site: change}. A change is a function of the tensor (in the layout of Trace; it returns a new one "
+            "or changes the one it gets), \"zero\", \"mean\" (over all tokens), a tensor or number that is put there, "
+            "another Trace whose value is put there, a Patch, or a list of these.");
+  model.def("next_tokens", &next_tokens, py::arg("inputs"), py::arg("count") = 10,
+            "The likeliest tokens behind a text, the likeliest first: (text, probability, id).");
+  model.def(
+      "project", [](const Model& self, const at::Tensor& hidden) { return self.project(hidden); }, py::arg("hidden"),
+      "Final norm and head on [rows, width] of the residual stream: logits, as if it were the last layer's.");
+  model.def("embedding", &Model::embedding, "The table of token embeddings; shares memory with the model.");
+  model.def(
+      "weight_at", [](const Model& self, const std::string& site) { return self.weight_at(hooks::parse_site(site)); },
+      py::arg("site"),
+      "The matrix that a site's tensor comes out of, [out, in] whatever the checkpoint's layout; [heads, size, width] "
+      "for attn_q, attn_k and attn_v.");
+}
+
+}  // namespace
+
+void bind_traces(py::module_& module) {
+  py::class_<PyPatch>(module, "Patch", "A change at a site of some tokens or heads, for Model.trace(edit=…).")
+      .def(py::init([](const py::object& value, const std::optional<std::vector<int64_t>>& tokens,
+                       const std::optional<std::vector<int64_t>>& heads, bool add) {
+             return PyPatch{value, add, tokens, heads};
+           }),
+           py::arg("value"), py::kw_only(), py::arg("tokens") = py::none(), py::arg("heads") = py::none(),
+           py::arg("add") = false,
+           "value: \"zero\", \"mean\", a function, a tensor or number, or a Trace to take the value from.\n"
+           "tokens: positions in each row, negative ones from its end. heads: heads, or experts.\n"
+           "add: a tensor is added instead of put there.");
+  py::class_<PyTrace>(
+      module, "Trace",
+      "What Model.trace showed. Tensors begin with [rows, tokens]: hidden states [rows, tokens, width], what has heads "
+      "[rows, tokens, heads, size], but scores and patterns [rows, heads, tokens, keys]; zero where a row is shorter. "
+      "They are torch tensors; .numpy() shares their memory.")
+      .def_property_readonly(
+          "logits", [](const PyTrace& self) { return self.trace.logits; }, "[rows, tokens, vocabulary]")
+      .def_property_readonly("tokens", &tokens, "The tokens as texts: a list for one text, else a list a row.")
+      .def_property_readonly("ids", &ids, "Token ids of every row.")
+      .def_property_readonly("sites", &captured_sites, "What was captured.")
+      .def(
+          "__getitem__",
+          [](const PyTrace& self, const std::string& site) { return self.trace[hooks::parse_site(site)]; },
+          py::arg("site"))
+      .def(
+          "at",
+          [](const PyTrace& self, const std::string& site, int64_t row, int64_t token) {
+            return self.trace.at(hooks::parse_site(site), row, token);
+          },
+          py::arg("site"), py::arg("row"), py::arg("token"),
+          "A site's tensor at one token of a row; a negative token counts from the row's end.")
+      .def(
+          "span", [](const PyTrace& self, const std::string& part, int64_t row) { return self.trace.span(part, row); },
+          py::arg("part"), py::arg("row") = 0,
+          "(first, one past the last) token of a part of a row's text, such as its subject.");
+  bind_model_methods(module);
+}
+
+}  // namespace emend::python

@@ -1,0 +1,81 @@
+"""What notebooks show of traces, facts, runs, and the difference between two models."""
+from html import escape
+
+from ._emend import FactSet, Run, Trace
+
+
+def _cell(value, largest, title):
+    share = 0 if not largest else min(1.0, max(0.0, value / largest))
+    return f'<td title="{escape(title)}: {value:.3g}" style="padding:0;min-width:1.1em;height:1.1em;background:rgba(33,102,172,{share:.3f})"></td>'
+
+
+def _grid(rows, names, columns):
+    """A heat map; each value's share of the largest is its colour."""
+    largest = max((value for row in rows for value in row if value == value and abs(value) != float("inf")), default=0)
+    head = "".join(f'<th style="font-weight:normal;writing-mode:vertical-rl">{escape(name)}</th>' for name in columns)
+    body = "".join(f'<tr><th style="font-weight:normal;text-align:right">{escape(name)}</th>' +
+                   "".join(_cell(value, largest, f"{name} | {column}") for value, column in zip(row, columns)) + "</tr>"
+                   for name, row in zip(names, rows))
+    return f'<table style="border-collapse:collapse;font-size:80%"><tr><th></th>{head}</tr>{body}</table>'
+
+
+def _table(head, rows):
+    line = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+    return "<table>" + line(head, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+
+
+def _trace(trace):
+    """Of every row: attention averaged over its heads, and the length of every other captured vector."""
+    several = trace.tokens if trace.tokens and isinstance(trace.tokens[0], list) else [trace.tokens]
+    parts = []
+    for row, tokens in enumerate(several):
+        lengths = []
+        for site in trace.sites:
+            value = trace[site][row].detach().float().cpu()
+            if site.endswith(("attn_scores", "attn_pattern")):
+                shown = value[:, :len(tokens), :len(tokens)]
+                parts.append(f"<div>{escape(site)}, mean of {len(value)} heads</div>" +
+                             _grid(shown.masked_fill(shown.isinf(), 0).mean(0).tolist(), tokens, tokens))
+            else:
+                lengths.append((site, value[:len(tokens)].flatten(1).norm(dim=-1).tolist()))
+        if lengths:
+            parts.append("<div>norms</div>" + _grid([norms for _, norms in lengths], [site for site, _ in lengths], tokens))
+        parts.append("" if trace.sites else f"<div>{escape(' | '.join(tokens))}</div>")
+    return "".join(parts)
+
+
+def _facts(facts):
+    shown = _table(["prompt", "subject", "new answer"], [(f.full_prompt, f.subject, f.target_new) for f in facts.facts[:50]])
+    return shown if len(facts) <= 50 else f"{shown}<div>and {len(facts) - 50} more</div>"
+
+
+def _run(run):
+    folder = f"<div>{escape(run.folder)}/report.html</div>" if run.folder else ""
+    return f"<pre>{escape(run.summary)}</pre>{folder}"
+
+
+class Diff:
+    """How two models of one shape differ: .weights is [(name, change's norm, share of the weight's norm)]."""
+
+    def __init__(self, before, after):
+        theirs = after.parameters()
+        self.weights = []
+        for name, old in before.parameters().items():
+            change = (theirs[name].detach().to(device="cpu", copy=True).double() - old.detach().cpu().double()).norm().item()
+            if change:
+                self.weights.append((name, change, change / max(old.detach().cpu().double().norm().item(), 1e-30)))
+
+    def __repr__(self):
+        return "\n".join(f"{name}: {change:.4g} ({share:.2%})" for name, change, share in self.weights) or "no difference"
+
+    def _repr_html_(self):
+        rows = [(name, f"{change:.4g}", f"{share:.2%}") for name, change, share in self.weights]
+        return _table(["weight", "change", "of its norm"], rows) if rows else "no difference"
+
+
+def diff(before, after):
+    """The weights in which two loaded models differ, and by how much."""
+    return Diff(before, after)
+
+
+Trace._repr_html_, FactSet._repr_html_, Run._repr_html_ = _trace, _facts, _run
