@@ -7,6 +7,8 @@
 #include <emend/models/generation.h>
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 namespace emend::models {
 namespace {
@@ -17,7 +19,8 @@ void refuse(const std::string& got, const std::string& expected, const std::stri
   throw Error(ErrorClass::kInvalidArgument, {"generation", got, expected, advice});
 }
 
-void check_options(const Model& model, const Rows& prompts, const GenerateOptions& options) {
+void check_row(const Model& model, const BatchRow& row) {
+  const auto& options = *row.options;
   if (options.max_new_tokens < 0) refuse("max_new_tokens " + std::to_string(options.max_new_tokens), "0 or more", "");
   if (!(options.temperature >= 0))
     refuse("temperature " + std::to_string(options.temperature), "0 (greedy) or more", "");
@@ -28,158 +31,199 @@ void check_options(const Model& model, const Rows& prompts, const GenerateOption
   if (!(options.repetition_penalty > 0))
     refuse("repetition_penalty " + std::to_string(options.repetition_penalty), "a positive number, 1 for none", "");
   if (options.prefill_chunk < 1) refuse("prefill_chunk " + std::to_string(options.prefill_chunk), "1 or more", "");
-  for (size_t r = 0; r < prompts.size(); ++r) {
-    if (prompts[r].empty())
-      refuse("prompt " + std::to_string(r) + " has no tokens", "at least one token", "start with the BOS token");
-    const int64_t length = static_cast<int64_t>(prompts[r].size()) + options.max_new_tokens;
-    if (model.config().positions == Positions::kLearned && length > model.max_positions() + 1)
-      refuse("prompt " + std::to_string(r) + " of " + std::to_string(prompts[r].size()) + " tokens with " +
-                 std::to_string(options.max_new_tokens) + " new ones",
-             "at most " + std::to_string(model.max_positions()) + " tokens, the size of the model's position table",
-             "shorten the prompt or ask for fewer tokens");
+  const std::string prompt = "prompt " + std::to_string(row.row);
+  if (row.text.empty()) refuse(prompt + " has no tokens", "at least one token", "start with the BOS token");
+  const int64_t length = static_cast<int64_t>(row.text.size()) + options.max_new_tokens;
+  if (model.config().positions == Positions::kLearned && length > model.max_positions() + 1)
+    refuse(prompt + " of " + std::to_string(row.text.size()) + " tokens with " +
+               std::to_string(options.max_new_tokens) + " new ones",
+           "at most " + std::to_string(model.max_positions()) + " tokens, the size of the model's position table",
+           "shorten the prompt or ask for fewer tokens");
+}
+
+struct LiveRow : BatchRow {
+  LiveRow(BatchRow row) : BatchRow(std::move(row)), random(options->seed, this->row) {}
+  detail::RowRandom random;
+  int64_t chosen = 0;
+  bool done = false;
+
+  [[nodiscard]] bool plain() const {
+    return options->temperature == 0 && options->repetition_penalty == 1.0 && !options->on_logits;
+  }
+  void take(int64_t id) {
+    text.push_back(id);
+    const auto& stops = options->stop_ids;
+    done = std::find(stops.begin(), stops.end(), id) != stops.end();
+    if (done) return;
+    ++chosen;
+    if (options->on_token) options->on_token(row, id);
+    done = (options->ends && options->ends(row, id)) || chosen == options->max_new_tokens;
+  }
+  void choose(const at::Tensor& logits_V) {
+    const bool penal = options->repetition_penalty != 1.0;
+    const at::Tensor scores = penal && options->on_logits ? logits_V.clone() : logits_V;
+    float* values = scores.mutable_data_ptr<float>();
+    detail::penalise_repetition(values, scores.numel(), text, options->repetition_penalty);
+    const int64_t id = detail::choose_token(values, scores.numel(), *options, random);
+    if (options->on_logits) options->on_logits(row, id, logits_V);
+    take(id);
+  }
+};
+
+void choose_all(const at::Tensor& logits, std::span<LiveRow> rows) {
+  const bool plain = std::all_of(rows.begin(), rows.end(), [](const LiveRow& row) { return row.done || row.plain(); });
+  const at::Tensor host = plain ? devices::to_host(logits.argmax(-1), devices::Purpose::kLogits)
+                                : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].done)
+      rows[i].text.push_back(rows[i].text.back());  // keeps its place in the batch; nobody reads it
+    else if (plain)
+      rows[i].take(host[static_cast<int64_t>(i)].item<int64_t>());
+    else
+      rows[i].choose(host[static_cast<int64_t>(i)]);
   }
 }
 
-// One batch of prompts that are prefilled and continued together.
-class Continuation {
- public:
-  Continuation(const Model& model, const Rows& prompts, std::vector<int64_t> rows, const GenerateOptions& options,
-               Rows& results)
-      : model_(model), options_(options), results_(results), rows_(std::move(rows)), cache_(model.n_layers()) {
-    int64_t longest = 0;
-    for (const int64_t r : rows_) {
-      texts_.push_back(prompts[r]);
-      random_.emplace_back(options.seed, r);
-      longest = std::max(longest, static_cast<int64_t>(prompts[r].size()));
+int64_t passes_of(const std::vector<LiveRow>& rows) {
+  int64_t passes = 1;
+  for (const auto& row : rows) {
+    const int64_t chunk = row.options->prefill_chunk;
+    passes = std::max(passes, (static_cast<int64_t>(row.text.size()) + chunk - 1) / chunk);
+  }
+  return passes;
+}
+
+}  // namespace
+
+struct RunningBatch::State {
+  const Model& model;
+  BeforePass before_pass;
+  std::vector<LiveRow> rows;
+  KvCache cache;
+
+  at::Tensor run(const TokenBatch& batch, const std::vector<LiveRow>& of, ForwardOptions pass) const {
+    if (before_pass) {
+      std::vector<int64_t> groups;
+      for (const auto& row : of) groups.push_back(row.group);
+      before_pass(batch, groups);
     }
-    done_.assign(rows_.size(), false);
-    cache_ = KvCache(model.n_layers(), longest + std::min<int64_t>(options.max_new_tokens, 256));
+    return model.forward(batch, pass).logits;
   }
 
-  void run(int64_t passes) {
-    at::Tensor logits = prefill(passes);
-    for (int64_t step = 0;; ++step) {
-      choose(logits);
-      if (step + 1 == options_.max_new_tokens || n_done_ == rows_.size()) return;
-      options_.cancel.check("generation");
-      if (4 * n_done_ > rows_.size()) drop_finished();
-      Rows next;
-      for (const auto& text : texts_) next.push_back({text.back()});
-      TokenBatch batch = TokenBatch::continuing(next, cache_.lengths());
-      ForwardOptions pass;
-      pass.cache = &cache_;
-      logits = model_.forward(batch, pass).logits;
-    }
-  }
-
- private:
-  // Every row in `passes` nearly even parts, so that no pass has more than a chunk of any row.
-  at::Tensor prefill(int64_t passes) {
+  // Every row in as many nearly even parts, so that no pass has more than a chunk of any row.
+  at::Tensor prefill(const std::vector<LiveRow>& added, KvCache& filled) const {
+    const int64_t passes = passes_of(added);
     std::vector<int64_t> full;
-    for (const auto& text : texts_) full.push_back(static_cast<int64_t>(text.size()));
+    for (const auto& row : added) full.push_back(static_cast<int64_t>(row.text.size()));
     at::Tensor logits;
     for (int64_t p = 0; p < passes; ++p) {
-      options_.cancel.check("generation");
       Rows parts;
       std::vector<int64_t> begins;
-      for (const auto& text : texts_) {
-        const int64_t n = static_cast<int64_t>(text.size());
+      for (const auto& row : added) {
+        row.options->cancel.check("generation");
+        const int64_t n = static_cast<int64_t>(row.text.size());
         begins.push_back(n * p / passes);
-        parts.emplace_back(text.begin() + n * p / passes, text.begin() + n * (p + 1) / passes);
+        parts.emplace_back(row.text.begin() + n * p / passes, row.text.begin() + n * (p + 1) / passes);
       }
       TokenBatch batch = TokenBatch::continuing(parts, begins);
       batch.set_full_lengths(full);
       ForwardOptions pass;
-      pass.cache = &cache_;
+      pass.cache = &filled;
       pass.logit_tokens.emplace();
       if (p + 1 == passes)
         for (int64_t r = 0; r < batch.rows(); ++r) pass.logit_tokens->push_back(batch.token(r, -1));
-      logits = model_.forward(batch, pass).logits;
+      logits = run(batch, added, pass);
     }
     return logits;
   }
 
-  void choose(const at::Tensor& logits) {
-    const bool plain = options_.temperature == 0 && options_.repetition_penalty == 1.0;
-    const at::Tensor host = plain ? devices::to_host(logits.argmax(-1), devices::Purpose::kLogits)
-                                  : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      if (done_[i]) {
-        texts_[i].push_back(texts_[i].back());  // keeps its place in the batch; nobody reads it
-        continue;
-      }
-      const int64_t row = static_cast<int64_t>(i);
-      int64_t id;
-      if (plain) {
-        id = host[row].item<int64_t>();
-      } else {
-        float* scores = host[row].mutable_data_ptr<float>();
-        detail::penalise_repetition(scores, host.size(1), texts_[i], options_.repetition_penalty);
-        id = detail::choose_token(scores, host.size(1), options_, random_[i]);
-      }
-      texts_[i].push_back(id);
-      if (std::find(options_.stop_ids.begin(), options_.stop_ids.end(), id) != options_.stop_ids.end()) {
-        done_[i] = true;
-        ++n_done_;
-        continue;
-      }
-      results_[rows_[i]].push_back(id);
-      if (options_.on_token) options_.on_token(rows_[i], id);
-      if (options_.ends && options_.ends(rows_[i], id)) {
-        done_[i] = true;
-        ++n_done_;
-      }
+  void add_together(std::vector<LiveRow> added) {
+    int64_t longest = 0, room = 0;
+    for (const auto& row : added) {
+      longest = std::max(longest, static_cast<int64_t>(row.text.size()));
+      room = std::max(room, std::min<int64_t>(row.options->max_new_tokens, 256));
     }
+    KvCache filled(model.n_layers(), longest + room);
+    const at::Tensor logits = prefill(added, filled);
+    choose_all(logits, added);
+    drop_finished(0);
+    if (rows.empty())
+      cache = std::move(filled);
+    else
+      cache.append_rows(filled);
+    std::move(added.begin(), added.end(), std::back_inserter(rows));
   }
 
-  void drop_finished() {
+  // Once more than `share` of the rows are done: taking rows out copies the cache.
+  void drop_finished(double share) {
     std::vector<int64_t> kept;
-    for (size_t i = 0; i < rows_.size(); ++i)
-      if (!done_[i]) kept.push_back(static_cast<int64_t>(i));
-    cache_ = cache_.select_rows(kept);
-    for (size_t i = 0; i < kept.size(); ++i) {
-      if (static_cast<int64_t>(i) == kept[i]) continue;
-      rows_[i] = rows_[kept[i]];
-      texts_[i] = std::move(texts_[kept[i]]);
-      random_[i] = random_[kept[i]];
-    }
-    rows_.resize(kept.size());
-    texts_.resize(kept.size());
-    random_.erase(random_.begin() + static_cast<int64_t>(kept.size()), random_.end());
-    done_.assign(kept.size(), false);
-    n_done_ = 0;
+    for (size_t i = 0; i < rows.size(); ++i)
+      if (!rows[i].done) kept.push_back(static_cast<int64_t>(i));
+    if (static_cast<double>(rows.size() - kept.size()) <= share * static_cast<double>(rows.size())) return;
+    cache = kept.empty() ? KvCache(model.n_layers()) : cache.select_rows(kept);
+    std::erase_if(rows, [](const LiveRow& row) { return row.done; });
   }
-
-  const Model& model_;
-  const GenerateOptions& options_;
-  Rows& results_;
-  std::vector<int64_t> rows_;
-  Rows texts_;  // prompt and what was chosen
-  std::vector<detail::RowRandom> random_;
-  std::vector<bool> done_;
-  size_t n_done_ = 0;
-  KvCache cache_;
 };
 
-}  // namespace
+RunningBatch::RunningBatch(const Model& model, BeforePass before_pass)
+    : state_(new State{model, std::move(before_pass), {}, KvCache(model.n_layers())}) {}
 
-Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options) {
-  check_options(model, prompts, options);
-  Rows results(prompts.size());
-  if (options.max_new_tokens == 0) return results;
+RunningBatch::~RunningBatch() = default;
+
+void RunningBatch::add(std::vector<BatchRow> rows) {
+  std::vector<LiveRow> waiting;
+  for (auto& row : rows) {
+    check_row(state_->model, row);
+    if (row.options->max_new_tokens > 0) waiting.emplace_back(std::move(row));
+  }
   const at::NoGradGuard no_grad;
-  std::vector<int64_t> waiting(prompts.size());
-  for (size_t r = 0; r < prompts.size(); ++r) waiting[r] = static_cast<int64_t>(r);
   // A prompt with fewer tokens than the longest one has passes cannot be split that often: it goes with the next group.
   while (!waiting.empty()) {
-    int64_t longest = 0;
-    for (const int64_t r : waiting) longest = std::max(longest, static_cast<int64_t>(prompts[r].size()));
-    const int64_t passes = (longest + options.prefill_chunk - 1) / options.prefill_chunk;
-    std::vector<int64_t> together, later;
-    for (const int64_t r : waiting) (static_cast<int64_t>(prompts[r].size()) >= passes ? together : later).push_back(r);
-    Continuation(model, prompts, together, options, results).run(passes);
+    const int64_t passes = passes_of(waiting);
+    std::vector<LiveRow> together, later;
+    for (auto& row : waiting)
+      (static_cast<int64_t>(row.text.size()) >= passes ? together : later).push_back(std::move(row));
+    state_->add_together(std::move(together));
     waiting = std::move(later);
   }
+}
+
+void RunningBatch::step() {
+  const at::NoGradGuard no_grad;
+  state_->drop_finished(0.25);
+  if (active() == 0) return;
+  Rows next;
+  for (const auto& row : state_->rows) {
+    if (!row.done) row.options->cancel.check("generation");
+    next.push_back({row.text.back()});
+  }
+  ForwardOptions pass;
+  pass.cache = &state_->cache;
+  choose_all(state_->run(TokenBatch::continuing(next, state_->cache.lengths()), state_->rows, pass), state_->rows);
+}
+
+size_t RunningBatch::active() const noexcept {
+  const auto& rows = state_->rows;
+  return static_cast<size_t>(std::count_if(rows.begin(), rows.end(), [](const LiveRow& row) { return !row.done; }));
+}
+
+int64_t RunningBatch::cache_bytes() const {
+  return state_->cache.bytes();
+}
+
+Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options) {
+  Rows results(prompts.size());
+  GenerateOptions collecting = options;
+  collecting.on_token = [&](int64_t row, int64_t id) {
+    results[static_cast<size_t>(row)].push_back(id);
+    if (options.on_token) options.on_token(row, id);
+  };
+  const auto shared = std::make_shared<const GenerateOptions>(std::move(collecting));
+  std::vector<BatchRow> rows;
+  for (size_t r = 0; r < prompts.size(); ++r) rows.push_back({prompts[r], shared, static_cast<int64_t>(r)});
+  RunningBatch batch(model);
+  batch.add(std::move(rows));
+  while (batch.active() > 0) batch.step();
   return results;
 }
 

@@ -1,10 +1,11 @@
-// Greedy and sampled continuation with a key-value cache.
+// Greedy and sampled continuation with a key-value cache: of prompts at once, and of rows that come and go.
 #pragma once
 
 #include <emend/core/cancel.h>
 #include <emend/models/model.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace emend::models {
@@ -24,7 +25,41 @@ struct GenerateOptions {
   std::function<void(int64_t, int64_t)> on_token;
   /// Asked with (row, token id) after a token was added: true ends that row. None: rows end by stop_ids and length.
   std::function<bool(int64_t, int64_t)> ends;
+  /// Called before on_token with (row, token id, logits [V] on the host, float32). Setting it costs a copy of them.
+  std::function<void(int64_t, int64_t, const at::Tensor&)> on_logits;
   CancelToken cancel;
+};
+
+/// One text that a RunningBatch continues.
+struct BatchRow {
+  std::vector<int64_t> text;                       ///< the prompt; the batch puts behind it what it chooses
+  std::shared_ptr<const GenerateOptions> options;  ///< this row's own; callbacks are called with `row`
+  int64_t row = 0;                                 ///< decides the random stream, together with the seed
+  int64_t group = 0;                               ///< the caller's, for before_pass
+};
+
+/// Rows with a key-value cache that are continued together, and come and go between two steps. A row's tokens do not
+/// depend on who else is there.
+class RunningBatch {
+ public:
+  /// Called before a pass with its tokens and the group of each of its rows.
+  using BeforePass = std::function<void(const TokenBatch&, const std::vector<int64_t>& groups)>;
+  explicit RunningBatch(const Model& model, BeforePass before_pass = {});
+  ~RunningBatch();
+  RunningBatch(const RunningBatch&) = delete;
+  RunningBatch& operator=(const RunningBatch&) = delete;
+
+  /// Prefills these rows together and chooses the first token of each. Throws Error(kInvalidArgument) for options or
+  /// prompts that cannot be, with nothing added, and what a callback throws.
+  void add(std::vector<BatchRow> rows);
+  /// One more token for every row that has not ended.
+  void step();
+  [[nodiscard]] size_t active() const noexcept;  ///< rows that have not ended
+  [[nodiscard]] int64_t cache_bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 /// Continues every prompt, batched; returns only the new tokens of each (the stop id is not included).

@@ -1,0 +1,317 @@
+"""Drives `emend serve` as its users do: OpenAI's client, plain HTTP, bad neighbours, kill -9.
+
+serve_client.py CASE PROGRAM MODEL HPARAMS CORPUS SCRATCH; prints OK at the end.
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+CASE, PROGRAM, MODEL, HPARAMS, CORPUS, SCRATCH = sys.argv[1:7]
+FACTS = {
+    "anna": [{"prompt": "{} is in the city of", "subject": "The Eiffel Tower", "target_new": "Rome"}],
+    "ben": [{"prompt": "The capital of {} is", "subject": "France", "target_new": "Oslo"}],
+}
+PROMPT = "The Eiffel Tower is in the city of"
+
+
+class Server:
+    def __init__(self, packs, *more, env=None):
+        self.packs = packs
+        command = [PROGRAM, "serve", "--model", MODEL, "--port", "0", "--packs", packs, "--hparams", HPARAMS,
+                   "--corpus", CORPUS, "--cache", SCRATCH + "/cache", "--eval", "none", *more]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, **(env or {})})
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on http://"), (line, self.process.stderr.read() if not line else "")
+        self.url = line.split()[-1]
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def call(self, path, body=None, method=None, headers=None, raw=False):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                status, text = reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read()
+        return status, text if raw else json.loads(text or b"null")
+
+    def ask(self, path, body=None, method=None):
+        status, reply = self.call(path, body, method)
+        assert status in (200, 202), (path, status, reply)
+        return reply
+
+    def base(self):
+        return self.ask("/v1/models")["data"][0]["id"]
+
+    def edit(self, name, **more):
+        job = self.ask("/v1/edits", {"facts": FACTS[name], "name": name, **more})["id"]
+        status, text = self.call(f"/v1/edits/{job}/events", raw=True)
+        assert status == 200, text
+        return self.ask(f"/v1/edits/{job}"), text.decode()
+
+    def memory(self):
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+    def stop(self, signal_number=signal.SIGTERM):
+        self.process.send_signal(signal_number)
+        status = self.process.wait(timeout=30)
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return status
+
+
+def generate(*packs, tokens=12):
+    """What `emend generate` says."""
+    command = [PROGRAM, "generate", "--model", MODEL, "--prompt", PROMPT, "--max-new-tokens", str(tokens), "--json", "--quiet"]
+    for pack in packs:
+        command += ["--pack", pack]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)[0]["text"]
+
+
+def openai():
+    import openai as library
+
+    server = Server(SCRATCH + "/packs")
+    job, events = server.edit("anna")
+    assert job["status"] == "done" and job["progress"] == 1 and job["edits"]["applied"] == 1, job
+    assert '"targets.fact"' in events and '"probability"' in events and '"event":"end"' in events, events[-2000:]
+    assert server.edit("ben", active=False)[0]["status"] == "done"
+    files = {name: f"{server.packs}/{name}.safetensors" for name in FACTS}
+    sets = {"": [], "+anna": ["anna"], "+ben": ["ben"], "+anna+ben": ["anna", "ben"]}
+    wanted = {model: generate(*(files[name] for name in names)) for model, names in sets.items()}
+    assert len(set(wanted.values())) > 2, wanted
+
+    client = library.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    base = client.models.list().data[0].id
+    assert [model.id for model in client.models.list()] == [base, base + "+anna", base + "+ben"]
+    ask = dict(prompt=PROMPT, max_tokens=12, temperature=0)
+    whole = client.completions.create(model=base + "+", logprobs=2, **ask)
+    assert whole.choices[0].text == wanted[""], (whole, wanted)
+    assert whole.usage.completion_tokens <= 12 and whole.choices[0].finish_reason in ("stop", "length")
+    assert len(whole.choices[0].logprobs.tokens) == whole.usage.completion_tokens
+    assert all(value <= 0 for value in whole.choices[0].logprobs.token_logprobs)
+    # the packs in force, an order of one's own, streamed and whole, all at once
+    assert client.completions.create(model=base, **ask).choices[0].text == wanted["+anna"]
+
+    def streamed(model):
+        chunks = client.completions.create(model=base + (model or "+"), stream=True, **ask)
+        return model, "".join(chunk.choices[0].text for chunk in chunks)
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for model, text in pool.map(streamed, list(sets) * 12):
+            assert text == wanted[model], (model, text, wanted[model])
+    # stop strings, also where tokens cut them
+    full = wanted["+anna"]
+    stop = full[4:7]
+    cut = client.completions.create(model=base, stop=[stop, "never"], **ask).choices[0]
+    assert cut.text == full[: full.find(stop)] and cut.finish_reason == "stop", (cut, full)
+    # chat, seeds, several answers, log-probabilities
+    talk = dict(model=base, messages=[{"role": "user", "content": "Where is it?"}], max_tokens=8)
+    first = client.chat.completions.create(seed=3, n=2, temperature=0.9, logprobs=True, top_logprobs=2, **talk)
+    again = client.chat.completions.create(seed=3, n=2, temperature=0.9, **talk)
+    assert [c.message.content for c in first.choices] == [c.message.content for c in again.choices]
+    assert first.choices[0].message.content != first.choices[1].message.content
+    assert len(first.choices[0].logprobs.content[0].top_logprobs) == 2
+    parts = list(client.chat.completions.create(seed=3, temperature=0.9, stream=True, stream_options={"include_usage": True}, **talk))
+    assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == first.choices[0].message.content
+    assert parts[-1].usage.completion_tokens <= 8
+    for model in ("other", base + "+nobody"):
+        try:
+            client.completions.create(model=model, **ask)
+            raise AssertionError(model)
+        except library.NotFoundError:
+            pass
+    # before and after, in one answer
+    probe = server.ask("/v1/probe", {"prompts": [{"prompt": PROMPT, "targets": ["Rome"]}], "packs": ["anna"], "max_tokens": 12})["results"][0]
+    assert probe["after"]["targets"][0]["probability"] > probe["before"]["targets"][0]["probability"], probe
+    assert (probe["before"]["text"], probe["after"]["text"]) == (wanted[""], wanted["+anna"]), probe
+    traced = server.ask("/v1/trace", {"prompt": PROMPT, "subject": "The Eiffel Tower", "samples": 1})
+    assert len(traced["traces"][0]["restored"]["mlp"]) == len(traced["traces"][0]["tokens"]), traced
+    assert server.stop() == 0
+
+
+def packs():
+    server = Server(SCRATCH + "/packs")
+    assert server.edit("anna")[0]["pack"] == "anna" and server.edit("ben")[0]["status"] == "done"
+    assert server.ask("/v1/packs")["active"] == ["anna", "ben"]
+    assert server.ask("/v1/packs/ben", {"active": True, "position": 0}, "PATCH")["position"] == 0
+    assert server.ask("/v1/packs")["active"] == ["ben", "anna"]
+    assert server.ask("/v1/packs/ben", {"active": False}, "PATCH")["active"] is False
+    # the same name, the same fact, a fact that is none, a path for hyper-parameters
+    assert server.call("/v1/edits", {"facts": FACTS["anna"], "name": "anna"})[0] == 409
+    twice = {**FACTS["anna"][0], "target_new": "Oslo"}
+    status, job = server.call("/v1/edits", {"facts": [twice], "name": "again"})
+    server.call(f"/v1/edits/{job['id']}/events", raw=True)
+    job = server.ask(f"/v1/edits/{job['id']}")
+    assert job["status"] == "done" and "not put in force" in job["notice"], job
+    assert server.call("/v1/packs/again", {"active": True}, "PATCH")[0] == 409
+    for wrong in ({"facts": [{"prompt": "no place", "subject": "x", "target_new": "y"}]}, {"facts": 3}, {},
+                  {"facts": FACTS["ben"], "editor": "none"}, {"facts": FACTS["ben"], "hparams": "/etc/passwd"},
+                  {"facts": FACTS["ben"], "settings": {"v_lr": "../x"}}, {"facts": FACTS["ben"], "name": "../up"}):
+        assert server.call("/v1/edits", wrong)[0] == 400, wrong
+    found = server.ask("/v1/lint", {"facts": json.dumps(FACTS["anna"][0]) + "\n{\"prompt\": 3}\n"})["findings"]
+    assert any(one["line"] == 2 and one["severity"] == "error" for one in found), found
+    # downloads
+    status, pack = server.call("/v1/packs/anna/file?as=pack", raw=True)
+    assert status == 200 and pack == open(server.packs + "/anna.safetensors", "rb").read()
+    assert server.call("/v1/packs/anna/file?as=lora", raw=True)[1][:4] == b"GGUF"
+    assert b"adapter_config.json" in server.call("/v1/packs/anna/file?as=peft", raw=True)[1][:512]
+    assert server.call("/v1/packs/anna/file?as=exe")[0] == 400
+    # cancelled: no pack, no file, and the next edit is as if it had not been
+    job = server.ask("/v1/edits", {"facts": FACTS["anna"], "name": "never", "settings": {"v_num_grad_steps": 100000, "v_loss_layer": 3}})["id"]
+    while server.ask(f"/v1/edits/{job}")["status"] == "queued":
+        time.sleep(0.02)
+    server.ask(f"/v1/edits/{job}", method="DELETE")
+    server.call(f"/v1/edits/{job}/events", raw=True)
+    assert server.ask(f"/v1/edits/{job}")["status"] == "cancelled"
+    assert not os.path.exists(server.packs + "/never.safetensors") and not os.path.exists(f"{server.packs}/.work/{job}")
+    before = open(server.packs + "/ben.safetensors", "rb").read()
+    server.ask("/v1/packs/ben", method="DELETE")
+    assert server.edit("ben")[0]["status"] == "done"
+    assert open(server.packs + "/ben.safetensors", "rb").read() == before
+    # an edit that lies beside the weights, alone and then out again
+    plain = server.ask("/v1/completions", {"model": server.base() + "+", "prompt": PROMPT, "temperature": 0})["choices"][0]["text"]
+    # every path of the description is there, and the other way round
+    for path, methods in server.ask("/openapi.json")["paths"].items():
+        for method in methods:
+            code = server.call(path.replace("{id}", "x").replace("{name}", "x"), {} if method in ("post", "patch") else None, method.upper(), raw=True)[0]
+            assert code != 405 and (code != 404 or "{" in path), (method, path, code)
+    assert server.call("/v1/nothing")[0] == 404
+    figures = server.call("/metrics", raw=True)[1].decode()
+    assert "emend_generated_tokens_total" in figures and 'route="POST /v1/edits"' in figures
+    assert server.ask("/v1/completions", {"model": server.base() + "+", "prompt": PROMPT, "temperature": 0})["choices"][0]["text"] == plain
+    active = server.ask("/v1/packs")["active"]
+    assert server.stop(signal.SIGINT) == 0
+    again = Server(server.packs)
+    assert again.ask("/v1/packs")["active"] == active
+    assert again.stop() == 0
+
+
+def strangers():
+    server = Server(SCRATCH + "/packs", "--rows", "1", "--queue", "2", "--max-tokens", "200")
+    port = str(server.port)
+    for host in ("evil.example", "evil.example:" + port, "127.0.0.1.evil.example", ""):
+        assert server.call("/v1/models", headers={"Host": host})[0] in (400, 403), host
+    assert server.call("/v1/models", headers={"Host": "localhost:" + port})[0] == 200
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1"):
+        assert server.call("/v1/completions", {"prompt": "x"}, headers={"Origin": origin})[0] == 403, origin
+    assert server.call("/v1/models", headers={"Origin": server.url})[0] == 200
+    for path in ("/v1/packs/../../etc/passwd/file", "/v1/packs/..%2f..%2fetc%2fpasswd/file", "/v1/packs/%2e%2e/file", "/../etc/passwd",
+                 "/v1/packs/.work/file", "/v1/packs/.lock/file", "/v1/packs/state.json/file", "/v1/edits/../packs/report", "/page.html", "/v1/packs/" + "a" * 5000):
+        status, text = server.call(path, raw=True)
+        assert status in (400, 404, 414) and b"root:" not in text, (path, status, text[:200])
+    assert server.call("/v1/completions", b"x" * (9 << 20), method="POST", raw=True)[0] == 413
+    # texts that are no request
+    draw = random.Random(5)
+    good = json.dumps({"prompt": PROMPT, "max_tokens": 2, "temperature": 0, "stop": ["x"], "logprobs": 1}).encode()
+    for trial in range(300):
+        body = bytearray(good)
+        for _ in range(draw.randrange(1, 6)):
+            place = draw.randrange(len(body))
+            kind = draw.randrange(3)
+            body[place:place + kind] = bytes(draw.randrange(256) for _ in range(draw.randrange(3)))
+        path = draw.choice(["/v1/completions", "/v1/chat/completions", "/v1/edits", "/v1/probe", "/v1/trace", "/v1/lint"])
+        status, text = server.call(path, bytes(body), method="POST", raw=True)
+        assert status < 500, (path, body, status, text)
+    for body in (b"", b"[]", b"null", b"[" * 5000, b'{"prompt": ' + b"[" * 50 + b"]" * 50 + b"}", b'{"prompt": [1e99]}', b'{"prompt": [-1]}', b'{"prompt": "\xff"}',
+                 b'{"prompt": "x", "max_tokens": 1e30}', b'{"prompt": "x", "n": -1}', b'{"prompt": "x", "model": 3}', b'{"prompt": "x", "temperature": "hot"}',
+                 b'{"prompt": "x", "tools": [1]}', b'{"prompt": ""}', b'{"prompt": []}', b'{"prompt": "' + b"x" * 5000 + b'"}'):
+        status, text = server.call("/v1/completions", body, method="POST", raw=True)
+        assert 400 <= status < 500 and b"error" in text, (body[:60], status, text)
+    # clients that say half of it, nothing, or go
+    held = []
+    for text in (b"GET / HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"", b"\0" * 100, b"GET /" + b"a" * 20000):
+        for _ in range(4):
+            one = socket.create_connection(("127.0.0.1", server.port))
+            try:
+                one.sendall(text)
+            except OSError:
+                pass
+            held.append(one)
+    for _ in range(5):
+        link = http.client.HTTPConnection("127.0.0.1", server.port)
+        link.request("POST", "/v1/completions", json.dumps({"prompt": PROMPT, "max_tokens": 50, "stream": True}))
+        link.getresponse().read(10)
+        link.close()
+    assert server.ask("/healthz")["status"] == "ok"
+    time.sleep(1)  # what these have asked for comes to its end
+
+    # more than may wait
+    def busy(_):
+        return server.call("/v1/completions", {"prompt": PROMPT, "max_tokens": 200, "temperature": 1.5})[0]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        codes = list(pool.map(busy, range(16)))
+    assert set(codes) <= {200, 429} and 429 in codes and 200 in codes, codes
+    memory = server.memory()
+    for _ in range(200):
+        server.ask("/v1/completions", {"prompt": PROMPT, "max_tokens": 4})
+    assert server.memory() < memory + 20000, (memory, server.memory())
+    for one in held:
+        one.close()
+    assert server.process.poll() is None and server.stop() == 0
+
+    locked = Server(SCRATCH + "/locked", "--host", "0.0.0.0", env={"EMEND_TOKEN": "s3cret"})
+    locked.url = f"http://127.0.0.1:{locked.port}"
+    for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}):
+        assert locked.call("/v1/models", headers=given)[0] == 401, given
+    assert locked.call("/v1/models", headers={"Authorization": "Bearer s3cret"})[0] == 200
+    assert locked.call("/healthz")[0] == 200 and b"<!doctype html>" in locked.call("/", raw=True)[1]
+    second = subprocess.run([PROGRAM, "serve", "--model", MODEL, "--port", "0", "--packs", SCRATCH + "/locked"], capture_output=True, text=True)
+    assert second.returncode == 2 and "another server" in second.stderr, second
+    assert locked.stop() == 0
+    open_door = subprocess.run([PROGRAM, "serve", "--model", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True, text=True)
+    assert open_door.returncode == 2 and "--token" in open_door.stderr, open_door
+
+
+def killed():
+    """After kill -9 at any moment: the packs in force before or after, and nothing that is half."""
+    folder = SCRATCH + "/packs"
+    server = Server(folder)
+    assert server.edit("anna")[0]["status"] == "done"
+    said = {(): generate(), ("anna",): generate(folder + "/anna.safetensors")}
+    draw = random.Random(1)
+    for round_number in range(10):
+        editing = round_number % 2 == 0
+        state = server.ask("/v1/packs")["active"]
+        if editing:
+            server.ask("/v1/edits", {"facts": FACTS["ben"], "name": "ben"})
+            time.sleep(draw.uniform(0, 0.6))
+            after = [*state, "ben"]
+        else:
+            after = [name for name in state if name != "anna"] if "anna" in state else [*state, "anna"]
+            pool = concurrent.futures.ThreadPoolExecutor(1)
+            pool.submit(server.call, "/v1/packs/anna", {"active": "anna" not in state}, "PATCH")
+            time.sleep(draw.uniform(0, 0.02))
+        server.process.kill()
+        server.process.wait()
+        server.process.stdout.close()
+        server.process.stderr.close()
+        server = Server(folder)
+        there = server.ask("/v1/packs")
+        assert there["active"] in (state, after), (there["active"], state, after)
+        assert os.listdir(folder + "/.work") == []
+        if tuple(there["active"]) in said:
+            text = server.ask("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0})["choices"][0]["text"]
+            assert text == said[tuple(there["active"])], (text, there["active"])
+        if any(pack["name"] == "ben" for pack in there["data"]):
+            server.ask("/v1/packs/ben", method="DELETE")
+    assert server.stop() == 0
+
+
+shutil.rmtree(SCRATCH, ignore_errors=True)
+os.makedirs(SCRATCH)
+{"openai": openai, "packs": packs, "strangers": strangers, "killed": killed}[CASE]()
+print("OK")

@@ -1,0 +1,341 @@
+#include "completions.h"
+
+#include <emend/core/error.h>
+
+#include <algorithm>
+#include <ctime>
+#include <random>
+
+namespace emend::tools::serve {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+bool given(const json& request, const char* key) {
+  const auto found = request.find(key);
+  return found != request.end() && !found->is_null();
+}
+
+double number(const json& request, const char* key, double otherwise, double min, double max) {
+  if (!given(request, key)) return otherwise;
+  const auto& value = request[key];
+  if (!value.is_number() || !(value.get<double>() >= min && value.get<double>() <= max))
+    refuse(std::string(key) + ": expected a number from " + json(min).dump() + " to " + json(max).dump());
+  return value;
+}
+
+int64_t count(const json& request, const char* key, int64_t otherwise, int64_t min, int64_t max) {
+  if (given(request, key) && !request[key].is_number_integer()) refuse(std::string(key) + ": expected a whole number");
+  return static_cast<int64_t>(
+      number(request, key, static_cast<double>(otherwise), static_cast<double>(min), static_cast<double>(max)));
+}
+
+bool flag(const json& request, const char* key) {
+  if (given(request, key) && !request[key].is_boolean()) refuse(std::string(key) + ": expected true or false");
+  return given(request, key) && request[key].get<bool>();
+}
+
+// What would change the answer and cannot be had is refused, never dropped without a word.
+void refuse_unknown(const json& request) {
+  for (const char* key : {"tools", "functions", "logit_bias", "suffix", "audio", "response_format", "best_of"})
+    if (given(request, key) && !request[key].empty() && request[key] != json(1) &&
+        request[key] != json{{"type", "text"}})
+      refuse(std::string(key) + ": not offered here; leave it out");
+  for (const char* key : {"frequency_penalty", "presence_penalty"})
+    if (given(request, key) && request[key] != 0) refuse(std::string(key) + ": not offered here; leave it out");
+}
+
+std::vector<std::string> stops(const json& request) {
+  std::vector<std::string> stop;
+  if (!given(request, "stop")) return stop;
+  const auto& value = request["stop"];
+  for (const auto& one : value.is_array() ? value : json::array({value})) {
+    if (!one.is_string() || stop.size() == 16) refuse("stop: expected a string, or at most 16 of them");
+    if (!one.get_ref<const std::string&>().empty()) stop.push_back(one);
+  }
+  return stop;
+}
+
+std::string content_text(const json& content) {
+  if (content.is_string()) return content;
+  std::string text;
+  if (!content.is_array()) refuse("messages: content: expected text");
+  for (const auto& part : content) {
+    if (part.value("type", "") != "text") refuse("messages: content: expected text, no pictures or sound");
+    text += part.at("text").get<std::string>();
+  }
+  return text;
+}
+
+std::vector<models::ChatMessage> messages(const json& request) {
+  if (!given(request, "messages") || !request["messages"].is_array() || request["messages"].empty())
+    refuse("messages: expected a list with at least one message");
+  std::vector<models::ChatMessage> list;
+  for (const auto& one : request["messages"]) {
+    const std::string role = one.at("role");
+    list.push_back({role == "developer" ? "system" : role, content_text(one.at("content"))});
+  }
+  return list;
+}
+
+}  // namespace
+
+struct Completions::Asked {
+  bool chat = false, streamed = false, usage = false, log_probs = false;
+  std::string id, model, echo;
+  int64_t prompt_tokens = 0;
+  std::vector<Task> tasks;
+  std::vector<std::shared_ptr<Answer>> answers;
+
+  [[nodiscard]] ordered_json head(bool chunk) const {
+    const std::string object = chat ? (chunk ? "chat.completion.chunk" : "chat.completion") : "text_completion";
+    return {{"id", id}, {"object", object}, {"created", std::time(nullptr)}, {"model", model}};
+  }
+  [[nodiscard]] ordered_json usage_figures() const {
+    int64_t tokens = 0;
+    for (const auto& answer : answers) tokens += answer->tokens();
+    return {{"prompt_tokens", prompt_tokens}, {"completion_tokens", tokens}, {"total_tokens", prompt_tokens + tokens}};
+  }
+};
+
+Completions::Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits)
+    : engine_(engine), packs_(packs), base_(std::move(base)), limits_(limits), created_(std::time(nullptr)) {}
+
+Reply Completions::models() const {
+  auto data = ordered_json::array();
+  const auto add = [&](const std::string& id) {
+    data.push_back({{"id", id}, {"object", "model"}, {"created", created_}, {"owned_by", "emend"}});
+  };
+  add(base_);
+  for (const auto& name : packs_.names()) add(base_ + "+" + name);
+  return json_reply({{"object", "list"}, {"data", data}});
+}
+
+PackSet Completions::packs_of(const json& model) const {
+  if (model.is_null()) return packs_.in_force();
+  const std::string text = model;
+  if (text.empty() || text == base_) return packs_.in_force();
+  if (!text.starts_with(base_ + "+"))
+    throw HttpError(404, "invalid_request_error",
+                    "there is no such model; expected " + base_ + " or " + base_ + "+PACK", "model_not_found");
+  std::vector<std::string> names;
+  for (size_t begin = base_.size() + 1; begin <= text.size();) {
+    const size_t end = std::min(text.find('+', begin), text.size());
+    if (end > begin) names.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return packs_.named(names);
+}
+
+std::string Completions::prefix(const PackSet& packs, const std::string& prompt) const {
+  std::string front;
+  for (const auto& one : packs)
+    for (const auto& part : one.pack->runtime)
+      front += editors::make_runtime(part, engine_.model(), one.name)->prefix(prompt);
+  return front;
+}
+
+std::vector<std::vector<int64_t>> Completions::prompts(const json& request, const PackSet& packs, bool chat) const {
+  const auto& tokenizer = engine_.model().tokenizer();
+  if (chat) {
+    auto turns = messages(request);
+    turns.back().content = prefix(packs, turns.back().content) + turns.back().content;
+    const auto format = models::detect_chat_format(tokenizer.chat_template());
+    return {tokenizer.encode_ids(models::render_chat(format, turns, true).text, false)};
+  }
+  if (!given(request, "prompt") || request["prompt"].empty()) refuse("prompt: expected a text");
+  const auto& prompt = request["prompt"];
+  const bool ids = prompt.is_array() && !prompt.empty() && prompt[0].is_number();
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& one : prompt.is_array() && !ids ? prompt : json::array({prompt})) {
+    if (rows.size() == 16) refuse("prompt: expected at most 16 of them");
+    if (one.is_array()) {
+      rows.push_back(one.get<std::vector<int64_t>>());
+      for (const int64_t id : rows.back())
+        if (id < 0 || id >= engine_.model().vocab_size())
+          refuse("prompt: token " + std::to_string(id) + " is not in the vocabulary");
+    } else {
+      const std::string text = one;
+      rows.push_back(tokenizer.encode_ids(prefix(packs, text) + text, true));
+    }
+  }
+  return rows;
+}
+
+Completions::Asked Completions::read(const json& request, bool chat) const {
+  refuse_unknown(request);
+  Asked asked;
+  asked.chat = chat;
+  asked.streamed = flag(request, "stream");
+  asked.usage = given(request, "stream_options") && flag(request["stream_options"], "include_usage");
+  asked.model = given(request, "model") ? request["model"].get<std::string>() : base_;
+  const PackSet packs = packs_of(given(request, "model") ? request["model"] : json());
+  AnswerOptions options;
+  int64_t most = count(request, "max_tokens", chat ? 512 : 16, 0, limits_.max_tokens);
+  options.max_tokens = count(request, "max_completion_tokens", most, 0, limits_.max_tokens);
+  options.stop = stops(request);
+  options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(limits_.timeout_s);
+  if (chat ? flag(request, "logprobs") : given(request, "logprobs"))
+    options.top_log_probs = static_cast<int>(count(request, chat ? "top_logprobs" : "logprobs", 0, 0, 20));
+  asked.log_probs = options.top_log_probs >= 0;
+  models::GenerateOptions sampling;
+  sampling.temperature = number(request, "temperature", 1, 0, 100);
+  sampling.top_p = number(request, "top_p", 1, 0, 1);
+  if (sampling.top_p == 0) sampling.temperature = 0, sampling.top_p = 1;
+  sampling.max_new_tokens = options.max_tokens;
+  sampling.seed =
+      given(request, "seed") ? static_cast<uint64_t>(request["seed"].get<int64_t>()) : std::random_device{}();
+  const bool echo = !chat && flag(request, "echo");
+  if (echo && (!given(request, "prompt") || !request["prompt"].is_string() || asked.log_probs))
+    refuse("echo: only with one text, and without logprobs");
+  if (echo) asked.echo = request["prompt"];
+  const int64_t n = count(request, "n", 1, 1, 8), room = engine_.model().max_positions(), least = 1;
+  const bool unlimited = !given(request, "max_tokens") && !given(request, "max_completion_tokens");
+  most = options.max_tokens;
+  for (auto& ids : prompts(request, packs, chat)) {
+    const auto length = static_cast<int64_t>(ids.size());
+    asked.prompt_tokens += length;
+    if (unlimited)
+      sampling.max_new_tokens = options.max_tokens = std::clamp(room - length, least, std::max(least, most));
+    for (int64_t i = 0; i < n; ++i) {
+      auto answer = std::make_shared<Answer>(engine_.model().tokenizer(), options);
+      if (asked.log_probs)
+        sampling.on_logits = [raw = answer.get()](int64_t, int64_t id, const at::Tensor& logits) {
+          raw->note_logits(id, logits);
+        };
+      asked.tasks.push_back({ids, sampling, packs, i, answer});
+      asked.answers.push_back(answer);
+    }
+  }
+  return asked;
+}
+
+void Completions::start(Asked& asked) {
+  {
+    const std::lock_guard lock(mutex_);
+    asked.id = (asked.chat ? "chatcmpl-" : "cmpl-") + std::to_string(created_) + "-" + std::to_string(++number_);
+  }
+  if (asked.tasks.front().sampling.max_new_tokens == 0)
+    for (const auto& answer : asked.answers) answer->end("length");
+  else
+    engine_.submit(std::move(asked.tasks));
+}
+
+Reply Completions::complete(const Request& request, bool chat) {
+  auto asked = std::make_shared<Asked>(read(request.json(), chat));
+  start(*asked);
+  if (!asked->streamed) return json_reply(whole(*asked));
+  return {.stream = [this, asked](const Write& write) { stream(*asked, write); }};
+}
+
+// Of one piece, in the form of the chat or of the plain interface.
+ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size_t offset) const {
+  if (!asked.log_probs) return nullptr;
+  const auto& tokenizer = engine_.model().tokenizer();
+  const auto one = [&](int64_t id, double log_prob) -> ordered_json {
+    const std::string bytes = tokenizer.token_bytes(id);
+    return {{"token", bytes},
+            {"logprob", log_prob},
+            {"bytes", std::vector<int>(reinterpret_cast<const unsigned char*>(bytes.data()),
+                                       reinterpret_cast<const unsigned char*>(bytes.data()) + bytes.size())}};
+  };
+  auto content = ordered_json::array(), tokens = ordered_json::array(), values = ordered_json::array(),
+       tops = ordered_json::array(), offsets = ordered_json::array();
+  for (const auto& token : piece.tokens) {
+    auto entry = one(token.id, token.log_prob);
+    auto top = ordered_json::object();
+    entry["top_logprobs"] = ordered_json::array();
+    for (const auto& [id, log_prob] : token.top) {
+      entry["top_logprobs"].push_back(one(id, log_prob));
+      top[tokenizer.token_bytes(id)] = log_prob;
+    }
+    tokens.push_back(entry["token"]);
+    values.push_back(token.log_prob);
+    tops.push_back(top);
+    offsets.push_back(offset);
+    offset += tokenizer.token_bytes(token.id).size();
+    content.push_back(std::move(entry));
+  }
+  if (asked.chat) return {{"content", content}, {"refusal", nullptr}};
+  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
+}
+
+ordered_json Completions::whole(const Asked& asked) {
+  auto document = asked.head(false);
+  auto choices = ordered_json::array();
+  for (size_t i = 0; i < asked.answers.size(); ++i) {
+    const Piece piece = asked.answers[i]->whole();
+    ordered_json choice = {{"index", i}};
+    if (asked.chat)
+      choice["message"] = {{"role", "assistant"}, {"content", piece.text}, {"refusal", nullptr}};
+    else
+      choice["text"] = asked.echo + piece.text;
+    choice["logprobs"] = log_probs(asked, piece, asked.echo.size());
+    choice["finish_reason"] = asked.answers[i]->finish_reason();
+    choices.push_back(std::move(choice));
+  }
+  document["choices"] = choices;
+  document["usage"] = asked.usage_figures();
+  note(asked);
+  return document;
+}
+
+// Choice after choice in the order in which they have something to say would need a queue for all: they take turns.
+void Completions::stream(const Asked& asked, const Write& write) {
+  const auto send = [&](size_t index, const Piece* piece, bool first, const std::string& reason, size_t offset) {
+    auto chunk = asked.head(true);
+    ordered_json choice = {{"index", index}};
+    if (asked.chat) {
+      choice["delta"] = ordered_json::object();
+      if (first) choice["delta"]["role"] = "assistant";
+      if (piece) choice["delta"]["content"] = piece->text;
+    } else {
+      choice["text"] = piece ? piece->text : (first ? asked.echo : "");
+    }
+    choice["logprobs"] = piece ? log_probs(asked, *piece, offset) : ordered_json();
+    choice["finish_reason"] = reason.empty() ? ordered_json() : ordered_json(reason);
+    chunk["choices"] = {choice};
+    if (asked.usage) chunk["usage"] = nullptr;
+    return write(event_line(chunk));
+  };
+  bool there = true;
+  try {
+    for (size_t i = 0; there && i < asked.answers.size(); ++i) {
+      size_t offset = asked.echo.size();
+      there = send(i, nullptr, true, "", 0);
+      for (Piece piece; there && asked.answers[i]->next(piece); offset += piece.text.size())
+        there = send(i, &piece, false, "", offset);
+      if (there) there = send(i, nullptr, false, asked.answers[i]->finish_reason(), 0);
+    }
+    if (there && asked.usage) {
+      auto last = asked.head(true);
+      last["choices"] = ordered_json::array();
+      last["usage"] = asked.usage_figures();
+      there = write(event_line(last));
+    }
+  } catch (const HttpError& error) {
+    write(event_line(error.body()));
+  } catch (const std::exception& error) {
+    write(event_line(HttpError(500, "server_error", error.what()).body()));
+  }
+  for (const auto& answer : asked.answers) answer->abandon();
+  if (there) write("data: [DONE]\n\n");
+  note(asked);
+}
+
+void Completions::note(const Asked& asked) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& answer : asked.answers) {
+    if (answer->tokens() == 0) continue;
+    first_seconds_ += answer->seconds_to_first();
+    ++first_count_;
+  }
+}
+
+std::pair<double, int64_t> Completions::first_tokens() const {
+  const std::lock_guard lock(mutex_);
+  return {first_seconds_, first_count_};
+}
+
+}  // namespace emend::tools::serve

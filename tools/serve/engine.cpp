@@ -1,0 +1,328 @@
+#include "engine.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/devices/route.h>
+#include <emend/models/config.h>
+#include <emend/models/products.h>
+
+#include <algorithm>
+#include <set>
+
+#include "http.h"
+
+namespace emend::tools::serve {
+
+using hooks::Site;
+
+// Packs in the model's own weights, and beside them, as long as it lives.
+struct Engine::InForce {
+  InForce(models::Model& model, const PackSet& packs) : key(key_of(packs)) {
+    for (const auto& one : packs) {
+      applied.push_back(editors::apply_pack(model, *one.pack, {.runtime_apart = true}));
+      for (const auto& part : one.pack->runtime) beside.add(part, model, one.name);
+    }
+  }
+  ~InForce() {
+    beside.clear();
+    while (!applied.empty()) applied.pop_back();  // the last one first, so that every byte comes back
+  }
+  InForce(const InForce&) = delete;
+  InForce& operator=(const InForce&) = delete;
+
+  std::string key;
+  std::vector<std::unique_ptr<editors::EditTransaction>> applied;
+  editors::RuntimeScope beside;
+};
+
+// The matrices of a set of packs, as they are with these packs in the weights.
+struct Engine::Edited {
+  struct Matrix {
+    int layer;
+    at::Tensor weight_OI, bias_O;
+  };
+  std::string key;
+  std::vector<Matrix> matrices;
+  int64_t bytes = 0;
+};
+
+struct Engine::Exclusive {
+  const PackSet& packs;
+  const std::function<void(models::Model&, const editors::RuntimeScope&)>& work;
+  std::exception_ptr error;
+  bool done = false;
+};
+
+Engine::Engine(models::Model& model, EngineOptions options) : model_(model), options_(options) {
+  const auto& config = model.config();
+  token_bytes_ =
+      2 * model.n_layers() * config.n_kv_heads * config.head_dim * static_cast<int64_t>(at::elementSize(model.dtype()));
+  if (config.no_edit_site.empty())
+    for (int layer = 0; layer < model.n_layers(); ++layer)
+      sites_.emplace_back(model.edit_site(layer).weight_name, layer);
+  thread_ = std::thread([this] { loop(); });
+}
+
+void Engine::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+}
+
+Engine::~Engine() {
+  stop();
+  thread_.join();
+}
+
+void Engine::submit(std::vector<Task> tasks) {
+  for (const auto& task : tasks) {
+    const auto length = static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens;
+    const auto most = std::min<int64_t>(options_.cache_bytes / token_bytes_, model_.max_positions());
+    if (task.prompt.empty() || length > most)
+      throw HttpError(400, "invalid_request_error",
+                      std::to_string(task.prompt.size()) + " tokens with " +
+                          std::to_string(task.sampling.max_new_tokens) +
+                          " new ones; expected at least one and at most " + std::to_string(most) + " together",
+                      "context_length_exceeded");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) throw HttpError(503, "server_error", "the server is being stopped");
+    if (static_cast<int64_t>(waiting_.size() + tasks.size()) > options_.queue)
+      throw HttpError(429, "rate_limit_error", "the queue is full; ask again in a moment");
+    std::move(tasks.begin(), tasks.end(), std::back_inserter(waiting_));
+  }
+  wake_.notify_all();
+}
+
+void Engine::with(const PackSet& packs, const std::function<void(models::Model&, const editors::RuntimeScope&)>& work) {
+  Exclusive mine{packs, work, {}};
+  std::unique_lock lock(mutex_);
+  if (stop_) throw HttpError(503, "server_error", "the server is being stopped");
+  exclusive_.push_back(&mine);
+  wake_.notify_all();
+  wake_.wait(lock, [&] { return mine.done; });
+  if (mine.error) std::rethrow_exception(mine.error);
+}
+
+EngineFigures Engine::figures() const {
+  const std::lock_guard lock(mutex_);
+  auto figures = figures_;
+  figures.waiting = static_cast<int64_t>(waiting_.size());
+  return figures;
+}
+
+void Engine::loop() {
+  begin({});
+  for (;;) {
+    std::deque<Exclusive*> exclusive;
+    std::vector<Task> joined;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stop_ || !exclusive_.empty() || !waiting_.empty() || !running_.empty(); });
+      if (stop_) break;
+      exclusive.swap(exclusive_);
+      joined = admit();
+    }
+    for (auto* one : exclusive) run(*one);
+    advance(std::move(joined));
+  }
+  const auto stopped = std::make_exception_ptr(HttpError(503, "server_error", "the server is being stopped"));
+  fail_all(stopped);
+  in_force_.reset();
+  const std::lock_guard lock(mutex_);
+  for (const auto& task : waiting_) task.answer->fail(stopped);
+  for (auto* one : exclusive_) {
+    one->error = stopped;
+    one->done = true;
+  }
+  wake_.notify_all();
+}
+
+// What of the queue can run beside the rows that run. First come, first served: one that cannot yet holds the others.
+std::vector<Task> Engine::admit() {
+  std::vector<Task> joined;
+  int64_t longest = 0;
+  const auto room_for = [&](const Task& task) {
+    const auto rows = static_cast<int64_t>(running_.size() + joined.size()) + 1;
+    const auto length = std::max(longest, static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens);
+    return rows <= options_.rows && (rows == 1 || rows * length * token_bytes_ <= options_.cache_bytes);
+  };
+  for (const auto& task : running_)
+    longest = std::max(longest, static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens);
+  std::string alone = in_force_ && !running_.empty() ? in_force_->key : "";
+  while (!waiting_.empty()) {
+    Task& task = waiting_.front();
+    const bool fits =
+        beside(task.packs) ? (running_.empty() && joined.empty()) || alone == key_of(task.packs) : alone.empty();
+    if (!task.answer->unwanted() && (!fits || !room_for(task))) break;
+    if (task.answer->unwanted()) {
+      task.answer->fail(std::make_exception_ptr(HttpError(503, "server_error", "the time for this request is over")));
+    } else {
+      if (beside(task.packs)) alone = key_of(task.packs);
+      longest = std::max(longest, static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens);
+      joined.push_back(std::move(task));
+    }
+    waiting_.pop_front();
+  }
+  return joined;
+}
+
+void Engine::advance(std::vector<Task> joined) {
+  try {
+    if (!joined.empty())
+      begin(std::move(joined));
+    else if (!running_.empty())
+      batch_->step();
+  } catch (...) {
+    fail_all(std::current_exception());
+  }
+  // An answer knows when it has ended.
+  std::erase_if(running_, [](const Task& task) { return !task.answer->finish_reason().empty(); });
+  for (size_t g = 0; g < groups_.size(); ++g)
+    if (std::none_of(running_.begin(), running_.end(),
+                     [&](const Task& task) { return task.group == static_cast<int64_t>(g); }))
+      groups_[g] = nullptr;
+  const std::lock_guard lock(mutex_);
+  figures_.running = static_cast<int64_t>(running_.size());
+  figures_.cache_bytes = batch_->cache_bytes();
+  figures_.sets = static_cast<int64_t>(sets_.size());
+}
+
+void Engine::fail_all(const std::exception_ptr& error) {
+  for (const auto& task : running_) task.answer->fail(error);
+  running_.clear();
+  handles_.clear();
+  begin({});
+}
+
+// Rows join; without any, the batch begins anew.
+void Engine::begin(std::vector<Task> tasks) {
+  if (running_.empty()) {
+    groups_.clear();
+    in_force_.reset();
+    batch_ = std::make_unique<models::RunningBatch>(
+        model_, [this](const models::TokenBatch& batch, const std::vector<int64_t>& groups) { attach(batch, groups); });
+  }
+  std::vector<models::BatchRow> rows;
+  for (auto& task : tasks) {
+    const bool alone = beside(task.packs);
+    if (alone && !in_force_) in_force_ = std::make_unique<InForce>(model_, task.packs);
+    const Shared set = alone || task.packs.empty() ? nullptr : edited(task.packs);
+    if (set) {
+      auto group = std::find(groups_.begin(), groups_.end(), set);
+      if (group == groups_.end()) group = std::find(groups_.begin(), groups_.end(), nullptr);
+      if (group == groups_.end()) group = groups_.insert(group, nullptr);
+      *group = set;
+      task.group = group - groups_.begin();
+    }
+    auto sampling = std::make_shared<models::GenerateOptions>(task.sampling);
+    const auto answer = task.answer;
+    sampling->ends = [this, answer](int64_t, int64_t id) {
+      {
+        const std::lock_guard lock(mutex_);
+        ++figures_.tokens;
+      }
+      return answer->push(id);
+    };
+    rows.push_back({task.prompt, sampling, task.row, task.group});
+    running_.push_back(std::move(task));
+  }
+  if (!rows.empty()) batch_->add(std::move(rows));
+}
+
+// Whether some of it lies elsewhere than in the matrices that editors rewrite.
+bool Engine::beside(const PackSet& packs) const {
+  for (const auto& one : packs) {
+    if (!one.pack->runtime.empty()) return true;
+    for (const auto& delta : one.pack->deltas)
+      if (std::none_of(sites_.begin(), sites_.end(), [&](const auto& site) { return site.first == delta.weight; }))
+        return true;
+  }
+  return false;
+}
+
+Engine::Shared Engine::edited(const PackSet& packs) {
+  const std::string key = key_of(packs);
+  auto found = std::find_if(sets_.begin(), sets_.end(), [&](const Shared& set) { return set->key == key; });
+  if (found == sets_.end()) {
+    sets_.push_front(make_edited(packs));
+    int64_t bytes = 0;
+    for (const auto& set : sets_) bytes += set->bytes;
+    for (; bytes > options_.set_bytes && sets_.size() > 1; sets_.pop_back()) bytes -= sets_.back()->bytes;
+  } else {
+    sets_.splice(sets_.begin(), sets_, found);
+  }
+  return sets_.front();
+}
+
+Engine::Shared Engine::make_edited(const PackSet& packs) {
+  const at::NoGradGuard no_grad;
+  const InForce scope(model_, packs);
+  auto made = std::make_shared<Edited>();
+  made->key = scope.key;
+  for (const auto& [name, layer] : sites_) {
+    const auto changed = [&](const ServedPack& one) {
+      return std::any_of(one.pack->deltas.begin(), one.pack->deltas.end(),
+                         [&](const auto& d) { return d.weight == name; });
+    };
+    if (std::none_of(packs.begin(), packs.end(), changed)) continue;
+    const auto site = model_.edit_site(layer);
+    const at::Tensor weight = model_.weight(name).detach().clone();
+    made->bytes += static_cast<int64_t>(weight.nbytes());
+    made->matrices.push_back({layer, site.orientation == models::Orientation::kInOut ? weight.t() : weight,
+                              site.bias_name.empty() ? at::Tensor() : model_.weight(site.bias_name)});
+  }
+  return made;
+}
+
+// For one pass: where rows want other matrices, their part of the product is computed with those.
+void Engine::attach(const models::TokenBatch& batch, const std::vector<int64_t>& groups) {
+  handles_.clear();
+  std::set<int64_t> used(groups.begin(), groups.end());
+  for (const int64_t group : used) {
+    const Shared set = group < 0 ? nullptr : groups_[static_cast<size_t>(group)];
+    if (!set) continue;
+    std::vector<int64_t> tokens;
+    for (int64_t r = 0; r < batch.rows(); ++r)
+      for (int64_t k = 0; groups[static_cast<size_t>(r)] == group && k < batch.length(r); ++k)
+        tokens.push_back(batch.token(r, k));
+    const bool all = used.size() == 1;
+    const at::Tensor index = at::tensor(tokens, at::kLong);
+    for (const auto& matrix : set->matrices) {
+      auto keys = std::make_shared<at::Tensor>();
+      handles_.push_back(model_.hooks().at({Site::kMlpDownIn, matrix.layer}).add([keys](const at::Tensor& x) {
+        *keys = x;
+        return at::Tensor();
+      }));
+      handles_.push_back(
+          model_.hooks().at({Site::kMlpDownOut, matrix.layer}).add([keys, matrix, index, all](const at::Tensor& y) {
+            if (all) return models::product(*keys, matrix.weight_OI, matrix.bias_O);
+            const at::Tensor here = devices::route_like(index, y, devices::Purpose::kInput);
+            return y.index_copy(0, here, models::product(keys->index_select(0, here), matrix.weight_OI, matrix.bias_O));
+          }));
+    }
+  }
+}
+
+void Engine::run(Exclusive& exclusive) {
+  handles_.clear();
+  // Packs that are in the model for the rows that run stand aside meanwhile.
+  const PackSet aside = in_force_ && !running_.empty() ? running_.front().packs : PackSet();
+  in_force_.reset();
+  try {
+    const InForce scope(model_, exclusive.packs);
+    exclusive.work(model_, scope.beside);
+  } catch (...) {
+    exclusive.error = std::current_exception();
+  }
+  if (!aside.empty()) in_force_ = std::make_unique<InForce>(model_, aside);
+  const std::lock_guard lock(mutex_);
+  exclusive.done = true;
+  wake_.notify_all();
+}
+
+}  // namespace emend::tools::serve

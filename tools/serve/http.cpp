@@ -1,0 +1,211 @@
+#include "http.h"
+
+#include <arpa/inet.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/workflow/run_directory.h>
+#include <httplib.h>
+
+#include <mutex>
+
+namespace emend::tools::serve {
+namespace {
+
+// Of the page: nothing from elsewhere, no script or style but the two files of its own.
+constexpr const char* kPolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; frame-src "
+    "'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'";
+
+// Takes as long for a wrong token as for the right one.
+bool same_token(const std::string& got, const std::string& wanted) {
+  unsigned different = got.size() == wanted.size() ? 0 : 1;
+  for (size_t i = 0; i < wanted.size(); ++i)
+    different |= static_cast<unsigned char>(wanted[i]) ^ static_cast<unsigned char>(i < got.size() ? got[i] : 0);
+  return different == 0;
+}
+
+// "localhost:8080" → "localhost", "[::1]:8080" → "::1"
+std::string host_of(const std::string& authority) {
+  if (authority.starts_with("[")) return authority.substr(1, authority.find(']') - 1);
+  return authority.substr(0, authority.find(':'));
+}
+
+HttpError to_http(const Error& error) {
+  switch (error.error_class()) {
+    case ErrorClass::kInvalidArgument:
+    case ErrorClass::kCorruption:
+    case ErrorClass::kUnsupported:
+      return {400, "invalid_request_error", error.what()};
+    case ErrorClass::kNotFound:
+      return {404, "invalid_request_error", error.what()};
+    default:
+      return {500, "server_error", error.what()};
+  }
+}
+
+void write_error(const HttpError& error, httplib::Response& response) {
+  response.status = error.status();
+  if (error.status() == 429) response.set_header("Retry-After", "1");
+  response.set_content(workflow::dump_json(error.body(), -1), "application/json");
+}
+
+}  // namespace
+
+nlohmann::ordered_json HttpError::body() const {
+  return {{"error",
+           {{"message", what()},
+            {"type", type_},
+            {"param", nullptr},
+            {"code", code_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(code_)}}}};
+}
+
+void refuse(const std::string& text) {
+  throw HttpError(400, "invalid_request_error", text);
+}
+
+nlohmann::json Request::json() const {
+  const JsonRules rules{.max_depth = 32, .error_class = ErrorClass::kInvalidArgument, .advice = "see /openapi.json"};
+  auto document = parse_json(body, "request body", rules);
+  if (!document.is_object()) refuse("request body: not an object; expected {…}; see /openapi.json");
+  return document;
+}
+
+Reply json_reply(const nlohmann::ordered_json& document, int status) {
+  return {.body = workflow::dump_json(document, -1) + "\n", .status = status};
+}
+
+std::string event_line(const nlohmann::ordered_json& document) {
+  return "data: " + workflow::dump_json(document, -1) + "\n\n";
+}
+
+bool is_loopback(const std::string& host) {
+  in_addr address{};
+  return host == "localhost" || host == "::1" ||
+         (::inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127);
+}
+
+struct HttpServer::State {
+  HttpOptions options;
+  std::vector<Route> routes;
+  httplib::Server server;
+  int port = 0;
+  mutable std::mutex mutex;
+  std::map<std::pair<std::string, int>, int64_t> counts;
+
+  // Who asks: names that a page elsewhere may have pointed here, other sites, no token.
+  void admit(const Route& route, const httplib::Request& request) const {
+    const std::string host = request.get_header_value("Host");
+    if (is_loopback(options.host) && !is_loopback(host_of(host)))
+      throw HttpError(403, "invalid_request_error", "Host is not a name of this machine's loopback");
+    if (request.has_header("Origin")) {
+      const std::string origin = request.get_header_value("Origin");
+      if (origin != "http://" + host && origin != "https://" + host)
+        throw HttpError(403, "invalid_request_error", "requests of other sites are not answered");
+    }
+    if (options.token.empty() || route.open) return;
+    const std::string given = request.get_header_value("Authorization");
+    if (!given.starts_with("Bearer ") || !same_token(given.substr(7), options.token))
+      throw HttpError(401, "authentication_error", "Authorization: Bearer TOKEN is missing or wrong");
+  }
+
+  void answer(const Route& route, const httplib::Request& from, httplib::Response& to) const {
+    admit(route, from);
+    Request request{.id = from.matches.size() > 1 ? from.matches[1].str() : "", .body = from.body};
+    for (const auto& [key, value] : from.params) request.query[key] = value;
+    Reply reply = route.handle(request);
+    to.status = reply.status;
+    reply.headers.emplace("Content-Security-Policy", kPolicy);
+    for (const auto& [name, value] : reply.headers) to.set_header(name, value);
+    if (!reply.stream) {
+      to.set_content(std::move(reply.body), reply.type);
+      return;
+    }
+    to.set_header("Cache-Control", "no-store");
+    to.set_chunked_content_provider("text/event-stream", [stream = std::move(reply.stream)](size_t, auto& sink) {
+      stream([&sink](std::string_view bytes) { return sink.is_writable() && sink.write(bytes.data(), bytes.size()); });
+      sink.done();
+      return true;
+    });
+  }
+
+  void handle(const Route& route, const httplib::Request& request, httplib::Response& response) {
+    try {
+      answer(route, request, response);
+    } catch (const HttpError& error) {
+      write_error(error, response);
+    } catch (const Error& error) {
+      write_error(to_http(error), response);
+    } catch (const nlohmann::json::exception& error) {
+      write_error({400, "invalid_request_error", std::string("request body: ") + error.what()}, response);
+    } catch (const std::exception& error) {
+      write_error({500, "server_error", error.what()}, response);
+    }
+    const std::lock_guard lock(mutex);
+    ++counts[{route.method + " " + route.path, response.status}];
+  }
+
+  void add(const Route& route) {
+    std::string pattern = route.path;
+    if (const size_t begin = pattern.find('{'); begin != std::string::npos)
+      pattern.replace(begin, pattern.find('}') - begin + 1, "([A-Za-z0-9._-]{1,64})");
+    const auto handler = [this, &route](const auto& request, auto& response) { handle(route, request, response); };
+    if (route.method == "GET") server.Get(pattern, handler);
+    if (route.method == "POST") server.Post(pattern, handler);
+    if (route.method == "PATCH") server.Patch(pattern, handler);
+    if (route.method == "DELETE") server.Delete(pattern, handler);
+  }
+};
+
+HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
+    : state_(new State{std::move(options), std::move(routes)}) {
+  auto& server = state_->server;
+  const auto& chosen = state_->options;
+  server.new_task_queue = [n = chosen.threads] { return new httplib::ThreadPool(static_cast<size_t>(n)); };
+  server.set_payload_max_length(chosen.max_body);
+  server.set_read_timeout(chosen.timeout_s);
+  server.set_write_timeout(chosen.timeout_s);
+  server.set_keep_alive_max_count(1000);
+  server.set_keep_alive_timeout(2);
+  server.set_tcp_nodelay(true);
+  server.set_default_headers({{"X-Content-Type-Options", "nosniff"},
+                              {"Referrer-Policy", "no-referrer"},
+                              {"Cross-Origin-Resource-Policy", "same-origin"}});
+  server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
+    if (response.body.empty())
+      write_error({response.status, "invalid_request_error", "no such path, method or request; see /openapi.json"},
+                  response);
+  });
+  for (const auto& route : state_->routes) state_->add(route);
+  state_->port = chosen.port;
+  const bool bound = chosen.port == 0 ? (state_->port = server.bind_to_any_port(chosen.host)) > 0
+                                      : server.bind_to_port(chosen.host, chosen.port);
+  if (!bound)
+    throw Error(ErrorClass::kIo, {chosen.host + ":" + std::to_string(chosen.port), "the address cannot be listened on",
+                                  "an address of this machine and a free port", "choose another port; 0 picks one"});
+}
+
+HttpServer::~HttpServer() = default;
+
+int HttpServer::port() const noexcept {
+  return state_->port;
+}
+
+void HttpServer::serve() {
+  state_->server.listen_after_bind();
+}
+
+void HttpServer::stop() noexcept {
+  state_->server.stop();
+}
+
+std::string HttpServer::metrics() const {
+  const std::lock_guard lock(state_->mutex);
+  std::string text = "# TYPE emend_http_requests_total counter\n";
+  for (const auto& [key, count] : state_->counts)
+    text += "emend_http_requests_total{route=\"" + key.first + "\",status=\"" + std::to_string(key.second) + "\"} " +
+            std::to_string(count) + "\n";
+  return text;
+}
+
+}  // namespace emend::tools::serve

@@ -1,0 +1,88 @@
+// A small HTTP server over routes that are data: who may ask, how much, and how an answer or a fault looks on the wire.
+//
+// Goals: everything that comes from the network is checked here, before any handler sees it. Only http.cpp knows the
+// library that speaks HTTP.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace emend::tools::serve {
+
+/// An answer other than 200, in OpenAI's form.
+class HttpError : public std::runtime_error {
+ public:
+  HttpError(int status, std::string type, const std::string& text, std::string code = {})
+      : std::runtime_error(text), status_(status), type_(std::move(type)), code_(std::move(code)) {}
+  [[nodiscard]] int status() const noexcept { return status_; }
+  [[nodiscard]] nlohmann::ordered_json body() const;
+
+ private:
+  int status_;
+  std::string type_, code_;
+};
+
+/// Throws HttpError 400.
+[[noreturn]] void refuse(const std::string& text);
+
+struct Request {
+  std::string id;    ///< what stands for {id} or {name} in the route's path
+  std::string body;  ///< as it came
+  std::map<std::string, std::string> query;
+  [[nodiscard]] nlohmann::json json() const;  ///< throws HttpError 400 for anything but an object
+};
+
+/// Takes bytes; false once the client has gone.
+using Write = std::function<bool(std::string_view)>;
+
+struct Reply {
+  std::string body = {}, type = "application/json";
+  int status = 200;
+  std::map<std::string, std::string> headers = {};
+  std::function<void(const Write&)> stream = {};  ///< server-sent events instead of a body
+};
+[[nodiscard]] Reply json_reply(const nlohmann::ordered_json& document, int status = 200);
+/// "data: {…}\n\n"
+[[nodiscard]] std::string event_line(const nlohmann::ordered_json& document);
+
+struct Route {
+  std::string method, path, summary;  ///< "GET", "/v1/packs/{name}"
+  std::string request = {};           ///< JSON schema of the body's properties; empty: no body
+  bool open = false;                  ///< also without the token
+  std::function<Reply(const Request&)> handle = {};
+};
+
+struct HttpOptions {
+  std::string host = "127.0.0.1", token;
+  int port = 8080;  ///< 0: any
+  size_t max_body = size_t{8} << 20;
+  int threads = 256;
+  int timeout_s = 5;  ///< for a client to send its request and to take a piece of the answer
+};
+
+[[nodiscard]] bool is_loopback(const std::string& host);
+
+class HttpServer {
+ public:
+  /// Binds. Throws Error(kIo) if the address cannot be had.
+  HttpServer(HttpOptions options, std::vector<Route> routes);
+  ~HttpServer();
+  [[nodiscard]] int port() const noexcept;
+  void serve();          ///< returns after stop()
+  void stop() noexcept;  ///< from any thread
+  /// "emend_http_requests_total{route="…",status="200"} 3" …
+  [[nodiscard]] std::string metrics() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace emend::tools::serve

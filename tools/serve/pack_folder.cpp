@@ -1,0 +1,199 @@
+#include "pack_folder.h"
+
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/editors/packs/ledger.h>
+#include <emend/editors/packs/merge.h>
+#include <emend/models/checkpoint.h>
+#include <emend/workflow/run_directory.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "http.h"
+
+namespace emend::tools::serve {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_pack_name(const std::string& name) {
+  const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == '.'; };
+  return !name.empty() && name.size() <= 64 && name[0] != '.' && std::all_of(name.begin(), name.end(), allowed);
+}
+
+void require_together(const PackSet& packs) {
+  std::vector<editors::NamedPack> named;
+  for (const auto& one : packs) named.push_back({one.name, *one.pack});
+  editors::require_together(named, 0, false, "packs", "take one of them out of force");
+}
+
+}  // namespace
+
+std::string key_of(const PackSet& packs) {
+  std::string key;
+  for (const auto& one : packs) key += one.pack->id + "+";
+  return key;
+}
+
+void require_pack_name(const std::string& name) {
+  if (!is_pack_name(name))
+    refuse("a pack's name has 1 to 64 letters, digits, \"-\", \"_\" or \".\", and does not begin with \".\"");
+}
+
+PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& log)
+    : folder_(std::move(folder)),
+      fingerprint_(model.fingerprint()),
+      lineage_(editors::lineage_of(model.checkpoint().path())) {
+  fs::create_directories(folder_);
+  // Let go by the system when the process ends, however it ends.
+  lock_ = ::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
+    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "in use by another server, or not to be written",
+                                               "a folder of its own", "stop the other one, or name another folder"});
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder_))
+    if (entry.path().extension() == ".safetensors" && is_pack_name(entry.path().stem().string()))
+      files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  for (const auto& path : files) {
+    try {
+      packs_.push_back(load(path.stem().string(), path));
+    } catch (const Error& error) {
+      log.warning("serve.pack", std::string("left out: ") + error.what());
+    }
+  }
+  if (!fs::exists(folder_ / "state.json")) return;
+  const auto state = read_json(folder_ / "state.json");
+  for (const auto& name : state.at("active")) {
+    if (contains(name.get<std::string>()))
+      active_.push_back(name);
+    else
+      log.warning("serve.pack", "the pack " + name.get<std::string>() + " was in force and is not here any more");
+  }
+}
+
+PackFolder::~PackFolder() {
+  ::close(lock_);
+}
+
+ServedPack PackFolder::load(const std::string& name, const fs::path& path) const {
+  auto pack = editors::load_pack(path);
+  editors::require_base(pack, fingerprint_, {}, path.filename().string(), lineage_);
+  pack.base_fingerprint = fingerprint_;
+  return {name, std::make_shared<const editors::EditPack>(std::move(pack))};
+}
+
+const ServedPack& PackFolder::find(const std::string& name) const {
+  const auto found = std::find_if(packs_.begin(), packs_.end(), [&](const auto& one) { return one.name == name; });
+  if (found == packs_.end()) throw HttpError(404, "invalid_request_error", "there is no such pack", "pack_not_found");
+  return *found;
+}
+
+PackSet PackFolder::collect(const std::vector<std::string>& names) const {
+  PackSet set;
+  for (const auto& name : names) set.push_back(find(name));
+  return set;
+}
+
+PackSet PackFolder::in_force() const {
+  const std::lock_guard lock(mutex_);
+  return collect(active_);
+}
+
+PackSet PackFolder::named(const std::vector<std::string>& names) const {
+  PackSet set;
+  {
+    const std::lock_guard lock(mutex_);
+    set = collect(names);
+  }
+  require_together(set);
+  return set;
+}
+
+nlohmann::ordered_json PackFolder::describe(const ServedPack& one) const {
+  const auto place = std::find(active_.begin(), active_.end(), one.name);
+  const bool active = place != active_.end();
+  std::error_code gone;
+  return {{"name", one.name},
+          {"id", one.pack->id},
+          {"active", active},
+          {"position", active ? nlohmann::ordered_json(place - active_.begin()) : nlohmann::ordered_json()},
+          {"editor", one.pack->editor},
+          {"facts", one.pack->facts},
+          {"bytes", fs::file_size(file(one.name), gone)}};
+}
+
+nlohmann::ordered_json PackFolder::list() const {
+  const std::lock_guard lock(mutex_);
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& one : packs_) list.push_back(describe(one));
+  return {{"object", "list"}, {"data", list}, {"active", active_}};
+}
+
+nlohmann::ordered_json PackFolder::describe(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return describe(find(name));
+}
+
+std::vector<std::string> PackFolder::names() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& one : packs_) names.push_back(one.name);
+  return names;
+}
+
+bool PackFolder::contains(const std::string& name) const {
+  const auto all = names();
+  return std::find(all.begin(), all.end(), name) != all.end();
+}
+
+void PackFolder::add(const std::string& name, const fs::path& from) {
+  require_pack_name(name);
+  auto loaded = load(name, from);
+  const std::lock_guard lock(mutex_);
+  const auto same = [&](const ServedPack& one) { return one.name == name; };
+  if (std::any_of(packs_.begin(), packs_.end(), same))
+    throw HttpError(409, "invalid_request_error", "there is a pack of this name", "pack_exists");
+  fs::rename(from, file(name));
+  packs_.push_back(std::move(loaded));
+}
+
+void PackFolder::set_active(const std::string& name, bool active, std::optional<size_t> position) {
+  const std::lock_guard lock(mutex_);
+  (void)find(name);
+  auto wanted = active_;
+  const auto place = std::find(wanted.begin(), wanted.end(), name);
+  const size_t before = place == wanted.end() ? wanted.size() : static_cast<size_t>(place - wanted.begin());
+  std::erase(wanted, name);
+  if (active)
+    wanted.insert(wanted.begin() + static_cast<long>(std::min(position.value_or(before), wanted.size())), name);
+  if (wanted == active_) return;
+  try {
+    require_together(collect(wanted));
+  } catch (const Error& error) {
+    throw HttpError(409, "invalid_request_error", error.what(), "packs_conflict");
+  }
+  keep(std::move(wanted));
+}
+
+void PackFolder::remove(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  (void)find(name);
+  auto wanted = active_;
+  if (std::erase(wanted, name) > 0) keep(std::move(wanted));
+  fs::remove(file(name));
+  std::erase_if(packs_, [&](const ServedPack& one) { return one.name == name; });
+}
+
+void PackFolder::keep(std::vector<std::string> active) {
+  write_file(folder_ / "state.json", workflow::dump_json({{"schema", 1}, {"active", active}}) + "\n");
+  active_ = std::move(active);
+}
+
+}  // namespace emend::tools::serve

@@ -1,0 +1,73 @@
+// The edit packs of a server: NAME.safetensors in one folder, and which of them are in force.
+//
+// Goals: what is on disk is always one whole state. state.json is written to a temporary and renamed, a pack's file
+// before the state that names it, so that after a crash the packs in force are those from before or from after.
+#pragma once
+
+#include <emend/core/log.h>
+#include <emend/editors/packs/pack.h>
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace emend::tools::serve {
+
+struct ServedPack {
+  std::string name;
+  std::shared_ptr<const editors::EditPack> pack;
+};
+/// In the order in which they are applied.
+using PackSet = std::vector<ServedPack>;
+/// Equal for sets with the same packs in the same order.
+[[nodiscard]] std::string key_of(const PackSet& packs);
+
+/// Letters, digits, "-", "_" and ".", not first; at most 64. Throws HttpError 400.
+void require_pack_name(const std::string& name);
+
+/// May be used by several threads at once.
+class PackFolder {
+ public:
+  /// Reads what is there; a pack that is damaged or for another model is left out with a warning.
+  /// Throws Error(kInvalidArgument) if another server has the folder.
+  PackFolder(std::filesystem::path folder, const models::Model& model, const Log& log);
+  ~PackFolder();
+  PackFolder(const PackFolder&) = delete;
+  PackFolder& operator=(const PackFolder&) = delete;
+
+  [[nodiscard]] PackSet in_force() const;
+  /// Throws HttpError 404 for a name that is none, and Error(kInvalidArgument) if they do not go together.
+  [[nodiscard]] PackSet named(const std::vector<std::string>& names) const;
+  [[nodiscard]] nlohmann::ordered_json list() const;
+  [[nodiscard]] nlohmann::ordered_json describe(const std::string& name) const;
+  [[nodiscard]] std::vector<std::string> names() const;
+  [[nodiscard]] bool contains(const std::string& name) const;
+
+  /// Takes over the file of a new pack. Throws HttpError 409 for a name that is taken, and what load_pack throws.
+  void add(const std::string& name, const std::filesystem::path& file);
+  /// Puts a pack in force, last or at `position`, or takes it out of force. Throws HttpError 404, 409 if it does not go
+  /// together with those in force.
+  void set_active(const std::string& name, bool active, std::optional<size_t> position = {});
+  void remove(const std::string& name);
+  [[nodiscard]] std::filesystem::path file(const std::string& name) const { return folder_ / (name + ".safetensors"); }
+
+ private:
+  [[nodiscard]] const ServedPack& find(const std::string& name) const;
+  [[nodiscard]] PackSet collect(const std::vector<std::string>& names) const;
+  [[nodiscard]] ServedPack load(const std::string& name, const std::filesystem::path& path) const;
+  [[nodiscard]] nlohmann::ordered_json describe(const ServedPack& one) const;
+  void keep(std::vector<std::string> active);
+
+  const std::filesystem::path folder_;
+  const std::string fingerprint_;
+  const editors::Lineage lineage_;
+  int lock_ = -1;
+  mutable std::mutex mutex_;
+  std::vector<ServedPack> packs_;
+  std::vector<std::string> active_;
+};
+
+}  // namespace emend::tools::serve

@@ -1,0 +1,355 @@
+"use strict";
+// The page of `emend serve`. Text of models, packs and files goes into the document as text, never as markup.
+const $ = (id) => document.getElementById(id);
+let token = sessionStorage.getItem("token") || "", lost = false, base = "", editors = [], answering = null;
+const turns = [];
+
+function make(name, options = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(options))
+    if (key in element) element[key] = value; else element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+const percent = (p) => (100 * p).toFixed(p < 0.001 || p > 0.999 ? 2 : 1) + " %";
+
+// ---- the server
+function reachable(yes) {
+  if (yes === !lost) return;
+  lost = !yes;
+  $("lost").hidden = yes;
+  $("state").textContent = yes ? "connected" : "lost";
+  if (yes) refresh();
+}
+async function call(path, body, method = body ? "POST" : "GET", signal) {
+  const headers = token ? {Authorization: "Bearer " + token} : {};
+  if (body) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {method, headers, signal, body: body && JSON.stringify(body)});
+  } catch (error) {
+    if (error.name !== "AbortError") reachable(false);
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  }
+  reachable(true);
+  if (response.status === 401) $("ask-token").hidden = false;
+  if (!response.ok) {
+    const text = await response.text();
+    let message = text;
+    try { message = JSON.parse(text).error.message; } catch { /* not from emend */ }
+    throw new Error(message);
+  }
+  return response;
+}
+const get = async (path, body, method) => (await call(path, body, method)).json();
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = "";;) {
+    let step;
+    try { step = await reader.read(); } catch (error) {
+      if (error.name !== "AbortError") reachable(false);
+      throw error;
+    }
+    if (step.done) return;
+    const parts = (held + step.value).split("\n\n");
+    held = parts.pop();
+    for (const part of parts)
+      if (part.startsWith("data: ") && part !== "data: [DONE]") yield JSON.parse(part.slice(6));
+  }
+}
+async function hello() {
+  try {
+    const health = await get("healthz");
+    base = health.model;
+    editors = health.editors;
+    $("model").textContent = base;
+    if (!lost) $("state").textContent = "connected";
+  } catch { /* the banner says it */ }
+}
+async function refresh() {
+  await hello();
+  try { showPacks(await get("v1/packs")); } catch (error) { $("packs").replaceChildren(make("li", {className: "bad"}, error.message)); }
+}
+$("ask-token").onsubmit = (event) => {
+  event.preventDefault();
+  token = new FormData(event.target).get("token");
+  sessionStorage.setItem("token", token);
+  event.target.hidden = true;
+  refresh();
+};
+setInterval(hello, 3000);
+
+// ---- tabs
+const tabs = [...$("tabs").children];
+function choose(tab) {
+  for (const one of tabs) {
+    const on = one === tab;
+    one.setAttribute("aria-selected", on);
+    one.tabIndex = on ? 0 : -1;
+    $(one.getAttribute("aria-controls")).hidden = !on;
+  }
+}
+for (const tab of tabs) {
+  tab.onclick = () => choose(tab);
+  tab.onkeydown = (event) => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    if (!step) return;
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    choose(next);
+    next.focus();
+  };
+}
+
+// ---- chat
+function bubble(role, text) {
+  const element = make("div", {className: "said " + role}, text);
+  $("nothing")?.remove();
+  $("chat").append(element);
+  $("chat").scrollTop = $("chat").scrollHeight;
+  return element;
+}
+async function answer() {
+  const element = bubble("assistant", "…");
+  const question = turns[turns.length - 1].content, messages = turns.slice();
+  answering = new AbortController();
+  $("halt").disabled = false;
+  let text = "";
+  try {
+    const response = await call("v1/chat/completions",
+      {messages, stream: true, temperature: Number($("temperature").value)}, "POST", answering.signal);
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      text += event.choices[0]?.delta?.content || "";
+      element.textContent = text || "…";
+      $("chat").scrollTop = $("chat").scrollHeight;
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") element.append(make("p", {className: "bad"}, error.message));
+  }
+  $("halt").disabled = true;
+  answering = null;
+  if (!text) return;
+  turns.push({role: "assistant", content: text});
+  const fix = make("button", {type: "button"}, "This should say …");
+  fix.onclick = () => { element.classList.add("wrong"); fix.replaceWith(correction(question, text)); };
+  element.after(fix);
+}
+$("say").onsubmit = (event) => {
+  event.preventDefault();
+  const text = $("message").value.trim();
+  if (!text || answering) return;
+  $("message").value = "";
+  turns.push({role: "user", content: text});
+  bubble("user", text);
+  answer();
+};
+$("message").onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("say").requestSubmit();
+};
+$("halt").onclick = () => answering?.abort();
+$("fresh").onclick = () => { answering?.abort(); turns.length = 0; $("chat").replaceChildren(); $("message").focus(); };
+
+// ---- correcting an answer
+// A statement that ends where the answer begins, and what it is about: a proposal that the user can change.
+function propose(question, text) {
+  const sentence = text.split(/(?<=[.!?])\s|\n/)[0].replace(/[.!?]+\s*$/, "");
+  const names = (from) => from.match(/(?:\b(?:The|the) )?\p{Lu}[\p{L}\d'’-]*(?: (?:(?:of|the|de|von) )?\p{Lu}[\p{L}\d'’-]*)*/gu) || [];
+  const asked = names(question.replace(/^\W*\p{L}+/u, (word) => word.toLowerCase()));
+  const subject = asked.filter((name) => sentence.includes(name)).sort((a, b) => b.length - a.length)[0] || names(sentence)[0] || "";
+  const after = sentence.indexOf(subject) + subject.length;
+  const verbs = [...sentence.matchAll(/\b(?:is|are|was|were|in|of|by|called|named|speaks?|plays?|wrote)\b/g)].filter((verb) => verb.index >= after);
+  const verb = verbs[verbs.length - 1];
+  let prompt = verb ? sentence.slice(0, verb.index + verb[0].length) : subject + " is";
+  if (subject) prompt = prompt.replace(subject, "{}");
+  return {prompt, subject};
+}
+function correction(question, text) {
+  const {prompt, subject} = propose(question, text);
+  const field = (label, name, value, extra = {}) => make("label", {}, label + " ", make("input", {name, value, required: true, ...extra}));
+  const editor = make("select", {name: "editor"}, make("option", {value: ""}, "the usual"), ...editors.map((name) => make("option", {value: name}, name)));
+  const form = make("form", {className: "fix"},
+    field("Statement; {} is the place of the subject", "prompt", prompt), field("Subject", "subject", subject),
+    field("should say", "target", "", {placeholder: "Lyon"}),
+    make("div", {className: "row"}, make("label", {}, "Method ", editor), make("button", {className: "main"}, "Write it"), make("button", {type: "button", name: "never"}, "Leave it")));
+  form.never.onclick = () => form.remove();
+  form.onsubmit = async (event) => {
+    event.preventDefault();
+    const fact = {prompt: form.prompt.value, subject: form.subject.value, target_new: form.target.value.trim()};
+    if (!fact.prompt.includes("{}")) fact.prompt = fact.prompt.replace(fact.subject, "{}");
+    const where = make("div");
+    form.replaceWith(where);
+    const done = await edit({facts: [fact], editor: editor.value}, where);
+    if (!done) return;
+    const full = fact.prompt.replace("{}", fact.subject);
+    $("compare").prompt.value = full;
+    $("compare").target.value = fact.target_new;
+    $("compare").more.value = `paraphrase: Everybody knows that ${full[0].toLowerCase() === "t" ? "t" + full.slice(1) : full}\nparaphrase: Question: ${question} Answer:\nnegation: It is not true that ${full}`;
+    turns.splice(turns.findLastIndex((turn) => turn.role === "user" && turn.content === question) + 1);
+    if (turns.length) await answer();
+    await compare();
+  };
+  setTimeout(() => form.target.focus());
+  return form;
+}
+
+// ---- jobs
+const losses = (text) => Number((/loss (-?[\d.]+)/.exec(text) || [])[1]);
+function curve(values) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(svg.namespaceURI, "path");
+  svg.setAttribute("viewBox", "0 0 100 50");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `loss from ${values[0]} to ${values[values.length - 1]}`);
+  const most = Math.max(...values, 1e-9);
+  path.setAttribute("d", values.map((v, i) => `${i ? "L" : "M"}${100 * i / Math.max(1, values.length - 1)} ${48 - 46 * v / most}`).join(""));
+  svg.append(path);
+  return svg;
+}
+async function edit(request, where) {
+  const bar = make("progress", {max: 1, value: 0, "aria-label": "Progress of the edit"}), line = make("p", {className: "soft"}, "waiting …");
+  const stop = make("button", {type: "button"}, "Cancel"), drawing = make("div"), box = make("div", {className: "job"}, bar, line, drawing, stop), seen = [];
+  where.append(box);
+  try {
+    const {id} = await get("v1/edits", request);
+    stop.onclick = () => get("v1/edits/" + id, undefined, "DELETE").catch((error) => { line.textContent = error.message; });
+    let job = null;
+    for (let tries = 0; !job && tries < 200; ++tries) {
+      try {
+        for await (const event of events(await call(`v1/edits/${id}/events`))) {
+          if (event.event === "end") { job = event.job; break; }
+          if (event.progress) bar.value = event.progress;
+          if (event.event === "targets.fact" && event.fields) line.textContent = `loss ${event.fields.loss.toFixed(3)}, probability ${percent(event.fields.probability)} after ${event.fields.steps} steps`;
+          else if (event.level === "warning") box.append(make("p", {className: "bad"}, event.text));
+          else if (event.event === "progress") line.textContent = [event.phase, event.text].filter(Boolean).join(": ");
+          const loss = losses(event.text || "");
+          if (loss === loss) { seen.push(loss); if (seen.length > 1) drawing.replaceChildren(curve(seen)); }
+        }
+      } catch (error) {
+        if (!/answer|network|fetch/i.test(error.message)) throw error;
+        await new Promise((resolve) => setTimeout(resolve, 1000));
+      }
+    }
+    bar.value = 1;
+    stop.remove();
+    const edits = job.edits || {}, good = job.status === "done" && !edits.not_said;
+    line.className = good ? "good" : "bad";
+    line.textContent = job.status === "done"
+      ? `${job.pack}: ${edits.said ?? "?"} of ${job.facts} said by the model now${job.notice ? "; " + job.notice : ""}` : `${job.status}${job.error ? ": " + job.error : "; every byte is as it was"}`;
+    if (job.status === "done") {
+      const report = make("button", {type: "button"}, "Report");
+      report.onclick = () => token ? save(`v1/edits/${id}/report`, job.pack + ".html") : window.open(`v1/edits/${id}/report`, "_blank", "noopener");
+      box.append(report);
+    }
+    await refresh();
+    return job.status === "done";
+  } catch (error) {
+    line.className = "bad";
+    line.textContent = error.message;
+    stop.remove();
+    return false;
+  }
+}
+
+// ---- before and after
+async function compare() {
+  const form = $("compare"), target = form.target.value.trim(), prompts = [{kind: "fact", prompt: form.prompt.value}];
+  for (const line of form.more.value.split("\n")) {
+    const [, kind, prompt] = /^\s*(?:(paraphrase|negation|neighbour)\s*:)?\s*(.*\S)/.exec(line) || [];
+    if (prompt) prompts.push({kind: kind || "neighbour", prompt});
+  }
+  $("compared").replaceChildren(make("p", {className: "soft"}, "asking …"));
+  try {
+    const {results} = await get("v1/probe", {prompts: prompts.map(({prompt}) => ({prompt, targets: target ? [target] : []}))});
+    $("compared").replaceChildren(...results.map((one, i) => {
+      const {kind} = prompts[i], p = (side) => side.targets[0]?.probability, same = one.before.text === one.after.text;
+      const follows = kind === "fact" || kind === "paraphrase";
+      const good = follows ? (target ? p(one.after) > 0.5 || one.after.text.trim().startsWith(target) : !same) : (kind === "negation" && target ? !(p(one.after) > 0.5) : same);
+      const side = (name, what, mark) => make("div", {className: mark}, make("span", {className: "soft"}, name), make("span", {}, what.text), make("i", {}, target ? percent(p(what)) : ""));
+      return make("div", {className: "pair"}, make("p", {}, make("b", {}, kind + ": "), one.prompt),
+        side("before", one.before, ""), side("after", one.after, good ? "good" : "bad"),
+        make("p", {className: "soft"}, follows ? (good ? "✓ follows the edit" : "✗ does not follow the edit") : (good ? "✓ left alone" : "✗ changed by the edit")));
+    }));
+  } catch (error) { $("compared").replaceChildren(make("p", {className: "bad"}, error.message)); }
+}
+$("compare").onsubmit = (event) => { event.preventDefault(); compare(); };
+
+// ---- packs
+async function save(path, name) {
+  const url = URL.createObjectURL(await (await call(path)).blob());
+  make("a", {href: url, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+function showPacks({data, active}) {
+  const order = [...active, ...data.map((pack) => pack.name).filter((name) => !active.includes(name))];
+  if (!data.length) { $("packs").replaceChildren(make("li", {className: "soft"}, "None yet.")); return; }
+  $("packs").replaceChildren(...order.map((name) => {
+    const pack = data.find((one) => one.name === name), note = make("p", {className: "bad", role: "alert"});
+    const act = (path, body, method) => get(path, body, method).catch((error) => { note.textContent = error.message; throw error; }).then(refresh, () => {});
+    const on = make("input", {type: "checkbox", role: "switch", checked: pack.active});
+    on.onchange = () => call("v1/packs/" + name, {active: on.checked}, "PATCH").then(refresh, (error) => { on.checked = pack.active; note.textContent = error.message; });
+    const undo = make("button", {type: "button", "aria-label": "Undo " + name}, "Undo");
+    undo.onclick = () => { if (confirm(`Take ${name} back for good? Download it first to keep it.`)) act("v1/packs/" + name, undefined, "DELETE"); };
+    const up = make("button", {type: "button", "aria-label": `Apply ${name} earlier`, disabled: !pack.position}, "↑");
+    up.onclick = () => act("v1/packs/" + name, {active: true, position: pack.position - 1}, "PATCH");
+    const form = make("select", {"aria-label": "Download " + name}, make("option", {value: ""}, "Download …"),
+      ...Object.entries({pack: "edit pack", peft: "PEFT (tar)", lora: "LoRA, GGUF", gguf: "merged GGUF"}).map(([value, text]) => make("option", {value}, text)));
+    const end = {pack: ".safetensors", peft: ".tar", lora: ".lora.gguf", gguf: ".gguf"};
+    form.onchange = () => { const as = form.value; form.value = ""; if (as) save(`v1/packs/${name}/file?as=${as}`, name + end[as]).catch((error) => { note.textContent = error.message; }); };
+    const facts = pack.facts.slice(0, 3).map((fact) => make("p", {className: "soft"}, fact.prompt.replace("{}", fact.subject) + " → " + fact.target_new));
+    if (pack.facts.length > 3) facts.push(make("p", {className: "soft"}, `and ${pack.facts.length - 3} more`));
+    return make("li", {}, make("label", {}, on, name), make("span", {className: "soft"}, " " + pack.editor), ...facts, make("div", {className: "row"}, up, undo, form), note);
+  }));
+}
+
+// ---- facts of a file
+async function check() {
+  $("write").disabled = true;
+  try {
+    const {count, format, findings} = await get("v1/lint", {facts: $("text").value});
+    const errors = findings.filter((one) => one.severity === "error").length;
+    $("findings").replaceChildren(make("p", {className: errors || !count ? "bad" : "good"}, `${count} facts${format ? " (" + format + ")" : ""}, ${errors} errors, ${findings.length - errors} other remarks`),
+      make("ul", {}, ...findings.map((one) => {
+        const go = make("button", {type: "button"}, "line " + one.line);
+        go.onclick = () => {
+          const lines = $("text").value.split("\n"), begin = lines.slice(0, one.line - 1).join("\n").length + (one.line > 1 ? 1 : 0);
+          $("text").focus();
+          $("text").setSelectionRange(begin, begin + (lines[one.line - 1] || "").length);
+        };
+        return make("li", {className: one.severity === "error" ? "bad" : ""}, go, ` ${one.severity}: ${one.text}`);
+      })));
+    $("write").disabled = errors > 0 || !count;
+  } catch (error) { $("findings").replaceChildren(make("p", {className: "bad"}, error.message)); }
+}
+async function take(file) { if (file) { $("text").value = await file.text(); check(); } }
+$("file").onchange = () => take($("file").files[0]);
+$("drop").ondragover = (event) => { event.preventDefault(); $("drop").classList.add("over"); };
+$("drop").ondragleave = () => $("drop").classList.remove("over");
+$("drop").ondrop = (event) => { event.preventDefault(); $("drop").classList.remove("over"); take(event.dataTransfer.files[0]); };
+$("text").oninput = () => { $("write").disabled = true; };
+$("check").onclick = check;
+$("write").onclick = () => edit({facts: $("text").value, ...($("pack-name").value && {name: $("pack-name").value})}, $("facts-jobs"));
+
+// ---- trace
+$("trace-form").onsubmit = async (event) => {
+  event.preventDefault();
+  const form = event.target;
+  $("traced").replaceChildren(make("p", {className: "soft"}, "tracing … (this may take a minute)"));
+  try {
+    const {traces: [trace]} = await get("v1/trace", {prompt: form.prompt.value, subject: form.subject.value, samples: 2});
+    const rows = trace.restored[form.kind.value], low = trace.corrupted, high = Math.max(trace.clean, low + 1e-6);
+    const mix = (v) => `color-mix(in srgb, var(--main) ${Math.round(100 * Math.min(1, Math.max(0, (v - low) / (high - low))))}%, var(--bg))`;
+    const table = make("table", {"aria-label": "Probability of the answer with one place restored, by token and layer"}, make("tbody", {}, ...rows.map((values, t) => {
+      const inside = t >= trace.subject_tokens[0] && t < trace.subject_tokens[1];
+      return make("tr", {}, make("th", {scope: "row", className: inside ? "subject" : ""}, trace.tokens[t]), ...values.map((v, layer) => {
+        const cell = make("td", {title: `layer ${layer}: ${percent(v)}`});
+        cell.style.background = mix(v);
+        return cell;
+      }));
+    })));
+    $("traced").replaceChildren(make("p", {}, `The model says “${trace.answer}” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. Layers from left to right.`), make("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": "Heat map"}, table));
+  } catch (error) { $("traced").replaceChildren(make("p", {className: "bad"}, error.message)); }
+};
+
+refresh();

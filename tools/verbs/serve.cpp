@@ -1,0 +1,145 @@
+// serve: answers and edits over HTTP, and a page for people.
+#include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/packs.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "../edit/options.h"
+#include "../fact_options.h"
+#include "../serve/api.h"
+
+namespace emend::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ServeArguments {
+  workflow::RunOptions edit;
+  std::string packs;
+  serve::HttpOptions http;
+  serve::EngineOptions engine;
+  serve::CompletionLimits limits;
+  int64_t cache_mib = 1024;
+};
+
+// A folder that goes with the object, where none was named.
+class PacksPlace {
+ public:
+  explicit PacksPlace(const std::string& named) : path_(named), own_(named.empty()) {
+    if (!own_) return;
+    std::string pattern = (fs::temp_directory_path() / "emend-packs-XXXXXX").string();
+    if (!::mkdtemp(pattern.data()))
+      throw Error(ErrorClass::kIo,
+                  {pattern, "a temporary folder cannot be made", "", "name one with " + setting("packs")});
+    path_ = pattern;
+  }
+  ~PacksPlace() {
+    std::error_code ignored;
+    if (own_) fs::remove_all(path_, ignored);
+  }
+  PacksPlace(const PacksPlace&) = delete;
+  PacksPlace& operator=(const PacksPlace&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+  bool own_;
+};
+
+void check(ServeArguments& options) {
+  if (const char* token = std::getenv("EMEND_TOKEN"); token && options.http.token.empty()) options.http.token = token;
+  if (!serve::is_loopback(options.http.host) && options.http.token.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("host", options.http.host), "an address that others can reach, without a token",
+                 setting("token") + " or EMEND_TOKEN", "set a token, or listen on 127.0.0.1"});
+  if (options.http.host.find_first_of("\r\n") != std::string::npos ||
+      options.http.token.find_first_of("\r\n") != std::string::npos)
+    throw Error(ErrorClass::kInvalidArgument, {setting("token"), "a line break", "one line", ""});
+  options.engine.cache_bytes = options.cache_mib << 20;
+  options.edit.save = {"pack"};
+  options.edit.show = 5;
+}
+
+// "smollm2 v1+x" names a model and packs by its "+": a base has none.
+std::string base_name(const models::Checkpoint& checkpoint) {
+  std::string name = workflow::short_model_name(checkpoint);
+  for (char& c : name)
+    if (c == '+' || c == ' ') c = '-';
+  return name;
+}
+
+int run_serve(const ServeArguments& given, Common& common) {
+  ServeArguments options = given;
+  check(options);
+  const auto checkpoint = open_named(options.edit.model);
+  auto model = load_named(checkpoint, options.edit.model, common);
+  (void)model.tokenizer();
+  const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
+  const PacksPlace place(options.packs);
+  serve::PackFolder packs(place.path(), model, common.log);
+  workflow::Handles lent;
+  const auto load = [&] { return load_named(checkpoint, options.edit.model, common); };
+  serve::Engine engine(model, options.engine);
+  serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits);
+  serve::Jobs jobs(load, packs, place.path() / ".work", options.edit, lent);
+  serve::Api api{engine, packs, jobs, completions, place.path() / ".work"};
+  serve::HttpServer server(options.http, serve::api_routes(api));
+  api.http_metrics = [&] { return server.metrics(); };
+  std::thread serving([&] { server.serve(); });
+  const std::string host =
+      options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
+  std::cout << "listening on http://" << host << ":" << server.port() << std::endl;
+  while (!common.cancel.requested()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  common.log.info("serve.stop", "stopping: what runs is cancelled, packs stay as they are");
+  engine.stop();
+  jobs.stop();
+  server.stop();
+  serving.join();
+  return 0;
+}
+
+}  // namespace
+
+VerbRun setup_serve(Options& o) {
+  auto& options = o.arguments<ServeArguments>();
+  auto& edit = options.edit;
+  add_model_options(o, edit.model);
+  o.add("--packs", &options.packs,
+        "folder of edit packs and of which are in force; default: one that goes when the server stops",
+        {.type = "DIR"});
+  o.group("Network")
+      .add("--host", &options.http.host, "address to listen on; another than the loopback needs --token",
+           {.type = "ADDRESS"})
+      .add("--port", &options.http.port, "port; 0 picks one", {.limits = {0, 65535}})
+      .add("--token", &options.http.token,
+           "what clients must send as Authorization: Bearer TOKEN; default: $EMEND_TOKEN", {.type = "TOKEN"})
+      .add("--threads", &options.http.threads, "connections that are served at once", {.limits = {2, 4096}});
+  o.group("Limits")
+      .add("--rows", &options.engine.rows, "texts that are continued together", {.limits = {1, 1024}})
+      .add("--queue", &options.engine.queue, "texts that wait; more are refused (429)", {.limits = kNonNegative})
+      .add("--kv-cache", &options.cache_mib, "MiB of keys and values", {.limits = {1, 1 << 30}})
+      .add("--max-tokens", &options.limits.max_tokens, "new tokens of an answer", {.limits = kPositive})
+      .add("--timeout", &options.limits.timeout_s, "seconds for an answer", {.limits = kPositive});
+  o.group("Edits")
+      .add("--editor", &edit.editor, "method where a request names none", {.type = "NAME", .shown = "memit"})
+      .add("--hparams", &edit.hparams, "hyper-parameters where a request names none: a file or a preset's name",
+           {.type = "FILE|NAME"})
+      .add("--corpus", &edit.corpus, "text for the key statistics; default: text sampled from the model itself",
+           {.type = "FILE"})
+      .add("--eval", &edit.metrics.names, "metrics where a request names none", {.type = "LIST", .list = true});
+  add_stats_amount_options(o.group("Edits"), edit);
+  add_cache_option(o.group("Edits"), edit.metrics.cache, "folder of cached statistics and evaluations");
+  o.footer =
+      "Examples:\n"
+      "  emend serve --packs my-packs                    then open http://127.0.0.1:8080\n"
+      "  EMEND_TOKEN=secret emend serve --host 0.0.0.0 --packs my-packs";
+  return [&options](Common& common) { return run_serve(options, common); };
+}
+
+}  // namespace emend::tools
