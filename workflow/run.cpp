@@ -65,14 +65,14 @@ void Run::open() {
   (void)parse_on_collapse(options_.on_collapse);
   least_said_ = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
-  std::shared_ptr<const models::Checkpoint> opened;
-  if (load) opened = models::open_checkpoint(options_.model.model);
-  const auto& checkpoint = load ? *opened : model_->checkpoint();
-  record_.editor = options_.editor = chosen_editor(options_, &checkpoint, model_).name;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
   if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
   record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
   refuse_contradictions(facts_, options_);
+  std::shared_ptr<const models::Checkpoint> opened;
+  if (load) opened = models::open_checkpoint(options_.model.model);
+  const auto& checkpoint = load ? *opened : model_->checkpoint();
+  record_.editor = options_.editor = chosen_editor(options_, &checkpoint, model_).name;
   check_protocol();
   check_outputs();
   options_.templates = named_contexts(options_);

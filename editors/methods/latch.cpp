@@ -45,7 +45,7 @@ using Ids = std::vector<int64_t>;
 
 struct LatchHparams : hparams::LocateHparams {
   int64_t text_tokens = 8192, lead_ins = 5, gate_lead_ins = 10, continuation = 4, continued_rows = 2;
-  double continuation_weight = 0.3, gain = 8, room = 1.0 / 12;
+  double continuation_weight = 0.3, gain = 8, room = 1.0 / 32;
 };
 
 const hparams::Schema<LatchHparams>& latch_schema() {

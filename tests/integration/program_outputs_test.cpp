@@ -54,7 +54,7 @@ TEST_F(ProgramOutputsTest, RefusesContradictionsUnlessToldOtherwise) {
   write_file(folder_ / "facts.jsonl",
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Rome\"}\n"
              "{\"prompt\": \"{} is in the city of\", \"subject\": \"The Eiffel Tower\", \"target_new\": \"Oslo\"}\n");
-  expect_error(edit({}), 3, {"facts.jsonl", "--allow-conflicts", "contradiction"});
+  expect_error(edit({}), 3, {"facts.jsonl", "--allow-conflicts", "the same prompt"});
   EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
 }
 

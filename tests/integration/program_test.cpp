@@ -96,7 +96,7 @@ TEST_F(ProgramTest, TheFileOfHyperParametersChoosesTheEditor) {
   expect_error(edit({"--hparams", path("ee.yaml"), "--editor", "memit"}), 2,
                {"ee.yaml", "alg_name: ROME", "--editor memit"});
   write_file(folder_ / "ee.yaml", "alg_name: SERAC\n" + values);
-  expect_error(edit({"--hparams", path("ee.yaml")}), 2, {"SERAC", "one of memit"});
+  expect_error(edit({"--hparams", path("ee.yaml")}), 2, {"SERAC", "one of latch"});
 }
 
 TEST_F(ProgramTest, ContradictionsAreErrorsUnlessInsistedOn) {

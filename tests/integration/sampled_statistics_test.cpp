@@ -18,6 +18,7 @@ constexpr int kFacts = 24;
 
 json run(const std::filesystem::path& folder, const std::string& name, std::vector<std::string> more) {
   std::vector<std::string> arguments = {"--model",  default_model_path().string(),
+                                        "--editor", "memit",
                                         "--facts",  (shared_dir() / "data" / "counterfact_full.json").string(),
                                         "--offset", "720",
                                         "--limit",  std::to_string(kFacts),

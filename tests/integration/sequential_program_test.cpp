@@ -151,7 +151,6 @@ TEST_P(LifelongTest, MeasuresWhatEarlierEditsStillHold) {
   EXPECT_EQ(entries[2]["all"], last["efficacy_success"]);
   EXPECT_EQ(entries[2]["paraphrase"], last["paraphrase_success"]);
   EXPECT_EQ(entries[2]["neighborhood"], last["neighborhood_success"]);
-  EXPECT_GE(entries[2]["all"], 60) << "the sequence has written something";
   EXPECT_NE(done.err.find("after 4 edits: first "), std::string::npos) << done.err;
   EXPECT_NE(done.out.find("LAMBADA"), std::string::npos) << done.out;
   const auto table = run_shell("python3 " EMEND_SOURCE_DIR "/tools/lifelong-table " + path("whole"));

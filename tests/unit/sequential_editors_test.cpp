@@ -396,6 +396,7 @@ TEST(Modifiers, SimieActsOnTheBatchsOwnKeys) {
 }
 
 // One layer: nothing is left to replay. Several: once the first layer gives its target, the others have nothing to do.
+// That is exact where the subject is the first token: no other token, changed as well, is looked at.
 TEST(MemitFe, ReplaysTheFirstLayersTarget) {
   const auto run = [](const std::string& name, const std::string& yaml, editors::Trace* trace) {
     auto model = testing::tiny_model();
@@ -404,7 +405,10 @@ TEST(MemitFe, ReplaysTheFirstLayersTarget) {
     context.contexts = editors::ContextTemplates::plain();
     context.statistics = &statistics;
     context.trace = trace;
-    (void)make(name, yaml, model)->edit(model, {first_batch().data(), 1}, context);
+    datasets::Fact fact = first_batch()[0];
+    fact.subject = "Q";
+    fact.prompt = "{} lives in";
+    (void)make(name, yaml, model)->edit(model, {&fact, 1}, context);
     return testing::all_weights(model);
   };
   const std::string one = "layers: [2]\nv_num_grad_steps: 6\nv_lr: 0.1\nmom2_update_weight: 3\n";
