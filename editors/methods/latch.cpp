@@ -173,10 +173,11 @@ struct Unit {
 class LatchBatch {
  public:
   using ReadText = std::function<TextPass(size_t place, const at::Tensor& home)>;
-  LatchBatch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, ReadText text, models::Model& model,
-             const EditContext& context, EditResult& result)
+  LatchBatch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const std::vector<Ids>& rows, ReadText text,
+             models::Model& model, const EditContext& context, EditResult& result)
       : h_(hparams),
         memory_(memory),
+        rows_(rows),
         text_(std::move(text)),
         model_(model),
         context_(context),
@@ -361,9 +362,25 @@ class LatchBatch {
       signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
       weights[p] = kNegatedWeight / static_cast<double>(unit.end - unit.open);
     }
+    for (const int64_t token : mentions(unit.subject)) weight.mutable_data_ptr<double>()[token] = 0;
     for (size_t s = 0; s < memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
       if (memory.whose[s] == number_of(unit.subject)) weights[prompts_.size() + s] = 0;
     return {sign, weight};
+  }
+
+  // Tokens of the text with which the subject ends where it is spoken of there: the gate may be open at these.
+  [[nodiscard]] Ids mentions(const std::string& subject) const {
+    Ids found;
+    for (const std::string& spelling : {subject, " " + subject}) {
+      const Ids ids = model_.tokenizer().encode_ids(spelling, false);
+      int64_t begin = 0;
+      for (const Ids& row : rows_) {
+        for (auto at = row.begin(); (at = std::search(at, row.end(), ids.begin(), ids.end())) != row.end(); ++at)
+          found.push_back(begin + (at - row.begin()) + std::ssize(ids) - 1);
+        begin += std::ssize(row);
+      }
+    }
+    return found;
   }
 
   [[nodiscard]] at::Tensor usual_weights(int64_t text) const {
@@ -428,6 +445,7 @@ class LatchBatch {
 
   const LatchHparams& h_;
   std::vector<LayerMemory>& memory_;
+  const std::vector<Ids>& rows_;
   ReadText text_;
   models::Model& model_;
   const EditContext& context_;
@@ -471,7 +489,7 @@ class LatchEditor final : public Editor {
       return TextPass{there(passes_[place].inputs_ND), there(passes_[place].energy_F)};
     };
     std::vector<LayerMemory> memory = memory_;
-    LatchBatch(h_, memory, read, model, context, result).run(facts, {split, leads.end()}, *result.contexts);
+    LatchBatch(h_, memory, text_, read, model, context, result).run(facts, {split, leads.end()}, *result.contexts);
     memory_ = std::move(memory);
     return result;
   }

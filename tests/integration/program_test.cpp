@@ -105,9 +105,9 @@ TEST_F(ProgramTest, ContradictionsAreErrorsUnlessInsistedOn) {
              "{\"prompt\": \"{} is in\", \"subject\": \"Cafe\u0301 Central\", \"target_new\": \"Oslo\"}\n");
   EXPECT_EQ(run_program("emend", {"lint", path("facts.jsonl")}).status, 3);
   expect_error(edit({"--eval", "none"}), 3, {"facts.jsonl:2", "the same prompt", "--allow-conflicts"});
-  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
   expect_error({"--facts", path("facts.jsonl"), "--model", path("no-model")}, 3,
                {"facts.jsonl:2", "the same prompt"});  // before a model is looked for
+  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--allow-conflicts"})).status, 0);
 }
 
 TEST_F(ProgramTest, OneValueOfAListNeedsNoBrackets) {
