@@ -197,6 +197,7 @@ class LatchBatch {
     const PhaseTimer timer(result_, "insert");
     make_prompts(leads);
     for (size_t place = 0; place < h_.layers.size(); ++place) write_layer(place);
+    remember();
     context_.cancel.check("insert");
     transaction_.commit();
   }
@@ -391,20 +392,31 @@ class LatchBatch {
   }
 
   void write_layer(size_t place) {
+    std::vector<Unit*> mine;
+    for (auto& unit : units_)
+      if (unit.layer == place) mine.push_back(&unit);
+    if (mine.empty()) return;
     const int layer = layer_at(place);
-    LayerMemory& memory = memory_[place];
-    seen_ = memory.seen.size();
+    seen_ = memory_[place].seen.size();
     const at::Tensor home = solve_home(model_, model_.edit_site(layer));
     const at::Tensor prompts_PD = devices::route_like(
         collect_at_lookup(model_, prompts_, {{hooks::Site::kMlpIn, layer}}, context_)[0].to(at::kFloat), home,
         devices::Purpose::kKeys);
-    std::vector<Unit*> mine;
-    for (auto& unit : units_)
-      if (unit.layer == place) mine.push_back(&unit);
-    if (!mine.empty()) write_units(mine, text_(place, home), prompts_PD, memory, layer);
-    for (const auto& unit : units_) {
-      memory.seen.push_back(devices::to_host(prompts_PD[static_cast<int64_t>(unit.begin)]).clone());
-      memory.whose.push_back(number_of(unit.subject));
+    write_units(mine, text_(place, home), prompts_PD, memory_[place], layer);
+  }
+
+  // Later batches keep their gates shut at these subjects, in whichever layer they are.
+  void remember() {
+    std::vector<PromptRow> plain;
+    std::vector<hooks::SiteRef> sites;
+    for (const auto& unit : units_) plain.push_back(prompts_[unit.begin]);
+    for (size_t place = 0; place < memory_.size(); ++place) sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
+    if (plain.empty()) return;
+    const auto inputs = collect_at_lookup(model_, plain, sites, context_);
+    for (size_t place = 0; place < memory_.size(); ++place) {
+      for (const auto& row : devices::to_host(inputs[place].to(at::kFloat)).unbind(0))
+        memory_[place].seen.push_back(row.clone());
+      for (const auto& unit : units_) memory_[place].whose.push_back(number_of(unit.subject));
     }
   }
 
