@@ -390,34 +390,6 @@ nlohmann::json describe_corpus(const CorpusState& state) {
   return json;
 }
 
-class SharedStatistics final : public StatisticsProvider {
- public:
-  SharedStatistics(std::optional<StatisticsText> text, StatisticsOptions options, devices::Collectives& group)
-      : group_(&group) {
-    state_.text = std::move(text);
-    state_.options = std::move(options);
-  }
-  void prepare(const models::Model& model, const std::vector<int>& layers) override {
-    prepare_corpus(state_, model, layers, group_);
-  }
-  [[nodiscard]] const SecondMoment& get(int layer) const override { return prepared_moment(state_, layer); }
-  [[nodiscard]] nlohmann::json describe() const override {
-    auto json = describe_corpus(state_);
-    json["processes"] = group_->size();
-    return json;
-  }
-
- private:
-  CorpusState state_;
-  devices::Collectives* group_;
-};
-
-}  // namespace
-
-struct CorpusStatistics::State : CorpusState {};
-
-namespace {
-
 std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::Tensor& lengths) {
   std::vector<std::vector<int64_t>> rows;
   const int64_t* next = ids.const_data_ptr<int64_t>();
@@ -429,30 +401,12 @@ std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::T
   return rows;
 }
 
-}  // namespace
-
-CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
-    : state_(std::make_unique<State>()) {
-  state_->text = std::move(text);
-  state_->options = std::move(options);
-}
-
-CorpusStatistics::~CorpusStatistics() = default;
-
-void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
-  prepare_corpus(*state_, model, layers, nullptr);
-}
-
-const SecondMoment& CorpusStatistics::get(int layer) const {
-  return prepared_moment(*state_, layer);
-}
-
 // Rows that the model writes are kept like its moments: to write them takes longer than to use them.
-std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
-  const StatisticsOptions& options = state_->options;
-  const auto take = [&] { return detail::make_row_source(model, state_->text, options)->take(tokens); };
-  if (state_->text || options.cache.empty()) return take();
-  const std::string key = sha256_hex(state_->key(model, model.current_fingerprint(), 0, tokens) + " rows");
+std::vector<std::vector<int64_t>> text_rows(const CorpusState& state, const models::Model& model, int64_t tokens) {
+  const StatisticsOptions& options = state.options;
+  const auto take = [&] { return detail::make_row_source(model, state.text, options)->take(tokens); };
+  if (state.text || options.cache.empty()) return take();
+  const std::string key = sha256_hex(state.key(model, model.current_fingerprint(), 0, tokens) + " rows");
   const auto path = options.cache / (key + ".safetensors");
   try {
     if (const auto file = open_cached(path)) return unpack_rows(file->tensor("ids"), file->tensor("lengths"));
@@ -470,6 +424,55 @@ std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& mo
   write_checked(path, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}},
                 {{"format", "emend sampled text 1"}, {"key", key}});
   return rows;
+}
+
+class SharedStatistics final : public StatisticsProvider {
+ public:
+  SharedStatistics(std::optional<StatisticsText> text, StatisticsOptions options, devices::Collectives& group)
+      : group_(&group) {
+    state_.text = std::move(text);
+    state_.options = std::move(options);
+  }
+  void prepare(const models::Model& model, const std::vector<int>& layers) override {
+    prepare_corpus(state_, model, layers, group_);
+  }
+  [[nodiscard]] const SecondMoment& get(int layer) const override { return prepared_moment(state_, layer); }
+  [[nodiscard]] std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens) override {
+    return text_rows(state_, model, tokens);
+  }
+  [[nodiscard]] nlohmann::json describe() const override {
+    auto json = describe_corpus(state_);
+    json["processes"] = group_->size();
+    return json;
+  }
+
+ private:
+  CorpusState state_;
+  devices::Collectives* group_;
+};
+
+}  // namespace
+
+struct CorpusStatistics::State : CorpusState {};
+
+CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
+    : state_(std::make_unique<State>()) {
+  state_->text = std::move(text);
+  state_->options = std::move(options);
+}
+
+CorpusStatistics::~CorpusStatistics() = default;
+
+void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+  prepare_corpus(*state_, model, layers, nullptr);
+}
+
+const SecondMoment& CorpusStatistics::get(int layer) const {
+  return prepared_moment(*state_, layer);
+}
+
+std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
+  return text_rows(*state_, model, tokens);
 }
 
 nlohmann::json CorpusStatistics::describe() const {
