@@ -15,16 +15,18 @@ using nlohmann::json;
 struct Sequence {
   const char* editor;
   std::string hparams;
+  [[nodiscard]] std::string file() const {
+    return "layers: [1, 2]\nclamp_norm_factor: 4\nv_num_grad_steps: 8\nv_lr: 0.5\nv_loss_layer: 3\n"
+           "v_weight_decay: 0.001\n" +
+           hparams;
+  }
 };
 
 class SequentialProgramTest : public ProgramTest, public ::testing::WithParamInterface<Sequence> {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();
-    write_file(folder_ / "sequence.yaml",
-               "layers: [1, 2]\nclamp_norm_factor: 4\nv_num_grad_steps: 8\nv_lr: 0.5\nv_loss_layer: 3\n"
-               "v_weight_decay: 0.001\n" +
-                   GetParam().hparams);
+    write_file(folder_ / "sequence.yaml", GetParam().file());
     std::string facts;
     for (const auto& [subject, target] :
          {std::pair("Oslo", "Rome"), std::pair("Paris", "Ur"), std::pair("Cairo", "Bern"), std::pair("Lima", "Oslo"),
@@ -85,10 +87,7 @@ class LifelongTest : public ProgramTest, public ::testing::WithParamInterface<Se
  protected:
   void SetUp() override {
     ProgramTest::SetUp();
-    write_file(folder_ / "sequence.yaml",
-               "layers: [1, 2]\nclamp_norm_factor: 4\nv_num_grad_steps: 8\nv_lr: 0.5\nv_loss_layer: 3\n"
-               "v_weight_decay: 0.001\n" +
-                   GetParam().hparams);
+    write_file(folder_ / "sequence.yaml", GetParam().file());
     std::string facts;
     for (const char* subject : {"Oslo", "Paris", "Cairo", "Lima", "Quito"})
       facts += "{\"prompt\": \"{} is twinned with\", \"subject\": \"" + std::string(subject) +
