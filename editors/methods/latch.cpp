@@ -24,6 +24,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_rows.h>
 #include <emend/editors/steps/gate.h>
+#include <emend/editors/steps/keys.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/statistics.h>
@@ -35,6 +36,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -127,25 +129,23 @@ Ids next_tokens(const models::Model& model, const std::vector<Ids>& rows, const 
   return next;
 }
 
+// What the unedited model writes behind an answer, with −log p of each token.
+struct Continuation {
+  Ids ids;
+  std::vector<double> nll;
+};
+
 // A row behind the answer: what the model writes there now must not become less probable.
-std::optional<TargetRow> going_on(const models::Model& model, const RenderedFact& fact, size_t place,
-                                  const Ids& continued) {
-  if (continued.empty()) return std::nullopt;
+std::optional<TargetRow> going_on(const RenderedFact& fact, size_t place, const Continuation& continued) {
+  if (continued.ids.empty()) return std::nullopt;
   const PromptRow& prompt = fact.rows[place];
   TargetRow row{prompt.ids, prompt.lookup, {}, 0, true, {}};
   row.ids.insert(row.ids.end(), fact.target_ids.begin(), fact.target_ids.end());
   const auto first = static_cast<int64_t>(row.ids.size()) - 1;
-  row.ids.insert(row.ids.end(), continued.begin(), continued.end() - 1);
-  models::ForwardOptions options;
-  options.logit_tokens.emplace();
-  for (size_t t = 0; t < continued.size(); ++t) {
-    row.labels.emplace_back(first + static_cast<int64_t>(t), continued[t]);
-    options.logit_tokens->push_back(row.labels.back().first);
-  }
-  const at::Tensor logits = model.forward(models::TokenBatch::from_rows({row.ids}), options).logits;
-  const at::Tensor log_p = at::log_softmax(devices::to_host(logits).to(at::kDouble), 1);
-  for (size_t t = 0; t < continued.size(); ++t)
-    row.floors.push_back(-log_p[static_cast<int64_t>(t)][continued[t]].item<double>());
+  row.ids.insert(row.ids.end(), continued.ids.begin(), continued.ids.end() - 1);
+  for (size_t t = 0; t < continued.ids.size(); ++t)
+    row.labels.emplace_back(first + static_cast<int64_t>(t), continued.ids[t]);
+  row.floors.assign(continued.nll.begin(), continued.nll.begin() + std::ssize(continued.ids));
   return row;
 }
 
@@ -172,7 +172,7 @@ struct Unit {
 
 class LatchBatch {
  public:
-  using ReadText = std::function<TextPass(size_t place, const at::Tensor& home)>;
+  using ReadText = std::function<const std::map<size_t, TextPass>&(const std::vector<size_t>& places)>;
   LatchBatch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const std::vector<Ids>& rows, ReadText text,
              models::Model& model, const EditContext& context, EditResult& result)
       : h_(hparams),
@@ -196,8 +196,7 @@ class LatchBatch {
     }
     const PhaseTimer timer(result_, "insert");
     make_prompts(leads);
-    for (size_t place = 0; place < h_.layers.size(); ++place) write_layer(place);
-    remember();
+    if (!units_.empty()) write();
     context_.cancel.check("insert");
     transaction_.commit();
   }
@@ -243,22 +242,30 @@ class LatchBatch {
   }
 
   // What the model writes behind each answer, before anything is changed: continued(fact) rows of every fact.
-  std::vector<Ids> continuations() {
+  std::vector<Continuation> continuations() {
     std::vector<Ids> prompts;
     for (const auto& fact : batch_.rendered)
       for (size_t r = 0; r < continued(fact); ++r) {
         prompts.push_back(fact.rows[r].ids);
         prompts.back().insert(prompts.back().end(), fact.target_ids.begin(), fact.target_ids.end());
       }
-    if (prompts.empty()) return {};
+    std::vector<Continuation> written(prompts.size());
+    if (prompts.empty()) return written;
     models::GenerateOptions options;
     options.max_new_tokens = h_.continuation;
     options.stop_ids = model_.tokenizer().eos_ids();
     options.cancel = context_.cancel;
-    return models::generate(model_, prompts, options);
+    options.on_logits = [&](int64_t row, int64_t id, const at::Tensor& logits_V) {
+      const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
+      written[static_cast<size_t>(row)].nll.push_back(-log_p);
+    };
+    auto ids = models::generate(model_, prompts, options);
+    for (size_t i = 0; i < ids.size(); ++i) written[i].ids = std::move(ids[i]);
+    return written;
   }
 
-  TargetProblem problem_of(const Unit& unit, const std::vector<Ids>& continuations, const std::vector<size_t>& first) {
+  TargetProblem problem_of(const Unit& unit, const std::vector<Continuation>& continuations,
+                           const std::vector<size_t>& first) {
     TargetProblem joint;
     const double share = 1.0 / static_cast<double>(unit.facts.size());
     for (const size_t i : unit.facts) {
@@ -266,7 +273,7 @@ class LatchBatch {
       TargetProblem one = make_target_problem(fact);
       std::vector<TargetRow> more;
       for (size_t r = 0; r < continued(fact); ++r)
-        if (auto row = going_on(model_, fact, r, continuations[first[i] + r])) more.push_back(std::move(*row));
+        if (auto row = going_on(fact, r, continuations[first[i] + r])) more.push_back(std::move(*row));
       const double kept = more.empty() ? 0 : h_.continuation_weight;
       for (auto& row : one.rows) row.weight *= share * (1 - kept);
       for (auto& row : more) row.weight = share * kept / static_cast<double>(more.size());
@@ -281,7 +288,7 @@ class LatchBatch {
   }
 
   void optimise() {
-    const std::vector<Ids> written = continuations();
+    const std::vector<Continuation> written = continuations();
     std::vector<size_t> first(1, 0);
     for (const auto& fact : batch_.rendered) first.push_back(first.back() + continued(fact));
     for (size_t place = 0; place < h_.layers.size(); ++place) {
@@ -391,18 +398,27 @@ class LatchBatch {
     return weight;
   }
 
-  void write_layer(size_t place) {
-    std::vector<Unit*> mine;
-    for (auto& unit : units_)
-      if (unit.layer == place) mine.push_back(&unit);
-    if (mine.empty()) return;
+  void write() {
+    std::map<size_t, std::vector<Unit*>> units_at;
+    for (auto& unit : units_) units_at[unit.layer].push_back(&unit);
+    std::vector<size_t> places;
+    for (const auto& [place, units] : units_at) places.push_back(place);
+    const auto& texts = text_(places);
+    LayerWalk walk(model_, prompts_, context_);
+    for (const auto& [place, units] : units_at) write_layer(place, units, texts.at(place), walk);
+    remember();
+  }
+
+  void write_layer(size_t place, const std::vector<Unit*>& units, const TextPass& text, LayerWalk& walk) {
     const int layer = layer_at(place);
     seen_ = memory_[place].seen.size();
     const at::Tensor home = solve_home(model_, model_.edit_site(layer));
-    const at::Tensor prompts_PD = devices::route_like(
-        collect_at_lookup(model_, prompts_, {{hooks::Site::kMlpIn, layer}}, context_)[0].to(at::kFloat), home,
-        devices::Purpose::kKeys);
-    write_units(mine, text_(place, home), prompts_PD, memory_[place], layer);
+    const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys); };
+    walk.advance_to(layer);
+    std::vector<size_t> all(prompts_.size());
+    std::iota(all.begin(), all.end(), size_t{0});
+    const at::Tensor prompts_PD = there(walk.values({hooks::Site::kMlpIn, layer}, all).to(at::kFloat));
+    write_units(units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD, memory_[place], layer);
   }
 
   // Later batches keep their gates shut at these subjects, in whichever layer they are.
@@ -494,11 +510,16 @@ class LatchEditor final : public Editor {
     const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
     result.contexts = context.contexts ? *context.contexts : templates({leads.begin(), split});
     // As statistics, what a layer does on the text is taken from the model as it was at the first edit.
-    const auto read = [&](size_t place, const at::Tensor& home) {
-      if (!passes_.contains(place))
-        passes_[place] = TextPass::of(model, text_, static_cast<int>(h_.layers[place]), home, context);
-      const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys); };
-      return TextPass{there(passes_[place].inputs_ND), there(passes_[place].energy_F)};
+    const auto read = [&](const std::vector<size_t>& places) -> const std::map<size_t, TextPass>& {
+      std::vector<int> missing;
+      for (const size_t place : places)
+        if (!passes_.contains(place)) missing.push_back(static_cast<int>(h_.layers[place]));
+      if (missing.empty()) return passes_;
+      auto passes = TextPass::of(model, text_, missing, context);
+      for (const size_t place : places)
+        if (const auto found = passes.find(static_cast<int>(h_.layers[place])); found != passes.end())
+          passes_[place] = std::move(found->second);
+      return passes_;
     };
     std::vector<LayerMemory> memory = memory_;
     LatchBatch(h_, memory, text_, read, model, context, result).run(facts, {split, leads.end()}, *result.contexts);
