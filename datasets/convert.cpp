@@ -5,7 +5,6 @@
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets {
-
 namespace {
 
 const detail::FactReader& writer_of(const std::string& format) {

@@ -9,7 +9,6 @@
 #include <string_view>
 
 namespace emend::datasets {
-
 namespace {
 
 /// Does a blank line separate anything within the first mebibyte?

@@ -8,7 +8,6 @@
 #include <unordered_set>
 
 namespace emend::datasets {
-
 namespace {
 
 using detail::plain;

@@ -5,7 +5,6 @@
 #include <emend/evaluation/statistics.h>
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 #include <set>
 

@@ -7,7 +7,6 @@
 #include <cmath>
 
 namespace emend::hparams::detail {
-
 namespace {
 
 std::string number_text(double value) {

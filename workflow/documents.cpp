@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_svdvals.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>

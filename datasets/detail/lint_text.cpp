@@ -5,7 +5,6 @@
 #include <algorithm>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 constexpr std::string_view kNoBreakSpace = "\xC2\xA0";

@@ -7,7 +7,6 @@
 #include <cmath>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 constexpr const char* kExpectedForm =

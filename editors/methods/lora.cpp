@@ -18,8 +18,6 @@
 #include <emend/editors/steps/training_loop.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <chrono>
-
 namespace emend::editors {
 namespace {
 

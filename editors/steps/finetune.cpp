@@ -13,7 +13,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 namespace emend::editors {

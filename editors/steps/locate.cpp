@@ -9,7 +9,6 @@
 #include <emend/editors/steps/post_norm.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
-#include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <cmath>

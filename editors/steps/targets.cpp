@@ -6,7 +6,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace emend::editors {
 namespace {

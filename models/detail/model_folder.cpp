@@ -3,7 +3,6 @@
 #include <emend/core/safetensors.h>
 #include <emend/models/detail/model_folder.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>

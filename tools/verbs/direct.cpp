@@ -1,6 +1,5 @@
 // Directions of behaviour: fitted, taken out of weights, written into them.
 #include <emend/core/atomic_file.h>
-#include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/evaluation/report.h>

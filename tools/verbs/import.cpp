@@ -1,5 +1,4 @@
 // Changes that other programs have saved, as an edit pack.
-#include <emend/core/error.h>
 #include <emend/editors/packs/import_deltas.h>
 #include <emend/editors/packs/pack.h>
 

@@ -5,8 +5,6 @@
 #include <emend/datasets/known.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
-#include <emend/models/config.h>
-#include <emend/models/family.h>
 #include <emend/workflow/run_directory.h>
 #include <emend/workflow/session.h>
 
