@@ -126,17 +126,8 @@ void append(std::vector<Check>& all, std::vector<Check> more) {
 }  // namespace
 
 std::string_view to_string(CheckStatus status) noexcept {
-  switch (status) {
-    case CheckStatus::kOk:
-      return "ok";
-    case CheckStatus::kWarning:
-      return "warning";
-    case CheckStatus::kFailed:
-      return "failed";
-    case CheckStatus::kSkipped:
-      return "skipped";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"ok", "warning", "failed", "skipped"};
+  return kNames[static_cast<size_t>(status)];
 }
 
 nlohmann::ordered_json to_json(const Check& check) {

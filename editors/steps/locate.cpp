@@ -35,15 +35,7 @@ at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) 
 
 double divisor(ResidualSpread spread, size_t index, size_t count) {
   const auto left = static_cast<double>(count - index);
-  switch (spread) {
-    case ResidualSpread::kEqual:
-      return left;
-    case ResidualSpread::kSqrt:
-      return std::sqrt(left);
-    case ResidualSpread::kNone:
-      return 1;
-  }
-  return 1;
+  return spread == ResidualSpread::kEqual ? left : spread == ResidualSpread::kSqrt ? std::sqrt(left) : 1;
 }
 
 // Problems of a batch: one a fact, or one a group of facts that share their key.

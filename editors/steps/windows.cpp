@@ -5,23 +5,12 @@
 #include <algorithm>
 
 namespace emend::editors {
-namespace {
 
-int severity(FactStatus status) {
-  switch (status) {
-    case FactStatus::kConverged:
-      return 0;
-    case FactStatus::kMaxSteps:
-      return 1;
-    case FactStatus::kClamped:
-      return 2;
-    case FactStatus::kFailed:
-      return 3;
-  }
-  return 3;
+// In the order of FactStatus.
+static int severity(FactStatus status) {
+  constexpr int kSeverity[] = {0, 2, 1, 3};
+  return kSeverity[static_cast<size_t>(status)];
 }
-
-}  // namespace
 
 std::vector<std::pair<int64_t, int64_t>> cut_target(int64_t tokens, const TargetWindows& windows) {
   EMEND_CHECK(tokens > 0 && windows.overlap >= 0 && (windows.size == 0 || windows.overlap < windows.size),
