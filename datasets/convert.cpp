@@ -5,9 +5,8 @@
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets {
-namespace {
 
-const detail::FactReader& writer_of(const std::string& format) {
+static const detail::FactReader& writer_of(const std::string& format) {
   std::string writable;
   std::vector<std::string> names;
   for (const detail::FactReader* reader : detail::fact_readers()) {
@@ -23,8 +22,6 @@ const detail::FactReader& writer_of(const std::string& format) {
   throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable,
                                              did_you_mean(format, names, "use jsonl")});
 }
-
-}  // namespace
 
 std::string format_facts(const std::vector<Fact>& facts, const std::string& format) {
   const detail::FactReader& writer = writer_of(format);

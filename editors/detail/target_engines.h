@@ -19,6 +19,12 @@ using FinishedFn = std::function<void(size_t done, double loss)>;
                                                 const TargetSpec& spec, const EditContext& context,
                                                 const FinishedFn& finished);
 
+/// What `optimise` makes of all problems, each process of its share; everyone gets all targets, the same bits. Traces
+/// do not travel: see optimise_targets.
+[[nodiscard]] std::vector<Target> share_targets(
+    const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
+    const std::function<std::vector<Target>(const std::vector<TargetProblem>&)>& optimise);
+
 /// Whether the stop rule is met, in terms that both engines have.
 struct StopState {
   double nll_factor_scale = 1;  ///< kArgmax: 0.1 while the target is the argmax everywhere

@@ -1,4 +1,4 @@
-// AnyEdit (Jiang et al., 2025), the MEMIT form: targets of any length, window by window (windows.h).
+// AnyEdit (Jiang et al., 2025), the MEMIT form: targets of any length, window by window (targets.h).
 //
 //   1. The target is cut into windows of `window_size` tokens. The first is optimised where MEMIT looks a fact up, each
 //      later one at the token before it, with the earlier windows' δ still added.

@@ -8,7 +8,6 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/hub_name.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -23,8 +22,7 @@ namespace {
 
 constexpr int kLedgerVersion = 1;
 constexpr size_t kIdDigits = 12;
-constexpr const char *kFolder = ".emend", *kPacks = ".emend/packs", *kState = "ledger.json",
-                     *kOriginals = "originals.safetensors";
+constexpr const char *kFolder = ".emend", *kState = "ledger.json", *kOriginals = "originals.safetensors";
 
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
@@ -512,36 +510,6 @@ std::string Ledger::state_text(const std::vector<std::string>& active, const std
   nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active}, {"packs", packs}};
   if (pending) state["pending"] = *pending;
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
-
-void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
-  (void)models::open_checkpoint(from.string());  // refuses links that lead out of the folder
-  const auto copy = [](const std::filesystem::path& source, const std::filesystem::path& target) {
-    std::filesystem::create_directories(target);
-    for (const auto& entry : std::filesystem::directory_iterator(source))
-      if (entry.is_regular_file() && entry.path().filename().string().find(".tmp-") == std::string::npos)
-        clone_file(entry.path(), target / entry.path().filename());
-  };
-  copy(from, to);
-  for (const char* part : {kFolder, kPacks})
-    if (std::filesystem::is_directory(from / part)) copy(from / part, to / part);
-}
-
-void write_edited_folder(const std::filesystem::path& to,
-                         const std::function<void(const std::filesystem::path&)>& write,
-                         const std::function<void(Ledger&)>& change, bool replace, const Log& log) {
-  std::error_code error;
-  if (!replace && std::filesystem::exists(to, error) && !std::filesystem::is_empty(to, error))
-    throw Error(ErrorClass::kInvalidArgument,
-                {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another"});
-  const auto fill = [&](const std::filesystem::path& staged) {
-    write(staged);
-    Ledger ledger(staged, log);
-    change(ledger);
-  };
-  write_whole(to, fill, [](const std::string& name) {
-    return name == kFolder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
-  });
 }
 
 }  // namespace emend::editors

@@ -12,7 +12,6 @@
 #include <emend/editors/steps/modifiers.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/targets.h>
-#include <emend/editors/steps/windows.h>
 #include <emend/hparams/locate.h>
 
 #include <chrono>
@@ -232,18 +231,18 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
 /// does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
 
-/// Adds the seconds of a scope to a phase of a result.
+/// Adds the seconds of a scope to a phase.
 class PhaseTimer {
  public:
-  PhaseTimer(EditResult& result, const char* phase)
-      : seconds_(&result.seconds[phase]), start_(std::chrono::steady_clock::now()) {}
-  ~PhaseTimer() { *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  PhaseTimer(std::map<std::string, double>& seconds, const char* phase) : seconds_(seconds[phase]) {}
+  PhaseTimer(EditResult& result, const char* phase) : PhaseTimer(result.seconds, phase) {}
+  ~PhaseTimer() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
-  double* seconds_;
-  std::chrono::steady_clock::time_point start_;
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 /// A weight as it is stored, in paper orientation, float64, on the host.

@@ -40,10 +40,8 @@ Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge)
   return preserved;
 }
 
-namespace {
-
 // The least-squares answer to this batch and all earlier ones, from whatever the weight is now.
-LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) {
+static LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) {
   const auto here = [&](const at::Tensor& x) {
     return devices::route_like(x, problem.keys_FN, devices::Purpose::kSolve).to(problem.dtype);
   };
@@ -60,8 +58,6 @@ LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) 
       problem.site, solve_preserved(owed_DF.t(), system, {problem.dtype}, &update.solve).t().contiguous());
   return update;
 }
-
-}  // namespace
 
 LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved) {
   if (problem.earlier.values_DF.defined()) return joint_form(problem, preserved);

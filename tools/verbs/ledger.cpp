@@ -3,7 +3,6 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/hub_name.h>
 
 #include "../packs.h"
 #include "../text_table.h"
