@@ -35,9 +35,8 @@ const hparams::Schema<AnyEditHparams>& anyedit_schema() {
   return schema;
 }
 
-LocateRecipe anyedit_recipe(std::string editor, nlohmann::json values, const AnyEditHparams& h,
-                            const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe anyedit_recipe(const AnyEditHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.windows = {h.window_size, h.overlap};
   return recipe;
 }

@@ -10,9 +10,8 @@
 
 namespace emend::editors {
 
-static LocateRecipe memit_fe_recipe(std::string editor, nlohmann::json values, const MemitHparams& h,
-                                    const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+static LocateRecipe memit_fe_recipe(const MemitHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.replays_forward = true;
   recipe.spread = ResidualSpread::kNone;
   recipe.targets.sites[0].layer = static_cast<int>(h.layers.front());

@@ -6,9 +6,8 @@
 
 namespace emend::editors {
 
-static LocateRecipe memit_seq_recipe(std::string editor, nlohmann::json values, const MemitHparams& h,
-                                     const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+static LocateRecipe memit_seq_recipe(const MemitHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.remembers_keys = true;
   return recipe;
 }
