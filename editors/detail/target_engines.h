@@ -36,10 +36,27 @@ struct StopInputs {
   bool sampled_argmax = false;  ///< every labelled position of the sampled-context rows
   double probability = 0;       ///< weighted mean over the rewriting rows of exp(-nll of the row)
 };
-[[nodiscard]] bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state);
+[[nodiscard]] inline bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state) {
+  const bool low = inputs.loss < spec.stop_loss;
+  switch (spec.stop_rule) {
+    case StopRule::kLoss:
+      return low;
+    case StopRule::kArgmax:
+      state.nll_factor_scale = inputs.all_argmax ? 0.1 : 1;
+      return (inputs.all_argmax && inputs.kl <= 0.01) || low;
+    case StopRule::kMostProbable:
+      if (inputs.sampled_argmax) ++state.hits;
+      return state.hits >= spec.patience || low;
+    case StopRule::kProbability:
+      return inputs.probability > spec.stop_probability || low;
+  }
+  return low;
+}
 
 /// Status of an optimisation that ended without meeting its rule.
-[[nodiscard]] FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor);
+[[nodiscard]] inline FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor) {
+  return delta_norm >= clamp_norm_factor * initial_norm * (1 - 1e-4) ? FactStatus::kClamped : FactStatus::kMaxSteps;
+}
 
 /// dtype of δ, Adam and the loss: float32, or float64 for a float64 model.
 [[nodiscard]] inline at::ScalarType work_dtype(const models::Model& model) {

@@ -225,7 +225,7 @@ class BatchEdit {
       optimise_round(now);
       for (const Unit* unit : now) of_fact[unit->fact].push_back(&targets_[*unit->target]);
     }
-    for (const size_t i : facts) note_outcome(i, summarise(of_fact[i]));
+    for (const size_t i : facts) note_outcome(i, of_fact[i]);
     for (const Unit& unit : units_.back())
       if (unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
           result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed)
@@ -233,7 +233,8 @@ class BatchEdit {
   }
 
   // Of the last round that succeeded; steps and curve of all.
-  void note_outcome(size_t fact, Target target) {
+  void note_outcome(size_t fact, const std::vector<const Target*>& windows) {
+    Target target = summarise(windows);
     FactOutcome& noted = result_.outcomes[batch_.places[fact]];
     if (units_.size() > 1) {
       if (target.status == FactStatus::kFailed) return;

@@ -75,31 +75,6 @@ double norm_of(const at::Tensor& x) {
 
 }  // namespace
 
-namespace detail {
-
-bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state) {
-  const bool low = inputs.loss < spec.stop_loss;
-  switch (spec.stop_rule) {
-    case StopRule::kLoss:
-      return low;
-    case StopRule::kArgmax:
-      state.nll_factor_scale = inputs.all_argmax ? 0.1 : 1;
-      return (inputs.all_argmax && inputs.kl <= 0.01) || low;
-    case StopRule::kMostProbable:
-      if (inputs.sampled_argmax) ++state.hits;
-      return state.hits >= spec.patience || low;
-    case StopRule::kProbability:
-      return inputs.probability > spec.stop_probability || low;
-  }
-  return low;
-}
-
-FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor) {
-  return delta_norm >= clamp_norm_factor * initial_norm * (1 - 1e-4) ? FactStatus::kClamped : FactStatus::kMaxSteps;
-}
-
-}  // namespace detail
-
 TargetProblem make_target_problem(const RenderedFact& fact) {
   TargetProblem problem;
   problem.case_id = fact.case_id;
