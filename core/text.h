@@ -49,6 +49,9 @@ inline constexpr auto key_of = [](const auto& entry) -> const auto& {
   return entry.first;
 };
 
+/// As printf writes it, at most 511 bytes.
+[[nodiscard, gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
+
 /// "1 fact", "2 facts".
 [[nodiscard]] inline std::string counted(size_t count, const std::string& thing) {
   return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");

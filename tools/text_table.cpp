@@ -1,9 +1,9 @@
 #include "text_table.h"
 
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 
 #include <algorithm>
-#include <cstdio>
 
 namespace emend::tools {
 namespace {
@@ -12,18 +12,12 @@ bool continues(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-std::string formatted(const char* format, double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
-}
-
 }  // namespace
 
 std::string percent(double share) {
   const double value = 100 * share;
   const bool fine = value < 9.995 || (value > 99 && value < 100);  // where the second digit says something
-  return formatted(fine ? "%.2f %%" : "%.1f %%", value);
+  return formatted("%.*f %%", fine ? 2 : 1, value);
 }
 
 std::string short_number(double value) {

@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -27,9 +26,7 @@ namespace emend::workflow {
 namespace {
 
 std::string fixed(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
+  return formatted("%.*f", digits, value);
 }
 
 double rounded(double value, int digits) {

@@ -454,11 +454,9 @@ class BatchEdit {
       most = std::max(most, reached);
       if (reached >= kLittle) continue;
       ++few;
-      char share[16];
-      std::snprintf(share, sizeof share, "%.2g %%", 100 * reached);
       auto& outcome = result_.outcomes[batch_.places[fact]];
       if (outcome.status != FactStatus::kFailed)
-        outcome.reason = "no layer gets more than " + std::string(share) + " of the change it asks for" + advice;
+        outcome.reason = formatted("no layer gets more than %.2g %% of the change it asks for", 100 * reached) + advice;
     }
     if (few == 0) return;
     const bool all = few == most_reached_.size();
@@ -546,11 +544,11 @@ class BatchEdit {
     figures.solver = update.solve.method;
     figures.condition = update.solve.condition;
     figures.jitter = update.solve.jitter;
-    char text[160];
-    std::snprintf(text, sizeof text, "layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
-                  figures.residual_norm, figures.update_norm, figures.relative_update_norm,
-                  figures.solver.empty() ? "no solve" : figures.solver.c_str());
-    context_.log.event(LogLevel::kInfo, "insert.layer", text, to_json(figures));
+    context_.log.event(LogLevel::kInfo, "insert.layer",
+                       formatted("layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
+                                 figures.residual_norm, figures.update_norm, figures.relative_update_norm,
+                                 figures.solver.empty() ? "no solve" : figures.solver.c_str()),
+                       to_json(figures));
     if (figures.jitter > 0)
       context_.log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " +
                                                 std::to_string(figures.jitter) +

@@ -1,5 +1,5 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -56,9 +56,8 @@ std::vector<Target> run_engine(const models::Model& model, const std::vector<Tar
                                const TargetSpec& spec, const EditContext& context) {
   const auto report = [&](size_t done, double loss) {
     if (!context.progress) return;
-    char text[64];
-    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f", done, problems.size(), loss);
-    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()), text});
+    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()),
+                      formatted("%zu/%zu facts, loss %.2f", done, problems.size(), loss)});
   };
   if (context.engine == Engine::kFast) return detail::optimise_fast(model, problems, spec, context, report);
   std::vector<Target> targets;

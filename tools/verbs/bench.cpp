@@ -12,7 +12,6 @@
 #include <emend/workflow/session.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <random>
 
 #include "../benchmarks.h"
@@ -247,14 +246,9 @@ class Bench {
   std::optional<models::Model> model_;
 };
 
-std::string fixed(double value, int digits) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 std::string cell(const ordered_json& row, const char* key, int digits, double scale = 1, const char* unit = "") {
-  return row.contains(key) && row[key].is_number() ? fixed(scale * row[key].get<double>(), digits) + unit : "";
+  if (!row.contains(key) || !row[key].is_number()) return "";
+  return formatted("%.*f%s", digits, scale * row[key].get<double>(), unit);
 }
 
 std::string phases_text(const ordered_json& document) {
