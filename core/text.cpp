@@ -14,4 +14,12 @@ std::string formatted(const char* format, ...) {
   return text;
 }
 
+std::string utc_text(std::time_t time) {
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
 }  // namespace emend

@@ -24,15 +24,6 @@ constexpr int kLedgerVersion = 1;
 constexpr size_t kIdDigits = 12;
 constexpr const char *kFolder = ".emend", *kState = "ledger.json", *kOriginals = "originals.safetensors";
 
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
 // Which file of the folder holds each tensor.
 std::map<std::string, std::filesystem::path> files_of(const std::filesystem::path& folder) {
   std::map<std::string, std::filesystem::path> files;
@@ -337,7 +328,7 @@ LedgerEntry Ledger::examine(const EditPack& pack) const {
   for (const auto& delta : pack.deltas) entry.weights.push_back(delta.weight);
   entry.runtime = !pack.runtime.empty();
   entry.under = pack.under.edits;
-  entry.applied_at = now_text();
+  entry.applied_at = utc_text(std::time(nullptr));
   const auto files = files_of(folder_);
   Rounding rounding;
   for (const auto& delta : pack.deltas) {
@@ -409,7 +400,8 @@ void Ledger::warn_of_missing(const std::vector<std::string>& active) const {
 void Ledger::stamp_and_change(const std::vector<std::string>& active) {
   const auto known = known_;
   for (const auto& id : active_)
-    if (std::find(active.begin(), active.end(), id) == active.end()) known_[id].applied_at = now_text();
+    if (std::find(active.begin(), active.end(), id) == active.end())
+      known_[id].applied_at = utc_text(std::time(nullptr));
   try {
     change(active);
   } catch (...) {

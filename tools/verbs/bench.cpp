@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
@@ -16,7 +17,6 @@
 
 #include "../benchmarks.h"
 #include "../edit/options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

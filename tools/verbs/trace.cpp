@@ -2,6 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/datasets/known.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
@@ -13,7 +14,6 @@
 #include <cmath>
 
 #include "../edit/options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

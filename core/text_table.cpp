@@ -1,11 +1,10 @@
-#include "text_table.h"
-
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 
 #include <algorithm>
 
-namespace emend::tools {
+namespace emend {
 namespace {
 
 bool continues(char c) {
@@ -49,7 +48,7 @@ std::string TextTable::text(const std::string& indent) const {
     std::string line = indent;
     for (size_t c = 0; c < row.size(); ++c) {
       const std::string space(c < widths.size() ? widths[c] - width_of(row[c]) : 0, ' ');
-      line += (c == 0 ? "" : "  ") + (c == 0 ? row[c] + space : space + row[c]);
+      line += (c == 0 ? "" : "  ") + (c < left_ ? row[c] + space : space + row[c]);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
@@ -57,4 +56,4 @@ std::string TextTable::text(const std::string& indent) const {
   return out;
 }
 
-}  // namespace emend::tools
+}  // namespace emend
