@@ -1,7 +1,6 @@
 // Encoding of requests, and the two simple scorers: the published padded loop and next-token distributions.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
