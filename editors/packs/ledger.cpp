@@ -40,9 +40,7 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
                                      const std::string& weight, const std::filesystem::path& folder) {
   const auto it = files.find(weight);
   if (it != files.end()) return it->second;
-  std::vector<std::string> names;
-  for (const auto& [name, path] : files) names.push_back(name);
-  const std::string close = closest_name(weight, names);
+  const std::string close = closest_name(weight, files, key_of);
   throw Error(ErrorClass::kInvalidArgument, {folder.string(), "no weight \"" + weight + "\", which the pack changes",
                                              "the model that the pack was made for",
                                              close.empty() ? "" : "the closest name here is \"" + close + "\""});
@@ -51,8 +49,7 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
 // Σ of the deltas added in float64, one rounding to float32 a pack, one to the file's dtype at the end: what
 // apply_delta and save_model do to a model in memory.
 at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const std::filesystem::path& folder) {
-  at::Tensor change = delta.matrix();
-  if (delta.orientation == models::Orientation::kInOut && change.dim() == 2) change = change.t();
+  const at::Tensor change = delta.stored();
   if (change.sizes() != weight.sizes())
     throw Error(ErrorClass::kInvalidArgument,
                 {folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
@@ -66,8 +63,7 @@ struct Rounding {
   double projection = 0, square = 0;
 
   void add(const at::Tensor& before, const at::Tensor& after, const WeightDelta& delta) {
-    at::Tensor change = delta.matrix();
-    if (delta.orientation == models::Orientation::kInOut && change.dim() == 2) change = change.t();
+    const at::Tensor change = delta.stored();
     const at::Tensor written = after.to(before.scalar_type()).to(at::kDouble) - before.to(at::kDouble);
     projection += (written * change).sum().item<double>();
     square += change.square().sum().item<double>();
@@ -426,10 +422,7 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
   begin_change();
   std::vector<std::string> order;
   for (const auto& id : ids) order.push_back(resolve(id));
-  auto a = order, b = active_;
-  std::sort(a.begin(), a.end());
-  std::sort(b.begin(), b.end());
-  if (a != b)
+  if (!std::ranges::is_permutation(order, active_))
     throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the new order names other edits than those in force",
                                                "each edit in force once", "emend list shows them"});
   change(order);
