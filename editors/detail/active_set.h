@@ -12,7 +12,6 @@
 #include <emend/models/batch.h>
 #include <emend/models/kv_cache.h>
 
-#include <memory>
 #include <vector>
 
 namespace emend::editors::detail {
