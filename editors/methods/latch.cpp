@@ -115,10 +115,17 @@ class LatchEditor final : public Editor {
       for (const size_t place : places)
         if (!passes_.contains(place)) missing.push_back(static_cast<int>(h_.layers[place]));
       if (missing.empty()) return passes_;
-      auto passes = TextPass::of(model, text_, missing, context);
+      const auto compute = [&](const std::vector<int>& layers) {
+        StatisticsProvider::Kept kept;
+        for (auto& [layer, pass] : TextPass::of(model, text_, layers, context))
+          kept[layer] = {{"inputs", devices::to_host(pass.inputs_ND)}, {"energy", devices::to_host(pass.energy_F)}};
+        return kept;
+      };
+      const auto kept = context.statistics ? context.statistics->kept(model, what_is_kept(), missing, compute)
+                                           : compute(missing);
       for (const size_t place : places)
-        if (const auto found = passes.find(static_cast<int>(h_.layers[place])); found != passes.end())
-          passes_[place] = std::move(found->second);
+        if (const auto found = kept.find(static_cast<int>(h_.layers[place])); found != kept.end())
+          passes_[place] = {found->second.at("inputs"), found->second.at("energy")};
       return passes_;
     };
     std::vector<LayerMemory> memory = memory_;
@@ -174,6 +181,10 @@ class LatchEditor final : public Editor {
   }
 
  private:
+  [[nodiscard]] std::string what_is_kept() const {
+    return "what enters MLPs, " + std::to_string(h_.text_tokens) + " tokens";
+  }
+
   // The text of the statistics, else text that the model writes; every process uses the first one's.
   std::vector<Ids> read_rows(const models::Model& model, const EditContext& context) const {
     const auto read = [&] {

@@ -401,29 +401,50 @@ std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::T
   return rows;
 }
 
+StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::Model& model, const std::string& what,
+                                       const std::vector<int>& layers, const StatisticsProvider::MakeKept& make) {
+  const StatisticsOptions& options = state.options;
+  if (options.cache.empty()) return make(layers);
+  const std::string weights = model.current_fingerprint();
+  const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
+  const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
+  StatisticsProvider::Kept kept;
+  std::vector<int> missing;
+  for (const int layer : layers) {
+    try {
+      if (const auto file = open_cached(path_of(layer))) {
+        for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
+        continue;
+      }
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kCorruption) throw;
+      options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
+    }
+    missing.push_back(layer);
+  }
+  if (missing.empty()) return kept;
+  std::filesystem::create_directories(options.cache);
+  for (auto& [layer, tensors] : make(missing)) {
+    write_checked(path_of(layer), {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
+    kept[layer] = tensors;
+  }
+  return kept;
+}
+
 // Rows that the model writes are kept like its moments: to write them takes longer than to use them.
 std::vector<std::vector<int64_t>> text_rows(const CorpusState& state, const models::Model& model, int64_t tokens) {
-  const StatisticsOptions& options = state.options;
-  const auto take = [&] { return detail::make_row_source(model, state.text, options)->take(tokens); };
-  if (state.text || options.cache.empty()) return take();
-  const std::string key = sha256_hex(state.key(model, model.current_fingerprint(), 0, tokens) + " rows");
-  const auto path = options.cache / (key + ".safetensors");
-  try {
-    if (const auto file = open_cached(path)) return unpack_rows(file->tensor("ids"), file->tensor("lengths"));
-  } catch (const Error& error) {
-    if (error.error_class() != ErrorClass::kCorruption) throw;
-    options.log.warning("statistics.damaged", std::string(error.what()) + "; writing the text again");
-  }
-  const auto rows = take();
-  std::vector<int64_t> ids, lengths;
-  for (const auto& row : rows) {
-    ids.insert(ids.end(), row.begin(), row.end());
-    lengths.push_back(static_cast<int64_t>(row.size()));
-  }
-  std::filesystem::create_directories(options.cache);
-  write_checked(path, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}},
-                {{"format", "emend sampled text 1"}, {"key", key}});
-  return rows;
+  const auto take = [&] { return detail::make_row_source(model, state.text, state.options)->take(tokens); };
+  if (state.text) return take();
+  const auto make = [&](const std::vector<int>&) {
+    std::vector<int64_t> ids, lengths;
+    for (const auto& row : take()) {
+      ids.insert(ids.end(), row.begin(), row.end());
+      lengths.push_back(std::ssize(row));
+    }
+    return StatisticsProvider::Kept{{0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
+  };
+  const auto kept = kept_in_cache(state, model, "sampled text, " + std::to_string(tokens) + " tokens", {0}, make);
+  return unpack_rows(kept.at(0).at("ids"), kept.at(0).at("lengths"));
 }
 
 }  // namespace
@@ -450,6 +471,11 @@ const SecondMoment& CorpusStatistics::get(int layer) const {
 
 std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
   return text_rows(*state_, model, tokens);
+}
+
+StatisticsProvider::Kept CorpusStatistics::kept(const models::Model& model, const std::string& what,
+                                                const std::vector<int>& layers, const MakeKept& make) {
+  return kept_in_cache(*state_, model, what, layers, make);
 }
 
 nlohmann::json CorpusStatistics::describe() const {

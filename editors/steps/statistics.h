@@ -67,6 +67,15 @@ class StatisticsProvider {
     (void)model, (void)tokens;
     return {};
   }
+  /// What an editor derives from that text, the model as it is and each of these layers, under the name `what`: made
+  /// for the layers for which no earlier run left it in the cache.
+  using Kept = std::map<int, std::map<std::string, at::Tensor>>;
+  using MakeKept = std::function<Kept(const std::vector<int>& layers)>;
+  [[nodiscard]] virtual Kept kept(const models::Model& model, const std::string& what, const std::vector<int>& layers,
+                                  const MakeKept& make) {
+    (void)model, (void)what;
+    return make(layers);
+  }
   /// For reports: corpus, tokens, settings, cache hits.
   [[nodiscard]] virtual nlohmann::json describe() const = 0;
 };
@@ -120,7 +129,7 @@ struct StatisticsText {
 };
 
 /// Statistics over a corpus; without one, over text that the model itself samples (with the seed).
-class CorpusStatistics final : public StatisticsProvider {
+class CorpusStatistics : public StatisticsProvider {
  public:
   /// `group`: processes that compute the moments together. They must make the same calls; each reads the corpus (or
   /// samples the same text) and takes its share of the batches, the first one writes the cache. The numbers are those
@@ -135,6 +144,8 @@ class CorpusStatistics final : public StatisticsProvider {
   void prepare(const models::Model& model, const std::vector<int>& layers) override;
   [[nodiscard]] const SecondMoment& get(int layer) const override;
   [[nodiscard]] std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens) override;
+  [[nodiscard]] Kept kept(const models::Model& model, const std::string& what, const std::vector<int>& layers,
+                          const MakeKept& make) override;
   [[nodiscard]] nlohmann::json describe() const override;
 
  private:

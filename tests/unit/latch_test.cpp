@@ -4,6 +4,7 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/gate.h>
+#include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
 #include <gtest/gtest.h>
 
@@ -111,6 +112,45 @@ TEST(Latch, GoesToTheNextLayerWhereThereIsNoRoom) {
   const size_t first = changed_neurons(original, model, 1).size(), second = changed_neurons(original, model, 2).size();
   EXPECT_GE(second, 1U);
   EXPECT_LE(first - second, 1U) << "full layers go on filling evenly";
+}
+
+class Counted final : public editors::CorpusStatistics {
+ public:
+  using CorpusStatistics::CorpusStatistics;
+  Kept kept(const models::Model& model, const std::string& what, const std::vector<int>& layers,
+            const MakeKept& make) override {
+    return CorpusStatistics::kept(model, what, layers, [&](const std::vector<int>& missing) {
+      made += missing.size();
+      return make(missing);
+    });
+  }
+  size_t made = 0;
+};
+
+// The second run of a program reads the text no more, unless the weights are others by then.
+TEST(Latch, WhatItReadsOfTheTextIsKeptInTheCache) {
+  const testing::TemporaryFolder folder("latch");
+  const auto facts = testing::tiny_facts();
+  const auto edited = [&](models::Model& model) {
+    editors::StatisticsText text{"f", "test", [](const auto& sink) {
+                                   for (int i = 0; i < 60 && sink("Rome and Oslo are towns, and so is Paris"); ++i) {
+                                   }
+                                 }};
+    editors::StatisticsOptions options;
+    options.cache = folder.path();
+    Counted statistics(text, options);
+    editors::EditContext context;
+    context.contexts = testing::tiny_contexts();
+    context.statistics = &statistics;
+    const auto editor = make(model);
+    (void)editor->edit(model, facts, context);
+    return statistics.made;
+  };
+  models::Model first = testing::tiny_model(), again = testing::tiny_model();
+  EXPECT_GT(edited(first), 0U);
+  EXPECT_EQ(edited(again), 0U);
+  for (const auto& name : first.weight_names()) EXPECT_TRUE(at::equal(again.weight(name), first.weight(name))) << name;
+  EXPECT_GT(edited(first), 0U) << "the weights are others now";
 }
 
 TEST(Latch, ItsMemoryGoesOnWhereItStopped) {
