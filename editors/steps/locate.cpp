@@ -1,11 +1,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
+#include <emend/editors/detail/locate_parts.h>
 #include <emend/editors/steps/learning_pass.h>
-#include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/post_norm.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
@@ -18,67 +17,6 @@
 
 namespace emend::editors {
 namespace {
-
-double mean_column_norm(const at::Tensor& x_DN) {
-  return x_DN.norm(2, 0).mean().item<double>();
-}
-
-// The share of what each column asked of a layer that the update brings there: 1 without regularisation.
-at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {
-  const at::Tensor asked_N = problem.residual_DN.norm(2, 0);
-  if (!delta.low_rank()) return at::ones_like(asked_N);
-  const at::Tensor moved_RN = delta.right_FR.to(problem.dtype).t().matmul(problem.keys_FN);
-  const at::Tensor share_N = delta.left_DR.to(problem.dtype).matmul(moved_RN).norm(2, 0) / asked_N;
-  return devices::to_host(at::where(asked_N > 0, share_N, at::ones_like(share_N)), devices::Purpose::kHost)
-      .to(at::kDouble);
-}
-
-double divisor(ResidualSpread spread, size_t index, size_t count) {
-  const auto left = static_cast<double>(count - index);
-  return spread == ResidualSpread::kEqual ? left : spread == ResidualSpread::kSqrt ? std::sqrt(left) : 1;
-}
-
-// Problems of a batch: one a fact, or one a group of facts that share their key.
-struct Grouped {
-  std::vector<TargetProblem> problems;
-  std::vector<size_t> problem_of_fact;
-};
-
-// A target shared by n facts lies about √n times as far away as one of them asks, in n directions that have little to
-// do with each other: it gets √n times the steps.
-Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_equal_keys, int64_t steps) {
-  Grouped grouped;
-  std::map<std::vector<int64_t>, std::vector<size_t>> members;  // plain prompt up to the looked-up token -> facts
-  std::map<std::vector<int64_t>, size_t> problem_of_key;
-  const auto key_of = [](const RenderedFact& fact) {
-    return std::vector<int64_t>(fact.rows[0].ids.begin(), fact.rows[0].ids.begin() + fact.rows[0].lookup + 1);
-  };
-  for (size_t i = 0; i < facts.size(); ++i) members[key_of(*facts[i])].push_back(i);
-  for (size_t i = 0; i < facts.size(); ++i) {
-    const auto& same = members[key_of(*facts[i])];
-    if (!merge_equal_keys || same.size() == 1) {
-      grouped.problem_of_fact.push_back(grouped.problems.size());
-      grouped.problems.push_back(make_target_problem(*facts[i]));
-      continue;
-    }
-    const auto [found, is_new] = problem_of_key.emplace(key_of(*facts[i]), grouped.problems.size());
-    grouped.problem_of_fact.push_back(found->second);
-    if (!is_new) continue;
-    TargetProblem joint;
-    joint.case_id = facts[i]->case_id;
-    for (const size_t member : same) {
-      TargetProblem one = make_target_problem(*facts[member]);
-      for (auto& row : one.rows) {
-        row.weight /= static_cast<double>(same.size());
-        joint.rows.push_back(std::move(row));
-      }
-      if (member == same[0]) joint.kl_rows = std::move(one.kl_rows);  // the same subject
-    }
-    joint.more_steps = std::llround(static_cast<double>(steps) * (std::sqrt(static_cast<double>(same.size())) - 1));
-    grouped.problems.push_back(std::move(joint));
-  }
-  return grouped;
-}
 
 // One column of the systems: a fact, or one window of its target.
 struct Unit {
@@ -247,7 +185,7 @@ class BatchEdit {
   void optimise_round(const std::vector<Unit*>& now) {
     std::vector<const RenderedFact*> facts;
     for (const Unit* unit : now) facts.push_back(unit->rendered);
-    Grouped grouped = group_facts(facts, recipe_.merge_equal_keys, recipe_.targets.steps);
+    detail::Grouped grouped = detail::group_facts(facts, recipe_.merge_equal_keys, recipe_.targets.steps);
     for (size_t i = 0; i < now.size(); ++i)  // the earlier windows of a fact stand right before
       for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
         hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target]);
@@ -438,33 +376,7 @@ class BatchEdit {
     }
     if (context_.progress)
       context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
-    warn_if_little();
-  }
-
-  // Regularisation that suits a large model holds a small one still.
-  void warn_if_little() {
-    constexpr double kLittle = 0.2;
-    const auto weight = result_.hparams.find("mom2_update_weight");
-    if (weight == result_.hparams.end()) return;
-    const std::string advice =
-        "; lower mom2_update_weight (now " + weight->dump() + "), as the presets of small models do";
-    size_t few = 0;
-    double most = 0;
-    for (const auto& [fact, reached] : most_reached_) {
-      most = std::max(most, reached);
-      if (reached >= kLittle) continue;
-      ++few;
-      auto& outcome = result_.outcomes[batch_.places[fact]];
-      if (outcome.status != FactStatus::kFailed)
-        outcome.reason = formatted("no layer gets more than %.2g %% of the change it asks for", 100 * reached) + advice;
-    }
-    if (few == 0) return;
-    const bool all = few == most_reached_.size();
-    context_.log.event(LogLevel::kWarning, "insert.little",
-                       "the edit barely moves " +
-                           (all ? "anything" : std::to_string(few) + " of " + counted(most_reached_.size(), "fact")) +
-                           ": no layer gets a fifth of the change that the targets ask for" + advice,
-                       {{"reached", most}, {"facts", few}});
+    detail::warn_if_little(most_reached_, batch_, result_, context_.log);
   }
 
   void write_layer(LayerWalk& walk, size_t index, const at::Tensor& targets_DN, const std::vector<size_t>& plain) {
@@ -491,7 +403,7 @@ class BatchEdit {
     };
     problem.keys_FN = at_home(average_keys(keys_PF, *contexts_, recipe_.weighting)).t().contiguous();
     const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
-    problem.residual_DN = remaining_DN / divisor(recipe_.spread, index, layers.size());
+    problem.residual_DN = remaining_DN / detail::divisor(recipe_.spread, index, layers.size());
     if (through_norm_) problem.residual_DN = before_norm(walk, problem, plain);
     trace_problem(problem, keys_PF, current_ND, remaining_DN);
 
@@ -507,8 +419,8 @@ class BatchEdit {
     }
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
     const ApplyReport report = apply_delta(update.delta, transaction_);
-    note(problem, update, report, mean_column_norm(remaining_DN));
-    const at::Tensor reached_N = share_reached(problem, update.delta);
+    result_.layers.push_back(detail::figures_of(problem, update, report, remaining_DN, context_.log));
+    const at::Tensor reached_N = detail::share_reached(problem, update.delta);
     for (size_t n = 0; n < columns_.size(); ++n) {
       double& most = most_reached_.try_emplace(columns_[n]->fact, 0).first->second;
       most = std::max(most, reached_N[static_cast<int64_t>(n)].item<double>());
@@ -535,25 +447,6 @@ class BatchEdit {
     record(context_, prefix + "cur_z", current_ND.t());
     record(context_, prefix + "targets", remaining_DN);
     record(context_, prefix + "resid", problem.residual_DN);
-  }
-
-  void note(const LayerProblem& problem, const LayerUpdate& update, const ApplyReport& report, double residual_norm) {
-    LayerFigures figures = figures_of_write(problem.layer, problem.site.weight_name, report);
-    figures.residual_norm = residual_norm;
-    figures.key_norm = mean_column_norm(problem.keys_FN);
-    figures.solver = update.solve.method;
-    figures.condition = update.solve.condition;
-    figures.jitter = update.solve.jitter;
-    context_.log.event(LogLevel::kInfo, "insert.layer",
-                       formatted("layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
-                                 figures.residual_norm, figures.update_norm, figures.relative_update_norm,
-                                 figures.solver.empty() ? "no solve" : figures.solver.c_str()),
-                       to_json(figures));
-    if (figures.jitter > 0)
-      context_.log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " +
-                                                std::to_string(figures.jitter) +
-                                                " was added to its diagonal (more statistics tokens help)");
-    result_.layers.push_back(std::move(figures));
   }
 
   const LocateRecipe& recipe_;
