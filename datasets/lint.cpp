@@ -1,4 +1,7 @@
+#include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/detail/lint_text.h>
 #include <emend/datasets/detail/rows.h>
 #include <emend/datasets/lint.h>
@@ -9,9 +12,20 @@
 
 namespace emend::datasets {
 
-namespace {
+std::string plain(std::string_view text) {
+  std::string result = lower(composed(detail::tidy(text)));
+  if (result.size() > 1 && result.back() == '.') result.pop_back();
+  return result;
+}
 
-using detail::plain;
+void require_prompt_size(const std::string& where, std::string_view prompt) {
+  constexpr size_t kMost = 32 * 1024;
+  if (prompt.size() > kMost)
+    throw Error(ErrorClass::kInvalidArgument, {where, "a prompt of " + std::to_string(prompt.size()) + " bytes",
+                                               "at most " + std::to_string(kMost), "write one prompt a line"});
+}
+
+namespace {
 
 Finding about(const FactSet& set, size_t index, Severity severity, const char* check, std::string text) {
   return {severity, check, index, set.facts[index].where(), std::move(text)};

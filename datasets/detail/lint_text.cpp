@@ -1,6 +1,6 @@
 #include <emend/core/utf8.h>
-#include <emend/datasets/detail/rows.h>
 #include <emend/datasets/detail/lint_text.h>
+#include <emend/datasets/detail/rows.h>
 
 #include <algorithm>
 
@@ -180,12 +180,6 @@ std::string tidy(std::string_view text) {
     pending = false;
     result += text[i++];
   }
-  return result;
-}
-
-std::string plain(std::string_view text) {
-  std::string result = lower(composed(tidy(text)));
-  if (result.size() > 1 && result.back() == '.') result.pop_back();
   return result;
 }
 

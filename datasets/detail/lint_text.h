@@ -11,8 +11,6 @@ namespace emend::datasets::detail {
 
 /// Collapses runs of white space (and no-break spaces) to one space, drops zero-width characters, trims.
 [[nodiscard]] std::string tidy(std::string_view text);
-/// Composed (NFC) tidy() with ASCII in lower case, without a full stop at the end: for comparing answers.
-[[nodiscard]] std::string plain(std::string_view text);
 
 /// Calls `look` with what it is ("the subject", "a paraphrase") and each text of a fact that a model may be given.
 void each_text(const Fact& fact, const std::function<void(const char* what, const std::string& text)>& look);
