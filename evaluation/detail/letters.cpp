@@ -3,7 +3,6 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 
 namespace emend::evaluation::detail {
