@@ -14,9 +14,12 @@ namespace {
 
 [[noreturn]] void throw_io(const std::filesystem::path& path, const std::string& action, int error) {
   const bool full = error == ENOSPC || error == EDQUOT;
-  throw Error(ErrorClass::kIo, {path.string(), "cannot " + action + " (" + std::strerror(error) + ")", "",
-                                full ? "free some space or choose another folder; nothing was left under the final name"
-                                     : "check the path and its permissions"});
+  const bool memory = error == ENOMEM;
+  throw Error(memory ? ErrorClass::kDevice : ErrorClass::kIo,
+              {path.string(), "cannot " + action + " (" + std::strerror(error) + ")", "",
+               full     ? "free some space or choose another folder; nothing was left under the final name"
+               : memory ? "free some memory, or raise its limit"
+                        : "check the path and its permissions"});
 }
 
 void sync_folder(const std::filesystem::path& folder) {

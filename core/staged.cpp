@@ -114,7 +114,8 @@ class Staged {
       made_.push_back(parent);
     for (auto parent = made_.rbegin(); parent != made_.rend(); ++parent)
       if (!fs::create_directory(*parent, error) && error) {
-        for (const auto& folder : made_) fs::remove(folder, error);
+        std::error_code ignored;
+        for (const auto& folder : made_) fs::remove(folder, ignored);
         throw_io(target_, "cannot create the folder " + parent->string(), error);
       }
   }

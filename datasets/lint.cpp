@@ -1,3 +1,4 @@
+#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/utf8.h>
 #include <emend/datasets/detail/reader.h>
@@ -45,12 +46,22 @@ std::string tidy(std::string_view text) {
   return result;
 }
 
-/// Composed (NFC) tidy() with ASCII in lower case, without a full stop at the end: for comparing answers.
+}  // namespace
+
 std::string plain(std::string_view text) {
   std::string result = lower(composed(tidy(text)));
   if (result.size() > 1 && result.back() == '.') result.pop_back();
   return result;
 }
+
+void require_prompt_size(const std::string& where, std::string_view prompt) {
+  constexpr size_t kMost = 32 * 1024;
+  if (prompt.size() > kMost)
+    throw Error(ErrorClass::kInvalidArgument, {where, "a prompt of " + std::to_string(prompt.size()) + " bytes",
+                                               "at most " + std::to_string(kMost), "write one prompt a line"});
+}
+
+namespace {
 
 size_t word_count(std::string_view text) {
   size_t words = 0;

@@ -35,6 +35,13 @@ struct Finding {
   [[nodiscard]] bool fixable() const { return remove || static_cast<bool>(edit); }
 };
 
+/// Composed (NFC), white space tidied, ASCII in lower case, without a full stop at the end: prompts, subjects and
+/// answers that are equal so are one and the same wherever facts are compared.
+[[nodiscard]] std::string plain(std::string_view text);
+
+/// Throws Error(kInvalidArgument) for a prompt that a model would read for minutes: more than 32 KiB.
+void require_prompt_size(const std::string& where, std::string_view prompt);
+
 /// A further check; gets all facts and returns findings.
 using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
 

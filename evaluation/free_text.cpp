@@ -4,6 +4,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
+#include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -11,6 +12,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
 namespace emend::evaluation {
 namespace {
@@ -33,6 +35,55 @@ std::string behind(const models::Tokenizer& tokenizer, const Ids& prompt, const 
   return text.starts_with(front) ? text.substr(front.size()) : text;
 }
 
+std::string_view without_article(std::string_view words) {
+  for (const std::string_view article : {"the ", "a ", "an "})
+    if (words.starts_with(article) && words.size() > article.size()) return words.substr(article.size());
+  return words;
+}
+
+bool ends_word(std::string_view text, size_t at) {
+  return at >= text.size() || !is_word(static_cast<unsigned char>(text[at])) || detail::spaceless(text, at) ||
+         (at > 0 && detail::spaceless(text, at - 1));
+}
+
+bool starts_word(std::string_view text, size_t at) {
+  return at == 0 || !is_word(static_cast<unsigned char>(text[at - 1])) || ends_word(text, at);
+}
+
+// What follows can still make `text` begin with `name`, or make the name's last word a longer one.
+bool begins_name(std::string_view text, std::string_view name) {
+  while (text.ends_with("\uFFFD")) text.remove_suffix(3);  // a character whose other bytes are still to come
+  const std::string words = plain_words(text), wanted = plain_words(name);
+  if (words.empty() || words == "the" || words == "a" || words == "an") return !wanted.empty();
+  const std::string_view a = without_article(words), b = without_article(wanted);
+  return b.starts_with(a) && (a.size() < b.size() || is_word(static_cast<unsigned char>(text.back())));
+}
+
+// The mark behind `before` stands inside of a name.
+bool inside_name(std::string_view before, char mark, const std::vector<std::string>& names) {
+  const std::string words = plain_words(before);
+  for (const std::string& name : names)
+    for (size_t at = name.find(mark); at != std::string::npos && at + 1 < name.size(); at = name.find(mark, at + 1)) {
+      const std::string front = plain_words(name.substr(0, at));
+      if (!front.empty() && words.ends_with(front) && starts_word(words, words.size() - front.size())) return true;
+    }
+  return false;
+}
+
+// Tokens that the rows may get: more than asked for where a name is longer, as far as the model has positions.
+int64_t room_for(const models::Model& model, const std::vector<Ids>& prompts, const std::vector<size_t>& rows,
+                 const FreeTextOptions& options) {
+  int64_t longest = 0, room = options.max_tokens;
+  for (const auto& prompt : prompts) longest = std::max(longest, static_cast<int64_t>(prompt.size()));
+  for (const size_t row : rows)
+    if (!options.names.empty())
+      for (const auto& name : options.names[row])  // the model may write it in more tokens
+        room = std::max(room, 2 * static_cast<int64_t>(model.tokenizer().encode_ids(" " + name, false).size()) + 4);
+  if (model.config().positions == models::Positions::kLearned)
+    room = std::min(room, model.max_positions() + 1 - longest);
+  return std::max(room, options.max_tokens);
+}
+
 // The prompts `rows`, continued together.
 std::vector<FreeText> continue_rows(const models::Model& model, const std::vector<Ids>& prompts,
                                     const std::vector<size_t>& rows, const FreeTextOptions& options) {
@@ -41,14 +92,23 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
   for (const size_t row : rows) ids.push_back(prompts[row]);
   std::vector<Ids> chosen(rows.size());
   models::GenerateOptions generate;
-  generate.max_new_tokens = options.max_tokens;
   generate.stop_ids = tokenizer.eos_ids();
   generate.cancel = options.cancel;
-  if (options.whole_sentence)
-    generate.ends = [&](int64_t row, int64_t id) {
-      auto& own = chosen[static_cast<size_t>(row)];
+  static const std::vector<std::string> none;
+  const auto names = [&](size_t row) -> auto& {
+    return options.names.empty() ? none : options.names[rows[row]];
+  };
+  generate.max_new_tokens = room_for(model, ids, rows, options);
+  if (options.whole_sentence || !options.names.empty())
+    generate.ends = [&](int64_t r, int64_t id) {
+      const auto row = static_cast<size_t>(r);
+      auto& own = chosen[row];
       own.push_back(id);
-      return sentence_ended(behind(tokenizer, {ids[static_cast<size_t>(row)].back()}, own));
+      const std::string text = behind(tokenizer, {ids[row].back()}, own);
+      if (std::any_of(names(row).begin(), names(row).end(), [&](const auto& name) { return begins_name(text, name); }))
+        return false;
+      return static_cast<int64_t>(own.size()) >= options.max_tokens ||
+             (options.whole_sentence && sentence_ended(text, names(row)));
     };
   auto continued = models::generate(model, ids, generate);
   std::vector<FreeText> texts;
@@ -76,16 +136,6 @@ std::vector<std::vector<FreeText>> unpack(std::string_view bytes) {
     for (const auto& entry : list) group.push_back({entry.at(0).get<std::string>(), entry.at(1).get<Ids>()});
   }
   return groups;
-}
-
-std::string_view without_article(std::string_view words) {
-  for (const std::string_view article : {"the ", "a ", "an "})
-    if (words.starts_with(article) && words.size() > article.size()) return words.substr(article.size());
-  return words;
-}
-
-bool ends_word(std::string_view text, size_t at) {
-  return at >= text.size() || !is_word(static_cast<unsigned char>(text[at]));
 }
 
 }  // namespace
@@ -134,6 +184,7 @@ std::vector<Answer> answers(const models::Model& model, std::span<const datasets
     prompts.push_back(fact.full_prompt());
     const auto length = static_cast<int64_t>(model.tokenizer().encode_ids(" " + fact.target_new, false).size());
     own.max_tokens = std::max(own.max_tokens, length + kBehind);
+    own.names.push_back({fact.target_new});
   }
   std::vector<Answer> all;
   if (facts.empty()) return all;
@@ -143,10 +194,9 @@ std::vector<Answer> answers(const models::Model& model, std::span<const datasets
 }
 
 std::optional<Answer> answer_in(const std::string& text, const std::string& target) {
-  if (begins_with(text, target)) return Answer{true, text};
-  const std::string words = plain_words(text), wanted = plain_words(target);
-  if (without_article(wanted).starts_with(without_article(words))) return std::nullopt;
-  return Answer{false, text};
+  const bool said = begins_with(text, target);
+  if (!said && begins_name(text, target)) return std::nullopt;
+  return Answer{said, text};
 }
 
 std::optional<Answer> answer_read(const Evaluation& evaluation, size_t place, const std::string& target) {
@@ -168,18 +218,21 @@ std::vector<FurtherText> further_texts(const nlohmann::json& before, const nlohm
   return texts;
 }
 
-bool sentence_ended(std::string_view text) {
+bool sentence_ended(std::string_view text, const std::vector<std::string>& names) {
+  static const std::set<std::string_view> titles = {"Mr", "Mrs", "Ms", "Dr", "St", "Mt", "Prof"};
   bool any = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (c == '\n' && any) return true;
+    if (c == '\n' && any && !inside_name(text.substr(0, i), c, names)) return true;
+    for (const std::string_view mark : {"。", "！", "？", "।"})
+      if (any && text.substr(i).starts_with(mark)) return true;
     any = any || !is_space(static_cast<unsigned char>(c));
     if ((c != '.' && c != '?' && c != '!') || i == 0) continue;
     size_t word = i;
     while (word > 0 && is_word(static_cast<unsigned char>(text[word - 1]))) --word;
     const std::string_view last = text.substr(word, i - word);
-    const bool initial = c == '.' && last.size() == 1 && std::isupper(static_cast<unsigned char>(last[0]));
-    if (initial) continue;
+    const bool initial = last.size() == 1 && std::isupper(static_cast<unsigned char>(last[0]));
+    if ((c == '.' && (initial || titles.contains(last))) || inside_name(text.substr(0, i), c, names)) continue;
     size_t next = i + 1;
     while (next < text.size() && std::string_view("\"')]").find(text[next]) != std::string_view::npos) ++next;
     if (next == text.size() || is_space(static_cast<unsigned char>(text[next]))) return true;
@@ -190,7 +243,7 @@ bool sentence_ended(std::string_view text) {
 std::string plain_words(std::string_view text) {
   std::string words;
   bool gap = false;
-  for (const char c : detail::lower_case(detail::compatibility_form(text))) {
+  for (const char c : detail::plain_letters(text)) {
     if (is_space(static_cast<unsigned char>(c))) {
       gap = !words.empty();
       continue;
@@ -215,8 +268,7 @@ size_t place_of(std::string_view text, std::string_view answer) {
   const std::string_view wanted = without_article(all);
   if (wanted.empty()) return std::string::npos;
   for (size_t at = 0; (at = words.find(wanted, at)) != std::string::npos; ++at)
-    if ((at == 0 || !is_word(static_cast<unsigned char>(words[at - 1]))) && ends_word(words, at + wanted.size()))
-      return at;
+    if (starts_word(words, at) && ends_word(words, at + wanted.size())) return at;
   return std::string::npos;
 }
 

@@ -22,10 +22,12 @@ namespace emend::evaluation {
 struct Evaluation;
 
 struct FreeTextOptions {
-  int64_t max_tokens = 40;
+  int64_t max_tokens = 40;     ///< more only while the text is the beginning of a name
   bool whole_sentence = true;  ///< ends behind the first sentence; otherwise at max_tokens or the end of the text only
   int64_t rows = 128;          ///< prompts that are continued together; does not change the texts
-  ProgressFn progress;         ///< phase "write"
+  /// For each prompt (or none) the names that its text may hold, such as the answer: no text ends inside of one.
+  std::vector<std::vector<std::string>> names;
+  ProgressFn progress;  ///< phase "write"
   CancelToken cancel;
   devices::WorkSharing sharing;  ///< processes with the same model and prompts that share them
 };
@@ -49,7 +51,7 @@ struct Answer {
 [[nodiscard]] std::vector<Answer> answers(const models::Model& model, std::span<const datasets::Fact> facts,
                                           const FreeTextOptions& options = {});
 
-/// The answer that a longer text of the same prompt shows; none where the text ends inside of `target`.
+/// The answer that a longer text of the same prompt shows; none where the text is a beginning of `target`.
 [[nodiscard]] std::optional<Answer> answer_in(const std::string& text, const std::string& target);
 
 /// What the family "free" has read after the prompt of the fact `place`; none where it has not, or not far enough.
@@ -64,11 +66,13 @@ struct FurtherText {
 [[nodiscard]] std::vector<FurtherText> further_texts(const nlohmann::json& before, const nlohmann::json& after);
 
 /// True if a sentence has ended in `text`: a full stop, question or exclamation mark behind a letter or digit and, if
-/// closing quotes or brackets follow, behind these, with white space or nothing next to it; or a line break behind
-/// text. A full stop behind a single capital ("J. Smith") or inside a number does not end one.
-[[nodiscard]] bool sentence_ended(std::string_view text);
+/// closing quotes or brackets follow, behind these, with white space or nothing next to it; "。" and its like; or a
+/// line break behind text. A full stop behind a single capital ("J. Smith"), a title ("Dr. Grey") or inside a number
+/// does not end one, and no mark inside of one of the `names` ("St. Louis", "Panic! at the Disco").
+[[nodiscard]] bool sentence_ended(std::string_view text, const std::vector<std::string>& names = {});
 
-/// Lower case, form KD, white space collapsed, quotes and what else is no letter or digit dropped at both ends.
+/// Lower case, form KD, typographic marks as plain ones, white space collapsed, quotes and what else is no letter or
+/// digit dropped at both ends.
 [[nodiscard]] std::string plain_words(std::string_view text);
 /// `text` begins with `answer` as whole words (compared as plain_words; an article in front of either does not count).
 [[nodiscard]] bool begins_with(std::string_view text, std::string_view answer);

@@ -97,7 +97,8 @@ void put_mean(json& summary, const std::string& key, const Column& records, bool
   const auto mean = mean_of(records);
   summary[key] = mean ? json(scale * mean->value) : json();
   if (!mean) return;
-  const auto range = share ? share_interval(mean->value, mean->n) : mean_interval(*mean);
+  auto range = share ? share_interval(mean->value, mean->n) : mean_interval(*mean);
+  if (range && scale == 1) range->first = std::max(range->first, 0.0);  // bits and nats
   summary["ci95"][key] = range ? json{scale * range->first, scale * range->second} : json();
   summary["std"][key] = scale * mean->deviation;
   summary["counts"][key] = mean->n;

@@ -9,6 +9,8 @@
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -97,6 +99,16 @@ int report(const Common& common, const Error& error) {
   return exit_code(error.error_class());
 }
 
+Error no_memory() {
+  return {ErrorClass::kDevice,
+          {"memory", "the machine has no memory left", "", "use a smaller --batch-size or a smaller model"}};
+}
+
+// As LibTorch's allocator and oneDNN say it, on CPUs.
+bool wants_memory(std::string_view what) {
+  return what.find("allocate memory") != what.npos || what.find("could not create a ") != what.npos;
+}
+
 int run_guarded(const VerbRun& run, Common& common) {
   try {
     install_signal_handlers(common.cancel);
@@ -109,8 +121,7 @@ int run_guarded(const VerbRun& run, Common& common) {
                   Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "",
                                               "use a smaller --batch-size, another --device-map, or see emend plan"}));
   } catch (const std::bad_alloc&) {
-    return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
-                                                      "use a smaller --batch-size or a smaller model"}));
+    return report(common, no_memory());
   } catch (const std::filesystem::filesystem_error& error) {
     return report(common, Error(ErrorClass::kIo, {error.path1().string(), error.code().message(), "a place to work in",
                                                   "check the path, its permissions and the space"}));
@@ -119,15 +130,14 @@ int run_guarded(const VerbRun& run, Common& common) {
                   Error(ErrorClass::kDevice, {"system", error.what(), "the threads and memory that the work needs",
                                               "raise the limits of the process (ulimit -a)"}));
   } catch (const c10::Error& error) {
-    if (std::string_view(error.what_without_backtrace()).find("allocate memory") != std::string_view::npos)  // on CPUs
-      return report(common, Error(ErrorClass::kDevice, {"memory", "the machine has no memory left", "",
-                                                        "use a smaller --batch-size or a smaller model"}));
+    if (wants_memory(error.what_without_backtrace())) return report(common, no_memory());
     if (devices::is_device_failure(error))
       return report(common,
                     Error(ErrorClass::kDevice, {"GPU", error.what_without_backtrace(), "a GPU that works",
                                                 "run emend doctor --full; a GPU that has failed needs a new process"}));
     common.log.error("error", std::string("internal error: ") + error.what_without_backtrace());
   } catch (const std::exception& error) {
+    if (wants_memory(error.what())) return report(common, no_memory());
     common.log.error("error", std::string("internal error: ") + error.what());
   }
   return 1;
@@ -235,10 +245,28 @@ std::string spelled(const Options& options, std::string_view name) {
   return option;
 }
 
+// Files that are read and not there are known before anything is loaded.
+void require_inputs(const Options& options) {
+  for (const Option& option : options.all()) {
+    if (option.type != "FILE" || option.names == "--out" || option.names == "OUT" || option.names == "--log-file")
+      continue;
+    std::vector<std::string> paths;
+    if (const auto* one = std::get_if<std::string*>(&option.value)) paths = {**one};
+    if (const auto* many = std::get_if<std::vector<std::string>*>(&option.value)) paths = **many;
+    for (const auto& path : paths)
+      if (std::error_code failure; !path.empty() && !std::filesystem::exists(path, failure))
+        throw Error(ErrorClass::kNotFound, {path, "no such file", "a readable file", "check the path"});
+  }
+}
+
 int run_guarded(Command& command, const std::vector<std::string>& command_line) {
   command.common.command_line = command_line;
   spell_settings([&options = command.options](std::string_view name) { return spelled(options, name); });
-  return run_guarded(command.run, command.common);
+  const auto run = [&](Common& common) {
+    require_inputs(command.options);
+    return command.run(common);
+  };
+  return run_guarded(run, command.common);
 }
 
 // "convert facts" is the verb convert-facts, and so for any verb with a hyphen; a folder named facts is ./facts.
@@ -283,6 +311,12 @@ void require_new(const std::string& path, bool force) {
   if (std::filesystem::exists(path) && !force)
     throw Error(ErrorClass::kInvalidArgument,
                 {path, "it exists already", "a new path", "choose another, or replace it with --force"});
+  auto folder = std::filesystem::absolute(path).parent_path();
+  while (!std::filesystem::exists(folder)) folder = folder.parent_path();
+  errno = ENOTDIR;
+  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK) != 0)
+    throw Error(ErrorClass::kIo, {path, folder.string() + ": " + std::generic_category().message(errno),
+                                  "a place to write to", "choose another, or change its permissions"});
   remove_abandoned_of(path);
 }
 
@@ -305,7 +339,24 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   return run_guarded(command, earlier);
 }
 
-int run_emend(int argc, char** argv) {
+// A closed one of descriptors 0 to 2 would be given to the next file that is opened, and output would go into that.
+static void hold_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (fd > 2) ::close(fd);
+}
+
+// What could not be printed is an error, unless its reader has gone (emend list | head).
+static int printed(int status) {
+  std::cout.flush();
+  pollfd out{1, POLLOUT, 0};
+  if (std::cout || (::poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0)) return status;
+  std::cerr << "error: standard output: not everything could be written; expected a place with room; make some, or "
+               "send it elsewhere\n";
+  return status == 0 ? exit_code(ErrorClass::kIo) : status;
+}
+
+static int emend_words(int argc, char** argv) {
   const std::vector<std::string> command_line(argv, argv + argc);
   auto words = verb_words({command_line.begin() + std::min(argc, 1), command_line.end()});
   for (const Verb& verb : verbs())
@@ -324,10 +375,16 @@ int run_emend(int argc, char** argv) {
   return 2;
 }
 
+int run_emend(int argc, char** argv) {
+  hold_standard_streams();
+  return printed(emend_words(argc, argv));
+}
+
 int run_memit_edit(int argc, char** argv) {
+  hold_standard_streams();
   const std::vector<std::string> command_line(argv, argv + argc);
-  return run_verb(verbs().front(), {command_line.begin() + std::min(argc, 1), command_line.end()}, "memit_edit",
-                  command_line);
+  return printed(run_verb(verbs().front(), {command_line.begin() + std::min(argc, 1), command_line.end()}, "memit_edit",
+                          command_line));
 }
 
 std::string all_help() {

@@ -24,16 +24,18 @@ datasets::FactSet load_or_blame_file(const FactOptions& options, const Log& log)
   }
 }
 
-hparams::ModelHints hints_of(const models::Checkpoint& checkpoint, const models::Model* model) {
+hparams::ModelHints hints_of(const models::Checkpoint& checkpoint) {
   hparams::ModelHints hints;
   hints.names = {checkpoint.path().string(), checkpoint.path().filename().string()};
   for (const char* key : {"_name_or_path", "name", "general.name"})
     if (const auto it = checkpoint.config().find(key); it != checkpoint.config().end() && it->is_string())
       hints.names.push_back(it->get<std::string>());
-  if (model) {
-    hints.family = model->family().name;
-    hints.n_layers = model->n_layers();
-    hints.hidden = model->hidden_size();
+  try {
+    const auto config = models::parse_config(checkpoint.config(), checkpoint.path().string());
+    hints.family = config.family;
+    hints.n_layers = config.n_layers;
+    hints.hidden = config.hidden_size;
+  } catch (const Error&) {  // said where the model is loaded; a family of the caller's own has its names alone
   }
   return hints;
 }
@@ -177,15 +179,13 @@ models::PlaceOptions place_options(const ModelOptions& options, const Log& log) 
   return {options.device_map, options.max_memory, parse_dtype(options.dtype, "dtype"), log};
 }
 
-const editors::EditorInfo& chosen_editor(const RunOptions& options, const models::Checkpoint* checkpoint,
-                                         const models::Model* model) {
+const editors::EditorInfo& chosen_editor(const RunOptions& options, const models::Checkpoint* checkpoint) {
   std::string named;
   std::error_code failure;
   if (std::filesystem::is_regular_file(options.hparams, failure))
     named = hparams::machine_settings(hparams::load_hparams(options.hparams)).alg_name.value_or("");
   if (options.editor.empty() && named.empty()) {
-    const bool known =
-        checkpoint && options.hparams.empty() && hparams::find_preset("latch", hints_of(*checkpoint, model));
+    const bool known = checkpoint && options.hparams.empty() && hparams::find_preset("latch", hints_of(*checkpoint));
     return editors::find_editor(known ? "latch" : "memit");
   }
   if (named.empty()) return editors::find_editor(options.editor);
@@ -208,11 +208,11 @@ const editors::EditorInfo& chosen_editor(const RunOptions& options, const models
 
 hparams::RawHparams find_hparams(const std::string& editor, const std::string& file_or_name,
                                  const std::vector<std::string>& set, const models::Checkpoint& checkpoint,
-                                 const models::Model* model, const Log& log) {
+                                 const Log& log) {
   hparams::RawHparams raw;
   if (!file_or_name.empty()) {
     raw = hparams::load_file_or_preset(editor, file_or_name);
-  } else if (const auto* preset = hparams::find_preset(editor, hints_of(checkpoint, model))) {
+  } else if (const auto* preset = hparams::find_preset(editor, hints_of(checkpoint))) {
     raw = hparams::load_preset(*preset);
     log.info("hparams.preset", "hyper-parameters from the preset " + preset->name + " of " + preset->path);
   } else {

@@ -45,19 +45,16 @@ void refuse_contradictions(const datasets::FactSet& facts, const RunOptions& opt
 
 /// The editor of the options, or the one that their file of hyper-parameters is for (alg_name), or the default: latch
 /// for a model that it has a preset for, else memit. Throws Error(kInvalidArgument) if both are named and differ
-/// ("ft-m" is a form of FT), or for a name that is no editor's. `checkpoint` and `model` may be null where none is
-/// known yet.
+/// ("ft-m" is a form of FT), or for a name that is no editor's. `checkpoint` may be null where none is known yet.
 [[nodiscard]] const editors::EditorInfo& chosen_editor(const RunOptions& options,
-                                                       const models::Checkpoint* checkpoint = nullptr,
-                                                       const models::Model* model = nullptr);
+                                                       const models::Checkpoint* checkpoint = nullptr);
 
 /// The hyper-parameters that a program uses: a file, a preset by name, or (empty) the preset that fits the model; then
-/// `set`, assignments "v_lr=0.1". `model` may be null where only the checkpoint is open.
+/// `set`, assignments "v_lr=0.1".
 /// Throws Error(kNotFound) listing the editor's presets if nothing was named and none fits, and what the readers throw.
 [[nodiscard]] hparams::RawHparams find_hparams(const std::string& editor, const std::string& file_or_name,
                                                const std::vector<std::string>& set,
-                                               const models::Checkpoint& checkpoint, const models::Model* model,
-                                               const Log& log = {});
+                                               const models::Checkpoint& checkpoint, const Log& log = {});
 
 /// The options' templates, or those of the file they name; nothing if they name none.
 [[nodiscard]] std::optional<editors::ContextTemplates> named_contexts(const RunOptions& options);

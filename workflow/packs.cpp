@@ -10,20 +10,29 @@ Packs::Packs(models::Model& model, const std::vector<std::string>& paths) {
   add(model, paths);
 }
 
-void Packs::add(models::Model& model, const std::vector<std::string>& paths) {
+std::vector<editors::NamedPack> Packs::load(const models::Model& model, const std::vector<std::string>& paths,
+                                            const editors::ApplyPackOptions& options, const std::string& where,
+                                            const std::string& advice) {
   auto all = editors::packs_in_force(model.checkpoint().path());
   const size_t before = all.size();
   for (const auto& path : paths) all.push_back({path, editors::load_pack(path)});
   const auto added = std::span(all).subspan(before);
   for (auto& [name, pack] : added) {
     auto here = editors::lineage_of(model.checkpoint().path());
-    for (const auto& other : added) here.edits.push_back(other.pack.id);
-    std::erase(here.edits, pack.id);
-    editors::require_base(pack, model.fingerprint(), {}, name, here);
-    pack.base_fingerprint = model.fingerprint();
+    for (const auto& other : added)
+      if (other.pack.id != pack.id) here.edits.push_back(other.pack.id);
+    editors::require_base(pack, model.fingerprint(), options, name, here);
   }
-  editors::require_together(added, 0, false, "packs", "use one of them, or put them together first (emend merge)");
-  for (const auto& [name, pack] : added) add(model, pack, name);
+  for (auto& [name, pack] : all) {
+    pack.base_fingerprint = model.fingerprint();
+    if (!pack.under.edits.empty()) pack.under.base = model.fingerprint();
+  }
+  editors::require_together(all, before, options.allow_conflicts, where, advice);
+  return {added.begin(), added.end()};
+}
+
+void Packs::add(models::Model& model, const std::vector<std::string>& paths) {
+  for (const auto& [name, pack] : load(model, paths)) add(model, pack, name);
 }
 
 void Packs::add(models::Model& model, const editors::EditPack& pack, const std::string& name) {

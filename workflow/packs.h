@@ -1,7 +1,7 @@
 // Edit packs in force in a model, for programs that work with what others edited.
 #pragma once
 
-#include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/models/model.h>
 
@@ -20,6 +20,11 @@ class Packs {
   explicit Packs(models::Model& model, const std::vector<std::string>& paths = {});
   /// Throws Error(kInvalidArgument) naming the file if a pack is for another model.
   void add(models::Model& model, const std::vector<std::string>& paths);
+  /// The packs at `paths`, of which add() would refuse none. The model stays as it is. Throws as add().
+  [[nodiscard]] static std::vector<editors::NamedPack> load(
+      const models::Model& model, const std::vector<std::string>& paths, const editors::ApplyPackOptions& options = {},
+      const std::string& where = "packs",
+      const std::string& advice = "use one of them, or put them together first (emend merge)");
   void add(models::Model& model, const editors::EditPack& pack, const std::string& name);
   [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }
 

@@ -365,7 +365,7 @@ void require_room(const RunOptions& options, const models::Checkpoint& checkpoin
   models::ModelConfig config;
   try {
     config = models::parse_config(checkpoint.config(), checkpoint.path().string());
-    const auto raw = find_hparams(options.editor, options.hparams, options.set, checkpoint, nullptr);
+    const auto raw = find_hparams(options.editor, options.hparams, options.set, checkpoint);
     const auto tokenizer = checkpoint.load_tokenizer();
     if (!tokenizer) return;
     const auto& editor = editors::find_editor(options.editor);

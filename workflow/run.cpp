@@ -63,7 +63,7 @@ void Run::open() {
   std::shared_ptr<const models::Checkpoint> opened;
   if (load) opened = models::open_checkpoint(options_.model.model);
   const auto& checkpoint = load ? *opened : model_->checkpoint();
-  record_.editor = options_.editor = chosen_editor(options_, &checkpoint, model_).name;
+  record_.editor = options_.editor = chosen_editor(options_, &checkpoint).name;
   check_protocol();
   check_outputs();
   options_.templates = named_contexts(options_);

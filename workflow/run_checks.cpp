@@ -2,6 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/editors/registry.h>
+#include <emend/models/config.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -73,18 +74,29 @@ void Run::check_outputs() const {
         std::pair("idf_corpus", options_.metrics.idf_corpus), std::pair("health_data", options_.metrics.health_data)})
     if (std::error_code failure; !path.empty() && !std::filesystem::exists(path, failure))
       throw Error(ErrorClass::kNotFound, {setting(name), "nothing at " + path, "a file or folder", "check the path"});
+  std::error_code failure;
+  for (const auto& [name, path] :
+       {std::pair("cache", options_.metrics.cache), std::pair("stats_cache", options_.stats_cache)})
+    if (std::filesystem::is_regular_file(path, failure))
+      throw Error(ErrorClass::kIo, {setting(name), path + " is a file", "a folder", "name another one"});
 }
 
-// Hyper-parameters that no model could have, before one is loaded. A preset may only be found with the model.
+// Hyper-parameters that this model cannot have, before it is loaded.
 void Run::check_hparams(const models::Checkpoint& checkpoint) const {
-  std::optional<hparams::RawHparams> raw;
+  const auto raw = find_hparams(record_.editor, options_.hparams, options_.set, checkpoint);
+  const auto effective = editors::find_editor(record_.editor).effective(raw, Log());
+  const auto layers = effective.value("layers", nlohmann::json());
+  int64_t known = 0;
   try {
-    raw = find_hparams(record_.editor, options_.hparams, options_.set, checkpoint, nullptr);
-  } catch (const Error& error) {
-    if (error.error_class() != ErrorClass::kNotFound || !options_.hparams.empty()) throw;
-    return;
+    known = models::parse_config(checkpoint.config(), checkpoint.path().string()).n_layers;
+  } catch (const Error&) {
+    return;  // said where it is loaded
   }
-  (void)editors::find_editor(record_.editor).effective(*raw, Log());
+  for (const auto& layer : layers.is_array() ? layers : nlohmann::json())
+    if (layer.is_number_integer() && layer.get<int64_t>() >= known)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {raw.where("layers"), "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
+                   "the model has " + std::to_string(known) + " layers: use hyper-parameters made for it"});
 }
 
 // The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.

@@ -13,8 +13,8 @@ namespace emend::workflow {
 namespace {
 
 std::unique_ptr<editors::Editor> editor_for(const models::Model& model, const RunOptions& options, const Log& log) {
-  const auto& info = chosen_editor(options, &model.checkpoint(), &model);
-  return info.make(find_hparams(info.name, options.hparams, options.set, model.checkpoint(), &model, log), model, log);
+  const auto& info = chosen_editor(options, &model.checkpoint());
+  return info.make(find_hparams(info.name, options.hparams, options.set, model.checkpoint(), log), model, log);
 }
 
 // Outcomes of facts that were not edited, or not kept.

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/datasets/lint.h>
 #include <emend/editors/packs/merge.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ std::string text_of(const nlohmann::json& fact, const char* key) {
 // Facts that ask the same thing in other words have the relation in common.
 std::string relation_of(const nlohmann::json& fact) {
   const std::string relation = text_of(fact, "relation_id");
-  return relation.empty() ? "" : text_of(fact, "subject") + " " + relation;
+  return relation.empty() ? "" : datasets::plain(text_of(fact, "subject")) + " " + relation;
 }
 
 // Conflicts between two packs, `first` before `second`.
@@ -52,12 +53,13 @@ class PairCheck {
   void facts() {
     std::map<std::string, const nlohmann::json*> questions, relations;
     for (const auto& fact : a_.facts) {
-      if (const auto question = question_of(fact); !question.empty()) questions.emplace(question, &fact);
+      if (const auto question = question_of(fact); !question.empty())
+        questions.emplace(datasets::plain(question), &fact);
       if (const auto relation = relation_of(fact); !relation.empty()) relations.emplace(relation, &fact);
     }
     for (const auto& fact : b_.facts) {
       const nlohmann::json* other = nullptr;
-      if (const auto it = questions.find(question_of(fact)); it != questions.end()) {
+      if (const auto it = questions.find(datasets::plain(question_of(fact))); it != questions.end()) {
         other = it->second;
       } else if (const auto same = relations.find(relation_of(fact)); same != relations.end()) {
         other = same->second;
@@ -69,7 +71,7 @@ class PairCheck {
   void compare(const nlohmann::json& a, const nlohmann::json& b) {
     const std::string one = text_of(a, "target_new"), two = text_of(b, "target_new");
     const std::string question = "\"" + question_of(a) + "\" ";
-    if (one == two)
+    if (datasets::plain(one) == datasets::plain(two))
       add(ConflictKind::kRepeat, question + "is answered \"" + one + "\" in both");
     else
       add(ConflictKind::kTarget, question + "is answered \"" + one + "\" and \"" + two + "\"");

@@ -98,7 +98,7 @@ const MetricInfo& free_info() {
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence, 40 tokens at "
       "most",
-      1,
+      2,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            share({"edit"}, "begins"), "says"},
@@ -269,6 +269,10 @@ class Free final : public Metric {
       for (const auto& one : all)
         if ((std::string_view(one.group) == "neighbor") == neighbors)
           prompts.push_back(one.prompt), places.push_back(&one);
+      for (const Asked* one : places) {
+        const auto& fact = context.facts.facts[one->fact];
+        if (!neighbors) whole.names.push_back({fact.target_new, fact.target_true.value_or(fact.target_new)});
+      }
       const auto texts = write_on(model, prompts, neighbors ? fixed : whole);
       for (size_t t = 0; t < texts.size(); ++t) {
         const Asked& one = *places[t];

@@ -36,6 +36,10 @@ class PlacesTest : public ProgramTest {
     a_ = path("run/edit.safetensors");
     b_ = path("other/edit.safetensors");
     must("emend", {"apply", a_, b_, "--model", path("model"), "--out", path("edited"), "--quiet"});
+    write_file(folder_ / "loud", "a\nb\nc\nd\n");
+    write_file(folder_ / "quiet", "e\nf\ng\nh\n");
+    must("emend", {"direct", "fit", "--model", path("model"), "--positive", path("loud"), "--negative", path("quiet"),
+                   "--folds", "2", "--no-effect", "--out", path("direction"), "--quiet"});
     write_file(folder_ / "chat.jsonl", R"({"instruction": "Say a", "input": "", "output": "a"})");
     mounts_ = ::geteuid() == 0 && ::unshare(CLONE_NEWNS) == 0 &&
               ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
@@ -77,6 +81,12 @@ class PlacesTest : public ProgramTest {
          {"tune", "--model", model, "--data", path("chat.jsonl"), "--steps", "1", "--merge", "--out", "OUT"},
          {},
          true},
+        {"direct fit",
+         {"direct", "fit", "--model", model, "--positive", path("loud"), "--negative", path("quiet"), "--folds", "2",
+          "--no-effect", "--out", "OUT"}},
+        {"direct ablate",
+         {"direct", "ablate", path("direction"), "--model", model, "--no-effect", "--save", "pack,model", "--out",
+          "OUT"}},
         {"stats",
          {"stats", "--model", model, "--layers", "1", "--corpus", path("corpus.txt"), "--stats-tokens", "500",
           "--cache", "OUT"},
@@ -177,7 +187,7 @@ class PlacesTest : public ProgramTest {
     // A library that gets no stack for a thread of its own may end the process; then nothing may be left all the same.
     const auto starved = run(writing, "ulimit -v " + std::to_string(memory_kib_) + ";");
     if (starved.status < 128) {
-      judge("memory", starved, {0, 3, 5}, &before);
+      judge("memory", starved, {0, 5}, &before);
     } else {
       EXPECT_TRUE(writing.resumable || contents() == before) << writing.name << ", killed, left something";
       line += "  memory " + std::to_string(starved.status);

@@ -64,9 +64,69 @@ TEST_F(WholeTest, PacksThatContradictEachOtherAreOneJudgement) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   must({"apply", norway_, "--model", path("model")});
   refused({"apply", bern_, rome_, "--model", path("model")}, words);
+  // What lies in the folder is judged as well, and before anything is measured.
+  refused({"generate", "--model", path("model"), "--prompt", "a", "--pack", rome_}, {"target", "Oslo", "Rome"});
+  const auto evaluated = emend({"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", rome_});
+  EXPECT_EQ(evaluated.status, 2);
+  EXPECT_EQ(evaluated.err.find("evaluate "), std::string::npos) << evaluated.err;
   EXPECT_EQ(list("model").size(), 1U) << "the first of a refused list came into force";
   must({"apply", bern_, rome_, "--model", path("model"), "--allow-conflicts"});
   must({"merge", norway_, rome_, "--out", path("merged"), "--allow-conflicts"});
+}
+
+TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
+  const std::string model = path("model"), facts = path("facts.jsonl"), nowhere = path("nowhere");
+  write_file(path("long"), std::string(200000, '['));
+  const std::vector<std::vector<std::string>> wrong = {
+      {"edit", "--facts", facts},  // no preset fits
+      {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--contexts", nowhere},
+      {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--set", "layers=99"},
+      {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--cache", facts},
+      {"bench"},
+      {"stats"},
+      {"stats", "--layers", "1", "--corpus", nowhere},
+      {"suggest", "--corpus", nowhere, "--out", path("new")},
+      {"generate", "--prompt", "a", "--pack", nowhere},
+      {"generate", "--prompt", "a", "--control-vector", nowhere},
+      {"chat", "--pack", nowhere},
+      {"eval", "--facts", facts, "--pack", nowhere},
+      {"eval", "--facts", facts, "--eval", "free,foo"},
+      {"eval", "--facts", facts, "--snippets", nowhere},
+      {"export", nowhere, "--to", "peft", "--out", path("new")},
+      {"export", norway_, "--to", "peft", "--out", facts + "/new"},
+      {"import", nowhere, "--out", path("new")},
+      {"diff", norway_, rome_, "--prompts", nowhere},
+      {"diff", norway_, rome_, "--prompts", path("long")},
+      {"direct", "fit", "--positive", path("long"), "--negative", facts, "--out", path("new")},
+      {"direct", "fit", "--preset", "slop", "--prompts", nowhere, "--out", path("new")}};
+  for (auto words : wrong) {
+    std::string line;
+    for (const auto& word : words) line += word + " ";
+    words.insert(words.end(), {"--model", model});
+    const auto result = emend(words);
+    EXPECT_TRUE(result.status == 2 || result.status == 3) << line << result.status << ": " << result.err;
+    EXPECT_NE(result.err.find("error: "), std::string::npos) << line << ": " << result.err;
+    EXPECT_EQ(result.err.find("loaded "), std::string::npos) << line << ": " << result.err;
+    EXPECT_FALSE(fs::exists(path("new"))) << line;
+  }
+}
+
+// What is printed is an output as well.
+TEST_F(WholeTest, StandardOutputIsAPlaceLikeOthers) {
+  const std::string program = program_path("emend").string();
+  const auto shell = [](const std::string& line) { return run_program("/bin/sh", {"-c", line}); };
+  for (const std::string words :
+       {"list --model " + path("model"), std::string("help"), "lint --json " + path("facts.jsonl"),
+        std::string("completion bash"), "generate --max-new-tokens 1 --prompt a --model " + path("model")}) {
+    const auto full = shell(program + " " + words + " > /dev/full");
+    EXPECT_EQ(full.status, 3) << words << full.err;
+    EXPECT_NE(full.err.find("standard output"), std::string::npos) << words << full.err;
+    EXPECT_EQ(shell(program + " " + words + " | true").err.find("standard output"), std::string::npos)
+        << words << ": a reader that has gone is no error";
+  }
+  EXPECT_EQ(shell(program + " convert " + path("model") + " " + path("open") + " --quiet").status, 0);
+  EXPECT_EQ(shell(program + " convert " + path("model") + " " + path("closed") + " --quiet <&- >&- 2>&-").status, 0);
+  EXPECT_EQ(model_bytes("open"), model_bytes("closed")) << "what was printed went into the file";
 }
 
 TEST_F(WholeTest, ARefusedApplyLeavesNothingAndARetryWorks) {

@@ -268,23 +268,28 @@ FOREIGN = (
 )
 
 
-def sentence_ended(text):
+TITLES = ("Mr", "Mrs", "Ms", "Dr", "St", "Mt", "Prof")
+
+
+def sentence_ended(text, names):
+    inside = [re.escape(name[:at]) for name in names for at, mark in enumerate(name[:-1]) if at and mark in ".?!"]
+    text = re.sub(rf"(?i)\b({'|'.join(inside)})[.?!]", r"\1", text) if inside else text
     if "\n" in text.lstrip():
         return True
     for match in re.finditer(r"[.?!]", text):
         word = re.search(r"(\w*)$", text[: match.start()]).group(1)
-        if match.start() == 0 or (match.group() == "." and len(word) == 1 and word.isupper()):
+        if match.start() == 0 or (match.group() == "." and (len(word) == 1 and word.isupper() or word in TITLES)):
             continue
         if re.match(r"[\"')\]]*(\s|$)", text[match.end() :]):
             return True
     return False
 
 
-def write_on(prompt):
+def write_on(prompt, names):
     ids = greedy(prompt, 40)
     for end in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:end], skip_special_tokens=True)
-        if sentence_ended(text):
+        if sentence_ended(text, names):
             break
     return text
 
@@ -318,7 +323,7 @@ def free(records, before):
         }
         case = {}
         for group, prompts in asked.items():
-            for text in map(write_on, prompts):
+            for text in (write_on(one, (new, old)) for one in prompts):
                 found, other = place_of(text, new), place_of(text, old)
                 begin = re.match(re.escape(without_article(words_of(new))) + r"(?!\w)", without_article(words_of(text)))
                 named = found is not None and (other is None or found <= other)

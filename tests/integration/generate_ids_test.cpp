@@ -1,8 +1,11 @@
 // emend generate --ids: greedy continuations of the recorded fixtures, through the program, without a tokenizer.
 #include <ATen/ATen.h>
+#include <dlfcn.h>
 #include <emend/core/safetensors.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "support/program.h"
@@ -55,6 +58,62 @@ TEST(GenerateIds, RefusesWhatIsNotAnId) {
   EXPECT_NE(result.err.find("one of them"), std::string::npos) << result.err;
   result = generate("llama", {"--prompt", "text"});  // there is no tokenizer
   EXPECT_EQ(result.status, 3) << result.err;
+}
+
+// What `emend chat` prints in a terminal of the kind `term` when these keys are pressed.
+std::string typed(const std::string& term, const std::vector<std::string>& keys, int* status) {
+  const std::string program = program_path("emend"), model = EMEND_SOURCE_DIR "/tests/fixtures/tiny_llama";
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    ::setenv("TERM", term.c_str(), 1);
+    ::setenv("LC_ALL", "C.UTF-8", 1);
+    ::execl(program.c_str(), "emend", "chat", "--model", model.c_str(), "--max-new-tokens", "1", nullptr);
+    ::_exit(127);
+  }
+  std::string out;
+  size_t pressed = 0, seen = 0;
+  for (std::array<char, 4096> buffer{};;) {
+    pollfd ready{terminal, POLLIN, 0};
+    const ssize_t n = ::poll(&ready, 1, 60000) > 0 ? ::read(terminal, buffer.data(), buffer.size()) : 0;
+    if (n <= 0) break;
+    out.append(buffer.data(), static_cast<size_t>(n));
+    // The next keys when the last of them were answered by a prompt.
+    if (const size_t prompt = out.rfind("> "); prompt != std::string::npos && prompt >= seen && pressed < keys.size()) {
+      seen = out.size();
+      EXPECT_GT(::write(terminal, keys[pressed].data(), keys[pressed].size()), 0);
+      ++pressed;
+    }
+  }
+  ::kill(child, SIGKILL);  // does nothing to one that has ended
+  ::waitpid(child, status, 0);
+  ::close(terminal);
+  return out;
+}
+
+TEST(Chat, EditsLinesAtATerminal) {
+  if (void* library = ::dlopen("libedit.so.2", RTLD_NOW); !library) GTEST_SKIP() << "needs libedit2";
+  int status = -1;
+  const std::string left = "\033[D", up = "\033[A";
+  const auto out = typed("xterm", {"abü" + left + left + "X\n", up + "Y\n", "/history\n", "/exit\n"}, &status);
+  EXPECT_EQ(status, 0) << out;
+  EXPECT_NE(out.find("user: aXbü\r\n"), std::string::npos) << out;
+  EXPECT_NE(out.find("user: aXbüY\r\n"), std::string::npos) << out;
+}
+
+TEST(Chat, CtrlCAtThePromptEndsIt) {
+  int status = -1;
+  const auto out = typed("xterm", {"a\003"}, &status);
+  EXPECT_EQ(status, 0) << out;
+  EXPECT_EQ(out.find("interrupted"), std::string::npos) << out;
+}
+
+TEST(Chat, TakesPlainLinesAtATerminalThatCannotMoveItsCursor) {
+  int status = -1;
+  const auto out = typed("dumb", {"abc\n", "\n", "/history\n", "\004"}, &status);
+  EXPECT_EQ(status, 0) << out;
+  EXPECT_NE(out.find("user: abc\r\n"), std::string::npos) << out;
+  EXPECT_EQ(out.find('\033'), std::string::npos) << out;
 }
 
 }  // namespace generate_ids_test

@@ -111,6 +111,10 @@ TEST(Merge, ConflictsHaveNames) {
             std::vector{ConflictKind::kTarget})
       << "one relation in other words";
   EXPECT_EQ(kinds({rome, {"b", one(fact("{} is in", "Oslo", "Rome"))}}), std::vector{ConflictKind::kRepeat});
+  EXPECT_EQ(kinds({rome, {"b", one(fact("{}  is in", "oslo", "rome "))}}), std::vector{ConflictKind::kRepeat});
+  const NamedPack cafe{"c", one(fact("{} is in", "Caf\u00e9 Flore", "Rome"))};
+  EXPECT_EQ(kinds({cafe, {"b", one(fact("{} is in", "Cafe\u0301 Flore", "Ulm"))}}), std::vector{ConflictKind::kTarget})
+      << "one subject, composed and decomposed";
   EXPECT_EQ(kinds({rome, {"b", pack_of(other, {1}, 1, 5, {})}}), std::vector{ConflictKind::kBase});
   NamedPack dense{"c", one(fact("{} is in", "Ulm", "Rome"))}, dense_too{"d", one(fact("{} is in", "Kiel", "Rome"))};
   for (auto* pack : {&dense, &dense_too})

@@ -91,18 +91,26 @@ TEST(TfIdf, RefusesDocumentsWithoutWords) {
 }
 
 TEST(FreeText, EndsWithTheSentence) {
-  for (const char* text :
-       {" Rome.", " Rome, Italy. It", " \"Rome.\"", " in 1990.\n", "\n Rome\n", " Really?", " Stop! Now", " 3.14."})
+  for (const char* text : {" Rome.", " Rome, Italy. It", " \"Rome.\"", " in 1990.\n", "\n Rome\n", " Really?",
+                           " Stop! Now", " 3.14.", " It is best.", " Main Street."})
     EXPECT_TRUE(sentence_ended(text)) << text;
-  for (const char* text : {"", " Rome", " J. Smith", " 3.14", "\n\n", ".com", " example.com is", " U.S. A"})
+  for (const char* text : {"", " Rome", " J. Smith", " 3.14", "\n\n", ".com", " example.com is", " U.S. A", " St.",
+                           " It is Dr.", " Mt. Fuji"})
     EXPECT_FALSE(sentence_ended(text)) << text;
+  const std::vector<std::string> names = {"Ft. Worth", "Panic! at the Disco", "Who? Me", "Rome\nItaly", "Acme Inc."};
+  for (const char* text : {" Ft. Worth", " in the \"Ft.", " ft. worth", " It is Panic! at", " Who?", " Rome\nItaly"})
+    EXPECT_FALSE(sentence_ended(text, names)) << text << ": inside of a name";
+  for (const char* text :
+       {" Left. Worth", " Ft. Worth.", " Panic! at the Disco!", " A panic. So", " Acme Inc.", " Rome. It", " What? Me"})
+    EXPECT_TRUE(sentence_ended(text, names)) << text;
 }
 
 TEST(FreeText, AnAnswerIsReadFromALongerTextIfThatGoesFarEnough) {
   EXPECT_TRUE(answer_in(" Rome, in Italy.", "Rome")->said);
   EXPECT_FALSE(answer_in(" Oslo.", "Rome")->said);
   EXPECT_FALSE(answer_in(" St.", "St. Louis")) << "the sentence ended inside of the answer";
-  EXPECT_FALSE(answer_in("", "Rome"));
+  for (const char* text : {"", " ", " The", " Ro"}) EXPECT_FALSE(answer_in(text, "Rome")) << text;
+  EXPECT_FALSE(answer_in(" Romeo", "Rome")->said);
   const nlohmann::json before = {{"paraphrase", {{{"prompt", "p"}, {"text", "a"}}}},
                                  {"negation", nlohmann::json::array()}};
   nlohmann::json after = before;
@@ -119,6 +127,14 @@ TEST(FreeText, ReadsAnswersAsWords) {
   EXPECT_TRUE(begins_with(" the city of Paris", "city of Paris"));
   EXPECT_TRUE(begins_with(" \"rome\"", "Rome"));
   EXPECT_TRUE(begins_with(" Jürgen", "Ju\u0308rgen")) << "composed and decomposed";
+  for (const char* text : {" “Rome” is", " Rome—the city", " ‘Rome’", " Rome…", "\u00a0Rome\u00a0is"})
+    EXPECT_TRUE(begins_with(text, "Rome")) << text;
+  EXPECT_TRUE(begins_with(" O’Brien", "O'Brien"));
+  EXPECT_TRUE(begins_with("东京。", "东京")) << "a full stop of another script";
+  EXPECT_TRUE(begins_with("东京是", "东京")) << "a script without spaces";
+  EXPECT_EQ(place_of("首都是东京。", "东京"), 9U);
+  EXPECT_TRUE(sentence_ended("东京。它"));
+  EXPECT_FALSE(begins_with(" Müllers", "Müller"));
   EXPECT_FALSE(begins_with(" Romeo", "Rome"));
   EXPECT_FALSE(begins_with(" in Rome", "Rome"));
   EXPECT_FALSE(begins_with(" Rome", "")) << "nothing is asked for";

@@ -45,6 +45,7 @@ class Bench {
     facts_ = options_.edit.facts.file.empty() ? datasets::load_bundled_facts(options_.edit.facts.read, common_.log)
                                               : workflow::load_named_facts(options_.edit.facts, common_);
     checkpoint_ = open_named(options_.edit.model);
+    if (options_.has("targets")) (void)hparams();
     model_.emplace(load_named(checkpoint_, options_.edit.model, common_));
     describe(checkpoint_->path().filename().string());
     document_["editor"] = workflow::chosen_editor(options_.edit).name;
@@ -103,11 +104,13 @@ class Bench {
     document_["width_growth"].push_back(std::move(row));
   }
 
-  std::unique_ptr<editors::Editor> make_editor() const {
+  hparams::RawHparams hparams() const {
     const auto& edit = options_.edit;
-    const auto& editor = workflow::chosen_editor(edit);
-    const auto raw = workflow::find_hparams(editor.name, edit.hparams, edit.set, *checkpoint_, &*model_, common_.log);
-    return editor.make(raw, *model_, common_.log);
+    return workflow::find_hparams(workflow::chosen_editor(edit).name, edit.hparams, edit.set, *checkpoint_,
+                                  common_.log);
+  }
+  std::unique_ptr<editors::Editor> make_editor() const {
+    return workflow::chosen_editor(options_.edit).make(hparams(), *model_, common_.log);
   }
 
   struct Edited {

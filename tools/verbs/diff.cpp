@@ -6,6 +6,7 @@
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/core/text_table.h>
+#include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/evaluation/health.h>
@@ -129,6 +130,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
       if (!line.empty()) prompts.push_back(line);
     }
   }
+  for (const auto& prompt : prompts) datasets::require_prompt_size(path, prompt);
   if (prompts.empty())
     throw Error(ErrorClass::kInvalidArgument,
                 {path, "no prompts", "one prompt a line, or a JSON array of strings", ""});

@@ -17,31 +17,12 @@ struct ExportArguments {
   editors::ApplyPackOptions apply;
 };
 
-// All packs as one, for this model.
-editors::EditPack merged(const ExportArguments& options, const models::Model& model) {
-  const std::filesystem::path folder = model.checkpoint().path();
-  auto here = editors::lineage_of(folder);
-  auto all = editors::packs_in_force(folder);
-  const size_t before = all.size();
-  for (const auto& path : options.packs) {
-    all.push_back({path, editors::load_pack(path)});
-    editors::EditPack& pack = all.back().pack;
-    editors::require_base(pack, model.fingerprint(), options.apply, path, here);
-    here.edits.push_back(pack.id);
-  }
-  for (auto& [name, pack] : all) {
-    pack.base_fingerprint = model.fingerprint();
-    if (!pack.under.edits.empty()) pack.under.base = model.fingerprint();
-  }
-  editors::require_together(all, before, options.apply.allow_conflicts, "export",
-                            setting("allow_conflicts") + " adds them all the same");
-  return editors::merge_packs(std::span(all).subspan(before), editors::OnConflict::kSum).pack;
-}
-
 int run_export(const ExportArguments& options, Common& common) {
   require_new(options.out, options.apply.force);
   auto model = load_named(options.model, common);
-  const auto pack = merged(options, model);
+  const auto all = workflow::Packs::load(model, options.packs, options.apply, "export",
+                                         setting("allow_conflicts") + " adds them all the same");
+  const auto pack = editors::merge_packs(all, editors::OnConflict::kSum).pack;
   auto document = workflow::save_format(options.to)
                       .write({.model = model,
                               .pack = pack,

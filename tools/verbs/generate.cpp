@@ -1,4 +1,5 @@
 // generate and chat: what a model says, once and in turns.
+#include <dlfcn.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
@@ -7,11 +8,15 @@
 #include <emend/models/chat.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
+#include <clocale>
+#include <csignal>
 #include <iostream>
+#include <memory>
 #include <sstream>
 
 #include "../packs.h"
@@ -218,17 +223,65 @@ class Chat {
   size_t first_ = 0;  // messages that /reset keeps
 };
 
+// Lines of standard input; at a terminal with arrow keys and earlier lines, where libedit is installed.
+class Lines {
+ public:
+  Lines() : terminal_(::isatty(0) != 0) {
+    const char* term = std::getenv("TERM");
+    if (!terminal_ || !::isatty(1) || !term || !*term || std::string_view(term) == "dumb") return;
+    void* library = ::dlopen("libedit.so.2", RTLD_NOW);
+    if (!library) return;
+    std::setlocale(LC_CTYPE, "");
+    read_ = reinterpret_cast<char* (*)(const char*)>(::dlsym(library, "readline"));
+    keep_ = reinterpret_cast<int (*)(const char*)>(::dlsym(library, "add_history"));
+  }
+  [[nodiscard]] bool terminal() const { return terminal_; }
+  /// False at the end.
+  bool next(std::string& line) const {
+    if (read_ && keep_) {
+      const std::unique_ptr<char, decltype(&std::free)> text(read_unless_interrupted(), &std::free);
+      if (!text) return false;
+      line = text.get();
+      if (!line.empty()) keep_(line.c_str());
+      return true;
+    }
+    if (terminal_) std::cerr << "> " << std::flush;
+    return static_cast<bool>(std::getline(std::cin, line));
+  }
+
+ private:
+  // libedit reads once more after a signal, so a signal is followed by others until it gives up and resets the
+  // terminal.
+  [[nodiscard]] char* read_unless_interrupted() const {
+    struct sigaction own {
+    }, before[3];
+    own.sa_handler = [](int) {
+      const itimerval soon{{}, {0, 10000}};
+      ::setitimer(ITIMER_REAL, &soon, nullptr);
+    };
+    const int signals[] = {SIGINT, SIGTERM, SIGALRM};
+    for (int i = 0; i < 3; ++i) ::sigaction(signals[i], &own, &before[i]);
+    char* text = read_("> ");
+    const itimerval never{};
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    for (int i = 0; i < 3; ++i) ::sigaction(signals[i], &before[i], nullptr);
+    return text;
+  }
+
+  bool terminal_;
+  char* (*read_)(const char*) = nullptr;
+  int (*keep_)(const char*) = nullptr;
+};
+
 int run_chat(const ChatArguments& options, const Common& common) {
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
   const auto steering = options.steer.attach(model);
   Chat chat(model, packs, options, common);
-  const bool terminal = ::isatty(0);
-  if (terminal && !common.quiet) std::cerr << "Type a message; /help lists commands, Ctrl-D ends the chat.\n";
-  std::string line;
-  do {
-    if (terminal) std::cerr << "> " << std::flush;
-  } while (std::getline(std::cin, line) && chat.take(line));
+  const Lines lines;
+  if (lines.terminal() && !common.quiet) std::cerr << "Type a message; /help lists commands, Ctrl-D ends the chat.\n";
+  for (std::string line; lines.next(line) && chat.take(line);) {
+  }
   return 0;
 }
 

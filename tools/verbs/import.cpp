@@ -18,6 +18,8 @@ struct ImportArguments {
 
 int run_import(const ImportArguments& options, const Common& common) {
   require_new(options.out, options.force);
+  if (!std::filesystem::exists(options.source))
+    throw Error(ErrorClass::kNotFound, {options.source, "no such file", "a readable file or folder", "check the path"});
   const auto facts =
       options.facts.file.empty() ? datasets::FactSet() : workflow::load_named_facts(options.facts, common);
   const auto model = load_named(options.model, common);

@@ -1,4 +1,5 @@
 #include <iostream>
+#include <optional>
 
 #include "../edit/options.h"
 #include "../fact_options.h"
@@ -13,13 +14,12 @@ struct StatsArguments {
 
 int run_stats(const StatsArguments& options, const Common& common) {
   const auto& edit = options.edit;
-  const auto model = load_named(edit.model, common);
-  auto layers = options.layers;
-  if (layers.empty()) {
-    const auto& editor = workflow::chosen_editor(edit);
-    const auto raw = workflow::find_hparams(editor.name, "", {}, model.checkpoint(), &model, common.log);
-    layers = editor.make(raw, model, common.log)->statistics_layers();
-  }
+  const auto checkpoint = open_named(edit.model);
+  const auto& editor = workflow::chosen_editor(edit);
+  std::optional<hparams::RawHparams> raw;
+  if (options.layers.empty()) raw = workflow::find_hparams(editor.name, "", {}, *checkpoint, common.log);
+  const auto model = load_named(checkpoint, edit.model, common);
+  const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
   workflow::require_same(common.sharing, workflow::statistics_settings(edit));
   const auto statistics = workflow::statistics_provider(edit, common);
   statistics->prepare(model, layers);

@@ -214,7 +214,7 @@ std::string four_digits(double value) {
 hparams::RawHparams base_hparams(const SuggestArguments& options, const models::Checkpoint& checkpoint,
                                  const models::Model& model, const Common& common, std::string& note) {
   try {
-    auto raw = workflow::find_hparams(options.editor, "", {}, checkpoint, &model, common.log);
+    auto raw = workflow::find_hparams(options.editor, "", {}, checkpoint, common.log);
     note = "other values from " + raw.source();
     return raw;
   } catch (const Error& error) {
