@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <deque>
 #include <set>
 
@@ -308,7 +309,17 @@ class FastRun {
         ++target.steps;
       }
     }
+    if (!going_on.empty()) tell(targets_[g.set.members()[static_cast<size_t>(going_on[0])]].curve.back());
     return going_on;
+  }
+
+  // How far one of those that go on has come.
+  void tell(const LossTerms& last) const {
+    if (!context_.progress) return;
+    char text[96];
+    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss,
+                  last.probability);
+    context_.progress({"targets", static_cast<double>(done_), static_cast<double>(targets_.size()), text});
   }
 
   void finish(const Group& g, size_t slot, FactStatus status) {
