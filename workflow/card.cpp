@@ -24,7 +24,7 @@ std::string cell(const std::string& text) {
 }
 
 std::string facts_table(const nlohmann::json& facts) {
-  std::string text = "| prompt | says now | said before |\n|---|---|---|\n";
+  std::string text = "| prompt | new answer | old answer |\n|---|---|---|\n";
   for (size_t i = 0; i < facts.size() && i < kFacts; ++i) {
     std::string prompt = facts[i].value("prompt", "");
     if (const size_t slot = prompt.find("{}"); slot != std::string::npos)
@@ -45,7 +45,8 @@ std::string figure(const ordered_json& value) {
 
 std::string measurements(const ordered_json& results) {
   std::string rows;
-  for (const auto& [suite, sides] : results.value("metrics", ordered_json::object()).items()) {
+  const auto metrics = results.is_object() ? results.value("metrics", ordered_json()) : ordered_json();
+  for (const auto& [suite, sides] : metrics.items()) {
     if (!sides.is_object() || !sides.contains("post")) continue;
     for (const auto& [name, after] : sides["post"].items()) {
       if (!after.is_number()) continue;
@@ -55,7 +56,7 @@ std::string measurements(const ordered_json& results) {
     }
   }
   if (rows.empty())
-    return "No measurements lie beside this pack. `emend evaluate` makes them, from the same facts and both models.\n";
+    return "No measurements lie beside this pack. `emend eval` makes them, from the same facts and both models.\n";
   std::string text;
   if (const auto edits = results.value("edits", ordered_json()); edits.is_object())
     text = std::to_string(edits.value("said", 0)) + " of " + std::to_string(edits.value("applied", 0)) +

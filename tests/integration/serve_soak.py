@@ -117,8 +117,9 @@ class Load:
         self.port, self.models, self.wanted = port, models, wanted
 
     def client(self, number):
-        draw, link = random.Random(number), http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        draw = random.Random(number)
         while time.time() < self.end:
+            link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
             which, prompt = draw.randrange(len(self.models)), draw.randrange(len(PROMPTS))
             begin, text, tokens, first = time.time(), "", 0, None
             link.request("POST", "/v1/completions", json.dumps({"model": self.models[which], "prompt": PROMPTS[prompt], "max_tokens": NEW, "temperature": 0, "stream": True,
@@ -139,7 +140,7 @@ class Load:
                 self.answers += 1
                 if self.wanted and text != self.wanted[which][prompt]:
                     self.wrong.append((self.models[which], prompt, text, self.wanted[which][prompt]))
-        link.close()
+            link.close()
 
     def run(self, clients, seconds):
         self.lock, self.firsts, self.tokens, self.answers, self.wrong = threading.Lock(), [], 0, 0, []
@@ -198,28 +199,30 @@ def flood():
             server.ask("POST", "/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 1})
             good.append(time.time() - begin)
 
-    for round_number in range(2):
+    for _ in range(2):  # each with all of them at once
         thread = threading.Thread(target=honest)
         thread.start()
-        held = []
-        for number in range(count // 2):
+        held, end = [], time.time() + 20
+        while len(held) < count or time.time() < end:
+            if len(held) == count:
+                time.sleep(0.5)
+                continue
             link = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            held.append(link)
             try:
-                link.sendall(kinds[number % len(kinds)])
-                if number % 3 == 0:
+                link.sendall(kinds[len(held) % len(kinds)])
+                if len(held) % 3 == 0:
                     link.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-            held.append(link)
-            if len(held) > 400:
-                held.pop(0).close()
         for link in held:
             link.close()
         done.set()
         thread.join()
         done.clear()
-        print(f"{count // 2} connections: {len(good)} honest requests answered, {percentiles(good)}; {server.memory()} MiB, "
+        print(f"{count} connections at once: {len(good)} honest requests answered, {percentiles(good)}; {server.memory()} MiB, "
               f"{len(os.listdir(f'/proc/{server.process.pid}/fd'))} descriptors", flush=True)
+        good.clear()
     sizes = []
     for _ in range(10):
         for _ in range(200):

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <httplib.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -102,7 +101,7 @@ class Connection : public httplib::Stream {
   }
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
-  httplib::socket_t socket() const override { return socket_; }
+  socket_t socket() const override { return socket_; }
 
  private:
   [[nodiscard]] double left() const {
@@ -125,20 +124,21 @@ class Listener : public httplib::Server {
   Listener(int threads, int seconds) : seconds_(seconds) {
     new_task_queue = [this, threads] { return new Workers(threads, waiting_); };
     set_write_timeout(seconds);
-    set_socket_options([seconds](int socket) {
+    set_socket_options([](int socket) {
       const int yes = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-      ::setsockopt(socket, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds);  // who says nothing, costs nothing
     });
   }
+  /// After binding: the library lets five connections wait to be taken, and the sixth asks again after a second.
+  void let_many_wait() { ::listen(svr_sock_, SOMAXCONN); }
 
  private:
-  bool process_and_close_socket(httplib::socket_t socket) override {
+  bool process_and_close_socket(socket_t socket) override {
     Connection link(socket, seconds_);
     bool good = false;
     for (int left = 1000; left > 0 && svr_sock_ != INVALID_SOCKET; --left) {
       const bool crowded = waiting_ > 0;
-      if (!link.next_request(crowded ? 0.1 : 2, crowded ? 1 : seconds_)) break;
+      if (!link.next_request(crowded ? 0.5 : 2, crowded ? 1 : seconds_)) break;
       bool closed = false;
       good = process_request(link, left == 1, closed, nullptr);
       if (!good || closed) break;

@@ -179,6 +179,7 @@ HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
   if (!bound)
     throw Error(ErrorClass::kIo, {chosen.host + ":" + std::to_string(chosen.port), "the address cannot be listened on",
                                   "an address of this machine and a free port", "choose another port; 0 picks one"});
+  server.let_many_wait();
 }
 
 HttpServer::~HttpServer() = default;

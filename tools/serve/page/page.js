@@ -212,7 +212,7 @@ function curves(seen) {
     make("span", {className: "good"}, `- - probability ${percent(seen[0].probability)} → ${percent(last.probability)}`))];
 }
 // Figures before and after, green where the edit does what it should and red where it does damage.
-const FIGURES = {edit_begins: ["says the new answer", 1], paraphrase_begins: ["… after paraphrases", 1], question_begins: ["… to a question", 1], prefixed_begins: ["… after other text", 1],
+const FIGURES = {edit_begins: ["says the new answer", 0], paraphrase_begins: ["… after paraphrases", 0], question_begins: ["… to a question", 0], prefixed_begins: ["… after other text", 0],
   negation_begins: ["… after a negation", -1], neighborhood_first_token_kept: ["neighbours: first token kept", 1], neighborhood_ten_tokens_kept: ["neighbours: ten tokens kept", 1],
   loops: ["repeats itself", -1], entropy: ["variety of words, bits", 1], neighborhood_kl: ["neighbours moved, nats a token", -1], neutral_kl: ["other text moved, nats a token", -1]};
 function figures(metrics) {
@@ -221,7 +221,7 @@ function figures(metrics) {
     const {pre = {}, post = {}} = (name in FIGURES ? metrics?.free : metrics?.health) || {}, after = post[name];
     if (typeof after !== "number") continue;
     const moved = name.endsWith("_kl"), before = pre[name] ?? (moved ? 0 : name.endsWith("_kept") ? 100 : undefined);
-    const worse = moved ? after > 0.05 : way * (before - after) > (name === "entropy" ? 0.5 : 0);
+    const worse = moved ? after > 0.05 : way === 0 ? after < 50 : way * (before - after) > (name === "entropy" ? 0.5 : 0);
     const show = (v) => v === undefined ? "" : moved || name === "entropy" ? v.toFixed(3) : v.toFixed(0) + (name in FIGURES ? " %" : "");
     rows.push(make("tr", {}, make("th", {scope: "row"}, label), make("td", {}, show(before)), make("td", {className: worse ? "bad" : "good"}, show(after) + (worse ? " ✗" : " ✓"))));
   }
