@@ -4,7 +4,6 @@
 // library that speaks HTTP, and connections.h how long its clients may take.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
