@@ -1,3 +1,4 @@
+#include <emend/core/setting.h>
 #include <emend/workflow/card.h>
 
 #include <cstdio>
@@ -66,11 +67,11 @@ std::string measurements(const ordered_json& results) {
 
 std::string undo(const std::string& form) {
   if (form == "model")
-    return "`emend revert --all --model FOLDER` gives the original bytes; `emend list FOLDER` shows what is in "
-           "force.\n";
+    return "`emend revert " + setting("all") +
+           "` gives the folder its original bytes; `emend list` shows what is in force.\n";
   if (form == "gguf") return "Use the unedited file: the edit is in the numbers of this one.\n";
   if (form == "pack")
-    return "`emend revert` on the folder that it was applied to, or no `--pack`: the base model is as it was.\n";
+    return "`emend revert` gives a folder that it was applied to its bytes back; nothing else holds it.\n";
   return "Leave the adapter out: the base model is as it was.\n";
 }
 
