@@ -1,7 +1,6 @@
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/workflow/card.h>
-
-#include <cstdio>
 
 namespace emend::workflow {
 namespace {
@@ -38,12 +37,6 @@ std::string facts_table(const nlohmann::json& facts) {
   return text;
 }
 
-std::string figure(const ordered_json& value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g", value.get<double>());
-  return text;
-}
-
 std::string measurements(const ordered_json& results) {
   std::string rows;
   const auto metrics = results.is_object() ? results.value("metrics", ordered_json()) : ordered_json();
@@ -52,8 +45,9 @@ std::string measurements(const ordered_json& results) {
     for (const auto& [name, after] : sides["post"].items()) {
       if (!after.is_number()) continue;
       const auto before = sides.value("pre", ordered_json::object()).value(name, ordered_json());
-      rows += "| " + cell(suite) + " | " + cell(name) + " | " + (before.is_number() ? figure(before) : "") + " | " +
-              figure(after) + " |\n";
+      rows += "| " + cell(suite) + " | " + cell(name) + " | " +
+              (before.is_number() ? formatted("%.4g", before.get<double>()) : "") + " | " +
+              formatted("%.4g", after.get<double>()) + " |\n";
     }
   }
   if (rows.empty())

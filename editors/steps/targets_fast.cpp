@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/streams.h>
@@ -19,7 +20,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <deque>
 #include <set>
 
@@ -316,10 +316,9 @@ class FastRun {
   // How far one of those that go on has come.
   void tell(const LossTerms& last) const {
     if (!context_.progress) return;
-    char text[96];
-    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss,
-                  last.probability);
-    context_.progress({"targets", static_cast<double>(done_), static_cast<double>(targets_.size()), text});
+    context_.progress(
+        {"targets", static_cast<double>(done_), static_cast<double>(targets_.size()),
+         formatted("%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss, last.probability)});
   }
 
   void finish(const Group& g, size_t slot, FactStatus status) {
