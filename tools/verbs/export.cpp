@@ -4,7 +4,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
-#include <emend/models/hub_name.h>
+#include <emend/models/checkpoint.h>
 #include <emend/workflow/card.h>
 #include <emend/workflow/save_formats.h>
 
