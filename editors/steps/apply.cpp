@@ -4,6 +4,7 @@
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/changed_by.h>
 #include <emend/models/family.h>
 
 #include <cmath>
@@ -59,7 +60,33 @@ ApplyReport report_of(const Sums& sums) {
   return report;
 }
 
+// Calls `take` with blocks of rows of a weight, as it acts, and what is to be added to them in float64.
+template <typename Take>
+void each_block(const at::Tensor& weight_DF, const WeightDelta& delta, const Take& take) {
+  const auto route = [&](const at::Tensor& x) {
+    return devices::route_like(x.to(at::kDouble), weight_DF, devices::Purpose::kDelta);
+  };
+  if (weight_DF.dim() != 2) return take(weight_DF, route(delta.dense_DF));
+  const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, weight_DF.size(1)));
+  const at::Tensor right_RF = delta.low_rank() ? route(delta.right_FR).t() : at::Tensor();
+  for (int64_t row = 0; row < weight_DF.size(0); row += step) {
+    const int64_t count = std::min(step, weight_DF.size(0) - row);
+    take(weight_DF.narrow(0, row, count), delta.low_rank() ? route(delta.left_DR.narrow(0, row, count)).mm(right_RF)
+                                                           : route(delta.dense_DF.narrow(0, row, count)));
+  }
+}
+
 }  // namespace
+
+at::Tensor changed_by(const WeightDelta& delta, const at::Tensor& weight_DF) {
+  const at::NoGradGuard no_grad;
+  require_shape(delta.weight, delta.shape(), weight_DF.sizes());
+  std::vector<at::Tensor> blocks;
+  each_block(weight_DF, delta, [&](const at::Tensor& rows, const at::Tensor& change) {
+    blocks.push_back((rows.to(at::kDouble) + change).to(rows.scalar_type()));
+  });
+  return blocks.size() == 1 ? blocks[0] : at::cat(blocks);
+}
 
 ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction) {
   const at::NoGradGuard no_grad;
@@ -70,21 +97,8 @@ ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction) 
   transaction.keep(delta.weight);
 
   Sums sums;
-  const auto route = [&](const at::Tensor& x) {
-    return devices::route_like(x.to(at::kDouble), weight, devices::Purpose::kDelta);
-  };
-  if (weight.dim() != 2) {
-    add_rows(weight, route(delta.dense_DF), delta.weight, sums);
-    return report_of(sums);
-  }
-  const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, weight.size(1)));
-  const at::Tensor right_RF = delta.low_rank() ? route(delta.right_FR).t() : at::Tensor();
-  for (int64_t row = 0; row < weight.size(0); row += step) {
-    const int64_t count = std::min(step, weight.size(0) - row);
-    const at::Tensor block_DF = delta.low_rank() ? route(delta.left_DR.narrow(0, row, count)).mm(right_RF)
-                                                 : route(delta.dense_DF.narrow(0, row, count));
-    add_rows(weight.narrow(0, row, count), block_DF, delta.weight, sums);
-  }
+  each_block(weight, delta,
+             [&](const at::Tensor& rows, const at::Tensor& change) { add_rows(rows, change, delta.weight, sums); });
   return report_of(sums);
 }
 

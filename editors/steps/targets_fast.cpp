@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/streams.h>
@@ -308,7 +309,16 @@ class FastRun {
         ++target.steps;
       }
     }
+    if (!going_on.empty()) tell(targets_[g.set.members()[static_cast<size_t>(going_on[0])]].curve.back());
     return going_on;
+  }
+
+  // How far one of those that go on has come.
+  void tell(const LossTerms& last) const {
+    if (!context_.progress) return;
+    context_.progress(
+        {"targets", static_cast<double>(done_), static_cast<double>(targets_.size()),
+         formatted("%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss, last.probability)});
   }
 
   void finish(const Group& g, size_t slot, FactStatus status) {

@@ -1,5 +1,6 @@
 // `emend export`: what other programs load gives what emend computes with the pack.
 #include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/safetensors.h>
 #include <emend/models/batch.h>
 #include <emend/models/checkpoint.h>
@@ -68,6 +69,28 @@ TEST_F(ExportTest, AllFormsHoldTheEditedWeights) {
   ASSERT_EQ(result.status, 0) << result.err;
   const SafetensorsFile adapter(folder_ / "adapter" / "adapter_model.safetensors");
   EXPECT_TRUE(adapter.contains("base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"));
+}
+
+TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
+  ASSERT_EQ(
+      run_program("memit_edit", edit({"--out", path("measured"), "--save", "pack", "--eval", "easyedit", "--quiet"}))
+          .status,
+      0);
+  const std::vector<std::string> of = {"export", path("measured/edit.safetensors"), "--model", path("model"), "--card"};
+  for (const std::string form : {"model", "lora"}) {
+    auto arguments = of;
+    for (const auto& word : {std::string("--to"), form, std::string("--out"), path("card-" + form)})
+      arguments.push_back(word);
+    const auto result = run_program("emend", arguments);
+    ASSERT_EQ(result.status, 0) << result.err;
+    const std::string card = read_file(path(form == "model" ? "card-model/README.md" : "card-lora.md"));
+    for (const char* part : {"base_model:", "The Eiffel Tower is in the city of | Rome", "method: `memit`",
+                             "rewrite\\_acc", "layers.1.mlp.down_proj.weight", "How to take it back"})
+      EXPECT_NE(card.find(part), std::string::npos) << part << "\n" << card;
+    EXPECT_NE(card.find(form == "model" ? "emend revert --all" : "Leave the adapter out"), std::string::npos) << card;
+  }
+  ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("card-model"), "--quiet"}).status, 0);
+  EXPECT_EQ(model_bytes("card-model"), model_bytes());
 }
 
 TEST_F(ExportTest, RefusesInsteadOfOverwritingOrCutting) {

@@ -1,9 +1,11 @@
-"""A browser walks the whole road through the page of `emend serve`: ask, correct, watch, compare, undo, a file with a mistake, trace.
+"""A browser walks the whole road through the page of `emend serve`: ask, correct, watch, compare, download, undo, a file with a mistake, trace, report.
 
 serve_browser.py CHROMIUM PROGRAM MODEL HPARAMS CORPUS SCRATCH [SCREENSHOTS]; prints OK at the end. Chromium is driven over
-its DevTools protocol; nothing but Python's own library is used.
+its DevTools protocol; axe-core looks for what people with other needs would miss.
 """
 import base64
+import filecmp
+import importlib.util
 import json
 import os
 import shutil
@@ -16,6 +18,8 @@ import urllib.request
 
 CHROMIUM, PROGRAM, MODEL, HPARAMS, CORPUS, SCRATCH = sys.argv[1:7]
 SHOTS = sys.argv[7] if len(sys.argv) > 7 else None
+with open(importlib.util.find_spec("axe_playwright_python").submodule_search_locations[0] + "/axe.min.js") as script:
+    AXE = script.read()
 
 
 class Browser:
@@ -107,26 +111,17 @@ def serve(packs, port=0):
     return process, process.stdout.readline().split()[-1]
 
 
-# What a screen reader could not say, and what does not fit: labels, unique ids, contrast of text, width.
-AUDIT = """(() => {
-  const bad = [], shown = (e) => e.offsetParent !== null;
-  for (const e of document.querySelectorAll('input,select,textarea,button'))
-    if (shown(e) && !(e.labels?.length || e.getAttribute('aria-label') || (e.tagName === 'BUTTON' && e.textContent.trim()))) bad.push('no label: ' + e.outerHTML);
-  const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
-  if (new Set(ids).size !== ids.length) bad.push('an id twice');
-  const numbers = (c) => c.match(/[\\d.]+/g).map(Number);
-  const light = (c) => numbers(c).slice(0, 3).map((v) => v / 255).map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
-  for (const e of document.querySelectorAll('p,label,button,th,span,i,h1,h2,li')) {
-    if (!shown(e) || e.disabled || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
-    let ground = e;
-    while (ground && (numbers(getComputedStyle(ground).backgroundColor)[3] === 0)) ground = ground.parentElement;
-    const a = light(getComputedStyle(e).color), b = light(ground ? getComputedStyle(ground).backgroundColor : 'rgb(255,255,255)');
-    if ((Math.max(a, b) + .05) / (Math.min(a, b) + .05) < 4.5) bad.push('contrast: ' + e.outerHTML.slice(0, 200));
-  }
-  if (document.documentElement.scrollWidth > innerWidth) bad.push('wider than the window: ' + document.documentElement.scrollWidth);
-  return bad;
-})()"""
+# Serious findings of axe-core, and what does not fit.
+AUDIT = """axe.run(document, {resultTypes: ['violations'], iframes: false}).then(({violations}) => [
+  ...violations.filter((one) => ['serious', 'critical'].includes(one.impact)).map((one) => one.id + ': ' + one.nodes.map((node) => node.html).join(' ')),
+  ...(document.documentElement.scrollWidth > innerWidth ? ['wider than the window: ' + document.documentElement.scrollWidth] : [])])"""
+ANSWER = """fetch('v1/completions', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify({prompt: 'The Eiffel Tower is in the city of',
+  max_tokens: 12, temperature: 0, logprobs: 5})}).then((r) => r.json()).then((r) => JSON.stringify(r.choices))"""
 FILL = "((form, values) => { for (const [k, v] of Object.entries(values)) form.elements[k].value = v; form.requestSubmit(); })"
+
+
+def emend(*words):
+    return subprocess.run([PROGRAM, *words, "--quiet"], check=True, capture_output=True, text=True).stdout
 
 
 def walk(browser, server, url):
@@ -134,6 +129,8 @@ def walk(browser, server, url):
     browser.size(1400)
     browser.send("Page.navigate", url=url)
     browser.wait("document.readyState === 'complete' && document.getElementById('state').textContent === 'connected'")
+    browser.run(AXE)
+    unedited = browser.run(ANSWER)
     # by keyboard alone: ask, then correct the answer; what others wrote is text, not markup
     browser.run("document.getElementById('message').focus()")
     browser.send("Input.insertText", text="Where is the Eiffel Tower? <img src=x onerror=boom()>")
@@ -156,6 +153,21 @@ def walk(browser, server, url):
         faults = browser.run(AUDIT)
         assert not faults, (width, dark, faults)
     browser.size(1400)
+    assert browser.run("document.querySelectorAll('.job svg path').length") == 2 and browser.run("document.querySelectorAll('#measured .figures td').length") > 2
+    # downloaded and applied elsewhere: says what is said here; taken out again: the bytes of before
+    browser.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=SCRATCH)
+    browser.run("(() => { const form = document.querySelector('#packs select'); form.value = 'pack'; form.onchange(); })()")
+    pack = SCRATCH + "/edit-1.safetensors"
+    while not os.path.exists(pack):
+        time.sleep(0.05)
+    edited = json.loads(browser.run(ANSWER))[0]["text"]
+    assert edited != json.loads(unedited)[0]["text"]
+    if os.path.isdir(MODEL):
+        shutil.copytree(MODEL, SCRATCH + "/applied")
+        emend("apply", pack, "--model", SCRATCH + "/applied")
+        assert json.loads(emend("generate", "--model", SCRATCH + "/applied", "--prompt", "The Eiffel Tower is in the city of", "--max-new-tokens", "12", "--json"))[0]["text"] == edited
+        emend("revert", "--all", "--model", SCRATCH + "/applied")
+        assert filecmp.cmp(SCRATCH + "/applied/model.safetensors", MODEL + "/model.safetensors", shallow=False)
     # out of force and in again, then gone
     names = "fetch('v1/packs').then((r) => r.json()).then((p) => p.active.length + '/' + p.data.length)"
     assert browser.run(names) == "1/1"
@@ -164,6 +176,7 @@ def walk(browser, server, url):
     browser.wait("document.querySelector('#packs [role=switch]')?.checked === false")
     browser.run("window.confirm = () => true; document.querySelector('#packs button[aria-label^=Undo]').click()")
     browser.wait(names + ".then((n) => n === '0/0')")
+    assert browser.run(ANSWER) == unedited
     # a file with a mistake
     browser.run("document.getElementById('tab-talk').focus()")
     browser.key("ArrowRight", 39)
@@ -173,7 +186,7 @@ def walk(browser, server, url):
     browser.wait("/line 2/.test(document.getElementById('findings').textContent)")
     assert browser.run("document.getElementById('write').disabled")
     browser.shot("facts")
-    assert not browser.run(AUDIT)
+    assert not browser.run(AUDIT), browser.run(AUDIT)
     browser.run(f"document.getElementById('text').value = {json.dumps(good)}; document.getElementById('check').click()")
     browser.wait("!document.getElementById('write').disabled")
     browser.run("document.getElementById('write').click()")
@@ -181,7 +194,14 @@ def walk(browser, server, url):
     browser.run("document.getElementById('tab-trace').click(); document.getElementById('trace-form').requestSubmit()")
     browser.wait("document.querySelector('#traced td')", 300)
     browser.shot("trace")
-    assert not browser.run(AUDIT)
+    assert not browser.run(AUDIT), browser.run(AUDIT)
+    browser.run("document.getElementById('tab-report').click()")
+    browser.wait("document.getElementById('report-of').options.length === 2 && document.getElementById('report-frame').getAttribute('src')")
+    time.sleep(0.5)
+    browser.shot("report")
+    browser.size(390, dark=True)
+    assert not browser.run(AUDIT), browser.run(AUDIT)
+    browser.shot("report-390-dark")
     assert not browser.faults(), browser.faults()
     # the server goes and comes back
     server.kill()

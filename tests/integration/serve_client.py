@@ -20,6 +20,7 @@ CASE, PROGRAM, MODEL, HPARAMS, CORPUS, SCRATCH = sys.argv[1:7]
 FACTS = {
     "anna": [{"prompt": "{} is in the city of", "subject": "The Eiffel Tower", "target_new": "Rome"}],
     "ben": [{"prompt": "The capital of {} is", "subject": "France", "target_new": "Oslo"}],
+    "cleo": [{"prompt": "{} is in the city of", "subject": "The Eiffel Tower", "target_new": "Athens"}],
 }
 PROMPT = "The Eiffel Tower is in the city of"
 
@@ -60,6 +61,9 @@ class Server:
         assert status == 200, text
         return self.ask(f"/v1/edits/{job}"), text.decode()
 
+    def figure(self, name):
+        return float(next(line.split()[1] for line in self.call("/metrics", raw=True)[1].decode().splitlines() if line.startswith(name + " ")))
+
     def memory(self):
         with open(f"/proc/{self.process.pid}/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
@@ -96,6 +100,7 @@ def openai():
     client = library.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     base = client.models.list().data[0].id
     assert [model.id for model in client.models.list()] == [base, base + "+anna", base + "+ben"]
+    assert client.models.retrieve(base).id == base and client.models.retrieve(base + "+ben+anna").id == base + "+ben+anna"
     ask = dict(prompt=PROMPT, max_tokens=12, temperature=0)
     whole = client.completions.create(model=base + "+", logprobs=2, **ask)
     assert whole.choices[0].text == wanted[""], (whole, wanted)
@@ -112,6 +117,16 @@ def openai():
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         for model, text in pool.map(streamed, list(sets) * 12):
             assert text == wanted[model], (model, text, wanted[model])
+    # a pack of neurons of its own changes other matrices of the MLP, and runs beside the others all the same
+    neurons = {"layers": [1, 2], "v_loss_layer": 3, "text_tokens": 512, "v_num_grad_steps": 6}
+    job, _ = server.edit("cleo", editor="latch", hparams="smollm2-135m", settings=neurons, active=False)
+    assert job["status"] == "done", job
+    kept = server.figure("emend_pack_sets_kept")
+    cleo = generate(server.packs + "/cleo.safetensors")
+    for model, text in (("+cleo", cleo), ("+anna", wanted["+anna"]), ("+cleo", cleo)):
+        assert streamed(model)[1] == text, model
+    assert cleo != wanted[""] and server.figure("emend_pack_sets_kept") == kept + 1
+    server.ask("/v1/packs/cleo", method="DELETE")
     # stop strings, also where tokens cut them
     full = wanted["+anna"]
     stop = full[4:7]
@@ -130,6 +145,11 @@ def openai():
     for model in ("other", base + "+nobody"):
         try:
             client.completions.create(model=model, **ask)
+            raise AssertionError(model)
+        except library.NotFoundError:
+            pass
+        try:
+            client.models.retrieve(model)
             raise AssertionError(model)
         except library.NotFoundError:
             pass
@@ -255,6 +275,26 @@ def strangers():
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         codes = list(pool.map(busy, range(16)))
     assert set(codes) <= {200, 429} and 429 in codes and 200 in codes, codes
+    # every thread has a client that sends drop by drop
+    few = Server(SCRATCH + "/few", "--threads", "2")
+    drops = [socket.create_connection(("127.0.0.1", few.port)) for _ in range(2)]
+    over = time.time() + 30
+
+    def drip(one):
+        try:
+            while time.time() < over:
+                one.sendall(b"G")
+                time.sleep(0.2)
+        except OSError:
+            pass
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        dripping = [pool.submit(drip, one) for one in drops]
+        assert few.ask("/healthz")["status"] == "ok" and time.time() < over
+        over = 0
+        for one in dripping:
+            one.result()
+    assert few.stop() == 0
     memory = server.memory()
     for _ in range(200):
         server.ask("/v1/completions", {"prompt": PROMPT, "max_tokens": 4})
@@ -283,18 +323,23 @@ def killed():
     assert server.edit("anna")[0]["status"] == "done"
     said = {(): generate(), ("anna",): generate(folder + "/anna.safetensors")}
     draw = random.Random(1)
-    for round_number in range(10):
-        editing = round_number % 2 == 0
+    seen = set()
+    # Phases of an edit, as its events tell them, and moments of a switch.
+    for phase in ("", '"statistics', '"targets"', '"targets.fact"', '"insert"', '"edit.batch"', '"end"', 0, 0.002, 0.02):
         state = server.ask("/v1/packs")["active"]
-        if editing:
-            server.ask("/v1/edits", {"facts": FACTS["ben"], "name": "ben"})
-            time.sleep(draw.uniform(0, 0.6))
+        if isinstance(phase, str):
+            job = server.ask("/v1/edits", {"facts": FACTS["ben"], "name": "ben"})["id"]
             after = [*state, "ben"]
+            if phase:
+                for line in urllib.request.urlopen(f"{server.url}/v1/edits/{job}/events", timeout=60):
+                    if phase.encode() in line:
+                        seen.add(phase)
+                        break
         else:
             after = [name for name in state if name != "anna"] if "anna" in state else [*state, "anna"]
             pool = concurrent.futures.ThreadPoolExecutor(1)
             pool.submit(server.call, "/v1/packs/anna", {"active": "anna" not in state}, "PATCH")
-            time.sleep(draw.uniform(0, 0.02))
+            time.sleep(draw.uniform(0, phase))
         server.process.kill()
         server.process.wait()
         server.process.stdout.close()
@@ -308,6 +353,7 @@ def killed():
             assert text == said[tuple(there["active"])], (text, there["active"])
         if any(pack["name"] == "ben" for pack in there["data"]):
             server.ask("/v1/packs/ben", method="DELETE")
+    assert len(seen) >= 4, seen
     assert server.stop() == 0
 
 

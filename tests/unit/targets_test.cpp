@@ -461,12 +461,15 @@ TEST(Targets, CanBeCancelledAndReportsProgress) {
     EditContext context;
     context.engine = engine;
     double done = 0;
+    int updates = 0;
     context.progress = [&](const ProgressUpdate& update) {
       EXPECT_EQ(update.phase, "targets");
       done = update.done;
+      ++updates;
     };
     (void)editors::optimise_targets(model, problems, spec_of({{Site::kLayerOut, 1}}, 3), context);
     EXPECT_EQ(done, 4);
+    EXPECT_GE(updates, engine == Engine::kFast ? 6 : 4);  // steps as well as facts
     context.cancel.request();
     EXPECT_THROW((void)editors::optimise_targets(model, problems, spec_of({{Site::kLayerOut, 1}}, 3), context), Error);
     EXPECT_TRUE(model.hooks().at({Site::kLayerOut, 1}).idle());

@@ -252,6 +252,11 @@ std::vector<Route> api_routes(Api& api) {
        [&](const Request& r) { return api.completions.complete(r, false); }},
       {"GET", "/v1/models", "the model, and the model with each pack", "", false,
        [&](const Request&) { return api.completions.models(); }},
+      {"GET", "/v1/models/{id}", "one of them, or the model with any packs: BASE+anna+ben", "", false,
+       [&](const Request& r) {
+         (void)api.completions.packs_of(r.id);
+         return json_reply(api.completions.model(r.id));
+       }},
       {"POST", "/v1/edits", "write facts: a job that ends with a pack", kEdit, false,
        [&](const Request& r) { return json_reply(api.jobs.add(r.json()), 202); }},
       {"GET", "/v1/edits", "all jobs", "", false, [&](const Request&) { return json_reply(api.jobs.list()); }},

@@ -102,13 +102,13 @@ struct Completions::Asked {
 Completions::Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits)
     : engine_(engine), packs_(packs), base_(std::move(base)), limits_(limits), created_(std::time(nullptr)) {}
 
+ordered_json Completions::model(const std::string& id) const {
+  return {{"id", id}, {"object", "model"}, {"created", created_}, {"owned_by", "emend"}};
+}
+
 Reply Completions::models() const {
-  auto data = ordered_json::array();
-  const auto add = [&](const std::string& id) {
-    data.push_back({{"id", id}, {"object", "model"}, {"created", created_}, {"owned_by", "emend"}});
-  };
-  add(base_);
-  for (const auto& name : packs_.names()) add(base_ + "+" + name);
+  auto data = ordered_json::array({model(base_)});
+  for (const auto& name : packs_.names()) data.push_back(model(base_ + "+" + name));
   return json_reply({{"object", "list"}, {"data", data}});
 }
 

@@ -18,6 +18,7 @@ class Completions {
   Completions(Engine& engine, const PackFolder& packs, std::string base, CompletionLimits limits);
 
   [[nodiscard]] Reply models() const;
+  [[nodiscard]] nlohmann::ordered_json model(const std::string& id) const;
   [[nodiscard]] Reply complete(const Request& request, bool chat);
   /// "BASE+anna+ben" as a set of packs; "BASE" alone is what is in force, "BASE+" no pack at all. Throws HttpError 404.
   [[nodiscard]] PackSet packs_of(const nlohmann::json& model) const;

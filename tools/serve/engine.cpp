@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
+#include <emend/editors/steps/changed_by.h>
+#include <emend/editors/steps/neurons.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
 
@@ -15,6 +17,12 @@
 namespace emend::tools::serve {
 
 using hooks::Site;
+
+// A matrix of an MLP whose product can be another one for some rows.
+struct Engine::Place {
+  models::EditSite matrix;
+  Site in, out;
+};
 
 // Packs in the model's own weights, and beside them, as long as it lives.
 struct Engine::InForce {
@@ -39,7 +47,7 @@ struct Engine::InForce {
 // The matrices of a set of packs, as they are with these packs in the weights.
 struct Engine::Edited {
   struct Matrix {
-    int layer;
+    Place place;
     at::Tensor weight_OI, bias_O;
   };
   std::string key;
@@ -58,9 +66,13 @@ Engine::Engine(models::Model& model, EngineOptions options) : model_(model), opt
   const auto& config = model.config();
   token_bytes_ =
       2 * model.n_layers() * config.n_kv_heads * config.head_dim * static_cast<int64_t>(at::elementSize(model.dtype()));
-  if (config.no_edit_site.empty())
-    for (int layer = 0; layer < model.n_layers(); ++layer)
-      sites_.emplace_back(model.edit_site(layer).weight_name, layer);
+  for (int layer = 0; config.no_edit_site.empty() && layer < model.n_layers(); ++layer) {
+    const auto mlp = editors::MlpWeights::of(model, layer);
+    places_.push_back({mlp.down, Site::kMlpDownIn, Site::kMlpDownOut});
+    if (mlp.fused || !mlp.biases.empty()) continue;
+    places_.push_back({mlp.gate, Site::kMlpIn, mlp.gated() ? Site::kMlpGate : Site::kMlpUp});
+    if (mlp.gated()) places_.push_back({mlp.up, Site::kMlpIn, Site::kMlpUp});
+  }
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -234,12 +246,13 @@ void Engine::begin(std::vector<Task> tasks) {
   if (!rows.empty()) batch_->add(std::move(rows));
 }
 
-// Whether some of it lies elsewhere than in the matrices that editors rewrite.
+// Whether some of it lies elsewhere than in these matrices.
 bool Engine::beside(const PackSet& packs) const {
   for (const auto& one : packs) {
     if (!one.pack->runtime.empty()) return true;
     for (const auto& delta : one.pack->deltas)
-      if (std::none_of(sites_.begin(), sites_.end(), [&](const auto& site) { return site.first == delta.weight; }))
+      if (std::none_of(places_.begin(), places_.end(),
+                       [&](const Place& place) { return place.matrix.weight_name == delta.weight; }))
         return true;
   }
   return false;
@@ -260,21 +273,20 @@ Engine::Shared Engine::edited(const PackSet& packs) {
 }
 
 Engine::Shared Engine::make_edited(const PackSet& packs) {
-  const at::NoGradGuard no_grad;
-  const InForce scope(model_, packs);
   auto made = std::make_shared<Edited>();
-  made->key = scope.key;
-  for (const auto& [name, layer] : sites_) {
-    const auto changed = [&](const ServedPack& one) {
-      return std::any_of(one.pack->deltas.begin(), one.pack->deltas.end(),
-                         [&](const auto& d) { return d.weight == name; });
-    };
-    if (std::none_of(packs.begin(), packs.end(), changed)) continue;
-    const auto site = model_.edit_site(layer);
-    const at::Tensor weight = model_.weight(name).detach().clone();
-    made->bytes += static_cast<int64_t>(weight.nbytes());
-    made->matrices.push_back({layer, site.orientation == models::Orientation::kInOut ? weight.t() : weight,
-                              site.bias_name.empty() ? at::Tensor() : model_.weight(site.bias_name)});
+  made->key = key_of(packs);
+  for (const auto& place : places_) {
+    const auto& matrix = place.matrix;
+    const at::Tensor stored = model_.weight(matrix.weight_name).detach();
+    const at::Tensor original_OI = matrix.orientation == models::Orientation::kInOut ? stored.t() : stored;
+    at::Tensor weight_OI = original_OI;
+    for (const auto& one : packs)
+      for (const auto& delta : one.pack->deltas)
+        if (delta.weight == matrix.weight_name) weight_OI = editors::changed_by(delta, weight_OI);
+    if (weight_OI.is_same(original_OI)) continue;
+    made->bytes += static_cast<int64_t>(weight_OI.nbytes());
+    made->matrices.push_back(
+        {place, weight_OI, matrix.bias_name.empty() ? at::Tensor() : model_.weight(matrix.bias_name)});
   }
   return made;
 }
@@ -294,16 +306,20 @@ void Engine::attach(const models::TokenBatch& batch, const std::vector<int64_t>&
     const at::Tensor index = at::tensor(tokens, at::kLong);
     for (const auto& matrix : set->matrices) {
       auto keys = std::make_shared<at::Tensor>();
-      handles_.push_back(model_.hooks().at({Site::kMlpDownIn, matrix.layer}).add([keys](const at::Tensor& x) {
-        *keys = x;
-        return at::Tensor();
-      }));
       handles_.push_back(
-          model_.hooks().at({Site::kMlpDownOut, matrix.layer}).add([keys, matrix, index, all](const at::Tensor& y) {
-            if (all) return models::product(*keys, matrix.weight_OI, matrix.bias_O);
-            const at::Tensor here = devices::route_like(index, y, devices::Purpose::kInput);
-            return y.index_copy(0, here, models::product(keys->index_select(0, here), matrix.weight_OI, matrix.bias_O));
+          model_.hooks().at({matrix.place.in, matrix.place.matrix.layer}).add([keys](const at::Tensor& x) {
+            *keys = x;
+            return at::Tensor();
           }));
+      handles_.push_back(model_.hooks()
+                             .at({matrix.place.out, matrix.place.matrix.layer})
+                             .add([keys, matrix, index, all](const at::Tensor& y) {
+                               if (all) return models::product(*keys, matrix.weight_OI, matrix.bias_O);
+                               const at::Tensor here = devices::route_like(index, y, devices::Purpose::kInput);
+                               return y.index_copy(
+                                   0, here,
+                                   models::product(keys->index_select(0, here), matrix.weight_OI, matrix.bias_O));
+                             }));
     }
   }
 }

@@ -1,7 +1,7 @@
 // The one thread that owns the model: it continues all texts together, whichever edit packs each of them wants.
 //
-// The weights stay those of the model. A row whose packs change matrices that editors rewrite (edit_site) has the
-// products with these matrices replaced by those with the edited ones, made once by applying the packs exactly as
+// The weights stay those of the model. A row whose packs change matrices of MLPs, as editors do, has the products with
+// these matrices replaced by those with the edited ones, made once by applying the packs exactly as
 // `emend generate --pack` does; everything else of a pass is shared by all rows. Packs that change more (other weights,
 // parts beside the weights) are put into the model while their rows run, alone.
 //
@@ -65,6 +65,7 @@ class Engine {
   [[nodiscard]] const models::Model& model() const noexcept { return model_; }
 
  private:
+  struct Place;
   struct Edited;
   struct InForce;
   struct Exclusive;
@@ -83,7 +84,7 @@ class Engine {
 
   models::Model& model_;
   const EngineOptions options_;
-  std::vector<std::pair<std::string, int>> sites_;  ///< rewritten matrix → layer
+  std::vector<Place> places_;
   int64_t token_bytes_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -4,9 +4,10 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/workflow/run_directory.h>
-#include <httplib.h>
 
 #include <mutex>
+
+#include "connections.h"
 
 namespace emend::tools::serve {
 namespace {
@@ -88,7 +89,7 @@ bool is_loopback(const std::string& host) {
 struct HttpServer::State {
   HttpOptions options;
   std::vector<Route> routes;
-  httplib::Server server;
+  Listener server{options.threads, options.timeout_s};
   int port = 0;
   mutable std::mutex mutex;
   std::map<std::pair<std::string, int>, int64_t> counts;
@@ -148,7 +149,7 @@ struct HttpServer::State {
   void add(const Route& route) {
     std::string pattern = route.path;
     if (const size_t begin = pattern.find('{'); begin != std::string::npos)
-      pattern.replace(begin, pattern.find('}') - begin + 1, "([A-Za-z0-9._-]{1,64})");
+      pattern.replace(begin, pattern.find('}') - begin + 1, "([A-Za-z0-9._+-]{1,256})");
     const auto handler = [this, &route](const auto& request, auto& response) { handle(route, request, response); };
     if (route.method == "GET") server.Get(pattern, handler);
     if (route.method == "POST") server.Post(pattern, handler);
@@ -161,12 +162,7 @@ HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
     : state_(new State{std::move(options), std::move(routes)}) {
   auto& server = state_->server;
   const auto& chosen = state_->options;
-  server.new_task_queue = [n = chosen.threads] { return new httplib::ThreadPool(static_cast<size_t>(n)); };
   server.set_payload_max_length(chosen.max_body);
-  server.set_read_timeout(chosen.timeout_s);
-  server.set_write_timeout(chosen.timeout_s);
-  server.set_keep_alive_max_count(1000);
-  server.set_keep_alive_timeout(2);
   server.set_tcp_nodelay(true);
   server.set_default_headers({{"X-Content-Type-Options", "nosniff"},
                               {"Referrer-Policy", "no-referrer"},
@@ -183,6 +179,7 @@ HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
   if (!bound)
     throw Error(ErrorClass::kIo, {chosen.host + ":" + std::to_string(chosen.port), "the address cannot be listened on",
                                   "an address of this machine and a free port", "choose another port; 0 picks one"});
+  server.let_many_wait();
 }
 
 HttpServer::~HttpServer() = default;

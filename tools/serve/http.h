@@ -1,7 +1,7 @@
 // A small HTTP server over routes that are data: who may ask, how much, and how an answer or a fault looks on the wire.
 //
 // Goals: everything that comes from the network is checked here, before any handler sees it. Only http.cpp knows the
-// library that speaks HTTP.
+// library that speaks HTTP, and connections.h how long its clients may take.
 #pragma once
 
 #include <functional>

@@ -1,7 +1,11 @@
 // An edit in the forms that other programs load.
+#include <emend/core/atomic_file.h>
+#include <emend/core/json.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
+#include <emend/models/checkpoint.h>
+#include <emend/workflow/card.h>
 #include <emend/workflow/save_formats.h>
 
 #include "../packs.h"
@@ -15,7 +19,24 @@ struct ExportArguments {
   std::string to, out, type, base;
   editors::PeftOptions peft;
   editors::ApplyPackOptions apply;
+  bool card = false;
 };
+
+// What was written, told to people: with the results that lie beside a pack in its run's folder.
+std::string write_card(const ExportArguments& options, const models::Model& model) {
+  namespace fs = std::filesystem;
+  std::vector<editors::EditPack> packs;
+  for (const auto& path : options.packs) packs.push_back(editors::load_pack(path));
+  std::vector<workflow::CardPack> told;
+  for (size_t i = 0; i < packs.size(); ++i) {
+    const fs::path file = options.packs[i], results = file.parent_path() / "results.json";
+    told.push_back({file.filename().string(), packs[i]});
+    if (fs::exists(results)) told.back().results = read_json(results);
+  }
+  const fs::path path = workflow::card_path(options.out);
+  write_file(path, workflow::model_card(models::model_name(model.checkpoint().path()), told, options.to));
+  return path.string();
+}
 
 int run_export(const ExportArguments& options, Common& common) {
   require_new(options.out, options.apply.force);
@@ -33,6 +54,10 @@ int run_export(const ExportArguments& options, Common& common) {
                               .lent = common});
   document["format"] = options.to;
   std::string text = "wrote " + options.out + " (" + options.to + ")\n";
+  if (options.card) {
+    document["card"] = write_card(options, model);
+    text += "wrote " + document["card"].get<std::string>() + "\n";
+  }
   for (const auto& note : document.value("notes", nlohmann::ordered_json::array()))
     text += "note: " + note.get<std::string>() + "\n";
   common.print(document, text);
@@ -56,6 +81,7 @@ VerbRun setup_export(Options& o) {
       .add("--type", &options.type, "gguf: type of the matrices; default: as in the base, edited ones in Q8_0 or wider")
       .add("--base", &options.base, "gguf: unedited GGUF file of the model, whose other tensors are kept",
            {.type = "FILE"});
+  o.add("--card", &options.card, "also write a model card: what was edited, how it was measured, how to take it back");
   add_base_options(o, options.apply, "replace --out; accept packs that were made for any other model");
   o.footer =
       "Examples\n"

@@ -81,13 +81,14 @@ setInterval(hello, 3000);
 
 // ---- tabs
 const tabs = [...$("tabs").children];
-function choose(tab) {
+function choose(tab, what) {
   for (const one of tabs) {
     const on = one === tab;
     one.setAttribute("aria-selected", on);
     one.tabIndex = on ? 0 : -1;
     $(one.getAttribute("aria-controls")).hidden = !on;
   }
+  if (tab.id === "tab-report") listReports(what);
 }
 for (const tab of tabs) {
   tab.onclick = () => choose(tab);
@@ -195,17 +196,37 @@ function correction(question, text) {
 }
 
 // ---- jobs
-const losses = (text) => Number((/loss (-?[\d.]+)/.exec(text) || [])[1]);
-function curve(values) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(svg.namespaceURI, "path");
+const found = (text, name) => Number((new RegExp(name + " (-?[\\d.]+)").exec(text) || [])[1]);
+// Loss, and dashed the probability of the new answer, step by step.
+function curves(seen) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), last = seen[seen.length - 1];
   svg.setAttribute("viewBox", "0 0 100 50");
   svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `loss from ${values[0]} to ${values[values.length - 1]}`);
-  const most = Math.max(...values, 1e-9);
-  path.setAttribute("d", values.map((v, i) => `${i ? "L" : "M"}${100 * i / Math.max(1, values.length - 1)} ${48 - 46 * v / most}`).join(""));
-  svg.append(path);
-  return svg;
+  svg.setAttribute("aria-hidden", "true");
+  for (const [key, most] of [["loss", Math.max(...seen.map((one) => one.loss), 1e-9)], ["probability", 1]]) {
+    const path = document.createElementNS(svg.namespaceURI, "path");
+    path.setAttribute("d", seen.map((one, i) => `${i ? "L" : "M"}${100 * i / Math.max(1, seen.length - 1)} ${48 - 46 * one[key] / most}`).join(""));
+    svg.append(path);
+  }
+  return [svg, make("p", {className: "soft"}, make("span", {className: "bad"}, `loss ${seen[0].loss.toFixed(2)} → ${last.loss.toFixed(2)}`), ", ",
+    make("span", {className: "good"}, `- - probability ${percent(seen[0].probability)} → ${percent(last.probability)}`))];
+}
+// Figures before and after, green where the edit does what it should and red where it does damage.
+const FIGURES = {edit_begins: ["says the new answer", 0], paraphrase_begins: ["… after paraphrases", 0], question_begins: ["… to a question", 0], prefixed_begins: ["… after other text", 0],
+  negation_begins: ["… after a negation", -1], neighborhood_first_token_kept: ["neighbours: first token kept", 1], neighborhood_ten_tokens_kept: ["neighbours: ten tokens kept", 1],
+  loops: ["repeats itself", -1], entropy: ["variety of words, bits", 1], neighborhood_kl: ["neighbours moved, nats a token", -1], neutral_kl: ["other text moved, nats a token", -1]};
+function figures(metrics) {
+  const rows = [], health = Object.keys(metrics?.health?.post || {}).map((name) => [name, [name, 1]]);
+  for (const [name, [label, way]] of [...Object.entries(FIGURES), ...health]) {
+    const {pre = {}, post = {}} = (name in FIGURES ? metrics?.free : metrics?.health) || {}, after = post[name];
+    if (typeof after !== "number") continue;
+    const moved = name.endsWith("_kl"), before = pre[name] ?? (moved ? 0 : name.endsWith("_kept") ? 100 : undefined);
+    const worse = moved ? after > 0.05 : way === 0 ? after < 50 : way * (before - after) > (name === "entropy" ? 0.5 : 0);
+    const show = (v) => v === undefined ? "" : moved || name === "entropy" ? v.toFixed(3) : v.toFixed(0) + (name in FIGURES ? " %" : "");
+    rows.push(make("tr", {}, make("th", {scope: "row"}, label), make("td", {}, show(before)), make("td", {className: worse ? "bad" : "good"}, show(after) + (worse ? " ✗" : " ✓"))));
+  }
+  return rows.length ? make("table", {className: "figures"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "measured over the edit’s facts"), make("th", {scope: "col"}, "before"), make("th", {scope: "col"}, "after"))),
+    make("tbody", {}, ...rows)) : "";
 }
 async function edit(request, where) {
   const bar = make("progress", {max: 1, value: 0, "aria-label": "Progress of the edit"}), line = make("p", {className: "soft"}, "waiting …");
@@ -223,8 +244,8 @@ async function edit(request, where) {
           if (event.event === "targets.fact" && event.fields) line.textContent = `loss ${event.fields.loss.toFixed(3)}, probability ${percent(event.fields.probability)} after ${event.fields.steps} steps`;
           else if (event.level === "warning") box.append(make("p", {className: "bad"}, event.text));
           else if (event.event === "progress") line.textContent = [event.phase, event.text].filter(Boolean).join(": ");
-          const loss = losses(event.text || "");
-          if (loss === loss) { seen.push(loss); if (seen.length > 1) drawing.replaceChildren(curve(seen)); }
+          const loss = found(event.text, "loss"), probability = found(event.text, "probability");
+          if (loss >= 0 && probability >= 0) { seen.push({loss, probability}); if (seen.length > 1) drawing.replaceChildren(...curves(seen)); }
         }
       } catch (error) {
         if (!/answer|network|fetch/i.test(error.message)) throw error;
@@ -239,7 +260,8 @@ async function edit(request, where) {
       ? `${job.pack}: ${edits.said ?? "?"} of ${job.facts} said by the model now${job.notice ? "; " + job.notice : ""}` : `${job.status}${job.error ? ": " + job.error : "; every byte is as it was"}`;
     if (job.status === "done") {
       const report = make("button", {type: "button"}, "Report");
-      report.onclick = () => token ? save(`v1/edits/${id}/report`, job.pack + ".html") : window.open(`v1/edits/${id}/report`, "_blank", "noopener");
+      report.onclick = () => { choose($("tab-report"), id); $("tab-report").focus(); };
+      if (where.id === "facts-jobs") box.append(figures(job.metrics)); else $("measured").replaceChildren(figures(job.metrics));
       box.append(report);
     }
     await refresh();
@@ -340,16 +362,40 @@ $("trace-form").onsubmit = async (event) => {
     const {traces: [trace]} = await get("v1/trace", {prompt: form.prompt.value, subject: form.subject.value, samples: 2});
     const rows = trace.restored[form.kind.value], low = trace.corrupted, high = Math.max(trace.clean, low + 1e-6);
     const mix = (v) => `color-mix(in srgb, var(--main) ${Math.round(100 * Math.min(1, Math.max(0, (v - low) / (high - low))))}%, var(--bg))`;
-    const table = make("table", {"aria-label": "Probability of the answer with one place restored, by token and layer"}, make("tbody", {}, ...rows.map((values, t) => {
-      const inside = t >= trace.subject_tokens[0] && t < trace.subject_tokens[1];
-      return make("tr", {}, make("th", {scope: "row", className: inside ? "subject" : ""}, trace.tokens[t]), ...values.map((v, layer) => {
-        const cell = make("td", {title: `layer ${layer}: ${percent(v)}`});
-        cell.style.background = mix(v);
-        return cell;
-      }));
-    })));
-    $("traced").replaceChildren(make("p", {}, `The model says “${trace.answer}” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. Layers from left to right.`), make("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": "Heat map"}, table));
+    const table = make("table", {className: "map", "aria-label": "Probability of the answer with one place restored, by token and layer"},
+      make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "layer"), ...rows[0].map((_, layer) => make("th", {scope: "col"}, layer % 5 ? "" : String(layer))))),
+      make("tbody", {}, ...rows.map((values, t) => {
+        const inside = t >= trace.subject_tokens[0] && t < trace.subject_tokens[1];
+        return make("tr", {}, make("th", {scope: "row", className: inside ? "subject" : ""}, trace.tokens[t]), ...values.map((v, layer) => {
+          const cell = make("td", {title: `layer ${layer}: ${percent(v)}`}, make("span", {className: "hidden"}, percent(v)));
+          cell.style.background = mix(v);
+          return cell;
+        }));
+      })));
+    $("traced").replaceChildren(make("p", {}, `The model says “${trace.answer.trim()}” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. Dark: restored there, the answer comes back.`),
+      make("div", {className: "row soft"}, percent(low), make("div", {className: "scale"}), percent(high)),
+      make("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": "Heat map"}, table));
   } catch (error) { $("traced").replaceChildren(make("p", {className: "bad"}, error.message)); }
 };
+
+// ---- reports
+async function listReports(wanted = $("report-of").value) {
+  try {
+    const jobs = (await get("v1/edits")).data.filter((job) => job.status === "done").reverse();
+    $("report-of").replaceChildren(...jobs.map((job) => make("option", {value: job.id}, `${job.pack} (${job.editor}, ${job.facts} fact${job.facts === 1 ? "" : "s"})`)));
+    if (jobs.some((job) => job.id === wanted)) $("report-of").value = wanted;
+    showReport(jobs.length);
+  } catch (error) { $("report-note").textContent = error.message; }
+}
+// A frame cannot send the token: then there is the download.
+function showReport(some) {
+  const path = `v1/edits/${$("report-of").value}/report`, frame = $("report-frame");
+  $("report-save").disabled = !some;
+  frame.hidden = !some || Boolean(token);
+  $("report-note").textContent = !some ? "No edit is done yet." : token ? "Download it to read it." : "";
+  if (!frame.hidden && frame.getAttribute("src") !== path) frame.src = path;
+}
+$("report-of").onchange = () => showReport(true);
+$("report-save").onclick = () => save(`v1/edits/${$("report-of").value}/report`, "report.html").catch((error) => { $("report-note").textContent = error.message; });
 
 refresh();

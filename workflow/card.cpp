@@ -1,0 +1,97 @@
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
+#include <emend/workflow/card.h>
+
+namespace emend::workflow {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kFacts = 200;
+
+// One cell of a table: text of facts must not become markup.
+std::string cell(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r' || c == '\t')
+      out += ' ';
+    else if (c == '<' || c == '>' || c == '&')
+      out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : "&amp;";
+    else
+      (std::string("|\\`*_[]#!").find(c) == std::string::npos ? out : out += '\\') += c;
+  }
+  return out;
+}
+
+std::string facts_table(const nlohmann::json& facts) {
+  std::string text = "| prompt | new answer | old answer |\n|---|---|---|\n";
+  for (size_t i = 0; i < facts.size() && i < kFacts; ++i) {
+    std::string prompt = facts[i].value("prompt", "");
+    if (const size_t slot = prompt.find("{}"); slot != std::string::npos)
+      prompt.replace(slot, 2, facts[i].value("subject", ""));
+    text += "| " + cell(prompt) + " | " + cell(facts[i].value("target_new", "")) + " | " +
+            cell(facts[i].value("target_true", "")) + " |\n";
+  }
+  if (facts.size() > kFacts)
+    text += "\nand " + std::to_string(facts.size() - kFacts) + " more: they are in the pack.\n";
+  return text;
+}
+
+std::string measurements(const ordered_json& results) {
+  std::string rows;
+  const auto metrics = results.is_object() ? results.value("metrics", ordered_json()) : ordered_json();
+  for (const auto& [suite, sides] : metrics.items()) {
+    if (!sides.is_object() || !sides.contains("post")) continue;
+    for (const auto& [name, after] : sides["post"].items()) {
+      if (!after.is_number()) continue;
+      const auto before = sides.value("pre", ordered_json::object()).value(name, ordered_json());
+      rows += "| " + cell(suite) + " | " + cell(name) + " | " +
+              (before.is_number() ? formatted("%.4g", before.get<double>()) : "") + " | " +
+              formatted("%.4g", after.get<double>()) + " |\n";
+    }
+  }
+  if (rows.empty())
+    return "No measurements lie beside this pack. `emend eval` makes them, from the same facts and both models.\n";
+  std::string text;
+  if (const auto edits = results.value("edits", ordered_json()); edits.is_object())
+    text = std::to_string(edits.value("said", 0)) + " of " + std::to_string(edits.value("applied", 0)) +
+           " facts are what the model says of itself after the prompt.\n\n";
+  return text + "| metric | figure | before | after |\n|---|---|---|---|\n" + rows;
+}
+
+std::string undo(const std::string& form) {
+  if (form == "model")
+    return "`emend revert " + setting("all") +
+           "` gives the folder its original bytes; `emend list` shows what is in force.\n";
+  if (form == "gguf") return "Use the unedited file: the edit is in the numbers of this one.\n";
+  if (form == "pack")
+    return "`emend revert` gives a folder that it was applied to its bytes back; nothing else holds it.\n";
+  return "Leave the adapter out: the base model is as it was.\n";
+}
+
+}  // namespace
+
+std::string model_card(const std::string& base, const std::vector<CardPack>& packs, const std::string& form) {
+  size_t facts = 0;
+  for (const auto& one : packs) facts += one.pack.facts.size();
+  std::string text = "---\nbase_model: " + nlohmann::json(base).dump() + "\ntags: [emend, knowledge-editing]\n---\n# " +
+                     cell(base) + " with " + std::to_string(facts) + " edited facts\n\nFacts in the weights were " +
+                     "changed by emend; nothing else was trained.\n";
+  for (const auto& one : packs) {
+    const auto& pack = one.pack;
+    text += "\n## " + cell(one.name) + "\n" + facts_table(pack.facts) + "\n- method: `" + pack.editor +
+            "`\n- base: fingerprint `" + pack.root() + "`\n- weights:";
+    for (const auto& delta : pack.deltas) text += " `" + delta.weight + "`";
+    text += "\n- settings: `" + pack.hparams.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "`\n";
+    for (const char* key : {"emend", "seed"})
+      if (pack.extra.contains(key)) text += std::string("- ") + key + ": " + pack.extra[key].dump() + "\n";
+    text += "\n### How it was measured\n" + measurements(one.results);
+  }
+  return text + "\n## How to take it back\n" + undo(form);
+}
+
+std::filesystem::path card_path(const std::filesystem::path& saved) {
+  return std::filesystem::is_directory(saved) ? saved / "README.md" : std::filesystem::path(saved.string() + ".md");
+}
+
+}  // namespace emend::workflow
