@@ -3,7 +3,6 @@
 #include <emend/core/utf8.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 #include <vector>
 

@@ -1,8 +1,8 @@
 // Sinks on spdlog. Compiled without LibTorch's include folders, whose own copy of fmt would shadow the one that spdlog
 // is built with.
-#include <emend/core/error.h>
 #include <emend/core/log.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/ansicolor_sink.h>
@@ -74,13 +74,10 @@ class JsonLinesSink final : public LogSink {
   }
 
   void write(const LogEvent& event) override {
-    const std::time_t now = std::time(nullptr);
-    std::tm parts{};
-    gmtime_r(&now, &parts);
-    char clock[32];
-    std::strftime(clock, sizeof clock, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    nlohmann::json line = {
-        {"ts", clock}, {"level", facts_of(event.level).name}, {"event", event.name}, {"text", event.text}};
+    nlohmann::json line = {{"ts", utc_text(std::time(nullptr))},
+                           {"level", facts_of(event.level).name},
+                           {"event", event.name},
+                           {"text", event.text}};
     if (event.fields.is_object()) line["fields"] = event.fields;
     logger_.info("{}", printable(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
   }

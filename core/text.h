@@ -3,6 +3,7 @@
 
 #include <emend/core/error.h>
 
+#include <ctime>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -48,6 +49,12 @@ template <class Range, class Projection = std::identity>
 inline constexpr auto key_of = [](const auto& entry) -> const auto& {
   return entry.first;
 };
+
+/// As printf writes it, at most 511 bytes.
+[[nodiscard, gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
+
+/// "2026-11-23T00:15:05Z".
+[[nodiscard]] std::string utc_text(std::time_t time);
 
 /// "1 fact", "2 facts".
 [[nodiscard]] inline std::string counted(size_t count, const std::string& thing) {

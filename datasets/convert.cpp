@@ -6,9 +6,7 @@
 
 namespace emend::datasets {
 
-namespace {
-
-const detail::FactReader& writer_of(const std::string& format) {
+static const detail::FactReader& writer_of(const std::string& format) {
   std::string writable;
   std::vector<std::string> names;
   for (const detail::FactReader* reader : detail::fact_readers()) {
@@ -24,8 +22,6 @@ const detail::FactReader& writer_of(const std::string& format) {
   throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable,
                                              did_you_mean(format, names, "use jsonl")});
 }
-
-}  // namespace
 
 std::string format_facts(const std::vector<Fact>& facts, const std::string& format) {
   const detail::FactReader& writer = writer_of(format);

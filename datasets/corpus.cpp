@@ -10,10 +10,8 @@
 
 namespace emend::datasets {
 
-namespace {
-
 /// Does a blank line separate anything within the first mebibyte?
-bool has_blank_lines(std::string_view text) {
+static bool has_blank_lines(std::string_view text) {
   bool content = false;
   text = text.substr(0, size_t{1} << 20);
   for (size_t at = 0; at < text.size();) {
@@ -25,8 +23,6 @@ bool has_blank_lines(std::string_view text) {
   }
   return false;
 }
-
-}  // namespace
 
 struct CorpusReader::State {
   State(const std::filesystem::path& file, CorpusOptions chosen)

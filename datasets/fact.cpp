@@ -1,7 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/datasets/detail/lint_text.h>
-#include <emend/datasets/detail/rows.h>
+#include <emend/datasets/detail/reader.h>
 #include <emend/datasets/fact.h>
 
 namespace emend::datasets {

@@ -5,7 +5,6 @@
 #include <emend/core/log.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -1,16 +1,15 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/lanes.h>
 #include <emend/devices/route.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstdio>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -83,10 +82,7 @@ Check check_pair(c10::Device from, c10::Device to, PeerPolicy policy) {
   try {
     const auto result = try_copies(from, to);
     if (result.wrong == 0) {
-      std::array<char, 96> text{};
-      std::snprintf(text.data(), text.size(), "%ld bytes compared, all equal; %.1f GB/s",
-                    static_cast<long>(result.compared), result.rate);
-      check.detail = text.data();
+      check.detail = std::to_string(result.compared) + formatted(" bytes compared, all equal; %.1f GB/s", result.rate);
       if (const auto direct = peer_access(from, to)) check.detail += *direct ? ", direct" : ", not direct";
       return check;
     }
@@ -113,17 +109,8 @@ void append(std::vector<Check>& all, std::vector<Check> more) {
 }  // namespace
 
 std::string_view to_string(CheckStatus status) noexcept {
-  switch (status) {
-    case CheckStatus::kOk:
-      return "ok";
-    case CheckStatus::kWarning:
-      return "warning";
-    case CheckStatus::kFailed:
-      return "failed";
-    case CheckStatus::kSkipped:
-      return "skipped";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"ok", "warning", "failed", "skipped"};
+  return kNames[static_cast<size_t>(status)];
 }
 
 nlohmann::ordered_json to_json(const Check& check) {

@@ -17,16 +17,6 @@ void require_not_negative(const char* field, int64_t value) {
 
 }  // namespace
 
-void ModelShape::derive_bytes() {
-  const int64_t attention = hidden * head_dim * (2 * heads + 2 * kv_heads);
-  const int64_t mlp = hidden * mlp_width * (gated_mlp ? 3 : 2);
-  layer_bytes.assign(static_cast<size_t>(n_layers), (attention + mlp + 2 * hidden) * weight_bytes);
-  embedding_bytes = vocab * hidden * weight_bytes;
-  position_bytes = positions * hidden * weight_bytes;
-  final_norm_bytes = hidden * weight_bytes;
-  head_bytes = tied ? 0 : embedding_bytes;
-}
-
 int64_t ModelShape::total_bytes() const {
   int64_t sum = embedding_bytes + position_bytes + final_norm_bytes + head_bytes;
   for (const int64_t bytes : layer_bytes) sum += bytes;

@@ -14,8 +14,7 @@
 
 namespace emend::devices {
 
-/// Sizes of a decoder. The bytes come from the checkpoint's header; derive_bytes() fills them from the shape
-/// instead.
+/// Sizes of a decoder. The bytes come from the checkpoint's header.
 struct ModelShape {
   int64_t n_layers = 0;
   int64_t hidden = 0;     ///< D
@@ -40,8 +39,6 @@ struct ModelShape {
   int64_t final_norm_bytes = 0;
   int64_t head_bytes = 0;  ///< 0 when tied
 
-  /// Fills every byte count from the shape (projections without biases, two norms a layer).
-  void derive_bytes();
   [[nodiscard]] int64_t total_bytes() const;
 };
 

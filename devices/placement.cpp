@@ -88,10 +88,6 @@ PlacementPlan PlacementPlan::single(c10::Device device, int64_t n_layers) {
   return plan;
 }
 
-bool PlacementPlan::is_single() const {
-  return devices().size() == 1;
-}
-
 std::vector<c10::Device> PlacementPlan::devices() const {
   std::vector<c10::Device> found;
   append_new(found, embedding);
@@ -114,20 +110,6 @@ bool PlacementPlan::is_monotone() const {
     if (!enter(device)) return false;
   if (!enter(final_norm)) return false;
   return head == embedding || enter(head);
-}
-
-std::vector<std::pair<c10::Device, c10::Device>> PlacementPlan::crossings() const {
-  std::vector<c10::Device> path{position, embedding};
-  path.insert(path.end(), layers.begin(), layers.end());
-  path.push_back(final_norm);
-  path.push_back(head);
-  std::vector<std::pair<c10::Device, c10::Device>> found;
-  for (size_t i = 1; i < path.size(); ++i) {
-    const auto crossing = std::make_pair(path[i - 1], path[i]);
-    if (crossing.first != crossing.second && std::find(found.begin(), found.end(), crossing) == found.end())
-      found.push_back(crossing);
-  }
-  return found;
 }
 
 nlohmann::ordered_json PlacementPlan::to_json(const ModuleNames& names) const {

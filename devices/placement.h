@@ -57,15 +57,11 @@ struct PlacementPlan {
 
   /// Everything on one device.
   [[nodiscard]] static PlacementPlan single(c10::Device device, int64_t n_layers);
-  [[nodiscard]] bool is_single() const;
   /// Every device in use, in the order in which a forward pass meets them.
   [[nodiscard]] std::vector<c10::Device> devices() const;
   /// True if no device is left and entered again between embedding and head (a tied head that sits with the
   /// embedding does not count).
   [[nodiscard]] bool is_monotone() const;
-  /// Ordered pairs of different devices between which hidden states travel in a forward pass, without
-  /// repeats.
-  [[nodiscard]] std::vector<std::pair<c10::Device, c10::Device>> crossings() const;
   /// {"model.embed_tokens": "cuda:0", "model.layers.0": "cuda:0", …, "lm_head": "cuda:1"}: what Hugging Face
   /// calls hf_device_map. Accepted back by parse_device_map.
   [[nodiscard]] nlohmann::ordered_json to_json(const ModuleNames& names = {}) const;

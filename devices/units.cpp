@@ -1,11 +1,10 @@
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/units.h>
 
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 
 namespace emend::devices {
 namespace {
@@ -75,10 +74,7 @@ std::string format_bytes(int64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%s%.0f %s" : "%s%.1f %s", bytes < 0 ? "-" : "", value,
-                kUnits[unit]);
-  return text.data();
+  return formatted("%s%.*f %s", bytes < 0 ? "-" : "", unit == 0 ? 0 : 1, value, kUnits[unit]);
 }
 
 std::optional<int64_t> MaxMemory::of(c10::Device device) const {

@@ -32,17 +32,8 @@ nlohmann::json numbers(const std::vector<LossTerms>& curve, Get get) {
 }  // namespace
 
 std::string_view to_string(FactStatus status) noexcept {
-  switch (status) {
-    case FactStatus::kConverged:
-      return "converged";
-    case FactStatus::kClamped:
-      return "clamped";
-    case FactStatus::kMaxSteps:
-      return "max_steps";
-    case FactStatus::kFailed:
-      return "failed";
-  }
-  return "failed";
+  constexpr std::string_view kNames[] = {"converged", "clamped", "max_steps", "failed"};
+  return kNames[static_cast<size_t>(status)];
 }
 
 int64_t EditResult::failed() const {

@@ -7,9 +7,8 @@
 #include <algorithm>
 
 namespace emend::editors {
-namespace {
 
-std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const models::Model& model) {
+static std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const models::Model& model) {
   const std::string& text = choices.compute_dtype;
   if (text.empty() || (text == "auto" && choices.engine != Engine::kFast)) return std::nullopt;
   if (text == "auto") return models::fast_compute_dtype(model);
@@ -19,8 +18,6 @@ std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices, const
   throw Error(ErrorClass::kInvalidArgument,
               {setting("compute_dtype"), "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
 }
-
-}  // namespace
 
 std::string_view to_string(Engine engine) noexcept {
   return engine == Engine::kFast ? "fast" : "reference";

@@ -1,6 +1,5 @@
 // The evaluation of the unedited model, remembered; and the facts' own continuations.
 #include <ATen/ATen.h>
-
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>

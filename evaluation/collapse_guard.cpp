@@ -1,24 +1,16 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/evaluation/collapse_guard.h>
 #include <emend/evaluation/health.h>
 
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 namespace emend::evaluation {
 namespace {
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
-
 void compare(const char* what, double value, double limit, std::vector<std::string>& alarms) {
-  if (limit > 0 && !(value <= limit))
-    alarms.push_back(std::string(what) + " " + number(value) + ", limit " + number(limit));
+  if (limit > 0 && !(value <= limit)) alarms.push_back(formatted("%s %.3g, limit %.3g", what, value, limit));
 }
 
 }  // namespace

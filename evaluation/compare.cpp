@@ -1,11 +1,11 @@
 // Two runs side by side: paired differences over the cases that both hold.
+#include <emend/core/text_table.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
 #include <emend/evaluation/statistics.h>
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 #include <set>
 
@@ -173,41 +173,25 @@ json compare_runs(const RunReport& first, const RunReport& second) {
 }
 
 std::string format_comparison(const json& comparison) {
-  std::vector<std::vector<std::string>> table = {
-      {"family", "metric", "first", "second", "difference", "95 % interval", "n", ""}};
+  TextTable table({"family", "metric", "first", "second", "difference", "95 % interval", "n", ""}, 2);
   const json& rows = detail::member(comparison, {"differences"});
   if (rows.is_array())
     for (const auto& row : rows) {
       const int digits = detail::text(row, "unit") == "perplexity" ? 2 : 1;
       const json& range = detail::member(row, {"ci95"});
       const auto difference = detail::number(row, "difference");
-      table.push_back({detail::text(row, "family"), detail::text(row, "metric"),
-                       detail::fixed(detail::number(row, "first"), digits),
-                       detail::fixed(detail::number(row, "second"), digits),
-                       (difference.value_or(0) > 0 ? "+" : "") + detail::fixed(difference, digits),
-                       range.is_array() ? detail::fixed(detail::as_number(range[0]), digits) + " … " +
-                                              detail::fixed(detail::as_number(range[1]), digits)
-                                        : "–",
-                       detail::text(row, "n"), detail::member(row, {"significant"}) == json(true) ? "*" : ""});
+      table.add({detail::text(row, "family"), detail::text(row, "metric"),
+                 detail::fixed(detail::number(row, "first"), digits),
+                 detail::fixed(detail::number(row, "second"), digits),
+                 (difference.value_or(0) > 0 ? "+" : "") + detail::fixed(difference, digits),
+                 range.is_array() ? detail::fixed(detail::as_number(range[0]), digits) + " … " +
+                                        detail::fixed(detail::as_number(range[1]), digits)
+                                  : "–",
+                 detail::text(row, "n"), detail::member(row, {"significant"}) == json(true) ? "*" : ""});
     }
-  const auto characters = [](const std::string& text) {
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-  };
-  std::vector<size_t> widths(table[0].size(), 0);
-  for (const auto& row : table)
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], characters(row[c]));
   std::string out = "first:  " + detail::text(comparison, "first") + "\nsecond: " + detail::text(comparison, "second") +
-                    "\npaired cases: " + detail::text(comparison, "paired_cases") + "\n\n";
-  for (const auto& row : table) {
-    std::string line;
-    for (size_t c = 0; c < row.size(); ++c) {
-      const std::string space(widths[c] - characters(row[c]), ' ');
-      line += (c == 0 ? "" : "  ") + (c < 2 ? row[c] + space : space + row[c]);
-    }
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
-  }
-  out += "\n* the interval does not contain 0\n";
+                    "\npaired cases: " + detail::text(comparison, "paired_cases") + "\n\n" + table.text("") +
+                    "\n* the interval does not contain 0\n";
   if (const json& notes = detail::member(comparison, {"notes"}); notes.is_array())
     for (const auto& note : notes) out += "note: " + detail::as_text(note) + '\n';
   return out;

@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/values.h>

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-
 #include <emend/core/error.h>
+#include <emend/core/text_table.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/health.h>
@@ -53,13 +53,6 @@ double f1_of(const std::vector<Choice>& items, const std::vector<int64_t>& chose
   const double scale = std::sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn));
   *matthews = scale > 0 ? (tp * tn - fp * fn) / scale : 0;
   return tp > 0 ? 2 * tp / (2 * tp + fp + fn) : 0;
-}
-
-/// Characters of UTF-8 text.
-double characters(const std::string& text) {
-  double n = 0;
-  for (char c : text) n += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
-  return std::max(n, 1.0);
 }
 
 }  // namespace
@@ -145,7 +138,7 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
     size_t best = 0, best_normalised = 0;
     double highest = -INFINITY, highest_normalised = -INFINITY;
     for (size_t o = 0; o < item.options.size(); ++o, ++at) {
-      const double sum = scores[at].total_log_prob(), normalised = sum / characters(item.options[o]);
+      const double sum = scores[at].total_log_prob(), normalised = sum / std::max<double>(width_of(item.options[o]), 1);
       if (sum > highest) highest = sum, best = o;
       if (normalised > highest_normalised) highest_normalised = normalised, best_normalised = o;
     }

@@ -1,5 +1,6 @@
 // What the report page shows, as one JSON document: long lists and texts are cut here, templates/page.html draws.
 #include <emend/core/atomic_file.h>
+#include <emend/core/text.h>
 #include <emend/evaluation/detail/page.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
@@ -31,11 +32,8 @@ json or_null(const std::optional<double>& value) {
 /// Four digits are more than a curve shows.
 json rounded(const std::vector<double>& values) {
   json out = json::array();
-  for (double value : values) {
-    std::array<char, 32> buffer{};
-    std::snprintf(buffer.data(), buffer.size(), "%.4g", value);
-    out.push_back(std::isfinite(value) ? json(std::strtod(buffer.data(), nullptr)) : json());
-  }
+  for (const double value : values)
+    out.push_back(std::isfinite(value) ? json(std::strtod(formatted("%.4g", value).c_str(), nullptr)) : json());
   return out;
 }
 

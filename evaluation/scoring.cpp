@@ -1,7 +1,6 @@
 // Encoding of requests, and the two simple scorers: the published padded loop and next-token distributions.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
@@ -54,24 +53,6 @@ EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& 
                 {"score of " + detail::quoted(request), "no token of the target can be predicted",
                  "a target with at least one token behind the prompt's first", "check the fact's prompt and target"});
   return encoded;
-}
-
-/// Right-padded ids and mask of one case.
-struct Padded {
-  at::Tensor ids_BT, mask_BT;
-};
-
-Padded pad(const std::vector<EncodedRequest>& rows) {
-  int64_t width = 0;
-  for (const auto& row : rows) width = std::max(width, static_cast<int64_t>(row.ids.size()));
-  const auto n = static_cast<int64_t>(rows.size());
-  Padded padded{at::zeros({n, width}, at::kLong), at::zeros({n, width}, at::kLong)};
-  for (int64_t r = 0; r < n; ++r) {
-    const auto& ids = rows[static_cast<size_t>(r)].ids;
-    std::copy(ids.begin(), ids.end(), padded.ids_BT.data_ptr<int64_t>() + r * width);
-    padded.mask_BT[r].narrow(0, 0, static_cast<int64_t>(ids.size())).fill_(1);
-  }
-  return padded;
 }
 
 Score read_row(const at::Tensor& logits_TV, const EncodedRequest& row) {
@@ -140,8 +121,9 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
     auto& scores = all.emplace_back();
     if (!requests.empty()) {
       const auto rows = detail::encode_requests(model.tokenizer(), requests);
-      const Padded padded = pad(rows);
-      const auto batch = models::TokenBatch::from_padded(padded.ids_BT, padded.mask_BT, {}, /*keep_padding=*/true);
+      std::vector<std::vector<int64_t>> ids;
+      for (const auto& row : rows) ids.push_back(row.ids);
+      const auto batch = models::TokenBatch::padded(ids);
       const at::Tensor logits_NV = devices::to_host(model.forward(batch).logits, devices::Purpose::kLogits);
       for (int64_t r = 0; r < batch.rows(); ++r)
         scores.push_back(

@@ -6,7 +6,6 @@
 // branches continue rows.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-
 #include <emend/core/error.h>
 #include <emend/devices/lanes.h>
 #include <emend/devices/route.h>

@@ -7,7 +7,6 @@
 #include <cmath>
 
 namespace emend::hparams::detail {
-
 namespace {
 
 std::string number_text(double value) {
@@ -77,25 +76,6 @@ std::string read_list(const RawValue& raw, const FieldOptions& options, std::vec
   return "";
 }
 
-template <class V>
-std::string read_optional(const RawValue& raw, const FieldOptions& options, std::optional<V>& out) {
-  const bool scalar = raw.kind == RawValue::Kind::kScalar && !(raw.quoted && raw.json);
-  const bool absent = raw.kind == RawValue::Kind::kNull || (scalar && lower(raw.text) == "none") ||
-                      (!std::is_same_v<V, bool> && scalar && !raw.quoted && lower(raw.text) == "false");
-  if (absent) {
-    out.reset();
-    return "";
-  }
-  V value{};
-  std::string refusal = read_value(raw, options, value);
-  if (refusal.empty()) {
-    out = std::move(value);
-  } else {
-    refusal += ", or none";
-  }
-  return refusal;
-}
-
 }  // namespace
 
 std::string read_value(const RawValue& raw, const FieldOptions&, bool& out) {
@@ -163,42 +143,10 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, std::ve
   return "";
 }
 
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<bool>& out) {
-  return read_optional(raw, options, out);
-}
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<int64_t>& out) {
-  return read_optional(raw, options, out);
-}
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<double>& out) {
-  return read_optional(raw, options, out);
-}
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<std::string>& out) {
-  return read_optional(raw, options, out);
-}
-
-std::string type_name(const bool*) {
-  return "true or false";
-}
-std::string type_name(const int64_t*) {
-  return "integer";
-}
-std::string type_name(const double*) {
-  return "number";
-}
-std::string type_name(const std::string*) {
-  return "string";
-}
-std::string type_name(const std::vector<int64_t>*) {
-  return "list of integers";
-}
-std::string type_name(const std::vector<double>*) {
-  return "list of numbers";
-}
-std::string type_name(const std::vector<std::string>*) {
-  return "list of strings";
-}
-std::string type_name(const std::vector<std::vector<int64_t>>*) {
-  return "list of lists of integers";
+bool is_absent(const RawValue& raw, bool flag) {
+  const bool scalar = raw.kind == RawValue::Kind::kScalar && !(raw.quoted && raw.json);
+  return raw.kind == RawValue::Kind::kNull || (scalar && lower(raw.text) == "none") ||
+         (!flag && scalar && !raw.quoted && lower(raw.text) == "false");
 }
 
 std::string limits_text(const FieldOptions& options) {

@@ -6,7 +6,6 @@
 #include <array>
 
 namespace emend::hparams {
-
 namespace {
 
 /// Where a machine setting goes instead.

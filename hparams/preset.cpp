@@ -9,7 +9,6 @@
 #include <filesystem>
 
 namespace emend::hparams {
-
 namespace {
 
 /// "meta-llama/Llama-2-7b_hf" -> {"meta", "llama", "llama", "2", "7b", "hf"}. A dot between digits stays: "3.1" is one

@@ -13,7 +13,6 @@
 
 #include <emend/hparams/raw.h>
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>

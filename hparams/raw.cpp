@@ -8,7 +8,6 @@
 #include <algorithm>
 
 namespace emend::hparams {
-
 namespace {
 
 constexpr size_t kMaxBytes = 256 * 1024;  // the largest published file has 3 KiB

@@ -8,7 +8,6 @@
 
 #include <emend/core/yaml.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>

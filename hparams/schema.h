@@ -62,10 +62,20 @@ std::string read_value(const RawValue& raw, const FieldOptions& options, std::ve
 std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<double>& out);
 std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<std::string>& out);
 std::string read_value(const RawValue& raw, const FieldOptions& options, std::vector<std::vector<int64_t>>& out);
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<bool>& out);
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<int64_t>& out);
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<double>& out);
-std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<std::string>& out);
+/// Null, "none" and, but for flags, "false".
+bool is_absent(const RawValue& raw, bool flag);
+template <class V>
+std::string read_value(const RawValue& raw, const FieldOptions& options, std::optional<V>& out) {
+  if (is_absent(raw, std::is_same_v<V, bool>)) {
+    out.reset();
+    return "";
+  }
+  V value{};
+  const std::string refusal = read_value(raw, options, value);
+  if (!refusal.empty()) return refusal + ", or none";
+  out = std::move(value);
+  return "";
+}
 
 /// The inverse of read_value, for dump().
 template <class V>
@@ -77,17 +87,18 @@ nlohmann::json write_value(const std::optional<V>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json();
 }
 
-std::string type_name(const bool*);
-std::string type_name(const int64_t*);
-std::string type_name(const double*);
-std::string type_name(const std::string*);
-std::string type_name(const std::vector<int64_t>*);
-std::string type_name(const std::vector<double>*);
-std::string type_name(const std::vector<std::string>*);
-std::string type_name(const std::vector<std::vector<int64_t>>*);
+/// "number", "list of integers", "string or none".
 template <class V>
-std::string type_name(const std::optional<V>*) {
-  return type_name(static_cast<const V*>(nullptr)) + " or none";
+std::string type_name() {
+  if constexpr (requires(V value) { value.reset(); }) return type_name<typename V::value_type>() + " or none";
+  if constexpr (std::is_same_v<V, bool>) return "true or false";
+  if constexpr (std::is_same_v<V, int64_t>) return "integer";
+  if constexpr (std::is_same_v<V, double>) return "number";
+  if constexpr (std::is_same_v<V, std::string>) return "string";
+  if constexpr (std::is_same_v<V, std::vector<int64_t>>) return "list of integers";
+  if constexpr (std::is_same_v<V, std::vector<double>>) return "list of numbers";
+  if constexpr (std::is_same_v<V, std::vector<std::string>>) return "list of strings";
+  return "list of lists of integers";
 }
 
 /// A field with its struct's type erased; `object` points to the struct of the schema that holds it.
@@ -131,8 +142,7 @@ class Schema {
   requires std::derived_from<T, C> Schema& field(const std::string& name, V C::*member, FieldOptions options) {
     const T defaults{};
     detail::ErasedField field;
-    field.info = {name, detail::type_name(static_cast<const V*>(nullptr)), detail::write_value(defaults.*member).dump(),
-                  std::move(options)};
+    field.info = {name, detail::type_name<V>(), detail::write_value(defaults.*member).dump(), std::move(options)};
     field.read = [member](void* object, const FieldOptions& rules, const RawValue& raw) {
       return detail::read_value(raw, rules, static_cast<T*>(object)->*member);
     };

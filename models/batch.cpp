@@ -114,6 +114,19 @@ TokenBatch TokenBatch::from_padded(const at::Tensor& input_ids, const at::Tensor
   return batch;
 }
 
+TokenBatch TokenBatch::padded(const std::vector<std::vector<int64_t>>& rows, int64_t pad) {
+  size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, row.size());
+  const auto n = static_cast<int64_t>(rows.size());
+  at::Tensor ids = at::full({n, static_cast<int64_t>(width)}, pad, at::kLong), mask = at::zeros_like(ids);
+  for (int64_t r = 0; r < n; ++r) {
+    const auto& row = rows[static_cast<size_t>(r)];
+    std::copy(row.begin(), row.end(), ids.mutable_data_ptr<int64_t>() + r * ids.size(1));
+    mask[r].narrow(0, 0, static_cast<int64_t>(row.size())).fill_(1);
+  }
+  return from_padded(ids, mask, {}, /*keep_padding=*/true);
+}
+
 int64_t TokenBatch::longest() const {
   int64_t longest = 0;
   for (int64_t r = 0; r < rows(); ++r) longest = std::max(longest, length(r));

@@ -33,6 +33,9 @@ class TokenBatch {
   [[nodiscard]] static TokenBatch from_padded(const at::Tensor& input_ids, const at::Tensor& attention_mask,
                                               const at::Tensor& position_ids = {}, bool keep_padding = false);
 
+  /// The same of rows that are filled up on the right with `pad`, with keep_padding.
+  [[nodiscard]] static TokenBatch padded(const std::vector<std::vector<int64_t>>& rows, int64_t pad = 0);
+
   [[nodiscard]] int64_t rows() const noexcept { return static_cast<int64_t>(row_begin_.size()) - 1; }
   [[nodiscard]] int64_t tokens() const noexcept { return static_cast<int64_t>(ids_.size()); }
   [[nodiscard]] int64_t length(int64_t row) const { return row_begin_[row + 1] - row_begin_[row]; }

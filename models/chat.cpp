@@ -2,7 +2,6 @@
 #include <emend/core/text.h>
 #include <emend/models/chat.h>
 
-#include <algorithm>
 #include <array>
 
 namespace emend::models {

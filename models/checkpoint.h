@@ -51,6 +51,12 @@ class Checkpoint {
 /// arithmetic in its configuration.
 [[nodiscard]] std::string model_fingerprint(const Checkpoint& checkpoint);
 
+/// "ORG/NAME" of a folder that is a snapshot in a Hugging Face cache (models--ORG--NAME/snapshots/REVISION); empty for
+/// any other path.
+[[nodiscard]] std::string hub_name(const std::filesystem::path& folder);
+/// What people call a model: ORG/NAME, the name of its folder, or that of its file without ".gguf".
+[[nodiscard]] std::string model_name(const std::filesystem::path& path);
+
 struct LoadOptions {
   /// float32 (default), bfloat16, or float64 for tests.
   at::ScalarType dtype = at::kFloat;

@@ -1,6 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/models/config.h>
-#include <emend/models/detail/rotary_config.h>
+#include <emend/models/detail/rotary.h>
 #include <emend/models/family.h>
 
 #include <cmath>

@@ -4,6 +4,7 @@
 #include <emend/models/model.h>
 
 #include <algorithm>
+#include <map>
 
 namespace emend::models {
 
@@ -56,30 +57,17 @@ bool is_bias(const TensorSpec& spec) {
 namespace {
 
 int64_t symbol_size(char symbol, const ModelConfig& c) {
-  switch (symbol) {
-    case 'D':
-      return c.hidden_size;
-    case 'F':
-      return c.mlp_width;
-    case 'V':
-      return c.vocab_size;
-    case 'P':
-      return c.max_positions + c.position_offset;
-    case 'Q':
-      return c.n_heads * c.head_dim;
-    case 'K':
-      return c.n_kv_heads * c.head_dim;
-    case 'd':
-      return c.head_dim;
-    case 'E':
-      return c.embedding_width;
-    case 'X':
-      return c.n_experts;
-    default:
-      break;
-  }
-  EMEND_CHECK(false, std::string("unknown shape symbol ").append(1, symbol));
-  return 0;
+  const std::map<char, int64_t> sizes = {{'D', c.hidden_size},
+                                         {'F', c.mlp_width},
+                                         {'V', c.vocab_size},
+                                         {'P', c.max_positions + c.position_offset},
+                                         {'Q', c.n_heads * c.head_dim},
+                                         {'K', c.n_kv_heads * c.head_dim},
+                                         {'d', c.head_dim},
+                                         {'E', c.embedding_width},
+                                         {'X', c.n_experts}};
+  EMEND_CHECK(sizes.contains(symbol), std::string("unknown shape symbol ").append(1, symbol));
+  return sizes.at(symbol);
 }
 
 // "D 3D" or "Q+2K D": a space between dimensions, plus signs between terms, a number before a symbol.

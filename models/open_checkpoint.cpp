@@ -3,7 +3,6 @@
 #include <emend/models/checkpoint.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
-#include <emend/models/hub_name.h>
 #include <emend/models/published_shapes.h>
 
 #include <algorithm>

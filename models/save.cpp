@@ -14,8 +14,6 @@
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include <algorithm>
-
 namespace emend::models {
 namespace {
 

@@ -273,10 +273,8 @@ at::Tensor Model::embedding() const {
   return state_->top[Part::kEmbedding].weight;
 }
 
-namespace {
-
 // The rows of queries (0), keys (1) or values (2) in a fused matrix [all, D], by head.
-at::Tensor fused_part(const at::Tensor& weight, const ModelConfig& c, int which) {
+static at::Tensor fused_part(const at::Tensor& weight, const ModelConfig& c, int which) {
   const int64_t h = c.n_heads, g = c.n_kv_heads, d = c.head_dim;
   if (c.qkv == Qkv::kPerHead) return weight.unflatten(0, {h, 3, d}).select(1, which);
   if (c.qkv == Qkv::kBlocks)
@@ -284,8 +282,6 @@ at::Tensor fused_part(const at::Tensor& weight, const ModelConfig& c, int which)
   const at::Tensor by_group = weight.unflatten(0, {g, h / g + 2, d});
   return which == 0 ? by_group.narrow(1, 0, h / g).flatten(0, 1) : by_group.select(1, h / g + which - 1);
 }
-
-}  // namespace
 
 at::Tensor Model::weight_at(const SiteRef& ref) const {
   (void)hooks().at(ref);  // the layer exists

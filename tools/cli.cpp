@@ -5,6 +5,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 #include <emend/devices/lanes.h>
 #include <emend/devices/placement.h>
@@ -22,7 +23,6 @@
 
 #include "help.h"
 #include "programs.h"
-#include "text_table.h"
 #include "version.h"
 
 namespace emend::tools {

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/text_table.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/route.h>
 #include <emend/editors/registry.h>
@@ -15,8 +16,6 @@
 
 #include <chrono>
 #include <cmath>
-
-#include "text_table.h"
 
 namespace emend::tools {
 namespace {

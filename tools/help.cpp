@@ -1,10 +1,10 @@
 #include "help.h"
 
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 
 #include <algorithm>
 
-#include "text_table.h"
 #include "version.h"
 
 namespace emend::tools {

@@ -1,10 +1,7 @@
 #include "model_options.h"
 
-#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
-#include <emend/models/compute_copy.h>
 
-#include <algorithm>
 #include <cstdlib>
 
 namespace emend::tools {

@@ -1,11 +1,10 @@
 #include "option.h"
 
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 
 #include <sstream>
 #include <stdexcept>
-
-#include "text_table.h"
 
 namespace emend::tools {
 namespace {

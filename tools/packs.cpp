@@ -1,13 +1,12 @@
 #include "packs.h"
 
 #include <emend/core/error.h>
+#include <emend/core/text_table.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 
 #include <algorithm>
 #include <charconv>
-
-#include "text_table.h"
 
 namespace emend::tools {
 namespace {

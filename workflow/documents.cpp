@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_svdvals.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
@@ -19,7 +18,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -28,9 +26,7 @@ namespace emend::workflow {
 namespace {
 
 std::string fixed(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
+  return formatted("%.*f", digits, value);
 }
 
 double rounded(double value, int digits) {

@@ -2,12 +2,9 @@
 #include <emend/core/json.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
-#include <emend/editors/steps/published_statistics.h>
-#include <emend/editors/steps/shared_statistics.h>
 #include <emend/hparams/machine.h>
 #include <emend/hparams/preset.h>
 #include <emend/models/family.h>
-#include <emend/models/hub_name.h>
 #include <emend/workflow/inputs.h>
 
 #include <algorithm>
@@ -282,8 +279,7 @@ std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOption
   statistics.log = lent.log;
   std::optional<editors::StatisticsText> text;
   if (!options.corpus.empty()) text = editors::StatisticsText::from_file(options.corpus);
-  if (lent.group) return editors::make_shared_statistics(std::move(text), std::move(statistics), *lent.group);
-  return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics));
+  return std::make_unique<editors::CorpusStatistics>(std::move(text), std::move(statistics), lent.group);
 }
 
 std::string short_model_name(const models::Checkpoint& checkpoint) {

@@ -1,9 +1,8 @@
+#include <emend/core/text.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/lifelong.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <iterator>
 
 namespace emend::workflow {
 namespace {
@@ -41,9 +40,7 @@ std::string cell(const json& entry, const char* key, const char* group = nullptr
   const json& from = !group ? entry : inner != entry.end() && inner->is_object() ? *inner : none;
   const auto value = from.find(key);
   if (value == from.end() || !value->is_number()) return "-";
-  char text[32];
-  std::snprintf(text, sizeof text, value->is_number_integer() ? "%.0f" : "%.1f", value->get<double>());
-  return text;
+  return formatted("%.*f", value->is_number_integer() ? 0 : 1, value->get<double>());
 }
 
 }  // namespace

@@ -60,11 +60,9 @@ void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row) {
   if (!fact.distracting_prompts.empty()) row["distracting_neighborhood_prompts"] = fact.distracting_prompts;
 }
 
-namespace {
-
 /// One {prompt, ground_truth} object; both may be parallel lists.
-void read_probe_object(const Fields& fields, const nlohmann::json& value, const std::string& name,
-                       std::vector<Probe>& probes) {
+static void read_probe_object(const Fields& fields, const nlohmann::json& value, const std::string& name,
+                              std::vector<Probe>& probes) {
   if (!value.is_object()) fields.fail(name, kind_of(value), "an object with prompt and ground_truth");
   if (!value.contains("prompt")) fields.fail(name + ".prompt", "missing", "a string");
   const nlohmann::json& prompt = value["prompt"];
@@ -85,8 +83,6 @@ void read_probe_object(const Fields& fields, const nlohmann::json& value, const 
     if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
   }
 }
-
-}  // namespace
 
 std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key) {
   std::map<std::string, std::vector<Probe>> result;
@@ -137,6 +133,28 @@ void write_extra(const Fact& fact, nlohmann::ordered_json& row) {
 std::string write_prompt(const Fact& fact) {
   const std::string full = fact.full_prompt();
   return count_of(full, fact.subject) == 1 && count_of(full, "{}") == 0 ? full : fact.prompt;
+}
+
+void each_text(const Fact& fact, const std::function<void(const char* what, const std::string& text)>& look) {
+  look("the prompt", fact.prompt);
+  look("the subject", fact.subject);
+  look("target_new", fact.target_new);
+  if (fact.target_true) look("target_true", *fact.target_true);
+  const auto list = [&](const char* what, const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) look(what, text);
+  };
+  list("an alias of target_true", fact.target_true_aliases);
+  list("a paraphrase", fact.paraphrase_prompts);
+  list("a neighbourhood prompt", fact.neighborhood_prompts);
+  list("an attribute prompt", fact.attribute_prompts);
+  list("a generation prompt", fact.generation_prompts);
+  list("a distracting prompt", fact.distracting_prompts);
+  for (const auto* probes : {&fact.locality, &fact.portability})
+    for (const auto& [name, group] : *probes)
+      for (const Probe& probe : group) {
+        look("a probe", probe.prompt);
+        list("the answer of a probe", probe.answers);
+      }
 }
 
 }  // namespace emend::datasets::detail

@@ -70,4 +70,7 @@ void read_one_hop(Fields& fields, Fact& fact);
 /// Adds what is left in `extra` to a row, without touching keys that are there.
 void write_extra(const Fact& fact, nlohmann::ordered_json& row);
 
+/// Calls `look` with what it is ("the subject", "a paraphrase") and each text of a fact that a model may be given.
+void each_text(const Fact& fact, const std::function<void(const char* what, const std::string& text)>& look);
+
 }  // namespace emend::datasets::detail

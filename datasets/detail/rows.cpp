@@ -7,7 +7,6 @@
 #include <cmath>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 constexpr const char* kExpectedForm =
@@ -235,20 +234,9 @@ size_t count_of(std::string_view text, std::string_view part) {
 }
 
 std::string kind_of(const nlohmann::json& value) {
-  switch (value.type()) {
-    case nlohmann::json::value_t::null:
-      return "null";
-    case nlohmann::json::value_t::object:
-      return "an object";
-    case nlohmann::json::value_t::array:
-      return "a list";
-    case nlohmann::json::value_t::string:
-      return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
-    case nlohmann::json::value_t::boolean:
-      return value.get<bool>() ? "true" : "false";
-    default:
-      return "the number " + shorten(value.dump(), 30);
-  }
+  if (value.is_string()) return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
+  if (value.is_number()) return "the number " + shorten(value.dump(), 30);
+  return value.is_object() ? "an object" : value.is_array() ? "a list" : value.dump();
 }
 
 void Fields::fail(const std::string& key, const std::string& got, const std::string& expected,

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 bool is_easyedit(const std::vector<nlohmann::json>& rows) {

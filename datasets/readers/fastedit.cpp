@@ -2,7 +2,6 @@
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 bool is_fastedit(const std::vector<nlohmann::json>& rows) {

@@ -3,7 +3,6 @@
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 bool is_jsonl(const std::vector<nlohmann::json>& rows) {

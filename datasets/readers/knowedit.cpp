@@ -3,7 +3,6 @@
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 bool has_probe_lists(const std::vector<nlohmann::json>& rows, const char* key) {

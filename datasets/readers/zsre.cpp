@@ -4,7 +4,6 @@
 #include <emend/datasets/detail/reader.h>
 
 namespace emend::datasets::detail {
-
 namespace {
 
 bool is_zsre(const std::vector<nlohmann::json>& rows) {

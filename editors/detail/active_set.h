@@ -12,20 +12,26 @@
 #include <emend/models/batch.h>
 #include <emend/models/kv_cache.h>
 
-#include <memory>
 #include <vector>
 
 namespace emend::editors::detail {
 
-/// One row of the set, from its looked-up token on.
-struct ActiveRow {
-  size_t slot = 0;
-  bool kl = false, sampled_context = false;
-  double weight = 0;                                ///< of the row's mean nll in its fact
-  std::vector<int64_t> suffix;                      ///< ids from the looked-up token on; KL rows: that token alone
-  int64_t lookup = 0;                               ///< tokens before it (all cached)
+/// What one row of a problem reads.
+struct ActiveReading {
+  size_t slot = 0, number = 0;  ///< the row's number in its problem
+  bool sampled_context = false;
+  double weight = 0;                                ///< of its mean nll in its fact
   std::vector<std::pair<int64_t, int64_t>> labels;  ///< (token of the suffix, id)
   std::vector<double> floors;                       ///< as TargetRow's
+};
+
+/// One row that is run, from its looked-up token on: for every row of the problem that it begins with.
+struct ActiveRow {
+  size_t slot = 0;
+  bool kl = false;
+  std::vector<int64_t> suffix;          ///< ids from the looked-up token on; KL rows: that token alone
+  int64_t lookup = 0;                   ///< tokens before it (all cached)
+  std::vector<ActiveReading> readings;  ///< none of a KL row
   std::vector<std::pair<int64_t, std::vector<at::Tensor>>> held;  ///< (token of the suffix, vectors)
 };
 
@@ -35,14 +41,14 @@ struct ActiveIndex {
   models::TokenBatch kl_batch;  ///< KL rows alone, for a loss layer below the last
   at::Tensor lookup_N;          ///< packed index of each row's looked-up token
   at::Tensor slot_of_row;       ///< [rows]
+  std::vector<ActiveReading> readings;
   at::Tensor label_token_M, label_id_M;
-  at::Tensor label_weight_M;  ///< row weight / T
-  at::Tensor label_slot_M, label_row_M;
+  at::Tensor label_weight_M;  ///< the reading's weight / T
+  at::Tensor label_slot_M, label_reading_M;
   at::Tensor label_floor_M;  ///< undefined where all are 0
   at::Tensor kl_token_K, kl_slot_K;
-  at::Tensor kl_weight_K;  ///< kl_factor / KL rows of the fact
-  at::Tensor row_labels;   ///< [rows] T; 1 for KL rows
-  at::Tensor row_weight;   ///< [rows]; 0 for KL rows
+  at::Tensor kl_weight_K;                                      ///< kl_factor / KL rows of the fact
+  at::Tensor slot_of_reading, reading_labels, reading_weight;  ///< [readings]; labels: T
 };
 
 /// The first layer that depends on δ, and is run at every step.
@@ -59,7 +65,6 @@ class ActiveSet {
   [[nodiscard]] size_t size() const noexcept { return members_.size(); }
   /// Index of each slot's problem.
   [[nodiscard]] const std::vector<size_t>& members() const noexcept { return members_; }
-  [[nodiscard]] const std::vector<ActiveRow>& rows() const noexcept { return rows_; }
   [[nodiscard]] const ActiveIndex& index() const noexcept { return index_; }
   /// [B,D] t0 of a site, work dtype.
   [[nodiscard]] const at::Tensor& initial(size_t site) const { return initial_BD_[site]; }
@@ -85,8 +90,9 @@ class ActiveSet {
     std::vector<int64_t> plain;
   };
   [[nodiscard]] at::Tensor observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial);
-  void build_rows(const std::vector<TargetProblem>& problems);
-  void run_below(const std::vector<TargetProblem>& problems);
+  /// Returns the ids of the rows.
+  [[nodiscard]] std::vector<std::vector<int64_t>> build_rows(const std::vector<TargetProblem>& problems);
+  void run_below(const std::vector<TargetProblem>& problems, const std::vector<std::vector<int64_t>>& ids);
   void fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes);
   void rebuild_index();
   [[nodiscard]] at::Tensor add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const;

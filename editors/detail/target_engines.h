@@ -19,6 +19,12 @@ using FinishedFn = std::function<void(size_t done, double loss)>;
                                                 const TargetSpec& spec, const EditContext& context,
                                                 const FinishedFn& finished);
 
+/// What `optimise` makes of all problems, each process of its share; everyone gets all targets, the same bits. Traces
+/// do not travel: see optimise_targets.
+[[nodiscard]] std::vector<Target> share_targets(
+    const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
+    const std::function<std::vector<Target>(const std::vector<TargetProblem>&)>& optimise);
+
 /// Whether the stop rule is met, in terms that both engines have.
 struct StopState {
   double nll_factor_scale = 1;  ///< kArgmax: 0.1 while the target is the argmax everywhere
@@ -30,10 +36,27 @@ struct StopInputs {
   bool sampled_argmax = false;  ///< every labelled position of the sampled-context rows
   double probability = 0;       ///< weighted mean over the rewriting rows of exp(-nll of the row)
 };
-[[nodiscard]] bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state);
+[[nodiscard]] inline bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state) {
+  const bool low = inputs.loss < spec.stop_loss;
+  switch (spec.stop_rule) {
+    case StopRule::kLoss:
+      return low;
+    case StopRule::kArgmax:
+      state.nll_factor_scale = inputs.all_argmax ? 0.1 : 1;
+      return (inputs.all_argmax && inputs.kl <= 0.01) || low;
+    case StopRule::kMostProbable:
+      if (inputs.sampled_argmax) ++state.hits;
+      return state.hits >= spec.patience || low;
+    case StopRule::kProbability:
+      return inputs.probability > spec.stop_probability || low;
+  }
+  return low;
+}
 
 /// Status of an optimisation that ended without meeting its rule.
-[[nodiscard]] FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor);
+[[nodiscard]] inline FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor) {
+  return delta_norm >= clamp_norm_factor * initial_norm * (1 - 1e-4) ? FactStatus::kClamped : FactStatus::kMaxSteps;
+}
 
 /// dtype of δ, Adam and the loss: float32, or float64 for a float64 model.
 [[nodiscard]] inline at::ScalarType work_dtype(const models::Model& model) {

@@ -1,4 +1,4 @@
-// AnyEdit (Jiang et al., 2025), the MEMIT form: targets of any length, window by window (windows.h).
+// AnyEdit (Jiang et al., 2025), the MEMIT form: targets of any length, window by window (targets.h).
 //
 //   1. The target is cut into windows of `window_size` tokens. The first is optimised where MEMIT looks a fact up, each
 //      later one at the token before it, with the earlier windows' δ still added.
@@ -35,9 +35,8 @@ const hparams::Schema<AnyEditHparams>& anyedit_schema() {
   return schema;
 }
 
-LocateRecipe anyedit_recipe(std::string editor, nlohmann::json values, const AnyEditHparams& h,
-                            const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe anyedit_recipe(const AnyEditHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.windows = {h.window_size, h.overlap};
   return recipe;
 }

@@ -63,9 +63,8 @@ LayerUpdate emmet_update(const EmmetHparams& h, const LayerProblem& problem) {
   return update;
 }
 
-LocateRecipe emmet_recipe(std::string editor, nlohmann::json values, const EmmetHparams& h, const models::Model& model,
-                          const hparams::RawHparams& raw) {
-  LocateRecipe recipe = locate_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe emmet_recipe(const EmmetHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = locate_recipe(h, in);
   recipe.update = [h](const LayerProblem& problem) { return emmet_update(h, problem); };
   return recipe;
 }

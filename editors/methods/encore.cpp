@@ -63,9 +63,8 @@ const hparams::Schema<EncoreHparams>& encore_schema() {
   return schema;
 }
 
-LocateRecipe encore_recipe(std::string editor, nlohmann::json values, const EncoreHparams& h,
-                           const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe encore_recipe(const EncoreHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = shared_recipe(h, in);
   if (h.prob_cutoff < 0) {
     recipe.targets.stop_rule = StopRule::kMostProbable;
     recipe.targets.patience = static_cast<int64_t>(-h.prob_cutoff);

@@ -13,12 +13,11 @@
 #include <emend/devices/route.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/layer_choice.h>
 #include <emend/editors/steps/lora.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/training_loop.h>
 #include <torch/csrc/autograd/autograd.h>
-
-#include <chrono>
 
 namespace emend::editors {
 namespace {
@@ -211,11 +210,7 @@ class LoraEditor final : public Editor {
 
 std::unique_ptr<Editor> new_lora(const LoraHparams& h, const hparams::RawHparams& raw, const models::Model& model,
                                  const Log&) {
-  for (const int64_t layer : h.layers)
-    if (layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.where("layers"), "layer " + std::to_string(layer),
-                   "0 to " + std::to_string(model.n_layers() - 1), "use hyper-parameters made for this model"});
+  require_layers(h.layers, model, raw);
   return std::make_unique<LoraEditor>(h);
 }
 

@@ -9,18 +9,14 @@
 #include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
-namespace {
 
-LocateRecipe memit_fe_recipe(std::string editor, nlohmann::json values, const MemitHparams& h,
-                             const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+static LocateRecipe memit_fe_recipe(const MemitHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.replays_forward = true;
   recipe.spread = ResidualSpread::kNone;
   recipe.targets.sites[0].layer = static_cast<int>(h.layers.front());
   return recipe;
 }
-
-}  // namespace
 
 EditorInfo make_memit_fe() {
   return locate_entry<MemitHparams>(

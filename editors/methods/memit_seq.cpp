@@ -5,16 +5,12 @@
 #include <emend/editors/steps/locate.h>
 
 namespace emend::editors {
-namespace {
 
-LocateRecipe memit_seq_recipe(std::string editor, nlohmann::json values, const MemitHparams& h,
-                              const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+static LocateRecipe memit_seq_recipe(const MemitHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.remembers_keys = true;
   return recipe;
 }
-
-}  // namespace
 
 EditorInfo make_memit_seq() {
   return locate_entry<MemitHparams>("memit-seq", "MEMIT in many batches, preserving the facts of earlier ones",

@@ -68,9 +68,8 @@ LayerUpdate nse_update(const LayerProblem& problem, double lambda, double share)
   return update;
 }
 
-LocateRecipe nse_recipe(std::string editor, nlohmann::json values, const NseHparams& h, const models::Model& model,
-                        const hparams::RawHparams& raw) {
-  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe nse_recipe(const NseHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = shared_recipe(h, in);
   recipe.passes = {h.max_iterations - 1, h.alpha, h.upper_bound};
   recipe.remembers_keys = recipe.rewinds_targets = true;
   recipe.update = [lambda = h.mom2_update_weight, share = h.neuron_threshold](const LayerProblem& problem) {

@@ -43,10 +43,9 @@ void check_rewritten(const PmetHparams& h, const hparams::RawHparams& raw, const
     models::check_module_names(model.family(), model.config(), {"", "", "", name, "", ""}, raw.source());
 }
 
-LocateRecipe pmet_recipe(std::string editor, nlohmann::json values, const PmetHparams& h, const models::Model& model,
-                         const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
-  check_rewritten(h, raw, model);
+LocateRecipe pmet_recipe(const PmetHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
+  check_rewritten(h, in.raw, in.model);
   const int layer = recipe.targets.sites[0].layer;
   recipe.targets.sites = {{hooks::Site::kMlpDownOut, layer}, {hooks::Site::kAttnOut, layer}};
   recipe.targets.nll_factor = h.nll_loss_factor;

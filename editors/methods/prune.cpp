@@ -47,9 +47,8 @@ std::optional<LayerUpdate> restrain(const models::EditSite& site, const at::Tens
   return update;
 }
 
-LocateRecipe prune_recipe(std::string editor, nlohmann::json values, const PruneHparams& h, const models::Model& model,
-                          const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe prune_recipe(const PruneHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.remembers_keys = recipe.keys_as_written = recipe.compensates = h.history;
   recipe.correct = [base = h.restraint_base](const auto& site, const auto& original_DF, const auto& change_DF) {
     return restrain(site, original_DF, change_DF, base);

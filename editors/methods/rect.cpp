@@ -44,9 +44,8 @@ WeightDelta largest_changes(const models::EditSite& site, const WeightDelta& sol
   return WeightDelta::dense(site, delta_DF * change_DF.ge(threshold).to(at::kDouble));
 }
 
-LocateRecipe rect_recipe(std::string editor, nlohmann::json values, const RectHparams& h, const models::Model& model,
-                         const hparams::RawHparams& raw) {
-  LocateRecipe recipe = memit_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe rect_recipe(const RectHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = memit_recipe(h, in);
   recipe.remembers_keys = recipe.keys_as_written = recipe.compensates = h.history;
   recipe.settle = [share = h.k_percent](const auto& site, const auto& solved, const auto& weight_DF) {
     return largest_changes(site, solved, weight_DF, share);

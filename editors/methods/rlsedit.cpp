@@ -38,9 +38,8 @@ const hparams::Schema<RlsHparams>& rls_schema() {
   return schema;
 }
 
-LocateRecipe rls_recipe(std::string editor, nlohmann::json values, const RlsHparams& h, const models::Model& model,
-                        const hparams::RawHparams& raw) {
-  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe rls_recipe(const RlsHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = shared_recipe(h, in);
   recipe.remembers_keys = recipe.keys_as_written = true;
   const double lambda = h.mu_reg * h.mu_reg * h.mom2_update_weight, ridge = h.lambda_reg * h.lambda_reg;
   recipe.update = [lambda, ridge](const LayerProblem& problem) {

@@ -49,9 +49,8 @@ WeightDelta weakened(const models::EditSite& site, const WeightDelta& solved, co
                               right_FR - principal_RF.t().mm(principal_RF.mm(right_FR)) * strength);
 }
 
-LocateRecipe sphere_recipe(std::string editor, nlohmann::json values, const SphereHparams& h,
-                           const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = null_space_recipe(std::move(editor), std::move(values), h, model, raw);
+LocateRecipe sphere_recipe(const SphereHparams& h, const RecipeInputs& in) {
+  LocateRecipe recipe = null_space_recipe(h, in);
   const double ratio = h.cumulative_ratio, strength = h.suppression_strength;
   if (ratio > 0 && strength > 0)
     recipe.settle = [ratio, strength](const auto& site, const auto& solved, const auto& weight_DF) {

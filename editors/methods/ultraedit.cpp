@@ -10,7 +10,6 @@
 //   N tokens of a turn · F key width · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/registry.h>
@@ -20,7 +19,6 @@
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/training_loop.h>
 
-#include <chrono>
 #include <limits>
 
 namespace emend::editors {

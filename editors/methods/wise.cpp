@@ -15,13 +15,11 @@
 // and cached passes do not have, and squashes both outputs with the activation function, which the paper does not.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/wise_memory.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/editors/steps/layer_choice.h>
-#include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/runtime_editor.h>
 #include <emend/editors/steps/training_loop.h>
 #include <emend/models/tokenizer/tokenizer.h>

@@ -27,12 +27,6 @@ struct Questions {
   std::vector<std::string> order;
 };
 
-// As the checkpoint stores it, so that a pack's change and a difference of files compare.
-at::Tensor as_stored(const WeightDelta& delta) {
-  const at::Tensor change = delta.matrix();
-  return delta.orientation == models::Orientation::kInOut && change.dim() == 2 ? change.t() : change;
-}
-
 const WeightDelta* find(const std::vector<WeightDelta>& deltas, const std::string& weight) {
   const auto found =
       std::find_if(deltas.begin(), deltas.end(), [&](const WeightDelta& delta) { return delta.weight == weight; });
@@ -52,7 +46,7 @@ WeightDifference compare(const std::string& weight, const WeightDelta* a, const 
     difference.between = a ? difference.a : difference.b;
     return difference;
   }
-  const at::Tensor change_a = as_stored(*a), change_b = as_stored(*b);
+  const at::Tensor change_a = a->stored(), change_b = b->stored();
   if (change_a.sizes() != change_b.sizes())
     throw Error(ErrorClass::kInvalidArgument, {weight, "changes of two shapes", "edits of one model", ""});
   difference.between = (change_b - change_a).norm().item<double>();

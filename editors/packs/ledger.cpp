@@ -8,7 +8,6 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/hub_name.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -23,17 +22,7 @@ namespace {
 
 constexpr int kLedgerVersion = 1;
 constexpr size_t kIdDigits = 12;
-constexpr const char *kFolder = ".emend", *kPacks = ".emend/packs", *kState = "ledger.json",
-                     *kOriginals = "originals.safetensors";
-
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
+constexpr const char *kFolder = ".emend", *kState = "ledger.json", *kOriginals = "originals.safetensors";
 
 // Which file of the folder holds each tensor.
 std::map<std::string, std::filesystem::path> files_of(const std::filesystem::path& folder) {
@@ -51,9 +40,7 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
                                      const std::string& weight, const std::filesystem::path& folder) {
   const auto it = files.find(weight);
   if (it != files.end()) return it->second;
-  std::vector<std::string> names;
-  for (const auto& [name, path] : files) names.push_back(name);
-  const std::string close = closest_name(weight, names);
+  const std::string close = closest_name(weight, files, key_of);
   throw Error(ErrorClass::kInvalidArgument, {folder.string(), "no weight \"" + weight + "\", which the pack changes",
                                              "the model that the pack was made for",
                                              close.empty() ? "" : "the closest name here is \"" + close + "\""});
@@ -62,8 +49,7 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
 // Σ of the deltas added in float64, one rounding to float32 a pack, one to the file's dtype at the end: what
 // apply_delta and save_model do to a model in memory.
 at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const std::filesystem::path& folder) {
-  at::Tensor change = delta.matrix();
-  if (delta.orientation == models::Orientation::kInOut && change.dim() == 2) change = change.t();
+  const at::Tensor change = delta.stored();
   if (change.sizes() != weight.sizes())
     throw Error(ErrorClass::kInvalidArgument,
                 {folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
@@ -77,8 +63,7 @@ struct Rounding {
   double projection = 0, square = 0;
 
   void add(const at::Tensor& before, const at::Tensor& after, const WeightDelta& delta) {
-    at::Tensor change = delta.matrix();
-    if (delta.orientation == models::Orientation::kInOut && change.dim() == 2) change = change.t();
+    const at::Tensor change = delta.stored();
     const at::Tensor written = after.to(before.scalar_type()).to(at::kDouble) - before.to(at::kDouble);
     projection += (written * change).sum().item<double>();
     square += change.square().sum().item<double>();
@@ -339,7 +324,7 @@ LedgerEntry Ledger::examine(const EditPack& pack) const {
   for (const auto& delta : pack.deltas) entry.weights.push_back(delta.weight);
   entry.runtime = !pack.runtime.empty();
   entry.under = pack.under.edits;
-  entry.applied_at = now_text();
+  entry.applied_at = utc_text(std::time(nullptr));
   const auto files = files_of(folder_);
   Rounding rounding;
   for (const auto& delta : pack.deltas) {
@@ -411,7 +396,8 @@ void Ledger::warn_of_missing(const std::vector<std::string>& active) const {
 void Ledger::stamp_and_change(const std::vector<std::string>& active) {
   const auto known = known_;
   for (const auto& id : active_)
-    if (std::find(active.begin(), active.end(), id) == active.end()) known_[id].applied_at = now_text();
+    if (std::find(active.begin(), active.end(), id) == active.end())
+      known_[id].applied_at = utc_text(std::time(nullptr));
   try {
     change(active);
   } catch (...) {
@@ -436,10 +422,7 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
   begin_change();
   std::vector<std::string> order;
   for (const auto& id : ids) order.push_back(resolve(id));
-  auto a = order, b = active_;
-  std::sort(a.begin(), a.end());
-  std::sort(b.begin(), b.end());
-  if (a != b)
+  if (!std::ranges::is_permutation(order, active_))
     throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the new order names other edits than those in force",
                                                "each edit in force once", "emend list shows them"});
   change(order);
@@ -512,36 +495,6 @@ std::string Ledger::state_text(const std::vector<std::string>& active, const std
   nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active}, {"packs", packs}};
   if (pending) state["pending"] = *pending;
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
-
-void copy_model_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
-  (void)models::open_checkpoint(from.string());  // refuses links that lead out of the folder
-  const auto copy = [](const std::filesystem::path& source, const std::filesystem::path& target) {
-    std::filesystem::create_directories(target);
-    for (const auto& entry : std::filesystem::directory_iterator(source))
-      if (entry.is_regular_file() && entry.path().filename().string().find(".tmp-") == std::string::npos)
-        clone_file(entry.path(), target / entry.path().filename());
-  };
-  copy(from, to);
-  for (const char* part : {kFolder, kPacks})
-    if (std::filesystem::is_directory(from / part)) copy(from / part, to / part);
-}
-
-void write_edited_folder(const std::filesystem::path& to,
-                         const std::function<void(const std::filesystem::path&)>& write,
-                         const std::function<void(Ledger&)>& change, bool replace, const Log& log) {
-  std::error_code error;
-  if (!replace && std::filesystem::exists(to, error) && !std::filesystem::is_empty(to, error))
-    throw Error(ErrorClass::kInvalidArgument,
-                {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another"});
-  const auto fill = [&](const std::filesystem::path& staged) {
-    write(staged);
-    Ledger ledger(staged, log);
-    change(ledger);
-  };
-  write_whole(to, fill, [](const std::string& name) {
-    return name == kFolder || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
-  });
 }
 
 }  // namespace emend::editors

@@ -200,21 +200,8 @@ nlohmann::json provenance(std::span<const NamedPack> packs, const Merge& merge) 
 }  // namespace
 
 std::string_view to_string(ConflictKind kind) noexcept {
-  switch (kind) {
-    case ConflictKind::kBase:
-      return "base";
-    case ConflictKind::kTarget:
-      return "target";
-    case ConflictKind::kRepeat:
-      return "repeat";
-    case ConflictKind::kWeight:
-      return "weight";
-    case ConflictKind::kOverlap:
-      return "overlap";
-    case ConflictKind::kRuntime:
-      return "runtime";
-  }
-  return "";
+  constexpr std::string_view kNames[] = {"base", "target", "repeat", "weight", "overlap", "runtime"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 OnConflict parse_on_conflict(std::string_view text) {

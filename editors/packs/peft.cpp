@@ -12,7 +12,6 @@
 #include <emend/editors/packs/peft.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
-#include <emend/models/hub_name.h>
 
 #include <nlohmann/json.hpp>
 
@@ -61,11 +60,7 @@ Factors factors_of(const WeightDelta& delta, const PeftOptions& options) {
 
 // "model.layers.4.mlp.down_proj.weight" → "model.layers.4.mlp.down_proj", as the Hugging Face class names the module.
 std::string module_of(const std::string& weight, const models::FamilySpec& family) {
-  const std::string suffix = ".weight";
-  if (weight.size() <= suffix.size() || weight.compare(weight.size() - suffix.size(), suffix.size(), suffix) != 0)
-    throw Error(ErrorClass::kUnsupported, {weight, "a change of something that is not a matrix", "linear modules only",
-                                           "save the whole model instead (" + setting("save", "model") + ")"});
-  std::string module = weight.substr(0, weight.size() - suffix.size());
+  std::string module = weight.substr(0, weight.rfind(".weight"));
   const std::string& prefix = family.base_prefix;
   if (!prefix.empty() && module.rfind(prefix, 0) != 0 && module != family.modules.lm_head) module = prefix + module;
   return module;

@@ -4,8 +4,6 @@
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
 
-#include <algorithm>
-
 namespace emend::editors {
 
 std::vector<RuntimeKind> all_runtimes() {

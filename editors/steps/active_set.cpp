@@ -11,10 +11,9 @@
 namespace emend::editors::detail {
 namespace {
 
-// Full token ids of a row: KL rows end at the looked-up token, because nothing after it is read.
-std::vector<int64_t> cut(const TargetRow& row, bool kl) {
-  if (!kl) return row.ids;
-  return {row.ids.begin(), row.ids.begin() + row.lookup + 1};
+bool one_begins_with_other(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  const auto& [shorter, longer] = std::minmax(a, b, [](const auto& x, const auto& y) { return x.size() < y.size(); });
+  return std::equal(shorter.begin(), shorter.end(), longer.begin());
 }
 
 std::vector<int64_t> lookups_of(const std::vector<ActiveRow>& rows) {
@@ -42,30 +41,44 @@ ActiveSet::ActiveSet(const models::Model& model, const models::Model& upper, con
   above_ = first_layer_ > spec.sites[0].layer;
   end_layer_ = spec.loss_layer ? *spec.loss_layer + 1 : model.n_layers();
   const at::NoGradGuard no_grad;
-  build_rows(problems);
-  run_below(problems);
+  run_below(problems, build_rows(problems));
   rebuild_index();
 }
 
-void ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
+std::vector<std::vector<int64_t>> ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
+  std::vector<std::vector<int64_t>> ids;
   for (size_t slot = 0; slot < members_.size(); ++slot) {
     const TargetProblem& problem = problems[members_[slot]];
-    const auto add = [&](const TargetRow& source, bool kl, size_t number) {
-      const auto ids = cut(source, kl);
-      ActiveRow row{
-          slot, kl, source.sampled_context, source.weight, {ids.begin() + source.lookup, ids.end()}, source.lookup,
-          {},   {}};
-      for (const auto& [token, id] : source.labels) row.labels.emplace_back(token - source.lookup, id);
-      row.floors = source.floors;
-      for (const auto& held : problem.held)
-        if (held.row == number && held.token >= source.lookup && held.token < static_cast<int64_t>(ids.size()))
-          row.held.emplace_back(held.token - source.lookup, held.vectors_D);
-      rows_.push_back(std::move(row));
+    const size_t first = rows_.size();
+    // A row that begins with another one is run for both.
+    const auto row_for = [&](const TargetRow& source, std::vector<int64_t> own) {
+      for (size_t r = first; r < rows_.size() && problem.held.empty(); ++r) {
+        if (rows_[r].lookup != source.lookup || !one_begins_with_other(ids[r], own)) continue;
+        if (own.size() > ids[r].size()) ids[r] = std::move(own);
+        return r;
+      }
+      rows_.push_back({slot, false, {}, source.lookup, {}, {}});
+      ids.push_back(std::move(own));
+      return rows_.size() - 1;
     };
-    size_t number = 0;
-    for (const auto& row : problem.rows) add(row, false, number++);
-    for (const auto& row : problem.kl_rows) add(row, true, number++);
+    for (size_t number = 0; number < problem.rows.size(); ++number) {
+      const TargetRow& source = problem.rows[number];
+      ActiveReading reading{slot, number, source.sampled_context, source.weight, {}, source.floors};
+      for (const auto& [token, id] : source.labels) reading.labels.emplace_back(token - source.lookup, id);
+      rows_[row_for(source, source.ids)].readings.push_back(std::move(reading));
+    }
+    for (const auto& source : problem.kl_rows) {  // nothing behind the looked-up token is read
+      rows_.push_back({slot, true, {}, source.lookup, {}, {}});
+      ids.emplace_back(source.ids.begin(), source.ids.begin() + source.lookup + 1);
+    }
+    for (size_t r = first; r < rows_.size(); ++r)
+      rows_[r].suffix.assign(ids[r].begin() + rows_[r].lookup, ids[r].end());
+    for (const auto& held : problem.held)
+      if (ActiveRow& row = rows_[first + held.row];
+          held.token >= row.lookup && held.token - row.lookup < std::ssize(row.suffix))
+        row.held.emplace_back(held.token - row.lookup, held.vectors_D);
   }
+  return ids;
 }
 
 // Adds the held vectors; on request t0 is read before.
@@ -81,21 +94,19 @@ at::Tensor ActiveSet::observe(size_t site, const at::Tensor& x, const Changes& c
   return changed;
 }
 
-void ActiveSet::run_below(const std::vector<TargetProblem>& problems) {
-  std::vector<std::vector<int64_t>> ids;
+void ActiveSet::run_below(const std::vector<TargetProblem>& problems, const std::vector<std::vector<int64_t>>& ids) {
   Changes changes;
   int64_t offset = 0;
-  for (const size_t member : members_) {
-    const TargetProblem& problem = problems[member];
-    changes.plain.push_back(offset + problem.rows[0].lookup);
-    for (size_t i = 0; i < problem.rows.size() + problem.kl_rows.size(); ++i) {
-      const bool kl = i >= problem.rows.size();
-      ids.push_back(cut(kl ? problem.kl_rows[i - problem.rows.size()] : problem.rows[i], kl));
-      for (const auto& h : problem.held)
-        if (h.row == i && h.token < static_cast<int64_t>(ids.back().size()))
-          changes.held.emplace_back(offset + h.token, &h);
-      offset += static_cast<int64_t>(ids.back().size());
+  for (size_t r = 0, first = 0; r < rows_.size(); ++r) {
+    const size_t slot = rows_[r].slot;
+    if (r == 0 || slot != rows_[r - 1].slot) {
+      first = r;
+      changes.plain.push_back(offset + rows_[r].lookup);
     }
+    for (const auto& held : problems[members_[slot]].held)
+      if (held.row == r - first && held.token < std::ssize(ids[r]))
+        changes.held.emplace_back(offset + held.token, &held);
+    offset += std::ssize(ids[r]);
   }
   const auto batch = models::TokenBatch::from_rows(ids);
 
@@ -174,9 +185,9 @@ void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& enteri
 void ActiveSet::rebuild_index() {
   index_ = {};
   std::vector<std::vector<int64_t>> suffixes, kl_suffixes;
-  std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, label_token, label_id, label_slot, label_row,
-      kl_token, kl_slot;
-  std::vector<double> label_weight, label_floor, row_weight, row_labels;
+  std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, slot_of_reading, label_token, label_id,
+      label_slot, label_reading, kl_token, kl_slot;
+  std::vector<double> label_weight, label_floor, reading_weight, reading_labels;
   bool floors = false;
   std::vector<int64_t> kl_rows_of_slot(members_.size(), 0);
   int64_t token = 0;
@@ -187,20 +198,22 @@ void ActiveSet::rebuild_index() {
     begins.push_back(row.lookup);
     lookup.push_back(token);
     slot_of_row.push_back(slot);
-    row_weight.push_back(row.kl ? 0 : row.weight);
-    row_labels.push_back(row.kl ? 1 : static_cast<double>(row.labels.size()));
-    for (const auto& [at_token, id] : row.labels) {
-      label_token.push_back(token + at_token);
-      label_id.push_back(id);
-      label_slot.push_back(slot);
-      label_row.push_back(static_cast<int64_t>(r));
-      label_weight.push_back(row.weight / static_cast<double>(row.labels.size()));
-      label_floor.push_back(0);
-    }
-    if (!row.floors.empty()) {
-      floors = true;
-      std::copy(row.floors.begin(), row.floors.end(),
-                label_floor.end() - static_cast<std::ptrdiff_t>(row.floors.size()));
+    for (const ActiveReading& reading : row.readings) {
+      const auto labels = static_cast<double>(reading.labels.size());
+      for (size_t i = 0; i < reading.labels.size(); ++i) {
+        label_token.push_back(token + reading.labels[i].first);
+        label_id.push_back(reading.labels[i].second);
+        label_slot.push_back(slot);
+        label_reading.push_back(std::ssize(index_.readings));
+        label_weight.push_back(reading.weight / labels);
+        label_floor.push_back(reading.floors.empty() ? 0 : reading.floors[i]);
+      }
+      floors |= !reading.floors.empty();
+      slot_of_reading.push_back(slot);
+      reading_weight.push_back(reading.weight);
+      reading_labels.push_back(labels);
+      index_.readings.push_back(reading);
+      index_.readings.back().slot = row.slot;
     }
     if (row.kl) {
       kl_token.push_back(token);
@@ -225,11 +238,12 @@ void ActiveSet::rebuild_index() {
   index_.label_token_M = devices::index_on(label_token, like);
   index_.label_id_M = devices::index_on(label_id, like);
   index_.label_slot_M = devices::index_on(label_slot, like);
-  index_.label_row_M = devices::index_on(label_row, like);
+  index_.label_reading_M = devices::index_on(label_reading, like);
   index_.label_weight_M = floats(label_weight);
   index_.label_floor_M = floors ? floats(label_floor) : at::Tensor();
-  index_.row_weight = floats(row_weight);
-  index_.row_labels = floats(row_labels);
+  index_.slot_of_reading = devices::index_on(slot_of_reading, like);
+  index_.reading_weight = floats(reading_weight);
+  index_.reading_labels = floats(reading_labels);
   if (kl_token.empty()) return;
   index_.kl_token_K = devices::index_on(kl_token, like);
   index_.kl_slot_K = devices::index_on(kl_slot, like);

@@ -69,6 +69,11 @@ at::Tensor WeightDelta::matrix() const {
   return as_double(dense_DF);
 }
 
+at::Tensor WeightDelta::stored() const {
+  const at::Tensor change = matrix();
+  return orientation == models::Orientation::kInOut && change.dim() == 2 ? change.t() : change;
+}
+
 double WeightDelta::norm() const {
   if (!low_rank()) return as_double(dense_DF).norm().item<double>();
   const at::Tensor left = as_double(left_DR), right = as_double(right_FR);

@@ -30,6 +30,7 @@ struct WeightDelta {
   [[nodiscard]] std::vector<int64_t> shape() const;  ///< {D,F} or {D}
   /// [D,F] (or [D]) in float64, on the device of the factors.
   [[nodiscard]] at::Tensor matrix() const;
+  [[nodiscard]] at::Tensor stored() const;  ///< the same in the orientation of the stored weight
   /// ‖ΔW‖, from the factors' Gram matrices where there are factors.
   [[nodiscard]] double norm() const;
   /// Throws Error(kNumeric) naming the weight if any entry is NaN or infinite.

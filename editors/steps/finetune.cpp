@@ -5,6 +5,7 @@
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/finetune.h>
+#include <emend/editors/steps/layer_choice.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/training_loop.h>
@@ -13,7 +14,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 namespace emend::editors {
@@ -273,13 +273,9 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
 
 std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values, const FineTuneHparams& hparams,
                                       const hparams::RawHparams& raw, const models::Model& model) {
-  for (const int64_t layer : hparams.layers) {
-    if (layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.where("layers"), "layer " + std::to_string(layer),
-                   "0 to " + std::to_string(model.n_layers() - 1), "use hyper-parameters made for this model"});
+  require_layers(hparams.layers, model, raw);
+  for (const int64_t layer : hparams.layers)
     (void)weights_of_module(model, static_cast<int>(layer), hparams.modules.rewrite_module_tmp, raw.source());
-  }
   const auto& names = hparams.modules;
   models::check_module_names(model.family(), model.config(),
                              {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp, "",

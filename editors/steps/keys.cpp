@@ -26,22 +26,15 @@ std::vector<at::Tensor> collect_padded(const models::Model& model, const std::ve
   for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
     context.cancel.check("keys");
     const size_t count = std::min(kReferenceBatch, rows.size() - begin);
-    int64_t width = 0;
-    for (size_t i = 0; i < count; ++i) width = std::max(width, static_cast<int64_t>(rows[begin + i].ids.size()));
-    at::Tensor ids = at::full({static_cast<int64_t>(count), width}, pad, at::kLong);
-    at::Tensor mask = at::zeros_like(ids);
+    std::vector<std::vector<int64_t>> ids;
+    for (size_t i = 0; i < count; ++i) ids.push_back(rows[begin + i].ids);
+    const auto batch = models::TokenBatch::padded(ids, pad);
     std::vector<int64_t> lookup;
-    for (size_t i = 0; i < count; ++i) {
-      const auto& row = rows[begin + i];
-      const auto r = static_cast<int64_t>(i), n = static_cast<int64_t>(row.ids.size());
-      ids[r].narrow(0, 0, n).copy_(at::tensor(row.ids, at::kLong));
-      mask[r].narrow(0, 0, n).fill_(1);
-      lookup.push_back(r * width + row.lookup);
-    }
+    for (size_t i = 0; i < count; ++i) lookup.push_back(batch.token(static_cast<int64_t>(i), rows[begin + i].lookup));
     hooks::HookSession session(model.hooks());
     for (const auto& site : sites) session.capture(site);
     session.attach();
-    (void)model.forward(models::TokenBatch::from_padded(ids, mask, {}, true));
+    (void)model.forward(batch);
     for (size_t s = 0; s < sites.size(); ++s) {
       const at::Tensor all = session.captured(sites[s]);
       parts[s].push_back(all.index_select(0, devices::index_on(lookup, all)));

@@ -57,13 +57,18 @@ const hparams::Schema<LayerChoice>& layer_choice_schema() {
   return schema;
 }
 
-std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
-  std::vector<int> layers;
-  for (const int64_t layer : choice.layers) {
+void require_layers(const std::vector<int64_t>& layers, const models::Model& model, const hparams::RawHparams& raw) {
+  for (const int64_t layer : layers)
     if (layer >= model.n_layers())
       throw Error(ErrorClass::kInvalidArgument,
                   {raw.where("layers"), "layer " + std::to_string(layer),
                    "0 to " + std::to_string(model.n_layers() - 1), "use hyper-parameters made for this model"});
+}
+
+std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
+  require_layers(choice.layers, model, raw);
+  std::vector<int> layers;
+  for (const int64_t layer : choice.layers) {
     layers.push_back(static_cast<int>(layer));
     (void)model.edit_site(layers.back());
   }

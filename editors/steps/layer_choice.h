@@ -15,6 +15,8 @@ struct LayerChoice {
 };
 [[nodiscard]] const hparams::Schema<LayerChoice>& layer_choice_schema();  ///< the fields above
 
+/// Throws Error(kInvalidArgument) naming the place of `layers` in the file if the model lacks one of them.
+void require_layers(const std::vector<int64_t>& layers, const models::Model& model, const hparams::RawHparams& raw);
 /// The layers meant, ascending. Every inner parameter must name the rewritten MLP output matrix of a layer.
 /// Throws Error(kInvalidArgument) naming the place in the file; Error(kUnsupported) for other matrices of the model.
 [[nodiscard]] std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& model,

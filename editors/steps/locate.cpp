@@ -9,7 +9,6 @@
 #include <emend/editors/steps/post_norm.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
-#include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <cmath>
@@ -36,15 +35,7 @@ at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) 
 
 double divisor(ResidualSpread spread, size_t index, size_t count) {
   const auto left = static_cast<double>(count - index);
-  switch (spread) {
-    case ResidualSpread::kEqual:
-      return left;
-    case ResidualSpread::kSqrt:
-      return std::sqrt(left);
-    case ResidualSpread::kNone:
-      return 1;
-  }
-  return 1;
+  return spread == ResidualSpread::kEqual ? left : spread == ResidualSpread::kSqrt ? std::sqrt(left) : 1;
 }
 
 // Problems of a batch: one a fact, or one a group of facts that share their key.
@@ -234,7 +225,7 @@ class BatchEdit {
       optimise_round(now);
       for (const Unit* unit : now) of_fact[unit->fact].push_back(&targets_[*unit->target]);
     }
-    for (const size_t i : facts) note_outcome(i, summarise(of_fact[i]));
+    for (const size_t i : facts) note_outcome(i, of_fact[i]);
     for (const Unit& unit : units_.back())
       if (unit.target && targets_[*unit.target].status != FactStatus::kFailed &&
           result_.outcomes[batch_.places[unit.fact]].status != FactStatus::kFailed)
@@ -242,7 +233,8 @@ class BatchEdit {
   }
 
   // Of the last round that succeeded; steps and curve of all.
-  void note_outcome(size_t fact, Target target) {
+  void note_outcome(size_t fact, const std::vector<const Target*>& windows) {
+    Target target = summarise(windows);
     FactOutcome& noted = result_.outcomes[batch_.places[fact]];
     if (units_.size() > 1) {
       if (target.status == FactStatus::kFailed) return;
@@ -462,11 +454,9 @@ class BatchEdit {
       most = std::max(most, reached);
       if (reached >= kLittle) continue;
       ++few;
-      char share[16];
-      std::snprintf(share, sizeof share, "%.2g %%", 100 * reached);
       auto& outcome = result_.outcomes[batch_.places[fact]];
       if (outcome.status != FactStatus::kFailed)
-        outcome.reason = "no layer gets more than " + std::string(share) + " of the change it asks for" + advice;
+        outcome.reason = formatted("no layer gets more than %.2g %% of the change it asks for", 100 * reached) + advice;
     }
     if (few == 0) return;
     const bool all = few == most_reached_.size();
@@ -554,11 +544,11 @@ class BatchEdit {
     figures.solver = update.solve.method;
     figures.condition = update.solve.condition;
     figures.jitter = update.solve.jitter;
-    char text[160];
-    std::snprintf(text, sizeof text, "layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
-                  figures.residual_norm, figures.update_norm, figures.relative_update_norm,
-                  figures.solver.empty() ? "no solve" : figures.solver.c_str());
-    context_.log.event(LogLevel::kInfo, "insert.layer", text, to_json(figures));
+    context_.log.event(LogLevel::kInfo, "insert.layer",
+                       formatted("layer %d: |residual| %.4g, |update| %.4g (%.3g of the weight), %s", figures.layer,
+                                 figures.residual_norm, figures.update_norm, figures.relative_update_norm,
+                                 figures.solver.empty() ? "no solve" : figures.solver.c_str()),
+                       to_json(figures));
     if (figures.jitter > 0)
       context_.log.warning("insert.jitter", figures.weight + ": the second moment is nearly singular; " +
                                                 std::to_string(figures.jitter) +

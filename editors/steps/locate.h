@@ -12,7 +12,6 @@
 #include <emend/editors/steps/modifiers.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/targets.h>
-#include <emend/editors/steps/windows.h>
 #include <emend/hparams/locate.h>
 
 #include <chrono>
@@ -146,19 +145,24 @@ class LocateEditor final : public Editor {
   std::optional<ContextTemplates> contexts_;  ///< sampled at the first edit
 };
 
+/// What a recipe is made from beside the hyper-parameters.
+struct RecipeInputs {
+  const std::string& editor;
+  nlohmann::json values;  ///< the effective ones, for the record
+  const models::Model& model;
+  const hparams::RawHparams& raw;  ///< the file, for messages
+};
+
 /// Entry of a locate-then-edit method in the table of editors; `recipe` throws like check_locate_hparams.
 template <class H>
 [[nodiscard]] EditorInfo locate_entry(std::string name, std::string summary, std::string paper,
                                       const hparams::Schema<H>& schema,
-                                      std::function<LocateRecipe(std::string editor, nlohmann::json values, const H&,
-                                                                 const models::Model&, const hparams::RawHparams&)>
-                                          recipe) {
-  const hparams::Schema<H>* fields = &schema;
-  return editor_entry<H>(name, std::move(summary), std::move(paper), schema,
-                         [name, fields, recipe = std::move(recipe)](const H& h, const hparams::RawHparams& raw,
-                                                                    const models::Model& model, const Log&) {
-                           return std::make_unique<LocateEditor>(recipe(name, fields->dump(h), h, model, raw));
-                         });
+                                      std::function<LocateRecipe(const H&, const RecipeInputs&)> recipe) {
+  const auto make = [name, fields = &schema, recipe = std::move(recipe)](const H& h, const hparams::RawHparams& raw,
+                                                                         const models::Model& model, const Log&) {
+    return std::make_unique<LocateEditor>(recipe(h, {name, fields->dump(h), model, raw}));
+  };
+  return editor_entry<H>(name, std::move(summary), std::move(paper), schema, make);
 }
 
 /// How a batch is put together, whatever solves it.
@@ -191,16 +195,11 @@ struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
 [[nodiscard]] TargetSpec rome_targets(const hparams::LocateHparams& hparams, int layer);
 
 /// What locate-then-edit methods have in common: the hyper-parameters checked against the model, MEMIT's targets, no
-/// statistics where `mom2_adjustment` is false. `values` are the effective ones, for the record. The caller adds the
-/// update. Throws like check_locate_hparams.
-[[nodiscard]] LocateRecipe locate_recipe(std::string editor, nlohmann::json values,
-                                         const hparams::LocateHparams& hparams, const models::Model& model,
-                                         const hparams::RawHparams& raw);
+/// statistics where `mom2_adjustment` is false. The caller adds the update. Throws like check_locate_hparams.
+[[nodiscard]] LocateRecipe locate_recipe(const hparams::LocateHparams& hparams, const RecipeInputs& in);
 /// The same with shared keys and rounds; for MEMIT's descendants with its update.
-[[nodiscard]] LocateRecipe shared_recipe(std::string editor, nlohmann::json values, const SharedHparams& hparams,
-                                         const models::Model& model, const hparams::RawHparams& raw);
-[[nodiscard]] LocateRecipe memit_recipe(std::string editor, nlohmann::json values, const MemitHparams& hparams,
-                                        const models::Model& model, const hparams::RawHparams& raw);
+[[nodiscard]] LocateRecipe shared_recipe(const SharedHparams& hparams, const RecipeInputs& in);
+[[nodiscard]] LocateRecipe memit_recipe(const MemitHparams& hparams, const RecipeInputs& in);
 
 /// Layers and v_loss_layer within the model, module names that fit it, an editable matrix in every layer.
 /// Throws Error(kInvalidArgument) naming the key's place in the file.
@@ -232,18 +231,18 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
 /// does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
 
-/// Adds the seconds of a scope to a phase of a result.
+/// Adds the seconds of a scope to a phase.
 class PhaseTimer {
  public:
-  PhaseTimer(EditResult& result, const char* phase)
-      : seconds_(&result.seconds[phase]), start_(std::chrono::steady_clock::now()) {}
-  ~PhaseTimer() { *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  PhaseTimer(std::map<std::string, double>& seconds, const char* phase) : seconds_(seconds[phase]) {}
+  PhaseTimer(EditResult& result, const char* phase) : PhaseTimer(result.seconds, phase) {}
+  ~PhaseTimer() { seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
 
  private:
-  double* seconds_;
-  std::chrono::steady_clock::time_point start_;
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 /// A weight as it is stored, in paper orientation, float64, on the host.

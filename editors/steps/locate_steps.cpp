@@ -40,10 +40,8 @@ Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge)
   return preserved;
 }
 
-namespace {
-
 // The least-squares answer to this batch and all earlier ones, from whatever the weight is now.
-LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) {
+static LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) {
   const auto here = [&](const at::Tensor& x) {
     return devices::route_like(x, problem.keys_FN, devices::Purpose::kSolve).to(problem.dtype);
   };
@@ -60,8 +58,6 @@ LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) 
       problem.site, solve_preserved(owed_DF.t(), system, {problem.dtype}, &update.solve).t().contiguous());
   return update;
 }
-
-}  // namespace
 
 LayerUpdate closed_form(const LayerProblem& problem, const Preserved& preserved) {
   if (problem.earlier.values_DF.defined()) return joint_form(problem, preserved);
@@ -130,21 +126,19 @@ std::string one_round(const SharedHparams& hparams) {
   return hparams.rounds > 1 ? "1, because this editor writes a batch only once" : "";
 }
 
-LocateRecipe locate_recipe(std::string editor, nlohmann::json values, const hparams::LocateHparams& hparams,
-                           const models::Model& model, const hparams::RawHparams& raw) {
-  check_locate_hparams(hparams, model, raw);
+LocateRecipe locate_recipe(const hparams::LocateHparams& hparams, const RecipeInputs& in) {
+  check_locate_hparams(hparams, in.model, in.raw);
   LocateRecipe recipe;
-  recipe.editor = std::move(editor);
-  recipe.hparams = std::move(values);
+  recipe.editor = in.editor;
+  recipe.hparams = in.values;
   recipe.common = hparams;
-  recipe.targets = memit_targets(hparams, model);
+  recipe.targets = memit_targets(hparams, in.model);
   recipe.needs_statistics = hparams.mom2_adjustment;
   return recipe;
 }
 
-LocateRecipe shared_recipe(std::string editor, nlohmann::json values, const SharedHparams& hparams,
-                           const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = locate_recipe(std::move(editor), std::move(values), hparams, model, raw);
+LocateRecipe shared_recipe(const SharedHparams& hparams, const RecipeInputs& in) {
+  LocateRecipe recipe = locate_recipe(hparams, in);
   recipe.merge_equal_keys = hparams.merge_equal_keys;
   recipe.rounds = {hparams.rounds, hparams.round_probability};
   recipe.modifiers = {hparams.nas, hparams.nas_norm, hparams.revive, hparams.simie,
@@ -152,9 +146,8 @@ LocateRecipe shared_recipe(std::string editor, nlohmann::json values, const Shar
   return recipe;
 }
 
-LocateRecipe memit_recipe(std::string editor, nlohmann::json values, const MemitHparams& hparams,
-                          const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), hparams, model, raw);
+LocateRecipe memit_recipe(const MemitHparams& hparams, const RecipeInputs& in) {
+  LocateRecipe recipe = shared_recipe(hparams, in);
   recipe.update = memit_update(hparams.mom2_update_weight);
   return recipe;
 }

@@ -2,10 +2,13 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
+#include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
+
+#include <algorithm>
 
 namespace emend::editors {
 namespace {
@@ -62,23 +65,27 @@ MlpWeights MlpWeights::of(const models::Model& model, int layer) {
   return weights;
 }
 
-TextPass TextPass::of(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int layer,
-                      const at::Tensor& home, const EditContext& context) {
+std::map<int, TextPass> TextPass::of(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
+                                     const std::vector<int>& layers, const EditContext& context) {
   const at::NoGradGuard no_grad;
   constexpr size_t kTokensAtOnce = 4096;
-  std::vector<at::Tensor> inputs;
-  TextPass pass;
+  std::map<int, TextPass> passes;
+  std::map<int, std::vector<at::Tensor>> inputs;
   hooks::HookSession session(model.hooks());
-  session.edit({hooks::Site::kMlpIn, layer}, [&](const at::Tensor& x) {
-    inputs.push_back(devices::route_like(x.to(at::kFloat).clone(), home, devices::Purpose::kKeys));
-    return at::Tensor();
-  });
-  session.edit({hooks::Site::kMlpDownIn, layer}, [&](const at::Tensor& keys) {
-    const at::Tensor sum_F = devices::route_like(keys.to(at::kDouble).square().sum(0), home, devices::Purpose::kKeys);
-    pass.energy_F = pass.energy_F.defined() ? pass.energy_F + sum_F : sum_F;
-    return at::Tensor();
-  });
-  session.stop_after({hooks::Site::kMlpDownIn, layer}).attach();
+  for (const int layer : layers) {
+    const at::Tensor home = solve_home(model, model.edit_site(layer));
+    session.edit({hooks::Site::kMlpIn, layer}, [&inputs, layer, home](const at::Tensor& x) {
+      inputs[layer].push_back(devices::route_like(x.to(at::kFloat).clone(), home, devices::Purpose::kKeys));
+      return at::Tensor();
+    });
+    session.edit({hooks::Site::kMlpDownIn, layer}, [&passes, layer, home](const at::Tensor& keys) {
+      const at::Tensor sum_F = devices::route_like(keys.to(at::kDouble).square().sum(0), home, devices::Purpose::kKeys);
+      at::Tensor& energy_F = passes[layer].energy_F;
+      energy_F = energy_F.defined() ? energy_F + sum_F : sum_F;
+      return at::Tensor();
+    });
+  }
+  session.stop_after({hooks::Site::kMlpDownIn, *std::max_element(layers.begin(), layers.end())}).attach();
   models::ForwardOptions no_logits;
   no_logits.logit_tokens = std::vector<int64_t>{};
   for (size_t begin = 0; begin < rows.size();) {
@@ -89,9 +96,11 @@ TextPass TextPass::of(const models::Model& model, const std::vector<std::vector<
     (void)model.forward(models::TokenBatch::from_rows(some), no_logits);
   }
   session.finish();
-  pass.inputs_ND = at::cat(inputs);
-  pass.energy_F = pass.energy_F / pass.inputs_ND.size(0);
-  return pass;
+  for (auto& [layer, pass] : passes) {
+    pass.inputs_ND = at::cat(inputs[layer]);
+    pass.energy_F = pass.energy_F / pass.inputs_ND.size(0);
+  }
+  return passes;
 }
 
 std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights, const TextPass& pass,

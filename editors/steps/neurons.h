@@ -7,6 +7,7 @@
 #include <emend/editors/steps/apply.h>
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -29,9 +30,11 @@ struct TextPass {
   at::Tensor inputs_ND;  ///< what enters it, float32
   at::Tensor energy_F;   ///< mean square of the neurons' values, float64
 
-  /// Runs the rows up to the layer; the result lies where `home` does. Throws Error(kCancelled).
-  [[nodiscard]] static TextPass of(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int layer,
-                                   const at::Tensor& home, const EditContext& context);
+  /// Runs the rows once, up to the last of these layers; each result lies where that layer's systems are solved. Throws
+  /// Error(kCancelled).
+  [[nodiscard]] static std::map<int, TextPass> of(const models::Model& model,
+                                                  const std::vector<std::vector<int64_t>>& rows,
+                                                  const std::vector<int>& layers, const EditContext& context);
 };
 
 /// `count` neurons that contribute least on the text (E[a²]·‖column of W_down‖²), without those of `used`. What hardly

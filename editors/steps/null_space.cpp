@@ -86,9 +86,8 @@ const hparams::Schema<NullSpaceHparams>& null_space_schema() {
   return schema;
 }
 
-LocateRecipe null_space_recipe(std::string editor, nlohmann::json values, const NullSpaceHparams& hparams,
-                               const models::Model& model, const hparams::RawHparams& raw) {
-  LocateRecipe recipe = shared_recipe(std::move(editor), std::move(values), hparams, model, raw);
+LocateRecipe null_space_recipe(const NullSpaceHparams& hparams, const RecipeInputs& in) {
+  LocateRecipe recipe = shared_recipe(hparams, in);
   recipe.remembers_keys = true;
   const auto projectors = std::make_shared<Projectors>(hparams.nullspace_threshold);
   recipe.update = [projectors, ridge = hparams.L2](const LayerProblem& problem) {

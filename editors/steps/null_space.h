@@ -43,7 +43,6 @@ struct NullSpaceHparams : SharedHparams {  ///< what null-space editors share
 [[nodiscard]] const hparams::Schema<NullSpaceHparams>& null_space_schema();  ///< the fields above
 
 /// AlphaEdit's recipe: remembers keys, and its update works inside the null space.
-[[nodiscard]] LocateRecipe null_space_recipe(std::string editor, nlohmann::json values, const NullSpaceHparams& hparams,
-                                             const models::Model& model, const hparams::RawHparams& raw);
+[[nodiscard]] LocateRecipe null_space_recipe(const NullSpaceHparams& hparams, const RecipeInputs& in);
 
 }  // namespace emend::editors

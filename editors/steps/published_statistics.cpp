@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/npz.h>
-#include <emend/editors/steps/published_statistics.h>
+#include <emend/editors/steps/statistics.h>
 
 namespace emend::editors {
 namespace {

@@ -1,8 +1,8 @@
 // Second moments as values and as files.
 #include <ATen/ATen.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/solver.h>
@@ -40,10 +40,8 @@ std::optional<SpdFactor> load_factor(const std::filesystem::path& path, const st
 }
 
 void save_factor(const std::filesystem::path& path, const std::string& key, const SpdFactor& factor) {
-  char jitter[40];
-  std::snprintf(jitter, sizeof jitter, "%.17g", factor.jitter());
   write_checked(path, {{"lower", devices::to_host(factor.lower_FF(), devices::Purpose::kStatistics).contiguous()}},
-                {{"format", kFactorFormat}, {"key", key}, {"jitter", jitter}});
+                {{"format", kFactorFormat}, {"key", key}, {"jitter", formatted("%.17g", factor.jitter())}});
 }
 
 }  // namespace

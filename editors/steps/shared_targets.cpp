@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/detail/shared_targets.h>
+#include <emend/editors/detail/target_engines.h>
 
 #include <nlohmann/json.hpp>
 
@@ -69,8 +69,7 @@ int64_t cost_of(const TargetProblem& problem) {
   return tokens;
 }
 
-}  // namespace
-
+// Targets as bytes, every number exact, without traces.
 std::string encode_targets(const std::vector<Target>& targets) {
   json list = json::array();
   for (const auto& target : targets) list.push_back(target_document(target));
@@ -90,8 +89,11 @@ std::vector<Target> decode_targets(std::string_view bytes) {
   }
 }
 
-std::vector<Target> share_targets(const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
-                                  const OptimiseFn& optimise) {
+}  // namespace
+
+std::vector<Target> share_targets(
+    const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
+    const std::function<std::vector<Target>(const std::vector<TargetProblem>&)>& optimise) {
   std::vector<int64_t> costs;
   for (const auto& problem : problems) costs.push_back(cost_of(problem));
   return sharing.map<Target>(

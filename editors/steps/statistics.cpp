@@ -4,11 +4,11 @@
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/datasets/corpus.h>
+#include <emend/devices/collectives.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_rows.h>
 #include <emend/editors/detail/statistics_sums.h>
 #include <emend/editors/steps/convergence.h>
-#include <emend/editors/steps/shared_statistics.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -100,6 +100,7 @@ namespace {
 struct CorpusState {
   std::optional<StatisticsText> text;
   StatisticsOptions options;
+  devices::Collectives* group = nullptr;
   std::map<int, SecondMoment> moments;
   std::vector<int> from_cache, computed;
   double seconds = 0;
@@ -171,17 +172,17 @@ class Collection {
  public:
   // `keys`: of the cache files, a layer each; empty without a cache.
   Collection(const CorpusState& state, const models::Model& model, std::vector<int> layers,
-             const std::map<int, std::string>& keys, devices::Collectives* group)
+             const std::map<int, std::string>& keys)
       : options_(state.options),
         model_(model),
         layers_(std::move(layers)),
-        group_(group),
+        group_(state.group),
         automatic_(options_.tokens == kAutoTokens),
         most_(state.tokens),
         source_(detail::make_row_source(model, state.text, options_)) {
     const bool apart = automatic_ || widest(model, layers_) <= kHalvesUpTo;
     halves_.resize(apart ? 2 : 1);
-    if (options_.cache.empty() || group) return;
+    if (options_.cache.empty() || group_) return;
     std::string all;
     for (const int layer : layers_) all += keys.at(layer);
     partial_key_ = sha256_hex(all + " partial");
@@ -310,12 +311,29 @@ class Collection {
   std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
 };
 
-nlohmann::json describe_corpus(const CorpusState& state);
+nlohmann::json describe_corpus(const CorpusState& state) {
+  nlohmann::json json = {{"source", state.source()},
+                         {"tokens_wanted", state.tokens},
+                         {"first_token", detail::name_of(state.options.first_token)},
+                         {"max_length", state.options.max_length},
+                         {"dtype", c10::toString(state.options.dtype)},
+                         {"seed", state.options.seed},
+                         {"layers_from_cache", state.from_cache},
+                         {"layers_computed", state.computed},
+                         {"seconds", state.seconds}};
+  if (state.group) json["processes"] = state.group->size();
+  if (state.text) json["text_sha256"] = state.text->fingerprint;
+  if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
+  for (const auto& [layer, moment] : state.moments)
+    if (const auto found = moment.origin().find("convergence"); found != moment.origin().end())
+      json["convergence"]["layer " + std::to_string(layer)] = *found;
+  return json;
+}
 
-void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers,
-                    devices::Collectives* group) {
+void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers) {
   const auto start = std::chrono::steady_clock::now();
   const StatisticsOptions& options = state.options;
+  devices::Collectives* const group = state.group;
   std::vector<int> missing;
   for (const int layer : layers)
     if (!state.moments.contains(layer)) missing.push_back(layer);
@@ -344,7 +362,7 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
     }
   }
   if (!missing.empty()) {
-    for (auto& [layer, moment] : Collection(state, model, missing, keys, group).run()) {
+    for (auto& [layer, moment] : Collection(state, model, missing, keys).run()) {
       nlohmann::json origin = moment.origin();
       origin["text"] = state.source();
       SecondMoment named(moment.cov_FF(), moment.count(), origin);
@@ -370,24 +388,6 @@ const SecondMoment& prepared_moment(const CorpusState& state, int layer) {
     throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
                                                "a prepared layer", "call prepare first"});
   return found->second;
-}
-
-nlohmann::json describe_corpus(const CorpusState& state) {
-  nlohmann::json json = {{"source", state.source()},
-                         {"tokens_wanted", state.tokens},
-                         {"first_token", detail::name_of(state.options.first_token)},
-                         {"max_length", state.options.max_length},
-                         {"dtype", c10::toString(state.options.dtype)},
-                         {"seed", state.options.seed},
-                         {"layers_from_cache", state.from_cache},
-                         {"layers_computed", state.computed},
-                         {"seconds", state.seconds}};
-  if (state.text) json["text_sha256"] = state.text->fingerprint;
-  if (!state.moments.empty()) json["tokens"] = state.moments.begin()->second.count();
-  for (const auto& [layer, moment] : state.moments)
-    if (const auto found = moment.origin().find("convergence"); found != moment.origin().end())
-      json["convergence"]["layer " + std::to_string(layer)] = *found;
-  return json;
 }
 
 std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::Tensor& lengths) {
@@ -426,45 +426,22 @@ std::vector<std::vector<int64_t>> text_rows(const CorpusState& state, const mode
   return rows;
 }
 
-class SharedStatistics final : public StatisticsProvider {
- public:
-  SharedStatistics(std::optional<StatisticsText> text, StatisticsOptions options, devices::Collectives& group)
-      : group_(&group) {
-    state_.text = std::move(text);
-    state_.options = std::move(options);
-  }
-  void prepare(const models::Model& model, const std::vector<int>& layers) override {
-    prepare_corpus(state_, model, layers, group_);
-  }
-  [[nodiscard]] const SecondMoment& get(int layer) const override { return prepared_moment(state_, layer); }
-  [[nodiscard]] std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens) override {
-    return text_rows(state_, model, tokens);
-  }
-  [[nodiscard]] nlohmann::json describe() const override {
-    auto json = describe_corpus(state_);
-    json["processes"] = group_->size();
-    return json;
-  }
-
- private:
-  CorpusState state_;
-  devices::Collectives* group_;
-};
-
 }  // namespace
 
 struct CorpusStatistics::State : CorpusState {};
 
-CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options)
+CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options,
+                                   devices::Collectives* group)
     : state_(std::make_unique<State>()) {
   state_->text = std::move(text);
   state_->options = std::move(options);
+  state_->group = group;
 }
 
 CorpusStatistics::~CorpusStatistics() = default;
 
 void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
-  prepare_corpus(*state_, model, layers, nullptr);
+  prepare_corpus(*state_, model, layers);
 }
 
 const SecondMoment& CorpusStatistics::get(int layer) const {
@@ -477,11 +454,6 @@ std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& mo
 
 nlohmann::json CorpusStatistics::describe() const {
   return describe_corpus(*state_);
-}
-
-std::unique_ptr<StatisticsProvider> make_shared_statistics(std::optional<StatisticsText> text,
-                                                           StatisticsOptions options, devices::Collectives& group) {
-  return std::make_unique<SharedStatistics>(std::move(text), std::move(options), group);
 }
 
 }  // namespace emend::editors

@@ -20,6 +20,9 @@
 #include <string>
 #include <vector>
 
+namespace emend::devices {
+class Collectives;
+}
 namespace emend::editors {
 
 class SpdFactor;
@@ -119,7 +122,12 @@ struct StatisticsText {
 /// Statistics over a corpus; without one, over text that the model itself samples (with the seed).
 class CorpusStatistics final : public StatisticsProvider {
  public:
-  CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options);
+  /// `group`: processes that compute the moments together. They must make the same calls; each reads the corpus (or
+  /// samples the same text) and takes its share of the batches, the first one writes the cache. The numbers are those
+  /// of one process, up to the rounding of sums in float64. It must outlive the provider; if a process is lost,
+  /// prepare() throws Error(kDevice) in the others.
+  CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options,
+                   devices::Collectives* group = nullptr);
   ~CorpusStatistics() override;
   /// Throws Error(kInvalidArgument) for a corpus without tokens, Error(kCorruption) for a damaged one,
   /// Error(kCancelled). A damaged cache file is reported and recomputed. The documents are shuffled with the seed; at
@@ -145,5 +153,17 @@ class CorpusStatistics final : public StatisticsProvider {
 /// Error(kCorruption) if there is a damaged one.
 void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key);
 [[nodiscard]] std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key);
+
+// Second moments as the MEMIT repository publishes them: one .npz file a layer with the entries mom2.mom2 (the moment)
+// and mom2.count (the tokens).
+
+/// Throws Error(kNotFound) if there is no such file or it lacks "mom2.mom2", Error(kCorruption) for a damaged file or a
+/// moment that is not a finite, square, symmetric matrix.
+[[nodiscard]] SecondMoment read_published_moment(const std::filesystem::path& path);
+
+/// Moments from the files that `pattern` names, "{layer}" standing for the layer's number, read when a layer is first
+/// prepared. prepare() throws Error(kInvalidArgument) for moments of another width than the model's keys. The files say
+/// nothing of the model they were made with: that is for the caller to know.
+[[nodiscard]] std::unique_ptr<StatisticsProvider> make_published_statistics(std::string pattern, Log log = {});
 
 }  // namespace emend::editors

@@ -1,12 +1,10 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
-#include <emend/editors/detail/shared_targets.h>
+#include <emend/core/text.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace emend::editors {
 namespace {
@@ -58,9 +56,8 @@ std::vector<Target> run_engine(const models::Model& model, const std::vector<Tar
                                const TargetSpec& spec, const EditContext& context) {
   const auto report = [&](size_t done, double loss) {
     if (!context.progress) return;
-    char text[64];
-    std::snprintf(text, sizeof text, "%zu/%zu facts, loss %.2f", done, problems.size(), loss);
-    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()), text});
+    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()),
+                      formatted("%zu/%zu facts, loss %.2f", done, problems.size(), loss)});
   };
   if (context.engine == Engine::kFast) return detail::optimise_fast(model, problems, spec, context, report);
   std::vector<Target> targets;
@@ -76,31 +73,6 @@ double norm_of(const at::Tensor& x) {
 }
 
 }  // namespace
-
-namespace detail {
-
-bool stop_now(const TargetSpec& spec, const StopInputs& inputs, StopState& state) {
-  const bool low = inputs.loss < spec.stop_loss;
-  switch (spec.stop_rule) {
-    case StopRule::kLoss:
-      return low;
-    case StopRule::kArgmax:
-      state.nll_factor_scale = inputs.all_argmax ? 0.1 : 1;
-      return (inputs.all_argmax && inputs.kl <= 0.01) || low;
-    case StopRule::kMostProbable:
-      if (inputs.sampled_argmax) ++state.hits;
-      return state.hits >= spec.patience || low;
-    case StopRule::kProbability:
-      return inputs.probability > spec.stop_probability || low;
-  }
-  return low;
-}
-
-FactStatus unmet_status(double delta_norm, double initial_norm, double clamp_norm_factor) {
-  return delta_norm >= clamp_norm_factor * initial_norm * (1 - 1e-4) ? FactStatus::kClamped : FactStatus::kMaxSteps;
-}
-
-}  // namespace detail
 
 TargetProblem make_target_problem(const RenderedFact& fact) {
   TargetProblem problem;
@@ -212,6 +184,62 @@ FactOutcome make_outcome(const models::Tokenizer& tokenizer, const RenderedFact&
   outcome.target_span = {static_cast<int64_t>(plain.ids.size()), static_cast<int64_t>(outcome.token_ids.size())};
   outcome.lookup = plain.lookup;
   return outcome;
+}
+
+// In the order of FactStatus.
+static int severity(FactStatus status) {
+  constexpr int kSeverity[] = {0, 2, 1, 3};
+  return kSeverity[static_cast<size_t>(status)];
+}
+
+std::vector<std::pair<int64_t, int64_t>> cut_target(int64_t tokens, const TargetWindows& windows) {
+  EMEND_CHECK(tokens > 0 && windows.overlap >= 0 && (windows.size == 0 || windows.overlap < windows.size),
+              "windows that go on");
+  if (windows.size == 0) return {{0, tokens}};
+  std::vector<std::pair<int64_t, int64_t>> cut;
+  for (int64_t begin = 0;; begin += windows.size - windows.overlap) {
+    cut.emplace_back(begin, std::min(begin + windows.size, tokens));
+    if (cut.back().second == tokens) return cut;
+  }
+}
+
+RenderedFact window_of(const RenderedFact& fact, std::pair<int64_t, int64_t> window) {
+  RenderedFact part = fact;
+  const auto [begin, end] = window;
+  part.target_ids.assign(fact.target_ids.begin() + begin, fact.target_ids.begin() + end);
+  if (begin == 0) return part;
+  for (auto& row : part.rows) {
+    row.ids.insert(row.ids.end(), fact.target_ids.begin(), fact.target_ids.begin() + begin);
+    row.lookup = static_cast<int64_t>(row.ids.size()) - 1;
+  }
+  part.kl_rows.clear();
+  return part;
+}
+
+void hold(TargetProblem& problem, const RenderedFact& earlier, const Target& target) {
+  EMEND_CHECK(problem.rows.size() == earlier.rows.size(), "windows of the same fact");
+  for (size_t row = 0; row < earlier.rows.size(); ++row)
+    problem.held.push_back({row, earlier.rows[row].lookup, target.delta_D});
+}
+
+Target summarise(const std::vector<const Target*>& windows) {
+  EMEND_CHECK(!windows.empty(), "a fact has windows");
+  Target all = *windows[0];
+  all.trace.reset();
+  for (size_t w = 0; w < windows.size(); ++w) {
+    const Target& one = *windows[w];
+    if (w > 0) {
+      all.steps += one.steps;
+      all.curve.insert(all.curve.end(), one.curve.begin(), one.curve.end());
+    }
+    if (w > 0 && severity(one.status) > severity(all.status)) {
+      all.status = one.status;
+      all.reason = one.reason;
+    }
+    if (windows.size() > 1 && one.status == FactStatus::kFailed)
+      all.reason = "window " + std::to_string(w + 1) + ": " + one.reason;
+  }
+  return all;
 }
 
 }  // namespace emend::editors

@@ -4,7 +4,7 @@
 // On a CPU the facts are put into small groups, which do not depend on the machine; each core takes one after the
 // other. Where the layers lie on several GPUs there are as many lanes as GPUs, each with facts and streams of its own.
 // A step is queued on one lane before the last step of the next one is read, so all GPUs have work.
-//   B facts (slots) · R rows · M labelled tokens · K KL rows · D hidden width
+//   B facts (slots) · M labelled tokens · K KL rows · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
@@ -49,14 +49,14 @@ struct TraceState {
 // What the one read from the device brings, a row a slot.
 struct StepFigures {
   std::vector<double> nll, kl, weight_decay, probability;
-  std::vector<double> row_nll;
-  std::vector<bool> row_hit;
+  std::vector<double> reading_nll;
+  std::vector<bool> hit;
 };
 
 // What a step left on the devices.
 struct QueuedStep {
   at::Tensor figures;  // StepFigures, one after the other
-  bool hits = false;   // they end with row_hit
+  bool hits = false;   // they end with hit
   std::vector<at::Tensor> grads_BD;
 };
 
@@ -246,7 +246,7 @@ class FastRun {
                             const DivergenceLoss& divergence, double weight_decay) {
     const at::NoGradGuard no_grad;
     const ActiveIndex& index = g.set.index();
-    const auto slots = static_cast<int64_t>(g.slots.size()), rows = static_cast<int64_t>(g.set.rows().size());
+    const auto slots = static_cast<int64_t>(g.slots.size()), readings = std::ssize(g.set.index().readings);
     const at::Tensor& home = g.sites[0].delta_BD;
     const auto zeros = [&](int64_t n) { return at::zeros({n}, home.options()); };
     // CUDA's index_add adds in any order; its index_put sorts first, so that a run can be repeated to the bit.
@@ -260,27 +260,27 @@ class FastRun {
     const auto index_here = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kInput); };
     const at::Tensor nll_M = here(labels.nll_M);
     const at::Tensor nll_B = sum_at(slots, index_here(index.label_slot_M), nll_M * here(coefficient_M));
-    const at::Tensor row_of_label = index_here(index.label_row_M);
-    const at::Tensor row_nll = sum_at(rows, row_of_label, nll_M) / here(index.row_labels);
+    const at::Tensor reading_of_label = index_here(index.label_reading_M);
+    const at::Tensor reading_nll = sum_at(readings, reading_of_label, nll_M) / here(index.reading_labels);
     const at::Tensor probability_B =
-        sum_at(slots, index_here(index.slot_of_row), (-row_nll).exp() * here(index.row_weight));
+        sum_at(slots, index_here(index.slot_of_reading), (-reading_nll).exp() * here(index.reading_weight));
     at::Tensor kl_B = zeros(slots);
     if (divergence.kl_K.defined())
       kl_B = sum_at(slots, index_here(index.kl_slot_K), here(divergence.kl_K) * here(index.kl_weight_K));
     at::Tensor decay_B = zeros(slots);
     for (const auto& site : g.sites)
       decay_B = decay_B + here(site.delta_BD.norm(2, 1) / site.initial_norm_B.square() * weight_decay);
-    std::vector<at::Tensor> parts = {nll_B, kl_B, decay_B, probability_B, row_nll};
+    std::vector<at::Tensor> parts = {nll_B, kl_B, decay_B, probability_B, reading_nll};
     if (labels.hit_M.defined()) {
-      const at::Tensor hits = sum_at(rows, row_of_label, here(labels.hit_M));
-      parts.push_back((hits >= here(index.row_labels)).to(home.scalar_type()));
+      const at::Tensor hits = sum_at(readings, reading_of_label, here(labels.hit_M));
+      parts.push_back((hits >= here(index.reading_labels)).to(home.scalar_type()));
     }
     return at::cat(parts).to(at::kDouble);
   }
 
   // The one read of a step.
   static StepFigures read(const Group& g) {
-    const auto slots = static_cast<int64_t>(g.slots.size()), rows = static_cast<int64_t>(g.set.rows().size());
+    const auto slots = static_cast<int64_t>(g.slots.size()), readings = std::ssize(g.set.index().readings);
     const at::Tensor all = devices::to_host(g.queued.figures).contiguous();
     const double* values = all.const_data_ptr<double>();
     StepFigures figures;
@@ -293,22 +293,22 @@ class FastRun {
     figures.kl = take(slots);
     figures.weight_decay = take(slots);
     figures.probability = take(slots);
-    figures.row_nll = take(rows);
+    figures.reading_nll = take(readings);
     if (g.queued.hits)
-      for (const double hit : take(rows)) figures.row_hit.push_back(hit > 0.5);
+      for (const double hit : take(readings)) figures.hit.push_back(hit > 0.5);
     return figures;
   }
 
   // Applies the stop rule; finished facts get their target. Returns the slots that go on.
   std::vector<int64_t> settle(Group& g, const StepFigures& figures) {
     std::vector<bool> all_argmax(g.slots.size(), true), sampled_argmax(g.slots.size(), true);
-    for (size_t r = 0; r < figures.row_hit.size(); ++r) {
-      const ActiveRow& row = g.set.rows()[r];
-      if (row.kl || figures.row_hit[r]) continue;
-      all_argmax[row.slot] = false;
-      if (row.sampled_context) sampled_argmax[row.slot] = false;
+    for (size_t r = 0; r < figures.hit.size(); ++r) {
+      const ActiveReading& reading = g.set.index().readings[r];
+      if (figures.hit[r]) continue;
+      all_argmax[reading.slot] = false;
+      if (reading.sampled_context) sampled_argmax[reading.slot] = false;
     }
-    const bool hits_known = !figures.row_hit.empty();
+    const bool hits_known = !figures.hit.empty();
     std::vector<int64_t> going_on;
     for (size_t slot = 0; slot < g.slots.size(); ++slot) {
       const size_t member = g.set.members()[slot];
@@ -415,8 +415,11 @@ class FastRun {
   void trace(const Group& g, const StepFigures& figures, const std::vector<at::Tensor>& grads_BD,
              const std::vector<int64_t>& going_on) {
     std::vector<std::vector<double>> nll(g.slots.size());
-    for (size_t r = 0; r < g.set.rows().size(); ++r)
-      if (!g.set.rows()[r].kl) nll[g.set.rows()[r].slot].push_back(figures.row_nll[r]);
+    for (size_t slot = 0; slot < nll.size(); ++slot) nll[slot].resize(problems_[g.set.members()[slot]].rows.size());
+    for (size_t r = 0; r < figures.reading_nll.size(); ++r) {
+      const ActiveReading& reading = g.set.index().readings[r];
+      nll[reading.slot][reading.number] = figures.reading_nll[r];
+    }
     const std::set<int64_t> on(going_on.begin(), going_on.end());
     for (size_t slot = 0; slot < g.slots.size(); ++slot) {
       const size_t member = g.set.members()[slot];

@@ -40,17 +40,14 @@ PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
   PaddedRows padded;
   padded.rewriting = static_cast<int64_t>(problem.rows.size());
   padded.rows = static_cast<int64_t>(all.size());
-  for (const auto* row : all) padded.width = std::max(padded.width, static_cast<int64_t>(row->ids.size()));
-
-  at::Tensor ids = at::full({padded.rows, padded.width}, pad_token(model), at::kLong);
-  at::Tensor mask = at::zeros({padded.rows, padded.width}, at::kLong);
+  std::vector<std::vector<int64_t>> ids;
+  for (const auto* row : all) ids.push_back(row->ids);
+  padded.batch = models::TokenBatch::padded(ids, pad_token(model));
+  padded.width = padded.batch.longest();
   padded.labels = at::full({padded.rewriting, padded.width}, kNoLabel, at::kLong);
   padded.lengths = at::zeros({padded.rewriting}, at::kFloat);
   for (int64_t r = 0; r < padded.rows; ++r) {
     const TargetRow& row = *all[static_cast<size_t>(r)];
-    const auto n = static_cast<int64_t>(row.ids.size());
-    ids[r].narrow(0, 0, n).copy_(at::tensor(row.ids, at::kLong));
-    mask[r].narrow(0, 0, n).fill_(1);
     padded.lookup.push_back(r * padded.width + row.lookup);
     if (r >= padded.rewriting) continue;
     for (const auto& [token, id] : row.labels) padded.labels[r][token] = id;
@@ -59,7 +56,6 @@ PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
     for (size_t i = 0; i < row.floors.size(); ++i) padded.floors[r][row.labels[i].first] = row.floors[i];
     padded.lengths[r] = static_cast<double>(row.labels.size());
   }
-  padded.batch = models::TokenBatch::from_padded(ids, mask, {}, true);
   return padded;
 }
 

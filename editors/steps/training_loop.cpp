@@ -1,10 +1,10 @@
+#include <emend/core/text.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/editors/steps/training_loop.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 
 namespace emend::editors {
 namespace {
@@ -81,10 +81,7 @@ class Training {
   }
 
   [[nodiscard]] std::string loss_text() const {
-    if (record_.epoch_losses.empty()) return "";
-    char text[40];
-    std::snprintf(text, sizeof text, "loss %.4g", record_.epoch_losses.back());
-    return text;
+    return record_.epoch_losses.empty() ? "" : formatted("loss %.4g", record_.epoch_losses.back());
   }
 
   const models::Model& model_;

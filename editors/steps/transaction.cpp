@@ -5,14 +5,11 @@
 #include <emend/editors/steps/transaction.h>
 
 namespace emend::editors {
-namespace {
 
 // Bit for bit: a NaN equals itself, and 0 is not −0.
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+static bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
 }
-
-}  // namespace
 
 EditTransaction::EditTransaction(models::Model& model, EditTransaction* parent) : model_(&model), parent_(parent) {}
 

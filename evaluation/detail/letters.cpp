@@ -2,7 +2,6 @@
 #include <emend/evaluation/detail/letters.h>
 #include <utf8proc.h>
 
-#include <cstdlib>
 #include <memory>
 
 namespace emend::evaluation::detail {

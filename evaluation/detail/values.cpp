@@ -1,21 +1,11 @@
+#include <emend/core/text.h>
 #include <emend/evaluation/detail/values.h>
 
-#include <array>
 #include <cmath>
-#include <cstdio>
 
 namespace emend::evaluation::detail {
-namespace {
 
 using nlohmann::json;
-
-std::string print(const char* format, double value) {
-  std::array<char, 64> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), format, value);
-  return buffer.data();
-}
-
-}  // namespace
 
 std::string shorten(std::string_view text, size_t characters) {
   size_t seen = 0;
@@ -28,15 +18,13 @@ std::string shorten(std::string_view text, size_t characters) {
 
 std::string fixed(std::optional<double> value, int digits) {
   if (!value || !std::isfinite(*value)) return "–";
-  std::array<char, 64> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, *value);
-  return buffer.data();
+  return formatted("%.*f", digits, *value);
 }
 
 std::string probability(double value) {
   if (!std::isfinite(value)) return "–";
   if (value < 0.001) return "< 0.001";
-  return print(value < 0.1 ? "%.3f" : "%.2f", value);
+  return formatted("%.*f", value < 0.1 ? 3 : 2, value);
 }
 
 const json& member(const json& object, std::initializer_list<std::string_view> path) {

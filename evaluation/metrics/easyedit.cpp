@@ -10,8 +10,6 @@
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 
-#include <set>
-
 namespace emend::evaluation {
 namespace {
 

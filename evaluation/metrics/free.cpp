@@ -8,7 +8,6 @@
 // in "Built on Sand" (arXiv 2510.00625). `retrieval` is the unedited model with the fact in its context, as IKE tells
 // it (Zheng et al., 2023): what needs no editing at all.
 #include <ATen/ATen.h>
-
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/free_text.h>

@@ -3,7 +3,6 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/decoder_pass.h>
-#include <emend/models/detail/layers.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
-#include <emend/models/detail/layers.h>
+#include <emend/models/detail/decoder_pass.h>
 #include <emend/models/products.h>
 
 namespace emend::models::detail {

@@ -1,11 +1,9 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/dtype_name.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/text.h>
 #include <emend/models/detail/model_folder.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace emend::models::detail {
@@ -64,9 +62,8 @@ void write_weight_files(const fs::path& folder, const std::vector<std::pair<std:
   }
   OrderedJson index = {{"metadata", {{"total_size", total}}}, {"weight_map", OrderedJson::object()}};
   for (size_t i = 0; i < shards.size(); ++i) {
-    std::array<char, 64> numbered{};
-    std::snprintf(numbered.data(), numbered.size(), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-    const std::string file = shards.size() == 1 ? "model.safetensors" : numbered.data();
+    const std::string file =
+        shards.size() == 1 ? "model.safetensors" : formatted("model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     std::vector<std::pair<std::string, at::Tensor>> stored;
     for (const std::string& name : shards[i]) {
       stored.emplace_back(name, read(name));

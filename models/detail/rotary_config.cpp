@@ -1,5 +1,4 @@
-#include <emend/models/detail/rotary_config.h>
-
+#include <emend/models/detail/rotary.h>
 
 namespace emend::models::detail {
 namespace {

@@ -6,17 +6,14 @@
 #include <set>
 
 namespace emend::models::detail {
-namespace {
 
 // splitmix64: spreads neighbouring seeds and row numbers over the whole range.
-uint64_t mix(uint64_t x) {
+static uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-
-}  // namespace
 
 RowRandom::RowRandom(uint64_t seed, int64_t row) : engine_(mix(mix(seed) ^ static_cast<uint64_t>(row))) {}
 

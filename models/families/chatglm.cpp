@@ -35,10 +35,7 @@ static void read_chatglm_gguf(const GgufConfigReader& r, nlohmann::json& config)
 
 FamilySpec chatglm_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "chatglm";
-  spec.model_types = {"chatglm"};
-  spec.base_prefix = "transformer.";
+  FamilySpec spec = families::named("chatglm", "transformer.");
   spec.keys.layers = {"num_layers", "num_hidden_layers"};
   spec.keys.kv_heads = {};  // decided with multi_query_attention
   spec.keys.head_dim = {"kv_channels"};
@@ -62,10 +59,7 @@ FamilySpec chatglm_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.encoder.final_layernorm", false, &ModelConfig::final_norm));
   spec.tensors.push_back({Part::kHead, "transformer.output_layer.weight", "V D"});
   spec.ignored = {"transformer.rotary_pos_emb.inv_freq"};
-  spec.modules = {"transformer.encoder.layers.{}",         "transformer.encoder.layers.{}.self_attention",
-                  "transformer.encoder.layers.{}.mlp",     "transformer.encoder.layers.{}.mlp.dense_4h_to_h",
-                  "transformer.encoder.final_layernorm",   "transformer.output_layer",
-                  "transformer.embedding.word_embeddings", ""};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("chatglm", "ChatGLMModel");
   spec.gguf.read = read_chatglm_gguf;
   spec.gguf.pre = {{"chatglm-bpe", detail::split_pre_tokenizer(detail::kLlama3Pattern)}};

@@ -1,5 +1,7 @@
 #include <emend/models/families/common.h>
 
+#include <algorithm>
+
 namespace emend::models::families {
 
 void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more) {
@@ -50,11 +52,36 @@ std::vector<TensorSpec> head_norms(const std::string& attention) {
   return {{Part::kQNorm, attention + "q_norm.weight", "d"}, {Part::kKNorm, attention + "k_norm.weight", "d"}};
 }
 
-FamilySpec llama_relative(const std::string& name) {
+ModuleNames modules_of(const std::vector<TensorSpec>& table) {
+  const auto module = [&](Part part) -> std::string {
+    const auto row = std::ranges::find(table, part, &TensorSpec::part);
+    if (row == table.end()) return "";
+    std::string name = row->name.substr(0, row->name.rfind('.'));
+    if (const size_t layer = name.find("{layer}"); layer != std::string::npos) name.replace(layer, 7, "{}");
+    return name;
+  };
+  const auto parent = [](const std::string& name) { return name.substr(0, name.rfind('.')); };
+  const std::string rewrite = module(Part::kDown), layer = rewrite.substr(0, rewrite.find("{}") + 2);
+  return {.layer = layer,
+          .attn = parent(module(Part::kAttnOut)),
+          .mlp = parent(rewrite) == layer ? "" : parent(rewrite),
+          .rewrite = rewrite,
+          .ln_f = module(Part::kFinalNorm),
+          .lm_head = module(Part::kHead),
+          .embedding = module(Part::kEmbedding),
+          .position = module(Part::kPositions)};
+}
+
+FamilySpec named(const std::string& name, const std::string& base_prefix) {
   FamilySpec spec;
   spec.name = name;
   spec.model_types = {name};
-  spec.base_prefix = "model.";
+  spec.base_prefix = base_prefix;
+  return spec;
+}
+
+FamilySpec llama_relative(const std::string& name) {
+  FamilySpec spec = named(name, "model.");
   spec.tensors = llama_tensors();
   spec.ignored = {"*.rotary_emb.inv_freq"};
   return spec;

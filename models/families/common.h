@@ -25,6 +25,11 @@ void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more);
 
 /// q_norm and k_norm [d] under `attention`, a module name ending in ".".
 [[nodiscard]] std::vector<TensorSpec> head_norms(const std::string& attention);
+/// Names of modules as a table has them: a block's rewritten matrix, and what it and the attention lie in.
+[[nodiscard]] ModuleNames modules_of(const std::vector<TensorSpec>& table);
+
+/// A family of that name and model_type, all else as the defaults have it.
+[[nodiscard]] FamilySpec named(const std::string& name, const std::string& base_prefix);
 /// A family of that name and model_type with Llama's keys, block and tensors.
 [[nodiscard]] FamilySpec llama_relative(const std::string& name);
 /// The same with what all of Gemma share; from Gemma 2 on, four norms a layer (`sandwich`).

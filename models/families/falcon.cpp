@@ -60,10 +60,8 @@ static GgufForm falcon_gguf() {
 
 FamilySpec falcon_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "falcon";
+  FamilySpec spec = families::named("falcon", "transformer.");
   spec.model_types = {"falcon", "RefinedWebModel", "RefinedWeb"};
-  spec.base_prefix = "transformer.";
   spec.keys.layers = {"num_hidden_layers", "n_layer"};
   spec.keys.heads = {"num_attention_heads", "n_head"};
   spec.keys.kv_heads = {};  // decided with the variant
@@ -93,14 +91,7 @@ FamilySpec falcon_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {"*.rotary_emb.inv_freq"};
-  spec.modules = {"transformer.h.{}",
-                  "transformer.h.{}.self_attention",
-                  "transformer.h.{}.mlp",
-                  "transformer.h.{}.mlp.dense_4h_to_h",
-                  "transformer.ln_f",
-                  "lm_head",
-                  "transformer.word_embeddings",
-                  ""};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = falcon_gguf();
   const std::string sizes = R"("model_type": "falcon", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 101)";
   spec.debug = {

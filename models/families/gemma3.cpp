@@ -1,6 +1,6 @@
 // Gemma 3 (text): as Gemma 2 with norms on query and key heads instead of soft caps, and a rotary base of its own for
 // the layers with a window.
-#include <emend/models/detail/rotary_config.h>
+#include <emend/models/detail/rotary.h>
 #include <emend/models/families/common.h>
 
 #include <cmath>

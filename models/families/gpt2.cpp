@@ -5,10 +5,7 @@ namespace emend::models {
 
 FamilySpec gpt2_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "gpt2";
-  spec.model_types = {"gpt2"};
-  spec.base_prefix = "transformer.";
+  FamilySpec spec = families::named("gpt2", "transformer.");
   spec.keys.hidden = {"n_embd", "hidden_size"};
   spec.keys.layers = {"n_layer", "num_hidden_layers"};
   spec.keys.heads = {"n_head", "num_attention_heads"};
@@ -42,10 +39,7 @@ FamilySpec gpt2_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {layer + "attn.bias", layer + "attn.masked_bias"};
-  spec.modules = {"transformer.h.{}",     "transformer.h.{}.attn",
-                  "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
-                  "transformer.ln_f",     "lm_head",
-                  "transformer.wte",      "transformer.wpe"};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("gpt2", "GPT2LMHeadModel");
   spec.gguf.not_in_config = {"num_key_value_heads", "head_dim"};
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {

@@ -6,10 +6,7 @@ namespace emend::models {
 
 FamilySpec gpt_neox_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "gpt_neox";
-  spec.model_types = {"gpt_neox"};
-  spec.base_prefix = "gpt_neox.";
+  FamilySpec spec = families::named("gpt_neox", "gpt_neox.");
   spec.keys.kv_heads = {};
   spec.keys.norm_eps = {"layer_norm_eps"};
   spec.keys.default_norm_eps = 1e-5;
@@ -37,10 +34,7 @@ FamilySpec gpt_neox_family() {
   spec.tensors.push_back({Part::kHead, "embed_out.weight", "V D"});
   spec.ignored = {layer + "attention.bias", layer + "attention.masked_bias", layer + "attention.rotary_emb.inv_freq",
                   layer + "attention.norm_factor"};
-  spec.modules = {"gpt_neox.layers.{}",        "gpt_neox.layers.{}.attention",
-                  "gpt_neox.layers.{}.mlp",    "gpt_neox.layers.{}.mlp.dense_4h_to_h",
-                  "gpt_neox.final_layer_norm", "embed_out",
-                  "gpt_neox.embed_in",         ""};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("gptneox", "GPTNeoXForCausalLM");
   spec.gguf.not_in_config = {"head_dim"};
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {

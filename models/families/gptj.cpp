@@ -6,10 +6,7 @@ namespace emend::models {
 
 FamilySpec gptj_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "gptj";
-  spec.model_types = {"gptj"};
-  spec.base_prefix = "transformer.";
+  FamilySpec spec = families::named("gptj", "transformer.");
   spec.keys.hidden = {"n_embd"};
   spec.keys.layers = {"n_layer"};
   spec.keys.heads = {"n_head"};
@@ -43,10 +40,7 @@ FamilySpec gptj_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
   append(spec.tensors, linear(Part::kHead, "lm_head", "V D", true));
   spec.ignored = {layer + "attn.bias", layer + "attn.masked_bias", layer + "attn.embed_positions"};
-  spec.modules = {"transformer.h.{}",     "transformer.h.{}.attn",
-                  "transformer.h.{}.mlp", "transformer.h.{}.mlp.fc_out",
-                  "transformer.ln_f",     "lm_head",
-                  "transformer.wte",      ""};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("gptj", "GPTJForCausalLM");
   spec.gguf.not_run_by_llama_cpp = true;
   spec.gguf.not_in_config = {"head_dim"};

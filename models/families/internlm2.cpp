@@ -22,14 +22,7 @@ FamilySpec internlm2_family() {
   append(spec.tensors, linear(Part::kDown, layer + "feed_forward.w2", "D F", false));
   append(spec.tensors, norm(Part::kFinalNorm, "model.norm", false));
   spec.tensors.push_back({Part::kHead, "output.weight", "V D"});
-  spec.modules = {"model.layers.{}",
-                  "model.layers.{}.attention",
-                  "model.layers.{}.feed_forward",
-                  "model.layers.{}.feed_forward.w2",
-                  "model.norm",
-                  "output",
-                  "model.tok_embeddings",
-                  ""};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("internlm2", "InternLM2ForCausalLM");
   spec.gguf.paired_rotary_rows = spec.gguf.splits_qkv = true;
   spec.gguf.not_in_config = {"head_dim"};

@@ -17,10 +17,7 @@ static void refine_opt(const ConfigReader& reader, ModelConfig& config) {
 
 FamilySpec opt_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "opt";
-  spec.model_types = {"opt"};
-  spec.base_prefix = "model.";
+  FamilySpec spec = families::named("opt", "model.");
   spec.keys.kv_heads = {};
   spec.keys.mlp_width = {"ffn_dim"};
   spec.keys.norm_eps = {};
@@ -50,9 +47,7 @@ FamilySpec opt_family() {
   append(spec.tensors, linear(Part::kDown, layer + "fc2", "D F", &ModelConfig::mlp_bias));
   append(spec.tensors, norm(Part::kFinalNorm, "model.decoder.final_layer_norm", true, &ModelConfig::final_norm));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V E"});
-  spec.modules = {"model.decoder.layers.{}",     "model.decoder.layers.{}.self_attn", "",
-                  "model.decoder.layers.{}.fc2", "model.decoder.final_layer_norm",    "lm_head",
-                  "model.decoder.embed_tokens",  "model.decoder.embed_positions"};
+  spec.modules = families::modules_of(spec.tensors);
   spec.debug = {
       {"pre_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
                                  "ffn_dim": 64, "vocab_size": 101, "max_position_embeddings": 64})"},

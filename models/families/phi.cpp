@@ -30,8 +30,7 @@ FamilySpec phi_family() {
   append(spec.tensors, linear(Part::kDown, layer + "mlp.fc2", "D F", true));
   append(spec.tensors, norm(Part::kFinalNorm, "model.final_layernorm", true));
   append(spec.tensors, linear(Part::kHead, "lm_head", "V D", true));
-  spec.modules.rewrite = "model.layers.{}.mlp.fc2";
-  spec.modules.ln_f = "model.final_layernorm";
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("phi2", "PhiForCausalLM");
   spec.gguf.not_in_config = {"head_dim"};
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {

@@ -6,10 +6,7 @@ namespace emend::models {
 
 FamilySpec qwen_family() {
   using families::append, families::linear, families::norm;
-  FamilySpec spec;
-  spec.name = "qwen";
-  spec.model_types = {"qwen"};
-  spec.base_prefix = "transformer.";
+  FamilySpec spec = families::named("qwen", "transformer.");
   spec.keys.head_dim = {"kv_channels"};
   spec.keys.kv_heads = {};
   spec.keys.max_positions = {"max_position_embeddings", "seq_length"};
@@ -43,10 +40,7 @@ FamilySpec qwen_family() {
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", false));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V D"});
   spec.ignored = {"transformer.rotary_emb.inv_freq", layer + "attn.rotary_emb.inv_freq", layer + "attn.masked_bias"};
-  spec.modules = {"transformer.h.{}",     "transformer.h.{}.attn",
-                  "transformer.h.{}.mlp", "transformer.h.{}.mlp.c_proj",
-                  "transformer.ln_f",     "lm_head",
-                  "transformer.wte",      ""};
+  spec.modules = families::modules_of(spec.tensors);
   spec.gguf = families::plain_gguf("qwen", "QWenLMHeadModel");
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
     config["intermediate_size"] = 2 * r.mlp;

@@ -53,15 +53,6 @@ std::string to_string(GgmlType type) {
   return "type " + std::to_string(number);
 }
 
-const std::vector<GgmlType>& writable_ggml_types() {
-  static const std::vector<GgmlType> types = [] {
-    std::vector<GgmlType> list;
-    for (const auto& named : kNamed) list.push_back(named.type);
-    return list;
-  }();
-  return types;
-}
-
 GgmlType parse_ggml_type(std::string_view name) {
   std::string upper(name);
   std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
@@ -115,27 +106,11 @@ void quantise_rows(GgmlType type, const float* from, void* to, int64_t rows, int
 
 GgmlType type_for_row(GgmlType type, int64_t values) {
   if (values % block_values(type) == 0) return type;
-  GgmlType smaller = type;
-  switch (type) {
-    case GgmlType::kQ2_K:
-    case GgmlType::kQ3_K:
-      smaller = GgmlType::kQ4_0;
-      break;
-    case GgmlType::kQ4_K:
-      smaller = GgmlType::kQ5_0;
-      break;
-    case GgmlType::kQ5_K:
-      smaller = GgmlType::kQ5_1;
-      break;
-    case GgmlType::kQ6_K:
-      smaller = GgmlType::kQ8_0;
-      break;
-    case GgmlType::kIQ4_XS:
-      smaller = GgmlType::kIQ4_NL;
-      break;
-    default:
-      break;
-  }
+  static const std::map<GgmlType, GgmlType> kSmallerBlocks = {
+      {GgmlType::kQ2_K, GgmlType::kQ4_0}, {GgmlType::kQ3_K, GgmlType::kQ4_0}, {GgmlType::kQ4_K, GgmlType::kQ5_0},
+      {GgmlType::kQ5_K, GgmlType::kQ5_1}, {GgmlType::kQ6_K, GgmlType::kQ8_0}, {GgmlType::kIQ4_XS, GgmlType::kIQ4_NL}};
+  const auto found = kSmallerBlocks.find(type);
+  const GgmlType smaller = found == kSmallerBlocks.end() ? type : found->second;
   return values % block_values(smaller) == 0 ? smaller : GgmlType::kF16;
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace emend::models {
 
@@ -31,8 +30,6 @@ enum class GgmlType : uint32_t {
 
 /// "F32", "Q4_K", …; "type 99" for a number that ggml does not know.
 [[nodiscard]] std::string to_string(GgmlType type);
-/// The types that can be written, best known first.
-[[nodiscard]] const std::vector<GgmlType>& writable_ggml_types();
 /// Reads a name of a writable type, any case; also float32, float16 and bfloat16. Throws Error(kInvalidArgument)
 /// listing the names.
 [[nodiscard]] GgmlType parse_ggml_type(std::string_view name);

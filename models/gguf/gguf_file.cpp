@@ -392,9 +392,6 @@ std::vector<double> GgufFile::numbers(std::string_view key) const {
 int64_t GgufFile::required_integer(std::string_view key) const {
   return required(*this, key, "an integer", integer(key));
 }
-double GgufFile::required_number(std::string_view key) const {
-  return required(*this, key, "a number", number(key));
-}
 std::string GgufFile::required_text(std::string_view key) const {
   return required(*this, key, "a string", text(key));
 }

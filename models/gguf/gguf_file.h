@@ -101,7 +101,6 @@ class GgufFile {
   [[nodiscard]] std::vector<double> numbers(std::string_view key) const;
   /// The same for keys that must be there: throws Error(kCorruption) naming file and key.
   [[nodiscard]] int64_t required_integer(std::string_view key) const;
-  [[nodiscard]] double required_number(std::string_view key) const;
   [[nodiscard]] std::string required_text(std::string_view key) const;
 
   /// Throws Error(kCorruption): "FILE: key K: got; expected …".

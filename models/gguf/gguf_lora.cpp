@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/models/checkpoint.h>
 #include <emend/models/gguf/detail/gguf_architecture.h>
 #include <emend/models/gguf/detail/gguf_container.h>
 #include <emend/models/gguf/gguf_lora.h>

@@ -9,7 +9,6 @@
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_writer.h>
-#include <emend/models/hub_name.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 

@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "support/model_shape.h"
+
 namespace emend::devices {
 namespace device_cuda_test {
 
@@ -134,7 +136,7 @@ TEST(Cuda, AutoPutsASmallModelOnTheGpus) {
   request.model.n_layers = 4;
   request.model.hidden = request.model.mlp_width = 64;
   request.model.vocab = 100;
-  request.model.derive_bytes();
+  testing::derive_bytes(request.model);
   const auto plan = make_plan(request);
   EXPECT_TRUE(plan.fits);
   for (const auto device : plan.placement.devices()) EXPECT_TRUE(device.is_cuda());

@@ -40,6 +40,7 @@
 #include <gtest/gtest.h>
 
 #include "support/guards.h"
+#include "support/model_shape.h"
 #include "support/placements.h"
 
 namespace emend {
@@ -211,7 +212,7 @@ TEST(Guard, P09_TiedHeadsAreTogetherOrDeclaredCopies) {
   request.model.hidden = request.model.mlp_width = 64;
   request.model.vocab = 1000;
   request.model.tied = true;
-  request.model.derive_bytes();
+  testing::derive_bytes(request.model);
   request.machine = devices::parse_machine("3x1MiB,cpu=64GiB");
   const auto planned = devices::make_plan(request).placement;
   EXPECT_EQ(planned.head, planned.embedding);

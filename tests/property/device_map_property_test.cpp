@@ -7,6 +7,8 @@
 #include <array>
 #include <random>
 
+#include "support/model_shape.h"
+
 namespace emend::devices {
 namespace device_map_property_test {
 
@@ -183,7 +185,7 @@ TEST(RandomMachines, EveryPlanIsCompleteAndHonest) {
     r.model.vocab = 100 + random.below(20000);
     r.model.tied = random.chance(50);
     r.model.positions = random.chance(50) ? 512 : 0;
-    r.model.derive_bytes();
+    testing::derive_bytes(r.model);
     if (random.chance(70)) {
       r.work.rows = 1 + random.below(16);
       r.work.tokens = 1 + random.below(64);

@@ -18,14 +18,7 @@ using testing::FamilyFlavour;
 using workflow::Directions;
 
 models::Model model_of(const FamilyFlavour& flavour, bool split = false) {
-  nlohmann::json config = testing::debug_config(flavour.family, flavour.flavour);
-  for (const auto& key : models::family_named(flavour.family).keys.vocab)
-    if (config.contains(key)) config[key] = 257;
-  config["eos_token_id"] = 256;
-  models::LoadOptions options;
-  if (split) options.place = testing::spread_plan;
-  return models::load_model(std::make_shared<testing::ByteCheckpoint>(models::random_checkpoint(config, 5), false),
-                            options);
+  return testing::flavour_model(flavour, 5, split ? testing::spread_plan : nullptr);
 }
 
 Directions random_directions(const models::Model& model, uint64_t seed) {

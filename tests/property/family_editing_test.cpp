@@ -17,16 +17,8 @@ namespace family_editing_test {
 
 using testing::FamilyFlavour;
 
-// The flavour with 257 tokens, so that the byte-level tokenizer fits.
 models::Model editable_model(const FamilyFlavour& flavour, bool split = false) {
-  nlohmann::json config = testing::debug_config(flavour.family, flavour.flavour);
-  for (const auto& key : models::family_named(flavour.family).keys.vocab)
-    if (config.contains(key)) config[key] = 257;
-  config["eos_token_id"] = 256;
-  models::LoadOptions options;
-  if (split) options.place = testing::spread_plan;
-  return models::load_model(std::make_shared<testing::ByteCheckpoint>(models::random_checkpoint(config, 3), false),
-                            options);
+  return testing::flavour_model(flavour, 3, split ? testing::spread_plan : nullptr);
 }
 
 // The subject ends the prompt: in some flavours attention sees no further than three tokens back.

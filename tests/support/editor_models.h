@@ -84,6 +84,19 @@ inline models::Model tiny_model(const TinyOptions& options = {}) {
       std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, options.seed), options.bos), load);
 }
 
+/// A debug flavour of a family with the byte-level tokenizer's 257 tokens.
+inline models::Model flavour_model(
+    const FamilyFlavour& flavour, uint64_t seed,
+    const std::function<devices::PlacementPlan(const models::ModelConfig&, const models::Checkpoint&)>& place = {}) {
+  nlohmann::json config = debug_config(flavour.family, flavour.flavour);
+  for (const auto& key : models::family_named(flavour.family).keys.vocab)
+    if (config.contains(key)) config[key] = 257;
+  config["eos_token_id"] = 256;
+  models::LoadOptions options;
+  options.place = place;
+  return models::load_model(std::make_shared<ByteCheckpoint>(models::random_checkpoint(config, seed), false), options);
+}
+
 inline datasets::Fact make_fact(int64_t case_id, const std::string& prompt, const std::string& subject,
                                 const std::string& target) {
   datasets::Fact fact;

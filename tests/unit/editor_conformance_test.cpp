@@ -70,16 +70,8 @@ EditResult run(const EditorInfo& info, models::Model& model, const std::vector<d
 
 using Place = std::function<devices::PlacementPlan(const models::ModelConfig&, const models::Checkpoint&)>;
 
-// The debug flavour of a family with the byte-level tokenizer's 257 tokens.
 models::Model family_model(const std::string& family, const Place& place = {}) {
-  nlohmann::json config = testing::debug_config(family);
-  for (const auto& key : models::family_named(family).keys.vocab)
-    if (config.contains(key)) config[key] = 257;
-  config["eos_token_id"] = 256;
-  models::LoadOptions options;
-  options.place = place;
-  return models::load_model(std::make_shared<testing::ByteCheckpoint>(models::random_checkpoint(config, 5), false),
-                            options);
+  return testing::flavour_model({family, ""}, 5, place);
 }
 
 // Layers dealt out to three simulated devices in order; the head on the last.

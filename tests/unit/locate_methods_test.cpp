@@ -3,7 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
-#include <emend/editors/steps/windows.h>
+#include <emend/editors/steps/targets.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"

@@ -3,7 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/npz.h>
-#include <emend/editors/steps/published_statistics.h>
+#include <emend/editors/steps/statistics.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"

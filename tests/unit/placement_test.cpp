@@ -54,23 +54,18 @@ TEST(DeviceName, InvisibleDeviceErrorSaysWhatIsVisible) {
 
 TEST(PlacementPlan, SingleIsOneDevice) {
   const auto plan = PlacementPlan::single(kCpu, 3);
-  EXPECT_TRUE(plan.is_single());
   EXPECT_TRUE(plan.is_monotone());
-  EXPECT_TRUE(plan.crossings().empty());
   EXPECT_EQ(plan.layers.size(), 3U);
   EXPECT_EQ(plan.devices(), std::vector<c10::Device>{kCpu});
 }
 
-TEST(PlacementPlan, KnowsItsDevicesAndCrossings) {
+TEST(PlacementPlan, KnowsItsDevicesAndWhetherOneIsEnteredAgain) {
   auto plan = PlacementPlan::single(sim(0), 4);
   plan.layers[2] = plan.layers[3] = plan.final_norm = plan.head = sim(1);
-  EXPECT_FALSE(plan.is_single());
+  EXPECT_EQ(plan.devices(), (std::vector<c10::Device>{sim(0), sim(1)}));
   EXPECT_TRUE(plan.is_monotone());
-  ASSERT_EQ(plan.crossings().size(), 1U);
-  EXPECT_EQ(plan.crossings()[0], std::make_pair(sim(0), sim(1)));
   plan.head = sim(0);  // tied, with the embedding
   EXPECT_TRUE(plan.is_monotone());
-  EXPECT_EQ(plan.crossings().size(), 2U);
   plan.layers[3] = sim(0);
   EXPECT_FALSE(plan.is_monotone());
 }

@@ -239,6 +239,32 @@ TEST(Targets, EnginesAgreeInSinglePrecision) {
                          2e-3, name);
 }
 
+// The fast engine runs the longer row for both; what each of them reads stays its own.
+TEST(Targets, RowsThatBeginWithAnotherAreReadFromOnePass) {
+  const models::Model model = tiny_model({.dtype = at::kDouble});
+  auto problems = problems_of(model);
+  for (auto& problem : problems) {
+    for (size_t r = 0; r < 2; ++r) {
+      editors::TargetRow longer = problem.rows[r];
+      const auto first = static_cast<int64_t>(longer.ids.size());
+      longer.ids.insert(longer.ids.end(), {5, 9, 3});
+      longer.labels = {{first, 9}, {first + 1, 3}, {first + 2, 11}};
+      longer.floors = {0, 1.5, 6};
+      longer.weight = 0.2;
+      longer.sampled_context = true;
+      problem.rows.push_back(std::move(longer));
+    }
+    problem.rows.insert(problem.rows.begin() + 1, problem.rows.back());  // the longer one may come first
+    problem.rows.pop_back();
+  }
+  for (const auto rule : {StopRule::kLoss, StopRule::kArgmax}) {
+    auto spec = spec_of({{Site::kLayerOut, 1}}, std::nullopt);
+    spec.stop_rule = rule;
+    expect_equal_targets(run(model, problems, spec, Engine::kFast), run(model, problems, spec, Engine::kReference),
+                         1e-8, "joint rows");
+  }
+}
+
 TEST(Targets, EveryLookupTokenWorks) {
   const models::Model model = tiny_model({.dtype = at::kDouble});
   const TargetSpec spec = spec_of({{Site::kLayerOut, 1}}, 3);

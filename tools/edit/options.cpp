@@ -1,11 +1,10 @@
 #include "options.h"
 
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/workflow/save_formats.h>
-
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

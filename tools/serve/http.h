@@ -4,7 +4,6 @@
 // library that speaks HTTP.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>

@@ -3,18 +3,17 @@
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
-#include <emend/models/family.h>
 #include <emend/models/products.h>
 #include <emend/models/published_shapes.h>
 #include <emend/workflow/session.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <random>
@@ -22,7 +21,6 @@
 
 #include "../benchmarks.h"
 #include "../edit/options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
@@ -297,14 +295,9 @@ class Bench {
   std::optional<models::Model> model_;
 };
 
-std::string fixed(double value, int digits) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 std::string cell(const ordered_json& row, const char* key, int digits, double scale = 1, const char* unit = "") {
-  return row.contains(key) && row[key].is_number() ? fixed(scale * row[key].get<double>(), digits) + unit : "";
+  if (!row.contains(key) || !row[key].is_number()) return "";
+  return formatted("%.*f%s", digits, scale * row[key].get<double>(), unit);
 }
 
 std::string phases_text(const ordered_json& document) {

@@ -2,12 +2,10 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/devices/units.h>
 
-#include <ctime>
-
 #include "../fact_options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
@@ -32,13 +30,8 @@ std::string size_text(uint64_t bytes) {
 
 std::string time_text(fs::file_time_type time) {
   const auto system = std::chrono::file_clock::to_sys(time);
-  const std::time_t seconds =
-      std::chrono::system_clock::to_time_t(std::chrono::time_point_cast<std::chrono::system_clock::duration>(system));
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
+  return utc_text(
+      std::chrono::system_clock::to_time_t(std::chrono::time_point_cast<std::chrono::system_clock::duration>(system)));
 }
 
 // What a file holds, in a few words: "120046 tokens of wiki_sample.jsonl", "counterfact, health".

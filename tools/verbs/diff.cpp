@@ -5,6 +5,7 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/evaluation/health.h>
@@ -15,7 +16,6 @@
 #include <sstream>
 
 #include "../packs.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

@@ -1,15 +1,14 @@
 // Directions of behaviour: fitted, taken out of weights, written into them.
 #include <emend/core/atomic_file.h>
-#include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/evaluation/report.h>
 #include <emend/workflow/direct/change.h>
 #include <emend/workflow/direct/effect.h>
 #include <emend/workflow/save_formats.h>
 
 #include "../packs.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

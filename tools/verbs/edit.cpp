@@ -6,10 +6,9 @@
 #include "../edit/options.h"
 
 namespace emend::tools {
-namespace {
 
 // 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run.
-int run_edit(RunOptions options, Common& common) {
+static int run_edit(RunOptions options, Common& common) {
   if (options.model.model.empty()) options.model.model = default_model_path().string();
   if (options.facts.file.empty())
     throw Error(ErrorClass::kInvalidArgument,
@@ -26,8 +25,6 @@ int run_edit(RunOptions options, Common& common) {
   if (run.stopped()) return exit_code(ErrorClass::kNumeric);
   return run.said_enough() ? 0 : 6;
 }
-
-}  // namespace
 
 VerbRun setup_edit(Options& o) {
   auto& options = o.arguments<RunOptions>();

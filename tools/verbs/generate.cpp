@@ -2,6 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 #include <emend/models/chat.h>
 #include <emend/models/generation.h>
@@ -14,7 +15,6 @@
 #include <sstream>
 
 #include "../packs.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

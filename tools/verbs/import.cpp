@@ -1,11 +1,10 @@
 // Changes that other programs have saved, as an edit pack.
-#include <emend/core/error.h>
+#include <emend/core/text_table.h>
 #include <emend/editors/packs/import_deltas.h>
 #include <emend/editors/packs/pack.h>
 
 #include "../fact_options.h"
 #include "../model_options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

@@ -1,12 +1,11 @@
 // apply, revert, list, reorder: the edits of a model folder.
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
-#include <emend/models/hub_name.h>
 
 #include "../packs.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

@@ -1,10 +1,10 @@
 // Packs of several people as one.
+#include <emend/core/text_table.h>
 #include <emend/editors/packs/merge.h>
 
 #include <algorithm>
 
 #include "../cli.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

@@ -7,7 +7,6 @@
 #include "../full_check.h"
 
 namespace emend::tools {
-
 namespace {
 
 struct PlanArguments {

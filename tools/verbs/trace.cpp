@@ -2,21 +2,18 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/datasets/known.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
-#include <emend/models/config.h>
-#include <emend/models/family.h>
 #include <emend/workflow/run_directory.h>
 #include <emend/workflow/session.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 
 #include "../edit/options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {
@@ -151,13 +148,11 @@ std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
 }
 
 std::string summary_text(const evaluation::TraceSummary& summary, double seconds) {
-  char line[256];
-  std::snprintf(line, sizeof line,
-                "%lld facts traced in %.1f s, %lld more are not known to the model\n"
-                "probability of the answer: %.3f clean, %.3f with a noised subject\n",
-                static_cast<long long>(summary.facts), seconds, static_cast<long long>(summary.skipped), summary.clean,
-                summary.corrupted);
-  std::string text = line;
+  std::string text = formatted(
+      "%lld facts traced in %.1f s, %lld more are not known to the model\n"
+      "probability of the answer: %.3f clean, %.3f with a noised subject\n",
+      static_cast<long long>(summary.facts), seconds, static_cast<long long>(summary.skipped), summary.clean,
+      summary.corrupted);
   if (summary.facts == 0) return text;
   for (const auto& [kind, effect] : summary.effect) {
     text += "\n" +
@@ -167,9 +162,9 @@ std::string summary_text(const evaluation::TraceSummary& summary, double seconds
             ": layer with the largest effect\n";
     for (size_t row = 0; row < effect.size(); ++row) {
       const auto best = std::max_element(effect[row].begin(), effect[row].end());
-      std::snprintf(line, sizeof line, "  %-24s %4lld  %+.3f\n", summary.rows[row].c_str(),
-                    static_cast<long long>(best - effect[row].begin()), *best);
-      if (*best == *best) text += line;
+      if (*best == *best)
+        text += formatted("  %-24s %4lld  %+.3f\n", summary.rows[row].c_str(),
+                          static_cast<long long>(best - effect[row].begin()), *best);
     }
   }
   return text;
@@ -212,9 +207,7 @@ std::string bracketed(const nlohmann::json& layers) {
 }
 
 std::string four_digits(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g", value);
-  return text;
+  return formatted("%.4g", value);
 }
 
 /// The closest preset's values, or none; `note` says which.

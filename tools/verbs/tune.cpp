@@ -1,5 +1,5 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/editors/steps/apply.h>
@@ -12,7 +12,6 @@
 #include <sstream>
 
 #include "../model_options.h"
-#include "../text_table.h"
 
 namespace emend::tools {
 namespace {

@@ -10,7 +10,6 @@
 #include <emend/workflow/inputs.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace emend::workflow {
 namespace {

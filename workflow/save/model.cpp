@@ -5,10 +5,9 @@
 #include <emend/workflow/save_formats.h>
 
 namespace emend::workflow {
-namespace {
 
 // The folder before the edit.
-void write_base(const SaveRequest& request, const std::filesystem::path& folder) {
+static void write_base(const SaveRequest& request, const std::filesystem::path& folder) {
   const auto& checkpoint = request.model.checkpoint();
   if (checkpoint.format() == "huggingface") return editors::copy_model_folder(checkpoint.path(), folder);
   struct Unedited {
@@ -21,8 +20,6 @@ void write_base(const SaveRequest& request, const std::filesystem::path& folder)
   } const unedited(request.edited);
   models::save_model(request.model, folder);
 }
-
-}  // namespace
 
 SaveFormat save_model() {
   SaveFormat format{"model", "model", "edited model", "the edited model, for transformers", true};

@@ -9,7 +9,6 @@
 #include <numbers>
 
 namespace emend::models {
-
 namespace {
 
 using Json = nlohmann::json;

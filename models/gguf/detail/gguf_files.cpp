@@ -1,8 +1,5 @@
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_files.h>
-
-#include <array>
-#include <cstdio>
 
 namespace emend::models::detail {
 namespace {
@@ -12,18 +9,17 @@ constexpr int64_t kMaxSmallTensor = 1 << 16;
 
 // "x-00001-of-00003.gguf" → "x-00002-of-00003.gguf".
 std::filesystem::path part_path(const std::filesystem::path& first, int64_t part, int64_t parts) {
-  std::array<char, 32> ending{};
-  std::snprintf(ending.data(), ending.size(), "-%05d-of-%05d.gguf", 1, static_cast<int>(parts));
+  const auto ending = [&](int64_t index) {
+    return formatted("-%05d-of-%05d.gguf", static_cast<int>(index), static_cast<int>(parts));
+  };
   const std::string name = first.filename().string();
-  if (!name.ends_with(ending.data()))
+  if (!name.ends_with(ending(1)))
     throw Error(ErrorClass::kInvalidArgument,
                 {first.string(), "the first of " + std::to_string(parts) + " parts under another name",
-                 "a name that ends in " + std::string(ending.data()),
+                 "a name that ends in " + ending(1),
                  "give the parts their original names, or merge them with llama-gguf-split --merge"});
-  const std::string stem = name.substr(0, name.size() - std::string(ending.data()).size());
-  std::snprintf(ending.data(), ending.size(), "-%05d-of-%05d.gguf", static_cast<int>(part + 1),
-                static_cast<int>(parts));
-  return first.parent_path() / (stem + ending.data());
+  const std::string stem = name.substr(0, name.size() - ending(1).size());
+  return first.parent_path() / (stem + ending(part + 1));
 }
 
 }  // namespace

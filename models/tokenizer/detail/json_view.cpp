@@ -1,8 +1,6 @@
 #include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/json_view.h>
 
-#include <algorithm>
-
 namespace emend::models::detail {
 
 using nlohmann::json;

@@ -13,7 +13,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

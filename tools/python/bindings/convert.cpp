@@ -37,30 +37,20 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
 }  // namespace
 
 py::object to_python(const nlohmann::json& json) {
-  switch (json.type()) {
-    case nlohmann::json::value_t::boolean:
-      return py::bool_(json.get<bool>());
-    case nlohmann::json::value_t::number_integer:
-      return py::int_(json.get<int64_t>());
-    case nlohmann::json::value_t::number_unsigned:
-      return py::int_(json.get<uint64_t>());
-    case nlohmann::json::value_t::number_float:
-      return py::float_(json.get<double>());
-    case nlohmann::json::value_t::string:
-      return py::str(json.get_ref<const std::string&>());
-    case nlohmann::json::value_t::array: {
-      py::list list;
-      for (const auto& value : json) list.append(to_python(value));
-      return list;
-    }
-    case nlohmann::json::value_t::object: {
-      py::dict dict;
-      for (const auto& [key, value] : json.items()) dict[py::str(key)] = to_python(value);
-      return dict;
-    }
-    default:
-      return py::none();
+  if (json.is_boolean()) return py::bool_(json.get<bool>());
+  if (json.is_number_unsigned()) return py::int_(json.get<uint64_t>());
+  if (json.is_number_integer()) return py::int_(json.get<int64_t>());
+  if (json.is_number_float()) return py::float_(json.get<double>());
+  if (json.is_string()) return py::str(json.get_ref<const std::string&>());
+  if (json.is_array()) {
+    py::list list;
+    for (const auto& value : json) list.append(to_python(value));
+    return list;
   }
+  if (!json.is_object()) return py::none();
+  py::dict dict;
+  for (const auto& [key, value] : json.items()) dict[py::str(key)] = to_python(value);
+  return dict;
 }
 
 nlohmann::json to_json(const py::handle& object, const std::string& where) {

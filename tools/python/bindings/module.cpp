@@ -4,17 +4,13 @@
 
 #include "bindings.h"
 
-namespace {
-
 // The arguments of Session and run, where they are not named as the library's fields.
-std::string argument(std::string_view name) {
+static std::string argument(std::string_view name) {
   static const std::map<std::string, std::string, std::less<>> kNames = {
       {"set", "overrides"}, {"stats_tokens", "statistics_tokens"}, {"stats_cache", "cache"}, {"eval", "metrics"}};
   const auto found = kNames.find(name);
   return found == kNames.end() ? std::string(name) : found->second;
 }
-
-}  // namespace
 
 PYBIND11_MODULE(_emend, module) {
   module.doc() = "Editing what language models know: the C++ library behind the package emend.";

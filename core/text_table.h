@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace emend::tools {
+namespace emend {
 
 /// "98.7 %", "0.12 %", "100 %"
 [[nodiscard]] std::string percent(double share);
@@ -15,10 +15,10 @@ namespace emend::tools {
 /// Characters, where every code point counts one.
 [[nodiscard]] size_t width_of(const std::string& text);
 
-/// Rows of cells under a header; the first column is left-aligned, the others right-aligned.
+/// Rows of cells under a header; the first columns are left-aligned, the others right-aligned.
 class TextTable {
  public:
-  explicit TextTable(std::vector<std::string> header) : rows_{std::move(header)} {}
+  explicit TextTable(std::vector<std::string> header, size_t left = 1) : rows_{std::move(header)}, left_(left) {}
   /// What would break the columns is shown escaped.
   void add(std::vector<std::string> row);
   /// Every line begins with `indent`.
@@ -26,6 +26,7 @@ class TextTable {
 
  private:
   std::vector<std::vector<std::string>> rows_;
+  size_t left_;
 };
 
-}  // namespace emend::tools
+}  // namespace emend

@@ -1,21 +1,14 @@
-#include "text_table.h"
-
+#include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 
 #include <algorithm>
-#include <cstdio>
 
-namespace emend::tools {
+namespace emend {
 namespace {
 
 bool continues(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
-}
-
-std::string formatted(const char* format, double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
 }
 
 }  // namespace
@@ -23,7 +16,7 @@ std::string formatted(const char* format, double value) {
 std::string percent(double share) {
   const double value = 100 * share;
   const bool fine = value < 9.995 || (value > 99 && value < 100);  // where the second digit says something
-  return formatted(fine ? "%.2f %%" : "%.1f %%", value);
+  return formatted("%.*f %%", fine ? 2 : 1, value);
 }
 
 std::string short_number(double value) {
@@ -55,7 +48,7 @@ std::string TextTable::text(const std::string& indent) const {
     std::string line = indent;
     for (size_t c = 0; c < row.size(); ++c) {
       const std::string space(c < widths.size() ? widths[c] - width_of(row[c]) : 0, ' ');
-      line += (c == 0 ? "" : "  ") + (c == 0 ? row[c] + space : space + row[c]);
+      line += (c == 0 ? "" : "  ") + (c < left_ ? row[c] + space : space + row[c]);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
@@ -63,4 +56,4 @@ std::string TextTable::text(const std::string& indent) const {
   return out;
 }
 
-}  // namespace emend::tools
+}  // namespace emend

@@ -1,0 +1,44 @@
+// One batch of LATCH: targets, gates and the neurons they are written into (methods/latch.cpp says what the method is).
+#pragma once
+
+#include <emend/editors/steps/contexts.h>
+#include <emend/editors/steps/locate.h>
+#include <emend/editors/steps/neurons.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace emend::editors::detail {
+
+struct LatchHparams : hparams::LocateHparams {
+  int64_t text_tokens = 8192, lead_ins = 5, gate_lead_ins = 10, continuation = 4, continued_rows = 2;
+  double continuation_weight = 0.3, gain = 8, room = 1.0 / 32;
+};
+
+/// What an instance remembers of one layer.
+struct LayerMemory {
+  std::set<int64_t> used;        // neurons
+  std::vector<at::Tensor> seen;  // [D] what entered the MLP at the subjects' last tokens, float32, host
+  std::vector<int64_t> whose;    // a number for each of these subjects
+};
+
+/// What the editor lends to a batch.
+struct LatchTexts {
+  const std::vector<std::vector<int64_t>>& rows;  ///< the text's tokens
+  /// What the layers at these places of `layers` do on it.
+  std::function<const std::map<size_t, TextPass>&(const std::vector<size_t>& places)> passes;
+  std::vector<std::string> leads;  ///< pieces of it behind which gates learn to open, with {} for the prompt
+  const ContextTemplates& contexts;
+};
+
+/// Edits the model; `memory` (one a layer of `layers`) and `result` are added to. Nothing is changed if it throws.
+void edit_latch_batch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
+                      models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context,
+                      EditResult& result);
+
+}  // namespace emend::editors::detail

@@ -1,0 +1,410 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/devices/route.h>
+#include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/steps/gate.h>
+#include <emend/editors/steps/keys.h>
+#include <emend/models/config.h>
+#include <emend/models/generation.h>
+#include <emend/models/products.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+namespace emend::editors::detail {
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+// Sentences in which a subject or a prompt stands while its gate learns.
+constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "This is about {}", "Question: {}"};
+constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
+                                   "Nobody believes that {}"};
+
+// Weights of the kinds of rows in a gate's loss.
+constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
+
+std::string in_place(const std::string& form, const std::string& text) {
+  const size_t place = form.find("{}");
+  return form.substr(0, place) + text + form.substr(place + 2);
+}
+
+// The likeliest next token of each row.
+Ids next_tokens(const models::Model& model, const std::vector<Ids>& rows, const CancelToken& cancel) {
+  constexpr size_t kRowsAtOnce = 64;
+  Ids next;
+  for (size_t begin = 0; begin < rows.size(); begin += kRowsAtOnce) {
+    cancel.check("negations");
+    const auto batch = models::TokenBatch::from_rows(
+        {rows.begin() + static_cast<std::ptrdiff_t>(begin),
+         rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + kRowsAtOnce))});
+    models::ForwardOptions options;
+    options.logit_tokens.emplace();
+    for (int64_t r = 0; r < batch.rows(); ++r) options.logit_tokens->push_back(batch.token(r, -1));
+    const at::Tensor best = devices::to_host(model.forward(batch, options).logits.argmax(1)).contiguous();
+    next.insert(next.end(), best.const_data_ptr<int64_t>(), best.const_data_ptr<int64_t>() + best.numel());
+  }
+  return next;
+}
+
+// What the unedited model writes behind an answer, with −log p of each token.
+struct Continuation {
+  Ids ids;
+  std::vector<double> nll;
+};
+
+// A row behind the answer: what the model writes there now must not become less probable.
+std::optional<TargetRow> going_on(const RenderedFact& fact, size_t place, const Continuation& continued) {
+  if (continued.ids.empty()) return std::nullopt;
+  const PromptRow& prompt = fact.rows[place];
+  TargetRow row{prompt.ids, prompt.lookup, {}, 0, true, {}};
+  row.ids.insert(row.ids.end(), fact.target_ids.begin(), fact.target_ids.end());
+  const auto first = static_cast<int64_t>(row.ids.size()) - 1;
+  row.ids.insert(row.ids.end(), continued.ids.begin(), continued.ids.end() - 1);
+  for (size_t t = 0; t < continued.ids.size(); ++t)
+    row.labels.emplace_back(first + static_cast<int64_t>(t), continued.ids[t]);
+  row.floors.assign(continued.nll.begin(), continued.nll.begin() + std::ssize(continued.ids));
+  return row;
+}
+
+int64_t number_of(const std::string& subject) {
+  return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
+}
+
+// Facts about one subject: one target, one neuron.
+struct Unit {
+  std::string subject;
+  std::vector<size_t> facts;            // of the rendered ones
+  size_t layer = 0;                     // place in `layers`
+  size_t begin = 0, open = 0, end = 0;  // prompts: those that open the gate, then those behind a negation
+  std::vector<bool> heeded;             // for the latter: the unedited model says something else there
+  Target target;
+};
+
+class LatchBatch {
+ public:
+  LatchBatch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
+             models::Model& model, const EditContext& context, EditResult& result)
+      : h_(hparams),
+        memory_(memory),
+        texts_(texts),
+        model_(model),
+        context_(context),
+        result_(result),
+        transaction_(model, context.transaction) {}
+
+  void run(std::span<const datasets::Fact> facts) {
+    facts_ = facts;
+    batch_ = render_batch(model_, facts, texts_.contexts, {parse_fact_token(h_.fact_token)});
+    result_.outcomes = batch_.outcomes;
+    make_units();
+    {
+      const PhaseTimer timer(result_, "targets");
+      optimise();
+    }
+    const PhaseTimer timer(result_, "insert");
+    make_prompts(texts_.leads);
+    if (!units_.empty()) write();
+    context_.cancel.check("insert");
+    transaction_.commit();
+  }
+
+ private:
+  [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.layers[place]); }
+
+  // The first layer with room; if there is none, the one with most.
+  size_t choose_layer(std::vector<size_t>& used) const {
+    size_t best = 0;
+    for (size_t place = 0; place < used.size(); ++place) {
+      const auto width = static_cast<double>(model_.edit_site(layer_at(place)).in_features);
+      if (static_cast<double>(used[place]) < h_.room * width) {
+        best = place;
+        break;
+      }
+      if (used[place] < used[best]) best = place;
+    }
+    ++used[best];
+    return best;
+  }
+
+  void make_units() {
+    std::vector<size_t> used;
+    for (const auto& layer : memory_) used.push_back(layer.used.size());
+    std::map<std::string, size_t> unit_of;
+    for (size_t i = 0; i < batch_.rendered.size(); ++i) {
+      const std::string& subject = batch_.rendered[i].subject;
+      const auto [found, is_new] = unit_of.emplace(subject, units_.size());
+      if (is_new) {
+        Unit& unit = units_.emplace_back();
+        unit.subject = subject;
+        unit.layer = choose_layer(used);
+      }
+      units_[found->second].facts.push_back(i);
+    }
+  }
+
+  // The rows of a fact whose continuation is kept.
+  [[nodiscard]] size_t continued(const RenderedFact& fact) const {
+    if (h_.continuation == 0 || h_.continuation_weight == 0) return 0;
+    return std::min(fact.rows.size(), static_cast<size_t>(h_.continued_rows));
+  }
+
+  // What the model writes behind each answer, before anything is changed: continued(fact) rows of every fact.
+  std::vector<Continuation> continuations() {
+    std::vector<Ids> prompts;
+    for (const auto& fact : batch_.rendered)
+      for (size_t r = 0; r < continued(fact); ++r) {
+        prompts.push_back(fact.rows[r].ids);
+        prompts.back().insert(prompts.back().end(), fact.target_ids.begin(), fact.target_ids.end());
+      }
+    std::vector<Continuation> written(prompts.size());
+    if (prompts.empty()) return written;
+    models::GenerateOptions options;
+    options.max_new_tokens = h_.continuation;
+    options.stop_ids = model_.tokenizer().eos_ids();
+    options.cancel = context_.cancel;
+    options.on_logits = [&](int64_t row, int64_t id, const at::Tensor& logits_V) {
+      const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
+      written[static_cast<size_t>(row)].nll.push_back(-log_p);
+    };
+    auto ids = models::generate(model_, prompts, options);
+    for (size_t i = 0; i < ids.size(); ++i) written[i].ids = std::move(ids[i]);
+    return written;
+  }
+
+  TargetProblem problem_of(const Unit& unit, const std::vector<Continuation>& continuations,
+                           const std::vector<size_t>& first) {
+    TargetProblem joint;
+    const double share = 1.0 / static_cast<double>(unit.facts.size());
+    for (const size_t i : unit.facts) {
+      const RenderedFact& fact = batch_.rendered[i];
+      TargetProblem one = make_target_problem(fact);
+      std::vector<TargetRow> more;
+      for (size_t r = 0; r < continued(fact); ++r)
+        if (auto row = going_on(fact, r, continuations[first[i] + r])) more.push_back(std::move(*row));
+      const double kept = more.empty() ? 0 : h_.continuation_weight;
+      for (auto& row : one.rows) row.weight *= share * (1 - kept);
+      for (auto& row : more) row.weight = share * kept / static_cast<double>(more.size());
+      joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
+      joint.rows.insert(joint.rows.end(), more.begin(), more.end());
+      if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
+    }
+    joint.case_id = batch_.rendered[unit.facts[0]].case_id;
+    joint.more_steps = std::llround(static_cast<double>(h_.v_num_grad_steps) *
+                                    (std::sqrt(static_cast<double>(unit.facts.size())) - 1));
+    return joint;
+  }
+
+  void optimise() {
+    const std::vector<Continuation> written = continuations();
+    std::vector<size_t> first(1, 0);
+    for (const auto& fact : batch_.rendered) first.push_back(first.back() + continued(fact));
+    for (size_t place = 0; place < h_.layers.size(); ++place) {
+      std::vector<Unit*> units;
+      std::vector<TargetProblem> problems;
+      for (auto& unit : units_)
+        if (unit.layer == place) {
+          units.push_back(&unit);
+          problems.push_back(problem_of(unit, written, first));
+        }
+      if (units.empty()) continue;
+      hparams::LocateHparams at_layer = h_;
+      at_layer.layers = {h_.layers[place]};
+      const TargetSpec spec = memit_targets(at_layer, model_);
+      const auto targets = optimise_targets(model_, problems, spec, context_);
+      for (size_t u = 0; u < units.size(); ++u) {
+        units[u]->target = targets[u];
+        for (const size_t i : units[u]->facts)
+          result_.outcomes[batch_.places[i]] = make_outcome(model_.tokenizer(), batch_.rendered[i], targets[u]);
+        if (context_.trace)
+          record_target(*context_.trace, "z." + std::to_string(problems[u].case_id) + ".", problems[u], targets[u],
+                        spec);
+      }
+    }
+    std::erase_if(units_, [](const Unit& unit) { return unit.target.status == FactStatus::kFailed; });
+  }
+
+  // Where each unit's gate learns, for all units.
+  void make_prompts(const std::vector<std::string>& leads) {
+    const FactToken token = parse_fact_token(h_.fact_token);
+    const auto add = [&](const std::string& sentence, const std::string& subject) {  // what fits into the model
+      PromptRow row = render_prompt(model_.tokenizer(), sentence, subject, token);
+      const bool fits = static_cast<int64_t>(row.ids.size()) <= model_.max_positions();
+      if (fits) prompts_.push_back(std::move(row));
+      return fits;
+    };
+    std::vector<Ids> asked;                                                     // whole prompts and their negations
+    std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
+    for (auto& unit : units_) {
+      unit.begin = prompts_.size();
+      for (const size_t i : unit.facts) {
+        prompts_.insert(prompts_.end(), batch_.rendered[i].rows.begin(), batch_.rendered[i].rows.end());
+        for (const auto& lead : leads) add(in_place(lead, facts_[batch_.places[i]].prompt), unit.subject);
+      }
+      for (const auto& lead : leads) add(lead, unit.subject);
+      if (token != FactToken::kSubjectFirstAfterLast)
+        for (const char* mention : kMentions) add(mention, unit.subject);
+      unit.open = prompts_.size();
+      for (const size_t i : unit.facts) {
+        const size_t affirmed = asked.size();
+        asked.push_back(batch_.rendered[i].rows[0].ids);
+        for (const char* negation : kNegations)
+          if (add(in_place(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
+            denied[static_cast<size_t>(&unit - units_.data())].emplace_back(affirmed, asked.size());
+            asked.push_back(prompts_.back().ids);
+          }
+      }
+      unit.end = prompts_.size();
+    }
+    const Ids next = next_tokens(model_, asked, context_.cancel);
+    for (size_t u = 0; u < units_.size(); ++u)
+      for (const auto& [affirmed, negated] : denied[u]) units_[u].heeded.push_back(next[negated] != next[affirmed]);
+  }
+
+  // Weights and signs of a gate's rows: the text, all prompts, what earlier batches saw.
+  struct Rows {
+    at::Tensor sign_N, weight_N;
+  };
+
+  Rows rows_of(const Unit& unit, int64_t text, const LayerMemory& memory) const {
+    const auto prompts = static_cast<int64_t>(prompts_.size()), seen = static_cast<int64_t>(memory.seen.size());
+    at::Tensor sign = at::full({text + prompts + seen}, -1, at::kFloat);
+    at::Tensor weight = usual_weights(text);
+    float* signs = sign.mutable_data_ptr<float>() + text;
+    double* weights = weight.mutable_data_ptr<double>() + text;
+    for (size_t p = unit.begin; p < unit.open; ++p)
+      signs[p] = 1, weights[p] = kOpenWeight / static_cast<double>(unit.open - unit.begin);
+    for (size_t p = unit.open; p < unit.end; ++p) {
+      signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
+      weights[p] = kNegatedWeight / static_cast<double>(unit.end - unit.open);
+    }
+    for (const int64_t token : mentions(unit.subject)) weight.mutable_data_ptr<double>()[token] = 0;
+    for (size_t s = 0; s < memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
+      if (memory.whose[s] == number_of(unit.subject)) weights[prompts_.size() + s] = 0;
+    return {sign, weight};
+  }
+
+  // Tokens of the text with which the subject ends where it is spoken of there: the gate may be open at these.
+  [[nodiscard]] Ids mentions(const std::string& subject) const {
+    Ids found;
+    for (const std::string& spelling : {subject, " " + subject}) {
+      const Ids ids = model_.tokenizer().encode_ids(spelling, false);
+      int64_t begin = 0;
+      for (const Ids& row : texts_.rows) {
+        for (auto at = row.begin(); (at = std::search(at, row.end(), ids.begin(), ids.end())) != row.end(); ++at)
+          found.push_back(begin + (at - row.begin()) + std::ssize(ids) - 1);
+        begin += std::ssize(row);
+      }
+    }
+    return found;
+  }
+
+  [[nodiscard]] at::Tensor usual_weights(int64_t text) const {
+    const auto others = static_cast<int64_t>(prompts_.size() + seen_);
+    at::Tensor weight = at::full({text + others}, kTextWeight / static_cast<double>(text), at::kDouble);
+    if (others > 0) weight.narrow(0, text, others).fill_(kOthersWeight / static_cast<double>(others));
+    return weight;
+  }
+
+  void write() {
+    std::map<size_t, std::vector<Unit*>> units_at;
+    for (auto& unit : units_) units_at[unit.layer].push_back(&unit);
+    std::vector<size_t> places;
+    for (const auto& [place, units] : units_at) places.push_back(place);
+    const auto& passes = texts_.passes(places);
+    LayerWalk walk(model_, prompts_, context_);
+    for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
+    remember();
+  }
+
+  void write_layer(size_t place, const std::vector<Unit*>& units, const TextPass& text, LayerWalk& walk) {
+    const int layer = layer_at(place);
+    seen_ = memory_[place].seen.size();
+    const at::Tensor home = solve_home(model_, model_.edit_site(layer));
+    const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys); };
+    walk.advance_to(layer);
+    std::vector<size_t> all(prompts_.size());
+    std::iota(all.begin(), all.end(), size_t{0});
+    const at::Tensor prompts_PD = there(walk.values({hooks::Site::kMlpIn, layer}, all).to(at::kFloat));
+    write_units(units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD, memory_[place], layer);
+  }
+
+  // Later batches keep their gates shut at these subjects, in whichever layer they are.
+  void remember() {
+    std::vector<PromptRow> plain;
+    std::vector<hooks::SiteRef> sites;
+    for (const auto& unit : units_) plain.push_back(prompts_[unit.begin]);
+    for (size_t place = 0; place < memory_.size(); ++place) sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
+    if (plain.empty()) return;
+    const auto inputs = collect_at_lookup(model_, plain, sites, context_);
+    for (size_t place = 0; place < memory_.size(); ++place) {
+      for (const auto& row : devices::to_host(inputs[place].to(at::kFloat)).unbind(0))
+        memory_[place].seen.push_back(row.clone());
+      for (const auto& unit : units_) memory_[place].whose.push_back(number_of(unit.subject));
+    }
+  }
+
+  void write_units(const std::vector<Unit*>& units, const TextPass& pass, const at::Tensor& prompts_PD,
+                   LayerMemory& memory, int layer) {
+    const MlpWeights weights = MlpWeights::of(model_, layer);
+    const int64_t text = pass.inputs_ND.size(0);
+    std::vector<at::Tensor> all = {pass.inputs_ND, prompts_PD};
+    if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
+    const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
+    const GateFit fit(at::cat(all), here(usual_weights(text)));
+    const at::Tensor constant_D = fit.constant();
+    std::vector<at::Tensor> gates, columns;
+    for (size_t u = 0; u < units.size(); ++u) {
+      context_.cancel.check("insert");
+      if (context_.progress)
+        context_.progress({"insert", static_cast<double>(u), static_cast<double>(units.size()), "gates"});
+      const Unit& unit = *units[u];
+      const Rows rows = rows_of(unit, text, memory);
+      const at::Tensor gate_D = fit.fit(here(rows.sign_N), here(rows.weight_N)) * h_.gain;
+      const at::Tensor open_PD =
+          prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
+      at::Tensor value_P = models::activate(open_PD.mv(gate_D), model_.config().activation);
+      if (weights.gated()) value_P = value_P * open_PD.mv(constant_D);
+      const double value = value_P.median().item<double>();
+      if (!(value > 0))
+        throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
+                                           "give more text for the statistics, or choose another layer"});
+      gates.push_back(gate_D);
+      columns.push_back(here(unit.target.delta_D[0]) / value);
+    }
+    const Ids places = spare_neurons(model_, weights, pass, units.size(), memory.used);
+    const at::Tensor gate_ED = at::stack(gates);
+    write_neurons(weights, {places, gate_ED, constant_D.expand_as(gate_ED), at::stack(columns, 1)}, transaction_,
+                  result_);
+    memory.used.insert(places.begin(), places.end());
+  }
+
+  const LatchHparams& h_;
+  std::vector<LayerMemory>& memory_;
+  const LatchTexts& texts_;
+  models::Model& model_;
+  const EditContext& context_;
+  EditResult& result_;
+  EditTransaction transaction_;
+  std::span<const datasets::Fact> facts_;
+  RenderedBatch batch_;
+  std::vector<Unit> units_;
+  std::vector<PromptRow> prompts_;
+  size_t seen_ = 0;  // rows of earlier batches in the layer at hand
+};
+
+}  // namespace
+
+void edit_latch_batch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
+                      models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context,
+                      EditResult& result) {
+  LatchBatch(hparams, memory, texts, model, context, result).run(facts);
+}
+
+}  // namespace emend::editors::detail
