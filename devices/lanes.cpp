@@ -134,7 +134,7 @@ int usable_processors() {
 
 void run_on_lanes(size_t items, const std::function<void(size_t)>& work, size_t most) {
   const auto threads = static_cast<size_t>(at::get_num_threads());
-  if (items > 1 && threads > 1 && !t_run) return Run(items, work)(std::min({items, threads, most > 0 ? most : items}));
+  if (items > 0 && threads > 1 && !t_run) return Run(items, work)(std::min({items, threads, most > 0 ? most : items}));
   for (size_t item = 0; item < items; ++item) work(item);
 }
 

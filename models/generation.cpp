@@ -234,7 +234,11 @@ Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& op
     batch.add(std::move(rows));
     while (batch.active() > 0) batch.step();
   };
-  devices::run_on_lanes((prompts.size() + together - 1) / together, continue_rows);
+  const size_t parts = (prompts.size() + together - 1) / together;
+  if (parts > 1)
+    devices::run_on_lanes(parts, continue_rows);
+  else
+    continue_rows(0);  // few rows wait for memory, which one core alone does not read fastest
   return results;
 }
 

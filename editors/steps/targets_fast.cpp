@@ -75,7 +75,8 @@ struct Lane {
 };
 
 // More share their weights' way from memory, fewer leave cores without work.
-constexpr int64_t kFactsOfACore = 4;
+// Few facts are put into four groups.
+constexpr int64_t kFactsOfACore = 4, kFewGroups = 4;
 
 class FastRun {
  public:
@@ -112,7 +113,9 @@ class FastRun {
  private:
   void run_on_cores() {
     const int first_layer = first_layer_of(spec_);
-    TargetQueue queue(upper_, problems_, first_layer, context_.max_facts_per_batch, 1, kFactsOfACore);
+    const int64_t facts = (static_cast<int64_t>(problems_.size()) + kFewGroups - 1) / kFewGroups;
+    TargetQueue queue(upper_, problems_, first_layer, context_.max_facts_per_batch, 1,
+                      std::clamp<int64_t>(facts, 1, kFactsOfACore));
     std::vector<std::vector<size_t>> groups;
     while (!queue.empty()) groups.push_back(queue.take({}));
     const auto work = [&](size_t number) {

@@ -197,7 +197,8 @@ TEST(Targets, LanesOverDevicesDoNotChangeThem) {
 TEST(Targets, CoresDoNotChangeTheirBits) {
   const models::Model model = tiny_model();
   const auto problems = problems_of(model);
-  for (const auto& [name, spec] : variants()) {
+  for (const size_t variant : {0, 5}) {
+    const auto [name, spec] = variants()[variant];
     const auto one = run(model, problems, spec, Engine::kFast);
     for (const int threads : {2, 3, 8}) {
       at::set_num_threads(threads);
