@@ -4,15 +4,14 @@
 #include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/doctor.h>
+#include <emend/devices/lanes.h>
 #include <emend/devices/route.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 namespace emend::devices {
 namespace {
@@ -20,17 +19,6 @@ namespace {
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
-}
-
-/// Processors that this process may use: its affinity, and the quota of its control group.
-int usable_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
-  double quota = 0, period = 0;
-  if (quota_file >> quota >> period && period > 0) count = std::min(count, static_cast<int>(std::ceil(quota / period)));
-  return std::max(count, 1);
 }
 
 std::string advice_for_cuda(const CudaRuntime& runtime) {

@@ -1,11 +1,13 @@
 #include "cli.h"
 
+#include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
+#include <emend/devices/lanes.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
@@ -16,6 +18,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <system_error>
@@ -289,7 +292,25 @@ void Common::print(const nlohmann::ordered_json& document, const std::string& te
   std::cout << (json ? dump_json(document) + "\n" : printable(text));
 }
 
+// Of 64 cores a container may grant four; LibTorch asks for as many threads as the machine has.
+static void use_threads(int64_t chosen) {
+  const int granted = devices::usable_processors();
+  if (chosen > 0)
+    at::set_num_threads(static_cast<int>(chosen));
+  else if (!std::getenv("OMP_NUM_THREADS") && at::get_num_threads() > granted)
+    at::set_num_threads(granted);
+}
+
 Command::Command(const Verb& verb) : run(verb.setup(options)) {
+  if (std::ranges::any_of(options.all(), [](const Option& o) { return o.names == "--model" && o.group == "Model"; })) {
+    auto& threads = options.arguments<int64_t>();
+    options.group("Model").add("--threads", &threads, "threads on the CPU; 0: as many as there are cores to use",
+                               {.limits = {0, 1024}});
+    run = [&threads, verb_run = std::move(run)](Common& common) {
+      use_threads(threads);
+      return verb_run(common);
+    };
+  }
   options.group("Output")
       .add("--json", &common.json, "one JSON document on standard output")
       .add("--quiet", &common.quiet, "no progress, only warnings and errors")

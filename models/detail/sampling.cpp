@@ -31,13 +31,20 @@ void penalise_repetition(float* logits, int64_t n, const std::vector<int64_t>& t
 
 int64_t choose_token(const float* logits, int64_t n, const GenerateOptions& options, RowRandom& random) {
   if (options.temperature == 0) return std::max_element(logits, logits + n) - logits;
-  std::vector<int64_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
   const auto better = [logits](int64_t a, int64_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
   };
   int64_t kept = options.top_k > 0 ? std::min(options.top_k, n) : n;
-  std::partial_sort(order.begin(), order.begin() + kept, order.end(), better);
+  std::vector<int64_t> order(kept);
+  std::iota(order.begin(), order.end(), 0);
+  std::make_heap(order.begin(), order.end(), better);  // the worst of the best in front
+  for (int64_t i = kept; i < n; ++i) {
+    if (!better(i, order.front())) continue;
+    std::pop_heap(order.begin(), order.end(), better);
+    order.back() = i;
+    std::push_heap(order.begin(), order.end(), better);
+  }
+  std::sort_heap(order.begin(), order.end(), better);
 
   const double largest = logits[order[0]];
   std::vector<double> weight(kept);

@@ -126,6 +126,40 @@ TEST_F(ProgramOutputsTest, BenchComparesTheEnginesInOneRun) {
   EXPECT_GT(document["peak_bytes"]["host"].get<int64_t>(), 0);
 }
 
+// Facts meet nobody on their core: a neighbour takes its share and no more. With threads that spin while they wait it
+// was 10 to 18 times as long. The limits leave room for what else a machine does.
+TEST_F(ProgramOutputsTest, BusyNeighboursTakeTheirShareOnly) {
+  const auto result = run_program("emend", {"bench",
+                                            "--model",
+                                            path("model"),
+                                            "--facts",
+                                            path("facts.jsonl"),
+                                            "--hparams",
+                                            path("hparams.yaml"),
+                                            "--corpus",
+                                            path("corpus.txt"),
+                                            "--cache",
+                                            path("cache"),
+                                            "--phases",
+                                            "targets",
+                                            "--threads",
+                                            "2",
+                                            "--neighbours",
+                                            "1,2",
+                                            "--over-threads",
+                                            "1,3",
+                                            "--json",
+                                            "--quiet"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document["machine"]["threads"], 2);
+  ASSERT_EQ(document["neighbours"].size(), 2U);
+  EXPECT_LT(document["neighbours"][0]["ratio"].get<double>(), 4) << document["neighbours"];
+  EXPECT_LT(document["neighbours"][1]["ratio"].get<double>(), 6) << document["neighbours"];
+  ASSERT_EQ(document["over_threads"].size(), 2U);
+  EXPECT_EQ(document["over_threads"][1]["threads"], 3);
+}
+
 TEST_F(ProgramOutputsTest, BenchShowsHowCostGrows) {
   const auto result = run_program(
       "emend", {"bench", "--shape", "gpt2", "--shape-layers", "7", "--limit", "2", "--steps", "2", "--bench-tokens",

@@ -1,5 +1,6 @@
 // The fast engine beside the reference engine, in one run on one machine: seconds are only worth their ratio.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/core/text_table.h>
@@ -13,7 +14,10 @@
 #include <emend/workflow/session.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <random>
+#include <thread>
 
 #include "../benchmarks.h"
 #include "../edit/options.h"
@@ -30,10 +34,26 @@ struct BenchArguments {
   int64_t shape_layers = 0;     ///< 0: all
   std::vector<int64_t> widths;  ///< with --shape: hidden widths to time as well
   std::vector<std::string> phases = {"targets", "statistics", "evaluate"};
+  std::vector<int64_t> neighbours, over_threads;
 
   [[nodiscard]] bool has(const char* phase) const {
     return std::find(phases.begin(), phases.end(), phase) != phases.end();
   }
+};
+
+// So many programs, each of which keeps a core busy, while it lives.
+class Neighbours {
+ public:
+  explicit Neighbours(int64_t busy) {
+    while (static_cast<int64_t>(threads_.size()) < busy)
+      threads_.emplace_back([](const std::stop_token& stop) {
+        while (!stop.stop_requested()) {
+        }
+      });
+  }
+
+ private:
+  std::vector<std::jthread> threads_;
 };
 
 class Bench {
@@ -173,6 +193,35 @@ class Bench {
       document_["quality"][compute.name] = narrow->metrics;
     }
     for (const int64_t facts : options_.synthetic.growth) grow(facts, *statistics, contexts);
+    const auto seconds = [&] { return fast_with(true).targets.seconds; };
+    for (const int64_t busy : options_.neighbours) beside(busy, seconds);
+    if (!options_.over_threads.empty()) over_threads(seconds);
+  }
+
+  // The fast engine alone and beside busy neighbours, in turn. The best of each: what else the machine does only takes.
+  void beside(int64_t busy, const std::function<double()>& seconds) {
+    double alone = std::numeric_limits<double>::infinity(), beside = alone;
+    for (int round = 0; round < 3; ++round) {
+      alone = std::min(alone, seconds());
+      const Neighbours neighbours(busy);
+      beside = std::min(beside, seconds());
+    }
+    document_["neighbours"].push_back(
+        {{"busy", busy}, {"targets_alone_s", alone}, {"targets_beside_s", beside}, {"ratio", beside / alone}});
+  }
+
+  void over_threads(const std::function<double()>& seconds) {
+    const int before = at::get_num_threads();
+    std::map<int64_t, double> best;
+    for (int round = 0; round < 2; ++round)
+      for (const int64_t threads : options_.over_threads) {
+        at::set_num_threads(static_cast<int>(threads));
+        const auto [found, is_new] = best.emplace(threads, std::numeric_limits<double>::infinity());
+        found->second = std::min(found->second, seconds());
+      }
+    at::set_num_threads(before);
+    for (const auto& [threads, taken] : best)
+      document_["over_threads"].push_back({{"threads", threads}, {"targets_s", taken}});
   }
 
   // The fast engine on the first facts of the file.
@@ -275,6 +324,18 @@ std::string growth_text(const ordered_json& document) {
       table.add({row["facts"].dump(), cell(row, "targets_s", 2), cell(row, "targets_s_per_fact", 4)});
     text += table.text("");
   }
+  if (document.contains("neighbours")) {
+    TextTable table({"busy neighbours", "targets s alone", "beside them", "ratio"});
+    for (const auto& row : document["neighbours"])
+      table.add({row["busy"].dump(), cell(row, "targets_alone_s", 2), cell(row, "targets_beside_s", 2),
+                 cell(row, "ratio", 2, 1, "x")});
+    text += table.text("");
+  }
+  if (document.contains("over_threads")) {
+    TextTable table({"threads", "targets s"});
+    for (const auto& row : document["over_threads"]) table.add({row["threads"].dump(), cell(row, "targets_s", 2)});
+    text += table.text("");
+  }
   if (document.contains("width_growth")) {
     TextTable table({"width", "parameters", "targets s", "GFLOP a fact", "solve s"});
     for (const auto& row : document["width_growth"])
@@ -328,6 +389,11 @@ VerbRun setup_bench(Options& o) {
       .add("--steps", &synthetic.steps, "with --shape: steps of the optimisation",
            {.limits = {2, 1000}, .needs = "--shape"})
       .add("--growth", &synthetic.growth, "numbers of facts for which the fast engine is timed as well",
+           {.limits = kPositive, .list = true})
+      .add("--neighbours", &options.neighbours,
+           "numbers of busy programs beside which the fast engine's targets are timed as well",
+           {.limits = kPositive, .list = true})
+      .add("--over-threads", &options.over_threads, "numbers of threads with which they are timed as well",
            {.limits = kPositive, .list = true})
       .add("--widths", &options.widths, "with --shape: hidden widths for which the fast engine is timed as well",
            {.limits = kPositive, .list = true, .needs = "--shape"})

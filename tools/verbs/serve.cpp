@@ -119,7 +119,7 @@ VerbRun setup_serve(Options& o) {
       .add("--port", &options.http.port, "port; 0 picks one", {.limits = {0, 65535}})
       .add("--token", &options.http.token,
            "what clients must send as Authorization: Bearer TOKEN; default: $EMEND_TOKEN", {.type = "TOKEN"})
-      .add("--threads", &options.http.threads, "connections that are served at once", {.limits = {2, 4096}});
+      .add("--connections", &options.http.threads, "connections that are served at once", {.limits = {2, 4096}});
   o.group("Limits")
       .add("--rows", &options.engine.rows, "texts that are continued together", {.limits = {1, 1024}})
       .add("--queue", &options.engine.queue, "texts that wait; more are refused (429)", {.limits = kNonNegative})
