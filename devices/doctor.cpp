@@ -4,7 +4,7 @@
 #include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/doctor.h>
-#include <emend/devices/lanes.h>
+#include <emend/devices/runtime.h>
 #include <emend/devices/route.h>
 
 #include <algorithm>

@@ -7,6 +7,9 @@
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
+#include <sched.h>
+#include <algorithm>
+#include <cmath>
 #include <emend/devices/simulated.h>
 
 #include <atomic>
@@ -244,6 +247,21 @@ std::optional<bool> peer_access(c10::Device from, c10::Device to) {
   int yes = 0;
   if (!from.is_cuda() || !to.is_cuda() || !can || can(&yes, from.index(), to.index()) != 0) return std::nullopt;
   return yes != 0;
+}
+
+int usable_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  double quota = 0, period = 0;
+  std::ifstream both("/sys/fs/cgroup/cpu.max");  // "max 100000" without a quota
+  if (!both) {                                   // the older kind
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  }
+  if ((!both || both >> quota >> period) && quota > 0 && period > 0)
+    count = std::min(count, static_cast<int>(std::ceil(quota / period)));
+  return std::max(count, 1);
 }
 
 }  // namespace emend::devices

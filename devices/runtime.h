@@ -61,4 +61,7 @@ void release_unused_memory();
 /// Whether the driver lets `from` reach the memory of `to`; nothing if that cannot be told (or they are not GPUs).
 [[nodiscard]] std::optional<bool> peer_access(c10::Device from, c10::Device to);
 
+/// Processors that this process may use: its affinity, and what its control group grants.
+[[nodiscard]] int usable_processors();
+
 }  // namespace emend::devices

@@ -54,6 +54,7 @@ bool starts_word(std::string_view text, size_t at) {
 bool begins_name(std::string_view text, std::string_view name) {
   while (text.ends_with("\uFFFD")) text.remove_suffix(3);  // a character whose other bytes are still to come
   const std::string words = plain_words(text), wanted = plain_words(name);
+  if (words.empty() && sentence_ended(text)) return false;  // the prompt's sentence, without a word
   if (words.empty() || words == "the" || words == "a" || words == "an") return !wanted.empty();
   const std::string_view a = without_article(words), b = without_article(wanted);
   return b.starts_with(a) && (a.size() < b.size() || is_word(static_cast<unsigned char>(text.back())));

@@ -7,16 +7,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/devices/lanes.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/sharing.h>
 #include <emend/evaluation/scoring.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -25,9 +22,6 @@ namespace emend::evaluation {
 namespace {
 
 using Ids = std::vector<int64_t>;
-
-// Tokens of a pass on a CPU, where other cores have passes of their own.
-constexpr int64_t kTokensOfACore = 512;
 
 /// One way to go on after a row's prompt; `positions[j]` predicts `labels[j]`.
 struct Target {
@@ -82,7 +76,7 @@ class Readings {
   void read_logits(const at::Tensor& logits_MV, const size_t* positions, size_t n) {
     std::vector<int64_t> rows, labels;
     for (size_t i = 0; i < n; ++i)
-      for (const auto& [label, value] : wanted_.at(positions[i])) {
+      for (const auto& [label, value] : wanted_[positions[i]]) {
         rows.push_back(static_cast<int64_t>(i));
         labels.push_back(label);
       }
@@ -101,7 +95,7 @@ class Readings {
     size_t k = 0;
     for (size_t i = 0; i < n; ++i) {
       highest_[positions[i]] = highest.const_data_ptr<int64_t>()[i];
-      for (auto& [label, out] : wanted_.at(positions[i])) {
+      for (auto& [label, out] : wanted_[positions[i]]) {
         out = values[k++];
         if (!std::isfinite(out)) detail::not_finite("evaluation");
       }
@@ -120,7 +114,7 @@ bool starts_with(const Ids& ids, const Ids& beginning, size_t length) {
 class Engine {
  public:
   Engine(const models::Model& model, const std::vector<ScoreRequest>& requests, const ScoreOptions& options)
-      : model_(model), options_(options), lanes_(models::runs_on_lanes(model)) {
+      : model_(model), options_(options) {
     const auto encoded = detail::encode_requests(model.tokenizer(), requests);
     std::map<Ids, size_t> row_of, row_of_whole;
     const int64_t limit = sharing_limit();
@@ -146,23 +140,14 @@ class Engine {
     auto groups = partition();
     const auto batches = make_batches(groups);
     int64_t done = 0;
-    const auto told = [&](int64_t rows) {
-      done += rows;
+    for (const auto& batch : batches) {
+      options_.cancel.check("evaluation");
+      run_batch(groups, batch);
+      done += batch.rows;
       if (options_.progress)
         options_.progress({options_.phase, static_cast<double>(done), static_cast<double>(rows_.size()),
                            std::to_string(done) + "/" + std::to_string(rows_.size()) + " prompts"});
-    };
-    const auto work = [&](size_t number) {
-      options_.cancel.check("evaluation");
-      run_batch(groups, batches[number]);
-      devices::on_caller([&told, rows = batches[number].rows] { told(rows); });
-    };
-    if (lanes_) {
-      devices::run_on_lanes(batches.size(), work);
-    } else {
-      for (size_t number = 0; number < batches.size(); ++number) work(number);
     }
-    counts_.tokens_run = tokens_run_;
     std::vector<Score> scores;
     scores.reserve(place_.size());
     for (const auto& [row, target] : place_) scores.push_back(score_of(rows_[row].targets[target]));
@@ -268,7 +253,7 @@ class Engine {
   }
 
   [[nodiscard]] bool fits(const Batch& batch, int64_t size, int64_t shared) const {
-    const int64_t limit = lanes_ ? std::min(options_.batch_tokens, kTokensOfACore) : options_.batch_tokens;
+    const int64_t limit = options_.batch_tokens;
     return batch.tokens + size + shared <= limit && (batch.rows + 1) * std::max(batch.longest, size) <= 2 * limit &&
            batch.cached + shared <= 4 * limit;
   }
@@ -291,7 +276,7 @@ class Engine {
         for (const auto& target : row.targets) branches = branches || is_branch(row, target);
       }
     models::KvCache cache(model_.n_layers());
-    if (shared) cache = head_cache(groups, batch)->select_rows(head_of);
+    if (shared) cache = head_cache(groups, batch).select_rows(head_of);
     auto tokens = shared ? models::TokenBatch::continuing(tails, begins) : models::TokenBatch::from_rows(tails);
     tokens.set_full_lengths(whole);
     const at::Tensor hidden = forward(tokens, shared || branches ? &cache : nullptr, branches);
@@ -308,23 +293,19 @@ class Engine {
     if (branches) run_branches(rows, cache);
   }
 
-  /// Keys and values of the batch's heads; those of a lone large group are kept for its next batch, which comes next
-  /// where batches do not run beside each other.
-  std::shared_ptr<const models::KvCache> head_cache(const std::vector<detail::SharedGroup>& groups,
-                                                    const Batch& batch) {
-    const bool lone = batch.parts.size() == 1 && !lanes_;
-    if (lone && kept_group_ == batch.parts[0].group && kept_) return kept_;
+  /// Keys and values of the batch's heads; those of a lone large group are kept for its next batch.
+  const models::KvCache& head_cache(const std::vector<detail::SharedGroup>& groups, const Batch& batch) {
+    const bool lone = batch.parts.size() == 1;
+    if (lone && kept_group_ == batch.parts[0].group && kept_) return *kept_;
     std::vector<Ids> heads;
     for (const auto& part : batch.parts) {
       const Row& row = rows_[part.rows[0]];
       heads.emplace_back(row.ids.begin(), row.ids.begin() + groups[part.group].shared);
     }
-    const auto cache = std::make_shared<models::KvCache>(model_.n_layers());
-    (void)forward(models::TokenBatch::from_rows(heads), cache.get(), true);
-    if (lanes_) return cache;
-    kept_ = lone ? cache : nullptr;
-    kept_group_ = batch.parts[0].group;
-    return cache;
+    kept_ = std::make_unique<models::KvCache>(model_.n_layers());
+    kept_group_ = lone ? batch.parts[0].group : static_cast<size_t>(-1);
+    (void)forward(models::TokenBatch::from_rows(heads), kept_.get(), true);
+    return *kept_;
   }
 
   void run_branches(const std::vector<const Row*>& rows, models::KvCache& cache) {
@@ -374,7 +355,7 @@ class Engine {
     options.cache = cache;
     options.append = append;
     options.logit_tokens.emplace();
-    tokens_run_ += batch.tokens();
+    counts_.tokens_run += batch.tokens();
     return model_.forward(batch, options).hidden;
   }
 
@@ -394,10 +375,8 @@ class Engine {
   std::vector<std::pair<size_t, size_t>> place_;  // request → row, target
   Readings readings_;
   ScoreCounts counts_;
-  std::atomic<int64_t> tokens_run_ = 0;
-  const bool lanes_;  // batches run beside each other
-  std::shared_ptr<const models::KvCache> kept_;
-  size_t kept_group_ = 0;
+  std::unique_ptr<models::KvCache> kept_;
+  size_t kept_group_ = static_cast<size_t>(-1);
 };
 
 }  // namespace

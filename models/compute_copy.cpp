@@ -13,11 +13,8 @@
 namespace emend::models {
 namespace {
 
-constexpr auto kShared = at::ScalarType::Undefined;  // the tensors themselves
-
 detail::Linear converted(const detail::Linear& linear, at::ScalarType dtype) {
   detail::Linear copy = linear;  // with its adapter
-  if (dtype == kShared) return copy;
   if (copy.weight.defined()) copy.weight = copy.weight.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
   if (copy.bias.defined()) copy.bias = copy.bias.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
   return copy;
@@ -55,17 +52,13 @@ bool multiplies_bfloat16(c10::Device device) {
 
 }  // namespace
 
-Model shared_view(const Model& model, int first_layer) {
-  return compute_copy(model, kShared, first_layer);
-}
-
 Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
   const Model::State& from = *model.state_;
   EMEND_CHECK(first_layer >= from.first_layer && first_layer <= model.n_layers(), "a copy begins within the model");
   const at::NoGradGuard no_grad;
   try {
     auto copy = std::make_unique<Model::State>(from.config, *from.family, from.plan);
-    copy->dtype = dtype == kShared ? from.dtype : dtype;
+    copy->dtype = dtype;
     copy->first_layer = first_layer;
     copy->checkpoint = from.checkpoint;
     copy->tokenizer = from.tokenizer;
@@ -97,12 +90,6 @@ bool hooks_idle_above(const Model& model, int first_layer) {
       if (!model.hooks().point(site, layer).idle()) return false;
   }
   return true;
-}
-
-bool runs_on_lanes(const Model& model) {
-  const auto devices = model.placement().devices();
-  return std::all_of(devices.begin(), devices.end(), [](auto device) { return device.is_cpu(); }) &&
-         hooks_idle_above(model, 0);
 }
 
 at::ScalarType fast_compute_dtype(const Model& model) {

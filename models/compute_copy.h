@@ -15,16 +15,8 @@ namespace emend::models {
 /// Error(kDevice) when a device runs out of memory.
 [[nodiscard]] Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer);
 
-/// The same from layer `first_layer` on with the model's own weights instead of copies: for a thread that attaches
-/// hooks while others run the model. What is attached to the model's own hook points does not fire.
-[[nodiscard]] Model shared_view(const Model& model, int first_layer = 0);
-
 /// True if nothing is attached to the hook points that a copy would have to run without.
 [[nodiscard]] bool hooks_idle_above(const Model& model, int first_layer);
-
-/// True if passes of this model may run beside each other on the cores (devices/lanes.h): it lies on the CPU, and
-/// nobody looks on from its hook points.
-[[nodiscard]] bool runs_on_lanes(const Model& model);
 
 /// The dtype in which this model's frozen layers are computed fastest at the quality of float32: bfloat16 for a float32
 /// model if every device multiplies it natively, otherwise the model's own.

@@ -1,9 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/devices/lanes.h>
 #include <emend/devices/route.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 #include <emend/models/detail/sampling.h>
 #include <emend/models/generation.h>
@@ -213,32 +211,19 @@ int64_t RunningBatch::cache_bytes() const {
   return state_->cache.bytes();
 }
 
-// On a CPU so many rows share the weights' way from memory; other cores take others.
-constexpr size_t kRowsOfACore = 32;
-
 Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options) {
   Rows results(prompts.size());
   GenerateOptions collecting = options;
   collecting.on_token = [&](int64_t row, int64_t id) {
     results[static_cast<size_t>(row)].push_back(id);
-    if (options.on_token) devices::on_caller([&options, row, id] { options.on_token(row, id); });
+    if (options.on_token) options.on_token(row, id);
   };
   const auto shared = std::make_shared<const GenerateOptions>(std::move(collecting));
-  const bool lanes = !options.on_logits && runs_on_lanes(model);
-  const size_t together = lanes ? kRowsOfACore : std::max<size_t>(1, prompts.size());
-  const auto continue_rows = [&](size_t part) {
-    std::vector<BatchRow> rows;
-    for (size_t r = part * together; r < std::min(prompts.size(), (part + 1) * together); ++r)
-      rows.push_back({prompts[r], shared, static_cast<int64_t>(r)});
-    RunningBatch batch(model);
-    batch.add(std::move(rows));
-    while (batch.active() > 0) batch.step();
-  };
-  const size_t parts = (prompts.size() + together - 1) / together;
-  if (parts > 1)
-    devices::run_on_lanes(parts, continue_rows);
-  else
-    continue_rows(0);  // few rows wait for memory, which one core alone does not read fastest
+  std::vector<BatchRow> rows;
+  for (size_t r = 0; r < prompts.size(); ++r) rows.push_back({prompts[r], shared, static_cast<int64_t>(r)});
+  RunningBatch batch(model);
+  batch.add(std::move(rows));
+  while (batch.active() > 0) batch.step();
   return results;
 }
 

@@ -21,10 +21,9 @@ struct GenerateOptions {
   uint64_t seed = 0;
   std::vector<int64_t> stop_ids;  ///< usually the end-of-sequence ids; empty: never stop early
   int64_t prefill_chunk = 512;    ///< tokens of a long prompt per pass; memory is linear in the prompt's length
-  /// Called with (row, token id) as tokens are chosen, on the calling thread.
+  /// Called with (row, token id) as tokens are chosen.
   std::function<void(int64_t, int64_t)> on_token;
   /// Asked with (row, token id) after a token was added: true ends that row. None: rows end by stop_ids and length.
-  /// Different rows may be asked about in different threads at once.
   std::function<bool(int64_t, int64_t)> ends;
   /// Called before on_token with (row, token id, logits [V] on the host, float32). Setting it costs a copy of them.
   std::function<void(int64_t, int64_t, const at::Tensor&)> on_logits;

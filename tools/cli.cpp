@@ -7,7 +7,6 @@
 #include <emend/core/text.h>
 #include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
-#include <emend/devices/lanes.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>

@@ -3,8 +3,6 @@
 
 #include <emend/editors/steps/targets.h>
 
-#include <limits>
-
 namespace emend::editors::detail {
 
 /// Bytes that a problem holds while it is active: what autograd keeps of its suffix tokens in the layers that run at
@@ -17,18 +15,12 @@ namespace emend::editors::detail {
 /// holds the share of its layers, and the tightest decides.
 [[nodiscard]] int64_t active_bytes(const models::Model& upper, int first_layer);
 
-/// How many of these groups of problems may be active at once on a CPU: what half of its free memory holds, at least
-/// one.
-[[nodiscard]] size_t most_lanes(const models::Model& upper, const std::vector<TargetProblem>& problems,
-                                const std::vector<std::vector<size_t>>& groups, int first_layer);
-
 /// Problems waiting for their turn, longest first: attention pads to the longest row of a batch.
 class TargetQueue {
  public:
-  /// most_facts 0: as many as fit into active_bytes. The room is shared out among `lanes` sets of active problems, each
-  /// of at most `together`.
+  /// most_facts 0: as many as fit into active_bytes. The room is shared out among `lanes` sets of active problems.
   TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
-              int64_t most_facts, int lanes = 1, int64_t together = std::numeric_limits<int64_t>::max());
+              int64_t most_facts, int lanes = 1);
 
   [[nodiscard]] bool empty() const noexcept { return next_ == order_.size(); }
   /// Problems that may join the `active` ones of a lane now. None while there is so little room that a pass of their

@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/devices/lanes.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/steps/gate.h>
@@ -360,28 +359,25 @@ class LatchBatch {
     const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
     const GateFit fit(at::cat(all), here(usual_weights(text)));
     const at::Tensor constant_D = fit.constant();
-    std::vector<at::Tensor> gates(units.size()), columns(units.size());
-    std::vector<Rows> rows;
-    for (const Unit* unit : units) rows.push_back(rows_of(*unit, text, memory));
-    const auto fit_one = [&](size_t u) {
+    std::vector<at::Tensor> gates, columns;
+    for (size_t u = 0; u < units.size(); ++u) {
       context_.cancel.check("insert");
+      if (context_.progress)
+        context_.progress({"insert", static_cast<double>(u), static_cast<double>(units.size()), "gates"});
       const Unit& unit = *units[u];
-      gates[u] = fit.fit(here(rows[u].sign_N), here(rows[u].weight_N)) * h_.gain;
+      const Rows rows = rows_of(unit, text, memory);
+      const at::Tensor gate_D = fit.fit(here(rows.sign_N), here(rows.weight_N)) * h_.gain;
       const at::Tensor open_PD =
           prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
-      at::Tensor value_P = models::activate(open_PD.mv(gates[u]), model_.config().activation);
+      at::Tensor value_P = models::activate(open_PD.mv(gate_D), model_.config().activation);
       if (weights.gated()) value_P = value_P * open_PD.mv(constant_D);
       const double value = value_P.median().item<double>();
       if (!(value > 0))
         throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
                                            "give more text for the statistics, or choose another layer"});
-      columns[u] = here(unit.target.delta_D[0]) / value;
-      if (context_.progress)
-        devices::on_caller([this, u, n = units.size()] {
-          context_.progress({"insert", static_cast<double>(u), static_cast<double>(n), "gates"});
-        });
-    };
-    devices::run_on_lanes(units.size(), fit_one, prompts_PD.is_cpu() ? 0 : 1);
+      gates.push_back(gate_D);
+      columns.push_back(here(unit.target.delta_D[0]) / value);
+    }
     const Ids places = spare_neurons(model_, weights, pass, units.size(), memory.used);
     const at::Tensor gate_ED = at::stack(gates);
     write_neurons(weights, {places, gate_ED, constant_D.expand_as(gate_ED), at::stack(columns, 1)}, transaction_,

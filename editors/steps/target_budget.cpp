@@ -62,21 +62,8 @@ int64_t active_bytes(const models::Model& upper, int first_layer) {
   return std::max(kLeast, least == std::numeric_limits<int64_t>::max() ? 0 : least);
 }
 
-size_t most_lanes(const models::Model& upper, const std::vector<TargetProblem>& problems,
-                  const std::vector<std::vector<size_t>>& groups, int first_layer) {
-  int64_t largest = 1, room = 0;
-  for (const auto& group : groups) {
-    int64_t bytes = 0;
-    for (const size_t problem : group) bytes += problem_bytes(upper, problems[problem], first_layer);
-    largest = std::max(largest, bytes);
-  }
-  for (const auto& info : devices::visible_devices())
-    if (info.device.is_cpu()) room = info.free_bytes / 2;
-  return static_cast<size_t>(std::max<int64_t>(1, room / largest));
-}
-
 TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
-                         int64_t most_facts, int lanes, int64_t together)
+                         int64_t most_facts, int lanes)
     : order_(problems.size()),
       most_facts_(most_facts > 0 ? most_facts : static_cast<int64_t>(problems.size())),
       most_bytes_(most_facts > 0 ? std::numeric_limits<int64_t>::max() : active_bytes(upper, first_layer)) {
@@ -84,7 +71,7 @@ TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetPro
   std::stable_sort(order_.begin(), order_.end(),
                    [&](size_t a, size_t b) { return longest_suffix(problems[a]) > longest_suffix(problems[b]); });
   for (const auto& problem : problems) bytes_.push_back(problem_bytes(upper, problem, first_layer));
-  most_facts_ = std::clamp<int64_t>((most_facts_ + lanes - 1) / lanes, 1, together);
+  most_facts_ = std::max<int64_t>(1, (most_facts_ + lanes - 1) / lanes);
   most_bytes_ /= lanes;
 }
 

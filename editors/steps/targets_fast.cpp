@@ -1,15 +1,13 @@
 // The same optimisation for many facts at once. Their deltas do not interact, so the gradient of the sum of the losses
 // holds each fact's own gradient; Adam's moments, the norm limit and the stop rule are kept for each fact. Facts that
 // have finished make room for waiting ones, whose first step is a pass of their own.
-// On a CPU the facts are put into small groups, which do not depend on the machine; each core takes one after the
-// other. Where the layers lie on several GPUs there are as many lanes as GPUs, each with facts and streams of its own.
-// A step is queued on one lane before the last step of the next one is read, so all GPUs have work.
+// Where the layers lie on several GPUs there are as many lanes as GPUs, each with facts and streams of its own. A step
+// is queued on one lane before the last step of the next one is read, so all GPUs have work.
 //   B facts (slots) · M labelled tokens · K KL rows · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <emend/core/text.h>
-#include <emend/devices/lanes.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/streams.h>
@@ -75,10 +73,6 @@ struct Lane {
   std::optional<Group> group;
 };
 
-// More share their weights' way from memory, fewer leave cores without work.
-// Few facts are put into four groups.
-constexpr int64_t kFactsOfACore = 4, kFewGroups = 4;
-
 class FastRun {
  public:
   FastRun(const models::Model& model, const models::Model& upper, const std::vector<TargetProblem>& problems,
@@ -93,7 +87,6 @@ class FastRun {
         traces_(problems.size()) {}
 
   void run() {
-    if (context_.target_lanes == 0 && models::runs_on_lanes(model_)) return run_on_cores();
     const int n_lanes = lanes();
     TargetQueue queue(upper_, problems_, first_layer_of(spec_), context_.max_facts_per_batch, n_lanes);
     std::deque<Lane> lanes;
@@ -112,26 +105,6 @@ class FastRun {
   }
 
  private:
-  void run_on_cores() {
-    const int first_layer = first_layer_of(spec_);
-    const int64_t facts = (static_cast<int64_t>(problems_.size()) + kFewGroups - 1) / kFewGroups;
-    TargetQueue queue(upper_, problems_, first_layer, context_.max_facts_per_batch, 1,
-                      std::clamp<int64_t>(facts, 1, kFactsOfACore));
-    std::vector<std::vector<size_t>> groups;
-    while (!queue.empty()) groups.push_back(queue.take({}));
-    const auto work = [&](size_t number) {
-      const auto lower = models::shared_view(model_);
-      std::optional<models::Model> upper;
-      if (&upper_ != &model_) upper.emplace(models::shared_view(upper_, first_layer));
-      std::optional<Group> group(make_group(groups[number], lower, upper ? *upper : lower));
-      while (group) {
-        begin_step(*group);
-        finish_step(group);
-      }
-    };
-    devices::run_on_lanes(groups.size(), work, most_lanes(upper_, problems_, groups, first_layer));
-  }
-
   // One for each GPU that runs the layers above.
   [[nodiscard]] int lanes() const {
     if (context_.target_lanes > 0) return context_.target_lanes;
@@ -146,7 +119,7 @@ class FastRun {
   void admit(TargetQueue& queue, std::optional<Group>& active) {
     const auto newcomers = queue.take(active ? active->set.members() : std::vector<size_t>{});
     if (newcomers.empty()) return;
-    std::optional<Group> entering(make_group(newcomers, model_, upper_));
+    std::optional<Group> entering(make_group(newcomers));
     begin_step(*entering);
     finish_step(entering);
     if (!active) {
@@ -156,9 +129,8 @@ class FastRun {
     }
   }
 
-  [[nodiscard]] Group make_group(const std::vector<size_t>& members, const models::Model& model,
-                                 const models::Model& upper) {
-    ActiveSet set(model, upper, spec_, problems_, members);
+  [[nodiscard]] Group make_group(const std::vector<size_t>& members) {
+    ActiveSet set(model_, upper_, spec_, problems_, members);
     const size_t n_sites = spec_.sites.size();
     std::vector<SiteState> states(n_sites);
     for (size_t s = 0; s < n_sites; ++s) {
@@ -344,11 +316,9 @@ class FastRun {
   // How far one of those that go on has come.
   void tell(const LossTerms& last) const {
     if (!context_.progress) return;
-    devices::on_caller([this, last] {
-      context_.progress({"targets", static_cast<double>(done_), static_cast<double>(targets_.size()),
-                         formatted("%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss,
-                                   last.probability)});
-    });
+    context_.progress(
+        {"targets", static_cast<double>(done_), static_cast<double>(targets_.size()),
+         formatted("%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss, last.probability)});
   }
 
   void finish(const Group& g, size_t slot, FactStatus status) {
@@ -364,7 +334,7 @@ class FastRun {
       target.status = unmet_status(target.delta_D[0].norm().item<double>(), target.initial_D[0].norm().item<double>(),
                                    spec_.clamp_norm_factor);
     }
-    devices::on_caller([this, loss = target.curve.back().loss] { finished_(++done_, loss); });
+    finished_(++done_, target.curve.back().loss);
   }
 
   // d(sum of all losses)/dδ: through the layers above, plus the weight decay's own.

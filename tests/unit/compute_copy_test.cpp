@@ -5,7 +5,6 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_budget.h>
 #include <emend/editors/steps/targets.h>
-#include <emend/hooks/hook_session.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
@@ -70,7 +69,6 @@ std::vector<Target> run(const models::Model& model, const TargetSpec& spec, int6
                         std::optional<at::ScalarType> compute = {}) {
   EditContext context;
   context.max_facts_per_batch = batch;
-  context.target_lanes = 1;  // sets that fill up again, as on a GPU
   context.compute_dtype = compute;
   return editors::optimise_targets(model, problems_of(model), spec, context);
 }
@@ -219,28 +217,6 @@ TEST(Refilling, TargetsDoNotDependOnTheBatch) {
   }
 }
 
-TEST(SharedView, HasTheWeightsAndHooksOfItsOwn) {
-  const models::Model model = tiny_model();
-  const auto view = models::shared_view(model);
-  EXPECT_TRUE(models::runs_on_lanes(model));
-  hooks::HookSession session(view.hooks());
-  session.capture({Site::kLayerOut, 1}).attach();
-  const at::NoGradGuard no_grad;
-  const auto batch = models::TokenBatch::from_rows(rows());
-  const at::Tensor logits = model.forward(batch).logits;
-  EXPECT_THROW((void)session.captured({Site::kLayerOut, 1}), Error) << "the model's pass is not the view's";
-  EXPECT_TRUE(at::equal(view.forward(batch).logits, logits));
-  EXPECT_TRUE(session.captured({Site::kLayerOut, 1}).defined());
-  model.weight_at({Site::kMlpOut, 2}).mul_(2);
-  const at::Tensor changed = model.forward(batch).logits;
-  EXPECT_FALSE(at::equal(changed, logits));
-  EXPECT_TRUE(at::equal(view.forward(batch).logits, changed)) << "the same weights, not copies";
-  hooks::HookSession other(model.hooks());
-  other.capture({Site::kLayerOut, 1}).attach();
-  EXPECT_FALSE(models::runs_on_lanes(model));
-  EXPECT_FALSE(models::runs_on_lanes(tiny_model({.place = testing::spread_plan})));
-}
-
 TEST(Refilling, TheQueueKeepsToItsLimit) {
   const models::Model model = tiny_model();
   const auto problems = problems_of(model);
@@ -260,8 +236,6 @@ TEST(Refilling, TheQueueKeepsToItsLimit) {
 TEST(Refilling, MemoryBoundsWhatIsActive) {
   const models::Model model = tiny_model();
   const auto problems = problems_of(model);
-  EXPECT_EQ(editors::detail::TargetQueue(model, problems, 2, 8, 1, 3).take({}).size(), 3U);
-  EXPECT_GE(editors::detail::most_lanes(model, problems, {{0, 1}, {2}}, 2), 1U);
   const int64_t short_one = editors::detail::problem_bytes(model, problems[0], 2),
                 long_one = editors::detail::problem_bytes(model, problems[8], 2);
   EXPECT_GT(long_one, short_one) << "a longer target takes more";

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/models/detail/sampling.h>
@@ -7,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <thread>
 
 #include "support/debug_models.h"
 
@@ -64,27 +62,6 @@ TEST(Generation, ARowDoesNotDependOnItsCompanions) {
   EXPECT_EQ(generate(model, kPrompts, options), together);
   options.seed = 8;
   EXPECT_NE(generate(model, kPrompts, options), together);
-}
-
-// More rows than a core takes at once, told on the calling thread.
-TEST(Generation, CoresDoNotChangeIt) {
-  const Model model = testing::debug_model("llama", 5);
-  Rows prompts, told(80);
-  for (int64_t r = 0; r < 80; ++r) prompts.push_back({r % 90 + 1, 4, 4});
-  GenerateOptions options;
-  options.max_new_tokens = 5;
-  options.temperature = 0.9;
-  const Rows one = generate(model, prompts, options);
-  const auto here = std::this_thread::get_id();
-  options.on_token = [&](int64_t row, int64_t id) {
-    EXPECT_EQ(std::this_thread::get_id(), here);
-    told[static_cast<size_t>(row)].push_back(id);
-  };
-  at::set_num_threads(3);
-  const Rows many = generate(model, prompts, options);
-  at::set_num_threads(1);
-  EXPECT_EQ(many, one);
-  EXPECT_EQ(told, one);
 }
 
 TEST(Generation, StopsAtAStopIdAndLetsTheOthersGoOn) {

@@ -1,12 +1,10 @@
 // The packed scorer against the padded loop on random models of every family; encoding of requests; errors.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <emend/evaluation/scoring.h>
 #include <emend/models/config.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <thread>
 
 #include "support/hash_tokenizer.h"
 #include "support/tiny_tokenizer.h"
@@ -143,27 +141,6 @@ TEST(ScoreRequests, ReportsBrokenWeights) {
     FAIL() << name;
   } catch (const Error& error) {
     EXPECT_EQ(error.error_class(), ErrorClass::kNumeric);
-  }
-}
-
-TEST(Scores, CoresDoNotChangeTheirBits) {
-  const auto model = worded_model({"llama", ""}, false, at::kFloat);
-  const auto requests = flat(cases());
-  const auto here = std::this_thread::get_id();
-  std::vector<std::vector<Score>> all;
-  for (const int threads : {1, 2, 3, 8}) {
-    ScoreOptions options;
-    options.batch_tokens = 40;
-    double last = 0;
-    options.progress = [&](const ProgressUpdate& progress) {
-      EXPECT_EQ(std::this_thread::get_id(), here);
-      EXPECT_GT(progress.done, last);
-      last = progress.done;
-    };
-    at::set_num_threads(threads);
-    all.push_back(score_requests(model, requests, options));
-    at::set_num_threads(1);
-    for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(all.back()[i].log_probs, all[0][i].log_probs) << threads;
   }
 }
 

@@ -3,14 +3,12 @@
 #include <emend/core/error.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/hooks/hook_session.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <thread>
 
 #include "support/editor_models.h"
 #include "support/spread_plan.h"
@@ -191,45 +189,6 @@ TEST(Targets, LanesOverDevicesDoNotChangeThem) {
         expect_equal_targets(run(model, problems, spec, Engine::kFast, batch, lanes), one, 1e-10,
                              std::string(name) + ", " + std::to_string(lanes) + " lanes");
   }
-}
-
-// Groups of facts do not depend on the number of cores that take them, nor do their numbers.
-TEST(Targets, CoresDoNotChangeTheirBits) {
-  const models::Model model = tiny_model();
-  const auto problems = problems_of(model);
-  for (const size_t variant : {0, 5}) {
-    const auto [name, spec] = variants()[variant];
-    const auto one = run(model, problems, spec, Engine::kFast);
-    for (const int threads : {2, 3, 8}) {
-      at::set_num_threads(threads);
-      const auto many = run(model, problems, spec, Engine::kFast);
-      at::set_num_threads(1);
-      for (size_t i = 0; i < one.size(); ++i)
-        for (size_t s = 0; s < spec.sites.size(); ++s) {
-          EXPECT_TRUE(at::equal(many[i].target_D[s], one[i].target_D[s])) << name << ", fact " << i;
-          EXPECT_TRUE(at::equal(many[i].trace->grad_steps[s], one[i].trace->grad_steps[s])) << name << ", fact " << i;
-        }
-    }
-  }
-}
-
-TEST(Targets, CallbacksStayOnTheirThreadAndStopAllCores) {
-  const models::Model model = tiny_model();
-  const auto problems = problems_of(model);
-  EditContext context;
-  const auto here = std::this_thread::get_id();
-  std::vector<double> done;
-  context.progress = [&](const ProgressUpdate& progress) {
-    EXPECT_EQ(std::this_thread::get_id(), here);
-    done.push_back(progress.done);
-    if (done.size() == 2) throw Error(ErrorClass::kCancelled, {"progress", "enough", "", ""});
-  };
-  at::set_num_threads(3);
-  EXPECT_THROW((void)editors::optimise_targets(model, problems, variants()[0].spec, context), Error);
-  at::set_num_threads(1);
-  ASSERT_GE(done.size(), 2U);
-  EXPECT_EQ(done[1], 2);
-  EXPECT_TRUE(models::hooks_idle_above(model, 0));
 }
 
 TEST(Targets, EnginesAgreeInSinglePrecision) {
