@@ -4,8 +4,8 @@
 #include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/doctor.h>
-#include <emend/devices/runtime.h>
 #include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
 
 #include <algorithm>
 #include <chrono>

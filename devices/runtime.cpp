@@ -7,10 +7,10 @@
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
+#include <emend/devices/simulated.h>
 #include <sched.h>
 #include <algorithm>
 #include <cmath>
-#include <emend/devices/simulated.h>
 
 #include <atomic>
 #include <cstdlib>

@@ -121,8 +121,8 @@ class LatchEditor final : public Editor {
           kept[layer] = {{"inputs", devices::to_host(pass.inputs_ND)}, {"energy", devices::to_host(pass.energy_F)}};
         return kept;
       };
-      const auto kept = context.statistics ? context.statistics->kept(model, what_is_kept(), missing, compute)
-                                           : compute(missing);
+      const auto kept =
+          context.statistics ? context.statistics->kept(model, what_is_kept(), missing, compute) : compute(missing);
       for (const size_t place : places)
         if (const auto found = kept.find(static_cast<int>(h_.layers[place])); found != kept.end())
           passes_[place] = {found->second.at("inputs"), found->second.at("energy")};

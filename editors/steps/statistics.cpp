@@ -425,7 +425,8 @@ StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::M
   if (missing.empty()) return kept;
   std::filesystem::create_directories(options.cache);
   for (auto& [layer, tensors] : make(missing)) {
-    write_checked(path_of(layer), {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
+    write_checked(path_of(layer), {tensors.begin(), tensors.end()},
+                  {{"format", "emend " + what}, {"key", key_of(layer)}});
     kept[layer] = tensors;
   }
   return kept;
@@ -441,7 +442,8 @@ std::vector<std::vector<int64_t>> text_rows(const CorpusState& state, const mode
       ids.insert(ids.end(), row.begin(), row.end());
       lengths.push_back(std::ssize(row));
     }
-    return StatisticsProvider::Kept{{0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
+    return StatisticsProvider::Kept{
+        {0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
   };
   const auto kept = kept_in_cache(state, model, "sampled text, " + std::to_string(tokens) + " tokens", {0}, make);
   return unpack_rows(kept.at(0).at("ids"), kept.at(0).at("lengths"));
