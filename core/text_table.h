@@ -18,6 +18,7 @@ namespace emend {
 /// Rows of cells under a header; the first columns are left-aligned, the others right-aligned.
 class TextTable {
  public:
+  /// So many columns are left-aligned.
   explicit TextTable(std::vector<std::string> header, size_t left = 1) : rows_{std::move(header)}, left_(left) {}
   /// What would break the columns is shown escaped.
   void add(std::vector<std::string> row);

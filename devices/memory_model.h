@@ -39,7 +39,7 @@ struct ModelShape {
   int64_t final_norm_bytes = 0;
   int64_t head_bytes = 0;  ///< 0 when tied
 
-  [[nodiscard]] int64_t total_bytes() const;
+  [[nodiscard]] int64_t total_bytes() const;  ///< of all weights
 };
 
 /// What is to be done with it. Zeros mean: not at all.

@@ -8,6 +8,7 @@
 #include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 #include <emend/devices/placement.h>
+#include <emend/devices/process_environment.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
 #include <fcntl.h>
@@ -247,7 +248,8 @@ std::string spelled(const Options& options, std::string_view name) {
   return option;
 }
 
-// Files that are read and not there are known before anything is loaded.
+// Files that are read and not there are known before anything is loaded. One of several processes says it once it has
+// met the others, so that they do not wait for it.
 void require_inputs(const Options& options) {
   for (const Option& option : options.all()) {
     if (option.type != "FILE" || option.names == "--out" || option.names == "OUT" || option.names == "--log-file")
@@ -256,7 +258,8 @@ void require_inputs(const Options& options) {
     if (const auto* one = std::get_if<std::string*>(&option.value)) paths = {**one};
     if (const auto* many = std::get_if<std::vector<std::string>*>(&option.value)) paths = **many;
     for (const auto& path : paths)
-      if (std::error_code failure; !path.empty() && !std::filesystem::exists(path, failure))
+      if (std::error_code failure;
+          !path.empty() && !std::filesystem::exists(path, failure) && devices::read_process_environment().size == 1)
         throw Error(ErrorClass::kNotFound, {path, "no such file", "a readable file", "check the path"});
   }
 }
