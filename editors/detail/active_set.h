@@ -18,7 +18,7 @@ namespace emend::editors::detail {
 
 /// What one row of a problem reads.
 struct ActiveReading {
-  size_t slot = 0, number = 0;  ///< the row's number in its problem
+  size_t number = 0;  ///< the row's number in its problem
   bool sampled_context = false;
   double weight = 0;                                ///< of its mean nll in its fact
   std::vector<std::pair<int64_t, int64_t>> labels;  ///< (token of the suffix, id)
@@ -41,7 +41,11 @@ struct ActiveIndex {
   models::TokenBatch kl_batch;  ///< KL rows alone, for a loss layer below the last
   at::Tensor lookup_N;          ///< packed index of each row's looked-up token
   at::Tensor slot_of_row;       ///< [rows]
-  std::vector<ActiveReading> readings;
+  struct Reading {
+    size_t slot = 0, number = 0;
+    bool sampled_context = false;
+  };
+  std::vector<Reading> readings;  ///< of all rows, in their order
   at::Tensor label_token_M, label_id_M;
   at::Tensor label_weight_M;  ///< the reading's weight / T
   at::Tensor label_slot_M, label_reading_M;

@@ -63,7 +63,7 @@ std::vector<std::vector<int64_t>> ActiveSet::build_rows(const std::vector<Target
     };
     for (size_t number = 0; number < problem.rows.size(); ++number) {
       const TargetRow& source = problem.rows[number];
-      ActiveReading reading{slot, number, source.sampled_context, source.weight, {}, source.floors};
+      ActiveReading reading{number, source.sampled_context, source.weight, {}, source.floors};
       for (const auto& [token, id] : source.labels) reading.labels.emplace_back(token - source.lookup, id);
       rows_[row_for(source, source.ids)].readings.push_back(std::move(reading));
     }
@@ -212,8 +212,7 @@ void ActiveSet::rebuild_index() {
       slot_of_reading.push_back(slot);
       reading_weight.push_back(reading.weight);
       reading_labels.push_back(labels);
-      index_.readings.push_back(reading);
-      index_.readings.back().slot = row.slot;
+      index_.readings.push_back({row.slot, reading.number, reading.sampled_context});
     }
     if (row.kl) {
       kl_token.push_back(token);

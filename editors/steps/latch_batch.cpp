@@ -149,6 +149,13 @@ class LatchBatch {
     }
   }
 
+  // By their layer's place in `layers`, ascending.
+  std::map<size_t, std::vector<Unit*>> units_by_place() {
+    std::map<size_t, std::vector<Unit*>> units;
+    for (auto& unit : units_) units[unit.layer].push_back(&unit);
+    return units;
+  }
+
   // The rows of a fact whose continuation is kept.
   [[nodiscard]] size_t continued(const RenderedFact& fact) const {
     if (h_.continuation == 0 || h_.continuation_weight == 0) return 0;
@@ -205,15 +212,9 @@ class LatchBatch {
     const std::vector<Continuation> written = continuations();
     std::vector<size_t> first(1, 0);
     for (const auto& fact : batch_.rendered) first.push_back(first.back() + continued(fact));
-    for (size_t place = 0; place < h_.layers.size(); ++place) {
-      std::vector<Unit*> units;
+    for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
-      for (auto& unit : units_)
-        if (unit.layer == place) {
-          units.push_back(&unit);
-          problems.push_back(problem_of(unit, written, first));
-        }
-      if (units.empty()) continue;
+      for (const Unit* unit : units) problems.push_back(problem_of(*unit, written, first));
       hparams::LocateHparams at_layer = h_;
       at_layer.layers = {h_.layers[place]};
       const TargetSpec spec = memit_targets(at_layer, model_);
@@ -313,8 +314,7 @@ class LatchBatch {
   }
 
   void write() {
-    std::map<size_t, std::vector<Unit*>> units_at;
-    for (auto& unit : units_) units_at[unit.layer].push_back(&unit);
+    const auto units_at = units_by_place();
     std::vector<size_t> places;
     for (const auto& [place, units] : units_at) places.push_back(place);
     const auto& passes = texts_.passes(places);

@@ -279,7 +279,7 @@ class FastRun {
   std::vector<int64_t> settle(Group& g, const StepFigures& figures) {
     std::vector<bool> all_argmax(g.slots.size(), true), sampled_argmax(g.slots.size(), true);
     for (size_t r = 0; r < figures.hit.size(); ++r) {
-      const ActiveReading& reading = g.set.index().readings[r];
+      const ActiveIndex::Reading& reading = g.set.index().readings[r];
       if (figures.hit[r]) continue;
       all_argmax[reading.slot] = false;
       if (reading.sampled_context) sampled_argmax[reading.slot] = false;
@@ -402,7 +402,7 @@ class FastRun {
     std::vector<std::vector<double>> nll(g.slots.size());
     for (size_t slot = 0; slot < nll.size(); ++slot) nll[slot].resize(problems_[g.set.members()[slot]].rows.size());
     for (size_t r = 0; r < figures.reading_nll.size(); ++r) {
-      const ActiveReading& reading = g.set.index().readings[r];
+      const ActiveIndex::Reading& reading = g.set.index().readings[r];
       nll[reading.slot][reading.number] = figures.reading_nll[r];
     }
     const std::set<int64_t> on(going_on.begin(), going_on.end());
