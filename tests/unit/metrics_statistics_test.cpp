@@ -1,5 +1,5 @@
 // Means, intervals and the harmonic score against hand-computed values; the partition of rows that begin alike.
-#include <emend/evaluation/detail/sharing.h>
+#include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/statistics.h>
 #include <gtest/gtest.h>
 
