@@ -14,7 +14,8 @@ import sys
 import tempfile
 
 # Sets of headers to precompile; the first that a header includes wholly serves it.
-LARGE = [("ATen/core/Tensor.h", "nlohmann/json.hpp"), ("ATen/core/Tensor.h",), ("nlohmann/json.hpp",)]
+LARGE = [("emend/editors/editor.h",), ("emend/models/model.h",), ("ATen/core/Tensor.h", "nlohmann/json.hpp"), ("ATen/core/Tensor.h",),
+         ("nlohmann/json.hpp",)]
 
 
 def base_command(build, include):
