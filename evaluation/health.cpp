@@ -205,7 +205,7 @@ namespace {
 using nlohmann::json;
 
 /// A row with a name for messages.
-struct Row {
+struct TaskRow {
   const json& value;
   std::string where;
 
@@ -226,7 +226,7 @@ struct Row {
   }
 };
 
-Choice mmlu(const Row& row) {
+Choice mmlu(const TaskRow& row) {
   static const char* const letters[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
   const json choices = row.value.contains("choices") ? row.value["choices"] : json();
   if (!choices.is_array() || choices.size() < 2 || choices.size() > 8)
@@ -246,20 +246,20 @@ Choice mmlu(const Row& row) {
   return choice;
 }
 
-Choice piqa(const Row& row) {
+Choice piqa(const TaskRow& row) {
   return {"Question: " + row.text("goal") + "\nAnswer:", {row.text("sol1"), row.text("sol2")}, row.index("label", 2)};
 }
-Choice sst2(const Row& row) {
+Choice sst2(const TaskRow& row) {
   return {row.text("sentence") + "\nQuestion: Is this sentence positive or negative?\nAnswer:",
           {"negative", "positive"},
           row.index("label", 2)};
 }
-Choice rte(const Row& row) {
+Choice rte(const TaskRow& row) {
   return {row.text("sentence1") + "\nQuestion: " + row.text("sentence2") + " True or False?\nAnswer:",
           {"True", "False"},
           row.index("label", 2)};
 }
-Choice cola(const Row& row) {
+Choice cola(const TaskRow& row) {
   return {row.text("sentence") + "\nQuestion: Does this sentence make sense?\nAnswer:",
           {"no", "yes"},
           row.index("label", 2)};
@@ -268,7 +268,7 @@ Choice cola(const Row& row) {
 struct ChoiceFile {
   const char* file;
   const char* name;
-  Choice (*read)(const Row&);
+  Choice (*read)(const TaskRow&);
 };
 constexpr ChoiceFile kChoiceFiles[] = {{"health_mmlu.json", "mmlu", mmlu},
                                        {"health_piqa.json", "piqa", piqa},
@@ -296,7 +296,7 @@ HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
     if (line.find_first_not_of(" \r\t") == std::string::npos) continue;
     const std::string where = path.string() + ":" + std::to_string(number);
     const json row = parse_json(line, where);
-    task.texts.push_back(Row{row, where}.text("text"));
+    task.texts.push_back(TaskRow{row, where}.text("text"));
   }
   return task;
 }

@@ -377,7 +377,11 @@ StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::M
 
 CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options,
                                    devices::Collectives* group)
-    : state_(new CorpusState{.text = std::move(text), .options = std::move(options), .group = group}) {}
+    : state_(std::make_unique<CorpusState>()) {
+  state_->text = std::move(text);
+  state_->options = std::move(options);
+  state_->group = group;
+}
 
 CorpusStatistics::~CorpusStatistics() = default;
 
