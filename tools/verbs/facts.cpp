@@ -66,6 +66,7 @@ void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
                 {options.facts.file, "facts of format " + facts.format + " cannot be written",
                  "one of " + fact_format_names(true), "convert the file first: emend convert facts IN OUT --to jsonl"});
   const bool in_place = options.out.empty();
+  if (!in_place) require_new(options.out, false);
   if (in_place) {
     auto lost = datasets::conversion_losses(facts.facts, facts.format);
     if (const auto kind = std::filesystem::path(options.facts.file).extension(); kind == ".csv" || kind == ".tsv")
