@@ -78,6 +78,7 @@ struct ToCall {
   size_t line;
 };
 std::vector<ToCall> to_calls(const std::string& text) {
+  std::vector<ToCall> calls;
   const auto skip = [&](size_t at) { return std::min(text.find_first_not_of(" \n", at), text.size()); };
   for (size_t at = text.find("to"); at != std::string::npos; at = text.find("to", at + 1)) {
     const size_t before = at == 0 ? std::string::npos : text.find_last_not_of(" \n", at - 1), open = skip(at + 2);
