@@ -9,9 +9,9 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
-#include <emend/evaluation/detail/sharing.h>
 #include <emend/evaluation/scoring.h>
 #include <emend/models/config.h>
+#include <emend/models/sharing.h>
 
 #include <algorithm>
 #include <cmath>
@@ -206,18 +206,18 @@ class Engine {
     return target.labels.size() > 1 && target.positions[1] != row.targets[row.longest].positions[1];
   }
 
-  std::vector<detail::SharedGroup> partition() const {
+  std::vector<models::SharedGroup> partition() const {
     std::vector<Ids> beginnings;
     for (const auto& row : rows_)
       beginnings.emplace_back(row.ids.begin(),
                               row.ids.begin() + (options_.share_beginnings && row.whole == 0 ? row.begin - 1 : 0));
-    return detail::share_beginnings(beginnings, /*least=*/8);
+    return models::share_beginnings(beginnings, /*least=*/8);
   }
 
   /// Rows of similar length together; groups with and without a head apart. Bounds: tokens of a pass, padding inside
   /// attention, and tokens of copied keys and values.
-  std::vector<Batch> make_batches(std::vector<detail::SharedGroup>& groups) const {
-    const auto length = [&](const detail::SharedGroup& group) {
+  std::vector<Batch> make_batches(std::vector<models::SharedGroup>& groups) const {
+    const auto length = [&](const models::SharedGroup& group) {
       int64_t longest = 0;
       for (size_t row : group.rows) longest = std::max(longest, rows_[row].size() - group.shared);
       return longest;
@@ -258,7 +258,7 @@ class Engine {
            batch.cached + shared <= 4 * limit;
   }
 
-  void run_batch(const std::vector<detail::SharedGroup>& groups, const Batch& batch) {
+  void run_batch(const std::vector<models::SharedGroup>& groups, const Batch& batch) {
     const bool shared = groups[batch.parts[0].group].shared > 0;
     std::vector<Ids> tails;
     std::vector<int64_t> begins, head_of, whole;
@@ -294,7 +294,7 @@ class Engine {
   }
 
   /// Keys and values of the batch's heads; those of a lone large group are kept for its next batch.
-  const models::KvCache& head_cache(const std::vector<detail::SharedGroup>& groups, const Batch& batch) {
+  const models::KvCache& head_cache(const std::vector<models::SharedGroup>& groups, const Batch& batch) {
     const bool lone = batch.parts.size() == 1;
     if (lone && kept_group_ == batch.parts[0].group && kept_) return *kept_;
     std::vector<Ids> heads;

@@ -1,9 +1,9 @@
-#include <emend/evaluation/detail/sharing.h>
+#include <emend/models/sharing.h>
 
 #include <algorithm>
 #include <numeric>
 
-namespace emend::evaluation::detail {
+namespace emend::models {
 namespace {
 
 int64_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
@@ -54,4 +54,4 @@ std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>
   return best_partition(sequences, rows, 0, rows.size(), least).groups;
 }
 
-}  // namespace emend::evaluation::detail
+}  // namespace emend::models

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace emend::evaluation::detail {
+namespace emend::models {
 
 struct SharedGroup {
   int64_t shared = 0;        ///< tokens that all rows of the group begin with; 0: computed on their own
@@ -17,4 +17,4 @@ struct SharedGroup {
 [[nodiscard]] std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>>& sequences,
                                                         int64_t least);
 
-}  // namespace emend::evaluation::detail
+}  // namespace emend::models
