@@ -94,6 +94,7 @@ int run_serve(const ServeArguments& given, Common& common) {
   serve::Jobs jobs(load, packs, place.path() / ".work", options.edit, lent);
   serve::Api api{engine, packs, jobs, completions, place.path() / ".work"};
   serve::HttpServer server(options.http, serve::api_routes(api));
+  spell_settings([](std::string_view name) { return "\"" + std::string(name) + "\""; });  // fields, from here on
   api.http_metrics = [&] { return server.metrics(); };
   std::thread serving([&] { server.serve(); });
   const std::string host =
