@@ -115,7 +115,7 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "ablate", path("d"), "--layers", "3-9", "--out", path("x")}, 2, "0-3");
   refused({"direct", "ablate", path("d"), "--layers", "3-", "--out", path("x")}, 2, "A-B");
   refused({"direct", "ablate", "--out", path("x")}, 2, "directions");
-  refused({"direct", "ablate", path("d"), "--out", path("d")}, 2, "exists already");
+  refused({"direct", "ablate", path("d"), "--out", path("model")}, 2, "what is read");
   refused({"generate", "--prompt", "a", "--control-vector", path("model/model.safetensors")}, 3, "GGUF");
   refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--layers", "0"}, 2,
           "no direction in the layers");
