@@ -77,6 +77,7 @@ class Staged {
     if (!target_.has_filename()) target_ = target_.parent_path();  // "out/"
     std::error_code error;
     if (const auto real = fs::canonical(target_, error); !error) target_ = real;  // behind a link
+    require_replaceable();
     make_parents();
     const std::string name = target_.filename().string();
     remove_abandoned_of(target_);
@@ -102,12 +103,34 @@ class Staged {
     fs::rename(staging_, target_, error);
     if (error) {
       if (!fs::is_directory(staging_) || !fs::is_directory(target_)) throw_io(target_, "cannot be replaced", error);
+      if (!was_there_)
+        throw Error(ErrorClass::kInvalidArgument,
+                    {target_.string(), "another program has just made this folder", "a place of its own",
+                     "look at what it holds, or choose another place"});
       if (!exchange(superseded)) replace_files(superseded);
     }
     committed_ = true;
   }
 
  private:
+  // A folder that is exchanged for another one is no longer there for those who stand in it.
+  void require_replaceable() {
+    std::error_code error;
+    const auto status = fs::status(target_, error);
+    was_there_ = fs::exists(status);
+    if (fs::is_symlink(fs::symlink_status(target_, error)))
+      throw Error(ErrorClass::kInvalidArgument, {target_.string(), "a symbolic link to a place that is not there",
+                                                 "a new place", "remove the link, or choose another place"});
+    if (was_there_ && !fs::is_directory(status) && !fs::is_regular_file(status))
+      throw Error(ErrorClass::kInvalidArgument,
+                  {target_.string(), "a device or a pipe", "a file or a folder", "choose another place"});
+    const auto here = fs::current_path(error);
+    const auto [rest, _] = std::mismatch(target_.begin(), target_.end(), here.begin(), here.end());
+    if (!error && was_there_ && fs::is_directory(status) && rest == target_.end())
+      throw Error(ErrorClass::kInvalidArgument, {target_.string(), "the folder that this program runs in",
+                                                 "a folder that can be replaced as a whole", "name a new one"});
+  }
+
   void make_parents() {
     std::error_code error;
     for (fs::path parent = target_.parent_path(); !fs::exists(parent, error); parent = parent.parent_path())
@@ -171,7 +194,7 @@ class Staged {
 
   fs::path target_, staging_;
   std::vector<fs::path> made_;  // parents, the deepest first
-  bool committed_ = false;
+  bool committed_ = false, was_there_ = false;
 };
 
 }  // namespace

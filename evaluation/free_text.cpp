@@ -1,3 +1,4 @@
+#include <emend/core/text.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/values.h>
@@ -9,6 +10,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -41,12 +43,31 @@ std::string_view without_article(std::string_view words) {
   return words;
 }
 
+bool is_digit(std::string_view text, size_t at) {
+  return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
+}
+
+// Marks that belong to the word before them ("C++", "C#") or stand inside of a number ("3.14", "1,000", "12:30").
+bool joins(std::string_view text, size_t at) {
+  return text[at] == '+' || text[at] == '#' ||
+         (at > 0 && is_digit(text, at - 1) && is_digit(text, at + 1) && std::strchr(".,:/", text[at]));
+}
+
 bool ends_word(std::string_view text, size_t at) {
+  if (at < text.size() && at > 0 && joins(text, at)) return false;
   return at >= text.size() || !is_word(static_cast<unsigned char>(text[at])) || detail::spaceless(text, at) ||
          (at > 0 && detail::spaceless(text, at - 1));
 }
 
+// Marks that belong to the word behind them: "-100", "+32", ".5", ".NET".
+bool leads(std::string_view text, size_t at) {
+  const bool first = at == 0 || !(is_word(static_cast<unsigned char>(text[at - 1])) || text[at - 1] == text[at]);
+  const auto next = at + 1 < text.size() ? static_cast<unsigned char>(text[at + 1]) : '\0';
+  return first && (text[at] == '.' ? std::isalnum(next) : (text[at] == '-' || text[at] == '+') && std::isdigit(next));
+}
+
 bool starts_word(std::string_view text, size_t at) {
+  if (at > 0 && (leads(text, at - 1) || joins(text, at - 1))) return false;
   return at == 0 || !is_word(static_cast<unsigned char>(text[at - 1])) || ends_word(text, at);
 }
 
@@ -244,24 +265,35 @@ bool sentence_ended(std::string_view text, const std::vector<std::string>& names
 std::string plain_words(std::string_view text) {
   std::string words;
   bool gap = false;
-  for (const char c : detail::plain_letters(text)) {
+  const std::string letters = detail::plain_letters(text);
+  for (size_t i = 0; i < letters.size(); ++i) {
+    const char c = letters[i];
     if (is_space(static_cast<unsigned char>(c))) {
       gap = !words.empty();
       continue;
     }
-    if (words.empty() && !is_word(static_cast<unsigned char>(c))) continue;
+    if (words.empty() && !is_word(static_cast<unsigned char>(c)) && !leads(letters, i)) continue;
     if (gap) words += ' ';
     gap = false;
     words += c;
   }
-  while (!words.empty() && !is_word(static_cast<unsigned char>(words.back()))) words.pop_back();
+  const auto stays = [](char c) { return is_word(static_cast<unsigned char>(c)) || c == '+' || c == '#'; };
+  while (!words.empty() && !stays(words.back())) words.pop_back();
   return words;
 }
 
 bool begins_with(std::string_view text, std::string_view answer) {
   const std::string words = plain_words(text), wanted = plain_words(answer);
-  const std::string_view a = without_article(words), b = without_article(wanted);
-  return !b.empty() && a.starts_with(b) && ends_word(a, b.size());
+  std::string_view a = without_article(words);
+  const std::string_view b = without_article(wanted);
+  if (b.empty()) {  // "!!!"
+    const auto from = [](std::string_view all) {
+      return all.substr(std::min(all.size(), all.find_first_not_of(" \t\n")));
+    };
+    return !from(answer).empty() && from(text).starts_with(from(answer));
+  }
+  if (a.size() > 1 && a[0] == '.' && b[0] != '.' && !is_digit(a, 1)) a.remove_prefix(1);
+  return a.starts_with(b) && ends_word(a, b.size());
 }
 
 size_t place_of(std::string_view text, std::string_view answer) {

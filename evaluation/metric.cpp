@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/metric.h>
@@ -75,6 +76,9 @@ std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted,
     if (std::find(resolved.begin(), resolved.end(), name) == resolved.end()) resolved.push_back(name);
   };
   for (const auto& name : wanted) {
+    if (name == "none" && wanted.size() > 1)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {setting("eval"), "none beside others", "none, or what to measure", ""});
     if (name == "none" || name.empty()) continue;
     if (name != "auto") {
       add(metric_info(name).name);

@@ -17,13 +17,18 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <iomanip>
 #include <iostream>
+#include <sstream>
 #include <system_error>
 
 #include "help.h"
+#include "places.h"
 #include "programs.h"
 #include "version.h"
 
@@ -73,10 +78,12 @@ void install_signal_handlers(CancelToken& cancel) {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
-void open_handles(Common& common) {
+// `before_files`: what has to be known before a file is opened.
+void open_handles(Common& common, const std::function<void()>& before_files) {
   std::vector<std::shared_ptr<LogSink>> sinks = {
       make_terminal_sink(common.quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2))};
   common.log = Log(sinks);  // which says what is wrong with the other one
+  before_files();
   if (!common.log_file.empty()) sinks.push_back(make_json_lines_sink(common.log_file));
   common.log = Log(std::move(sinks));
   if (!common.quiet) common.progress = make_progress(2);
@@ -112,10 +119,10 @@ bool wants_memory(std::string_view what) {
   return what.find("allocate memory") != what.npos || what.find("could not create a ") != what.npos;
 }
 
-int run_guarded(const VerbRun& run, Common& common) {
+int run_guarded(const VerbRun& run, Common& common, const std::function<void()>& before_files) {
   try {
     install_signal_handlers(common.cancel);
-    open_handles(common);
+    open_handles(common, before_files);
     return run(common);
   } catch (const Error& error) {
     return report(common, error);
@@ -164,12 +171,58 @@ CLI::Option* add_option(CLI::App& app, const Option& option) {
   return app.add_option_function<std::string>(option.names, parse);
 }
 
-CLI::Validator validator(const Option& option) {
-  const Limits& limits = option.limits;
-  if (limits == kNonNegative) return CLI::NonNegativeNumber;
-  if (limits == kPositive) return CLI::PositiveNumber;
-  if (std::holds_alternative<double*>(option.value)) return CLI::Range(limits.min, limits.max);
-  return CLI::Range(static_cast<int64_t>(limits.min), static_cast<int64_t>(limits.max));
+// "0 or more", "more than 0", "1 to 5"; for whole numbers without a fraction.
+std::string limits_text(const Limits& limits, bool whole) {
+  const auto number = [&](double value) {
+    std::ostringstream text;
+    text << std::setprecision(17) << value;
+    return text.str();
+  };
+  const bool bounded = limits.max < std::numeric_limits<double>::infinity();
+  const std::string kind = whole ? "a whole number" : "a number";
+  if (limits.min == -std::numeric_limits<double>::infinity())
+    return kind + (bounded ? " of at most " + number(limits.max) : "");
+  if (limits.above) return kind + " above " + number(limits.min) + (bounded ? " up to " + number(limits.max) : "");
+  return kind + (bounded ? " from " + number(limits.min) + " to " + number(limits.max)
+                         : " from " + number(limits.min) + " on");
+}
+
+template <class Number>
+std::string fault_of_number(const std::string& text, const Limits& limits) {
+  Number value{};
+  const char* begin = text.data() + (text.starts_with("+") ? 1 : 0);
+  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
+  const auto number = static_cast<double>(value);
+  const bool good = error == std::errc() && end == text.data() + text.size() && std::isfinite(number) &&
+                    number <= limits.max && (limits.above ? number > limits.min : number >= limits.min);
+  const bool wide = sizeof(Number) > 4;
+  const std::string most =
+      wide && std::is_integral_v<Number> && error == std::errc::result_out_of_range ? " that 64 bits hold" : "";
+  return good ? "" : "\"" + text + "\"; expected " + limits_text(limits, std::is_integral_v<Number>) + most;
+}
+
+// What is wrong with one value; nothing if it can be taken. An empty text is what a shell makes of an unset variable.
+std::string fault_of(const Option& option, const std::string& text) {
+  if (text.empty()) {
+    const bool may_be = option.type == "TEXT" && std::ranges::none_of(option.spellings(), [](const auto& name) {
+                          return !name.starts_with("-");
+                        });
+    return may_be ? "" : "an empty text; expected " + (option.type.empty() ? "a value" : option.type);
+  }
+  return std::visit(
+      [&]<class Slot>(const Slot&) -> std::string {
+        if constexpr (std::is_same_v<Slot, int*> || std::is_same_v<Slot, std::vector<int>*>)
+          return fault_of_number<int>(text, option.limits);
+        else if constexpr (std::is_same_v<Slot, int64_t*> || std::is_same_v<Slot, std::vector<int64_t>*>)
+          return fault_of_number<int64_t>(text, option.limits);
+        else if constexpr (std::is_same_v<Slot, uint64_t*>)
+          return fault_of_number<uint64_t>(text, {.min = std::max(0.0, option.limits.min), .max = option.limits.max});
+        else if constexpr (std::is_same_v<Slot, double*> || std::is_same_v<Slot, std::vector<double>*>)
+          return fault_of_number<double>(text, option.limits);
+        else
+          return "";
+      },
+      option.value);
 }
 
 // The only place that knows how the parser is told.
@@ -177,7 +230,7 @@ void declare(CLI::App& app, const Options& options, const std::vector<std::strin
   for (const Option& option : options.all()) {
     CLI::Option* bound = add_option(app, option);
     if (!option.choices.empty()) bound->check(CLI::IsMember(option.choices));
-    if (option.limits != Limits()) bound->check(validator(option));
+    if (!option.is_flag()) bound->check([option](const std::string& text) { return fault_of(option, text); });
     if (option.list) bound->delimiter(',');
     if (option.required && (option.unless.empty() || std::ranges::find(words, option.unless) == words.end()))
       bound->required();
@@ -201,15 +254,16 @@ bool is_verb(const std::string& name) {
   return std::ranges::any_of(verbs(), [&](const Verb& verb) { return name == verb.name; });
 }
 
-// What a word that nobody expected may have meant.
-std::string suggestion(const std::vector<std::string>& words, const Options& options) {
+// The first option that nobody expected, and what it may have meant.
+std::string unknown_option(const std::vector<std::string>& words, const Options& options) {
   std::vector<std::string> names = {"--help", "--version"};
   for (const Option& option : options.all())
     for (const auto& name : option.spellings()) names.push_back(name);
   for (const auto& word : words) {
     const std::string name = word.substr(0, word.find('='));
-    if (!name.starts_with("-") || std::ranges::find(names, name) != names.end()) continue;
-    if (const std::string close = did_you_mean(name, names); !close.empty()) return "; " + close;
+    if (!name.starts_with("--") || name.size() == 2 || std::ranges::find(names, name) != names.end()) continue;
+    const std::string close = did_you_mean(name, names);
+    return "no option " + name + (close.empty() ? "" : "; " + close);
   }
   return "";
 }
@@ -226,8 +280,10 @@ std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std:
       app.exit(error, std::cout, std::cerr);
       return 0;
     }
-    const bool extra = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
-    std::cerr << program << ": " << printable(error.what()) << (extra ? suggestion(words, options) : "")
+    const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
+    const std::string unknown =
+        is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError) ? unknown_option(words, options) : "";
+    std::cerr << program << ": " << printable(unknown.empty() ? error.what() : unknown)
               << "; run with --help for the options\n";
     return 2;
   }
@@ -248,30 +304,10 @@ std::string spelled(const Options& options, std::string_view name) {
   return option;
 }
 
-// Files that are read and not there are known before anything is loaded. One of several processes says it once it has
-// met the others, so that they do not wait for it.
-void require_inputs(const Options& options) {
-  for (const Option& option : options.all()) {
-    if (option.type != "FILE" || option.names == "--out" || option.names == "OUT" || option.names == "--log-file")
-      continue;
-    std::vector<std::string> paths;
-    if (const auto* one = std::get_if<std::string*>(&option.value)) paths = {**one};
-    if (const auto* many = std::get_if<std::vector<std::string>*>(&option.value)) paths = **many;
-    for (const auto& path : paths)
-      if (std::error_code failure;
-          !path.empty() && !std::filesystem::exists(path, failure) && devices::read_process_environment().size == 1)
-        throw Error(ErrorClass::kNotFound, {path, "no such file", "a readable file", "check the path"});
-  }
-}
-
 int run_guarded(Command& command, const std::vector<std::string>& command_line) {
   command.common.command_line = command_line;
   spell_settings([&options = command.options](std::string_view name) { return spelled(options, name); });
-  const auto run = [&](Common& common) {
-    require_inputs(command.options);
-    return command.run(common);
-  };
-  return run_guarded(run, command.common);
+  return run_guarded(command.run, command.common, [&] { settle_places(command.options); });
 }
 
 // "convert facts" is the verb convert-facts, and so for any verb with a hyphen; a folder named facts is ./facts.

@@ -61,8 +61,7 @@ std::string measurements(const ordered_json& results) {
 
 std::string undo(const std::string& form) {
   if (form == "model")
-    return "`emend revert " + setting("all") +
-           "` gives the folder its original bytes; `emend list` shows what is in force.\n";
+    return "`emend list` shows what is in force, and `emend revert` takes it back, to the folder's original bytes.\n";
   if (form == "gguf") return "Use the unedited file: the edit is in the numbers of this one.\n";
   if (form == "pack")
     return "`emend revert` gives a folder that it was applied to its bytes back; nothing else holds it.\n";
@@ -75,7 +74,7 @@ std::string model_card(const std::string& base, const std::vector<CardPack>& pac
   size_t facts = 0;
   for (const auto& one : packs) facts += one.pack.facts.size();
   std::string text = "---\nbase_model: " + nlohmann::json(base).dump() + "\ntags: [emend, knowledge-editing]\n---\n# " +
-                     cell(base) + " with " + std::to_string(facts) + " edited facts\n\nFacts in the weights were " +
+                     cell(base) + " with " + counted(facts, "edited fact") + "\n\nFacts in the weights were " +
                      "changed by emend; nothing else was trained.\n";
   for (const auto& one : packs) {
     const auto& pack = one.pack;

@@ -103,6 +103,11 @@ void Run::open_folder(const models::Checkpoint& checkpoint) {
   folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
                                        : std::filesystem::path(options_.out),
                   options_.resume);
+  if (!options_.resume && !std::filesystem::exists(*folder_ / "run.jsonl")) {
+    std::vector<std::string> written = {"cases.jsonl", "metrics.csv", "report.html", "report.json"};
+    for (const auto& format : save_formats()) written.push_back(format.file);
+    folder_->require_free(written);
+  }
   lent_.log = log_also_to(lent_.log, *folder_ / "run.jsonl");
   lent_.log.event(LogLevel::kDebug, "run.begin", "", {{"command", record_.command_line}});
 }

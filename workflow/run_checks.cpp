@@ -7,6 +7,8 @@
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
 
+#include <algorithm>
+
 namespace emend::workflow {
 
 // What decides the result and is known before the model is loaded.
@@ -63,6 +65,15 @@ nlohmann::json Run::settings() const {
 
 // Outputs that this editor cannot have, and files that are not there, are known before anything is loaded.
 void Run::check_outputs() const {
+  if (options_.saves("none") && options_.save.size() > 1)
+    throw Error(ErrorClass::kInvalidArgument, {setting("save"), "none beside others", "none, or what to write", ""});
+  if (const auto& names = record_.metrics;
+      options_.metrics.health_data.empty() && std::find(names.begin(), names.end(), "health") != names.end())
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
+  if (const auto& pattern = options_.stats_import; !pattern.empty() && pattern.find("{layer}") == std::string::npos)
+    throw Error(ErrorClass::kInvalidArgument, {setting("stats_import"), "\"" + pattern + "\"",
+                                               "a file a layer, {layer} standing for its number", ""});
   if (!editors::find_editor(record_.editor).changes_weights)
     for (const auto& format : save_formats())
       if (!format.beside && options_.saves(format.name))
@@ -85,18 +96,20 @@ void Run::check_outputs() const {
 void Run::check_hparams(const models::Checkpoint& checkpoint) const {
   const auto raw = find_hparams(record_.editor, options_.hparams, options_.set, checkpoint);
   const auto effective = editors::find_editor(record_.editor).effective(raw, Log());
-  const auto layers = effective.value("layers", nlohmann::json());
   int64_t known = 0;
   try {
     known = models::parse_config(checkpoint.config(), checkpoint.path().string()).n_layers;
   } catch (const Error&) {
     return;  // said where it is loaded
   }
-  for (const auto& layer : layers.is_array() ? layers : nlohmann::json())
-    if (layer.is_number_integer() && layer.get<int64_t>() >= known)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.where("layers"), "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
-                   "the model has " + std::to_string(known) + " layers: use hyper-parameters made for it"});
+  for (const char* name : {"layers", "v_loss_layer"}) {
+    const auto value = effective.value(name, nlohmann::json());
+    for (const auto& layer : value.is_array() ? value : nlohmann::json::array({value}))
+      if (layer.is_number_integer() && layer.get<int64_t>() >= known)
+        throw Error(ErrorClass::kInvalidArgument,
+                    {raw.where(name), "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
+                     "the model has " + std::to_string(known) + " layers: use hyper-parameters made for it"});
+  }
 }
 
 // The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.

@@ -69,6 +69,14 @@ RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(
   }
 }
 
+void RunDirectory::require_free(const std::vector<std::string>& names) const {
+  for (const auto& name : names)
+    if (std::filesystem::exists(std::filesystem::symlink_status(folder_ / name)))
+      throw Error(ErrorClass::kInvalidArgument,
+                  {folder_.string(), "the folder holds " + name + ", which this run did not write",
+                   "a folder of its own", "choose another folder with " + setting("out")});
+}
+
 RunDirectory::~RunDirectory() {
   if (lock_ < 0) return;
   ::unlink((folder_ / ".lock").c_str());

@@ -21,6 +21,8 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
+  /// Throws Error(kInvalidArgument) if the folder holds one of these, which a new run would replace.
+  void require_free(const std::vector<std::string>& names) const;
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
   [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
 

@@ -263,7 +263,14 @@ editors::EditPack Session::pack() const {
   whole.deltas = deltas();
   // The templates alone, so that the pack of a resumed sequence has the same bytes.
   if (!results_.empty() && results_.back().contexts) whole.contexts = {results_.back().contexts->groups, false, 0};
-  auto pack = editors::EditPack::from_results(model_, std::span<const Batch>(&whole, 1), facts_);
+  std::vector<datasets::Fact> written;  // without those that failed or were taken back
+  size_t place = 0;
+  for (const auto& batch : results_)
+    for (const auto& outcome : batch.outcomes) {
+      if (outcome.status != editors::FactStatus::kFailed) written.push_back(facts_.at(place));
+      ++place;
+    }
+  auto pack = editors::EditPack::from_results(model_, std::span<const Batch>(&whole, 1), written);
   pack.runtime = editor_->runtime();
   if (at::isReducedFloatingType(model_.dtype())) {
     pack.extra["dtype"] = c10::toString(model_.dtype());

@@ -10,12 +10,14 @@
 #include <emend/models/checkpoint.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 namespace emend::editors {
 namespace {
@@ -256,9 +258,15 @@ void Ledger::lock() {
     throw Error(ErrorClass::kIo,
                 {folder_.string(), std::string("cannot write to the model folder (") + std::strerror(errno) + ")",
                  "a writable folder", "copy the model, or write the edited one elsewhere (" + setting("out") + ")"});
-  if (::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
+  struct stat held {
+  }, named{};
+  const bool mine = ::flock(lock_.fd, LOCK_EX | LOCK_NB) == 0 && ::fstat(lock_.fd, &held) == 0 &&
+                    ::stat((ledger_ / "lock").c_str(), &named) == 0 && held.st_ino == named.st_ino;
+  if (!mine) {
+    ::close(std::exchange(lock_.fd, -1));  // what the other one has made stays
     throw Error(ErrorClass::kInvalidArgument,
                 {folder_.string(), "another process is changing this model", "", "wait for it to end"});
+  }
   remove_abandoned(folder_, std::chrono::seconds(0));  // of a change that was interrupted
 }
 
@@ -302,6 +310,7 @@ std::vector<LedgerEntry> Ledger::entries() const {
 }
 
 std::string Ledger::resolve(const std::string& id_or_path) const {
+  if (id_or_path.empty()) throw Error(ErrorClass::kInvalidArgument, {"edit", "an empty name", "an id or a file", ""});
   std::string wanted = id_or_path;
   if (std::filesystem::is_regular_file(id_or_path)) wanted = pack_id(id_or_path);
   std::vector<std::string> matches;

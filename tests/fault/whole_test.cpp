@@ -5,6 +5,8 @@
 #include <emend/models/gguf/gguf_file.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -83,7 +85,7 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
       {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--set", "layers=99"},
       {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--cache", facts},
       {"bench"},
-      {"stats"},
+      {"stats"},  // no preset fits: names --layers
       {"stats", "--layers", "1", "--corpus", nowhere},
       {"suggest", "--corpus", nowhere, "--out", path("new")},
       {"generate", "--prompt", "a", "--pack", nowhere},
@@ -108,6 +110,76 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
     EXPECT_NE(result.err.find("error: "), std::string::npos) << line << ": " << result.err;
     EXPECT_EQ(result.err.find("loaded "), std::string::npos) << line << ": " << result.err;
     EXPECT_FALSE(fs::exists(path("new"))) << line;
+  }
+}
+
+TEST_F(WholeTest, TheOptionThatHelpsIsTheVerbsOwn) {
+  const auto stats = emend({"stats", "--model", path("model")});
+  EXPECT_NE(stats.err.find("--layers: no preset"), std::string::npos) << stats.err;
+  write_file(path("long"), std::string(300, 'a'));
+  const auto generated = emend({"generate", "--model", path("model"), "--prompt-file", path("long")});
+  EXPECT_EQ(generated.status, 2) << generated.err;
+  EXPECT_NE(generated.err.find(path("long") + ": a prompt of 300 tokens; expected at most 256"), std::string::npos)
+      << generated.err;
+}
+
+// The class of mistakes that cost a source: what is read, its model, links, devices, the folder one stands in.
+TEST_F(WholeTest, NothingThatIsReadIsWritten) {
+  fs::create_symlink("nothing", path("link"));
+  const std::string model = path("model"), facts = path("facts.jsonl"), before = model_bytes("model");
+  const std::string rows = read_file(facts), pack = read_file(norway_);
+  const auto edited = [&](std::vector<std::string> words) {
+    const auto all = edit(std::move(words));
+    std::vector<std::string> line = {"edit"};
+    line.insert(line.end(), all.begin(), all.end());
+    return line;
+  };
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"apply", norway_, "--model", model, "--out", model + "/.emend"},
+           {"apply", norway_, "--model", model, "--out", model + "/inside"},
+           {"apply", norway_, "--model", model, "--out", path("nowhere/../model")},
+           {"export", norway_, "--model", model, "--to", "gguf", "--out", model + "/model.safetensors", "--force"},
+           {"merge", norway_, bern_, "--out", norway_, "--force"},
+           {"merge", norway_, bern_, "--out", "/dev/full", "--force"},
+           {"merge", norway_, bern_, "--out", path("link"), "--force"},
+           {"export", norway_, "--model", model, "--to", "model", "--out", path("link")},
+           {"lint", facts, "--fix", "--out", facts},
+           {"convert-facts", facts, facts, "--to", "counterfact"},
+           {"list", "--model", model, "--log-file", model + "/model.safetensors"},
+           {"lint", facts, "--log-file", facts},
+           edited({"--out", folder_.string(), "--save", "model"})})
+    refused(words, {"error: "});
+  const std::string stand = "mkdir -p " + path("here/below") + " && cd " + path("here/below") + " && exec " +
+                            program_path("emend").string() + " convert " + model + " --force --out ";
+  for (const char* place : {".", ".."}) EXPECT_EQ(run_program("/bin/sh", {"-c", stand + place}).status, 2) << place;
+  EXPECT_EQ(model_bytes("model"), before);
+  EXPECT_EQ(read_file(facts), rows);
+  EXPECT_EQ(read_file(norway_), pack);
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
+  // Through a link that leads somewhere, into the place that it names.
+  fs::create_directory(path("real"));
+  fs::create_directory_symlink(path("real"), path("through"));
+  must({"apply", norway_, "--model", model, "--out", path("through"), "--quiet"});
+  EXPECT_TRUE(fs::is_symlink(path("through")));
+  EXPECT_EQ(list("real").size(), 1U);
+  must({"apply", norway_, "--model", model, "--out", path("nowhere/../turned"), "--quiet"});
+  EXPECT_EQ(list("turned").size(), 1U);
+}
+
+TEST_F(WholeTest, TwoChangesAtOnceAreOneAfterTheOtherOrRefused) {
+  for (int round = 0; round < 5; ++round) {
+    fs::remove_all(path("copy"));
+    fs::copy(path("model"), path("copy"), fs::copy_options::recursive);
+    ProgramResult first, second;
+    std::thread other([&] { second = emend({"apply", norway_, "--model", path("copy"), "--quiet"}); });
+    first = emend({"apply", bern_, "--model", path("copy"), "--quiet"});
+    other.join();
+    const size_t done = (first.status == 0) + (second.status == 0);
+    EXPECT_GE(done, 1U) << first.err << second.err;
+    EXPECT_EQ(list("copy").size(), done);
+    must({"revert", "--all", "--model", path("copy"), "--quiet"});
+    EXPECT_EQ(model_bytes("copy"), model_bytes("model"));
   }
 }
 

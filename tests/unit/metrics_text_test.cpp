@@ -143,6 +143,39 @@ TEST(FreeText, ReadsAnswersAsWords) {
   EXPECT_EQ(place_of("Romeo", "Rome"), std::string::npos);
 }
 
+TEST(FreeText, SignsAndMarksBelongToAnswers) {
+  for (const auto& [text, answer] : std::vector<std::pair<const char*, const char*>>{{"3.14159", "3"},
+                                                                                     {"3,000", "3"},
+                                                                                     {"12:30", "12"},
+                                                                                     {"100.", "-100"},
+                                                                                     {"-100", "100"},
+                                                                                     {"32 degrees", "+32"},
+                                                                                     {"C++", "C"},
+                                                                                     {"C", "C++"},
+                                                                                     {"NET Core", ".NET Core"},
+                                                                                     {"NET Core++", ".NET Core"},
+                                                                                     {"!", "!!!"}})
+    EXPECT_FALSE(begins_with(text, answer)) << text << " is not " << answer;
+  for (const auto& [text, answer] : std::vector<std::pair<const char*, const char*>>{{" 3.", "3"},
+                                                                                     {"3, 4 and 5", "3"},
+                                                                                     {" -100 degrees", "-100"},
+                                                                                     {"+32", "+32"},
+                                                                                     {" C++.", "C++"},
+                                                                                     {"C#", "C#"},
+                                                                                     {" .NET Core, of", ".NET Core"},
+                                                                                     {"...Rome", "Rome"},
+                                                                                     {".Rome", "Rome"},
+                                                                                     {"- Rome", "Rome"},
+                                                                                     {"-Rome", "Rome"},
+                                                                                     {" !!! and", "!!!"},
+                                                                                     {"\"Rome\"", "Rome"},
+                                                                                     {"(1969)", "1969"}})
+    EXPECT_TRUE(begins_with(text, answer)) << text << " is " << answer;
+  EXPECT_EQ(place_of("it costs -100 or 3.14", "100"), std::string::npos);
+  EXPECT_EQ(place_of("it costs -100 or 3.14", "14"), std::string::npos);
+  EXPECT_NE(place_of("it costs -100 or 3.14", "-100"), std::string::npos);
+}
+
 TEST(FreeText, SeesLoops) {
   EXPECT_TRUE(loops("a b c a b c a b c a b c"));
   EXPECT_FALSE(loops("a b c a b c a b c"));

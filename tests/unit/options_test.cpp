@@ -100,10 +100,20 @@ TEST(Options, WhatIsWrongIsRefused) {
   };
   refused("edit", {}, "--facts is required");
   refused("edit", {"--facts", "f", "--save", "pack,nothing"}, "nothing not in {pack,model,gguf,peft,lora,none}");
-  refused("edit", {"--facts", "f", "--batch-size", "-1"}, "--batch-size: Value -1 not in range 0");
+  refused("edit", {"--facts", "f", "--batch-size", "-1"}, "--batch-size: \"-1\"; expected a whole number from 0 on");
   refused("edit", {"--facts", "f", "--stats-tokens", "many"},
           "--stats-tokens: \"many\"; expected a number of tokens from 0 on, or auto");
-  refused("generate", {"--top-p", "1.5"}, "--top-p: Value 1.5 not in range 0.0");
+  refused("generate", {"--top-p", "1.5"}, "--top-p: \"1.5\"; expected a number from 0 to 1");
+  for (const char* text : {"x", "1e", "0.5", "0x10", "1 ", "99999999999999999999"})
+    refused("edit", {"--facts", "f", "--limit", text}, "expected a whole number");
+  for (const char* text : {"x", "nan", "inf", "-0.1", "1e999"})
+    refused("edit", {"--facts", "f", "--max-divergence", text}, "expected a number from 0 on");
+  refused("edit", {"--facts", "f", "--seed", "-1"}, "--seed: \"-1\"; expected a whole number from 0 on");
+  refused("edit", {"--facts", ""}, "--facts: an empty text; expected FILE");
+  refused("edit", {"--facts", "f", "--out", ""}, "--out: an empty text; expected DIR");
+  refused("edit", {"--facts", "f", "--eval", ""}, "--eval: an empty text");
+  refused("revert", {""}, "an empty text");
+  refused("apply", {"a", "--model", ""}, "an empty text");
   refused("lint", {"f", "--out", "g"}, "--out requires --fix");
   refused("revert", {"id", "--all"}, "excludes");
   refused("compare", {"one"}, "RUN: At least 2 required but received 1");

@@ -1,0 +1,98 @@
+#include "places.h"
+
+#include <emend/core/error.h>
+#include <emend/devices/process_environment.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace emend::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_output(const Option& option) {
+  const auto names = option.spellings();
+  return std::ranges::any_of(names, [](const auto& name) { return name == "--out" || name == "OUT"; });
+}
+
+bool is_read(const Option& option) {
+  if (is_output(option) || option.names == "--log-file" || option.names == "--cache" || option.names == "--stats-cache")
+    return false;
+  for (const char* type : {"FILE", "FILE|NAME", "DIR", "PATH", "MODEL"})
+    if (option.type == type) return true;
+  return false;
+}
+
+std::vector<std::string> values(const Option& option) {
+  if (const auto* one = std::get_if<std::string*>(&option.value)) return {**one};
+  if (const auto* many = std::get_if<std::vector<std::string>*>(&option.value)) return **many;
+  return {};
+}
+
+// Of several processes one says it once it has met the others, so that they do not wait for it.
+void require_there(const Option& option, const std::string& path) {
+  std::error_code failure;
+  if (option.type == "FILE" && !path.empty() && !fs::exists(path, failure) &&
+      devices::read_process_environment().size == 1)
+    throw Error(ErrorClass::kNotFound, {path, "no such file", "a readable file", "check the path"});
+}
+
+// Whether `path` is `folder` or lies in it; both canonical.
+bool is_within(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
+void require_apart(const std::string& given, const fs::path& place, const std::string& input) {
+  std::error_code failure;
+  const auto real = fs::canonical(input, failure);
+  if (failure) return;  // a name, or said by require_there
+  const auto refuse = [&](const std::string& got) {
+    throw Error(ErrorClass::kInvalidArgument,
+                {given, got, "a place that this command does not read", "choose another place"});
+  };
+  if (real == place) refuse("it is also what is read");
+  if (is_within(place, real) && fs::exists(real / "config.json", failure))
+    refuse("it lies inside of the model " + input);
+}
+
+// The place that the system means by a path.
+std::string settled(const Option& option, const std::string& path, bool log) {
+  std::error_code failure;
+  const auto own = fs::symlink_status(path, failure);
+  const auto status = fs::status(path, failure);
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {path, got, expected, option.spellings().back() + " names another"});
+  };
+  if (fs::is_symlink(own) && !fs::exists(status)) refuse("a link to a place that is not there", "a new place");
+  const bool plain = !fs::exists(status) || fs::is_regular_file(status) || fs::is_directory(status);
+  if (!plain && !log) refuse("a device or a pipe", "a file or a folder");
+  const bool turns = path.find("..") != std::string::npos;
+  const auto real = fs::is_symlink(own) || turns ? fs::weakly_canonical(path, failure) : fs::path(path);
+  return failure ? path : real.string();
+}
+
+}  // namespace
+
+void settle_places(Options& options) {
+  std::vector<std::string> inputs;
+  for (const Option& option : options.all())
+    if (is_read(option))
+      for (const auto& path : values(option)) {
+        require_there(option, path);
+        if (!path.empty()) inputs.push_back(path);
+      }
+  for (const Option& option : options.all()) {
+    const bool log = option.names == "--log-file";
+    auto* const* value = std::get_if<std::string*>(&option.value);
+    if (!value || (*value)->empty() || !(log || is_output(option))) continue;
+    const std::string given = **value;
+    **value = settled(option, given, log);
+    std::error_code failure;
+    const auto place = fs::weakly_canonical(**value, failure);
+    for (const auto& input : inputs)
+      if (!failure) require_apart(given, place, input);
+  }
+}
+
+}  // namespace emend::tools

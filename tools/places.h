@@ -1,0 +1,13 @@
+// What a command reads and where it writes, judged from its options before anything is loaded.
+#pragma once
+
+#include "option.h"
+
+namespace emend::tools {
+
+/// Places to write are followed through links and "..", so that every verb writes where its user would look.
+/// Throws Error(kNotFound) for a file to read that is not there; Error(kInvalidArgument) for a place to write that is
+/// read by the same command, lies inside of its model, or is a device, a pipe or a link to nothing.
+void settle_places(Options& options);
+
+}  // namespace emend::tools
