@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-HERE, ROUNDS = pathlib.Path(__file__).resolve().parent, 5
+HERE, ROUNDS = pathlib.Path(__file__).resolve().parent, 3
 sys.path.insert(0, str(HERE))
 
 

@@ -55,7 +55,7 @@ def causal_trace(model):
 
 def gradient(model):
     value = torch.zeros(WIDTH, requires_grad=True)
-    subject = model.trace(TEXT).span(SUBJECT)[1] - 1
+    subject = len(model.encode(SUBJECT, add_special=False)) - 1
     run = model.trace(TEXT, edit={"layers.5.mlp_out": emend.Patch(value, add=True, tokens=[subject])})
     return torch.autograd.grad(-run.logits[0, -1].log_softmax(-1)[token(model, ROME)], value)[0]
 
