@@ -158,7 +158,7 @@ std::vector<workflow::DirectChange> candidates(const DirectArguments& options, m
                                                const Many& directions, const Common& common) {
   auto change = change_options(options, model, true, common);
   change.strength = 1;
-  change.unchanged_keys = true;
+  change.unchanged_keys = workflow::make_direct_keys();
   std::vector<workflow::DirectChange> all;
   for (const auto& way : options.by)
     for (const int from : {-1, directions[0].best}) {

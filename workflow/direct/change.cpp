@@ -14,12 +14,44 @@
 #include <set>
 
 namespace emend::workflow {
-namespace {
-
 using models::Part;
 
+static constexpr double kKeyRidge = 1e-3;  // of least squares on keys, relative to the mean squared key
+
+// A matrix that writes into the stream.
+using Place = std::pair<Part, int>;
+
+static hooks::SiteRef key_site(const Place& place) {
+  return {place.first == Part::kAttnOut ? hooks::Site::kAttnZ : hooks::Site::kMlpDownIn, place.second};
+}
+
+// Keys of one matrix, summed up as they come: [F, F], [F] and what else a post norm needs.
+struct KeySums {
+  at::Tensor squares_FF, sum_F, change_D;
+  int64_t tokens = 0;
+
+  [[nodiscard]] at::Tensor moment() const { return squares_FF / static_cast<double>(tokens); }
+  [[nodiscard]] at::Tensor mean() const { return sum_F / static_cast<double>(tokens); }
+};
+using AllKeys = std::map<Place, KeySums>;
+
+// What the change of a matrix is fitted to: keys of the texts, and of those that it spares.
+struct DirectKeys {
+  AllKeys touched, spared;
+  double spare_weight = 0;
+
+  // (M + λ M_spared + ridge)⁻¹ x
+  [[nodiscard]] at::Tensor solve(const Place& place, const at::Tensor& x_FK) const {
+    at::Tensor moment = touched.at(place).moment();
+    if (!spared.empty()) moment = moment + spare_weight * spared.at(place).moment();
+    const double ridge = kKeyRidge * moment.diagonal().mean().item<double>();
+    return at::linalg_solve(moment + ridge * at::eye(moment.size(0), moment.options()), x_FK);
+  }
+};
+
+namespace {
+
 constexpr double kSameDirection = 1e-6;  // relative singular value below which a direction is one of the others
-constexpr double kKeyRidge = 1e-3;       // of bake's least squares, relative to the mean squared key
 
 at::Tensor wide_on_host(const at::Tensor& x) {
   return devices::to_host(x.detach(), devices::Purpose::kDelta).to(at::kDouble);
@@ -96,23 +128,6 @@ at::Tensor gain_behind(const models::Model& model, const Tables& tables, int lay
   return {};
 }
 
-// A matrix that writes into the stream.
-using Place = std::pair<Part, int>;
-
-hooks::SiteRef key_site(const Place& place) {
-  return {place.first == Part::kAttnOut ? hooks::Site::kAttnZ : hooks::Site::kMlpDownIn, place.second};
-}
-
-// Keys of one matrix, summed up as they come: [F, F], [F] and what else a post norm needs.
-struct KeySums {
-  at::Tensor squares_FF, sum_F, change_D;
-  int64_t tokens = 0;
-
-  [[nodiscard]] at::Tensor moment() const { return squares_FF / static_cast<double>(tokens); }
-  [[nodiscard]] at::Tensor mean() const { return sum_F / static_cast<double>(tokens); }
-};
-using AllKeys = std::map<Place, KeySums>;
-
 struct KeyPass {
   const models::Model& model;
   std::map<int, at::Tensor> wanted;  // layer → s·d [D] float64: the keys are those of the model that is steered so
@@ -161,25 +176,17 @@ AllKeys keys_of(const KeyPass& pass, const std::set<Place>& places, const std::v
   return all;
 }
 
-// What the change of a matrix is fitted to: keys of the texts, and of those that it spares.
-struct KeyFit {
-  AllKeys touched, spared;
-  double spare_weight = 0;
-
-  // (M + λ M_spared + ridge)⁻¹ x
-  [[nodiscard]] at::Tensor solve(const Place& place, const at::Tensor& x_FK) const {
-    at::Tensor moment = touched.at(place).moment();
-    if (!spared.empty()) moment = moment + spare_weight * spared.at(place).moment();
-    const double ridge = kKeyRidge * moment.diagonal().mean().item<double>();
-    return at::linalg_solve(moment + ridge * at::eye(moment.size(0), moment.options()), x_FK);
-  }
-};
-
-KeyFit fit_keys(const KeyPass& pass, const std::set<Place>& places, const DirectChangeOptions& options, bool steered,
-                const Handles& lent) {
-  KeyFit fit{keys_of(pass, places, options.texts, steered, lent), {}, options.spare_weight};
-  if (!options.spared.empty()) fit.spared = keys_of({pass.model, {}, {}}, places, options.spared, false, lent);
-  return fit;
+// With the keys that are not there yet.
+std::shared_ptr<DirectKeys> fit_keys(const KeyPass& pass, std::set<Place> places, const DirectChangeOptions& options,
+                                     bool steered, const Handles& lent) {
+  const bool kept = options.unchanged_keys && pass.norms.empty();
+  const auto keys = kept ? options.unchanged_keys : make_direct_keys();
+  keys->spare_weight = options.spare_weight;
+  std::erase_if(places, [&](const Place& place) { return keys->touched.contains(place); });
+  if (places.empty()) return keys;
+  keys->touched.merge(keys_of(pass, places, options.texts, steered && !options.unchanged_keys, lent));
+  if (!options.spared.empty()) keys->spared.merge(keys_of({pass.model, {}, {}}, places, options.spared, false, lent));
+  return keys;
 }
 
 void require_one_mlp(const models::Model& model, const std::string& action) {
@@ -190,7 +197,7 @@ void require_one_mlp(const models::Model& model, const std::string& action) {
 }
 
 editors::WeightDelta ablation(const models::Model& model, const models::ExpectedTensor& tensor, const at::Tensor& q_DK,
-                              const DirectChangeOptions& options, const KeyFit& keys) {
+                              const DirectChangeOptions& options, const DirectKeys& keys) {
   const at::Tensor weight = model.weight(tensor.name);
   if (tensor.bias) {
     const at::Tensor b = wide_on_host(weight);
@@ -250,12 +257,16 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
 
 }  // namespace
 
+std::shared_ptr<DirectKeys> make_direct_keys() {
+  return std::make_shared<DirectKeys>();
+}
+
 DirectChange ablate_directions(models::Model& model, std::span<const Directions> directions,
                                const DirectChangeOptions& options, const Handles& lent) {
   const at::NoGradGuard no_grad;
   require_directions_fit(model, directions, options);
   const auto tables = tables_of(model);
-  KeyFit keys;
+  auto keys = make_direct_keys();
   if (!options.spared.empty()) {
     require_one_mlp(model, "ablate");
     std::set<Place> places;
@@ -268,7 +279,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
   std::vector<DirectFigures> figures;
   for (const auto& tensor : tables) {
     const bool writes = tensor.part == Part::kAttnOut || tensor.part == Part::kDown || tensor.part == Part::kExpertDown;
-    if (!writes || !options.layers.contains(tensor.layer) || (tensor.bias && !keys.spared.empty())) continue;
+    if (!writes || !options.layers.contains(tensor.layer) || (tensor.bias && !options.spared.empty())) continue;
     lent.cancel.check("ablate");
     std::vector<at::Tensor> columns;
     const at::Tensor gain = gain_behind(model, tables, tensor.layer, tensor.part);
@@ -279,7 +290,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
       }
     if (columns.empty()) continue;
     const at::Tensor q_DK = basis_of(columns);
-    deltas.push_back(ablation(model, tensor, q_DK, options, keys));
+    deltas.push_back(ablation(model, tensor, q_DK, options, *keys));
     const auto report = editors::apply_delta(deltas.back(), trial);
     figures.push_back(figures_of(deltas.back(), tensor.part, report, left_in(model, deltas.back(), q_DK)));
   }
@@ -289,7 +300,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
 namespace {
 
 // u with uᵀk near 1 over the texts (0 over those spared) and 1 on average, and the spread of uᵀk.
-std::pair<at::Tensor, double> constant_reader(const KeyFit& keys, const Place& place) {
+std::pair<at::Tensor, double> constant_reader(const DirectKeys& keys, const Place& place) {
   const at::Tensor mean = keys.touched.at(place).mean(), moment = keys.touched.at(place).moment();
   const at::Tensor solved = keys.solve(place, mean.unsqueeze(1)).squeeze(1),
                    u = solved / solved.dot(mean).item<double>();
@@ -326,7 +337,7 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
     places.emplace(Part::kDown, layer);
     if (model.config().mlp_post_norm()) pass.norms.emplace(layer, editors::PostNorm(model, layer));
   }
-  const auto keys = places.empty() ? KeyFit() : fit_keys(pass, places, options, !options.unchanged_keys, lent);
+  const auto keys = fit_keys(pass, places, options, true, lent);
   std::vector<editors::WeightDelta> deltas;
   std::vector<DirectFigures> figures;
   editors::EditTransaction trial(model);
@@ -335,8 +346,8 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
     if (const auto bias = biases.find(layer); bias != biases.end()) {
       deltas.push_back(editors::WeightDelta::as_stored(bias->second, layer, wanted));
     } else {
-      const KeySums& sums = keys.touched.at({Part::kDown, layer});
-      const auto [u_F, deviation] = constant_reader(keys, {Part::kDown, layer});
+      const KeySums& sums = keys->touched.at({Part::kDown, layer});
+      const auto [u_F, deviation] = constant_reader(*keys, {Part::kDown, layer});
       const at::Tensor written = sums.change_D.defined() ? sums.change_D / static_cast<double>(sums.tokens) : wanted;
       deltas.push_back(editors::WeightDelta::factors(model.edit_site(layer), written.unsqueeze(1), u_F.unsqueeze(1)));
       spread = deviation;

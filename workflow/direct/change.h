@@ -14,6 +14,9 @@
 
 namespace emend::workflow {
 
+/// Keys that several changes are fitted to.
+struct DirectKeys;
+
 struct DirectChangeOptions {
   double strength = 1;
   models::LayerRange layers = {};  ///< whose weights change
@@ -24,9 +27,13 @@ struct DirectChangeOptions {
   /// Texts that stay as they are: the change is the least-squares one that does its work on the keys of `texts` and
   /// nothing on these. None: the change is the same for all texts.
   std::vector<std::vector<int64_t>> spared = {};
-  double spare_weight = 10;     ///< of the mean square that is left on `spared`, beside that on `texts`
-  bool unchanged_keys = false;  ///< bake: keys of the model as it is, not of the steered one: right for all strengths
+  double spare_weight = 10;  ///< of the mean square that is left on `spared`, beside that on `texts`
+  /// bake: keys of the model as it is, not of the steered one, so that the change is right for all strengths. What is
+  /// read for one change is kept for the next with the same texts.
+  std::shared_ptr<DirectKeys> unchanged_keys = {};
 };
+
+[[nodiscard]] std::shared_ptr<DirectKeys> make_direct_keys();
 
 /// What happened to one weight.
 struct DirectFigures {
