@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/trace_parts.h>
@@ -378,10 +379,10 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
     summary.traces.push_back(tracer.run());
     ++summary.facts;
     if (options.progress)
-      options.progress(
-          {"trace", static_cast<double>(summary.facts),
-           static_cast<double>(std::min<int64_t>(most, static_cast<int64_t>(facts.size()))),
-           std::to_string(summary.facts) + " facts, " + std::to_string(summary.skipped) + " not known to the model"});
+      options.progress({"trace", static_cast<double>(summary.facts),
+                        static_cast<double>(std::min<int64_t>(most, static_cast<int64_t>(facts.size()))),
+                        counted(static_cast<size_t>(summary.facts), "fact") + ", " + std::to_string(summary.skipped) +
+                            " not known to the model"});
   }
   average(summary, options.kinds);
   return summary;

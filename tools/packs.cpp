@@ -90,7 +90,7 @@ void add_base_options(Options& o, editors::ApplyPackOptions& options, const std:
 std::string EditSource::summary() const {
   if (pack.editor.empty()) return "no edits";
   const size_t facts = pack.facts.size();
-  std::string text = pack.editor + ", " + std::to_string(facts) + (facts == 1 ? " fact" : " facts");
+  std::string text = pack.editor + ", " + counted(facts, "fact");
   if (ids.size() > 1) text += " in " + std::to_string(ids.size()) + " packs";
   if (const auto survived = survival_text(pack.extra); !survived.empty()) text += ", " + survived;
   return text;

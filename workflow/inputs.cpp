@@ -126,7 +126,7 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Handles& le
                                                "check the file, " + setting("offset") + " and " + setting("limit")});
   lent.log.event(
       LogLevel::kInfo, "facts.loaded",
-      std::to_string(facts.facts.size()) + " facts from " + options.file + " (" + facts.format + ")",
+      counted(facts.facts.size(), "fact") + " from " + options.file + " (" + facts.format + ")",
       {{"file", options.file}, {"format", facts.format}, {"facts", facts.facts.size()}, {"skipped", facts.skipped}});
   return facts;
 }
@@ -141,8 +141,8 @@ datasets::FactSet check_request(datasets::FactSet facts, const models::Model& mo
   size_t applied = 0;
   auto fixed = datasets::fix_facts(std::move(facts), findings, &applied);
   if (applied > 0)
-    lent.log.info("facts.fix", "applied " + std::to_string(applied) + " fixes; " + std::to_string(fixed.facts.size()) +
-                                   " facts are left");
+    lent.log.info("facts.fix",
+                  "fixes applied: " + std::to_string(applied) + ", " + counted(fixed.facts.size(), "fact") + " left");
   if (fixed.facts.empty())
     throw Error(ErrorClass::kCorruption,
                 {options.facts.file, "no fact is left after " + setting("fix"), "at least one", ""});

@@ -137,11 +137,12 @@ std::vector<std::string> RowReader::cells() {
 
 bool RowReader::begin_table() {
   const std::string_view line = text_.substr(at_, text_.find('\n', at_) - at_);
-  if (line.front() == '{' || count_of(line, "prompt") == 0 || count_of(line, "subject") == 0) return false;
+  const std::string names = lower(line);
+  if (names[0] == '{' || count_of(names, "prompt") == 0 || count_of(names, "subject") == 0) return false;
   separator_ = line.find('\t') != line.npos ? '\t' : line.find(',') == line.npos ? ';' : ',';
   form_ = Form::kTable;
   for (const auto& name : cells()) {
-    names_.push_back(trim(name));
+    names_.push_back(lower(trim(name)));
     if (names_.back().empty() || std::count(names_.begin(), names_.end(), names_.back()) > 1)
       throw Error(ErrorClass::kCorruption, {where(1), "the column name \"" + names_.back() + "\"",
                                             "a name of its own for every column", "prompt, subject, target_new, …"});

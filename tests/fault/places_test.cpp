@@ -8,6 +8,7 @@
 #include <iostream>
 #include <thread>
 
+#include "support/known_facts.h"
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -40,6 +41,7 @@ class PlacesTest : public ProgramTest {
     write_file(folder_ / "quiet", "e\nf\ng\nh\n");
     must("emend", {"direct", "fit", "--model", path("model"), "--positive", path("loud"), "--negative", path("quiet"),
                    "--folds", "2", "--no-effect", "--out", path("direction"), "--quiet"});
+    write_known_facts(folder_ / "knowing");
     write_file(folder_ / "chat.jsonl", R"({"instruction": "Say a", "input": "", "output": "a"})");
     mounts_ = ::geteuid() == 0 && ::unshare(CLONE_NEWNS) == 0 &&
               ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
@@ -87,6 +89,9 @@ class PlacesTest : public ProgramTest {
         {"direct ablate",
          {"direct", "ablate", path("direction"), "--model", model, "--no-effect", "--save", "pack,model", "--out",
           "OUT"}},
+        {"suggest",
+         {"suggest", "--model", path("knowing/model"), "--facts", path("knowing/known.json"), "--dtype", "float32",
+          "--layers", "2", "--out", "OUT"}},
         {"stats",
          {"stats", "--model", model, "--layers", "1", "--corpus", path("corpus.txt"), "--stats-tokens", "500",
           "--cache", "OUT"},

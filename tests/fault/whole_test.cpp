@@ -83,7 +83,7 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
       {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--set", "layers=99"},
       {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--cache", facts},
       {"bench"},
-      {"stats"},
+      {"stats"},  // no preset fits: names --layers
       {"stats", "--layers", "1", "--corpus", nowhere},
       {"suggest", "--corpus", nowhere, "--out", path("new")},
       {"generate", "--prompt", "a", "--pack", nowhere},
@@ -109,6 +109,16 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
     EXPECT_EQ(result.err.find("loaded "), std::string::npos) << line << ": " << result.err;
     EXPECT_FALSE(fs::exists(path("new"))) << line;
   }
+}
+
+TEST_F(WholeTest, TheOptionThatHelpsIsTheVerbsOwn) {
+  const auto stats = emend({"stats", "--model", path("model")});
+  EXPECT_NE(stats.err.find("--layers: no preset"), std::string::npos) << stats.err;
+  write_file(path("long"), std::string(300, 'a'));
+  const auto generated = emend({"generate", "--model", path("model"), "--prompt-file", path("long")});
+  EXPECT_EQ(generated.status, 2) << generated.err;
+  EXPECT_NE(generated.err.find(path("long") + ": a prompt of 300 tokens; expected at most 256"), std::string::npos)
+      << generated.err;
 }
 
 // What is printed is an output as well.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "support/known_facts.h"
 #include "support/program.h"
 #include "support/tiny_model.h"
 
@@ -33,28 +34,6 @@ class AnalysisPrograms : public ::testing::Test {
                "\"target_true\": \"Paris\"}\n");
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  /// A random model and prompts of which it answers one with a blank, the first token of every target here.
-  void write_known_facts() const {
-    std::vector<std::string> prompts;
-    for (char last = '!'; last <= '~'; ++last)
-      for (const char* middle : {" is ", " of a", " or x", " by 7"})
-        prompts.push_back(std::string("The capital of France") + middle + last);
-    for (uint64_t seed = 1; seed < 100; ++seed) {
-      write_tiny_model(folder_ / "model", seed);
-      const auto model = models::load_model(path("model"));
-      std::vector<std::vector<int64_t>> rows;
-      for (const auto& prompt : prompts) rows.push_back(model.tokenizer().encode_ids(prompt));
-      const auto batch = models::TokenBatch::from_rows(rows);
-      const at::Tensor answers = model.forward(batch).logits.argmax(-1);
-      for (size_t i = 0; i < prompts.size(); ++i)
-        if (answers[batch.token(static_cast<int64_t>(i), -1)].item<int64_t>() == ' ') {
-          const json known = {{{"prompt", prompts[i]}, {"subject", "France"}, {"attribute", "x"}}};
-          write_file(folder_ / "known.json", known.dump());
-          return;
-        }
-    }
-    FAIL() << "no model answers any prompt with a blank";
-  }
   [[nodiscard]] std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   std::filesystem::path folder_;
@@ -177,7 +156,7 @@ TEST_F(AnalysisPrograms, SuggestSaysWhenTheModelKnowsNothing) {
 }
 
 TEST_F(AnalysisPrograms, SuggestWritesAFileThatMemitEditTakes) {
-  write_known_facts();
+  write_known_facts(folder_);
   const auto result = run_program("emend", {"suggest", "--model", path("model"), "--facts", path("known.json"),
                                             "--dtype", "float32", "--layers", "2", "--out", path("suggested.yaml")});
   ASSERT_EQ(result.status, 0) << result.err;

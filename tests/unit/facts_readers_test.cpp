@@ -52,6 +52,8 @@ TEST(FactsReaders, Tables) {
   EXPECT_EQ(read("prompt;subject;target_new\n{} is in;Rome, Italy;Oslo").facts[0].subject, "Rome, Italy");
   EXPECT_EQ(read("subject\ttarget_new\tprompt\nRome\tOslo\t{} is, in").facts[0].prompt, "{} is, in");
 
+  EXPECT_EQ(read("Prompt, Subject,TARGET_NEW\n{} is in,Rome,Oslo").facts[0].target_new, "Oslo");
+
   const std::string names = "prompt,subject,target_new\n";
   expect_parts(refusal(names + "{} is in,Rome,Oslo\n{} is in,Rome, the capital,Oslo\n"),
                {"f.json:3", "4 cells", "expected 3 cells", "quotes"});

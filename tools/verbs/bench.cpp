@@ -310,8 +310,8 @@ std::string phases_text(const ordered_json& document) {
   for (const auto& [name, phase] : timed.items())
     phases.add({name, cell(phase, "reference_s", 2), cell(phase, "fast_s", 2), cell(phase, "ratio", 1, 1, "x"),
                 cell(phase, "fraction_of_peak", 0, 100, "%"), cell(phase, "facts_per_second", 2)});
-  return document["model"].get<std::string>() + ", " + document["facts"].dump() + " facts, " +
-         document["machine"]["threads"].dump() + " threads; products peak at " + cell(peak, "float32", 0) +
+  return document["model"].get<std::string>() + ", " + counted(document["facts"], "fact") + ", " +
+         counted(document["machine"]["threads"], "thread") + "; products peak at " + cell(peak, "float32", 0) +
          " GFLOP/s in float32 (LibTorch's default: " + cell(peak, "float32_libtorch", 0) + "), " +
          cell(peak, "bfloat16", 0) + " in bfloat16\n" + phases.text("");
 }

@@ -1,6 +1,7 @@
 // lint and convert-facts: facts files without a model.
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/datasets/convert.h>
 #include <emend/datasets/lint.h>
 
@@ -98,9 +99,9 @@ std::string lint_text(const std::vector<Finding>& findings, const nlohmann::orde
   for (const auto& finding : findings)
     text += finding.where + ": " + std::string(datasets::to_string(finding.severity)) + ": " + finding.text + " [" +
             finding.check + (finding.fixable() ? ", fixable" : "") + "]\n";
-  return text + document["facts"].dump() + " facts (" + document["format"].get<std::string>() +
-         "): " + document["errors"].dump() + " errors, " + document["warnings"].dump() + " warnings, " +
-         document["notes"].dump() + " notes\n";
+  return text + counted(document["facts"], "fact") + " (" + document["format"].get<std::string>() +
+         "): " + counted(document["errors"], "error") + ", " + counted(document["warnings"], "warning") + ", " +
+         counted(document["notes"], "note") + "\n";
 }
 
 int run_lint(const LintOptions& options, const Common& common) {
@@ -129,7 +130,7 @@ int run_lint(const LintOptions& options, const Common& common) {
     if (applied > 0 || !options.out.empty()) write_fixed(fixed, options);
     document["fixed"] = applied;
     document["written"] = options.out.empty() ? options.facts.file : options.out;
-    text += std::to_string(applied) + " fixes applied, " + std::to_string(fixed.facts.size()) + " facts in " +
+    text += "fixes applied: " + std::to_string(applied) + ", " + counted(fixed.facts.size(), "fact") + " in " +
             document["written"].get<std::string>() + "\n";
   }
   common.print(document, text);
@@ -142,14 +143,13 @@ int run_convert_facts(const ConvertFactsArguments& options, const Common& common
     throw Error(ErrorClass::kInvalidArgument,
                 {options.out, "the file exists", "a new name", "give --force to replace it"});
   const auto report = datasets::convert_facts(options.in, options.out, options.to, options.read, common.log);
-  common.print(
-      {{"in", options.in},
-       {"out", options.out},
-       {"from", report.from},
-       {"to", report.to},
-       {"facts", report.facts},
-       {"lost", report.lost}},
-      std::to_string(report.facts) + " facts from " + report.from + " to " + report.to + ": " + options.out + "\n");
+  common.print({{"in", options.in},
+                {"out", options.out},
+                {"from", report.from},
+                {"to", report.to},
+                {"facts", report.facts},
+                {"lost", report.lost}},
+               counted(report.facts, "fact") + " from " + report.from + " to " + report.to + ": " + options.out + "\n");
   return 0;
 }
 

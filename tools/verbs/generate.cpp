@@ -71,11 +71,23 @@ std::vector<int64_t> parse_ids(const std::string& text) {
   return ids;
 }
 
+// Rows that are longer than the model can read would take minutes and end in noise; some grow with the text.
+void require_room(const std::string& where, const std::vector<std::vector<int64_t>>& rows, const models::Model& model) {
+  const auto& rotaries = model.config().rotaries;
+  if (std::any_of(rotaries.begin(), rotaries.end(), [](const auto& r) { return r.depends_on_length(); })) return;
+  for (const auto& row : rows)
+    if (static_cast<int64_t>(row.size()) > model.max_positions())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {where, "a prompt of " + counted(row.size(), "token"),
+                   "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
+}
+
 // Continues prompts that are ids; works without a tokenizer.
 int continue_ids(const GenerateArguments& options, const models::Model& model, models::GenerateOptions generate,
                  const Common& common) {
   std::vector<std::vector<int64_t>> rows;
   for (const auto& text : options.ids) rows.push_back(parse_ids(text));
+  require_room("--ids", rows, model);
   if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
   const auto outputs = models::generate(model, rows, generate);
   auto document = nlohmann::ordered_json::array();
@@ -113,6 +125,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
       throw Error(ErrorClass::kInvalidArgument, {"--prompt", "an empty text", "at least one token", ""});
   }
   if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
+  require_room(options.prompt_file.empty() ? "--prompt" : options.prompt_file, rows, model);
   const bool stream = !common.json && prompts.size() == 1;
   models::StreamDecoder decoder(tokenizer);
   if (stream) {

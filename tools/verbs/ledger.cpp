@@ -40,7 +40,7 @@ int print_ledger(const editors::Ledger& ledger, const std::string& folder, const
   if (ledger.entries().empty()) text += "  no edits\n";
   for (const auto& entry : ledger.entries()) {
     text += "  " + entry.id + "  " + (entry.active ? "in force" : "reverted") + "  " + entry.editor + "  " +
-            std::to_string(entry.facts) + (entry.facts == 1 ? " fact" : " facts");
+            counted(static_cast<size_t>(entry.facts), "fact");
     const bool more = static_cast<size_t>(entry.facts) > entry.subjects.size();
     if (!entry.subjects.empty()) text += "  (" + join(entry.subjects) + (more ? ", …)" : ")");
     if (entry.survived < kWhole) text += "  " + percent(entry.survived) + " survived rounding";

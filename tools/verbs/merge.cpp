@@ -43,8 +43,8 @@ nlohmann::ordered_json document_of(const MergeArguments& options, const std::vec
 }
 
 std::string merge_text(const nlohmann::ordered_json& document) {
-  std::string text = "wrote " + document["file"].get<std::string>() + ": " + document["facts"].dump() + " facts of " +
-                     std::to_string(document["used"].size()) + " packs, for the model " +
+  std::string text = "wrote " + document["file"].get<std::string>() + ": " + counted(document["facts"], "fact") +
+                     " of " + counted(document["used"].size(), "pack") + ", for the model " +
                      document["base"].get<std::string>().substr(0, 12) + "\n";
   TextTable weights({"weight", "rank", "of"});
   for (const auto& weight : document["weights"])

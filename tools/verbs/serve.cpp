@@ -127,7 +127,8 @@ VerbRun setup_serve(Options& o) {
       .add("--max-tokens", &options.limits.max_tokens, "new tokens of an answer", {.limits = kPositive})
       .add("--timeout", &options.limits.timeout_s, "seconds for an answer", {.limits = kPositive});
   o.group("Edits")
-      .add("--editor", &edit.editor, "method where a request names none", {.type = "NAME", .shown = "memit"})
+      .add("--editor", &edit.editor, "method where a request names none",
+           {.type = "NAME", .shown = "latch where it has a preset for the model, else memit"})
       .add("--hparams", &edit.hparams, "hyper-parameters where a request names none: a file or a preset's name",
            {.type = "FILE|NAME"})
       .add("--corpus", &edit.corpus, "text for the key statistics; default: text sampled from the model itself",

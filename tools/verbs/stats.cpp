@@ -17,7 +17,13 @@ int run_stats(const StatsArguments& options, const Common& common) {
   const auto checkpoint = open_named(edit.model);
   const auto& editor = workflow::chosen_editor(edit);
   std::optional<hparams::RawHparams> raw;
-  if (options.layers.empty()) raw = workflow::find_hparams(editor.name, "", {}, *checkpoint, common.log);
+  if (options.layers.empty()) try {
+      raw = workflow::find_hparams(editor.name, "", {}, *checkpoint, common.log);
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kNotFound) throw;
+      throw Error(ErrorClass::kNotFound, {"--layers", "no preset of " + editor.name + " fits this model",
+                                          "the layers whose keys are to be read, such as 4,5,6", ""});
+    }
   const auto model = load_named(checkpoint, edit.model, common);
   const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
   workflow::require_same(common.sharing, workflow::statistics_settings(edit));

@@ -264,7 +264,7 @@ std::vector<Trial> sweep(models::Model& model, const SuggestArguments& options, 
     trials.push_back(try_weight(model, facts, options, base, std::round(options.shares[i] * width), common));
     common.log.info("suggest.trial", "weight " + four_digits(trials.back().weight) + " gives a score of " +
                                          four_digits(trials.back().score) + " on " +
-                                         std::to_string(facts.facts.size()) + " facts");
+                                         counted(facts.facts.size(), "fact"));
   }
   return trials;
 }
