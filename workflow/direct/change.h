@@ -33,6 +33,7 @@ struct DirectChangeOptions {
   std::shared_ptr<DirectKeys> unchanged_keys = {};
 };
 
+/// None yet.
 [[nodiscard]] std::shared_ptr<DirectKeys> make_direct_keys();
 
 /// What happened to one weight.

@@ -43,8 +43,8 @@ struct DirectTrial {
   /// Of the answers; none where the trial loses too much, or its answers go round or break off.
   std::optional<double> score = {};
 
-  [[nodiscard]] double at(const DirectFigures& weight) const;
-  [[nodiscard]] nlohmann::json to_json() const;
+  [[nodiscard]] double at(const DirectFigures& weight) const;  ///< how many times its change a weight gets
+  [[nodiscard]] nlohmann::json to_json() const;                ///< a line of the journal
 };
 
 struct Optimum {
