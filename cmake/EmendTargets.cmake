@@ -71,12 +71,12 @@ function(emend_add_programs_target)
   add_custom_target(programs DEPENDS ${libraries} ${programs})
 endfunction()
 
-# emend_add_test(error_test LABEL unit [SOURCES error_test.cpp …] [PRIVATE library …] [PROGRAMS emend …] [TIMEOUT 60])
+# emend_add_test(error_test LABEL unit [SOURCES error_test.cpp …] [PRIVATE library …] [PROGRAMS emend …] [TIMEOUT 60] [COST 30])
 # A file of tests, <name>.cpp. All files of a label are one executable, which emend_add_test_programs makes; each file is
 # a ctest entry of its own, so that `ctest -R name` runs it alone and a crash takes no other file with it. PROGRAMS names
-# what the tests start.
+# what the tests start. COST: about how many seconds the longer ones take; the longest begin first, so that all cores end together.
 function(emend_add_test name)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;PRIVATE;PROGRAMS" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT;COST" "SOURCES;PRIVATE;PROGRAMS" ${ARGN})
   if(NOT ARG_SOURCES)
     set(ARG_SOURCES ${name}.cpp)
   endif()
@@ -106,6 +106,9 @@ function(emend_add_test name)
   file(MAKE_DIRECTORY "${_temporary}")
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "TEST_TMPDIR=${_temporary}"
                                           FAIL_REGULAR_EXPRESSION "Running 0 tests")
+  if(ARG_COST)
+    set_tests_properties(${name} PROPERTIES COST ${ARG_COST})
+  endif()
 endfunction()
 
 # The executables of the labels, after all emend_add_test.

@@ -1,5 +1,8 @@
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
+#include <emend/core/utf8.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 
@@ -20,6 +23,57 @@ std::string utc_text(std::time_t time) {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text;
+}
+
+namespace {
+
+bool continues(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
+}  // namespace
+
+std::string percent(double share) {
+  const double value = 100 * share;
+  const bool fine = value < 9.995 || (value > 99 && value < 100);  // where the second digit says something
+  return formatted("%.*f %%", fine ? 2 : 1, value);
+}
+
+std::string short_number(double value) {
+  return formatted("%.3g", value);
+}
+
+size_t width_of(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+}
+
+std::string shortened(const std::string& text, size_t width) {
+  if (width_of(text) <= width) return text;
+  size_t bytes = 0, seen = 0;
+  while (bytes < text.size() && (continues(text[bytes]) || seen++ < width - 1)) ++bytes;
+  return text.substr(0, bytes) + "…";
+}
+
+void TextTable::add(std::vector<std::string> row) {
+  for (auto& cell : row) cell = printable(cell, false);
+  rows_.push_back(std::move(row));
+}
+
+std::string TextTable::text(const std::string& indent) const {
+  std::vector<size_t> widths(rows_.front().size(), 0);
+  for (const auto& row : rows_)
+    for (size_t c = 0; c < row.size() && c < widths.size(); ++c) widths[c] = std::max(widths[c], width_of(row[c]));
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line = indent;
+    for (size_t c = 0; c < row.size(); ++c) {
+      const std::string space(c < widths.size() ? widths[c] - width_of(row[c]) : 0, ' ');
+      line += (c == 0 ? "" : "  ") + (c < left_ ? row[c] + space : space + row[c]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
 }
 
 }  // namespace emend

@@ -60,6 +60,32 @@ std::string fingerprint(const std::vector<Fact>& facts) {
   return hash.hex();
 }
 
+namespace detail {
+
+void each_text(const Fact& fact, const std::function<void(const char* what, const std::string& text)>& look) {
+  look("the prompt", fact.prompt);
+  look("the subject", fact.subject);
+  look("target_new", fact.target_new);
+  if (fact.target_true) look("target_true", *fact.target_true);
+  const auto list = [&](const char* what, const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) look(what, text);
+  };
+  list("an alias of target_true", fact.target_true_aliases);
+  list("a paraphrase", fact.paraphrase_prompts);
+  list("a neighbourhood prompt", fact.neighborhood_prompts);
+  list("an attribute prompt", fact.attribute_prompts);
+  list("a generation prompt", fact.generation_prompts);
+  list("a distracting prompt", fact.distracting_prompts);
+  for (const auto* probes : {&fact.locality, &fact.portability})
+    for (const auto& [name, group] : *probes)
+      for (const Probe& probe : group) {
+        look("a probe", probe.prompt);
+        list("the answer of a probe", probe.answers);
+      }
+}
+
+}  // namespace detail
+
 void validate(const Fact& fact, const std::string& where) {
   const auto refuse = [&](const std::string& got, const std::string& expected) {
     throw Error(ErrorClass::kInvalidArgument,

@@ -1,14 +1,193 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
-#include <emend/devices/detail/balance.h>
+#include <emend/devices/memory_model.h>
 #include <emend/devices/planner.h>
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 
 namespace emend::devices {
 namespace {
+
+// Spreading a decoder's parts over devices: accelerate's filling rules, and an even cut for simulated devices.
+
+/// A device and the bytes that may be put on it.
+struct Capacity {
+  c10::Device device;
+  int64_t bytes = 0;
+};
+
+enum class Strategy { kBalanced, kBalancedLow0, kSequential };
+
+/// One part that is placed as a whole, in the order of the forward pass.
+struct Unit {
+  enum class Part { kEmbedding, kPosition, kLayer, kFinalNorm, kHead };
+  Part part;
+  int64_t layer = -1;
+  int64_t bytes = 0;
+  bool edits = false;
+};
+
+std::vector<Unit> units_of(const MemoryModel& model) {
+  using Part = Unit::Part;
+  const bool tied = model.model().tied;
+  std::vector<Unit> units;
+  const auto head = model.of_head(tied).total();
+  units.push_back({Part::kEmbedding, -1, model.of_embedding().total() + (tied ? head : 0), false});
+  if (model.model().position_bytes > 0) units.push_back({Part::kPosition, -1, model.of_position().total(), false});
+  for (int64_t l = 0; l < model.model().n_layers; ++l)
+    units.push_back({Part::kLayer, l, model.of_layer(l).total(), model.is_editing_layer(l)});
+  units.push_back({Part::kFinalNorm, -1, model.of_final_norm().total(), false});
+  if (!tied) units.push_back({Part::kHead, -1, head, false});
+  return units;
+}
+
+void put(PlacementPlan& plan, const Unit& unit, c10::Device device, bool tied) {
+  switch (unit.part) {
+    case Unit::Part::kEmbedding:
+      plan.embedding = plan.position = device;
+      if (tied) plan.head = device;
+      break;
+    case Unit::Part::kPosition:
+      plan.position = device;
+      break;
+    case Unit::Part::kLayer:
+      plan.layers[static_cast<size_t>(unit.layer)] = device;
+      break;
+    case Unit::Part::kFinalNorm:
+      plan.final_norm = device;
+      break;
+    case Unit::Part::kHead:
+      plan.head = device;
+      break;
+  }
+}
+
+/// What every accelerator may take of the units' bytes: its own limit less what it needs once, and the
+/// balance.
+std::vector<int64_t> caps_of(const MemoryModel& model, const std::vector<Unit>& units,
+                             const std::vector<Capacity>& accelerators, Strategy strategy) {
+  std::vector<int64_t> caps;
+  for (const auto& a : accelerators)
+    caps.push_back(std::max<int64_t>(a.bytes - model.of_device(a.device, true, false).total(), 0));
+  const auto n = static_cast<int64_t>(caps.size());
+  if (strategy == Strategy::kSequential || n < 2) return caps;
+  const bool low_zero = strategy == Strategy::kBalancedLow0;
+  int64_t total = 0, block = 0;
+  for (const auto& unit : units) {
+    total += unit.bytes;
+    if (unit.part == Unit::Part::kLayer) block = std::max(block, unit.bytes);
+  }
+  const int64_t share = total / (low_zero ? n - 1 : n) + static_cast<int64_t>(1.25 * static_cast<double>(block));
+  // The last device keeps its full limit, in case the share was too small.
+  for (size_t i = low_zero ? 1 : 0; i + 1 < caps.size(); ++i) caps[i] = std::min(caps[i], share);
+  if (low_zero) {
+    int64_t others = 0;
+    for (size_t i = 1; i < caps.size(); ++i) others += caps[i];
+    caps[0] = std::min(caps[0], std::max<int64_t>(0, total - others));
+  }
+  return caps;
+}
+
+struct Filled {
+  PlacementPlan plan;
+  int64_t on_host = 0;  ///< units that no accelerator took
+};
+
+Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const std::vector<Capacity>& accelerators,
+                 const std::vector<int64_t>& caps, bool keep_room) {
+  const c10::Device host(c10::kCPU);
+  Filled filled{PlacementPlan::single(host, model.model().n_layers), 0};
+  // The largest part after each, for the room that is kept on the first device.
+  std::vector<int64_t> largest_after(units.size(), 0);
+  for (size_t i = units.size() - 1; i-- > 0;) largest_after[i] = std::max(largest_after[i + 1], units[i + 1].bytes);
+  const int64_t solve = model.work().statistics_on_host ? 0 : model.of_device(host, false, true).solve;
+  size_t at = 0;
+  int64_t used = 0;
+  bool edits = false;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const auto& unit = units[i];
+    for (; at < accelerators.size(); ++at, used = 0, edits = false) {
+      const int64_t room = keep_room && at == 0 ? largest_after[i] : 0;
+      const int64_t workspace = unit.edits || edits ? solve : 0;
+      const int64_t hard = accelerators[at].bytes - model.of_device(accelerators[at].device, true, false).total();
+      if (used + unit.bytes + room <= caps[at] && used + unit.bytes + workspace <= hard) break;
+    }
+    if (at == accelerators.size()) ++filled.on_host;
+    put(filled.plan, unit, at < accelerators.size() ? accelerators[at].device : host, model.model().tied);
+    used += unit.bytes;
+    edits |= unit.edits;
+  }
+  return filled;
+}
+
+/// Fills the accelerators in order, as accelerate does; what is left goes to the CPU, fits or not.
+///   kSequential    each device is filled before the next; on the first, room for the largest part still to
+///   come is kept kBalanced      every device but the last takes at most size / n + 1.25 × the largest block
+///   kBalancedLow0  the same over n − 1 devices; the first takes only what the others cannot
+/// Parts of a tied model's head go with the embedding. The room kept on the first device is given up before a
+/// layer would go to the CPU for it.
+PlacementPlan fill(const MemoryModel& model, const std::vector<Capacity>& accelerators, Strategy strategy) {
+  const auto units = units_of(model);
+  const auto caps = caps_of(model, units, accelerators, strategy);
+  const auto careful = fill_once(model, units, accelerators, caps, true);
+  if (careful.on_host == 0) return careful.plan;
+  const auto tight = fill_once(model, units, accelerators, caps, false);
+  return tight.on_host < careful.on_host ? tight.plan : careful.plan;
+}
+
+/// Contiguous runs of layers over all `devices`, as equal in bytes as can be (least sum of squares). Every
+/// device gets a layer if there are enough; with more devices than layers the embedding, then the head, get
+/// their own.
+PlacementPlan spread_evenly(const MemoryModel& model, const std::vector<c10::Device>& devices) {
+  const int64_t n_layers = model.model().n_layers;
+  const bool tied = model.model().tied;
+  auto remaining = devices;
+  auto plan = PlacementPlan::single(devices.front(), n_layers);
+  const auto spare = static_cast<int64_t>(devices.size()) - n_layers;
+  const bool own_embedding = spare >= 1, own_head = spare >= 2 && !tied;
+  if (own_embedding) remaining.erase(remaining.begin());
+  if (own_head) plan.head = plan.final_norm = remaining[static_cast<size_t>(n_layers)];
+  const auto parts = static_cast<size_t>(std::min<int64_t>(n_layers, static_cast<int64_t>(remaining.size())));
+  if (parts == 0) return plan;
+
+  const auto ends = model.of_embedding().total() + model.of_position().total();
+  const auto head = model.of_head(tied).total();
+  std::vector<double> before(static_cast<size_t>(n_layers) + 1, 0);  // bytes of the layers before each
+  for (size_t l = 0; l < before.size() - 1; ++l)
+    before[l + 1] = before[l] + static_cast<double>(model.of_layer(static_cast<int64_t>(l)).total());
+  const auto load = [&](size_t begin, size_t end) {
+    double bytes = before[end] - before[begin];
+    if (begin == 0 && !own_embedding) bytes += static_cast<double>(ends + (tied ? head : 0));
+    if (end == before.size() - 1 && !own_head)
+      bytes += static_cast<double>(model.of_final_norm().total() + (tied ? 0 : head));
+    return bytes * bytes;
+  };
+  // cost[k][l]: least sum of squares of the first l layers in k runs; cut[k][l]: where the last of them
+  // begins.
+  const auto layers = static_cast<size_t>(n_layers);
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> cost(parts + 1, std::vector<double>(layers + 1, kNever));
+  std::vector<std::vector<size_t>> cut(parts + 1, std::vector<size_t>(layers + 1, 0));
+  cost[0][0] = 0;
+  for (size_t k = 1; k <= parts; ++k)
+    for (size_t l = k; l <= layers; ++l)
+      for (size_t begin = k - 1; begin < l; ++begin) {
+        const double sum = cost[k - 1][begin] + load(begin, l);
+        if (sum < cost[k][l]) {
+          cost[k][l] = sum;
+          cut[k][l] = begin;
+        }
+      }
+  for (size_t k = parts, end = layers; k > 0; end = cut[k][end], --k)
+    for (size_t l = cut[k][end]; l < end; ++l) plan.layers[l] = remaining[k - 1];
+  if (!own_embedding) plan.embedding = plan.position = plan.layers.front();
+  if (!own_head) plan.final_norm = plan.layers.back();
+  if (!own_head) plan.head = tied ? plan.embedding : plan.layers.back();
+  return plan;
+}
 
 using Kind = DeviceMapSpec::Kind;
 
@@ -27,10 +206,10 @@ void require_devices(const PlanRequest& request) {
 }
 
 /// What may be put on each device of the machine.
-std::vector<detail::Capacity> capacities(const PlanRequest& request) {
+std::vector<Capacity> capacities(const PlanRequest& request) {
   int64_t gpus = 0;
   for (const auto& info : request.machine) gpus += info.device.is_cuda();
-  std::vector<detail::Capacity> result;
+  std::vector<Capacity> result;
   for (const auto& info : request.machine) {
     int64_t bytes = info.free_bytes;
     if (!request.max_memory.empty())
@@ -72,11 +251,11 @@ class Planner {
       case Kind::kSimulated:
         return spread_simulated(warnings);
       case Kind::kSequential:
-        return detail::fill(model_, accelerators_, detail::Strategy::kSequential);
+        return fill(model_, accelerators_, Strategy::kSequential);
       case Kind::kBalancedLow0:
-        return detail::fill(model_, accelerators_, detail::Strategy::kBalancedLow0);
+        return fill(model_, accelerators_, Strategy::kBalancedLow0);
       default:
-        return detail::fill(model_, accelerators_, detail::Strategy::kBalanced);
+        return fill(model_, accelerators_, Strategy::kBalanced);
     }
   }
 
@@ -84,7 +263,7 @@ class Planner {
     std::vector<c10::Device> devices;
     for (const auto& a : accelerators_) devices.push_back(a.device);
     if (devices.empty()) devices.emplace_back(kSimulated, c10::DeviceIndex{0});
-    auto plan = detail::spread_evenly(model_, devices);
+    auto plan = spread_evenly(model_, devices);
     if (plan.devices().size() < devices.size())
       warnings.push_back(request_.map.source + ": the model has parts for only " +
                          std::to_string(plan.devices().size()) + " of " + std::to_string(devices.size()) + " devices");
@@ -103,9 +282,9 @@ class Planner {
 
   /// Uneven limits may need an uneven cut.
   void try_other_cuts(Plan& plan) const {
-    for (const auto strategy : {detail::Strategy::kBalanced, detail::Strategy::kSequential}) {
+    for (const auto strategy : {Strategy::kBalanced, Strategy::kSequential}) {
       Plan other;
-      other.placement = detail::fill(model_, accelerators_, strategy);
+      other.placement = fill(model_, accelerators_, strategy);
       count(other);
       if (!other.fits) continue;
       plan.placement = other.placement;
@@ -128,7 +307,7 @@ class Planner {
 
   const PlanRequest& request_;
   MemoryModel model_;
-  std::vector<detail::Capacity> capacities_, accelerators_;
+  std::vector<Capacity> capacities_, accelerators_;
 };
 
 bool fits(const PlanRequest& request) {

@@ -1,8 +1,12 @@
 #include <ATen/ATen.h>
+#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/sha256.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/free_text.h>
 #include <emend/evaluation/metric.h>
+#include <emend/models/tokenizer/tokenizer.h>
 
 #include <chrono>
 #include <cmath>
@@ -33,21 +37,25 @@ std::vector<Score> score_reference(const models::Model& model, const ScoreSheet&
   return flat;
 }
 
+std::vector<std::unique_ptr<Metric>> chosen(const std::vector<std::string>& names, const datasets::FactSet& facts) {
+  std::vector<std::unique_ptr<Metric>> metrics;
+  for (const auto& name : resolve_metrics(names, facts)) metrics.push_back(make_metric(name));
+  return metrics;
+}
+
 /// The families of one evaluation with what they asked for.
 struct Plan {
-  Plan(const MetricContext& context, const std::vector<std::string>& names) {
-    for (const auto& name : names) {
-      metrics.push_back(make_metric(name));
-      metrics.back()->plan(context, sheet);
-    }
+  Plan(const MetricContext& context, const std::vector<std::string>& names) : metrics(chosen(names, context.facts)) {
+    for (const auto& metric : metrics) metric->plan(context, sheet);
   }
 
   void observe(const models::Model& model, const MetricContext& context, size_t begin, size_t end) {
     for (const auto& metric : metrics) metric->observe(model, context, begin, end);
   }
 
-  /// Turns the scores of the filled sheet into numbers.
-  void finish(const MetricContext& context, Evaluation& evaluation) {
+  /// Turns the scores of the sheet's requests into numbers.
+  void finish(const MetricContext& context, std::vector<Score> scores, Evaluation& evaluation) {
+    sheet.fill(std::move(scores));
     evaluation.cases.assign(context.facts.facts.size(), json::object());
     for (const auto& metric : metrics) {
       context.options.cancel.check("evaluation");
@@ -96,11 +104,11 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
                     const EvaluateOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const MetricContext context{facts, options, &model};
-  Plan plan(context, resolve_metrics(names, facts));
+  Plan plan(context, names);
   Evaluation evaluation;
-  plan.sheet.fill(score(model, plan.sheet, options, evaluation.counts));
+  auto scores = score(model, plan.sheet, options, evaluation.counts);
   plan.observe(model, context, 0, facts.facts.size());
-  plan.finish(context, evaluation);
+  plan.finish(context, std::move(scores), evaluation);
   evaluation.seconds = seconds_since(start);
   return evaluation;
 }
@@ -118,9 +126,8 @@ struct SeparateEvaluation::State {
 
 SeparateEvaluation::SeparateEvaluation(const datasets::FactSet& facts, const std::vector<std::string>& names,
                                        const EvaluateOptions& options) {
-  const auto resolved = resolve_metrics(names, facts);
-  check(resolved);
-  state_ = std::make_unique<State>(facts, resolved, options);
+  check(resolve_metrics(names, facts));
+  state_ = std::make_unique<State>(facts, names, options);
 }
 
 void SeparateEvaluation::check(const std::vector<std::string>& families) {
@@ -152,8 +159,7 @@ void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t 
 }
 
 Evaluation SeparateEvaluation::finish() {
-  state_->plan.sheet.fill(std::move(state_->scores));
-  state_->plan.finish(state_->context, state_->evaluation);
+  state_->plan.finish(state_->context, std::move(state_->scores), state_->evaluation);
   return std::move(state_->evaluation);
 }
 
@@ -271,6 +277,97 @@ Evaluation evaluation_from_json(const json& json) {
                                           "remove the file; it is made again"});
   }
   return evaluation;
+}
+
+// The evaluation of the unedited model, remembered; and the facts' own continuations.
+namespace {
+
+constexpr int kFormat = 3;
+
+json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
+               const EvaluateOptions& options) {
+  json metrics = json::array();
+  for (const auto& metric : chosen(names, facts))
+    metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
+  const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
+  return {{"format", kFormat},
+          {"model", model.fingerprint()},
+          {"dtype", c10::toString(model.dtype())},
+          {"tokenizer", model.tokenizer().fingerprint()},
+          {"facts", facts_key},
+          {"metrics", metrics},
+          {"bootstrap", options.bootstrap},
+          {"seed", options.seed},
+          {"reference", options.reference}};
+}
+
+/// The stored evaluation, or nothing with a warning if the file is damaged.
+std::optional<Evaluation> read_stored(const std::filesystem::path& path, const std::string& key, const Log& log) {
+  try {
+    const auto file = open_cached(path);
+    if (!file) return std::nullopt;
+    const auto& metadata = file->metadata();
+    const auto text = metadata.find("evaluation"), stored_key = metadata.find("key");
+    if (text == metadata.end() || stored_key == metadata.end() || stored_key->second != key)
+      throw Error(ErrorClass::kCorruption,
+                  {path.string(), "contents that do not match their key", "an intact file", ""});
+    Evaluation evaluation = evaluation_from_json(json::parse(text->second));
+    for (const auto& [name, info] : file->tensors()) evaluation.kept[name] = file->tensor(name).clone();
+    return evaluation;
+  } catch (const std::exception& error) {
+    log.warning("evaluation.cache", std::string("the stored evaluation is damaged and is made again: ") + error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
+                           const std::vector<std::string>& names, const EvaluateOptions& options,
+                           const std::filesystem::path& cache_folder, bool* from_cache) {
+  if (from_cache) *from_cache = false;
+  EvaluateOptions own = options;
+  own.before = nullptr;
+  if (cache_folder.empty()) return evaluate(model, facts, names, own);
+  const std::string key = cache_key(model, facts, names, own).dump();
+  const auto path = cache_folder / ("before-" + sha256_hex(key).substr(0, 32) + ".safetensors");
+  auto stored = read_stored(path, key, options.log);
+  if (options.sharing.all(stored.has_value())) {  // evaluated by all together if one lacks it
+    if (from_cache) *from_cache = true;
+    return std::move(*stored);
+  }
+  Evaluation evaluation = evaluate(model, facts, names, own);
+  if (!options.sharing.first()) return evaluation;
+  const std::string text = to_json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::vector<std::pair<std::string, at::Tensor>> tensors(evaluation.kept.begin(), evaluation.kept.end());
+  std::error_code ignored;
+  std::filesystem::create_directories(cache_folder, ignored);
+  try {
+    write_checked(path, tensors, {{"evaluation", text}, {"key", key}});
+    prune_cache(cache_folder, cache_limit(), path);
+  } catch (const Error& error) {
+    options.log.warning("evaluation.cache", std::string("the evaluation could not be stored: ") + error.what());
+  }
+  return evaluation;
+}
+
+std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
+                                         int64_t new_tokens, const CancelToken& cancel) {
+  if (facts.empty()) return {};
+  std::vector<std::string> prompts;
+  for (const auto& fact : facts) prompts.push_back(fact.full_prompt());
+  ScoreOptions score_options;
+  score_options.cancel = cancel;
+  const auto efficacies = evaluate_efficacy(model, facts, score_options);
+  std::vector<Continuation> all;
+  FreeTextOptions free;
+  free.max_tokens = new_tokens;
+  free.whole_sentence = false;
+  free.cancel = cancel;
+  auto texts = write_on(model, prompts, free);
+  for (size_t i = 0; i < facts.size(); ++i)
+    all.push_back({prompts[i], std::move(texts[i].text), efficacies[i].probability});
+  return all;
 }
 
 }  // namespace emend::evaluation

@@ -198,26 +198,4 @@ CaseVerdict said_in_full(const std::optional<double>& share) {
   return verdict;
 }
 
-const json& case_metrics(const json& line, const std::string& when, const std::string& family) {
-  const json& nested = detail::member(line, {"metrics", when, family});
-  return nested.is_null() ? detail::member(line, {when, family}) : nested;
-}
-
-CaseVerdict judge_case(const json& line, const std::string& when) {
-  CaseVerdict all;
-  for (const auto& info : metric_families()) {
-    if (!info.judge) continue;
-    const CaseVerdict own = info.judge(case_metrics(line, when, info.name));
-    if (!all.p_new) all.p_new = own.p_new;
-    if (!all.p_old) all.p_old = own.p_old;
-    if (!all.success) all.success = own.success, all.reason = own.reason;
-  }
-  // The run's own verdict counts, where the line has one.
-  if (const std::string verdict = detail::text(line, "verdict"); when == "post" && !verdict.empty()) {
-    all.success = verdict == "said";
-    all.reason = detail::text(line, "reason");
-  }
-  return all;
-}
-
 }  // namespace emend::evaluation

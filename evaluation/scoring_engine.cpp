@@ -11,12 +11,12 @@
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/scoring.h>
 #include <emend/models/config.h>
-#include <emend/models/sharing.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 
 namespace emend::evaluation {
 namespace {

@@ -8,6 +8,7 @@
 // rows of one token through the layers from below: a row joins where its cell's effect begins, so that no layer below
 // is run again, and all cells share one batch above.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
@@ -21,6 +22,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace emend::evaluation {
 namespace {
@@ -28,10 +30,6 @@ namespace {
 using hooks::Site;
 
 constexpr int kDrawsARound = 2;
-
-at::Tensor index_for(const std::vector<int64_t>& values, const at::Tensor& like) {
-  return devices::route_like(at::tensor(values, at::kLong), like, devices::Purpose::kInput);
-}
 
 struct Cell {
   TraceKind kind;
@@ -134,7 +132,7 @@ void FactTracer::run_noised() {
   hooks::HookSession session(model_.hooks());
   session.edit({Site::kEmbedding, -1}, [&](const at::Tensor& x) {
     return x.index_add(
-        0, index_for(places, x),
+        0, devices::index_on(places, x),
         devices::route_like(noise_SnD.reshape({-1, x.size(1)}), x, devices::Purpose::kHidden, devices::Dtype::kMatch));
   });
   session.attach();
@@ -224,7 +222,7 @@ at::Tensor FactTracer::restored_outputs(TraceKind kind, int64_t token, int layer
   models::ForwardOptions forward;
   forward.first_layer = layer;
   forward.end_layer = layer + 1;
-  forward.hidden = in.index_select(0, index_for(places, in));
+  forward.hidden = in.index_select(0, devices::index_on(places, in));
   forward.cache = &cache;
   forward.append = false;
   forward.logit_tokens.emplace();
@@ -245,7 +243,7 @@ at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vecto
   std::vector<int64_t> places;
   for (const TraceRow& row : rows)
     for (int64_t t = token; t < length_; ++t) places.push_back(row.draw * length_ + t);
-  at::Tensor states = noised.index_select(0, index_for(places, noised));
+  at::Tensor states = noised.index_select(0, devices::index_on(places, noised));
   for (TraceKind kind : options_.kinds) {
     std::vector<int64_t> firsts, draws;
     for (size_t r = 0; r < rows.size(); ++r)
@@ -258,7 +256,7 @@ at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vecto
                                                         .narrow(0, token, 1)
                                                         .expand({static_cast<int64_t>(firsts.size()), -1})
                                                   : restored_outputs(kind, token, layer - 1, draws);
-    states.index_copy_(0, index_for(firsts, states),
+    states.index_copy_(0, devices::index_on(firsts, states),
                        devices::route_like(values.contiguous(), states, devices::Purpose::kHidden));
   }
   return states;
@@ -300,7 +298,7 @@ void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vecto
                                                        firsts](const at::Tensor& x) {
         const at::Tensor value = devices::route_like(clean.narrow(0, token, 1), x, devices::Purpose::kHidden)
                                      .expand({static_cast<int64_t>(firsts.size()), -1});
-        return x.index_copy(0, index_for(firsts, x), value);
+        return x.index_copy(0, devices::index_on(firsts, x), value);
       });
     }
     session.attach();
@@ -315,8 +313,8 @@ void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vecto
     hidden_ND = model_.forward(batch, forward).hidden;
     session.finish();
   }
-  const auto p = detail::answer_probabilities(model_.project(hidden_ND.index_select(0, index_for(ends, hidden_ND))),
-                                              trace_.answer);
+  const auto p = detail::answer_probabilities(
+      model_.project(hidden_ND.index_select(0, devices::index_on(ends, hidden_ND))), trace_.answer);
   for (size_t r = 0; r < rows.size(); ++r)
     cells[rows[r].cell].differences.push_back(p[r] - noised_p_[static_cast<size_t>(rows[r].draw)]);
 }
@@ -338,7 +336,8 @@ double embedding_deviation(const models::Model& model, const std::vector<KnownFa
     throw Error(ErrorClass::kInvalidArgument, {"causal tracing", "no facts to measure the embeddings on",
                                                "known facts with subjects", "give a facts file"});
   const at::Tensor table = model.embedding();
-  at::Tensor rows = table.index_select(0, index_for(ids, table)).to(at::kFloat) * model.config().embedding_scale;
+  at::Tensor rows =
+      table.index_select(0, devices::index_on(ids, table)).to(at::kFloat) * model.config().embedding_scale;
   for (const auto& tensor : models::expected_tensors(model.family(), model.config()))
     if (tensor.part == models::Part::kProjectIn && !tensor.bias)
       rows = rows.matmul(
@@ -387,5 +386,45 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
   average(summary, options.kinds);
   return summary;
 }
+
+namespace detail {
+using hooks::Site;
+
+TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const KnownFact& fact) {
+  const size_t begin = fact.subject.empty() ? std::string::npos : fact.prompt.find(fact.subject);
+  if (begin == std::string::npos)
+    throw Error(ErrorClass::kInvalidArgument, {"causal tracing of \"" + fact.prompt + "\"",
+                                               "the subject \"" + fact.subject + "\" is not in the prompt",
+                                               "a prompt that contains its subject", "check the facts file"});
+  auto encoding = tokenizer.encode_prompt(fact.prompt);
+  TraceTokens tokens;
+  std::tie(tokens.subject_begin, tokens.subject_end) = encoding.overlapping(begin, begin + fact.subject.size());
+  tokens.ids = std::move(encoding.ids);
+  if (tokens.subject_begin < 0)
+    throw Error(ErrorClass::kInvalidArgument, {"causal tracing of \"" + fact.prompt + "\"",
+                                               "no token holds the subject", "a subject with tokens", ""});
+  return tokens;
+}
+
+Site trace_site(TraceKind kind) {
+  return kind == TraceKind::kMlp ? Site::kMlpOut : kind == TraceKind::kAttention ? Site::kAttnOut : Site::kLayerOut;
+}
+
+std::pair<int, int> trace_layers(TraceKind kind, int layer, int window, int n_layers) {
+  if (kind == TraceKind::kState) return {layer, layer + 1};
+  return {std::max(0, layer - window / 2), std::min(n_layers, layer + (window + 1) / 2)};
+}
+
+at::Tensor trace_noise(const TraceOptions& options, int64_t tokens, int64_t width) {
+  auto generator = at::detail::createCPUGenerator(options.seed);
+  return at::randn({options.samples, tokens, width}, generator, at::TensorOptions().dtype(at::kFloat)) * options.noise;
+}
+
+std::vector<double> answer_probabilities(const at::Tensor& logits_MV, int64_t answer) {
+  const at::Tensor p = at::softmax(wide_logits(logits_MV), -1).select(1, answer);
+  const at::Tensor host = devices::to_host(p, devices::Purpose::kHost).to(at::kDouble).contiguous();
+  return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
+}
+}  // namespace detail
 
 }  // namespace emend::evaluation

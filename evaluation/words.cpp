@@ -4,12 +4,17 @@
 // into sentences with a trained model; here a sentence ends at a full stop, question or exclamation mark that is
 // followed by white space and a capital, a digit or an opening quote, unless the word before the full stop is a known
 // abbreviation or a single letter. The cut only decides whether that full stop is a word of its own.
+#include <emend/core/error.h>
 #include <emend/core/regex.h>
 #include <emend/core/utf8.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/text_metrics.h>
+#include <utf8proc.h>
+#include <Eigen/SparseCore>
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <set>
 
 namespace emend::evaluation {
@@ -155,5 +160,113 @@ double mean_ngram_entropy(const std::vector<std::string>& texts) {
   for (const auto& text : texts) sum += weighted_ngram_entropy(text);
   return sum / static_cast<double>(texts.size());
 }
+
+namespace {
+
+using Vector = Eigen::SparseVector<double>;
+
+/// Counts times idf, scaled to length 1.
+Vector weigh(std::string_view text, const std::unordered_map<std::string, int64_t>& vocabulary,
+             const std::vector<double>& idf) {
+  std::map<int64_t, double> counts;
+  for (const auto& token : tfidf_tokens(text))
+    if (const auto at = vocabulary.find(token); at != vocabulary.end()) counts[at->second] += 1;
+  Vector vector(static_cast<Eigen::Index>(idf.size()));
+  for (const auto& [index, count] : counts) vector.insert(index) = count * idf[static_cast<size_t>(index)];
+  const double length = vector.norm();
+  if (length > 0) vector /= length;
+  return vector;
+}
+
+}  // namespace
+
+std::vector<std::string> tfidf_tokens(std::string_view text) {
+  static const Regex words("\\b\\w\\w+\\b");
+  return words.find_all(detail::lower_case(text));
+}
+
+TfIdf::TfIdf(const std::vector<std::string>& documents) {
+  std::map<std::string, int64_t> document_counts;  // sorted, so indices do not depend on the order of documents
+  for (const auto& document : documents) {
+    const auto tokens = tfidf_tokens(document);
+    for (const auto& token : std::set<std::string>(tokens.begin(), tokens.end())) ++document_counts[token];
+  }
+  if (document_counts.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {"reference texts", "no word in " + std::to_string(documents.size()) + " documents",
+                 "at least one word of two letters", "check the file with the reference texts"});
+  const auto n = static_cast<double>(documents.size());
+  for (const auto& [token, count] : document_counts) {
+    vocabulary_.emplace(token, static_cast<int64_t>(idf_.size()));
+    idf_.push_back(std::log((1 + n) / (1 + static_cast<double>(count))) + 1);
+  }
+}
+
+std::map<std::string, double> TfIdf::transform(std::string_view text) const {
+  const Vector vector = weigh(text, vocabulary_, idf_);
+  std::map<std::string, double> weights;
+  for (const auto& token : tfidf_tokens(text))
+    if (const auto at = vocabulary_.find(token); at != vocabulary_.end()) weights[token] = vector.coeff(at->second);
+  return weights;
+}
+
+double TfIdf::similarity(std::string_view a, std::string_view b) const {
+  return weigh(a, vocabulary_, idf_).dot(weigh(b, vocabulary_, idf_));
+}
+
+namespace detail {
+std::string lower_case(std::string_view text) {
+  const std::string valid = repair_utf8(text);
+  utf8proc_uint8_t* mapped = nullptr;
+  const auto size = utf8proc_map_custom(
+      reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()), &mapped,
+      UTF8PROC_STABLE, [](utf8proc_int32_t point, void*) { return utf8proc_tolower(point); }, nullptr);
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
+  return size < 0 ? valid : std::string(reinterpret_cast<char*>(mapped), static_cast<size_t>(size));
+}
+
+std::string compatibility_form(std::string_view text) {
+  const std::string valid = repair_utf8(text);
+  utf8proc_uint8_t* mapped = nullptr;
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
+  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()),
+                                 static_cast<utf8proc_ssize_t>(valid.size()), &mapped, options);
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
+  return size < 0 ? valid : std::string(reinterpret_cast<char*>(mapped), static_cast<size_t>(size));
+}
+
+std::string plain_letters(std::string_view text) {
+  const std::string mapped = lower_case(compatibility_form(text));
+  std::string plain;
+  utf8proc_int32_t point = 0;
+  for (size_t at = 0; at < mapped.size();) {
+    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(mapped.data()) + at;
+    const auto size =
+        static_cast<size_t>(std::max<utf8proc_ssize_t>(1, utf8proc_iterate(bytes, mapped.size() - at, &point)));
+    const auto category = utf8proc_category(point);
+    if (point < 0x80 || category <= UTF8PROC_CATEGORY_NO)
+      plain += mapped.substr(at, size);
+    else if (category >= UTF8PROC_CATEGORY_ZS)
+      plain += ' ';
+    else
+      plain += category == UTF8PROC_CATEGORY_PD                                       ? '-'
+               : point == 0x2018 || point == 0x2019                                   ? '\''
+               : category == UTF8PROC_CATEGORY_PI || category == UTF8PROC_CATEGORY_PF ? '"'
+                                                                                      : ';';
+    at += size;
+  }
+  return plain;
+}
+
+bool spaceless(std::string_view text, size_t at) {
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  utf8proc_int32_t point = 0;
+  utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
+                   static_cast<utf8proc_ssize_t>(text.size() - at), &point);
+  const auto in = [&](int first, int last) { return point >= first && point <= last; };
+  return in(0x0E00, 0x0EFF) || in(0x1000, 0x109F) || in(0x1780, 0x17FF) || in(0x2E80, 0x9FFF) || in(0xF900, 0xFAFF) ||
+         in(0x20000, 0x3FFFF);
+}
+}  // namespace detail
 
 }  // namespace emend::evaluation

@@ -31,7 +31,7 @@ at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRe
       throw Error(ErrorClass::kInvalidArgument,
                   {"capture at " + to_string(ref), "token " + std::to_string(token),
                    "a packed token from 0 to " + std::to_string(x.size(0) - 1), "index tokens with TokenBatch::token"});
-  const at::Tensor rows = devices::route_like(at::tensor(*options.tokens, at::kLong), kept, devices::Purpose::kInput);
+  const at::Tensor rows = devices::index_on(*options.tokens, kept);
   return kept.index_select(0, rows);
 }
 

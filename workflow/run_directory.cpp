@@ -1,8 +1,14 @@
 #include <emend/core/atomic_file.h>
+#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/utf8.h>
+#include <emend/devices/route.h>
+#include <emend/workflow/checkpoint.h>
+#include <emend/workflow/documents.h>
 #include <emend/workflow/run_directory.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -103,6 +109,159 @@ std::filesystem::path RunDirectory::default_name(const std::string& editor, cons
   char text[32];
   std::strftime(text, sizeof text, "%Y%m%d-%H%M%S", &parts);
   return std::filesystem::path("runs") / (std::string(text) + "-" + editor + "-" + model);
+}
+
+namespace {
+
+using editors::WeightDelta;
+
+std::string numbered(const std::string& stem, size_t index) {
+  std::string digits = std::to_string(index);
+  return stem + std::string(digits.size() < 6 ? 6 - digits.size() : 0, '0') + digits + ".safetensors";
+}
+
+void save_document(const std::filesystem::path& path, std::vector<std::pair<std::string, at::Tensor>> tensors,
+                   const nlohmann::json& document) {
+  for (auto& [name, tensor] : tensors) tensor = devices::to_host(tensor.detach()).contiguous();
+  write_checked(path, tensors, {{"document", dump_json(document, -1)}});
+}
+
+std::map<std::string, at::Tensor> load_tensors(const SafetensorsFile& file) {
+  require_intact(file);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, info] : file.tensors()) tensors.emplace(name, file.tensor(name).clone());
+  return tensors;
+}
+
+// Tensors are stored under "<index>.left", "<index>.right" or "<index>.dense".
+Batch read_batch(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  const auto tensors = load_tensors(file);
+  std::vector<bool> low_rank;
+  Batch batch = read_batch_document(nlohmann::json::parse(file.metadata().at("document")), low_rank);
+  for (size_t i = 0; i < batch.deltas.size(); ++i) {
+    const std::string prefix = std::to_string(i);
+    WeightDelta& delta = batch.deltas[i];
+    if (low_rank[i]) {
+      delta.left_DR = tensors.at(prefix + ".left");
+      delta.right_FR = tensors.at(prefix + ".right");
+    } else {
+      delta.dense_DF = tensors.at(prefix + ".dense");
+    }
+  }
+  return batch;
+}
+
+}  // namespace
+
+RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume, bool reader)
+    : folder_(std::move(folder)), reader_(reader) {
+  const auto path = folder_ / "settings.json";
+  if (resume && std::filesystem::exists(path)) {
+    std::optional<JsonFault> unreadable;
+    const auto old = parse_json(read_file(path), {}, unreadable);
+    for (const auto& [key, value] : settings.items())
+      if (!old.is_object() || old.value(key, nlohmann::json()) != value)
+        throw Error(ErrorClass::kInvalidArgument,
+                    {path.string(), "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
+                     (old.is_object() ? old.value(key, nlohmann::json()).dump().substr(0, 80)
+                                      : std::string("readable settings")) +
+                         ", as when the run began",
+                     "give the same options, or start anew in another folder"});
+    return;
+  }
+  fresh_ = true;
+  if (reader_) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+  std::filesystem::create_directories(folder_, ignored);
+  write_file(path, dump_json(settings) + "\n");
+}
+
+void RunCheckpoint::keep_command(const std::vector<std::string>& command) const {
+  if (!reader_ && !std::filesystem::exists(folder_ / "command.json"))
+    write_file(folder_ / "command.json", dump_json(command) + "\n");
+}
+
+std::vector<std::string> RunCheckpoint::command_of(const std::filesystem::path& run) {
+  const auto path = run / "checkpoint" / "command.json";
+  if (!std::filesystem::exists(path)) return {};
+  std::optional<JsonFault> unreadable;
+  const auto words = parse_json(read_file(path), {}, unreadable);
+  std::vector<std::string> command;
+  if (words.is_array())
+    for (const auto& word : words)
+      if (word.is_string()) command.push_back(word);
+  return command.size() > 1 ? command : std::vector<std::string>();
+}
+
+std::filesystem::path RunCheckpoint::batch_path(size_t index) const {
+  return folder_ / numbered("batch-", index);
+}
+std::filesystem::path RunCheckpoint::state_path(size_t index) const {
+  return folder_ / numbered("state-", index);
+}
+
+std::vector<Batch> RunCheckpoint::load(const Log& log) const {
+  std::vector<Batch> batches;
+  if (fresh_) return batches;
+  while (std::filesystem::exists(batch_path(batches.size()))) {
+    const auto path = batch_path(batches.size());
+    try {
+      batches.push_back(read_batch(path));
+    } catch (const std::exception& error) {
+      log.warning("checkpoint.damaged", path.string() + " is damaged and is computed again (" + error.what() + ")");
+      break;
+    }
+  }
+  return batches;
+}
+
+void RunCheckpoint::save(size_t index, const Batch& batch,
+                         const std::map<std::string, at::Tensor>& editor_state) const {
+  if (reader_) return;
+  if (!editor_state.empty())
+    save_document(state_path(index), {editor_state.begin(), editor_state.end()}, nlohmann::json::object());
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (size_t i = 0; i < batch.deltas.size(); ++i) {
+    const WeightDelta& delta = batch.deltas[i];
+    const std::string prefix = std::to_string(i);
+    if (delta.low_rank()) {
+      tensors.emplace_back(prefix + ".left", delta.left_DR);
+      tensors.emplace_back(prefix + ".right", delta.right_FR);
+    } else {
+      tensors.emplace_back(prefix + ".dense", delta.dense_DF);
+    }
+  }
+  // The batch file comes last: it is what says that the batch is complete.
+  save_document(batch_path(index), std::move(tensors), batch_document(batch));
+  if (index > 0) {
+    std::error_code ignored;
+    std::filesystem::remove(state_path(index - 1), ignored);
+  }
+}
+
+std::map<std::string, at::Tensor> RunCheckpoint::editor_state(size_t batches) const {
+  if (batches == 0 || !std::filesystem::exists(state_path(batches - 1))) return {};
+  return load_tensors(SafetensorsFile(state_path(batches - 1)));
+}
+
+void RunCheckpoint::save_measured(const Measured& measured) const {
+  if (reader_) return;
+  write_file(folder_ / "measured.json", dump_json(measured_document(measured)) + "\n");
+}
+
+std::optional<Measured> RunCheckpoint::measured(size_t edits) const {
+  const auto path = folder_ / "measured.json";
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  std::optional<JsonFault> unreadable;
+  return read_measured_document(parse_json(read_file(path), {}, unreadable), static_cast<int64_t>(edits));
+}
+
+void RunCheckpoint::remove() const {
+  if (reader_) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
 }
 
 }  // namespace emend::workflow

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <emend/devices/collectives.h>
-#include <emend/editors/steps/convergence.h>
 #include <emend/editors/steps/statistics.h>
 
 #include <functional>

@@ -63,6 +63,9 @@ struct StopInputs {
   return model.dtype() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+/// What fills rows of the reference engine up to one width, as the published code does.
+[[nodiscard]] int64_t pad_token(const models::Model& model);
+
 /// β1, β2 and ε of Adam, as the published implementations leave them.
 inline constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;
 

@@ -10,7 +10,7 @@
 //          pieces of other text and in the form of a question; what the unedited model says after the answer stays as
 //          probable as it was.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
-//          other subjects, and behind a negation where the unedited model heeds one (gate.h).
+//          other subjects, and behind a negation where the unedited model heeds one (neurons.h).
 //   3. u   uᵀx = 1 there by least squares; a the neuron's median value where it is open; γ a gain: act(−γ) ≈ 0.
 //   4. j   of the neurons that contribute least on the text, the next one that no earlier fact has.
 //

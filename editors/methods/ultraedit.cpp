@@ -131,7 +131,7 @@ class UltraEditTurn {
     for (size_t i = 0; i < layers_.size(); ++i) {
       at::Tensor keys_NF = signals[i].keys_NF.to(dtype()), grad_ND = signals[i].grad_ND.to(dtype());
       if (!tokens.empty()) {
-        const at::Tensor index = devices::route_like(at::tensor(tokens, at::kLong), keys_NF, devices::Purpose::kInput);
+        const at::Tensor index = devices::index_on(tokens, keys_NF);
         keys_NF = keys_NF.index_select(0, index);
         grad_ND = grad_ND.index_select(0, index);
       }

@@ -4,7 +4,6 @@
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
-#include <emend/editors/steps/gate.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/models/config.h>
 #include <emend/models/generation.h>

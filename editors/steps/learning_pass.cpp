@@ -2,12 +2,11 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/detail/fused_loss.h>
+#include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/learning_pass.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/products.h>
-#include <emend/models/tokenizer/tokenizer.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
@@ -28,27 +27,6 @@ void check_rows(const std::vector<LearningRow>& rows) {
         bad_row(r, "label " + std::to_string(id) + " after token " + std::to_string(token),
                 "a token of the row, which has " + std::to_string(rows[r].ids.size()));
   }
-}
-
-// All rows at one width, as the published code runs them.
-models::TokenBatch padded_batch(const models::Model& model, const std::vector<LearningRow>& rows) {
-  int64_t width = 0, pad = 0;
-  for (const auto& row : rows) width = std::max(width, static_cast<int64_t>(row.ids.size()));
-  if (model.has_tokenizer()) pad = model.tokenizer().pad_id().value_or(model.tokenizer().eos_id().value_or(0));
-  const auto count = static_cast<int64_t>(rows.size());
-  at::Tensor ids = at::full({count, width}, pad, at::kLong), mask = at::zeros({count, width}, at::kLong);
-  for (int64_t r = 0; r < count; ++r) {
-    const auto& row = rows[static_cast<size_t>(r)].ids;
-    ids[r].narrow(0, 0, static_cast<int64_t>(row.size())).copy_(at::tensor(row, at::kLong));
-    mask[r].narrow(0, 0, static_cast<int64_t>(row.size())).fill_(1);
-  }
-  return models::TokenBatch::from_padded(ids, mask, {}, true);
-}
-
-models::TokenBatch packed_batch(const std::vector<LearningRow>& rows) {
-  std::vector<std::vector<int64_t>> ids;
-  for (const auto& row : rows) ids.push_back(row.ids);
-  return models::TokenBatch::from_rows(ids);
 }
 
 }  // namespace
@@ -75,7 +53,10 @@ LearningPass::LearningPass(const models::Model& model, const std::vector<Learnin
                            Engine engine)
     : model_(&model), engine_(engine) {
   check_rows(rows);
-  batch_ = engine == Engine::kReference ? padded_batch(model, rows) : packed_batch(rows);
+  std::vector<std::vector<int64_t>> ids;
+  for (const auto& row : rows) ids.push_back(row.ids);
+  batch_ = engine == Engine::kReference ? models::TokenBatch::padded(ids, detail::pad_token(model))
+                                        : models::TokenBatch::from_rows(ids);
   for (size_t r = 0; r < rows.size(); ++r) {
     labels_of_row_.push_back(static_cast<int64_t>(rows[r].labels.size()));
     for (const auto& [token, id] : rows[r].labels) {

@@ -7,6 +7,7 @@
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
+#include <emend/models/products.h>
 
 #include <algorithm>
 
@@ -147,6 +148,56 @@ void write_neurons(const MlpWeights& weights, const NewNeurons& neurons, EditTra
   write(WeightDelta::factors(weights.down, devices::to_host(neurons.down_DE).to(at::kDouble) - old_DE,
                              columns_at(places_E, width)),
         transaction, result);
+}
+
+namespace {
+
+// Σ c x xᵀ in float64, products in the rows' dtype.
+at::Tensor gram(const at::Tensor& x_ND, const at::Tensor& c_N) {
+  const at::Tensor scaled_ND = x_ND * c_N.to(x_ND.scalar_type()).unsqueeze(1);
+  return models::product(x_ND.t().contiguous(), scaled_ND.t()).to(at::kDouble);
+}
+
+at::Tensor solve(const at::Tensor& chol_DD, const at::Tensor& b_D) {
+  return at::cholesky_solve(b_D.unsqueeze(1), chol_DD).squeeze(1);
+}
+
+}  // namespace
+
+at::Tensor GateFit::sum(const at::Tensor& c_N) const {
+  return x_ND_.t().mv(c_N.to(x_ND_.scalar_type())).to(at::kDouble);
+}
+
+GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, double ridge)
+    : x_ND_(std::move(rows_ND)), usual_N_(std::move(usual_N)) {
+  const at::NoGradGuard no_grad;
+  if (!at::isfinite(x_ND_).all().item<bool>())
+    throw Error(ErrorClass::kNumeric, {"gate", "a hidden state that is not finite", "finite numbers",
+                                       "load the model in float32, or look for a damaged weight"});
+  const at::Tensor a_DD = gram(x_ND_, usual_N_);
+  ridge_DD_ = at::eye(a_DD.size(0), a_DD.options()) * (a_DD.diagonal().mean() * ridge);
+  chol_DD_ = at::linalg_cholesky(a_DD + ridge_DD_);
+}
+
+at::Tensor GateFit::constant() const {
+  const at::NoGradGuard no_grad;
+  return solve(chol_DD_, sum(usual_N_)).to(at::kFloat);
+}
+
+at::Tensor GateFit::fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps) const {
+  const at::NoGradGuard no_grad;
+  // The usual weights' factor gives a start for nothing: as if all rows lay within the margin.
+  at::Tensor g_D = solve(chol_DD_, sum(weight_N * sign_N)), before_N;
+  for (int64_t step = 0; step < steps; ++step) {
+    const at::Tensor within_N = x_ND_.mv(g_D.to(x_ND_.scalar_type())).mul_(sign_N.to(x_ND_.scalar_type())) < 1;
+    if (before_N.defined() && at::equal(within_N, before_N)) break;
+    before_N = within_N;
+    const at::Tensor rows = within_N.nonzero().squeeze(1);
+    const at::Tensor x_ND = x_ND_.index_select(0, rows), c_N = weight_N.index_select(0, rows);
+    const at::Tensor b_D = x_ND.t().mv((c_N * sign_N.index_select(0, rows)).to(x_ND.scalar_type())).to(at::kDouble);
+    g_D = solve(at::linalg_cholesky(gram(x_ND, c_N) + ridge_DD_), b_D);
+  }
+  return g_D.to(at::kFloat);
 }
 
 }  // namespace emend::editors

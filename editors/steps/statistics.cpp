@@ -8,7 +8,6 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_rows.h>
 #include <emend/editors/detail/statistics_sums.h>
-#include <emend/editors/steps/convergence.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -95,9 +94,7 @@ nlohmann::json FixedStatistics::describe() const {
   return {{"source", "given"}, {"layers", moments_.size()}};
 }
 
-namespace {
-
-struct CorpusState {
+struct detail::CorpusState {
   std::optional<StatisticsText> text;
   StatisticsOptions options;
   devices::Collectives* group = nullptr;
@@ -141,6 +138,10 @@ struct CorpusState {
     }
   }
 };
+
+namespace {
+
+using detail::CorpusState;
 
 // Layers that any process lacks: all compute them.
 std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Collectives& group) {
@@ -330,7 +331,62 @@ nlohmann::json describe_corpus(const CorpusState& state) {
   return json;
 }
 
-void prepare_corpus(CorpusState& state, const models::Model& model, const std::vector<int>& layers) {
+std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::Tensor& lengths) {
+  std::vector<std::vector<int64_t>> rows;
+  const int64_t* next = ids.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < lengths.size(0); ++r) {
+    const int64_t length = lengths.const_data_ptr<int64_t>()[r];
+    rows.emplace_back(next, next + length);
+    next += length;
+  }
+  return rows;
+}
+
+StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::Model& model, const std::string& what,
+                                       const std::vector<int>& layers, const StatisticsProvider::MakeKept& make) {
+  const StatisticsOptions& options = state.options;
+  if (options.cache.empty()) return make(layers);
+  const std::string weights = model.current_fingerprint();
+  const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
+  const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
+  StatisticsProvider::Kept kept;
+  std::vector<int> missing;
+  for (const int layer : layers) {
+    try {
+      if (const auto file = open_cached(path_of(layer))) {
+        for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
+        continue;
+      }
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kCorruption) throw;
+      options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
+    }
+    missing.push_back(layer);
+  }
+  if (missing.empty()) return kept;
+  std::filesystem::create_directories(options.cache);
+  for (auto& [layer, tensors] : make(missing)) {
+    write_checked(path_of(layer), {tensors.begin(), tensors.end()},
+                  {{"format", "emend " + what}, {"key", key_of(layer)}});
+    kept[layer] = tensors;
+  }
+  return kept;
+}
+
+}  // namespace
+
+CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options,
+                                   devices::Collectives* group)
+    : state_(std::make_unique<CorpusState>()) {
+  state_->text = std::move(text);
+  state_->options = std::move(options);
+  state_->group = group;
+}
+
+CorpusStatistics::~CorpusStatistics() = default;
+
+void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
+  CorpusState& state = *state_;
   const auto start = std::chrono::steady_clock::now();
   const StatisticsOptions& options = state.options;
   devices::Collectives* const group = state.group;
@@ -382,58 +438,17 @@ void prepare_corpus(CorpusState& state, const models::Model& model, const std::v
   options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe_corpus(state));
 }
 
-const SecondMoment& prepared_moment(const CorpusState& state, int layer) {
-  const auto found = state.moments.find(layer);
-  if (found == state.moments.end())
+const SecondMoment& CorpusStatistics::get(int layer) const {
+  const auto found = state_->moments.find(layer);
+  if (found == state_->moments.end())
     throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
                                                "a prepared layer", "call prepare first"});
   return found->second;
 }
 
-std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::Tensor& lengths) {
-  std::vector<std::vector<int64_t>> rows;
-  const int64_t* next = ids.const_data_ptr<int64_t>();
-  for (int64_t r = 0; r < lengths.size(0); ++r) {
-    const int64_t length = lengths.const_data_ptr<int64_t>()[r];
-    rows.emplace_back(next, next + length);
-    next += length;
-  }
-  return rows;
-}
-
-StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::Model& model, const std::string& what,
-                                       const std::vector<int>& layers, const StatisticsProvider::MakeKept& make) {
-  const StatisticsOptions& options = state.options;
-  if (options.cache.empty()) return make(layers);
-  const std::string weights = model.current_fingerprint();
-  const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
-  const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
-  StatisticsProvider::Kept kept;
-  std::vector<int> missing;
-  for (const int layer : layers) {
-    try {
-      if (const auto file = open_cached(path_of(layer))) {
-        for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
-        continue;
-      }
-    } catch (const Error& error) {
-      if (error.error_class() != ErrorClass::kCorruption) throw;
-      options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
-    }
-    missing.push_back(layer);
-  }
-  if (missing.empty()) return kept;
-  std::filesystem::create_directories(options.cache);
-  for (auto& [layer, tensors] : make(missing)) {
-    write_checked(path_of(layer), {tensors.begin(), tensors.end()},
-                  {{"format", "emend " + what}, {"key", key_of(layer)}});
-    kept[layer] = tensors;
-  }
-  return kept;
-}
-
 // Rows that the model writes are kept like its moments: to write them takes longer than to use them.
-std::vector<std::vector<int64_t>> text_rows(const CorpusState& state, const models::Model& model, int64_t tokens) {
+std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
+  const CorpusState& state = *state_;
   const auto take = [&] { return detail::make_row_source(model, state.text, state.options)->take(tokens); };
   if (state.text) return take();
   const auto make = [&](const std::vector<int>&) {
@@ -447,32 +462,6 @@ std::vector<std::vector<int64_t>> text_rows(const CorpusState& state, const mode
   };
   const auto kept = kept_in_cache(state, model, "sampled text, " + std::to_string(tokens) + " tokens", {0}, make);
   return unpack_rows(kept.at(0).at("ids"), kept.at(0).at("lengths"));
-}
-
-}  // namespace
-
-struct CorpusStatistics::State : CorpusState {};
-
-CorpusStatistics::CorpusStatistics(std::optional<StatisticsText> text, StatisticsOptions options,
-                                   devices::Collectives* group)
-    : state_(std::make_unique<State>()) {
-  state_->text = std::move(text);
-  state_->options = std::move(options);
-  state_->group = group;
-}
-
-CorpusStatistics::~CorpusStatistics() = default;
-
-void CorpusStatistics::prepare(const models::Model& model, const std::vector<int>& layers) {
-  prepare_corpus(*state_, model, layers);
-}
-
-const SecondMoment& CorpusStatistics::get(int layer) const {
-  return prepared_moment(*state_, layer);
-}
-
-std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
-  return text_rows(*state_, model, tokens);
 }
 
 StatisticsProvider::Kept CorpusStatistics::kept(const models::Model& model, const std::string& what,

@@ -26,6 +26,9 @@ class Collectives;
 namespace emend::editors {
 
 class SpdFactor;
+namespace detail {
+struct CorpusState;
+}
 
 /// C of one layer with what it was made from. Cheap to copy (shared).
 class SecondMoment {
@@ -102,7 +105,7 @@ inline constexpr int64_t kAutoTokens = -1;
 
 struct StatisticsOptions {
   int64_t tokens = 0;  ///< tokens to count; 0: ten a key dimension; kAutoTokens: as many as it takes
-  /// kAutoTokens: stop once the halves' disagreement (convergence.h) is at most this in every layer, asked at 8, 16, 32
+  /// kAutoTokens: stop once the halves' disagreement (HalvesReport) is at most this in every layer, asked at 8, 16, 32
   /// … tokens a key dimension, at most 128. 0.25 is what ten independent tokens a dimension give.
   double convergence = 0.25;
   int64_t max_length = 512;  ///< a document is cut here (and at the model's own limit)
@@ -149,8 +152,7 @@ class CorpusStatistics : public StatisticsProvider {
   [[nodiscard]] nlohmann::json describe() const override;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<detail::CorpusState> state_;
 };
 
 /// One pass over rows of token ids, stopping after the last layer needed: Σ k kᵀ / count for each layer.
@@ -159,6 +161,22 @@ class CorpusStatistics : public StatisticsProvider {
                                                                  const std::vector<std::vector<int64_t>>& rows,
                                                                  const std::vector<int>& layers,
                                                                  const StatisticsOptions& options);
+
+/// What two halves say about each other.
+struct HalvesReport {
+  int64_t tokens = 0;   ///< in both
+  double distance = 0;  ///< ‖A − B‖/‖(A + B)/2‖, Frobenius: what the large directions say
+  /// tr(A⁻¹B)/F − 1: how much more of the other half lies where this half saw little. All directions count alike, as
+  /// they do in a solve with C. n independent tokens a dimension in all give about 2/(n − 2): 0.25 for ten. Infinite
+  /// while A is singular.
+  double disagreement = 0;
+  double condition = 0;  ///< of A, estimated from its Cholesky factor; 0 while it is singular
+
+  [[nodiscard]] nlohmann::json to_json() const;  ///< infinite values become null
+};
+
+/// a_FF and b_FF: the second moments (means, not sums) of the halves, float64, on the host or on one device.
+[[nodiscard]] HalvesReport compare_halves(const at::Tensor& a_FF, const at::Tensor& b_FF, int64_t tokens);
 
 /// Cache files: safetensors with version, key and checksum. load returns nothing if there is no file; throws
 /// Error(kCorruption) if there is a damaged one.

@@ -12,7 +12,6 @@
 #include <emend/devices/runtime.h>
 #include <emend/devices/streams.h>
 #include <emend/editors/detail/active_set.h>
-#include <emend/editors/detail/fused_loss.h>
 #include <emend/editors/detail/target_budget.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/models/compute_copy.h>
@@ -176,9 +175,20 @@ class FastRun {
       const at::AutoGradMode mode(gradient);
       hidden = g.set.forward(leaves);
     }
-    LabelLoss labels;
+    const ActiveIndex& index = g.set.index();
+    at::Tensor coefficient_M = index.label_weight_M * spec_.nll_factor;  // what each label's nll counts
+    if (spec_.stop_rule == StopRule::kArgmax) {
+      std::vector<double> scales;
+      for (const auto& slot : g.slots) scales.push_back(slot.stop.nll_factor_scale);
+      const at::Tensor scale_B = devices::route_like(at::tensor(scales, coefficient_M.scalar_type()), coefficient_M,
+                                                     devices::Purpose::kLabels);
+      coefficient_M = coefficient_M * scale_B.index_select(0, index.label_slot_M);
+    }
+    const LabelLoss labels = label_loss(upper_, hidden.label_MD, index.label_id_M, coefficient_M, index.label_floor_M,
+                                        spec_.loss_layer.has_value(), {gradient, spec_.stop_rule != StopRule::kLoss});
     DivergenceLoss divergence;
-    const at::Tensor coefficient_M = losses(g, hidden, gradient, labels, divergence);
+    if (hidden.kl_KD.defined())
+      divergence = divergence_loss(upper_, hidden.kl_KD, index.kl_weight_K, g.set.kl_first_KV, gradient);
     g.queued = {figures(g, coefficient_M, labels, divergence, spec_.weight_decay), labels.hit_M.defined(), {}};
     if (gradient) g.queued.grads_BD = gradients(g, leaves, hidden, labels, divergence);
   }
@@ -196,25 +206,6 @@ class FastRun {
     }
     if (going_on.size() < g.slots.size()) keep(g, going_on, grads_BD);
     update(g, grads_BD);
-  }
-
-  // Returns what each label's nll counts.
-  at::Tensor losses(Group& g, const ActiveSet::Hidden& hidden, bool gradient, LabelLoss& labels,
-                    DivergenceLoss& divergence) const {
-    const ActiveIndex& index = g.set.index();
-    at::Tensor coefficient_M = index.label_weight_M * spec_.nll_factor;
-    if (spec_.stop_rule == StopRule::kArgmax) {
-      std::vector<double> scales;
-      for (const auto& slot : g.slots) scales.push_back(slot.stop.nll_factor_scale);
-      const at::Tensor scale_B = devices::route_like(at::tensor(scales, coefficient_M.scalar_type()), coefficient_M,
-                                                     devices::Purpose::kLabels);
-      coefficient_M = coefficient_M * scale_B.index_select(0, index.label_slot_M);
-    }
-    labels = label_loss(upper_, hidden.label_MD, index.label_id_M, coefficient_M, index.label_floor_M,
-                        spec_.loss_layer.has_value(), {gradient, spec_.stop_rule != StopRule::kLoss});
-    if (hidden.kl_KD.defined())
-      divergence = divergence_loss(upper_, hidden.kl_KD, index.kl_weight_K, g.set.kl_first_KV, gradient);
-    return coefficient_M;
   }
 
   // Sums over rows and slots, on the device: what read() takes apart.
@@ -360,8 +351,7 @@ class FastRun {
 
   static void keep(Group& g, const std::vector<int64_t>& going_on, std::vector<at::Tensor>& grads_BD) {
     g.set.keep(going_on);
-    const at::Tensor index =
-        devices::route_like(at::tensor(going_on, at::kLong), g.sites[0].delta_BD, devices::Purpose::kInput);
+    const at::Tensor index = devices::index_on(going_on, g.sites[0].delta_BD);
     const auto select = [&](at::Tensor& x) {
       x = x.index_select(0, devices::route_like(index, x, devices::Purpose::kInput));
     };

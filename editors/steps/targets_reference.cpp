@@ -6,7 +6,6 @@
 #include <emend/editors/detail/target_engines.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/products.h>
-#include <emend/models/tokenizer/tokenizer.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -26,12 +25,6 @@ struct PaddedRows {
   std::vector<int64_t> lookup;  // packed index of the looked-up token of every row
   int64_t rewriting = 0, rows = 0, width = 0;
 };
-
-int64_t pad_token(const models::Model& model) {
-  if (!model.has_tokenizer()) return 0;
-  const auto& tokenizer = model.tokenizer();
-  return tokenizer.pad_id().value_or(tokenizer.eos_id().value_or(0));
-}
 
 PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
   std::vector<const TargetRow*> all;

@@ -1,7 +1,7 @@
 // A run that is killed at any moment, again and again, ends with the bytes of a run that nobody disturbed, and at no
 // moment is there an unreadable file under a final name.
 //
-// EMEND_KILLS sets how often runs are killed (default: as often as kSeconds allow, at most 100).
+// EMEND_KILLS sets how often runs are killed (default: as often as kSeconds allow, at most 50).
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
@@ -22,8 +22,8 @@ namespace kill_test {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kKills = 100;
-constexpr double kSeconds = 60;
+constexpr int kKills = 50;
+constexpr double kSeconds = 30;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

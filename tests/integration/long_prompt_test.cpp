@@ -75,15 +75,16 @@ void expect_linear(const std::string& family, int devices, const std::vector<int
   }
 }
 
+// 32,768 tokens are read by the program below.
 TEST(LongPrompt, MemoryIsLinearOnOneDeviceAndOnTwo) {
-  expect_linear("llama", 1, {8192, 16384, 32768});
-  expect_linear("llama", 2, {8192, 16384});
+  expect_linear("llama", 1, {8192, 16384});
+  expect_linear("llama", 2, {4096, 8192});
 }
 
 // Score soft-caps with windows, and positions by ALiBi, take other ways through the attention.
 TEST(LongPrompt, MemoryIsLinearInOtherKindsOfAttention) {
-  expect_linear("gemma2", 2, {4096, 8192});
-  expect_linear("baichuan", 2, {4096, 8192}, "alibi");
+  expect_linear("gemma2", 2, {2048, 4096});
+  expect_linear("baichuan", 2, {2048, 4096}, "alibi");
 }
 
 TEST(LongPrompt, ReadingInChunksGivesTheTokensOfReadingAtOnce) {
@@ -155,9 +156,11 @@ class LongPromptProgram : public ProgramTest {
  protected:
   void SetUp() override {
     ProgramTest::SetUp();
-    auto config = nlohmann::json::parse(read_file(folder_ / "model" / "config.json"));
-    config["max_position_embeddings"] = 131072;
-    write_file(folder_ / "model" / "config.json", config.dump());
+    write_tiny_model(folder_ / "model", 1,
+                     {{"max_position_embeddings", 131072},
+                      {"num_hidden_layers", 2},
+                      {"num_attention_heads", 2},
+                      {"num_key_value_heads", 1}});
   }
   // Peak resident size of `emend generate` on a prompt of as many tokens: a byte is a token.
   [[nodiscard]] int64_t peak(int64_t length, const std::string& map) const {
@@ -184,7 +187,7 @@ class LongPromptProgram : public ProgramTest {
 TEST_F(LongPromptProgram, GeneratesFrom32kTokensInLinearMemory) {
   const int64_t whole = 4096, split = 8192;  // bytes a token; one [T,T] matrix of floats has 128 KiB a token at 32k
   const int64_t base = peak(16, "cpu");
-  for (const int64_t length : {8192, 16384, 32768}) EXPECT_LE((peak(length, "cpu") - base) / length, whole) << length;
+  for (const int64_t length : {8192, 32768}) EXPECT_LE((peak(length, "cpu") - base) / length, whole) << length;
   const int64_t split_base = peak(16, "sim:2");
   for (const int64_t length : {8192, 16384}) EXPECT_LE((peak(length, "sim:2") - split_base) / length, split) << length;
 }

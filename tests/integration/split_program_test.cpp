@@ -263,13 +263,7 @@ double seconds_of_children() {
 
 TEST_F(SplitProgram, SplittingCostsLessThanTwiceTheTime) {
   // Large enough that the work outweighs the program's start, which is taken off.
-  nlohmann::json config = nlohmann::json::parse(read_file(folder_ / "model" / "config.json"));
-  config.update({{"hidden_size", 128}, {"intermediate_size", 384}, {"num_hidden_layers", 6}});
-  const auto checkpoint = models::random_checkpoint(config, 3);
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));
-  write_safetensors(folder_ / "model" / "model.safetensors", tensors, {{"format", "pt"}});
-  write_file(folder_ / "model" / "config.json", config.dump());
+  write_tiny_model(folder_ / "model", 3, {{"hidden_size", 128}, {"intermediate_size", 384}, {"num_hidden_layers", 6}});
   const auto cost = [&](const std::string& map, const std::string& out, std::vector<std::string> more) {
     const double before = seconds_of_children();
     more.insert(more.end(), {"--cache", path("cache-" + out)});

@@ -46,23 +46,25 @@ inline nlohmann::json byte_tokenizer() {
       {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
 }
 
-/// Writes the folder; the same seed gives the same weights.
-inline void write_tiny_model(const std::filesystem::path& folder, uint64_t seed = 1) {
+/// Writes the folder; the same seed gives the same weights. `changes`: of its config.json.
+inline void write_tiny_model(const std::filesystem::path& folder, uint64_t seed = 1,
+                             const nlohmann::json& changes = nlohmann::json::object()) {
   std::filesystem::create_directories(folder);
-  const nlohmann::json config = {{"model_type", "llama"},
-                                 {"architectures", {"LlamaForCausalLM"}},
-                                 {"hidden_size", 32},
-                                 {"num_hidden_layers", 4},
-                                 {"num_attention_heads", 4},
-                                 {"num_key_value_heads", 2},
-                                 {"intermediate_size", 48},
-                                 {"vocab_size", 257},
-                                 {"max_position_embeddings", 256},
-                                 {"tie_word_embeddings", true},
-                                 {"rms_norm_eps", 1e-5},
-                                 {"torch_dtype", "float32"},
-                                 {"eos_token_id", 256},
-                                 {"bos_token_id", 256}};
+  nlohmann::json config = {{"model_type", "llama"},
+                           {"architectures", {"LlamaForCausalLM"}},
+                           {"hidden_size", 32},
+                           {"num_hidden_layers", 4},
+                           {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2},
+                           {"intermediate_size", 48},
+                           {"vocab_size", 257},
+                           {"max_position_embeddings", 256},
+                           {"tie_word_embeddings", true},
+                           {"rms_norm_eps", 1e-5},
+                           {"torch_dtype", "float32"},
+                           {"eos_token_id", 256},
+                           {"bos_token_id", 256}};
+  config.update(changes);
   const auto checkpoint = models::random_checkpoint(config, seed);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& info : checkpoint->tensors()) tensors.emplace_back(info.name, checkpoint->read(info.name));

@@ -3,7 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/steps/gate.h>
+#include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
 #include <gtest/gtest.h>

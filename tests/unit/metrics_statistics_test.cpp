@@ -1,6 +1,6 @@
 // Means, intervals and the harmonic score against hand-computed values; the partition of rows that begin alike.
-#include <emend/models/sharing.h>
 #include <emend/evaluation/statistics.h>
+#include <emend/models/batch.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

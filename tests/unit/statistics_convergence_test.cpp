@@ -1,7 +1,6 @@
 // How much text the statistics need, what two halves of it say, and what is kept on disk on the way.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/editors/steps/convergence.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/statistics.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,6 @@ usage: extending.py SOURCE_FOLDER BUILD_FOLDER SCRATCH_FOLDER
 
 Only what the recipes add is compiled, with the sources that hold the lists: the rest is linked from the build.
 """
-import concurrent.futures
 import json
 import pathlib
 import re
@@ -89,8 +88,7 @@ def build_program(steps):
         run([*words, "-c", source, "-o", target], cwd=BUILD)
         return target
 
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, sources))
+    objects = [compile_one(source) for source in sources]
     link = run(["ninja", "-C", BUILD, "-t", "commands", "bin/emend"]).strip().splitlines()[-1]
     link = shlex.split(link.removeprefix(": && ").removesuffix(" && :"))
     out = link.index("-o")
