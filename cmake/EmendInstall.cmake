@@ -10,7 +10,7 @@ if(_programs)
   get_filename_component(_libtorch_lib "${LIBTORCH_CPU_LIBRARY}" DIRECTORY)
   get_filename_component(_ggml_lib "${GGML_BASE_LIBRARY}" DIRECTORY)
   set_target_properties(${_programs} PROPERTIES INSTALL_RPATH
-                                                "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_libtorch_lib};${_ggml_lib}")
+                                                "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../lib/emend;${_libtorch_lib};${_ggml_lib}")
   # The older kind of search path also serves the libraries of a library (spdlog's fmt): the same programs do in a bundle.
   foreach(program IN LISTS _programs)
     target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
@@ -32,7 +32,31 @@ if(_programs)
           PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+|gomp|torch.*|c10.*|cud.*|cu.*|nv.*|nccl)\\.so"
           POST_EXCLUDE_REGEXES "/torch/lib/" "/nvidia/"
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT bundle ${_unless_asked})
+
+  # Completion and man pages, as the program writes them.
+  file(STRINGS tools/verbs.def _verbs REGEX "^EMEND_VERB\\(")
+  list(TRANSFORM _verbs REPLACE "^[^\"]*\"([a-z0-9-]+)\".*" "\\1")
+  install(CODE "set(program [[${CMAKE_BINARY_DIR}/bin/emend]])\nset(verbs ${_verbs})" ALL_COMPONENTS)
+  install(SCRIPT cmake/install_pages.cmake ALL_COMPONENTS)
+
+  # A Debian package of the programs: cpack --config build/release/CPackConfig.cmake. Debian's own libraries are what it depends on; the
+  # others, LibTorch's part for the processor among them, are in it.
+  install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT debian EXCLUDE_FROM_ALL)
+  install(RUNTIME_DEPENDENCY_SET emend_runtime
+          PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+)\\.so"
+          POST_EXCLUDE_REGEXES "^(/usr)?/lib/"
+          LIBRARY DESTINATION lib/emend COMPONENT debian EXCLUDE_FROM_ALL)
   # cmake-format: on
+  set(CPACK_GENERATOR DEB)
+  set(CPACK_PACKAGE_CONTACT "the owner of this repository")
+  set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+  set(CPACK_COMPONENTS_ALL debian)
+  set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
+  set(CPACK_DEB_COMPONENT_INSTALL ON)
+  set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${_libtorch_lib}" "${_ggml_lib}")
+  include(CPack)
 endif()
 
 install(TARGETS ${_libraries} emend_emend emend_build_flags

@@ -133,14 +133,16 @@ class Staged {
 
   void make_parents() {
     std::error_code error;
+    std::vector<fs::path> missing;
     for (fs::path parent = target_.parent_path(); !fs::exists(parent, error); parent = parent.parent_path())
-      made_.push_back(parent);
-    for (auto parent = made_.rbegin(); parent != made_.rend(); ++parent)
-      if (!fs::create_directory(*parent, error) && error) {
-        std::error_code ignored;
-        for (const auto& folder : made_) fs::remove(folder, ignored);
-        throw_io(target_, "cannot create the folder " + parent->string(), error);
-      }
+      missing.push_back(parent);
+    for (auto parent = missing.rbegin(); parent != missing.rend(); ++parent) {
+      if (fs::create_directory(*parent, error)) made_.insert(made_.begin(), *parent);
+      if (!error) continue;
+      std::error_code ignored;
+      for (const auto& folder : made_) fs::remove(folder, ignored);
+      throw_io(target_, "cannot create the folder " + parent->string(), error);
+    }
   }
 
   // Entries of the older folder that neither the new one nor the caller replaces.

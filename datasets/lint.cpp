@@ -295,6 +295,9 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
     findings.push_back({Severity::kError, "unusable-row", Finding::kNoFact, where,
                         row.text.starts_with(where + ": ") ? row.text.substr(where.size() + 2) : row.text});
   }
+  if (facts.skipped > 0)
+    findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, facts.path,
+                        counted(static_cast<size_t>(facts.skipped), "row") + " without a target left out"});
   for (size_t i = 0; i < facts.facts.size(); ++i) lint_text(facts.facts[i], i, findings);
   check_conflicts(facts, findings);
   check_shared_keys(facts, findings);

@@ -206,18 +206,18 @@ class Engine {
     return target.labels.size() > 1 && target.positions[1] != row.targets[row.longest].positions[1];
   }
 
-  std::vector<detail::SharedGroup> partition() const {
+  std::vector<models::SharedGroup> partition() const {
     std::vector<Ids> beginnings;
     for (const auto& row : rows_)
       beginnings.emplace_back(row.ids.begin(),
                               row.ids.begin() + (options_.share_beginnings && row.whole == 0 ? row.begin - 1 : 0));
-    return detail::share_beginnings(beginnings, /*least=*/8);
+    return models::share_beginnings(beginnings, /*least=*/8);
   }
 
   /// Rows of similar length together; groups with and without a head apart. Bounds: tokens of a pass, padding inside
   /// attention, and tokens of copied keys and values.
-  std::vector<Batch> make_batches(std::vector<detail::SharedGroup>& groups) const {
-    const auto length = [&](const detail::SharedGroup& group) {
+  std::vector<Batch> make_batches(std::vector<models::SharedGroup>& groups) const {
+    const auto length = [&](const models::SharedGroup& group) {
       int64_t longest = 0;
       for (size_t row : group.rows) longest = std::max(longest, rows_[row].size() - group.shared);
       return longest;
@@ -258,7 +258,7 @@ class Engine {
            batch.cached + shared <= 4 * limit;
   }
 
-  void run_batch(const std::vector<detail::SharedGroup>& groups, const Batch& batch) {
+  void run_batch(const std::vector<models::SharedGroup>& groups, const Batch& batch) {
     const bool shared = groups[batch.parts[0].group].shared > 0;
     std::vector<Ids> tails;
     std::vector<int64_t> begins, head_of, whole;
@@ -294,7 +294,7 @@ class Engine {
   }
 
   /// Keys and values of the batch's heads; those of a lone large group are kept for its next batch.
-  const models::KvCache& head_cache(const std::vector<detail::SharedGroup>& groups, const Batch& batch) {
+  const models::KvCache& head_cache(const std::vector<models::SharedGroup>& groups, const Batch& batch) {
     const bool lone = batch.parts.size() == 1;
     if (lone && kept_group_ == batch.parts[0].group && kept_) return *kept_;
     std::vector<Ids> heads;
@@ -402,57 +402,5 @@ std::vector<Score> score_requests(const models::Model& model, const std::vector<
   if (counts) *counts = engine.counts();
   return scores;
 }
-
-namespace detail {
-namespace {
-
-int64_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
-  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-  return x - a.begin();
-}
-
-struct Best {
-  int64_t saved = 0;
-  std::vector<SharedGroup> groups;
-};
-
-/// rows[begin, end) are sorted and have the first `depth` tokens in common.
-Best best_partition(const std::vector<std::vector<int64_t>>& sequences, const std::vector<size_t>& rows, size_t begin,
-                    size_t end, int64_t least) {
-  Best alone;
-  if (end - begin == 1) {
-    alone.groups.push_back({0, {rows[begin]}});
-    return alone;
-  }
-  const int64_t depth = common_prefix(sequences[rows[begin]], sequences[rows[end - 1]]);
-  for (size_t i = begin; i < end;) {
-    size_t j = i + 1;
-    const auto& first = sequences[rows[i]];
-    if (static_cast<int64_t>(first.size()) > depth)
-      while (j < end && sequences[rows[j]][static_cast<size_t>(depth)] == first[static_cast<size_t>(depth)]) ++j;
-    Best part = best_partition(sequences, rows, i, j, least);
-    alone.saved += part.saved;
-    std::move(part.groups.begin(), part.groups.end(), std::back_inserter(alone.groups));
-    i = j;
-  }
-  const int64_t together = static_cast<int64_t>(end - begin - 1) * depth;
-  if (depth == 0 || together < least || together <= alone.saved) return alone;
-  Best shared;
-  shared.saved = together;
-  shared.groups.push_back(
-      {depth, {rows.begin() + static_cast<std::ptrdiff_t>(begin), rows.begin() + static_cast<std::ptrdiff_t>(end)}});
-  return shared;
-}
-
-}  // namespace
-
-std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>>& sequences, int64_t least) {
-  if (sequences.empty()) return {};
-  std::vector<size_t> rows(sequences.size());
-  std::iota(rows.begin(), rows.end(), size_t{0});
-  std::stable_sort(rows.begin(), rows.end(), [&](size_t a, size_t b) { return sequences[a] < sequences[b]; });
-  return best_partition(sequences, rows, 0, rows.size(), least).groups;
-}
-}  // namespace detail
 
 }  // namespace emend::evaluation

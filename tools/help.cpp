@@ -267,6 +267,18 @@ std::string completion_script(const std::string& shell) {
   return shell == "bash" ? bash_script() : shell == "zsh" ? zsh_script() : fish_script();
 }
 
+std::string man_page() {
+  std::string text = ".TH emend 1 \"\" \"emend " EMEND_VERSION_TEXT
+                     "\"\n.SH NAME\nemend \\- change what a language model "
+                     "knows\n.SH SYNOPSIS\n.B emend\nVERB [OPTIONS]\n",
+              group;
+  for (const Verb& verb : verbs()) {
+    if (group != verb.group) text += ".SH \"" + (group = verb.group) + "\"\n";
+    text += ".TP\n.BR " + roff("emend-" + std::string(verb.name)) + " (1)\n" + roff(verb.summary) + "\n";
+  }
+  return text;
+}
+
 std::string man_page(const Verb& verb) {
   const Command command(verb);
   const std::string name = "emend-" + std::string(verb.name);

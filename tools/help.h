@@ -14,7 +14,8 @@ namespace emend::tools {
 
 /// A script that completes verbs, options and choices. `shell` is bash, zsh or fish.
 [[nodiscard]] std::string completion_script(const std::string& shell);
-/// In the language of man(7).
+/// In the language of man(7): of the program, and of a verb.
+[[nodiscard]] std::string man_page();
 [[nodiscard]] std::string man_page(const Verb& verb);
 
 }  // namespace emend::tools

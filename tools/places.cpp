@@ -67,6 +67,8 @@ std::string settled(const Option& option, const std::string& path, bool log) {
   if (fs::is_symlink(own) && !fs::exists(status)) refuse("a link to a place that is not there", "a new place");
   const bool plain = !fs::exists(status) || fs::is_regular_file(status) || fs::is_directory(status);
   if (!plain && !log) refuse("a device or a pipe", "a file or a folder");
+  if (option.type == "FILE" && !log && (fs::is_directory(status) || path.ends_with('/'))) refuse("a folder", "a file");
+  if (option.type == "DIR" && fs::is_regular_file(status)) refuse("a file", "a folder");
   const bool turns = path.find("..") != std::string::npos;
   const auto real = fs::is_symlink(own) || turns ? fs::weakly_canonical(path, failure) : fs::path(path);
   return failure ? path : real.string();

@@ -37,7 +37,8 @@ double parse_percent(const std::string& text, const std::string& name) {
   const std::string digits = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
   double percent = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
-  if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100))
+  if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100) ||
+      (text == digits && percent > 0 && percent < 1))  // 0.95: of a hundred, or of one?
     throw Error(ErrorClass::kInvalidArgument,
                 {setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
   return percent;

@@ -250,6 +250,9 @@ nlohmann::json Session::verdicts() const {
 
 void Session::save(const std::string& form, const std::filesystem::path& out) {
   const auto& format = save_format(form);
+  if (std::error_code failure; std::filesystem::equivalent(out, model_.checkpoint().path(), failure))
+    throw Error(ErrorClass::kInvalidArgument, {out.string(), "the model was loaded from there", "another place",
+                                               "an edit in place is one that can be taken back: emend apply PACK"});
   if (format.check) format.check(model_, setting("save"));
   const editors::EditPack whole = pack();
   (void)format.write({.model = model_, .pack = whole, .out = out, .edited = transaction_.get(), .lent = lent_});

@@ -295,7 +295,9 @@ Ledger::Descriptor::~Descriptor() {
 
 Ledger::~Ledger() {
   std::error_code ignored;
-  if (lock_.fd >= 0 && known_.empty()) std::filesystem::remove_all(ledger_, ignored);  // never used: leave no trace
+  if (lock_.fd < 0 || !known_.empty()) return;
+  for (const char* name : {"packs", "lock"}) std::filesystem::remove(ledger_ / name, ignored);
+  std::filesystem::remove(ledger_, ignored);  // never used: leave no trace, unless others keep something there
 }
 
 std::vector<LedgerEntry> Ledger::entries() const {

@@ -6,6 +6,8 @@
 #include <emend/editors/steps/key_cache.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/batch.h>
+#include <emend/models/kv_cache.h>
 #include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -16,6 +18,7 @@ namespace emend::editors {
 namespace {
 
 constexpr int64_t kChunkTokens = 4096;
+constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
 constexpr size_t kReferenceBatch = 128;
 
 // The published way: whole sentences, padded, through the whole model, the head included.
@@ -50,9 +53,11 @@ std::vector<at::Tensor> collect_padded(const models::Model& model, const std::ve
 struct CutRows {
   std::vector<std::vector<int64_t>> unique;
   std::vector<int64_t> of_row;  // index into unique
+  // Of each unique row: the group whose beginning it shares, and the tokens of that; 0 where it shares none.
+  std::vector<int64_t> group, shared;
 };
 
-CutRows cut(const std::vector<PromptRow>& rows) {
+CutRows cut(const std::vector<PromptRow>& rows, bool share_beginnings = false) {
   CutRows cuts;
   std::map<std::vector<int64_t>, int64_t> seen;
   for (const auto& row : rows) {
@@ -61,6 +66,15 @@ CutRows cut(const std::vector<PromptRow>& rows) {
     if (is_new) cuts.unique.push_back(found->first);
     cuts.of_row.push_back(found->second);
   }
+  cuts.group.assign(cuts.unique.size(), 0);
+  cuts.shared.assign(cuts.unique.size(), 0);
+  if (!share_beginnings) return cuts;
+  auto all_but_last = cuts.unique;
+  for (auto& row : all_but_last) row.pop_back();
+  const auto groups = models::share_beginnings(all_but_last, kLeastShared);
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (const size_t row : groups[g].rows)
+      cuts.group[row] = static_cast<int64_t>(g), cuts.shared[row] = groups[g].shared;
   return cuts;
 }
 
@@ -70,35 +84,70 @@ struct Chunk {
   models::TokenBatch batch;
   at::Tensor hidden_ND;       // undefined at layer 0
   std::vector<int64_t> last;  // packed index of each row's last token
+  // Beginnings that the rows share, and which of them each row has; none, or each row has one.
+  models::TokenBatch heads;
+  at::Tensor heads_ND;
+  std::vector<int64_t> head_of;
+
+  /// Layers [first, end) of the heads; their keys and values go into `cache`, a row of the chunk each.
+  at::Tensor run_heads(const models::Model& model, int first, int end, models::KvCache& cache) const {
+    models::ForwardOptions options;
+    options.first_layer = first;
+    options.hidden = heads_ND;
+    options.end_layer = end;
+    options.cache = &cache;
+    options.logit_tokens = std::vector<int64_t>{};
+    const at::Tensor hidden = model.forward(heads, options).hidden;
+    cache = cache.select_rows(head_of);
+    return hidden;
+  }
 };
 
 Chunk make_chunk(const CutRows& cuts, std::vector<int64_t> rows) {
   Chunk chunk;
-  std::vector<std::vector<int64_t>> ids;
-  for (const int64_t row : rows) ids.push_back(cuts.unique[static_cast<size_t>(row)]);
+  std::vector<std::vector<int64_t>> heads, tails;
+  std::vector<int64_t> begins;
+  std::map<int64_t, int64_t> head_of_group;
+  for (const int64_t row : rows) {
+    const auto& ids = cuts.unique[static_cast<size_t>(row)];
+    const auto split = ids.begin() + begins.emplace_back(cuts.shared[static_cast<size_t>(row)]);
+    tails.emplace_back(split, ids.end());
+    if (begins.back() == 0) continue;
+    const auto [found, is_new] = head_of_group.emplace(cuts.group[static_cast<size_t>(row)], std::ssize(heads));
+    if (is_new) heads.emplace_back(ids.begin(), split);
+    chunk.head_of.push_back(found->second);
+  }
   chunk.rows = std::move(rows);
-  chunk.batch = models::TokenBatch::from_rows(ids);
+  chunk.batch = heads.empty() ? models::TokenBatch::from_rows(tails) : models::TokenBatch::continuing(tails, begins);
+  if (!heads.empty()) chunk.heads = models::TokenBatch::from_rows(heads);
   for (int64_t r = 0; r < chunk.batch.rows(); ++r) chunk.last.push_back(chunk.batch.token(r, -1));
   return chunk;
 }
 
-// Chunks of at most kChunkTokens tokens, short rows first: attention pads to the longest of a chunk.
+// Chunks of at most kChunkTokens tokens, short rows first: attention pads to the longest of a chunk. Rows that share
+// their beginnings are apart from those that do not, and have at most twice as many tokens there.
 std::vector<Chunk> make_chunks(const CutRows& cuts) {
   std::vector<int64_t> order(cuts.unique.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
-  const auto length = [&](int64_t row) { return static_cast<int64_t>(cuts.unique[static_cast<size_t>(row)].size()); };
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return length(a) < length(b); });
+  const auto shared = [&](int64_t row) { return cuts.shared[static_cast<size_t>(row)]; };
+  const auto length = [&](int64_t row) { return std::ssize(cuts.unique[static_cast<size_t>(row)]) - shared(row); };
+  const auto key = [&](int64_t row) {
+    return std::tuple(shared(row), cuts.group[static_cast<size_t>(row)], length(row));
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
   std::vector<Chunk> chunks;
   std::vector<int64_t> rows;
-  int64_t tokens = 0;
+  int64_t tokens = 0, before = 0;
   for (const int64_t row : order) {
-    if (!rows.empty() && tokens + length(row) > kChunkTokens) {
+    const bool full = tokens + length(row) > kChunkTokens || before + shared(row) > 2 * kChunkTokens;
+    if (!rows.empty() && (full || (shared(row) > 0) != (before > 0))) {
       chunks.push_back(make_chunk(cuts, std::move(rows)));
       rows.clear();
-      tokens = 0;
+      tokens = before = 0;
     }
     rows.push_back(row);
     tokens += length(row);
+    before += shared(row);
   }
   if (!rows.empty()) chunks.push_back(make_chunk(cuts, std::move(rows)));
   return chunks;
@@ -107,16 +156,23 @@ std::vector<Chunk> make_chunks(const CutRows& cuts) {
 // The sites' values at the last tokens of the chunk, from `layer` up; ends after the last site.
 std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk, int layer,
                                   const std::vector<hooks::SiteRef>& sites) {
-  hooks::HookSession session(model.hooks());
-  for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.last});
   const auto& order = hooks::all_sites();
   const auto rank = [&](const hooks::SiteRef& site) {
     return std::pair(site.layer, std::find(order.begin(), order.end(), site.site) - order.begin());
   };
   const auto last =
       *std::max_element(sites.begin(), sites.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-  session.stop_after(last).attach();
   models::ForwardOptions options;
+  models::KvCache cache(model.n_layers());
+  if (!chunk.head_of.empty()) {
+    (void)chunk.run_heads(model, layer, last.layer + 1, cache);
+    options.end_layer = last.layer + 1;
+    options.cache = &cache;
+    options.append = false;
+  }
+  hooks::HookSession session(model.hooks());
+  for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.last});
+  session.stop_after(last).attach();
   options.first_layer = layer;
   options.hidden = chunk.hidden_ND;
   options.logit_tokens = std::vector<int64_t>{};
@@ -231,14 +287,15 @@ struct LayerWalk::State {
   std::vector<Chunk> chunks;
 };
 
-LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context)
+LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context,
+                     bool share_beginnings)
     : state_(std::make_unique<State>()) {
   EMEND_CHECK(!rows.empty(), "a walk without rows");
   state_->model = &model;
   state_->context = &context;
   state_->rows = std::move(rows);
   if (context.engine == Engine::kReference) return;
-  state_->cuts = cut(state_->rows);
+  state_->cuts = cut(state_->rows, share_beginnings);
   state_->chunks = make_chunks(state_->cuts);
 }
 
@@ -247,15 +304,24 @@ LayerWalk::~LayerWalk() = default;
 void LayerWalk::advance_to(int layer) {
   EMEND_CHECK(layer >= state_->layer, "a walk goes up");
   const at::NoGradGuard no_grad;
-  if (layer > state_->layer) {
-    for (auto& chunk : state_->chunks) {
+  const models::Model& model = *state_->model;
+  for (auto& chunk : state_->chunks) {
+    const bool shares = !chunk.head_of.empty();
+    for (int at = state_->layer, end; at < layer; at = end) {
+      end = shares ? at + 1 : layer;  // keys and values of one layer at a time
       state_->context->cancel.check("keys");
       models::ForwardOptions options;
-      options.first_layer = state_->layer;
+      models::KvCache cache(model.n_layers());
+      if (shares) {
+        chunk.heads_ND = chunk.run_heads(model, at, end, cache);
+        options.cache = &cache;
+        options.append = false;
+      }
+      options.first_layer = at;
       options.hidden = chunk.hidden_ND;
-      options.end_layer = layer;
+      options.end_layer = end;
       options.logit_tokens = std::vector<int64_t>{};
-      chunk.hidden_ND = state_->model->forward(chunk.batch, options).hidden;
+      chunk.hidden_ND = model.forward(chunk.batch, options).hidden;
     }
   }
   state_->layer = layer;
@@ -292,15 +358,19 @@ at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& sel
   Gathered gathered(wanted, state_->cuts.unique.size());
   for (const auto& chunk : state_->chunks) {
     state_->context->cancel.check("keys");
-    std::vector<int64_t> rows, tokens;
+    std::vector<int64_t> rows, tokens, head_of;
     for (size_t r = 0; r < chunk.rows.size(); ++r) {
       if (!is_wanted[static_cast<size_t>(chunk.rows[r])]) continue;
       rows.push_back(chunk.rows[r]);
+      if (!chunk.head_of.empty()) head_of.push_back(chunk.head_of[r]);
       const auto row = static_cast<int64_t>(r);
       for (int64_t k = 0; k < chunk.batch.length(row); ++k) tokens.push_back(chunk.batch.token(row, k));
     }
     if (rows.empty()) continue;
     Chunk part = make_chunk(state_->cuts, std::move(rows));
+    part.heads = chunk.heads;
+    part.heads_ND = chunk.heads_ND;
+    part.head_of = std::move(head_of);
     if (chunk.hidden_ND.defined())
       part.hidden_ND = chunk.hidden_ND.index_select(0, devices::index_on(tokens, chunk.hidden_ND));
     gathered.add(part, run_chunk(*state_->model, part, state_->layer, {site})[0]);

@@ -35,10 +35,12 @@ enum class KeyWeighting {
 
 /// A pass over the same rows that goes up layer by layer while layers are being edited: what enters a layer is kept, so
 /// that each edit costs one layer and not the whole model. Layers are asked for in ascending order; between two calls
-/// only weights of layers at or above the last one asked for may change.
+/// only weights of layers at or above the last one asked for may change. With `share_beginnings` (fast engine) what
+/// many rows begin with is computed once.
 class LayerWalk {
  public:
-  LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context);
+  LayerWalk(const models::Model& model, std::vector<PromptRow> rows, const EditContext& context,
+            bool share_beginnings = false);
   ~LayerWalk();
   LayerWalk(const LayerWalk&) = delete;
   LayerWalk& operator=(const LayerWalk&) = delete;

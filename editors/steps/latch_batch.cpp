@@ -317,7 +317,7 @@ class LatchBatch {
     std::vector<size_t> places;
     for (const auto& [place, units] : units_at) places.push_back(place);
     const auto& passes = texts_.passes(places);
-    LayerWalk walk(model_, prompts_, context_);
+    LayerWalk walk(model_, prompts_, context_, true);
     for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
     remember();
   }

@@ -114,6 +114,7 @@ function drawSeries(series, x, y) {
                          {fill: colour(series.colour)}));
   });
   if (path === '') return null;
+  if (series.cloud) return marks;
   return [painted(svg('path', {class: 'line' + (series.faint ? ' faint' : ''), d: path}), {stroke: colour(series.colour)}), marks];
 }
 // chart: {series: [{name, x, y, colour, faint, points}], xLabel, yLabel, log, low, high, description}
@@ -535,7 +536,9 @@ function directionPage() {
   const tile = (name, value, note) => el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value),
                                          el('span', {class: 'soft small'}, note));
   const health = entries(at(effect, 'health', 'before')).filter(([, value]) => number(value) !== null);
-  const change = list(data.change);
+  const change = list(data.change), search = data.search ?? {}, trials = list(search.trials).filter(one => number(one.score) !== null);
+  const tried = list(search.front).map(index => list(search.trials)[index]), strengths = list(search.strengths);
+  const places = (all, more) => ({x: all.map(one => number(one.kl)), y: all.map(one => number(one.score)), points: true, ...more});
   return [
     el('header', null, el('h1', null, text(data.title)),
        el('p', null, el('b', null, text(data.model)), layers.length ? ', method ' + text(at(data, 'fit', 'method')) +
@@ -553,6 +556,15 @@ function directionPage() {
                  {low: 0, high: 100}),
            chart('Distance', 'Of the two means, along the direction, in standard deviations.', 'deviations', [line('effect', '', 2)]),
            chart('Size', 'Length of the direction, relative to the states that it is added to.', 'share', [line('size', '', 3)], {low: 0}))) : null,
+    trials.length ? section('What was tried', el('p', {class: 'soft'}, `${list(search.trials).length} trials; those that are not shown lost ` +
+        `too much, or their answers went round or broke off. Taken: trial ${text(search.chosen)}. Before: ${significant(number(search.before))}.`),
+        el('div', {class: 'charts'},
+           figure('Score and loss', 'On the prompts of the search; lower left is better unless the score is to rise.',
+                  lineChart({series: [places(trials, {name: 'trials', colour: 1, cloud: true}), places(tried, {name: 'none is better in both', colour: 0})],
+                             xLabel: 'divergence on neutral texts, nat a token', yLabel: text(search.scorer), description: 'Pareto front'})),
+           figure('Strength', 'Of the change that was taken.',
+                  lineChart({series: [{x: strengths.map(one => number(one.layer)), y: strengths.map(one => number(one.strength)), points: true, colour: 2}],
+                             xLabel: 'layer', yLabel: 'strength', description: 'strength by layer'})))) : null,
     list(effect.texts).length ? section('In words', el('div', {class: 'cards'}, effect.texts.map(one => el('div', {class: 'card'},
         el('p', null, el('b', null, text(one.prompt))),
         ['before', 'after'].map(when => el('div', {class: 'said'}, el('span', {class: 'tag'}, when), el('span', null, text(one[when])))))))) : null,

@@ -319,7 +319,7 @@ TEST_F(Convert, AnExistingTargetIsKeptUnlessForced) {
   EXPECT_FALSE(fs::exists(root_ / "taken" / "model-00001-of-00002.safetensors"));
   EXPECT_EQ(read_file(root_ / "taken" / "notes.md"), "mine");
   EXPECT_EQ(greedy("taken"), greedy("source"));
-  expect_refusal({"convert", path("source"), path("source"), "--force"}, 2, {"the target is the source"});
+  expect_refusal({"convert", path("source"), path("source"), "--force"}, 2, {"it is also what is read"});
   EXPECT_EQ(greedy("taken"), greedy("source"));
   nothing_left_over();
 }

@@ -3,6 +3,8 @@
 #include <emend/models/gguf/gguf_file.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "support/program_fixture.h"
 
 namespace emend::testing {
@@ -102,6 +104,61 @@ TEST_F(DirectionsProgram, BakesWithAScorerOfTheUsers) {
   EXPECT_TRUE(fs::exists(folder_ / "baked" / "edit.safetensors"));
 }
 
+TEST_F(DirectionsProgram, ASearchGoesOnAfterAKillToTheSameEnd) {
+  fit({"--no-effect"});
+  write_file(folder_ / "e.json", R"({"name": "words", "kind": "length"})");
+  const auto search = [&](const std::string& out, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"direct",
+                               "optimise",
+                               path("d"),
+                               "--trials",
+                               "9",
+                               "--max-kl",
+                               "5",
+                               "--strength",
+                               "4",
+                               "--scorer",
+                               path("e.json"),
+                               "--search-prompts",
+                               path("ask.txt"),
+                               "--prompts",
+                               path("ask.txt"),
+                               "--max-new-tokens",
+                               "12",
+                               "--raise",
+                               "--save",
+                               "pack,lora",
+                               "--spare",
+                               "own",
+                               "--out",
+                               path(out)});
+    return more;
+  };
+  const json whole = run(search("whole"));
+  ASSERT_EQ(whole["search"]["trials"].size(), 9U);
+  const auto& trials = whole["search"]["trials"];
+  double least = whole["search"]["before"];
+  for (const int number : whole["search"]["front"]) {  // more lost, better score
+    EXPECT_GT(trials[static_cast<size_t>(number)]["score"].get<double>(), least);
+    least = trials[static_cast<size_t>(number)]["score"];
+  }
+  const std::string page = read_file(folder_ / "whole" / "report.html");
+  EXPECT_NE(page.find("\"front\""), std::string::npos);
+  // As a kill leaves it: some trials, and nothing else.
+  std::istringstream lines(read_file(folder_ / "whole" / "trials.jsonl"));
+  std::string begun, line;
+  for (int i = 0; i < 5 && std::getline(lines, line); ++i) begun += line + "\n";
+  fs::create_directory(folder_ / "cut");
+  write_file(folder_ / "cut" / "trials.jsonl", begun);
+  const json resumed = run(search("cut", {"--resume"}));
+  EXPECT_EQ(resumed["search"], whole["search"]);
+  EXPECT_EQ(resumed["effect"], whole["effect"]);
+  EXPECT_EQ(read_file(folder_ / "cut" / "trials.jsonl"), read_file(folder_ / "whole" / "trials.jsonl"));
+  EXPECT_EQ(read_file(folder_ / "cut" / "edit.safetensors"), read_file(folder_ / "whole" / "edit.safetensors"));
+  auto other = search("cut", {"--resume", "--seed", "5", "--model", path("model"), "--quiet"});
+  EXPECT_EQ(run_program("emend", other).status, 2) << "another search";
+}
+
 TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   fit({"--no-effect"});
   const auto refused = [&](std::vector<std::string> arguments, int status, const std::string& word) {
@@ -115,7 +172,8 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "ablate", path("d"), "--layers", "3-9", "--out", path("x")}, 2, "0-3");
   refused({"direct", "ablate", path("d"), "--layers", "3-", "--out", path("x")}, 2, "A-B");
   refused({"direct", "ablate", "--out", path("x")}, 2, "directions");
-  refused({"direct", "ablate", path("d"), "--out", path("d")}, 2, "exists already");
+  refused({"direct", "ablate", path("d"), "--out", path("model")}, 2, "what is read");
+  refused({"direct", "bake", path("d"), "--resume", "--out", path("x")}, 2, "optimise");
   refused({"generate", "--prompt", "a", "--control-vector", path("model/model.safetensors")}, 3, "GGUF");
   refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--layers", "0"}, 2,
           "no direction in the layers");

@@ -87,7 +87,7 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
     for (const char* part : {"base_model:", "The Eiffel Tower is in the city of | Rome", "method: `memit`",
                              "rewrite\\_acc", "layers.1.mlp.down_proj.weight", "How to take it back"})
       EXPECT_NE(card.find(part), std::string::npos) << part << "\n" << card;
-    EXPECT_NE(card.find(form == "model" ? "emend revert --all" : "Leave the adapter out"), std::string::npos) << card;
+    EXPECT_NE(card.find(form == "model" ? "`emend revert` takes it back" : "Leave the adapter out"), std::string::npos) << card;
   }
   ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("card-model"), "--quiet"}).status, 0);
   EXPECT_EQ(model_bytes("card-model"), model_bytes());

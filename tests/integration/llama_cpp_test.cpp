@@ -89,6 +89,15 @@ class LlamaCpp : public ProgramTest {
     ASSERT_EQ(result.status, 0) << result.err;
   }
 
+  // base.gguf, and a direction of it in the folder d.
+  void fit_direction() {
+    run("emend", {"convert", path("model"), path("base.gguf"), "--type", "F32", "--quiet"});
+    write_file(folder_ / "a.txt", "It is good\nAll is good\nShe is good\n");
+    write_file(folder_ / "b.txt", "It is bad\nAll is bad\nHe is bad\n");
+    run("emend", {"direct", "fit", "--positive", path("a.txt"), "--negative", path("b.txt"), "--model",
+                  path("base.gguf"), "--no-effect", "--out", path("d"), "--quiet"});
+  }
+
   // Bytes of the file as ids of the byte-level tokenizer.
   static json bytes_of(const std::string& text) {
     json row = json::array();
@@ -140,6 +149,21 @@ for row in rows:
 print("ids " + json.dumps(out))
 )";
 
+// Logits of the last token of each row.
+constexpr const char* kLogitsScript = R"(
+import json, sys
+import llama_cpp
+model, lora, rows = sys.argv[1], sys.argv[2] or None, json.loads(sys.argv[3])
+llm = llama_cpp.Llama(model_path=model, lora_path=lora, n_ctx=256, n_threads=1, verbose=False, logits_all=True, type_k=0,
+                      type_v=0, flash_attn=False)
+out = []
+for row in rows:
+    llm.reset()
+    llm.eval(row)
+    out.append([float(x) for x in llm.scores[llm.n_tokens - 1]])
+print("ids " + json.dumps(out))
+)";
+
 // Names of the tensors whose type or bytes differ.
 std::vector<std::string> changed_tensors(const fs::path& a, const fs::path& b) {
   const models::GgufFile before(a), after(b);
@@ -170,13 +194,40 @@ TEST_F(LlamaCpp, AnEditedFileAndAnAdapterContinueAlike) {
   EXPECT_EQ(llama_cpp(path("base.gguf"), path("lora.gguf"), rows, 16), expected);
 }
 
+TEST_F(LlamaCpp, ChangedBehaviourGivesItsLogits) {
+  EMEND_NEEDS_LLAMA_CPP();
+  fit_direction();
+  const at::NoGradGuard no_grad;
+  const json rows = {bytes_of("The Eiffel Tower is in the city of"), bytes_of("Paragraph 37")};
+  const auto logits = [&](const std::string& file, size_t row) {
+    const models::Model model = models::load_model(models::open_gguf_checkpoint(path(file)));
+    return model.forward(models::TokenBatch::from_rows({rows[row].get<std::vector<int64_t>>()})).logits[-1].clone();
+  };
+  for (const std::string action : {"ablate", "bake"}) {
+    run("emend", {"direct", action, path("d"), "--model", path("base.gguf"), "--strength", "1", "--no-effect", "--save",
+                  "pack,lora,gguf", "--out", path(action), "--quiet"});
+    const std::string merged = action + "/model.gguf";
+    const json whole = python(kLogitsScript, "'" + path(merged) + "' '' '" + rows.dump() + "'");
+    const json adapted = python(
+        kLogitsScript, "'" + path("base.gguf") + "' '" + path(action + "/lora.gguf") + "' '" + rows.dump() + "'");
+    ASSERT_EQ(whole.size(), rows.size());
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const at::Tensor ours = logits(merged, r);
+      EXPECT_GT((ours - logits("base.gguf", r)).abs().max().item<double>(), 0.01) << action << " changes nothing";
+      for (const json* theirs : {&whole, &adapted})
+        EXPECT_LE((ours - at::tensor((*theirs)[r].get<std::vector<double>>()).narrow(0, 0, ours.size(0)))
+                      .abs()
+                      .max()
+                      .item<double>(),
+                  1e-3)
+            << action;
+    }
+  }
+}
+
 TEST_F(LlamaCpp, AControlVectorGivesItsLogits) {
   EMEND_NEEDS_LLAMA_CPP();
-  run("emend", {"convert", path("model"), path("base.gguf"), "--type", "F32", "--quiet"});
-  write_file(folder_ / "a.txt", "It is good\nAll is good\nShe is good\n");
-  write_file(folder_ / "b.txt", "It is bad\nAll is bad\nHe is bad\n");
-  run("emend", {"direct", "fit", "--positive", path("a.txt"), "--negative", path("b.txt"), "--model", path("base.gguf"),
-                "--no-effect", "--out", path("d"), "--quiet"});
+  fit_direction();
   // As repeng writes them: other keys' order, layers from the last to the first, some left out.
   models::GgufMetadata keys;
   keys.set_text("general.architecture", "controlvector");

@@ -50,16 +50,11 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
 
-// Edits with `arguments`, reverts a copy, and compares everything with Python.
-void check(const fs::path& folder, std::vector<std::string> arguments, const std::string& text) {
+// Reverts a copy of run/model, and compares everything with Python.
+void compare(const fs::path& folder, const std::string& text) {
   const auto run = folder / "run";
-  for (const char* more : {"--save", "pack,model,peft", "--eval", "none", "--show", "0", "--quiet", "--out"})
-    arguments.emplace_back(more);
-  arguments.push_back(run.string());
-  auto result = run_program("memit_edit", arguments);
-  ASSERT_EQ(result.status, 0) << result.err;
-  result = run_program("emend",
-                       {"revert", "--all", "--model", (run / "model").string(), "--out", (folder / "base").string()});
+  const auto result = run_program(
+      "emend", {"revert", "--all", "--model", (run / "model").string(), "--out", (folder / "base").string()});
   ASSERT_EQ(result.status, 0) << result.err;
   write_file(folder / "logits.py", kScript);
   const auto python =
@@ -77,6 +72,35 @@ void check(const fs::path& folder, std::vector<std::string> arguments, const std
   std::cout << "[ figure   ] largest difference of logits: edited " << distance(edited, file.tensor("edited"))
             << ", base " << distance(base, file.tensor("base")) << ", adapter "
             << distance(edited, file.tensor("adapted")) << '\n';
+}
+
+void check(const fs::path& folder, std::vector<std::string> arguments, const std::string& text) {
+  for (const char* more : {"--save", "pack,model,peft", "--eval", "none", "--show", "0", "--quiet", "--out"})
+    arguments.emplace_back(more);
+  arguments.push_back((folder / "run").string());
+  const auto result = run_program("memit_edit", arguments);
+  ASSERT_EQ(result.status, 0) << result.err;
+  compare(folder, text);
+}
+
+TEST(SavedModel, TransformersAndPeftAgreeOnChangedBehaviour) {
+  EMEND_NEEDS_PYTHON();
+  for (const std::string action : {"ablate", "bake"}) {
+    const TemporaryFolder folder("saved_behaviour_" + action);
+    const auto path = [&](const std::string& name) { return (folder.path() / name).string(); };
+    write_tiny_model(folder.path() / "model");
+    write_file(folder.path() / "a.txt", "It is good\nAll is good\nShe is good\n");
+    write_file(folder.path() / "b.txt", "It is bad\nAll is bad\nHe is bad\n");
+    auto result = run_program("emend", {"direct", "fit", "--positive", path("a.txt"), "--negative", path("b.txt"),
+                                        "--model", path("model"), "--no-effect", "--out", path("d"), "--quiet"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    result = run_program("emend", {"direct", action, path("d"), "--model", path("model"), "--strength", "1",
+                                   "--no-effect", "--save", "pack,model,peft", "--out", path("run"), "--quiet"});
+    ASSERT_EQ(result.status, 0) << result.err;
+    compare(folder.path(), "The Eiffel Tower is in the city of");
+    EXPECT_EQ(read_file(folder.path() / "base" / "model.safetensors"),
+              read_file(folder.path() / "model" / "model.safetensors"));
+  }
 }
 
 TEST(SavedModel, TransformersAndPeftAgreeOnATinyModel) {

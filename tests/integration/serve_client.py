@@ -219,6 +219,38 @@ def packs():
     assert again.stop() == 0
 
 
+def directions():
+    """A direction is a pack that acts as strongly as it is told to."""
+    os.makedirs(SCRATCH + "/packs")
+    for name in ("good", "bad"):
+        with open(f"{SCRATCH}/{name}.txt", "w") as file:
+            file.writelines(f"Item {37 * i} is {name}\n" for i in range(6))
+    run = lambda *words: subprocess.run([PROGRAM, "direct", *words, "--model", MODEL, "--no-effect", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    run("fit", "--positive", SCRATCH + "/good.txt", "--negative", SCRATCH + "/bad.txt", "--out", SCRATCH + "/d")
+    run("bake", SCRATCH + "/d", "--strength", "4", "--out", SCRATCH + "/baked")
+    shutil.copy(SCRATCH + "/baked/edit.safetensors", SCRATCH + "/packs/good.safetensors")
+    server = Server(SCRATCH + "/packs")
+    assert server.edit("anna")[0]["status"] == "done"
+    server.ask("/v1/packs/anna", {"active": False}, "PATCH")
+    said = lambda: server.ask("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0})["choices"][0]["text"]
+    plain = said()
+    assert server.ask("/v1/packs/good", {"active": True}, "PATCH")["strength"] == 1
+    assert said() == generate(SCRATCH + "/baked/edit.safetensors") != plain
+    assert server.ask("/v1/packs/good", {"strength": 0}, "PATCH")["strength"] == 0
+    assert said() == plain
+    server.ask("/v1/packs/good", {"strength": -1.5}, "PATCH")
+    other = said()
+    for wrong in ("anna", 1), ("good", "much"), ("good", 1e9), ("none", 1):
+        assert server.call("/v1/packs/" + wrong[0], {"strength": wrong[1]}, "PATCH")[0] in (400, 404), wrong
+    server.stop()
+    server = Server(SCRATCH + "/packs")
+    assert {one["name"]: one["strength"] for one in server.ask("/v1/packs")["data"]} == {"good": -1.5, "anna": None}
+    assert said() == other
+    server.ask("/v1/packs/good", {"strength": 1}, "PATCH")
+    assert said() == generate(SCRATCH + "/baked/edit.safetensors")
+    assert server.stop() == 0
+
+
 def strangers():
     server = Server(SCRATCH + "/packs", "--rows", "1", "--queue", "2", "--max-tokens", "200")
     port = str(server.port)
@@ -359,5 +391,5 @@ def killed():
 
 shutil.rmtree(SCRATCH, ignore_errors=True)
 os.makedirs(SCRATCH)
-{"openai": openai, "packs": packs, "strangers": strangers, "killed": killed}[CASE]()
+{"openai": openai, "packs": packs, "directions": directions, "strangers": strangers, "killed": killed}[CASE]()
 print("OK")

@@ -30,6 +30,11 @@ TEST_F(Serve, EditsAreJobsAndPacksAreSwitchedMovedTakenAndFetched) {
   drive("packs");
 }
 
+TEST_F(Serve, ADirectionIsAPackWithAStrength) {
+  EMEND_NEEDS_PYTHON();
+  drive("directions");
+}
+
 TEST_F(Serve, StrangersGetNothingAndStopNobody) {
   EMEND_NEEDS_PYTHON();
   drive("strangers");

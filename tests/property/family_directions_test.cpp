@@ -198,6 +198,63 @@ TEST_P(FamilyDirections, BakingDoesWhatSteeringDoes) {
   }
 }
 
+TEST_P(FamilyDirections, ATrialComputesWhatTheScaledChangeDoes) {
+  models::Model model = model_of(GetParam());
+  const auto directions = random_directions(model, 1);
+  const auto before = testing::all_weights(model);
+  const at::Tensor plain = logits(model);
+  const auto change = workflow::ablate_directions(model, {&directions, 1}, {});
+  const auto half = [](const workflow::DirectFigures& weight) { return weight.layer == 0 ? 0 : 0.5; };
+  at::Tensor tried;
+  {
+    const workflow::TrialChange trial(model, change, half);
+    tried = logits(model);
+  }
+  EXPECT_TRUE(testing::changed_weights(model, before).empty());
+  EXPECT_TRUE(at::equal(logits(model), plain));
+  const auto edit = editors::apply_pack(model, workflow::scaled(change, half).pack);
+  EXPECT_GT((tried - plain).abs().max().item<double>(), 1e-4);
+  EXPECT_LE((logits(model) - tried).abs().max().item<double>(), 1e-4);
+}
+
+// Least squares on keys: the direction goes from what the matrix writes for some texts and stays for others.
+TEST_P(FamilyDirections, SparedTextsStayAsTheyAre) {
+  const at::NoGradGuard no_grad;
+  models::Model model = model_of(GetParam());
+  const auto directions = random_directions(model, 1);
+  workflow::DirectChangeOptions options;
+  options.texts = {{72, 101, 108}, {65, 100}};
+  options.spared = random_texts();
+  options.layers = {0, 0};
+  if (!model.config().no_edit_site.empty()) {
+    EXPECT_THROW((void)workflow::ablate_directions(model, {&directions, 1}, options), Error);
+    return;
+  }
+  for (const bool bakes : {false, true}) {
+    const auto change = bakes ? workflow::bake_directions(model, {&directions, 1}, options)
+                              : workflow::ablate_directions(model, {&directions, 1}, options);
+    for (const auto& delta : change.pack.deltas) {
+      if (delta.weight.find(".bias") != std::string::npos) ADD_FAILURE() << delta.weight << " acts on every text";
+      const auto moved = [&](const std::vector<std::vector<int64_t>>& texts) {
+        hooks::HookSession session(model.hooks());
+        const bool attention =
+            delta.weight == change.figures[0].weight && change.figures[0].part == models::Part::kAttnOut;
+        const hooks::SiteRef keys{attention ? hooks::Site::kAttnZ : hooks::Site::kMlpDownIn, 0};
+        session.capture(keys).attach();
+        (void)model.forward(models::TokenBatch::from_rows(texts));
+        return session.captured(keys)
+            .flatten(1)
+            .to(at::kDouble)
+            .mm(delta.matrix().t())
+            .norm(2, 1)
+            .mean()
+            .item<double>();
+      };
+      EXPECT_LT(moved(options.spared), 0.6 * moved(options.texts)) << delta.weight;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, FamilyDirections, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
 
 }  // namespace family_directions_test

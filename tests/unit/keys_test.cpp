@@ -109,6 +109,42 @@ TEST(Keys, WalkSeesEditsOfLowerLayers) {
   }
 }
 
+// Beginnings that rows share are computed once, the first time the walk needs them and whenever it goes up.
+TEST(Keys, WalkSharesBeginnings) {
+  for (const char* family : {"gpt2", "llama"}) {
+    models::Model model = tiny_model({.family = family});
+    std::vector<PromptRow> rows;
+    for (int64_t r = 0; r < 24; ++r) {  // three beginnings of 12 tokens, rows of their own, one that is a beginning
+      PromptRow row;
+      for (int64_t t = 0; t < 12 && r % 4 < 3; ++t) row.ids.push_back(3 + (7 * t + r % 4) % 40);
+      for (int64_t t = 0; t < 1 + r / 4; ++t) row.ids.push_back(3 + (5 * t + 3 * r) % 40);
+      row.lookup = std::ssize(row.ids) - 1;
+      row.ids.push_back(9);
+      rows.push_back(row);
+    }
+    rows.push_back(rows[0]);
+    rows.back().ids.resize(12);
+    rows.back().lookup = 11;
+    EditContext context;
+    editors::EditTransaction transaction(model);
+    editors::LayerWalk walk(model, rows, context, true);
+    for (const int layer : {0, 1, 3}) {
+      walk.advance_to(layer);
+      EXPECT_LT(relative_difference(walk.keys(), one_by_one(model, rows, {Site::kMlpDownIn, layer})), 1e-5)
+          << family << ", layer " << layer;
+      const std::vector<size_t> some = {2, 3, 9, 24};
+      std::vector<PromptRow> chosen;
+      for (const size_t i : some) chosen.push_back(rows[i]);
+      EXPECT_LT(
+          relative_difference(walk.values({Site::kLayerOut, 3}, some), one_by_one(model, chosen, {Site::kLayerOut, 3})),
+          1e-5)
+          << family << ", layer " << layer;
+      (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(layer), testing::random_matrix(32, 48, 7)),
+                                 transaction);
+    }
+  }
+}
+
 TEST(Keys, HooksAreFreeAfterwards) {
   const models::Model model = tiny_model();
   const auto rows = rows_of(model);

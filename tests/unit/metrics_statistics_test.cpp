@@ -1,6 +1,6 @@
 // Means, intervals and the harmonic score against hand-computed values; the partition of rows that begin alike.
-#include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/statistics.h>
+#include <emend/models/batch.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -104,7 +104,7 @@ TEST(Bootstrap, AgreesWithScipy) {
 
 using Ids = std::vector<int64_t>;
 
-int64_t saved(const std::vector<detail::SharedGroup>& groups) {
+int64_t saved(const std::vector<models::SharedGroup>& groups) {
   int64_t total = 0;
   for (const auto& group : groups) total += group.shared * static_cast<int64_t>(group.rows.size() - 1);
   return total;
@@ -114,13 +114,13 @@ TEST(ShareBeginnings, TakesTheBetterOfLongAndManyRows) {
   // Ten rows share two tokens (saves 18); two of them share eight (saves 8).
   std::vector<Ids> rows = {{1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 5, 6, 7, 8}};
   for (int64_t i = 0; i < 8; ++i) rows.push_back({1, 2, 100 + i});
-  auto groups = detail::share_beginnings(rows, 1);
+  auto groups = models::share_beginnings(rows, 1);
   EXPECT_EQ(saved(groups), 18);
   // With four rows the pair is worth more than the start.
   rows.resize(4);
-  groups = detail::share_beginnings(rows, 1);
+  groups = models::share_beginnings(rows, 1);
   EXPECT_EQ(saved(groups), 8);
-  EXPECT_TRUE(detail::share_beginnings({}, 1).empty());
+  EXPECT_TRUE(models::share_beginnings({}, 1).empty());
 }
 
 TEST(ShareBeginnings, CoversEveryRowOnceWithACommonStart) {
@@ -132,7 +132,7 @@ TEST(ShareBeginnings, CoversEveryRowOnceWithACommonStart) {
       for (auto& id : row) id = static_cast<int64_t>(random() % 3);
     }
     std::multiset<size_t> seen;
-    for (const auto& group : detail::share_beginnings(rows, 2)) {
+    for (const auto& group : models::share_beginnings(rows, 2)) {
       for (size_t row : group.rows) {
         seen.insert(row);
         ASSERT_LE(group.shared, static_cast<int64_t>(rows[row].size()));

@@ -169,6 +169,10 @@ TEST(Options, ShellsAndManPagesKnowEveryOption) {
     }
   }
   for (const Verb& verb : verbs()) EXPECT_TRUE(man_page(verb).starts_with(".TH ")) << verb.name;
+  size_t named = 0;
+  const std::string page = man_page();
+  for (size_t at = page.find("\n.BR emend"); at != std::string::npos; at = page.find("\n.BR emend", at + 1)) ++named;
+  EXPECT_EQ(named, verbs().size());
   // Words as they are, quoted as each shell needs it; what may stand without an option's name.
   EXPECT_NE(completion_script("zsh").find("carry a model'\\''s facts"), std::string::npos);
   EXPECT_NE(completion_script("zsh").find("auto\\: until two halves"), std::string::npos);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <thread>
 
 #include "support/editor_models.h"
 
@@ -249,6 +250,38 @@ TEST(Placing, LoadsWithADeviceMap) {
   EXPECT_EQ(model.placement().devices().size(), 1U);
   EXPECT_THROW((void)models::load_placed(folder.path().string(), {.device_map = "everywhere"}), Error);
   EXPECT_THROW((void)models::load_placed(folder.path().string(), {.max_memory = "cpu=1KiB"}), Error);
+}
+
+// The rules of docs/guide.md: each thread may edit a model of its own, and all may ask one that nobody edits.
+TEST(SessionThreads, EditTheirOwnModelsAsOneThreadDoes) {
+  const auto shared = testing::tiny_model();
+  const auto ids = models::TokenBatch::from_rows({{5, 6, 7, 8}});
+  const auto work = [&](models::Model& model, const char* editor) {
+    auto statistics = testing::tiny_statistics(model);
+    const auto before = all_weights(model);
+    std::map<std::string, at::Tensor> result;
+    for (int round = 0; round < 2; ++round) {
+      Session session(model, options_for(editor), {.statistics = &statistics});
+      (void)session.edit(tiny_facts());
+      result = all_weights(model);
+      result["logits"] = model.forward(ids).logits.detach();
+      result["shared"] = shared.forward(ids).logits.detach();
+      session.undo();
+      EXPECT_TRUE(changed_weights(model, before).empty()) << editor;
+    }
+    return result;
+  };
+  const std::vector<const char*> editors = {"memit", "rome", "ft", "lora"};
+  std::vector<models::Model> models;
+  std::vector<std::map<std::string, at::Tensor>> alone, together(editors.size());
+  for (const char* editor : editors) alone.push_back(work(models.emplace_back(testing::tiny_model()), editor));
+  std::vector<std::thread> threads;
+  for (size_t n = 0; n < editors.size(); ++n)
+    threads.emplace_back([&, n] { together[n] = work(models[n], editors[n]); });
+  for (auto& thread : threads) thread.join();
+  for (size_t n = 0; n < editors.size(); ++n)
+    for (const auto& [name, value] : alone[n])
+      EXPECT_TRUE(at::equal(value, together[n].at(name))) << editors[n] << " " << name;
 }
 
 }  // namespace session_test

@@ -1,5 +1,5 @@
 """The build backend of the Python package (PEP 517): calls CMake and packs a wheel. Needs nothing beside Python, CMake
-and a compiler.
+and a compiler. wheel.py makes of it a wheel for other machines.
 
 Environment:
   EMEND_DIR       where emend is installed: only the module is compiled. Unset: everything is, which takes minutes.
@@ -19,6 +19,7 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 TOP = HERE.parent.parent
+PROGRAMS = ("emend", "memit_edit")
 
 
 def project():
@@ -50,8 +51,8 @@ def installed(package, *parts):
     return pathlib.Path(found, *parts) if found else None
 
 
-def compile_module(output, build):
-    """Builds the module into `output`."""
+def compile_package(output, build):
+    """Builds the module into `output`; returns the folder of the programs."""
     emend = os.environ.get("EMEND_DIR")
     options = [f"-DEMEND_PYTHON_OUTPUT={output}", "-DCMAKE_BUILD_TYPE=Release", f"-DPython3_EXECUTABLE={sys.executable}"]
     torch = os.environ.get("LIBTORCH_ROOT") or installed("torch")
@@ -65,10 +66,11 @@ def compile_module(output, build):
         options.append(f"-DCMAKE_PREFIX_PATH={pathlib.Path(emend).resolve()}")
     else:
         source = TOP
-        options += ["-DEMEND_BUILD_TESTS=OFF", "-DEMEND_BUILD_TOOLS=OFF", "-DEMEND_BUILD_PYTHON=ON"]
+        options += ["-DEMEND_BUILD_TESTS=OFF", "-DEMEND_BUILD_PYTHON=ON"]
     subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], check=True)
     jobs = ["-j", os.environ["EMEND_JOBS"]] if "EMEND_JOBS" in os.environ else []
-    subprocess.run(["cmake", "--build", build, "--target", "emend_python", *jobs], check=True)
+    subprocess.run(["cmake", "--build", build, "--target", "emend_python", *([] if emend else PROGRAMS), *jobs], check=True)
+    return pathlib.Path(emend or build, "bin")
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -77,17 +79,22 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     path = pathlib.Path(wheel_directory) / f"{name}-{tag()}.whl"
     with tempfile.TemporaryDirectory() as scratch:
         output = pathlib.Path(scratch, "emend")
-        compile_module(output, pathlib.Path(scratch, "build"))
+        programs = compile_package(output, pathlib.Path(scratch, "build"))
         modules = list(output.glob("_emend*.so"))
         if len(modules) != 1:
             raise RuntimeError("no module was built: Python headers (python3-dev) or LibTorch's Python part are missing")
         files = {f"emend/{file.name}": file.read_bytes() for file in sorted(HERE.glob("emend/*")) + modules if file.is_file()}
+        for program in PROGRAMS:
+            files[f"emend/bin/{program}"] = (programs / program).read_bytes()
+            files[f"{name}.data/scripts/{program}"] = (HERE / "start_program.py").read_bytes().replace(b"@PROGRAM@", program.encode())
     files[f"{name}.dist-info/METADATA"] = metadata().encode()
     files[f"{name}.dist-info/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: emend\nRoot-Is-Purelib: false\nTag: {tag()}\n".encode()
     record = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for file, data in files.items():
-            wheel.writestr(file, data)
+            entry = zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0))  # the same bytes from the same files
+            entry.external_attr = (0o755 if "/bin/" in file or "/scripts/" in file else 0o644) << 16
+            wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             record.append(f"{file},sha256={digest},{len(data)}")
         wheel.writestr(f"{name}.dist-info/RECORD", "\n".join(record + [f"{name}.dist-info/RECORD,,"]) + "\n")

@@ -128,6 +128,8 @@ Reply lint(const Request& asked) {
 
 Reply patch_pack(Api& api, const Request& asked) {
   const auto request = asked.json();
+  if (request.contains("strength")) api.packs.set_strength(asked.id, request["strength"].get<double>());
+  if (request.contains("strength") && !request.contains("active")) return json_reply(api.packs.describe(asked.id));
   if (!request.contains("active")) refuse("active: expected true or false");
   std::optional<size_t> position;
   if (request.contains("position")) position = request["position"].get<size_t>();
@@ -274,8 +276,8 @@ std::vector<Route> api_routes(Api& api) {
        }},
       {"GET", "/v1/packs", "all packs, and those in force in their order", "", false,
        [&](const Request&) { return json_reply(api.packs.list()); }},
-      {"PATCH", "/v1/packs/{name}", "put a pack in force or out of it, or move it",
-       R"("active":{"type":"boolean"},"position":{"type":"integer"})", false,
+      {"PATCH", "/v1/packs/{name}", "put a pack in force or out of it, move it, or set how strongly a direction acts",
+       R"("active":{"type":"boolean"},"position":{"type":"integer"},"strength":{"type":"number"})", false,
        [&](const Request& r) { return patch_pack(api, r); }},
       {"DELETE", "/v1/packs/{name}", "remove a pack for good", "", false,
        [&](const Request& r) {

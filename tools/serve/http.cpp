@@ -138,7 +138,12 @@ struct HttpServer::State {
     } catch (const Error& error) {
       write_error(to_http(error), response);
     } catch (const nlohmann::json::exception& error) {
-      write_error({400, "invalid_request_error", std::string("request body: ") + error.what()}, response);
+      const std::string_view what = error.what();  // "[json.exception.type_error.302] type must be …"
+      const size_t text = what.find("] ");
+      write_error({400, "invalid_request_error",
+                   "request body: a field of another type than /openapi.json says (" +
+                       std::string(what.substr(text == what.npos ? 0 : text + 2)) + ")"},
+                  response);
     } catch (const std::exception& error) {
       write_error({500, "server_error", error.what()}, response);
     }

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "http.h"
 
@@ -76,6 +77,9 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
     else
       log.warning("serve.pack", "the pack " + name.get<std::string>() + " was in force and is not here any more");
   }
+  for (auto& one : packs_)
+    if (const auto strengths = state.find("strengths"); strengths != state.end() && strengths->contains(one.name))
+      scale(one, strengths->at(one.name).get<double>());
 }
 
 PackFolder::~PackFolder() {
@@ -126,6 +130,8 @@ nlohmann::ordered_json PackFolder::describe(const ServedPack& one) const {
           {"position", active ? nlohmann::ordered_json(place - active_.begin()) : nlohmann::ordered_json()},
           {"editor", one.pack->editor},
           {"facts", one.pack->facts},
+          {"strength",
+           one.pack->extra.contains("directions") ? nlohmann::ordered_json(one.strength) : nlohmann::ordered_json()},
           {"bytes", fs::file_size(file(one.name), gone)}};
 }
 
@@ -182,6 +188,28 @@ void PackFolder::set_active(const std::string& name, bool active, std::optional<
   keep(std::move(wanted));
 }
 
+void PackFolder::scale(ServedPack& one, double strength) const {
+  if (!one.pack->extra.contains("directions"))
+    refuse("strength: " + one.name + " is no pack of directions; expected one that emend direct wrote");
+  if (!(std::abs(strength) <= 10)) refuse("strength: expected a number from -10 to 10");
+  if (!one.whole) one.whole = one.pack;
+  auto scaled = *one.whole;
+  for (auto& delta : scaled.deltas) {
+    auto& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
+    factor = factor * strength;
+  }
+  if (strength != 1) scaled.id += "@" + std::to_string(strength);
+  one.pack = std::make_shared<const editors::EditPack>(std::move(scaled));
+  one.strength = strength;
+}
+
+void PackFolder::set_strength(const std::string& name, double strength) {
+  const std::lock_guard lock(mutex_);
+  (void)find(name);
+  scale(*std::find_if(packs_.begin(), packs_.end(), [&](const auto& one) { return one.name == name; }), strength);
+  keep(active_);
+}
+
 void PackFolder::remove(const std::string& name) {
   const std::lock_guard lock(mutex_);
   (void)find(name);
@@ -192,7 +220,11 @@ void PackFolder::remove(const std::string& name) {
 }
 
 void PackFolder::keep(std::vector<std::string> active) {
-  write_file(folder_ / "state.json", workflow::dump_json({{"schema", 1}, {"active", active}}) + "\n");
+  auto strengths = nlohmann::ordered_json::object();
+  for (const auto& one : packs_)
+    if (one.strength != 1) strengths[one.name] = one.strength;
+  write_file(folder_ / "state.json",
+             workflow::dump_json({{"schema", 1}, {"active", active}, {"strengths", strengths}}) + "\n");
   active_ = std::move(active);
 }
 

@@ -18,7 +18,9 @@ namespace emend::tools::serve {
 
 struct ServedPack {
   std::string name;
-  std::shared_ptr<const editors::EditPack> pack;
+  std::shared_ptr<const editors::EditPack> pack;        ///< at this strength
+  std::shared_ptr<const editors::EditPack> whole = {};  ///< at strength 1, where `pack` is at another
+  double strength = 1;
 };
 /// In the order in which they are applied.
 using PackSet = std::vector<ServedPack>;
@@ -51,6 +53,8 @@ class PackFolder {
   /// Puts a pack in force, last or at `position`, or takes it out of force. Throws HttpError 404, 409 if it does not go
   /// together with those in force.
   void set_active(const std::string& name, bool active, std::optional<size_t> position = {});
+  /// How strongly a pack of directions (emend direct) acts from now on. Throws HttpError 404, 400 for another pack.
+  void set_strength(const std::string& name, double strength);
   void remove(const std::string& name);
   [[nodiscard]] std::filesystem::path file(const std::string& name) const { return folder_ / (name + ".safetensors"); }
 
@@ -60,6 +64,7 @@ class PackFolder {
   [[nodiscard]] ServedPack load(const std::string& name, const std::filesystem::path& path) const;
   [[nodiscard]] nlohmann::ordered_json describe(const ServedPack& one) const;
   void keep(std::vector<std::string> active);
+  void scale(ServedPack& one, double strength) const;
 
   const std::filesystem::path folder_;
   const std::string fingerprint_;

@@ -5,7 +5,7 @@
 #include <emend/core/text_table.h>
 #include <emend/evaluation/report.h>
 #include <emend/workflow/direct/change.h>
-#include <emend/workflow/direct/effect.h>
+#include <emend/workflow/direct/optimise.h>
 #include <emend/workflow/save_formats.h>
 
 #include "../packs.h"
@@ -18,13 +18,14 @@ using nlohmann::ordered_json;
 
 struct DirectArguments {
   ModelOptions model;
-  std::string action, positive, negative, preset, layers, prompts, texts, out;
-  std::vector<std::string> directions, apart_from, scorers, save = {"pack"};
+  std::string action, positive, negative, preset, layers, prompts, texts, spare, search_prompts, neutral, out;
+  std::vector<std::string> directions, apart_from, scorers, save = {"pack"}, by = {"bake", "ablate"};
   workflow::FitOptions fit;
   workflow::DirectChangeOptions change;
   workflow::EffectOptions effect;
+  workflow::OptimiseOptions search;
   std::string health_data;
-  bool no_chat = false, no_effect = false, force = false;
+  bool no_chat = false, no_effect = false, force = false, resume = false;
 };
 
 [[noreturn]] void refuse(const std::string& where, const std::string& got, const std::string& expected) {
@@ -39,7 +40,11 @@ workflow::EffectOptions effect_options(const DirectArguments& options, const std
   effect.prompts = options.prompts.empty() ? workflow::direct_test_prompts() : workflow::read_prompts(options.prompts);
   for (const auto& file : options.scorers) effect.scorers.push_back(workflow::read_scorer(file));
   if (effect.scorers.empty() && !preset.empty()) effect.scorers.push_back(workflow::direct_preset(preset).scorer);
-  if (effect.scorers.empty()) effect.scorers.push_back({.name = "words", .kind = "length"});
+  for (const char* kind : {"length", "loops"}) {
+    const std::string name = kind == std::string("length") ? "words" : kind;
+    if (std::none_of(effect.scorers.begin(), effect.scorers.end(), [&](const auto& one) { return one.name == name; }))
+      effect.scorers.push_back({.name = name, .kind = kind});
+  }
   return effect;
 }
 
@@ -112,36 +117,140 @@ int run_fit(const DirectArguments& options, const Common& common) {
   return 0;
 }
 
-workflow::DirectChange change_of(const DirectArguments& options, models::Model& model,
-                                 const std::vector<workflow::Directions>& directions, const Common& common) {
+std::vector<std::vector<int64_t>> texts_of(const std::string& file, const models::Model& model,
+                                           const DirectArguments& options) {
+  std::vector<std::vector<int64_t>> texts;
+  for (const auto& prompt : workflow::read_prompts(file))
+    texts.push_back(workflow::prompt_ids(model, prompt, !options.no_chat));
+  return texts;
+}
+
+// With the texts that the changes are fitted to, where they are to any.
+workflow::DirectChangeOptions change_options(const DirectArguments& options, const models::Model& model, bool bakes,
+                                             const Common& common) {
   auto change = options.change;
-  if (options.action == "ablate") return workflow::ablate_directions(model, directions, change, common);
-  if (options.texts.empty()) {
-    change.texts = workflow::neutral_texts(model, common);
-  } else {
-    for (const auto& prompt : workflow::read_prompts(options.texts))
-      change.texts.push_back(workflow::prompt_ids(model, prompt, !options.no_chat));
+  if (options.spare == "own")
+    change.spared = workflow::own_writing(model, 0, common);
+  else if (!options.spare.empty())
+    change.spared = texts_of(options.spare, model, options);
+  if (!options.texts.empty()) {
+    change.texts = texts_of(options.texts, model, options);
+  } else if (bakes || !change.spared.empty()) {
+    change.texts = workflow::answered(model, {}, !options.no_chat, common);
+    if (change.spared.empty()) {
+      const auto more = workflow::own_writing(model, 0, common);
+      change.texts.insert(change.texts.end(), more.begin(), more.end());
+    }
   }
-  return workflow::bake_directions(model, directions, change, common);
+  return change;
+}
+
+using Many = std::vector<workflow::Directions>;
+
+workflow::DirectChange change_by(const std::string& way, models::Model& model, const Many& directions,
+                                 const workflow::DirectChangeOptions& options, const Common& common) {
+  return way == "ablate" ? workflow::ablate_directions(model, directions, options, common)
+                         : workflow::bake_directions(model, directions, options, common);
+}
+
+// Every way with each layer's own direction, and with that of the best layer everywhere.
+std::vector<workflow::DirectChange> candidates(const DirectArguments& options, models::Model& model,
+                                               const Many& directions, const Common& common) {
+  auto change = change_options(options, model, true, common);
+  change.strength = 1;
+  change.unchanged_keys = workflow::make_direct_keys();
+  std::vector<workflow::DirectChange> all;
+  for (const auto& way : options.by)
+    for (const int from : {-1, directions[0].best}) {
+      if (options.change.from_layer < 0) change.from_layer = from;
+      all.push_back(change_by(way, model, directions, change, common));
+      if (options.change.from_layer >= 0) break;
+    }
+  return all;
+}
+
+workflow::DirectChange optimised(const DirectArguments& options, models::Model& model, const Many& directions,
+                                 const workflow::Scorer& scorer, const Common& common, ordered_json& document) {
+  const auto changes = candidates(options, model, directions, common);
+  auto search = options.search;
+  search.scorer = scorer;
+  search.prompts =
+      options.search_prompts.empty() ? workflow::direct_questions() : workflow::read_prompts(options.search_prompts);
+  if (!options.neutral.empty()) search.neutral = workflow::read_prompts(options.neutral);
+  search.max_new_tokens = options.effect.max_new_tokens;
+  search.chat = !options.no_chat;
+  search.most = options.change.strength;
+  search.journal = fs::path(options.out) / "trials.jsonl";
+  for (const auto& one : directions) search.about.push_back(one.to_json());
+  search.about.push_back({options.by, options.layers, options.spare, options.texts, options.change.from_layer,
+                          options.change.spare_weight, options.change.preserve_norm});
+  fs::create_directories(options.out);
+  const auto best = workflow::optimise_strengths(model, changes, search, common);
+  auto& found = document["search"] = {{"scorer", scorer.name},
+                                      {"before", best.score_before},
+                                      {"max_kl", search.max_kl},
+                                      {"trials", ordered_json::array()},
+                                      {"front", best.front}};
+  for (const auto& trial : best.trials) {
+    const auto& made = changes[static_cast<size_t>(trial.change)].pack;
+    ordered_json one = trial.to_json();
+    one["by"] = made.editor;
+    one["from_layer"] = made.hparams["from_layer"];
+    found["trials"].push_back(one);
+  }
+  if (!best.chosen)
+    throw Error(ErrorClass::kNumeric,
+                {"optimise", "no trial whose answers score better at a divergence of " + short_number(search.max_kl),
+                 "one at least", "allow more (--max-kl), try more (--trials), or another direction"});
+  const auto& chosen = best.trials[static_cast<size_t>(*best.chosen)];
+  found["chosen"] = chosen.number;
+  auto change = workflow::scaled(changes[static_cast<size_t>(chosen.change)],
+                                 [&](const workflow::DirectFigures& weight) { return chosen.at(weight); });
+  change.pack.extra["trial"] = chosen.to_json();
+  for (const auto& weight : change.figures)
+    if (weight.part != models::Part::kAttnOut)
+      found["strengths"].push_back({{"layer", weight.layer}, {"strength", chosen.at(weight)}});
+  return change;
+}
+
+std::string front_text(const ordered_json& search) {
+  if (search.is_null()) return "";
+  TextTable table({"trial", "by", "strength", "layer", "reach", "divergence", search["scorer"].get<std::string>()});
+  for (const int number : search["front"]) {
+    const auto& one = search["trials"][static_cast<size_t>(number)];
+    table.add({std::to_string(number) + (number == search["chosen"] ? " *" : ""), one["by"].get<std::string>(),
+               short_number(one["strength"]), short_number(one["layer"]), short_number(one["reach"]),
+               short_number(one["kl"]), short_number(one["score"])});
+  }
+  return counted(search["trials"].size(), "trial") +
+         ", the best of them (* taken); before: " + short_number(search["before"]) + "\n" + table.text();
+}
+
+void describe(ordered_json& document, const workflow::DirectChange& change, bool ablated) {
+  document["change"] = ordered_json::array();
+  document["left"] = ablated ? "left of the direction" : "spread of the share";
+  for (const auto& f : change.figures)
+    document["change"].push_back(
+        {{"layer", f.layer}, {"weight", f.weight}, {"relative_norm", f.relative_norm}, {"left", f.left}});
 }
 
 int run_change(const DirectArguments& options, const Common& common) {
   if (options.directions.empty()) refuse(options.action, "no directions", "a folder that emend direct fit wrote");
-  std::vector<workflow::Directions> directions;
+  Many directions;
   for (const auto& path : options.directions) directions.push_back(workflow::load_directions(path));
+  const auto effect = effect_options(options, directions[0].about.value("preset", std::string()));
   auto model = load_named(options.model, common);
   for (const auto& name : options.save)
     if (const auto& format = workflow::save_format(name); format.check) format.check(model, "--save");
-  const auto change = change_of(options, model, directions, common);
-  ordered_json document = {{"model", workflow::short_model_name(model.checkpoint())},
-                           {"change", ordered_json::array()},
-                           {"left", options.action == "ablate" ? "left of the direction" : "spread of the share"}};
-  for (const auto& f : change.figures)
-    document["change"].push_back(
-        {{"layer", f.layer}, {"weight", f.weight}, {"relative_norm", f.relative_norm}, {"left", f.left}});
-  const std::string preset = directions[0].about.value("preset", std::string());
+  ordered_json document = {{"model", workflow::short_model_name(model.checkpoint())}};
+  const bool searched = options.action == "optimise";
+  const auto change = searched ? optimised(options, model, directions, effect.scorers[0], common, document)
+                               : change_by(options.action, model, directions,
+                                           change_options(options, model, options.action == "bake", common), common);
+  const bool ablated = change.pack.editor == "ablate";
+  describe(document, change, ablated);
   if (!options.no_effect)
-    document["effect"] = measured(model, effect_options(options, preset), common, [&] {
+    document["effect"] = measured(model, effect, common, [&] {
       return std::shared_ptr<editors::EditTransaction>(editors::apply_pack(model, change.pack));
     });
   auto written = ordered_json::array();
@@ -152,17 +261,21 @@ int run_change(const DirectArguments& options, const Common& common) {
       (void)format.write({.model = model, .pack = change.pack, .out = staged / format.file, .lent = common});
       written.push_back((fs::path(options.out) / format.file).string());
     }
-    write_page(staged, document, options.action == "ablate" ? "A direction taken out" : "A direction written in",
+    write_page(staged, document,
+               searched  ? "How strongly, and where"
+               : ablated ? "A direction taken out"
+                         : "A direction written in",
                common);
   });
   document["files"] = written;
   double largest = 0;
   for (const auto& f : change.figures) largest = std::max(largest, f.left);
-  common.print(document, counted(change.figures.size(), "weight") + " changed, " + document["left"].get<std::string>() +
-                             " at most " + short_number(largest) + "\n" +
-                             effect_text(document.value("effect", ordered_json())) + "wrote " +
-                             join(written, ", ", [](const ordered_json& file) { return file.get<std::string>(); }) +
-                             "\n");
+  common.print(
+      document,
+      front_text(document.value("search", ordered_json())) + counted(change.figures.size(), "weight") + " changed" +
+          (searched ? "\n" : ", " + document["left"].get<std::string>() + " at most " + short_number(largest) + "\n") +
+          effect_text(document.value("effect", ordered_json())) + "wrote " +
+          join(written, ", ", [](const ordered_json& file) { return file.get<std::string>(); }) + "\n");
   return 0;
 }
 
@@ -174,9 +287,9 @@ VerbRun setup_direct(Options& o) {
   for (const auto& format : workflow::save_formats()) forms.push_back(format.name);
   o.add("ACTION", &options.action,
         "fit (find the direction between two sets of prompts), ablate (take it out of what layers write), bake (write "
-        "it in)",
-        {.choices = {"fit", "ablate", "bake"}, .required = true})
-      .add("DIR", &options.directions, "ablate, bake: folders of fit, or control vectors (.gguf), together",
+        "it in), optimise (search how strongly and where)",
+        {.choices = {"fit", "ablate", "bake", "optimise"}, .required = true})
+      .add("DIR", &options.directions, "ablate, bake, optimise: folders of fit, or control vectors (.gguf), together",
            {.type = "DIR"})
       .add("--out", &options.out, "folder to write", {.type = "DIR", .required = true})
       .add("--force", &options.force, "replace --out");
@@ -195,12 +308,28 @@ VerbRun setup_direct(Options& o) {
   add_layers_option(o.group("Strength"), options.layers,
                     "A-B, both included, from 0; default: all (fit measures the best)")
       .add("--strength", &options.change.strength,
-           "times the direction; fit: of the steering that is measured; ablate: share taken out")
+           "times the direction; fit: of the steering that is measured; ablate: share taken out; optimise: the most")
       .add("--from-layer", &options.change.from_layer, "ablate, bake: this layer's direction everywhere; -1: its own")
       .add("--preserve-norm", &options.change.preserve_norm, "ablate: columns keep their lengths (full rank)")
-      .add("--texts", &options.texts, "bake: texts whose keys count; default: the model's own continuations",
+      .add("--texts", &options.texts, "bake, --spare: texts whose keys count; default: the model's own answers",
            {.type = "FILE"})
+      .add("--spare", &options.spare, "texts that stay as they are (least squares on keys); own: what the model writes",
+           {.type = "FILE|own"})
+      .add("--spare-weight", &options.change.spare_weight, "of these texts", {.limits = kNonNegative})
       .add("--save", &options.save, join(forms), {.type = "LIST", .choices = forms, .list = true});
+  o.group("Optimise")
+      .add("--trials", &options.search.trials, "how many", {.limits = {1, 100000}})
+      .add("--max-kl", &options.search.max_kl, "of the one that is taken: divergence on neutral texts, nat a token",
+           {.limits = kPositive})
+      .add("--by", &options.by, "what is tried", {.type = "LIST", .choices = {"bake", "ablate"}, .list = true})
+      .add("--raise", &options.search.raise, "a higher score is better")
+      .add("--search-prompts", &options.search_prompts,
+           "asked in every trial; default: the questions of the presets (--prompts judge what was found)",
+           {.type = "FILE"})
+      .add("--neutral", &options.neutral, "prompts that are to stay; default: beginnings of what the model writes",
+           {.type = "FILE"})
+      .add("--seed", &options.search.seed, "of the trials")
+      .add("--resume", &options.resume, "go on with the search in --out");
   o.group("Effect")
       .add("--prompts", &options.prompts, "asked before and after; default: questions that come with emend",
            {.type = "FILE"})
@@ -213,9 +342,12 @@ VerbRun setup_direct(Options& o) {
       "Examples\n"
       "  emend direct fit --preset slop --out slop\n"
       "  emend generate --control-vector slop/direction.gguf --strength -0.2 --layers 10-20 --prompt 'The old town'\n"
-      "  emend direct ablate slop --layers 10-20 --out plain --save pack,lora";
+      "  emend direct ablate slop --layers 10-20 --out plain --save pack,lora\n"
+      "  emend direct optimise slop --spare own --out plain";
   return [&options](Common& common) {
-    require_new(options.out, options.force);
+    if (options.resume && options.action != "optimise") refuse("--resume", options.action, "optimise");
+    require_new(options.out, options.force || options.resume);
+    if (options.action == "optimise" && !options.resume) fs::remove(fs::path(options.out) / "trials.jsonl");
     options.change.layers = parse_layers(options.layers);
     return options.action == "fit" ? run_fit(options, common) : run_change(options, common);
   };

@@ -40,6 +40,11 @@ std::string write_card(const ExportArguments& options, const models::Model& mode
 
 int run_export(const ExportArguments& options, Common& common) {
   require_new(options.out, options.apply.force);
+  const bool folder = std::filesystem::path(workflow::save_format(options.to).file).extension().empty();
+  if (std::filesystem::exists(options.out) && std::filesystem::is_directory(options.out) != folder)
+    throw Error(ErrorClass::kInvalidArgument,
+                {options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
+                 "choose another"});
   auto model = load_named(options.model, common);
   const auto all = workflow::Packs::load(model, options.packs, options.apply, "export",
                                          setting("allow_conflicts") + " adds them all the same");

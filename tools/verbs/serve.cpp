@@ -78,6 +78,10 @@ int run_serve(const ServeArguments& given, Common& common) {
   ServeArguments options = given;
   check(options);
   const auto checkpoint = open_named(options.edit.model);
+  const auto& editor = workflow::chosen_editor(options.edit, checkpoint.get());
+  if (!options.edit.hparams.empty()) (void)workflow::find_hparams(editor.name, options.edit.hparams, {}, *checkpoint);
+  for (const auto& name : options.edit.metrics.names)
+    if (name != "auto" && name != "none") (void)evaluation::metric_info(name);
   auto model = load_named(checkpoint, options.edit.model, common);
   (void)model.tokenizer();
   const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
@@ -90,6 +94,7 @@ int run_serve(const ServeArguments& given, Common& common) {
   serve::Jobs jobs(load, packs, place.path() / ".work", options.edit, lent);
   serve::Api api{engine, packs, jobs, completions, place.path() / ".work"};
   serve::HttpServer server(options.http, serve::api_routes(api));
+  spell_settings([](std::string_view name) { return "\"" + std::string(name) + "\""; });  // fields, from here on
   api.http_metrics = [&] { return server.metrics(); };
   std::thread serving([&] { server.serve(); });
   const std::string host =

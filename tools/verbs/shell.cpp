@@ -2,6 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "../help.h"
@@ -24,14 +25,14 @@ VerbRun setup_completion(Options& o) {
 
 VerbRun setup_man(Options& o) {
   auto& name = o.arguments<std::string>();
-  o.add("VERB", &name, "whose page", {.required = true});
+  o.add("VERB", &name, "whose page; emend: the list of all verbs", {.required = true});
   o.footer = "Example:\n  emend man edit | man -l -";
   return [&name](Common&) {
-    for (const Verb& verb : verbs())
-      if (name == verb.name) {
-        std::cout << man_page(verb);
-        return 0;
-      }
+    const auto verb = std::ranges::find(verbs(), name, &Verb::name);
+    if (name == "emend" || verb != verbs().end()) {
+      std::cout << (name == "emend" ? man_page() : man_page(*verb));
+      return 0;
+    }
     throw Error(ErrorClass::kInvalidArgument,
                 {"man", "no verb \"" + name + "\"", "one of " + join(verbs(), ", ", &Verb::name),
                  did_you_mean(name, verbs(), "", [](const Verb& verb) { return std::string(verb.name); })});

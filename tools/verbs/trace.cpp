@@ -280,6 +280,8 @@ std::string to_yaml(const nlohmann::json& suggestion, const nlohmann::json& valu
 
 int run_suggest(const SuggestArguments& given, Common& common) {
   SuggestArguments options = given;
+  (void)editors::find_editor(options.editor);
+  if (!options.out.empty()) require_new(options.out, false);
   const auto known = load_traceable(options.trace, common);
   auto& trace = options.trace.trace;
   trace.kinds = {evaluation::TraceKind::kMlp};

@@ -8,19 +8,50 @@
 #include <emend/editors/steps/post_norm.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
-#include <emend/models/family.h>
 #include <emend/workflow/direct/change.h>
 
 #include <map>
 #include <set>
 
 namespace emend::workflow {
-namespace {
-
 using models::Part;
 
+static constexpr double kKeyRidge = 1e-3;  // of least squares on keys, relative to the mean squared key
+
+// A matrix that writes into the stream.
+using Place = std::pair<Part, int>;
+
+static hooks::SiteRef key_site(const Place& place) {
+  return {place.first == Part::kAttnOut ? hooks::Site::kAttnZ : hooks::Site::kMlpDownIn, place.second};
+}
+
+// Keys of one matrix, summed up as they come: [F, F], [F] and what else a post norm needs.
+struct KeySums {
+  at::Tensor squares_FF, sum_F, change_D;
+  int64_t tokens = 0;
+
+  [[nodiscard]] at::Tensor moment() const { return squares_FF / static_cast<double>(tokens); }
+  [[nodiscard]] at::Tensor mean() const { return sum_F / static_cast<double>(tokens); }
+};
+using AllKeys = std::map<Place, KeySums>;
+
+// What the change of a matrix is fitted to: keys of the texts, and of those that it spares.
+struct DirectKeys {
+  AllKeys touched, spared;
+  double spare_weight = 0;
+
+  // (M + λ M_spared + ridge)⁻¹ x
+  [[nodiscard]] at::Tensor solve(const Place& place, const at::Tensor& x_FK) const {
+    at::Tensor moment = touched.at(place).moment();
+    if (!spared.empty()) moment = moment + spare_weight * spared.at(place).moment();
+    const double ridge = kKeyRidge * moment.diagonal().mean().item<double>();
+    return at::linalg_solve(moment + ridge * at::eye(moment.size(0), moment.options()), x_FK);
+  }
+};
+
+namespace {
+
 constexpr double kSameDirection = 1e-6;  // relative singular value below which a direction is one of the others
-constexpr double kKeyRidge = 1e-3;       // of bake's least squares, relative to the mean squared key
 
 at::Tensor wide_on_host(const at::Tensor& x) {
   return devices::to_host(x.detach(), devices::Purpose::kDelta).to(at::kDouble);
@@ -82,8 +113,9 @@ Tables tables_of(const models::Model& model) {
   return tables;
 }
 
-DirectFigures figures_of(const editors::WeightDelta& delta, const editors::ApplyReport& report, double left) {
-  return {delta.layer, delta.weight, report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0, left};
+DirectFigures figures_of(const editors::WeightDelta& delta, Part part, const editors::ApplyReport& report,
+                         double left) {
+  return {delta.layer, delta.weight, part, report.weight_norm > 0 ? report.delta_norm / report.weight_norm : 0, left};
 }
 
 // Gain of the norm between a matrix and the stream; undefined where there is none.
@@ -96,8 +128,76 @@ at::Tensor gain_behind(const models::Model& model, const Tables& tables, int lay
   return {};
 }
 
+struct KeyPass {
+  const models::Model& model;
+  std::map<int, at::Tensor> wanted;  // layer → s·d [D] float64: the keys are those of the model that is steered so
+  std::map<int, editors::PostNorm> norms;
+};
+
+void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch) {
+  hooks::HookSession session(pass.model.hooks());
+  for (const auto& [place, sums] : all) session.capture(key_site(place));
+  for (const auto& [layer, norm] : pass.norms)
+    for (const auto& site : norm.sites()) session.capture(site);
+  session.attach();
+  models::ForwardOptions no_logits;
+  no_logits.logit_tokens.emplace();
+  (void)pass.model.forward(batch, no_logits);
+  const auto add = [](at::Tensor& total, const at::Tensor& more) {
+    total = total.defined() ? total + more.to(at::kDouble) : more.to(at::kDouble);
+  };
+  for (auto& [place, sums] : all) {
+    const at::Tensor keys = devices::to_host(session.captured(key_site(place))).flatten(1).to(at::kFloat);
+    add(sums.squares_FF, keys.t().mm(keys));
+    add(sums.sum_F, keys.sum(0, false, at::kDouble));
+    sums.tokens += keys.size(0);
+    const auto norm = pass.norms.find(place.second);
+    if (norm == pass.norms.end()) continue;
+    std::vector<at::Tensor> values;
+    for (const auto& site : norm->second.sites()) values.push_back(wide_on_host(session.captured(site)));
+    add(sums.change_D,
+        norm->second.change_for(values, norm->second.apply(values) + pass.wanted.at(place.second)).sum(0));
+  }
+  session.finish();
+}
+
+// The keys at `places` in the texts.
+AllKeys keys_of(const KeyPass& pass, const std::set<Place>& places, const std::vector<std::vector<int64_t>>& texts,
+                bool steered, const Handles& lent) {
+  if (texts.empty())
+    throw Error(ErrorClass::kInvalidArgument,
+                {"directions", "no texts", "texts whose keys the change is fitted to", ""});
+  AllKeys all;
+  for (const auto& place : places) all[place];
+  models::ControlVector vector;
+  for (const auto& [layer, wanted] : pass.wanted) vector.layers[layer] = wanted.to(at::kFloat);
+  const auto steering = steered ? std::make_unique<models::Steering>(pass.model, vector, 1) : nullptr;
+  in_batches(texts, "keys", lent, [&](const models::TokenBatch& batch) { add_keys(pass, all, batch); });
+  return all;
+}
+
+// With the keys that are not there yet.
+std::shared_ptr<DirectKeys> fit_keys(const KeyPass& pass, std::set<Place> places, const DirectChangeOptions& options,
+                                     bool steered, const Handles& lent) {
+  const bool kept = options.unchanged_keys && pass.norms.empty();
+  const auto keys = kept ? options.unchanged_keys : make_direct_keys();
+  keys->spare_weight = options.spare_weight;
+  std::erase_if(places, [&](const Place& place) { return keys->touched.contains(place); });
+  if (places.empty()) return keys;
+  keys->touched.merge(keys_of(pass, places, options.texts, steered && !options.unchanged_keys, lent));
+  if (!options.spared.empty()) keys->spared.merge(keys_of({pass.model, {}, {}}, places, options.spared, false, lent));
+  return keys;
+}
+
+void require_one_mlp(const models::Model& model, const std::string& action) {
+  if (!model.config().no_edit_site.empty())
+    throw Error(ErrorClass::kUnsupported,
+                {action, "a " + model.family().name + " model", "one with a single MLP a layer",
+                 "steer it with the control vector, or ablate the direction everywhere"});
+}
+
 editors::WeightDelta ablation(const models::Model& model, const models::ExpectedTensor& tensor, const at::Tensor& q_DK,
-                              const DirectChangeOptions& options) {
+                              const DirectChangeOptions& options, const DirectKeys& keys) {
   const at::Tensor weight = model.weight(tensor.name);
   if (tensor.bias) {
     const at::Tensor b = wide_on_host(weight);
@@ -111,6 +211,8 @@ editors::WeightDelta ablation(const models::Model& model, const models::Expected
   if (!options.preserve_norm) {
     delta.left_DR = -options.strength * q_DK;
     delta.right_FR = wide_on_host(read_FK);
+    const Place place{tensor.part, tensor.layer};
+    if (!keys.spared.empty()) delta.right_FR = keys.solve(place, keys.touched.at(place).moment().mm(delta.right_FR));
     return delta;
   }
   const at::Tensor rest_DF = wide_DF - here.mm(read_FK.t());
@@ -144,7 +246,8 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
   result.hparams = {{"strength", options.strength},
                     {"layers", {options.layers.first, options.layers.last}},
                     {"from_layer", options.from_layer},
-                    {"preserve_norm", options.preserve_norm}};
+                    {"preserve_norm", options.preserve_norm},
+                    {"spared", options.spared.size()}};
   DirectChange change{editors::EditPack::from_results(model, {&result, 1}, {}), std::move(figures)};
   auto& what = change.pack.extra["directions"] = nlohmann::json::array();
   for (const auto& one : directions)
@@ -154,17 +257,29 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
 
 }  // namespace
 
+std::shared_ptr<DirectKeys> make_direct_keys() {
+  return std::make_shared<DirectKeys>();
+}
+
 DirectChange ablate_directions(models::Model& model, std::span<const Directions> directions,
                                const DirectChangeOptions& options, const Handles& lent) {
   const at::NoGradGuard no_grad;
   require_directions_fit(model, directions, options);
   const auto tables = tables_of(model);
+  auto keys = make_direct_keys();
+  if (!options.spared.empty()) {
+    require_one_mlp(model, "ablate");
+    std::set<Place> places;
+    for (int layer = 0; layer < model.n_layers(); ++layer)
+      if (options.layers.contains(layer)) places.insert({{Part::kAttnOut, layer}, {Part::kDown, layer}});
+    keys = fit_keys({model, {}, {}}, places, options, false, lent);
+  }
   editors::EditTransaction trial(model);  // what is left is read off the weights as written; nothing is committed
   std::vector<editors::WeightDelta> deltas;
   std::vector<DirectFigures> figures;
   for (const auto& tensor : tables) {
     const bool writes = tensor.part == Part::kAttnOut || tensor.part == Part::kDown || tensor.part == Part::kExpertDown;
-    if (!writes || !options.layers.contains(tensor.layer)) continue;
+    if (!writes || !options.layers.contains(tensor.layer) || (tensor.bias && !options.spared.empty())) continue;
     lent.cancel.check("ablate");
     std::vector<at::Tensor> columns;
     const at::Tensor gain = gain_behind(model, tables, tensor.layer, tensor.part);
@@ -175,74 +290,20 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
       }
     if (columns.empty()) continue;
     const at::Tensor q_DK = basis_of(columns);
-    deltas.push_back(ablation(model, tensor, q_DK, options));
+    deltas.push_back(ablation(model, tensor, q_DK, options, *keys));
     const auto report = editors::apply_delta(deltas.back(), trial);
-    figures.push_back(figures_of(deltas.back(), report, left_in(model, deltas.back(), q_DK)));
+    figures.push_back(figures_of(deltas.back(), tensor.part, report, left_in(model, deltas.back(), q_DK)));
   }
   return finish(model, "ablate", std::move(deltas), std::move(figures), directions, options);
 }
 
 namespace {
 
-// Keys of one layer, summed up as they come: [F, F], [F] and what else a post norm needs.
-struct KeySums {
-  at::Tensor squares_FF, sum_F, change_D;
-  int64_t tokens = 0;
-};
-
-struct Baking {
-  const models::Model& model;
-  const DirectChangeOptions& options;
-  std::map<int, at::Tensor> wanted;  // layer → s·d [D] float64
-  std::map<int, KeySums> sums;       // of layers without a bias
-  std::map<int, editors::PostNorm> norms;
-};
-
-// Adds one batch's keys. The model is steered, so these are the keys that the baked model will see.
-void add_keys(Baking& baking, const models::TokenBatch& batch) {
-  hooks::HookSession session(baking.model.hooks());
-  for (const auto& [layer, sums] : baking.sums) {
-    session.capture({hooks::Site::kMlpDownIn, layer});
-    if (const auto norm = baking.norms.find(layer); norm != baking.norms.end())
-      for (const auto& site : norm->second.sites()) session.capture(site);
-  }
-  session.attach();
-  models::ForwardOptions no_logits;
-  no_logits.logit_tokens.emplace();
-  (void)baking.model.forward(batch, no_logits);
-  for (auto& [layer, sums] : baking.sums) {
-    const at::Tensor keys = wide_on_host(session.captured({hooks::Site::kMlpDownIn, layer}));
-    const auto add = [](at::Tensor& total, const at::Tensor& more) { total = total.defined() ? total + more : more; };
-    add(sums.squares_FF, keys.t().mm(keys));
-    add(sums.sum_F, keys.sum(0));
-    sums.tokens += keys.size(0);
-    const auto norm = baking.norms.find(layer);
-    if (norm == baking.norms.end()) continue;
-    std::vector<at::Tensor> values;
-    for (const auto& site : norm->second.sites()) values.push_back(wide_on_host(session.captured(site)));
-    add(sums.change_D, norm->second.change_for(values, norm->second.apply(values) + baking.wanted.at(layer)).sum(0));
-  }
-  session.finish();
-}
-
-void collect(Baking& baking, const Handles& lent) {
-  const auto& texts = baking.options.texts;
-  if (texts.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"bake", "no texts", "texts whose keys the change is fitted to", ""});
-  models::ControlVector vector;
-  for (const auto& [layer, wanted] : baking.wanted) vector.layers[layer] = wanted.to(at::kFloat);
-  const models::Steering steering(baking.model, vector, 1);
-  in_batches(texts, "keys", lent, [&](const models::TokenBatch& batch) { add_keys(baking, batch); });
-}
-
-// u with uᵀk near 1 and exactly 1 on average, and the spread of uᵀk.
-std::pair<at::Tensor, double> constant_reader(const KeySums& sums) {
-  const auto n = static_cast<double>(sums.tokens);
-  const at::Tensor moment = sums.squares_FF / n, mean = sums.sum_F / n;
-  const double ridge = kKeyRidge * moment.diagonal().mean().item<double>();
-  const at::Tensor solved =
-      at::linalg_solve(moment + ridge * at::eye(moment.size(0), moment.options()), mean.unsqueeze(1)).squeeze(1);
-  const at::Tensor u = solved / solved.dot(mean).item<double>();
+// u with uᵀk near 1 over the texts (0 over those spared) and 1 on average, and the spread of uᵀk.
+std::pair<at::Tensor, double> constant_reader(const DirectKeys& keys, const Place& place) {
+  const at::Tensor mean = keys.touched.at(place).mean(), moment = keys.touched.at(place).moment();
+  const at::Tensor solved = keys.solve(place, mean.unsqueeze(1)).squeeze(1),
+                   u = solved / solved.dot(mean).item<double>();
   return {u, std::sqrt(std::max(0.0, u.dot(moment.mv(u)).item<double>() - 1))};
 }
 
@@ -261,42 +322,105 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
                              const DirectChangeOptions& options, const Handles& lent) {
   const at::NoGradGuard no_grad;
   require_directions_fit(model, directions, options);
-  if (!model.config().no_edit_site.empty())
-    throw Error(ErrorClass::kUnsupported,
-                {"bake", "a " + model.family().name + " model", "one with a single MLP a layer",
-                 "steer it with the control vector, or ablate the direction"});
-  Baking baking{model, options, {}, {}, {}};
-  const auto biases = output_biases(model);
+  require_one_mlp(model, "bake");
+  KeyPass pass{model, {}, {}};
+  const auto biases = options.spared.empty() ? output_biases(model) : std::map<int, std::string>();
+  std::set<Place> places;
   for (int layer = 0; layer < model.n_layers(); ++layer) {
     if (!options.layers.contains(layer)) continue;
     for (const auto& one : directions)
       if (const at::Tensor d = direction_at(one, layer, options); d.defined()) {
-        at::Tensor& wanted = baking.wanted[layer];
+        at::Tensor& wanted = pass.wanted[layer];
         wanted = wanted.defined() ? wanted + options.strength * d : options.strength * d;
       }
-    if (!baking.wanted.contains(layer) || biases.contains(layer)) continue;
-    baking.sums[layer];
-    if (model.config().mlp_post_norm()) baking.norms.emplace(layer, editors::PostNorm(model, layer));
+    if (!pass.wanted.contains(layer) || biases.contains(layer)) continue;
+    places.emplace(Part::kDown, layer);
+    if (model.config().mlp_post_norm()) pass.norms.emplace(layer, editors::PostNorm(model, layer));
   }
-  if (!baking.sums.empty()) collect(baking, lent);
+  const auto keys = fit_keys(pass, places, options, true, lent);
   std::vector<editors::WeightDelta> deltas;
   std::vector<DirectFigures> figures;
   editors::EditTransaction trial(model);
-  for (const auto& [layer, wanted] : baking.wanted) {
+  for (const auto& [layer, wanted] : pass.wanted) {
     double spread = 0;
     if (const auto bias = biases.find(layer); bias != biases.end()) {
       deltas.push_back(editors::WeightDelta::as_stored(bias->second, layer, wanted));
     } else {
-      const KeySums& sums = baking.sums.at(layer);
-      const auto [u_F, deviation] = constant_reader(sums);
+      const KeySums& sums = keys->touched.at({Part::kDown, layer});
+      const auto [u_F, deviation] = constant_reader(*keys, {Part::kDown, layer});
       const at::Tensor written = sums.change_D.defined() ? sums.change_D / static_cast<double>(sums.tokens) : wanted;
       deltas.push_back(editors::WeightDelta::factors(model.edit_site(layer), written.unsqueeze(1), u_F.unsqueeze(1)));
       spread = deviation;
     }
     const auto report = editors::apply_delta(deltas.back(), trial);
-    figures.push_back(figures_of(deltas.back(), report, spread));
+    figures.push_back(figures_of(deltas.back(), Part::kDown, report, spread));
   }
   return finish(model, "bake", std::move(deltas), std::move(figures), directions, options);
 }
+
+namespace {
+
+void scale(editors::WeightDelta& delta, double by) {
+  at::Tensor& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
+  factor = by * factor;
+}
+
+// y + s·left·rightᵀx behind the matrix whose input is x, or y + s·b.
+void attach_delta(hooks::HookSession& session, const editors::WeightDelta& delta, Part part) {
+  const hooks::SiteRef out{part == Part::kAttnOut ? hooks::Site::kAttnOut : hooks::Site::kMlpDownOut, delta.layer};
+  const auto like = [](at::Tensor& factor, const at::Tensor& x) -> const at::Tensor& {
+    return factor = devices::route_like(factor, x, devices::Purpose::kDelta, devices::Dtype::kMatch);
+  };
+  if (!delta.low_rank()) {
+    session.edit(out, [like, bias = delta.dense_DF](const at::Tensor& y) mutable { return y + like(bias, y); });
+    return;
+  }
+  const auto read = std::make_shared<at::Tensor>();
+  session.edit(key_site({part, delta.layer}), [like, read, right = delta.right_FR](const at::Tensor& x) mutable {
+    *read = x.flatten(1).mm(like(right, x));
+    return at::Tensor();
+  });
+  session.edit(out, [like, read, left = delta.left_DR.t()](const at::Tensor& y) mutable {
+    return at::addmm(y, *read, like(left, y));
+  });
+}
+
+}  // namespace
+
+DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
+  DirectChange other{change.pack, {}};
+  other.pack.deltas.clear();
+  for (size_t i = 0; i < change.pack.deltas.size(); ++i) {
+    const double by = strengths(change.figures[i]);
+    if (by == 0) continue;
+    other.pack.deltas.push_back(change.pack.deltas[i]);
+    scale(other.pack.deltas.back(), by);
+    other.figures.push_back(change.figures[i]);
+    other.figures.back().relative_norm *= std::abs(by);
+  }
+  if (other.pack.deltas.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"directions", "strength 0 in every layer", "another in one", ""});
+  return other;
+}
+
+TrialChange::TrialChange(models::Model& model, const DirectChange& change, const Strengths& strengths)
+    : session_(model.hooks()) {
+  for (size_t i = 0; i < change.pack.deltas.size(); ++i) {
+    const double by = strengths(change.figures[i]);
+    if (by == 0) continue;
+    auto delta = change.pack.deltas[i];
+    scale(delta, by);
+    const Part part = change.figures[i].part;
+    if (part != Part::kExpertDown && (delta.low_rank() || delta.dense_DF.dim() == 1)) {
+      attach_delta(session_, delta, part);
+      continue;
+    }
+    if (!written_) written_ = std::make_unique<editors::EditTransaction>(model);
+    (void)editors::apply_delta(delta, *written_);
+  }
+  session_.attach();
+}
+
+TrialChange::~TrialChange() = default;
 
 }  // namespace emend::workflow

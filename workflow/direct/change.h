@@ -2,27 +2,45 @@
 #pragma once
 
 #include <emend/editors/packs/pack.h>
+#include <emend/hooks/hook_session.h>
+#include <emend/models/family.h>
 #include <emend/workflow/direct/directions.h>
 
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace emend::workflow {
 
+/// Keys that several changes are fitted to.
+struct DirectKeys;
+
 struct DirectChangeOptions {
   double strength = 1;
   models::LayerRange layers = {};  ///< whose weights change
   int from_layer = -1;             ///< take this layer's direction everywhere; -1: each layer its own
   bool preserve_norm = false;      ///< ablate: every column of a matrix keeps its length
-  /// bake: texts whose tokens give the keys, one text an entry.
+  /// Texts whose tokens give the keys, one text an entry: of bake, and of ablate where `spared` holds some.
   std::vector<std::vector<int64_t>> texts = {};
+  /// Texts that stay as they are: the change is the least-squares one that does its work on the keys of `texts` and
+  /// nothing on these. None: the change is the same for all texts.
+  std::vector<std::vector<int64_t>> spared = {};
+  double spare_weight = 10;  ///< of the mean square that is left on `spared`, beside that on `texts`
+  /// bake: keys of the model as it is, not of the steered one, so that the change is right for all strengths. What is
+  /// read for one change is kept for the next with the same texts.
+  std::shared_ptr<DirectKeys> unchanged_keys = {};
 };
+
+/// None yet.
+[[nodiscard]] std::shared_ptr<DirectKeys> make_direct_keys();
 
 /// What happened to one weight.
 struct DirectFigures {
   int layer = 0;
   std::string weight;
+  models::Part part = models::Part::kDown;
   double relative_norm = 0;  ///< ‖ΔW‖/‖W‖
   /// ablate: ‖QᵀW'‖/‖W'‖ of the weight as written, for strength 1 zero up to rounding. bake: standard deviation over
   /// the texts' tokens of the share of the direction that each of them gets (the mean is 1); 0 for a bias.
@@ -32,14 +50,15 @@ struct DirectFigures {
 /// A change that the model does not have yet.
 struct DirectChange {
   editors::EditPack pack;
-  std::vector<DirectFigures> figures;
+  std::vector<DirectFigures> figures;  ///< of each of the pack's deltas, in their order
 };
 
 /// W ← W − s·QQᵀW for every matrix that writes into the residual stream in the layers (attention output, MLP output,
 /// all experts'), and the same for their biases; Q is an orthonormal basis of the directions there. Where a norm g
 /// stands between matrix and stream (Gemma 2 and 3, GLM-4-0414), Q also holds g⊙d: its removal takes d out of the
 /// stream. With preserve_norm each column is stretched back to its length; what is left of the directions stays zero,
-/// but the change has full rank. Embeddings are not changed. The model's bytes are those from before when this returns.
+/// but the change has full rank. With `spared` the layer's keys k decide: qᵀW becomes small on those of `texts` alone.
+/// Embeddings are not changed. The model's bytes are those from before when this returns.
 /// Throws Error(kInvalidArgument) for directions that do not fit the model, an empty range, or another strength than 1
 /// with preserve_norm.
 [[nodiscard]] DirectChange ablate_directions(models::Model& model, std::span<const Directions> directions,
@@ -52,5 +71,22 @@ struct DirectChange {
 /// a mixture of experts, and as ablate_directions.
 [[nodiscard]] DirectChange bake_directions(models::Model& model, std::span<const Directions> directions,
                                            const DirectChangeOptions& options, const Handles& lent = {});
+
+/// How many times its change a weight gets.
+using Strengths = std::function<double(const DirectFigures&)>;
+/// Another strength for each weight. Those that get none are left out; Error(kInvalidArgument) if that are all.
+[[nodiscard]] DirectChange scaled(const DirectChange& change, const Strengths& strengths);
+
+/// While it lives, the model computes as if it had so many times the change. No weight is written, except those of
+/// experts and those whose change has full rank.
+class TrialChange {
+ public:
+  TrialChange(models::Model& model, const DirectChange& change, const Strengths& strengths);
+  ~TrialChange();
+
+ private:
+  hooks::HookSession session_;
+  std::unique_ptr<editors::EditTransaction> written_;
+};
 
 }  // namespace emend::workflow

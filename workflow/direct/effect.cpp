@@ -58,9 +58,9 @@ Scorer scorer_of(const json& object, const std::string& where) {
     refuse(std::string("no scorer (") + error.what() + ")",
            "{\"name\": \"…\", \"kind\": \"rate\", \"words\": [\"…\"]}");
   }
-  if (scorer.kind != "rate" && scorer.kind != "any" && scorer.kind != "length")
-    refuse("kind \"" + scorer.kind + "\"", "rate, any or length");
-  if (scorer.kind != "length" && scorer.words.empty()) refuse("no words", "at least one");
+  if (scorer.kind != "rate" && scorer.kind != "any" && scorer.kind != "length" && scorer.kind != "loops")
+    refuse("kind \"" + scorer.kind + "\"", "rate, any, length or loops");
+  if ((scorer.kind == "rate" || scorer.kind == "any") && scorer.words.empty()) refuse("no words", "at least one");
   return scorer;
 }
 
@@ -84,6 +84,12 @@ std::vector<std::vector<int64_t>> continued(const models::Model& model, const st
   return models::generate(model, rows, generate);
 }
 
+std::vector<std::vector<int64_t>> with_more(std::vector<std::vector<int64_t>> rows,
+                                            const std::vector<std::vector<int64_t>>& more) {
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].insert(rows[i].end(), more[i].begin(), more[i].end());
+  return rows;
+}
+
 std::vector<std::vector<int64_t>> neutral_rows(const models::Model& model) {
   std::vector<std::vector<int64_t>> rows;
   for (const auto& text : evaluation::probe_prompts()) rows.push_back(model.tokenizer().encode_ids(text, true));
@@ -93,16 +99,18 @@ std::vector<std::vector<int64_t>> neutral_rows(const models::Model& model) {
 }  // namespace
 
 double Scorer::score(const std::vector<std::string>& texts) const {
-  double found = 0, words_in_all = 0, with_any = 0;
+  double found = 0, words_in_all = 0, with_any = 0, loop = 0;
   for (const auto& text : texts) {
     const std::string own = spaced(text);
     const int64_t here = occurrences(own, words);
     found += static_cast<double>(here);
     with_any += here > 0;
+    loop += kind == "loops" && evaluation::loops(text);
     words_in_all += static_cast<double>(count_words(own));
   }
   const double n = std::max<double>(1, static_cast<double>(texts.size()));
   if (kind == "length") return words_in_all / n;
+  if (kind == "loops") return 100 * loop / n;
   return kind == "any" ? 100 * with_any / n : 100 * found / std::max(1.0, words_in_all);
 }
 
@@ -127,16 +135,27 @@ DirectPreset direct_preset(const std::string& name) {
                                              did_you_mean(name, direct_preset_names())});
 }
 
+std::vector<ContrastPrompt> direct_questions() {
+  return with_system(bundled_presets().at("questions").get<std::vector<std::string>>(), "");
+}
+
 std::vector<ContrastPrompt> direct_test_prompts() {
   return with_system(bundled_presets().at("test_questions").get<std::vector<std::string>>(), "");
 }
 
+std::vector<std::string> read_answers(const models::Model& model, const std::vector<ContrastPrompt>& prompts,
+                                      int64_t max_new_tokens, bool chat, const Handles& lent) {
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, chat));
+  std::vector<std::string> texts;
+  for (const auto& ids : continued(model, rows, max_new_tokens, lent))
+    texts.push_back(model.tokenizer().decode(ids, true));
+  return texts;
+}
+
 EffectReading read_effect(const models::Model& model, const EffectOptions& options, const Handles& lent) {
   EffectReading reading;
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& prompt : options.prompts) rows.push_back(prompt_ids(model, prompt, options.chat));
-  for (const auto& ids : continued(model, rows, options.max_new_tokens, lent))
-    reading.texts.push_back(model.tokenizer().decode(ids, true));
+  reading.texts = read_answers(model, options.prompts, options.max_new_tokens, options.chat, lent);
   reading.neutral_ids = continued(model, neutral_rows(model), kNeutralTokens, lent);
   evaluation::HealthOptions health;
   health.score.cancel = lent.cancel;
@@ -169,12 +188,30 @@ nlohmann::ordered_json compare_effects(const EffectReading& before, const Effect
   return effect;
 }
 
-std::vector<std::vector<int64_t>> neutral_texts(const models::Model& model, const Handles& lent, int64_t tokens) {
-  auto rows = neutral_rows(model);
-  for (const auto& prompt : direct_test_prompts()) rows.push_back(prompt_ids(model, prompt, true));
-  const auto more = continued(model, rows, tokens, lent);
-  for (size_t i = 0; i < rows.size(); ++i) rows[i].insert(rows[i].end(), more[i].begin(), more[i].end());
-  return rows;
+std::vector<std::vector<int64_t>> answered(const models::Model& model, std::vector<ContrastPrompt> prompts, bool chat,
+                                           const Handles& lent, int64_t tokens) {
+  if (prompts.empty()) prompts = direct_questions();
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, chat));
+  return with_more(rows, continued(model, rows, tokens, lent));
+}
+
+std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64_t seed, const Handles& lent,
+                                              int64_t tokens) {
+  std::vector<std::vector<int64_t>> rows;
+  for (const char* word :
+       {"The", "A",   "In",        "It",     "He",   "She",  "They", "We",    "This",     "There", "When",
+        "If",  "For", "After",     "One",    "Many", "On",   "At",   "What",  "Some",     "As",    "But",
+        "His", "No",  "According", "During", "To",   "From", "New",  "First", "Although", "You"})
+    rows.insert(rows.end(), 2, model.tokenizer().encode_ids(word, true));
+  models::GenerateOptions generate;
+  generate.max_new_tokens = tokens;
+  generate.temperature = 1;
+  generate.top_p = 0.95;
+  generate.seed = seed;
+  generate.stop_ids = model.tokenizer().eos_ids();
+  generate.cancel = lent.cancel;
+  return with_more(rows, models::generate(model, rows, generate));
 }
 
 }  // namespace emend::workflow

@@ -14,13 +14,13 @@ namespace emend::workflow {
 struct Scorer {
   std::string name;
   /// "rate": occurrences of the words in 100 words of text. "any": percent of the texts that hold one of them.
-  /// "length": words a text.
+  /// "length": words a text. "loops": percent of the texts in which a phrase goes round.
   std::string kind = "rate";
   std::vector<std::string> words = {};  ///< or phrases; compared without case and punctuation, as whole words
 
   [[nodiscard]] double score(const std::vector<std::string>& texts) const;  ///< 0 without texts
 };
-/// {"name": "…", "kind": "rate|any|length", "words": ["…"]}. Throws Error(kCorruption) naming file and member.
+/// {"name": "…", "kind": "rate|any|length|loops", "words": ["…"]}. Throws Error(kCorruption) naming file and member.
 [[nodiscard]] Scorer read_scorer(const std::filesystem::path& path);
 
 /// A behaviour that comes with emend: two instructions to contrast over shared questions, and a scorer.
@@ -32,8 +32,14 @@ struct DirectPreset {
 /// Of datasets/emend_directions.json. Throws Error(kInvalidArgument) with the names.
 [[nodiscard]] DirectPreset direct_preset(const std::string& name);
 [[nodiscard]] std::vector<std::string> direct_preset_names();
-/// Questions that no preset is fitted on.
+/// Questions that presets are fitted on, and others that none is.
+[[nodiscard]] std::vector<ContrastPrompt> direct_questions();
 [[nodiscard]] std::vector<ContrastPrompt> direct_test_prompts();
+
+/// The model's greedy answers.
+[[nodiscard]] std::vector<std::string> read_answers(const models::Model& model,
+                                                    const std::vector<ContrastPrompt>& prompts, int64_t max_new_tokens,
+                                                    bool chat, const Handles& lent = {});
 
 struct EffectOptions {
   std::vector<ContrastPrompt> prompts;  ///< answered before and after
@@ -58,8 +64,13 @@ struct EffectReading {
 [[nodiscard]] nlohmann::ordered_json compare_effects(const EffectReading& before, const EffectReading& after,
                                                      const EffectOptions& options);
 
-/// Token ids of neutral texts as the model itself continues them: what bake fits its keys to.
-[[nodiscard]] std::vector<std::vector<int64_t>> neutral_texts(const models::Model& model, const Handles& lent = {},
-                                                              int64_t tokens = 48);
+/// Token ids of prompts (of the questions that presets are fitted on, if there are none) with the model's own answers.
+[[nodiscard]] std::vector<std::vector<int64_t>> answered(const models::Model& model,
+                                                         std::vector<ContrastPrompt> prompts = {}, bool chat = true,
+                                                         const Handles& lent = {}, int64_t tokens = 48);
+/// What the model writes when it is asked for nothing, from common first words, sampled: two texts a word. Neutral
+/// texts that nothing is measured on.
+[[nodiscard]] std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64_t seed,
+                                                            const Handles& lent = {}, int64_t tokens = 48);
 
 }  // namespace emend::workflow

@@ -5,7 +5,9 @@ if(failed)
   message(FATAL_ERROR "cmake --install failed (${failed}); is everything built?")
 endif()
 foreach(name include/emend/core/error.h ${LIBDIR}/libemend_core.a ${LIBDIR}/cmake/emend/emendConfig.cmake
-             ${LIBDIR}/cmake/emend/emendTargets.cmake ${LIBDIR}/cmake/emend/emendConfigVersion.cmake)
+             ${LIBDIR}/cmake/emend/emendTargets.cmake ${LIBDIR}/cmake/emend/emendConfigVersion.cmake
+             share/bash-completion/completions/emend share/zsh/site-functions/_emend share/fish/vendor_completions.d/emend.fish
+             share/man/man1/emend.1 share/man/man1/emend-edit.1 share/man/man1/memit_edit.1)
   if(NOT EXISTS "${PREFIX}/${name}")
     message(SEND_ERROR "${PREFIX}: no ${name}")
   endif()

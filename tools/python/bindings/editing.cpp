@@ -67,7 +67,7 @@ struct PyRun {
 };
 
 std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts, const std::string& editor,
-                           const std::filesystem::path& out, bool resume, const py::object& hparams,
+                           const std::optional<std::filesystem::path>& out, bool resume, const py::object& hparams,
                            const py::object& overrides, const std::string& corpus, int64_t statistics_tokens,
                            const std::optional<std::string>& cache, uint64_t seed, const std::string& engine,
                            int64_t batch_size, const std::vector<std::string>& metrics,
@@ -75,7 +75,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            const std::string& on_collapse, const std::vector<std::string>& save,
                            const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
-  options.out = out.string();
+  options.out = out.value_or("").string();
   options.resume = resume;
   options.metrics.cache = cache_of(cache);
   options.metrics.names = metrics;
@@ -223,7 +223,7 @@ void bind_sessions(py::module_& module) {
           "undo", [](PyRun& self) { self.run->session().undo(); },
           "Gives the model back every byte that it had when the run began.");
   module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
-             py::arg("out") = std::filesystem::path(), py::arg("resume") = false, py::arg("hparams") = py::none(),
+             py::arg("out") = py::none(), py::arg("resume") = false, py::arg("hparams") = py::none(),
              py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
              py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("batch_size") = 0,
              py::arg("metrics") = std::vector<std::string>{"auto"},
@@ -231,7 +231,7 @@ void bind_sessions(py::module_& module) {
              py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
              py::arg("progress") = true,
              "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
-             "does.\nout: run folder; empty makes a new one in runs/. resume: go on with an interrupted run there.\n"
+             "does.\nout: run folder; None makes a new one in runs/. resume: go on with an interrupted run there.\n"
              "The other arguments are those of Session and of memit_edit.");
   module.def("editors", &list_editors, "Name, summary and paper of every editor.");
 }

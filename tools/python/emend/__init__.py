@@ -6,24 +6,34 @@
     print(model.generate(["The Eiffel Tower is in"]))
     session.undo()
 
-Tensors are torch tensors that share memory with the model. Errors are emend.Error.
+Tensors are torch tensors that share memory with the model. Errors are emend.Error. torch is loaded when it is first needed, not by the import.
 """
 import os as _os
+
+from ._errors import Error
 
 # Threads that wait sleep instead of spinning. OpenMP reads this when torch is loaded; a user's own choice wins.
 if "GOMP_SPINCOUNT" not in _os.environ:
     _os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch as _torch  # noqa: F401  brings the LibTorch that the module uses into the process
-
-from ._emend import (Applied, Evaluation, Fact, FactSet, ForwardResult, Hooks, Model, Pack, Patch, Run, Session, Trace, apply_pack,
-                     editors, evaluate, load, load_facts, load_pack, run, sites)
-from ._errors import Error
-from ._html import diff
+_MODULE = ["Applied", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Patch", "Run", "Session", "Trace",
+           "apply_pack", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
 
 __version__ = "0.1.0"
-__all__ = ["Applied", "Error", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Patch", "Run",
-           "Session", "Trace", "apply_pack", "diff", "edit", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
+__all__ = sorted([*_MODULE, "Error", "diff", "edit"])
+
+
+def __getattr__(name):
+    if name not in _MODULE and name != "diff":
+        raise AttributeError(f"module 'emend' has no attribute {name!r}")
+    import torch  # noqa: F401  brings the LibTorch that the module uses into the process
+    from . import _emend, _html
+    globals().update({each: getattr(_emend, each) for each in _MODULE}, diff=_html.diff)
+    return globals()[name]
+
+
+def __dir__():
+    return __all__
 
 
 def edit(model, facts, editor="", **options):
@@ -31,6 +41,7 @@ def edit(model, facts, editor="", **options):
 
     options are those of Session: hparams, overrides, corpus, statistics_tokens, cache, seed, engine, progress.
     """
+    from . import Session
     session = Session(model, editor, **options)
     session.edit(facts)
     return session

@@ -321,6 +321,13 @@ function showPacks({data, active}) {
     form.onchange = () => { const as = form.value; form.value = ""; if (as) save(`v1/packs/${name}/file?as=${as}`, name + end[as]).catch((error) => { note.textContent = error.message; }); };
     const facts = pack.facts.slice(0, 3).map((fact) => make("p", {className: "soft"}, fact.prompt.replace("{}", fact.subject) + " → " + fact.target_new));
     if (pack.facts.length > 3) facts.push(make("p", {className: "soft"}, `and ${pack.facts.length - 3} more`));
+    if (pack.strength !== null) {
+      const shown = make("output", {}, pack.strength.toFixed(2));
+      const slider = make("input", {type: "range", min: -2, max: 2, step: 0.05, value: pack.strength, "aria-label": "Strength of " + name});
+      slider.oninput = () => { shown.textContent = Number(slider.value).toFixed(2); };
+      slider.onchange = () => act("v1/packs/" + name, {strength: Number(slider.value)}, "PATCH");
+      facts.push(make("div", {className: "row"}, slider, shown));
+    }
     return make("li", {}, make("label", {}, on, name), make("span", {className: "soft"}, " " + pack.editor), ...facts, make("div", {className: "row"}, up, undo, form), note);
   }));
 }

@@ -1,0 +1,16 @@
+# Run by cmake --install: `program` and `verbs` are set.
+set(share "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/share")
+function(write_page file)
+  execute_process(COMMAND "${program}" ${ARGN} OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+  file(WRITE "${share}/${file}" "${text}")
+endfunction()
+foreach(name emend memit_edit) # bash and fish look for a file by the command's name
+  write_page(bash-completion/completions/${name} completion bash)
+  write_page(fish/vendor_completions.d/${name}.fish completion fish)
+endforeach()
+write_page(zsh/site-functions/_emend completion zsh)
+write_page(man/man1/emend.1 man emend)
+foreach(verb IN LISTS verbs)
+  write_page("man/man1/emend-${verb}.1" man "${verb}")
+endforeach()
+file(WRITE "${share}/man/man1/memit_edit.1" ".so man1/emend-edit.1\n")

@@ -1,0 +1,263 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/core/setting.h>
+#include <emend/devices/route.h>
+#include <emend/evaluation/health.h>
+#include <emend/workflow/direct/optimise.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <sstream>
+
+namespace emend::workflow {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kAnswered = 4;       // a trial that loses more than so many times max_kl is not answered
+constexpr double kMoreLoops = 10;     // percent of the answers that may go round beyond those before
+constexpr double kShortest = 0.5;     // of the words before; shorter answers break off
+constexpr double kLeastShare = 0.03;  // of the largest strength
+
+// A number from [0, 1) that depends on all of these alone (splitmix64).
+double chance(uint64_t seed, int trial, int which) {
+  uint64_t x = seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(trial) * 1000003ULL + static_cast<uint64_t>(which);
+  for (int i = 0; i < 2; ++i) {
+    x += 0x9E3779B97F4A7C15ULL;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    x ^= x >> 31;
+  }
+  return static_cast<double>(x >> 11) * 0x1.0p-53;
+}
+
+// What is searched: change, sign, strength, layer, reach, edge, attention, each in [0, 1).
+using Point = std::array<double, 7>;
+
+Point first_point(uint64_t seed, int trial) {  // evenly spread over the cube (Roberts' sequence)
+  Point point;
+  double root = 2;
+  for (int i = 0; i < 50; ++i) root = std::pow(1 + root, 1.0 / 8);
+  for (size_t k = 0; k < point.size(); ++k) {
+    const double x = chance(seed, 0, static_cast<int>(k)) + trial * std::pow(1 / root, static_cast<double>(k + 1));
+    point[k] = x - std::floor(x);
+  }
+  return point;
+}
+
+Point near_to(const Point& parent, uint64_t seed, int trial, double width) {
+  Point point = parent;
+  for (size_t k = 0; k < point.size(); ++k) {
+    const int draw = 10 * static_cast<int>(k + 1);
+    if (k < 2) {  // one of several: another now and then
+      if (chance(seed, trial, draw) < 0.1) point[k] = chance(seed, trial, draw + 1);
+      continue;
+    }
+    double step = -1.5;
+    for (int i = 0; i < 3; ++i) step += chance(seed, trial, draw + i);
+    point[k] = std::clamp(point[k] + width * step, 0.0, 0.999999);
+  }
+  return point;
+}
+
+DirectTrial trial_at(const Point& point, int number, std::span<const DirectChange> changes, double most) {
+  DirectTrial trial{.number = number, .change = static_cast<int>(point[0] * static_cast<double>(changes.size()))};
+  const auto& change = changes[static_cast<size_t>(trial.change)];
+  int first = change.figures.front().layer, last = first;
+  for (const auto& figures : change.figures) {
+    first = std::min(first, figures.layer);
+    last = std::max(last, figures.layer);
+  }
+  const double span = last - first, sign = change.pack.editor == "ablate" || point[1] >= 0.5 ? 1 : -1;
+  trial.strength = sign * most * std::pow(kLeastShare, 1 - point[2]);
+  trial.layer = first + point[3] * span;
+  trial.reach = 1 + 0.6 * point[4] * span;
+  trial.edge = point[5];
+  trial.attention = point[6];
+  return trial;
+}
+
+struct Searching {
+  models::Model& model;
+  std::span<const DirectChange> changes;
+  const OptimiseOptions& options;
+  const Handles& lent;
+  std::vector<std::vector<int64_t>> neutral = {};
+  std::vector<Point> points = {};
+  at::Tensor neutral_before = {};
+  double words_before = 0, loops_before = 0;
+  Optimum found = {};
+
+  [[nodiscard]] bool better(double a, double b) const { return options.raise ? a > b : a < b; }
+};
+
+// Log-probabilities of the token after each neutral text, [texts, V] on the host.
+at::Tensor expectations(const Searching& search) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;
+  in_batches(search.neutral, "neutral texts", {.cancel = search.lent.cancel}, [&](const models::TokenBatch& batch) {
+    models::ForwardOptions pass;
+    pass.logit_tokens.emplace();
+    for (int64_t r = 0; r < batch.rows(); ++r) pass.logit_tokens->push_back(batch.token(r, -1));
+    const at::Tensor logits = search.model.forward(batch, pass).logits;
+    parts.push_back(devices::to_host(at::log_softmax(logits.to(at::kFloat), -1), devices::Purpose::kLogits));
+  });
+  return at::cat(parts);
+}
+
+std::vector<std::string> answers_of(const Searching& search) {
+  const auto& options = search.options;
+  return read_answers(search.model, options.prompts, options.max_new_tokens, options.chat, search.lent);
+}
+
+double words_of(const std::vector<std::string>& texts) {
+  return Scorer{"", "length", {}}.score(texts);
+}
+double loops_of(const std::vector<std::string>& texts) {
+  return Scorer{"", "loops", {}}.score(texts);
+}
+
+void measure(const Searching& search, DirectTrial& trial) {
+  const TrialChange acting(search.model, search.changes[static_cast<size_t>(trial.change)],
+                           [&](const DirectFigures& weight) { return trial.at(weight); });
+  trial.kl = evaluation::mean_divergence(search.neutral_before, expectations(search));
+  if (!std::isfinite(trial.kl)) trial.kl = 1e9;
+  if (!(trial.kl <= kAnswered * search.options.max_kl)) return;
+  const auto texts = answers_of(search);
+  const bool whole = search.options.scorer.kind == "length" || words_of(texts) >= kShortest * search.words_before;
+  if (whole && loops_of(texts) <= search.loops_before + kMoreLoops) trial.score = search.options.scorer.score(texts);
+}
+
+// The trials that no other beats in both, from little lost to much.
+std::vector<int> front_of(const Searching& search) {
+  std::vector<int> order, front;
+  const auto& trials = search.found.trials;
+  for (const auto& trial : trials)
+    if (trial.score) order.push_back(trial.number);
+  const auto one = [&](int number) -> const DirectTrial& { return trials[static_cast<size_t>(number)]; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return one(a).kl != one(b).kl ? one(a).kl < one(b).kl : search.better(*one(a).score, *one(b).score);
+  });
+  for (const int number : order)
+    if (search.better(*one(number).score, front.empty() ? search.found.score_before : *one(front.back()).score))
+      front.push_back(number);
+  return front;
+}
+
+// A third of the trials spread evenly, the others near those of the front, nearer and nearer.
+Point next_point(const Searching& search, int number) {
+  const auto& options = search.options;
+  const int spread = std::max(1, options.trials / 3);
+  const auto front = front_of(search);
+  if (number < spread || front.empty() || chance(options.seed, number, 1) < 0.1)
+    return first_point(options.seed, number);
+  const auto which = static_cast<size_t>(chance(options.seed, number, 2) * static_cast<double>(front.size()));
+  const double left = static_cast<double>(options.trials - number) / options.trials;
+  return near_to(search.points[static_cast<size_t>(front[which])], options.seed, number, 0.1 + 0.3 * left);
+}
+
+json settings_of(const Searching& search) {
+  const auto& o = search.options;
+  json settings = {{"model", search.model.fingerprint()},
+                   {"about", o.about},
+                   {"scorer", {o.scorer.name, o.scorer.kind, o.scorer.words}},
+                   {"raise", o.raise},
+                   {"tokens", o.max_new_tokens},
+                   {"chat", o.chat},
+                   {"trials", o.trials},
+                   {"seed", o.seed},
+                   {"most", o.most},
+                   {"max_kl", o.max_kl},
+                   {"prompts", json::array()}};
+  for (const auto* prompts : {&o.prompts, &o.neutral})
+    for (const auto& prompt : *prompts) settings["prompts"].push_back({prompt.system, prompt.prompt, prompt.reply});
+  return settings;
+}
+
+// The finished trials of an interrupted search; a line that a kill cut off does not count.
+std::vector<DirectTrial> read_journal(const Searching& search, const json& settings) {
+  std::vector<DirectTrial> trials;
+  const auto& path = search.options.journal;
+  if (path.empty() || !std::filesystem::exists(path)) return trials;
+  std::istringstream lines(read_file(path));
+  std::string line;
+  if (!std::getline(lines, line) || parse_json(line, path.string()) != settings)
+    throw Error(ErrorClass::kInvalidArgument,
+                {path.string(), "a search with other settings or another model", "the one that is to go on",
+                 "take the same settings, or another folder"});
+  while (std::getline(lines, line)) {
+    const json one = parse_json(line, path.string());
+    DirectTrial trial{.number = one.at("trial"), .kl = one.at("kl")};
+    if (!one.at("score").is_null()) trial.score = one.at("score").get<double>();
+    trials.push_back(trial);
+  }
+  return trials;
+}
+
+void require_search(std::span<const DirectChange> changes, const OptimiseOptions& options) {
+  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, ""});
+  };
+  if (changes.empty()) refuse("optimise", "no change", "at least one");
+  if (options.prompts.empty()) refuse("optimise", "no prompts", "some that the scorer's answers are asked with");
+  if (options.trials < 1) refuse(setting("trials"), std::to_string(options.trials), "1 or more");
+}
+
+}  // namespace
+
+double DirectTrial::at(const DirectFigures& weight) const {
+  const double away = std::abs(weight.layer - layer) / reach;
+  if (away > 1) return 0;
+  return strength * (1 - (1 - edge) * away) * (weight.part == models::Part::kAttnOut ? attention : 1);
+}
+
+json DirectTrial::to_json() const {
+  return {{"trial", number},        {"change", change}, {"strength", strength},
+          {"layer", layer},         {"reach", reach},   {"edge", edge},
+          {"attention", attention}, {"kl", kl},         {"score", score ? json(*score) : json()}};
+}
+
+Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> changes, const OptimiseOptions& options,
+                           const Handles& lent) {
+  require_search(changes, options);
+  Searching search{model, changes, options, lent};
+  const json settings = settings_of(search);
+  const auto earlier = read_journal(search, settings);
+  for (const auto& prompt : options.neutral) search.neutral.push_back(prompt_ids(model, prompt, options.chat));
+  if (search.neutral.empty()) {
+    search.neutral = own_writing(model, options.seed + 1, lent, 32);
+    for (size_t i = 0; i < search.neutral.size(); ++i)
+      search.neutral[i].resize(std::min<size_t>(search.neutral[i].size(), 6 + i % 25));
+  }
+  search.neutral_before = expectations(search);
+  const auto before = answers_of(search);
+  search.words_before = words_of(before);
+  search.loops_before = loops_of(before);
+  search.found.score_before = options.scorer.score(before);
+  std::string journal = settings.dump() + "\n";
+  for (int number = 0; number < options.trials; ++number) {
+    lent.cancel.check("optimise");
+    search.points.push_back(next_point(search, number));
+    auto trial = trial_at(search.points.back(), number, changes, options.most);
+    if (static_cast<size_t>(number) < earlier.size()) {
+      trial.kl = earlier[static_cast<size_t>(number)].kl;
+      trial.score = earlier[static_cast<size_t>(number)].score;
+    } else {
+      measure(search, trial);
+    }
+    journal += trial.to_json().dump() + "\n";
+    if (!options.journal.empty() && static_cast<size_t>(number) >= earlier.size()) write_file(options.journal, journal);
+    search.found.trials.push_back(trial);
+    if (lent.progress) lent.progress({"trials", number + 1.0, static_cast<double>(options.trials), ""});
+  }
+  search.found.front = front_of(search);
+  for (const int number : search.found.front)
+    if (search.found.trials[static_cast<size_t>(number)].kl <= options.max_kl) search.found.chosen = number;
+  return search.found;
+}
+
+}  // namespace emend::workflow
