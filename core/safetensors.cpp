@@ -153,6 +153,10 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     }
   }
   refuse_overlap(path, tensors_);
+  uint64_t end = data_begin;
+  for (const auto& [name, info] : tensors_) end = std::max<uint64_t>(end, info.offset + info.bytes);
+  if (end != file_->size())
+    corrupt(path, std::to_string(file_->size() - end) + " bytes behind the last tensor", "the end of the file");
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {

@@ -345,6 +345,18 @@ class Process(unittest.TestCase):
         self.assertIn("rome", error.expected)
         self.assertEqual(error.advice, 'did you mean "memit"?')
 
+    def test_contradictions_are_refused_as_by_the_programs(self):
+        model = emend.load(str(MODEL))
+        two = [{"prompt": "The capital of {} is", "subject": "Kenya", "target_new": target} for target in ("Oslo", "Rome")]
+        before = weights(model)
+        with self.assertRaises(emend.Error) as caught:
+            emend.edit(model, two, **MEMIT)
+        self.assertIn("facts:2", caught.exception.where)
+        self.assertIn("facts:1", str(caught.exception))
+        self.assertTrue(same(weights(model), before))
+        emend.edit(model, two, allow_conflicts=True, **MEMIT)
+        self.assertFalse(same(weights(model), before))
+
     def test_models_do_not_meet_and_devices_can_be_simulated(self):
         one, two = emend.load(str(MODEL)), emend.load(str(MODEL), device_map="sim:2")
         before = two.logits(TEXT).cpu()

@@ -88,7 +88,8 @@ TEST_F(RunTest, OneVerdictInEveryPlaceForEveryEditor) {
   auto model = models::load_placed(fixture(""));
   ASSERT_FALSE(evaluation::answers(model, facts.facts)[0].said);
   // The fewest characters of its own text that are whole words of it.
-  const std::string own = evaluation::write_on(model, {facts.facts[0].full_prompt()}, {.whole_sentence = false})[0].text;
+  const std::string own =
+      evaluation::write_on(model, {facts.facts[0].full_prompt()}, {.whole_sentence = false})[0].text;
   size_t end = 1;
   const auto begins = [&] {
     const std::string part = own.substr(0, end);
@@ -130,6 +131,7 @@ TEST_F(RunTest, OneVerdictInEveryPlaceForEveryEditor) {
       EXPECT_NE(run.summary().find(std::to_string(lines["said"]) + " said by the model now"), std::string::npos);
       EXPECT_TRUE(run.said_enough()) << "nothing was asked for";
       for (const auto& verdict : run.record().verdicts) ++seen[verdict.verdict];
+      EXPECT_EQ(run.session().pack().facts.size(), static_cast<size_t>(lines["said"] + lines["not_said"])) << info.name;
       run.session().undo();
     }
   EXPECT_GT(seen[Verdict::kSaid], 0);

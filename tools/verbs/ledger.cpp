@@ -85,16 +85,18 @@ int change_model(LedgerArguments& options, const Common& common, const std::func
   return print_ledger(editors::Ledger(options.out, common.log), options.out, common);
 }
 
-LedgerArguments& common_setup(Options& o) {
+constexpr const char* kElsewhere = " (or, with --out, a GGUF file or ORG/NAME)";
+
+LedgerArguments& common_setup(Options& o, const std::string& more = "") {
   auto& options = o.arguments<LedgerArguments>();
-  o.add("--model", &options.model.model, "model folder (or, with --out, a GGUF file or ORG/NAME)", {.type = "MODEL"});
+  o.add("--model", &options.model.model, "model folder" + more, {.type = "MODEL"});
   return options;
 }
 
 }  // namespace
 
 VerbRun setup_apply(Options& o) {
-  auto& options = common_setup(o);
+  auto& options = common_setup(o, kElsewhere);
   o.add("PACK", &options.edits, "edit packs, applied in this order", {.type = "FILE", .required = true})
       .add("--out", &options.out, "leave the model as it is and write the edited one here", {.type = "DIR"});
   add_base_options(o, options.apply, "apply packs that were made for any other model");
@@ -106,7 +108,7 @@ VerbRun setup_apply(Options& o) {
 }
 
 VerbRun setup_revert(Options& o) {
-  auto& options = common_setup(o);
+  auto& options = common_setup(o, kElsewhere);
   o.add("EDIT", &options.edits, "ids (or a unique beginning), or pack files", {.type = "ID"})
       .add("--all", &options.all, "every edit: the files get their original bytes", {.excludes = "EDIT"})
       .add("--out", &options.out, "leave the model as it is and write the other one here", {.type = "DIR"});

@@ -115,12 +115,16 @@ nlohmann::ordered_json save(const TuneArguments& options, const workflow::RunDir
   nlohmann::ordered_json files;
   editors::export_peft(folder / "adapter", pack, model);
   files["adapter"] = (folder / "adapter").string();
-  if (options.merge) {
-    editors::EditTransaction transaction(model);
-    for (const auto& delta : result.deltas) editors::apply_delta(delta, transaction);
-    models::save_model(model, folder / "model");
-    files["merged model"] = (folder / "model").string();
-  }
+  if (options.merge) try {
+      editors::EditTransaction transaction(model);
+      for (const auto& delta : result.deltas) editors::apply_delta(delta, transaction);
+      models::save_model(model, folder / "model");
+      files["merged model"] = (folder / "model").string();
+    } catch (...) {
+      std::error_code ignored;
+      std::filesystem::remove_all(folder / "adapter", ignored);  // both or neither
+      throw;
+    }
   return files;
 }
 

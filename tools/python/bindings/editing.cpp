@@ -2,6 +2,7 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
+#include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 
 #include "bindings.h"
@@ -72,7 +73,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            const std::optional<std::string>& cache, uint64_t seed, const std::string& engine,
                            int64_t batch_size, const std::vector<std::string>& metrics,
                            const std::vector<std::string>& eval_at, const std::string& protocol,
-                           const std::string& on_collapse, const std::vector<std::string>& save,
+                           const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
                            const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.out = out.value_or("").string();
@@ -84,6 +85,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   options.protocol = protocol;
   options.on_collapse = on_collapse;
   options.save = save;
+  options.allow_conflicts = allow_conflicts;
   auto set = facts_of(facts);
   auto made = std::make_unique<PyRun>();
   made->model = std::move(model);
@@ -94,8 +96,11 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   return made;
 }
 
-py::object edit(PySession& self, const py::object& facts) {
+py::object edit(PySession& self, const py::object& facts, bool allow_conflicts) {
   const auto set = facts_of(facts);
+  workflow::RunOptions options;
+  options.allow_conflicts = allow_conflicts;
+  workflow::refuse_contradictions(set, options);
   nlohmann::json result;
   {
     const py::gil_scoped_release unlocked;
@@ -163,9 +168,9 @@ void bind_sessions(py::module_& module) {
            "cache: folder of key statistics; empty: the one that the programs use; None: none are kept.\n"
            "progress: True draws on standard error; or called as progress(phase, done, total, detail) between steps: "
            "returning False or raising ends the edit and leaves every weight as it was; None: nothing.")
-      .def("edit", &edit, py::arg("facts"),
+      .def("edit", &edit, py::arg("facts"), py::kw_only(), py::arg("allow_conflicts") = false,
            "Writes one batch into the model: a FactSet, a list of Fact or dict, or the path of a facts file. Returns "
-           "what happened, as a dictionary.")
+           "what happened, as a dictionary. Facts that cannot be true together are refused unless allow_conflicts.")
       .def(
           "finish", [](PySession& self) { self.session->finish(); },
           "To be called once after the last batch (PRUNE corrects the sum of all changes here).")
@@ -229,7 +234,7 @@ void bind_sessions(py::module_& module) {
              py::arg("metrics") = std::vector<std::string>{"auto"},
              py::arg("eval_at") = std::vector<std::string>{"end"}, py::arg("protocol") = "sequential",
              py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
-             py::arg("progress") = true,
+             py::arg("allow_conflicts") = false, py::arg("progress") = true,
              "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
              "does.\nout: run folder; None makes a new one in runs/. resume: go on with an interrupted run there.\n"
              "The other arguments are those of Session and of memit_edit.");
