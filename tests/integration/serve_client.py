@@ -179,7 +179,9 @@ def packs():
     assert server.call("/v1/packs/again", {"active": True}, "PATCH")[0] == 409
     for wrong in ({"facts": [{"prompt": "no place", "subject": "x", "target_new": "y"}]}, {"facts": 3}, {},
                   {"facts": FACTS["ben"], "editor": "none"}, {"facts": FACTS["ben"], "hparams": "/etc/passwd"},
-                  {"facts": FACTS["ben"], "settings": {"v_lr": "../x"}}, {"facts": FACTS["ben"], "name": "../up"}):
+                  {"facts": FACTS["ben"], "settings": {"v_lr": "../x"}}, {"facts": FACTS["ben"], "settings": {"v_lrr": 1}},
+                  {"facts": FACTS["ben"], "seed": -1}, {"facts": FACTS["ben"], "editr": "rome"}, {"facts": FACTS["ben"], "eval": ["nope"]},
+                  {"facts": FACTS["ben"] + [{**FACTS["ben"][0], "target_new": "Lima"}]}, {"facts": FACTS["ben"], "name": "../up"}):
         assert server.call("/v1/edits", wrong)[0] == 400, wrong
     found = server.ask("/v1/lint", {"facts": json.dumps(FACTS["anna"][0]) + "\n{\"prompt\": 3}\n"})["findings"]
     assert any(one["line"] == 2 and one["severity"] == "error" for one in found), found

@@ -2,7 +2,9 @@
 
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/registry.h>
+#include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 
 #include <algorithm>
@@ -76,9 +78,10 @@ struct Jobs::Job {
   std::exception_ptr failure;
 };
 
-Jobs::Jobs(std::function<models::Model()> load, PackFolder& packs, fs::path work, workflow::RunOptions defaults,
-           workflow::Handles lent)
+Jobs::Jobs(std::function<models::Model()> load, std::function<void(const workflow::RunOptions&)> check,
+           PackFolder& packs, fs::path work, workflow::RunOptions defaults, workflow::Handles lent)
     : load_(std::move(load)),
+      check_(std::move(check)),
       packs_(packs),
       work_(std::move(work)),
       defaults_(std::move(defaults)),
@@ -103,12 +106,17 @@ Jobs::~Jobs() {
 }
 
 ordered_json Jobs::add(const json& request) {
+  const std::vector<std::string> fields = {"facts",   "format", "editor", "name",  "settings",
+                                           "hparams", "seed",   "eval",   "active"};
+  for (const auto& [name, value] : request.items())
+    if (std::find(fields.begin(), fields.end(), name) == fields.end())
+      refuse("no field " + name + "; " + did_you_mean(name, fields, "expected " + join(fields)));
+  if (request.contains("seed") && !request["seed"].is_number_unsigned()) refuse("seed: expected a number from 0 on");
   auto job = std::make_shared<Job>();
   job->id = random_id();
   job->options = defaults_;
   auto& options = job->options;
   options.editor = request.value("editor", defaults_.editor);
-  if (!options.editor.empty()) (void)editors::find_editor(options.editor);
   if (const std::string preset = request.value("hparams", ""); !preset.empty()) {
     if (preset.find_first_of("/\\.") != std::string::npos) refuse("hparams: expected the name of a preset");
     options.hparams = preset;
@@ -124,6 +132,8 @@ ordered_json Jobs::add(const json& request) {
   datasets::ReadOptions read;
   read.format = request.value("format", "auto");
   job->facts = datasets::parse_facts(facts.is_string() ? facts.get<std::string>() : facts.dump(), "facts", read);
+  check_(options);
+  workflow::refuse_contradictions(job->facts, options);
   job->name = request.value("name", "");
   const std::lock_guard lock(mutex_);
   if (job->name.empty()) {

@@ -26,9 +26,9 @@ namespace emend::tools::serve {
 
 class Jobs {
  public:
-  /// `load` makes the second copy; it is called before the first job.
-  Jobs(std::function<models::Model()> load, PackFolder& packs, std::filesystem::path work,
-       workflow::RunOptions defaults, workflow::Handles lent);
+  /// `load` makes the second copy; it is called before the first job. `check` throws for options that cannot be run.
+  Jobs(std::function<models::Model()> load, std::function<void(const workflow::RunOptions&)> check, PackFolder& packs,
+       std::filesystem::path work, workflow::RunOptions defaults, workflow::Handles lent);
   ~Jobs();
   void stop();  ///< cancels what runs and what waits
   Jobs(const Jobs&) = delete;
@@ -61,6 +61,7 @@ class Jobs {
   void forget_old();
 
   const std::function<models::Model()> load_;
+  const std::function<void(const workflow::RunOptions&)> check_;
   PackFolder& packs_;
   const std::filesystem::path work_;
   const workflow::RunOptions defaults_;

@@ -74,14 +74,22 @@ std::string base_name(const models::Checkpoint& checkpoint) {
   return name;
 }
 
+void require_metrics(const std::vector<std::string>& names) {
+  for (const auto& name : names)
+    if (name != "auto" && name != "none") (void)evaluation::metric_info(name);
+}
+
 int run_serve(const ServeArguments& given, Common& common) {
   ServeArguments options = given;
   check(options);
   const auto checkpoint = open_named(options.edit.model);
-  const auto& editor = workflow::chosen_editor(options.edit, checkpoint.get());
-  if (!options.edit.hparams.empty()) (void)workflow::find_hparams(editor.name, options.edit.hparams, {}, *checkpoint);
-  for (const auto& name : options.edit.metrics.names)
-    if (name != "auto" && name != "none") (void)evaluation::metric_info(name);
+  const auto runnable = [checkpoint](const workflow::RunOptions& edit) {
+    const auto& editor = workflow::chosen_editor(edit, checkpoint.get());
+    require_metrics(edit.metrics.names);
+    (void)editor.effective(workflow::find_hparams(editor.name, edit.hparams, edit.set, *checkpoint), Log());
+  };
+  require_metrics(options.edit.metrics.names);
+  if (!options.edit.editor.empty() || !options.edit.hparams.empty()) runnable(options.edit);
   auto model = load_named(checkpoint, options.edit.model, common);
   (void)model.tokenizer();
   const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
@@ -91,7 +99,7 @@ int run_serve(const ServeArguments& given, Common& common) {
   const auto load = [&] { return load_named(checkpoint, options.edit.model, common); };
   serve::Engine engine(model, options.engine);
   serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits);
-  serve::Jobs jobs(load, packs, place.path() / ".work", options.edit, lent);
+  serve::Jobs jobs(load, runnable, packs, place.path() / ".work", options.edit, lent);
   serve::Api api{engine, packs, jobs, completions, place.path() / ".work"};
   serve::HttpServer server(options.http, serve::api_routes(api));
   spell_settings([](std::string_view name) { return "\"" + std::string(name) + "\""; });  // fields, from here on
