@@ -347,6 +347,7 @@ FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* a
 
 const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
+      {"blank-target", "warning: rows without a target are left out"},
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},

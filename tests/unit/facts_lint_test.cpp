@@ -99,6 +99,10 @@ TEST(FactsLint, NamesControlCharactersAndOverlongTexts) {
     EXPECT_EQ(found({bad}), Names({"unusable-row@1"}));
 }
 
+TEST(FactsLint, SaysWhatIsLeftOut) {
+  EXPECT_EQ(found({row("{} is", "A", "b"), row("{} was", "B", "")}), Names({"blank-target@f.jsonl"}));
+}
+
 TEST(FactsLint, ANumberIsNoTarget) {
   const auto set = facts({{{"prompt", "{} has"}, {"subject", "A week"}, {"target_new", 7}}});
   ASSERT_EQ(set.bad_rows.size(), 1U);
@@ -145,7 +149,7 @@ TEST(FactsLint, MoreChecksComeFromOutside) {
 TEST(FactsLint, EveryCheckIsDocumented) {
   std::set<std::string> names;
   for (const LintInfo& check : lint_checks()) EXPECT_TRUE(names.insert(check.name).second);
-  EXPECT_EQ(names.size(), 18U);
+  EXPECT_EQ(names.size(), 19U);
 }
 
 }  // namespace facts_lint_test

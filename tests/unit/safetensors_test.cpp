@@ -84,6 +84,12 @@ TEST_F(SafetensorsTest, RefusesHostileHeaders) {
   EXPECT_EQ(error_of_opening(), ErrorClass::kUnsupported);
 }
 
+TEST_F(SafetensorsTest, RefusesBytesBehindTheLastTensor) {
+  write_safetensors(path_, {{"a", at::ones({2})}}, {});
+  write_file(path_, read_file(path_) + "x");
+  EXPECT_EQ(error_of_opening(), ErrorClass::kCorruption);
+}
+
 TEST_F(SafetensorsTest, PatchingBackRestoresEveryByte) {
   write_safetensors(path_, {{"a", at::rand({3, 4})}, {"b", at::rand({5}).to(at::kHalf)}, {"c", at::rand({2})}});
   const std::string before = read_file(path_);
