@@ -171,7 +171,7 @@ CLI::Option* add_option(CLI::App& app, const Option& option) {
   return app.add_option_function<std::string>(option.names, parse);
 }
 
-// "0 or more", "more than 0", "1 to 5"; for whole numbers without a fraction.
+// "a whole number from 0 on", "a number above 0 up to 1".
 std::string limits_text(const Limits& limits, bool whole) {
   const auto number = [&](double value) {
     std::ostringstream text;
