@@ -1,9 +1,12 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/models/control_vector.h>
 #include <emend/models/gguf/detail/gguf_container.h>
+#include <emend/models/running_pass.h>
 
+#include <algorithm>
 #include <charconv>
 
 namespace emend::models {
@@ -14,18 +17,18 @@ constexpr std::string_view kPrefix = "direction.";
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& got, const std::string& expected) {
   throw Error(ErrorClass::kCorruption, {path.string(), got, expected,
-                                        "a control vector is what emend direct fit, repeng or llama-cvector-generator "
-                                        "writes"});
+                                        "a control vector is what emend direct fit, repeng, EasySteer or "
+                                        "llama-cvector-generator writes"});
 }
 
-// N of "direction.N".
-int layer_of(const std::filesystem::path& path, const std::string& name) {
+// N of "direction.N", from `least` on.
+int layer_of(const std::filesystem::path& path, const std::string& name, int least) {
   int layer = -1;
   const char* end = name.data() + name.size();
   const auto digits = name.data() + std::min(name.size(), kPrefix.size());
   const auto parsed = std::from_chars(digits, end, layer);
-  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < 1)
-    refuse(path, "tensor \"" + name + "\"", "tensors direction.N with N from 1 on");
+  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < least)
+    refuse(path, "tensor \"" + name + "\"", "tensors direction.N with N from " + std::to_string(least) + " on");
   return layer;
 }
 
@@ -35,12 +38,14 @@ ControlVector read_control_vector(const std::filesystem::path& path) {
   const GgufFile file(path);
   ControlVector vector;
   const auto architecture = file.text("general.architecture");
-  if (architecture && *architecture != kArchitecture)
+  // EasySteer's have a direction behind block 0, which llama.cpp refuses; it names its method.
+  const bool easy_steer = architecture == "steervector" || file.text("controlvector.method");
+  if (architecture && *architecture != kArchitecture && !easy_steer)
     refuse(path, "a GGUF file of the architecture \"" + *architecture + "\"", "\"controlvector\"");
   vector.model_hint = file.text("controlvector.model_hint").value_or("");
   int64_t width = -1;
   for (const GgufTensor& tensor : file.tensors()) {
-    const int layer = layer_of(path, tensor.name);
+    const int layer = layer_of(path, tensor.name, easy_steer ? 0 : 1);
     if (tensor.type != GgmlType::kF32 || tensor.shape.size() != 1)
       refuse(path, tensor.name + " of type " + std::string(to_string(tensor.type)), "one row of F32");
     if (width < 0) width = tensor.shape[0];
@@ -48,6 +53,7 @@ ControlVector read_control_vector(const std::filesystem::path& path) {
       refuse(path, tensor.name + " of width " + std::to_string(tensor.shape[0]), "one width, " + std::to_string(width));
     const auto values = at::from_blob(const_cast<std::byte*>(file.data(tensor)), tensor.shape, at::kFloat).clone();
     if (!at::isfinite(values).all().item<bool>()) refuse(path, tensor.name + " with NaN or infinite values", "numbers");
+    if (const auto from = file.number("controlvector.origin." + std::to_string(layer))) vector.origin[layer] = *from;
     if (!vector.layers.emplace(layer, values).second) refuse(path, "layer " + std::to_string(layer) + " twice", "once");
   }
   if (vector.layers.empty()) refuse(path, "no direction", "tensors direction.N with N from 1 on");
@@ -70,32 +76,88 @@ void write_control_vector(const std::filesystem::path& path, const ControlVector
   metadata.set_text("general.architecture", kArchitecture);
   metadata.set_text("controlvector.model_hint", vector.model_hint);
   metadata.set_integer("controlvector.layer_count", static_cast<int64_t>(outputs.size()));
+  for (const auto& [layer, from] : vector.origin)
+    if (layer > 0 && vector.layers.contains(layer))
+      metadata.set_number("controlvector.origin." + std::to_string(layer), from);
   (void)detail::write_container(path, metadata, 32, outputs);
 }
 
-Steering::Steering(const Model& model, const ControlVector& vector, double strength, LayerRange layers,
-                   const std::string& where)
-    : session_(model.hooks()) {
-  const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, "use a vector that was made for this model"});
+LayerRange LayerRange::parse(const std::string& text) {
+  if (text.empty()) return {};
+  LayerRange range;
+  const char *begin = text.data(), *end = begin + text.size();
+  auto parsed = std::from_chars(begin, end, range.first);
+  range.last = range.first;
+  bool good = parsed.ec == std::errc();
+  if (good && parsed.ptr != end) {
+    good = *parsed.ptr == '-';
+    if (good) parsed = std::from_chars(parsed.ptr + 1, end, range.last);
+    good = good && parsed.ec == std::errc() && parsed.ptr == end;
+  }
+  if (!good || range.first < 0 || range.last < range.first)
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("layers"), "\"" + text + "\"", "A-B with A from 0 on and B not below A", "such as 8-14"});
+  return range;
+}
+
+namespace {
+
+// The share of the effect that each token gets, [N, 1] float32; undefined: all of it.
+at::Tensor shares(int64_t decay, const at::Tensor& x) {
+  const RunningPass* pass = RunningPass::now();
+  if (decay == 0 || !pass || pass->batch.tokens() != x.size(0)) return {};
+  std::vector<float> all;
+  for (int64_t r = 0; r < pass->batch.rows(); ++r) {
+    const auto done = static_cast<float>(pass->answered[static_cast<size_t>(r)]);
+    all.insert(all.end(), static_cast<size_t>(pass->batch.length(r)),
+               std::max(0.0F, 1 - done / static_cast<float>(decay)));
+  }
+  return devices::route_like(at::tensor(all).unsqueeze(1), x, devices::Purpose::kDelta);
+}
+
+// What is added to states [N, D].
+at::Tensor push(const at::Tensor& x, const at::Tensor& d, const SteerOptions& options, double origin) {
+  if (options.by == "add") return options.strength * d.unsqueeze(0);
+  const at::Tensor at_N = x.to(at::kFloat).mv(d) / d.square().sum().clamp_min(1e-30) - origin;
+  at::Tensor missing = options.strength - at_N;
+  if (options.by == "at-least") missing = missing.clamp_min(0);
+  if (options.by == "at-most") missing = missing.clamp_max(0);
+  return missing.unsqueeze(1) * d;
+}
+
+}  // namespace
+
+std::vector<hooks::HookHandle> attach_steering(const Model& model, const ControlVector& vector,
+                                               const SteerOptions& options, const std::string& where) {
+  const auto refuse = [&](const std::string& got, const std::string& expected, const std::string& advice) {
+    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
   };
-  int steered = 0;
+  if (const auto& by = options.by; by != "add" && by != "clamp" && by != "at-least" && by != "at-most")
+    refuse("to steer by \"" + by + "\"", "add, clamp, at-least or at-most", "");
+  std::vector<hooks::HookHandle> handles;
   for (const auto& [layer, values] : vector.layers) {
+    const char* const made = "use a vector that was made for this model";
     if (layer >= model.n_layers())
       refuse("a direction for layer " + std::to_string(layer),
-             "layers up to " + std::to_string(model.n_layers() - 1) + ", the model's last");
+             "layers up to " + std::to_string(model.n_layers() - 1) + ", the model's last", made);
     if (values.numel() != model.hidden_size())
       refuse("directions of width " + std::to_string(values.numel()),
-             std::to_string(model.hidden_size()) + ", the width of the model");
-    if (!layers.contains(layer)) continue;
-    ++steered;
-    session_.edit({hooks::Site::kLayerOut, layer}, [added = values * strength](const at::Tensor& x) mutable {
-      added = devices::route_like(added, x, devices::Purpose::kDelta, devices::Dtype::kMatch);
-      return x + added;
-    });
+             std::to_string(model.hidden_size()) + ", the width of the model", made);
+    if (!options.layers.contains(layer)) continue;
+    const auto from = vector.origin.find(layer);
+    handles.push_back(model.hooks()
+                          .at({hooks::Site::kLayerOut, layer})
+                          .add([d = values, options,
+                                origin = from == vector.origin.end() ? 0 : from->second](const at::Tensor& x) mutable {
+                            d = devices::route_like(d, x, devices::Purpose::kDelta);
+                            at::Tensor added = push(x, d, options, origin);
+                            if (const at::Tensor share = shares(options.decay, x); share.defined())
+                              added = added * share;
+                            return x + added.to(x.scalar_type());
+                          }));
   }
-  if (steered == 0) refuse("no direction in the layers asked for", "at least one");
-  session_.attach();
+  if (handles.empty()) refuse("no direction in the layers asked for", "at least one", "name other layers");
+  return handles;
 }
 
 }  // namespace emend::models

@@ -1,16 +1,17 @@
-// Directions in the residual stream: one vector a layer, added to what the layer hands on.
+// Directions in the residual stream: one vector a layer, by which what the layer hands on is steered.
 //
-// As a file: the control vectors that llama.cpp, repeng and others exchange (GGUF, tensors "direction.N"). Tensor N
-// acts behind block N, counted from 0 as everywhere in emend; the format has none behind block 0.
+// As a file: the control vectors that llama.cpp, repeng, EasySteer and others exchange (GGUF, tensors "direction.N").
+// Tensor N acts behind block N, counted from 0 as everywhere in emend; llama.cpp's have none behind block 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <emend/hooks/hook_session.h>
+#include <emend/hooks/hook_point.h>
 #include <emend/models/model.h>
 
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace emend::models {
 
@@ -18,32 +19,52 @@ namespace emend::models {
 struct ControlVector {
   std::string model_hint;            ///< what it was made for ("llama"); nothing is decided by it
   std::map<int, at::Tensor> layers;  ///< block → [D] float32, host
+  /// Block → coordinate along the direction, in its lengths, that counts as 0 where states are clamped; none: 0 itself.
+  std::map<int, double> origin = {};
 };
 
 /// First and last layer, both included; -1 leaves an end open.
 struct LayerRange {
   int first = -1, last = -1;
   [[nodiscard]] bool contains(int layer) const noexcept { return layer >= first && (last < 0 || layer <= last); }
+  /// "4-8", "4" or nothing. Throws Error(kInvalidArgument).
+  [[nodiscard]] static LayerRange parse(const std::string& text);
 };
 
 /// Throws Error(kNotFound), Error(kCorruption) naming file and tensor for a file that is no control vector (another
-/// architecture, no tensor direction.N with N ≥ 1, another type than F32, several widths, values that are not finite).
+/// architecture, no tensor direction.N, N = 0 unless EasySteer wrote it, another type than F32, several widths, values
+/// that are not finite).
 [[nodiscard]] ControlVector read_control_vector(const std::filesystem::path& path);
 /// Writes what llama.cpp reads, atomically; a vector behind block 0 is left out. Throws Error(kInvalidArgument) if
 /// nothing is left, Error(kIo).
 void write_control_vector(const std::filesystem::path& path, const ControlVector& vector);
 
-/// While it lives, `strength` times each layer's vector is added behind that layer. The model must outlive it. Layers
-/// that the vector lacks stay as they are.
+struct SteerOptions {
+  double strength = 1;
+  LayerRange layers = {};
+  /// "add": strength times the vector is added. "clamp": the state's coordinate along the vector, in its lengths and
+  /// from the vector's origin on, becomes `strength`; "at-least", "at-most": where it is below, above.
+  std::string by = "add";
+  /// The effect falls linearly to nothing over so many tokens of an answer, and is whole in the prompt; 0: it stays.
+  int64_t decay = 0;
+};
+
+/// While the handles live, the model's states are steered behind the layers of the vector that are in the range.
+/// Throws Error(kInvalidArgument) naming `where` if the vector has another width than the model, a layer that it lacks,
+/// or none in the range, and for an unknown `by`.
+[[nodiscard]] std::vector<hooks::HookHandle> attach_steering(const Model& model, const ControlVector& vector,
+                                                             const SteerOptions& options,
+                                                             const std::string& where = "control vector");
+
+/// The same for a scope. The model must outlive it.
 class Steering {
  public:
-  /// Throws Error(kInvalidArgument) naming `where` if the vector has another width than the model, a layer that it
-  /// lacks, or none in the range.
-  Steering(const Model& model, const ControlVector& vector, double strength, LayerRange layers = {},
-           const std::string& where = "control vector");
+  Steering(const Model& model, const ControlVector& vector, const SteerOptions& options = {},
+           const std::string& where = "control vector")
+      : handles_(attach_steering(model, vector, options, where)) {}
 
  private:
-  hooks::HookSession session_;
+  std::vector<hooks::HookHandle> handles_;
 };
 
 }  // namespace emend::models

@@ -5,6 +5,7 @@
 #include <emend/models/config.h>
 #include <emend/models/detail/sampling.h>
 #include <emend/models/generation.h>
+#include <emend/models/running_pass.h>
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +97,18 @@ int64_t passes_of(const std::vector<LiveRow>& rows) {
   return passes;
 }
 
+thread_local const RunningPass* running_pass = nullptr;
+
+struct ShownPass {
+  explicit ShownPass(const RunningPass& pass) { running_pass = &pass; }
+  ~ShownPass() { running_pass = nullptr; }
+};
+
 }  // namespace
+
+const RunningPass* RunningPass::now() noexcept {
+  return running_pass;
+}
 
 struct RunningBatch::State {
   const Model& model;
@@ -110,6 +122,9 @@ struct RunningBatch::State {
       for (const auto& row : of) groups.push_back(row.group);
       before_pass(batch, groups);
     }
+    RunningPass mine{batch, {}};
+    for (const auto& row : of) mine.answered.push_back(row.chosen);
+    const ShownPass shown(mine);
     return model.forward(batch, pass).logits;
   }
 

@@ -17,14 +17,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <iomanip>
 #include <iostream>
-#include <sstream>
 #include <system_error>
 
 #include "help.h"
@@ -171,60 +167,6 @@ CLI::Option* add_option(CLI::App& app, const Option& option) {
   return app.add_option_function<std::string>(option.names, parse);
 }
 
-// "a whole number from 0 on", "a number above 0 up to 1".
-std::string limits_text(const Limits& limits, bool whole) {
-  const auto number = [&](double value) {
-    std::ostringstream text;
-    text << std::setprecision(17) << value;
-    return text.str();
-  };
-  const bool bounded = limits.max < std::numeric_limits<double>::infinity();
-  const std::string kind = whole ? "a whole number" : "a number";
-  if (limits.min == -std::numeric_limits<double>::infinity())
-    return kind + (bounded ? " of at most " + number(limits.max) : "");
-  if (limits.above) return kind + " above " + number(limits.min) + (bounded ? " up to " + number(limits.max) : "");
-  return kind + (bounded ? " from " + number(limits.min) + " to " + number(limits.max)
-                         : " from " + number(limits.min) + " on");
-}
-
-template <class Number>
-std::string fault_of_number(const std::string& text, const Limits& limits) {
-  Number value{};
-  const char* begin = text.data() + (text.starts_with("+") ? 1 : 0);
-  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
-  const auto number = static_cast<double>(value);
-  const bool good = error == std::errc() && end == text.data() + text.size() && std::isfinite(number) &&
-                    number <= limits.max && (limits.above ? number > limits.min : number >= limits.min);
-  const bool wide = sizeof(Number) > 4;
-  const std::string most =
-      wide && std::is_integral_v<Number> && error == std::errc::result_out_of_range ? " that 64 bits hold" : "";
-  return good ? "" : "\"" + text + "\"; expected " + limits_text(limits, std::is_integral_v<Number>) + most;
-}
-
-// What is wrong with one value; nothing if it can be taken. An empty text is what a shell makes of an unset variable.
-std::string fault_of(const Option& option, const std::string& text) {
-  if (text.empty()) {
-    const bool may_be = option.type == "TEXT" && std::ranges::none_of(option.spellings(), [](const auto& name) {
-                          return !name.starts_with("-");
-                        });
-    return may_be ? "" : "an empty text; expected " + (option.type.empty() ? "a value" : option.type);
-  }
-  return std::visit(
-      [&]<class Slot>(const Slot&) -> std::string {
-        if constexpr (std::is_same_v<Slot, int*> || std::is_same_v<Slot, std::vector<int>*>)
-          return fault_of_number<int>(text, option.limits);
-        else if constexpr (std::is_same_v<Slot, int64_t*> || std::is_same_v<Slot, std::vector<int64_t>*>)
-          return fault_of_number<int64_t>(text, option.limits);
-        else if constexpr (std::is_same_v<Slot, uint64_t*>)
-          return fault_of_number<uint64_t>(text, {.min = std::max(0.0, option.limits.min), .max = option.limits.max});
-        else if constexpr (std::is_same_v<Slot, double*> || std::is_same_v<Slot, std::vector<double>*>)
-          return fault_of_number<double>(text, option.limits);
-        else
-          return "";
-      },
-      option.value);
-}
-
 // The only place that knows how the parser is told.
 void declare(CLI::App& app, const Options& options, const std::vector<std::string>& words) {
   for (const Option& option : options.all()) {
@@ -241,6 +183,18 @@ void declare(CLI::App& app, const Options& options, const std::vector<std::strin
     if (!option.needs.empty()) find(option.spellings()[0])->needs(find(option.needs));
     if (!option.excludes.empty()) find(option.spellings()[0])->excludes(find(option.excludes));
   }
+}
+
+// An option that was given and does nothing for the action that was named.
+std::string without_effect(const CLI::App& app, const Options& options) {
+  std::string action;
+  for (const Option& option : options.all()) {
+    if (action.empty() && !option.choices.empty() && option.names[0] != '-') action = option.text();
+    const std::string name = option.spellings()[0];
+    if (is_of(option, action) || app.get_option(name)->count() == 0) continue;
+    return name + ": an option of " + join(option.only) + "; expected one of " + action + "; leave it out";
+  }
+  return "";
 }
 
 // With our own help: CLI11's does not wrap lines.
@@ -274,7 +228,10 @@ std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std:
                          const std::string& program) {
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
-    return std::nullopt;
+    const std::string idle = without_effect(app, options);
+    if (idle.empty()) return std::nullopt;
+    std::cerr << program << ": " << printable(idle) << "; run with --help for the options\n";
+    return 2;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
       app.exit(error, std::cout, std::cerr);
@@ -363,20 +320,7 @@ std::string parse_words(Command& command, const std::vector<std::string>& words)
   } catch (const CLI::ParseError& error) {
     return error.what();
   }
-  return "";
-}
-
-void require_new(const std::string& path, bool force) {
-  if (std::filesystem::exists(path) && !force)
-    throw Error(ErrorClass::kInvalidArgument,
-                {path, "it exists already", "a new path", "choose another, or replace it with --force"});
-  auto folder = std::filesystem::absolute(path).parent_path();
-  while (!std::filesystem::exists(folder)) folder = folder.parent_path();
-  errno = ENOTDIR;
-  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK) != 0)
-    throw Error(ErrorClass::kIo, {path, folder.string() + ": " + std::generic_category().message(errno),
-                                  "a place to write to", "choose another, or change its permissions"});
-  remove_abandoned_of(path);
+  return without_effect(app, command.options);
 }
 
 static int run_verb(const Verb& verb, const std::vector<std::string>& words, const std::string& usage,

@@ -1,6 +1,7 @@
 // What every verb shares: how it is declared, what it is given, and how errors become exit codes.
 #pragma once
 
+#include <emend/core/option.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/run_directory.h>
 
@@ -9,12 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "option.h"
-
 namespace emend::tools {
 
 using workflow::command_text;
 using workflow::dump_json;
+using workflow::require_new;
 
 /// Options that all verbs have, and the handles made from them: `cancel` is set by SIGINT and SIGTERM, `log` is made
 /// before the verb runs, `progress` draws on standard error and is empty when quiet.
@@ -55,9 +55,6 @@ struct Command {
 
 /// Parses `words` into the options of the command. Returns what is wrong with them, or nothing.
 [[nodiscard]] std::string parse_words(Command& command, const std::vector<std::string>& words);
-
-/// Throws Error(kInvalidArgument) naming --force if there is something at `path`.
-void require_new(const std::string& path, bool force);
 
 /// For the processes that a launcher (torchrun, mpirun, srun) started together: joins the group that the environment
 /// describes and runs `work` in it, with `common.group` and `common.sharing` set; a process on its own just runs it.

@@ -61,6 +61,7 @@ std::string default_of(const Option& option) {
 
 std::string meaning_of(const Option& option) {
   std::string text = option.meaning;
+  if (!option.only.empty() && lower(option.group) != option.only[0]) text = join(option.only) + ": " + text;
   const bool said = std::all_of(option.choices.begin(), option.choices.end(),
                                 [&](const auto& choice) { return text.find(choice) != std::string::npos; });
   if (!said) text += " {" + join(option.choices) + "}";

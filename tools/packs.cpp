@@ -6,7 +6,6 @@
 #include <emend/editors/packs/merge.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace emend::tools {
 namespace {
@@ -42,41 +41,27 @@ void add_pack_option(Options& o, std::vector<std::string>& packs, const std::str
   o.group("Model").add("--pack", &packs, what, {.type = "FILE"});
 }
 
-models::LayerRange parse_layers(const std::string& text) {
-  if (text.empty()) return {};
-  models::LayerRange range;
-  const char *begin = text.data(), *end = begin + text.size();
-  auto parsed = std::from_chars(begin, end, range.first);
-  range.last = range.first;
-  bool good = parsed.ec == std::errc();
-  if (good && parsed.ptr != end) {
-    good = *parsed.ptr == '-';
-    if (good) parsed = std::from_chars(parsed.ptr + 1, end, range.last);
-    good = good && parsed.ec == std::errc() && parsed.ptr == end;
-  }
-  if (!good || range.first < 0 || range.last < range.first)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"--layers", "\"" + text + "\"", "A-B with A from 0 on and B not below A", "such as 8-14"});
-  return range;
-}
-
-OptionGroup add_layers_option(OptionGroup group, std::string& layers, const std::string& what) {
-  return group.add("--layers", &layers, what, {.type = "A-B"});
-}
-
 void add_steer_options(Options& o, SteerArguments& options) {
-  auto group = o.group("Steering");
-  group
+  const std::string needs = "--control-vector";
+  o.group("Steering")
       .add("--control-vector", &options.vector,
-           "control vector (GGUF), as emend direct fit, repeng and llama.cpp write them", {.type = "FILE"})
-      .add("--strength", &options.strength, "times the vector; negative: the other way");
-  add_layers_option(group, options.layers, "A-B: only behind these blocks, from 0; default: all of the vector's");
+           "control vector (GGUF), as emend direct fit, repeng, EasySteer and llama.cpp write them", {.type = "FILE"})
+      .add("--strength", &options.how.strength, "times the vector; negative: the other way", {.needs = needs})
+      .add("--layers", &options.layers, "A-B: only behind these blocks, from 0; default: all of the vector's",
+           {.type = "A-B", .needs = needs})
+      .add("--steer", &options.how.by,
+           "add, or set the coordinate along the vector to the strength: clamp; at-least, at-most: where it is below, "
+           "above",
+           {.choices = {"add", "clamp", "at-least", "at-most"}, .needs = needs})
+      .add("--decay", &options.how.decay, "the effect falls to nothing over so many tokens of an answer; 0: it stays",
+           {.limits = kNonNegative, .needs = needs});
 }
 
 std::unique_ptr<models::Steering> SteerArguments::attach(const models::Model& model) const {
   if (vector.empty()) return nullptr;
-  return std::make_unique<models::Steering>(model, models::read_control_vector(vector), strength, parse_layers(layers),
-                                            vector);
+  auto options = how;
+  options.layers = models::LayerRange::parse(layers);
+  return std::make_unique<models::Steering>(model, models::read_control_vector(vector), options, vector);
 }
 
 void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help) {

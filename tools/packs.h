@@ -22,17 +22,13 @@ void add_pack_option(Options& o, std::vector<std::string>& packs,
 /// A control vector that acts while a verb generates.
 struct SteerArguments {
   std::string vector, layers;
-  double strength = 1;
+  models::SteerOptions how;
 
   /// Null without a vector. Throws as models::read_control_vector and models::Steering do.
   [[nodiscard]] std::unique_ptr<models::Steering> attach(const models::Model& model) const;
 };
-/// Adds --control-vector, --strength and --layers.
+/// Adds --control-vector, --strength, --layers, --steer and --decay.
 void add_steer_options(Options& o, SteerArguments& options);
-/// Adds --layers.
-OptionGroup add_layers_option(OptionGroup group, std::string& layers, const std::string& what);
-/// "4-8", "4" or nothing. Throws Error(kInvalidArgument).
-[[nodiscard]] models::LayerRange parse_layers(const std::string& text);
 
 inline constexpr const char* kAllowConflicts =
     "put packs together that do not go together (one question with two answers, a fact in both, …)";

@@ -1,7 +1,7 @@
 // What a command reads and where it writes, judged from its options before anything is loaded.
 #pragma once
 
-#include "option.h"
+#include <emend/core/option.h>
 
 namespace emend::tools {
 

@@ -17,11 +17,25 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <system_error>
 
 namespace emend::workflow {
 
 std::string dump_json(const nlohmann::ordered_json& document, int indent) {
   return printable(document.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void require_new(const std::string& path, bool force) {
+  if (std::filesystem::exists(path) && !force)
+    throw Error(ErrorClass::kInvalidArgument,
+                {path, "it exists already", "a new path", "choose another, or replace it with " + setting("force")});
+  auto folder = std::filesystem::absolute(path).parent_path();
+  while (!std::filesystem::exists(folder)) folder = folder.parent_path();
+  errno = ENOTDIR;
+  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK) != 0)
+    throw Error(ErrorClass::kIo, {path, folder.string() + ": " + std::generic_category().message(errno),
+                                  "a place to write to", "choose another, or change its permissions"});
+  remove_abandoned_of(path);
 }
 
 Log log_also_to(const Log& log, const std::filesystem::path& path) {

@@ -38,6 +38,10 @@ class RunDirectory {
   int lock_ = -1;
 };
 
+/// Throws Error(kInvalidArgument) if there is something at `path` and not `force`, Error(kIo) if nothing can be written
+/// there.
+void require_new(const std::string& path, bool force);
+
 /// A log that also writes to `path`, as JSON lines.
 [[nodiscard]] Log log_also_to(const Log& log, const std::filesystem::path& path);
 

@@ -4,6 +4,7 @@
 #include <emend/core/setting.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/merge.h>
+#include <emend/editors/packs/steer_part.h>
 
 #include <algorithm>
 #include <map>
@@ -94,7 +95,8 @@ class PairCheck {
   void runtime() {
     for (const auto& a : a_.runtime)
       for (const auto& b : b_.runtime)
-        if (a.kind == b.kind) add(ConflictKind::kRuntime, "both have a part of kind " + a.kind + " beside the weights");
+        if (a.kind == b.kind && a.kind != kSteerKind)
+          add(ConflictKind::kRuntime, "both have a part of kind " + a.kind + " beside the weights");
   }
 
   const EditPack &a_, &b_;

@@ -2,6 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/runtime.h>
+#include <emend/editors/packs/steer_part.h>
 #include <emend/editors/registry.h>
 
 namespace emend::editors {
@@ -10,6 +11,7 @@ std::vector<RuntimeKind> all_runtimes() {
   std::vector<RuntimeKind> kinds;
   for (const auto& editor : all_editors())
     if (editor.runtime) kinds.push_back(*editor.runtime);
+  kinds.push_back(steer_runtime());
   return kinds;
 }
 

@@ -1,4 +1,4 @@
-// Edits beside the weights: a codebook (GRACE), a side memory (WISE), demonstrations (IKE).
+// Edits beside the weights: a codebook (GRACE), a side memory (WISE), demonstrations (IKE), directions to steer by.
 //
 // Their result is data, a RuntimePart, kept in an edit pack. make_runtime turns the data into behaviour: hooks on a
 // model, or text in front of a prompt. No weight changes, so taking the edit out is letting go of the hooks.
@@ -26,7 +26,7 @@ namespace emend::editors {
 
 /// The data of one edit beside the weights. Tensors are on the host, float32, float64 or int64.
 struct RuntimePart {
-  std::string kind;  ///< "grace", "wise", "ike": that of an editor's RuntimeKind
+  std::string kind;  ///< "grace", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part.h)
   int version = 1;   ///< of the kind's own layout
   nlohmann::json values = nlohmann::json::object();
   std::map<std::string, at::Tensor> tensors;
@@ -53,7 +53,7 @@ struct RuntimeKind {
   int version = 1;  ///< the newest one that is understood
   std::unique_ptr<RuntimeEdit> (*make)(const RuntimePart& part, const models::Model& model, const std::string& where);
 };
-/// Those of the table of editors, in its order.
+/// Those of the table of editors, in its order, and directions to steer by.
 [[nodiscard]] std::vector<RuntimeKind> all_runtimes();
 
 /// Checks a part against the model. Throws, naming `where`: Error(kUnsupported) for an unknown kind or a newer version,

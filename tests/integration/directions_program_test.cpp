@@ -67,6 +67,39 @@ TEST_F(DirectionsProgram, FitsSteersAndShows) {
   no_temporaries();
 }
 
+// A pack that steers does what --control-vector does; two of them act together, and beside an edit of the weights.
+TEST_F(DirectionsProgram, SteersByAPack) {
+  fit({"--no-effect"});
+  const std::string before = model_bytes(), vector = path("d/direction.gguf");
+  const auto steer = [&](const std::string& out, std::vector<std::string> more) {
+    more.insert(more.begin(), {"direct", "steer", path("d"), "--out", path(out)});
+    return run(more);
+  };
+  const json done = steer("s", {"--strength", "1.5", "--layers", "1-2", "--prompts", path("ask.txt"),
+                                "--max-new-tokens", "8", "--save", "pack,model"});
+  EXPECT_GT(done["effect"]["neutral_kl"].get<double>(), 0);
+  EXPECT_TRUE(done["change"].empty()) << "no weight changes";
+  const std::string pack = path("s/edit.safetensors");
+  const json by_vector = text_of({"--control-vector", vector, "--strength", "1.5", "--layers", "1-2"});
+  EXPECT_NE(by_vector, text_of({}));
+  EXPECT_EQ(text_of({"--pack", pack}), by_vector);
+  steer("half", {"--strength", "0.75", "--layers", "1-2", "--no-effect"});
+  EXPECT_EQ(text_of({"--pack", path("half/edit.safetensors"), "--control-vector", vector, "--strength", "0.75",
+                     "--layers", "1-2"}),
+            by_vector);
+  steer("clamped", {"--strength", "3", "--steer", "at-least", "--layers", "2", "--no-effect"});
+  EXPECT_EQ(text_of({"--pack", path("clamped/edit.safetensors")}),
+            text_of({"--control-vector", vector, "--strength", "3", "--steer", "at-least", "--layers", "2"}));
+  steer("short", {"--strength", "6", "--layers", "1-3", "--decay", "3", "--no-effect"});
+  EXPECT_EQ(text_of({"--pack", path("short/edit.safetensors")}),
+            text_of({"--control-vector", vector, "--strength", "6", "--layers", "1-3", "--decay", "3"}));
+  // Through the ledger, and out again.
+  ASSERT_EQ(run_program("emend", {"apply", pack, "--model", path("model"), "--quiet"}).status, 0);
+  EXPECT_EQ(text_of({}), by_vector);
+  ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("model"), "--quiet"}).status, 0);
+  EXPECT_EQ(model_bytes(), before);
+}
+
 TEST_F(DirectionsProgram, AblationIsSavedInEveryFormAndTakenOutAgain) {
   fit({"--no-effect"});
   const std::string before = model_bytes();
@@ -159,6 +192,18 @@ TEST_F(DirectionsProgram, ASearchGoesOnAfterAKillToTheSameEnd) {
   EXPECT_EQ(run_program("emend", other).status, 2) << "another search";
 }
 
+// Presets with questions of their own, and a scorer that reads the changed model.
+TEST_F(DirectionsProgram, PresetsHaveQuestionsOfTheirOwn) {
+  const json fitted = run({"direct", "fit", "--preset", "sycophancy", "--out", path("syc"), "--no-effect"});
+  EXPECT_EQ(fitted["fit"]["about"]["preset"], "sycophancy");
+  const json changed = run({"direct", "ablate", path("syc"), "--max-new-tokens", "2", "--out", path("plain")});
+  EXPECT_NE(changed["effect"]["texts"][0]["prompt"].get<std::string>().find("+"), std::string::npos);
+  const auto& score = changed["effect"]["scores"]["agrees"];
+  EXPECT_EQ(score["kind"], "next");
+  EXPECT_GT(score["before"].get<double>(), 0);
+  EXPECT_NE(score["before"], score["after"]);
+}
+
 TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   fit({"--no-effect"});
   const auto refused = [&](std::vector<std::string> arguments, int status, const std::string& word) {
@@ -174,6 +219,14 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "ablate", "--out", path("x")}, 2, "directions");
   refused({"direct", "ablate", path("d"), "--out", path("model")}, 2, "what is read");
   refused({"direct", "bake", path("d"), "--resume", "--out", path("x")}, 2, "optimise");
+  refused({"direct", "ablate", path("d"), "--positive", path("good.txt"), "--out", path("x")}, 2, "an option of fit");
+  refused({"direct", "ablate", path("d"), "--texts", path("good.txt"), "--out", path("x")}, 2, "--spare");
+  refused({"direct", "steer", path("d"), "--save", "lora", "--out", path("x")}, 3, "--save lora");
+  refused({"generate", "--prompt", "a", "--strength", "2"}, 2, "--control-vector");
+  write_file(folder_ / "bad.json", R"({"name": "s", "kind": "command", "command": ["/no/such/program"]})");
+  refused({"direct", "ablate", path("d"), "--scorer", path("bad.json"), "--prompts", path("ask.txt"),
+           "--max-new-tokens", "2", "--out", path("x")},
+          3, "/no/such/program");
   refused({"generate", "--prompt", "a", "--control-vector", path("model/model.safetensors")}, 3, "GGUF");
   refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--layers", "0"}, 2,
           "no direction in the layers");

@@ -4,6 +4,7 @@ usage: python_package.py MODEL_FOLDER SCRATCH_FOLDER [EXPECTED_PACKAGE_FOLDER]  
 """
 import ast
 import pathlib
+import re
 import shutil
 import sys
 import unittest
@@ -373,6 +374,55 @@ class Process(unittest.TestCase):
         self.assertTrue({"memit", "rome", "alphaedit", "grace"} <= {editor["name"] for editor in emend.editors()})
         if WHERE:
             self.assertTrue(emend.__file__.startswith(WHERE), f"{emend.__file__} is not the package under test")
+
+    def test_directions(self):
+        model = emend.load(str(MODEL))
+        before, plain = weights(model), model.generate(["The tower"], max_new_tokens=12)
+        sides = {}
+        for side, word in (("positive", "good"), ("negative", "bad")):
+            sides[side] = SCRATCH / (side + ".txt")
+            sides[side].write_text("".join(f"Item {37 * i} is {word}\n" for i in range(8)))
+        ask = SCRATCH / "ask.txt"
+        ask.write_text("Hello\nWhat is a tower?\n")
+        short = {"prompts": ask, "max_new_tokens": 6}
+        seen = []
+        fitted = emend.direct_fit(model, out=SCRATCH / "d", method="probe", **sides, **short,
+                                  progress=lambda *update: seen.append(update[0]))
+        self.assertEqual(len(fitted["fit"]["layers"]), model.n_layers)
+        self.assertIn("prompts", seen)
+        for change in (emend.direct_ablate, emend.direct_bake):
+            done = change(model, SCRATCH / "d", out=SCRATCH / change.__name__, layers="1-2", save=["pack", "peft"], **short,
+                          progress=None)
+            self.assertTrue(same(before, weights(model)))
+            with emend.apply_pack(model, done["files"][0]) as applied:
+                self.assertEqual(set(applied.changed), {one["weight"] for one in done["change"]})
+            self.assertTrue(same(before, weights(model)))
+        emend.direct_steer(model, [SCRATCH / "d"], out=SCRATCH / "s", strength=6, steer="clamp", no_effect=True, progress=None)
+        with emend.apply_pack(model, SCRATCH / "s" / "edit.safetensors"):
+            self.assertNotEqual(model.generate(["The tower"], max_new_tokens=12), plain)
+        self.assertEqual(model.generate(["The tower"], max_new_tokens=12), plain)
+        scorer = SCRATCH / "words.json"
+        scorer.write_text('{"name": "words", "kind": "length"}')
+        found = emend.direct_optimise(model, SCRATCH / "d", out=SCRATCH / "o", trials=6, max_kl=20.0, strength=6, scorer=[scorer],
+                                      search_prompts=ask, raise_=True, progress=None, **short)
+        self.assertEqual(len(found["search"]["trials"]), 6)
+        for wrong in ({"trials": 3}, {"layer": "1-2"}, {"layers": 2}, {"strength": "x"}, {"save": ["pack", "nothing"]}):
+            with self.assertRaises(emend.Error) as caught:
+                emend.direct_ablate(model, SCRATCH / "d", out=SCRATCH / "x", progress=None, **wrong)
+            self.assertEqual(caught.exception.where, next(iter(wrong)))
+        with self.assertRaises(emend.Error):  # there is something
+            emend.direct_ablate(model, SCRATCH / "d", out=SCRATCH / "s", progress=None)
+
+    def test_stubs_of_directions_are_the_declared_options(self):
+        tree = ast.parse((pathlib.Path(emend.__file__).parent / "_emend.pyi").read_text())
+        stubs = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("direct_")}
+        self.assertEqual(len(stubs), 5)
+        types = {"Path": "str", "Sequence[Path]": "list[str]", "Sequence[str]": "list[str]"}
+        for name, stub in stubs.items():
+            declared = dict(re.findall(r"^(\w+): (\w+(?:\[str\])?) = ", getattr(emend, name).__doc__, re.MULTILINE))
+            said = {arg.arg: types.get(ast.unparse(arg.annotation), ast.unparse(arg.annotation)) for arg in stub.args.kwonlyargs}
+            del said["progress"]
+            self.assertEqual(declared, said, name)
 
     def test_stubs_and_docstrings_cover_everything(self):
         folder = pathlib.Path(emend.__file__).parent

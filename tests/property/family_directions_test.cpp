@@ -84,13 +84,16 @@ TEST_P(FamilyDirections, SteeringAddsTheVectorBehindTheBlock) {
   const auto out = [&] { return model.forward(batch()).hidden; };
   const at::Tensor before = out(), plain = logits(model);
   {
-    const models::Steering steering(model, directions.control_vector(), 2, {last, last});
+    const models::Steering steering(model, directions.control_vector(), {.strength = 2, .layers = {last, last}});
     EXPECT_LE((out() - before - 2 * directions.layers.back()).abs().max().item<double>(), 1e-5);
   }
   EXPECT_TRUE(at::equal(logits(model), plain)) << "steering outlived its scope";
-  const models::Steering one(model, directions.control_vector(), 1), three(split, directions.control_vector(), 1);
-  EXPECT_GT((logits(model) - plain).abs().max().item<double>(), 1e-4);
-  EXPECT_LE((logits(model) - logits(split)).abs().max().item<double>(), 1e-4);
+  for (const char* by : {"add", "clamp"}) {
+    const models::Steering one(model, directions.control_vector(), {.by = by}),
+        three(split, directions.control_vector(), {.by = by});
+    EXPECT_GT((logits(model) - plain).abs().max().item<double>(), 1e-4) << by;
+    EXPECT_LE((logits(model) - logits(split)).abs().max().item<double>(), 1e-4) << by;
+  }
 }
 
 TEST_P(FamilyDirections, AblationLeavesNothingOfThem) {
@@ -178,7 +181,7 @@ TEST_P(FamilyDirections, BakingDoesWhatSteeringDoes) {
   }
   at::Tensor steered;
   {
-    const models::Steering steering(model, directions.control_vector(), options.strength);
+    const models::Steering steering(model, directions.control_vector(), {.strength = options.strength});
     steered = logits(model);
     for (size_t i = 0; i < change.pack.deltas.size() && !model.config().mlp_post_norm(); ++i) {
       const auto& delta = change.pack.deltas[i];

@@ -1,5 +1,6 @@
 // Control vectors as files, directions fitted to two sets of prompts, scorers and presets.
 #include <ATen/core/grad_mode.h>
+#include <emend/models/generation.h>
 #include <emend/workflow/direct/effect.h>
 #include <gtest/gtest.h>
 
@@ -68,6 +69,25 @@ TEST(ControlVector, RefusesWhatIsNone) {
   EXPECT_NE(refused(metadata(), {}).find("no direction"), std::string::npos);
 }
 
+// As repeng and EasySteer write them: a file of the latter may have a direction behind block 0, and says its method.
+TEST(ControlVector, OfOtherToolsAreRead) {
+  const TemporaryFolder folder("control_vector_others");
+  const at::Tensor row = at::arange(4, at::kFloat);
+  testing::write_gguf_file(folder / "repeng.gguf", metadata(), {{"direction.2", row}, {"direction.1", 2 * row}});
+  const auto repeng = models::read_control_vector(folder / "repeng.gguf");
+  EXPECT_TRUE(at::equal(repeng.layers.at(1), 2 * row));
+  EXPECT_TRUE(at::equal(repeng.layers.at(2), row));
+  auto easy = metadata();
+  easy.set_text("controlvector.method", "diffmean");
+  easy.set_number("controlvector.n_positive", 8);
+  for (const auto& keys : {easy, metadata("steervector")}) {
+    testing::write_gguf_file(folder / "easy.gguf", keys, {{"direction.0", row}, {"direction.3", 2 * row}});
+    const auto read = models::read_control_vector(folder / "easy.gguf");
+    EXPECT_TRUE(at::equal(read.layers.at(0), row));
+    EXPECT_TRUE(at::equal(workflow::load_directions(folder / "easy.gguf").layers[3], 2 * row));
+  }
+}
+
 models::Model tiny() {
   nlohmann::json config = testing::debug_config("llama");
   config["vocab_size"] = 257;
@@ -79,7 +99,7 @@ TEST(ControlVector, MustFitTheModel) {
   const auto steer = [&](int layer, int64_t width, models::LayerRange range = {}) {
     return error_of(
         [&] {
-          const models::Steering s(model, {"", {{layer, at::ones({width})}}}, 1, range);
+          const models::Steering s(model, {"", {{layer, at::ones({width})}}}, {.layers = range});
         },
         ErrorClass::kInvalidArgument);
   };
@@ -87,6 +107,75 @@ TEST(ControlVector, MustFitTheModel) {
   EXPECT_NE(steer(model.n_layers(), model.hidden_size()).find("layer " + std::to_string(model.n_layers())),
             std::string::npos);
   EXPECT_NE(steer(1, model.hidden_size(), {0, 0}).find("no direction in the layers"), std::string::npos);
+}
+
+// Coordinates of the states behind a layer along a direction, in its lengths.
+at::Tensor coordinates(const models::Model& model, const at::Tensor& d, int layer, const std::string& text) {
+  models::ForwardOptions below;
+  below.end_layer = layer + 1;
+  const auto batch = models::TokenBatch::from_rows({model.tokenizer().encode_ids(text, true)});
+  return model.forward(batch, below).hidden.mv(d) / d.square().sum();
+}
+
+TEST(ControlVector, ClampsTheCoordinateFromItsOrigin) {
+  const at::NoGradGuard no_grad;
+  const auto model = tiny();
+  at::manual_seed(1);
+  const at::Tensor d = at::randn({model.hidden_size()});
+  const models::ControlVector vector{"", {{1, d}}, {{1, 0.25}}};
+  const std::string text = "The tower stands in the town";
+  const at::Tensor free = coordinates(model, d, 1, text);
+  const double middle = free.median().item<double>();
+  const auto steered = [&](const char* by) {
+    const models::Steering steering(model, vector, {.strength = middle - 0.25, .by = by});
+    return coordinates(model, d, 1, text);
+  };
+  const auto expect = [](const at::Tensor& got, const at::Tensor& wanted) {
+    EXPECT_LE((got - wanted).abs().max().item<double>(), 1e-5);
+  };
+  expect(steered("clamp"), at::full_like(free, middle));
+  expect(steered("at-least"), free.clamp_min(middle));
+  expect(steered("at-most"), free.clamp_max(middle));
+  expect(steered("add"), free + (middle - 0.25));
+  EXPECT_NE(error_of([&] { (void)steered("clam"); }, ErrorClass::kInvalidArgument).find("at-least"), std::string::npos);
+}
+
+// The prompt gets all of it, each token of the answer less; rows that are continued together have their own place.
+TEST(ControlVector, DecaysOverTheAnswer) {
+  const at::NoGradGuard no_grad;
+  const auto model = tiny();
+  at::manual_seed(1);
+  const models::ControlVector vector{"", {{1, at::randn({model.hidden_size()})}}};
+  const std::vector<std::vector<int64_t>> prompts = {{72, 101, 108}, {65, 100, 97, 1, 2, 3, 4}};
+  models::GenerateOptions generate;
+  generate.max_new_tokens = 6;
+  std::vector<at::Tensor> seen;
+  generate.on_logits = [&](int64_t row, int64_t, const at::Tensor& logits) {
+    if (row == 1) seen.push_back(logits.clone());
+  };
+  const auto run = [&](const models::SteerOptions& options) {
+    seen.clear();
+    const models::Steering steering(model, vector, options);
+    return models::generate(model, prompts, generate)[1];
+  };
+  const auto ids = run({.strength = 2, .decay = 4});
+  ASSERT_EQ(seen.size(), 6U);
+  const auto decayed = seen;
+  (void)run({.strength = 2});
+  EXPECT_TRUE(at::allclose(seen[0], decayed[0], 1e-5, 1e-5)) << "the prompt gets all of it";
+  // By hand: every token of the text with its own share.
+  std::vector<int64_t> text = prompts[1];
+  text.insert(text.end(), ids.begin(), ids.end() - 1);
+  at::Tensor share = at::ones({static_cast<int64_t>(text.size()), 1});
+  for (size_t k = 0; k + 1 < ids.size(); ++k)
+    share[static_cast<int64_t>(prompts[1].size() + k)] = std::max(0.0, 1 - static_cast<double>(k + 1) / 4);
+  const auto hook = model.hooks().at({hooks::Site::kLayerOut, 1}).add([&](const at::Tensor& x) {
+    return x + 2 * share * vector.layers.at(1);
+  });
+  const at::Tensor logits = model.forward(models::TokenBatch::from_rows({text})).logits;
+  for (size_t k = 0; k < ids.size(); ++k)
+    EXPECT_LE((logits[static_cast<int64_t>(prompts[1].size() - 1 + k)] - decayed[k]).abs().max().item<double>(), 1e-4)
+        << k;
 }
 
 // Sentences whose last word tells the sets apart.
@@ -180,10 +269,76 @@ TEST(Directions, PromptsAreLinesOrObjects) {
 
 TEST(Scorer, CountsWholeWordsAndPhrases) {
   const std::vector<std::string> texts = {"Delve, delve into the rich tapestry!", "No such thing here."};
-  EXPECT_NEAR((workflow::Scorer{"s", "rate", {"delve", "rich tapestry", "thin"}}.score(texts)), 100.0 * 3 / 10, 1e-9);
-  EXPECT_EQ((workflow::Scorer{"s", "any", {"DELVE"}}.score(texts)), 50);
-  EXPECT_EQ((workflow::Scorer{"s", "length", {}}.score(texts)), 5);
-  EXPECT_EQ((workflow::Scorer{"s", "rate", {"delve"}}.score({""})), 0);
+  EXPECT_NEAR((workflow::Scorer{"s", "rate", {"delve", "rich tapestry", "thin"}}.score({texts})), 100.0 * 3 / 10, 1e-9);
+  EXPECT_EQ((workflow::Scorer{"s", "any", {"DELVE"}}.score({texts})), 50);
+  EXPECT_EQ((workflow::Scorer{"s", "length", {}}.score({texts})), 5);
+  EXPECT_EQ((workflow::Scorer{"s", "rate", {"delve"}}.score({{""}})), 0);
+}
+
+workflow::Scorer scorer_of(const nlohmann::json& object) {
+  return workflow::scorer_of(object, "s.json");
+}
+
+TEST(Scorer, SentimentIsPositiveLessNegativeWords) {
+  const auto scorer =
+      scorer_of({{"name", "mood"}, {"kind", "sentiment"}, {"positive", {"good", "very nice"}}, {"negative", {"bad"}}});
+  EXPECT_NEAR(scorer.score({{"Good, good and bad.", "It is very nice here!"}}), 100.0 * 2 / 9, 1e-9);
+  EXPECT_NEAR(scorer.score({{"bad"}}), -100, 1e-9);
+}
+
+// Against probabilities of whole texts, computed here.
+TEST(Scorer, NextAndJudgeAskTheModel) {
+  const at::NoGradGuard no_grad;
+  const auto model = tiny();
+  const auto probability = [&](const std::string& prompt, const std::string& word) {
+    auto ids = model.tokenizer().encode_ids(prompt, true);
+    double sum = 0;
+    for (const int64_t id : model.tokenizer().encode_ids(word, false)) {
+      sum += model.forward(models::TokenBatch::from_rows({ids})).logits[-1].log_softmax(-1)[id].item<double>();
+      ids.push_back(id);
+    }
+    return std::exp(sum);
+  };
+  const std::vector<ContrastPrompt> prompts = {{"Is it?"}, {"Well then"}};
+  const auto next = scorer_of({{"name", "a"}, {"kind", "next"}, {"words", {"x", "x y", "no", "q"}}});
+  double wanted = 0;  // "x y" begins with "x": counted once
+  for (const auto& prompt : prompts)
+    for (const char* word : {"x", " x", "no", " no", "q", " q"}) wanted += 50 * probability(prompt.prompt, word);
+  EXPECT_NEAR(next.score({{"", ""}, prompts, &model}), wanted, 1e-5 * wanted);
+  EXPECT_TRUE(next.reads_model());
+  const auto judge = scorer_of(
+      {{"name", "j"}, {"kind", "judge"}, {"ask", "{prompt} - {answer}: good?"}, {"yes", {"y"}}, {"no", {"n"}}});
+  wanted = 0;
+  const std::vector<std::string> answers = {"{prompt} of course", "no"};
+  for (size_t i = 0; i < 2; ++i) {
+    const std::string asked = prompts[i].prompt + " - " + answers[i] + ": good?";
+    const double yes = probability(asked, "y") + probability(asked, " y"),
+                 no = probability(asked, "n") + probability(asked, " n");
+    wanted += 50 * yes / (yes + no);
+  }
+  EXPECT_NEAR(judge.score({answers, prompts, &model}), wanted, 1e-4 * wanted);
+}
+
+TEST(Scorer, ACommandGivesANumberAnAnswer) {
+  const auto with = [](const std::string& script) {
+    return scorer_of({{"name", "c"}, {"kind", "command"}, {"command", {"/bin/sh", "-c", script}}});
+  };
+  const workflow::Answers answers{{"one", "t\"w\no\xff", "three"}, {{"p"}, {"q"}, {"r"}}};
+  EXPECT_EQ(with("while read line; do echo 2.5; done").score(answers), 2.5);
+  EXPECT_EQ(with(R"(while read -r l; do case "$l" in '{"answer":"one","prompt":"p"}') echo 9;; *) echo 0;; esac; done)")
+                .score(answers),
+            3);
+  const auto refused = [&](const workflow::Scorer& scorer, ErrorClass error_class, const std::string& word) {
+    EXPECT_NE(error_of([&] { (void)scorer.score(answers); }, error_class).find(word), std::string::npos);
+  };
+  refused(with("echo 1"), ErrorClass::kCorruption, "1 line");
+  refused(with("echo 1; echo two; echo 3"), ErrorClass::kCorruption, "\"two\" in line 2");
+  refused(with("echo 1; echo nan; echo 3"), ErrorClass::kCorruption, "nan");
+  refused(with("exit 4"), ErrorClass::kCorruption, "status 4");
+  refused(with("kill -9 $$"), ErrorClass::kCorruption, "signal 9");
+  auto missing = with("");
+  missing.words = {"/no/such/program"};
+  refused(missing, ErrorClass::kNotFound, "/no/such/program");
 }
 
 TEST(Scorer, FilesAreChecked) {
@@ -195,17 +350,26 @@ TEST(Scorer, FilesAreChecked) {
   EXPECT_NE(refused(R"({"kind": "length"})").find("name"), std::string::npos);
   EXPECT_NE(refused(R"({"name": "a", "kind": "smell", "words": ["x"]})").find("smell"), std::string::npos);
   EXPECT_NE(refused(R"({"name": "a"})").find("no words"), std::string::npos);
+  EXPECT_NE(refused(R"({"name": "a", "kind": "length", "words": ["x"]})").find("nothing more"), std::string::npos);
+  EXPECT_NE(refused(R"({"name": "a", "kind": "sentiment", "positive": ["x"]})").find("no negative"), std::string::npos);
+  EXPECT_NE(refused(R"({"name": "a", "kind": "judge", "ask": "good?"})").find("{answer}"), std::string::npos);
+  EXPECT_NE(refused(R"({"name": "a", "kind": "command"})").find("no command"), std::string::npos);
 }
 
 TEST(DirectPresets, EachHasTwoSidesAndTestQuestionsOfItsOwn) {
-  const auto test = workflow::direct_test_prompts();
-  EXPECT_GE(test.size(), 10U);
+  EXPECT_TRUE(workflow::direct_preset().scorer.name.empty());
   for (const auto& name : workflow::direct_preset_names()) {
     const auto preset = workflow::direct_preset(name);
-    EXPECT_EQ(preset.positive.size(), preset.negative.size());
-    EXPECT_NE(preset.positive[0].system, preset.negative[0].system);
-    for (const auto& asked : test)
-      for (const auto& fitted : preset.positive) EXPECT_NE(asked.prompt, fitted.prompt) << "kept back, yet fitted on";
+    EXPECT_EQ(preset.positive.size(), preset.negative.size()) << name;
+    EXPECT_GE(preset.questions.size(), 24U) << name;
+    EXPECT_GE(preset.test_prompts.size(), 24U) << name;
+    for (size_t i = 0; i < preset.positive.size(); ++i)
+      EXPECT_NE(preset.positive[i].system + preset.positive[i].prompt,
+                preset.negative[i].system + preset.negative[i].prompt)
+          << name;
+    for (const auto& asked : preset.test_prompts)
+      for (const auto* fitted : {&preset.positive, &preset.negative, &preset.questions})
+        for (const auto& other : *fitted) EXPECT_NE(asked.prompt, other.prompt) << name << ": kept back, yet fitted on";
   }
   EXPECT_NE(error_of([] { (void)workflow::direct_preset("formalty"); }, ErrorClass::kInvalidArgument).find("formality"),
             std::string::npos);

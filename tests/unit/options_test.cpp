@@ -1,6 +1,7 @@
 // The declared options of every verb: complete, consistent, as frozen in the golden help, and as the documentation
 // says.
 #include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -79,6 +80,7 @@ TEST(Options, DefaultsParse) {
     }
     for (const Option& option : command.options.all()) {
       if (is_positional(option) || option.is_flag() || option.text().empty() || !option.needs.empty()) continue;
+      if (!is_of(option, words.empty() ? "" : words[0])) continue;
       words.push_back(option.spellings().back());
       const auto values = values_of(option);
       words.insert(words.end(), values.begin(), values.end());
@@ -116,6 +118,11 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("apply", {"a", "--model", ""}, "an empty text");
   refused("lint", {"f", "--out", "g"}, "--out requires --fix");
   refused("revert", {"id", "--all"}, "excludes");
+  refused("generate", {"--strength", "2"}, "--strength requires --control-vector");
+  refused("direct", {"ablate", "d", "--out", "o", "--positive", "f"},
+          "--positive: an option of fit; expected one of ablate; leave it out");
+  refused("direct", {"fit", "d", "--out", "o"}, "DIR: an option of steer, ablate, bake, optimise");
+  refused("direct", {"bake", "d", "--out", "o", "--spare-weight", "2"}, "--spare-weight requires --spare");
   refused("compare", {"one"}, "RUN: At least 2 required but received 1");
 }
 
@@ -149,6 +156,45 @@ TEST(Options, ValuesReachTheirPlaces) {
   EXPECT_EQ(options.at("--count").text(), "auto");
   EXPECT_EQ(options.at("--numbers").text(), "1,2,3");
   EXPECT_THROW((void)options.at("--nothing"), std::out_of_range);
+}
+
+// As Python gives them: by the names of fields, with their types.
+TEST(Options, ValuesByFieldName) {
+  Options options;
+  std::string action, type = "a";
+  std::vector<std::string> words, places;
+  int64_t count = 3;
+  double share = 0;
+  bool flag = false;
+  options.add("ACTION", &action, "what", {.choices = {"go", "stop"}, .required = true})
+      .add("DIR", &places, "where")
+      .field("max_words", &count, "at most", {.limits = {1, 10}, .only = {"go"}})
+      .field("type", &type, "of it", {.choices = {"a", "b"}})
+      .field("share", &share, "of all", {.needs = "words"})
+      .field("words", &words, "some")
+      .field("flag", &flag, "or not", {.excludes = "words"});
+  set_options(options, "go", {{"max_words", 7}, {"dir", "x"}, {"words", {"p", "q"}}, {"share", 1}, {"type", "b"}});
+  EXPECT_EQ(count, 7);
+  EXPECT_EQ(share, 1);
+  EXPECT_EQ(type, "b");
+  EXPECT_EQ(places, std::vector<std::string>{"x"});
+  EXPECT_EQ(words, (std::vector<std::string>{"p", "q"}));
+  const auto refused = [&](const nlohmann::json& values, const std::string& what, const char* action_named = "go") {
+    try {
+      set_options(options, action_named, values);
+      ADD_FAILURE() << values << " was taken";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
+    }
+  };
+  refused({{"max_words", 11}}, "max_words: 11; expected a whole number from 1 to 10");
+  refused({{"max_words", "7"}}, "max_words");
+  refused({{"max_word", 7}}, "max_words");
+  refused({{"max_words", 7}}, "no option of stop", "stop");
+  refused({{"type", "c"}}, "one of a, b");
+  refused({{"share", 0.5}}, "words with it");
+  refused({{"flag", true}, {"words", "p"}}, "words without it");
+  refused({{"flag", 1}}, "flag");
 }
 
 TEST(Options, HelpFitsAHundredColumnsAndHasExamples) {

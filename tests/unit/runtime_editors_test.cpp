@@ -263,7 +263,7 @@ TEST(RuntimeParts, WhatDoesNotFitIsRefused) {
   part = good;
   part.values["shape"] = {1, 2};
   refused(part, ErrorClass::kInvalidArgument);
-  EXPECT_EQ(editors::all_runtimes().size(), 3U);
+  EXPECT_EQ(editors::all_runtimes().size(), 4U);
 }
 
 }  // namespace runtime_editors_test

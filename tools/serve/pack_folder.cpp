@@ -5,6 +5,7 @@
 #include <emend/core/json.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
+#include <emend/editors/packs/steer_part.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/run_directory.h>
 
@@ -198,6 +199,8 @@ void PackFolder::scale(ServedPack& one, double strength) const {
     auto& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
     factor = factor * strength;
   }
+  for (auto& part : scaled.runtime)
+    if (part.kind == editors::kSteerKind) part.values["strength"] = strength * part.values["strength"].get<double>();
   if (strength != 1) scaled.id += "@" + std::to_string(strength);
   one.pack = std::make_shared<const editors::EditPack>(std::move(scaled));
   one.strength = strength;

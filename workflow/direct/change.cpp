@@ -171,7 +171,7 @@ AllKeys keys_of(const KeyPass& pass, const std::set<Place>& places, const std::v
   for (const auto& place : places) all[place];
   models::ControlVector vector;
   for (const auto& [layer, wanted] : pass.wanted) vector.layers[layer] = wanted.to(at::kFloat);
-  const auto steering = steered ? std::make_unique<models::Steering>(pass.model, vector, 1) : nullptr;
+  const auto steering = steered ? std::make_unique<models::Steering>(pass.model, vector) : nullptr;
   in_batches(texts, "keys", lent, [&](const models::TokenBatch& batch) { add_keys(pass, all, batch); });
   return all;
 }

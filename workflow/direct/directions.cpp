@@ -88,7 +88,10 @@ void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase
 models::ControlVector Directions::control_vector(models::LayerRange range) const {
   models::ControlVector vector{about.value("model_hint", std::string()), {}};
   for (size_t l = 0; l < layers.size(); ++l)
-    if (layers[l].defined() && range.contains(static_cast<int>(l))) vector.layers[static_cast<int>(l)] = layers[l];
+    if (layers[l].defined() && range.contains(static_cast<int>(l))) {
+      vector.layers[static_cast<int>(l)] = layers[l];
+      if (l < separation.size()) vector.origin[static_cast<int>(l)] = separation[l].origin;
+    }
   return vector;
 }
 
@@ -100,7 +103,8 @@ json Directions::to_json() const {
                                   {"accuracy", separation[l].accuracy},
                                   {"auc", separation[l].auc},
                                   {"effect", separation[l].effect},
-                                  {"size", separation[l].size}});
+                                  {"size", separation[l].size},
+                                  {"origin", separation[l].origin}});
   return document;
 }
 
@@ -123,6 +127,8 @@ Directions load_directions(const std::filesystem::path& given) {
     directions.about["model_hint"] = vector.model_hint;
     directions.layers.resize(static_cast<size_t>(vector.layers.rbegin()->first) + 1);
     for (const auto& [layer, values] : vector.layers) directions.layers[static_cast<size_t>(layer)] = values;
+    if (!vector.origin.empty()) directions.separation.resize(directions.layers.size());
+    for (const auto& [layer, from] : vector.origin) directions.separation[static_cast<size_t>(layer)].origin = from;
     return directions;
   }
   const auto refuse = [&](const std::string& got) {
@@ -140,7 +146,8 @@ Directions load_directions(const std::filesystem::path& given) {
     directions.best = about.at("best_layer");
     directions.about = about.at("about");
     for (const auto& l : about.at("layers"))
-      directions.separation.push_back({l.at("accuracy"), l.at("auc"), l.at("effect"), l.at("size")});
+      directions.separation.push_back(
+          {l.at("accuracy"), l.at("auc"), l.at("effect"), l.at("size"), l.value("origin", 0.0)});
   } catch (const json::exception& error) {
     refuse(std::string("a description that cannot be read (") + error.what() + ")");
   }

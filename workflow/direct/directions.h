@@ -1,7 +1,7 @@
 // Directions of behaviour: what tells two sets of prompts apart in the residual stream, layer by layer.
 //
 //   auto d = workflow::fit_directions(model, workflow::read_prompts("rude.txt"), workflow::read_prompts("kind.txt"));
-//   models::Steering steering(model, d.control_vector(), 0.5, {10, 14});       // while generating
+//   models::Steering steering(model, d.control_vector(), {.strength = 0.5});     // while generating
 //   auto pack = workflow::ablate_directions(model, {&d, 1}, {});                // or in the weights (change.h)
 //
 // Goals: three published estimates with one scale (the vector's length is the distance of both sets' means along it),
@@ -41,6 +41,7 @@ struct Separation {
   double auc = 0;       ///< % of pairs, one of each set, in the right order
   double effect = 0;    ///< distance of the means along the direction, in pooled standard deviations
   double size = 0;      ///< ‖direction‖ / mean ‖state‖
+  double origin = 0;    ///< coordinate of the negative set's mean along the direction, in its lengths
 };
 
 /// One direction a layer.

@@ -3,13 +3,10 @@
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/datasets/directions.h>
-#include <emend/evaluation/free_text.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/effect.h>
-
-#include <algorithm>
 
 namespace emend::workflow {
 namespace {
@@ -18,60 +15,25 @@ using nlohmann::json;
 
 constexpr int64_t kNeutralTokens = 12;  // of each greedy continuation that is compared
 
-// " the words of a text " in one form, so that whole words are found by their blanks.
-std::string spaced(std::string_view text) {
-  std::string words = " ";
-  for (const char c : lower(text)) {
-    const bool letter = std::isalnum(static_cast<unsigned char>(c)) || c == '\'' || (c & 0x80);
-    if (letter)
-      words += c;
-    else if (words.back() != ' ')
-      words += ' ';
-  }
-  return words.back() == ' ' ? words : words + " ";
-}
-
-int64_t count_words(const std::string& spaced_text) {
-  return std::count(spaced_text.begin(), spaced_text.end(), ' ') - 1;
-}
-
-int64_t occurrences(const std::string& spaced_text, const std::vector<std::string>& words) {
-  int64_t found = 0;
-  for (const auto& word : words) {
-    const std::string wanted = spaced(word);
-    if (wanted.size() < 2) continue;
-    for (size_t at = spaced_text.find(wanted); at != std::string::npos; at = spaced_text.find(wanted, at + 1)) ++found;
-  }
-  return found;
-}
-
-Scorer scorer_of(const json& object, const std::string& where) {
-  const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kCorruption, {where, got, expected, "docs/directions.md shows one"});
-  };
-  Scorer scorer;
-  try {
-    scorer.name = object.at("name");
-    scorer.kind = object.value("kind", scorer.kind);
-    scorer.words = object.value("words", scorer.words);
-  } catch (const json::exception& error) {
-    refuse(std::string("no scorer (") + error.what() + ")",
-           "{\"name\": \"…\", \"kind\": \"rate\", \"words\": [\"…\"]}");
-  }
-  if (scorer.kind != "rate" && scorer.kind != "any" && scorer.kind != "length" && scorer.kind != "loops")
-    refuse("kind \"" + scorer.kind + "\"", "rate, any, length or loops");
-  if ((scorer.kind == "rate" || scorer.kind == "any") && scorer.words.empty()) refuse("no words", "at least one");
-  return scorer;
-}
-
 const json& bundled_presets() {
   static const json document = parse_json(datasets::bundled_directions(), "emend_directions.json");
   return document;
 }
 
-std::vector<ContrastPrompt> with_system(const std::vector<std::string>& prompts, const std::string& system) {
+// Prompts as a preset has them: texts, objects, or the shared ones.
+std::vector<ContrastPrompt> prompts_of(const json& preset, const char* key) {
   std::vector<ContrastPrompt> all;
-  for (const auto& prompt : prompts) all.push_back({.prompt = prompt, .system = system});
+  for (const auto& one : preset.contains(key) ? preset.at(key) : bundled_presets().at(key))
+    all.push_back(one.is_string() ? ContrastPrompt{one.get<std::string>()}
+                                  : ContrastPrompt{one.at("prompt"), one.value("system", ""), one.value("reply", "")});
+  return all;
+}
+
+// One side of a contrast: prompts of its own, or a system message over the questions.
+std::vector<ContrastPrompt> side_of(const json& preset, const char* side) {
+  if (preset.at(side).is_array()) return prompts_of(preset, side);
+  auto all = prompts_of(preset, "questions");
+  for (auto& prompt : all) prompt.system = preset.at(side);
   return all;
 }
 
@@ -98,26 +60,6 @@ std::vector<std::vector<int64_t>> neutral_rows(const models::Model& model) {
 
 }  // namespace
 
-double Scorer::score(const std::vector<std::string>& texts) const {
-  double found = 0, words_in_all = 0, with_any = 0, loop = 0;
-  for (const auto& text : texts) {
-    const std::string own = spaced(text);
-    const int64_t here = occurrences(own, words);
-    found += static_cast<double>(here);
-    with_any += here > 0;
-    loop += kind == "loops" && evaluation::loops(text);
-    words_in_all += static_cast<double>(count_words(own));
-  }
-  const double n = std::max<double>(1, static_cast<double>(texts.size()));
-  if (kind == "length") return words_in_all / n;
-  if (kind == "loops") return 100 * loop / n;
-  return kind == "any" ? 100 * with_any / n : 100 * found / std::max(1.0, words_in_all);
-}
-
-Scorer read_scorer(const std::filesystem::path& path) {
-  return scorer_of(read_json(path), path.string());
-}
-
 std::vector<std::string> direct_preset_names() {
   std::vector<std::string> names;
   for (const auto& preset : bundled_presets().at("presets")) names.push_back(preset.at("name"));
@@ -125,22 +67,18 @@ std::vector<std::string> direct_preset_names() {
 }
 
 DirectPreset direct_preset(const std::string& name) {
-  const auto questions = bundled_presets().at("questions").get<std::vector<std::string>>();
-  for (const auto& preset : bundled_presets().at("presets")) {
-    if (preset.at("name") != name) continue;
-    return {name, preset.at("about"), with_system(questions, preset.at("positive")),
-            with_system(questions, preset.at("negative")), scorer_of(preset.at("scorer"), "emend_directions.json")};
-  }
+  if (name.empty()) return {.questions = prompts_of({}, "questions"), .test_prompts = prompts_of({}, "test_questions")};
+  for (const auto& preset : bundled_presets().at("presets"))
+    if (preset.at("name") == name)
+      return {name,
+              preset.at("about"),
+              side_of(preset, "positive"),
+              side_of(preset, "negative"),
+              prompts_of(preset, "questions"),
+              prompts_of(preset, "test_questions"),
+              scorer_of(preset.at("scorer"), "emend_directions.json")};
   throw Error(ErrorClass::kInvalidArgument, {"preset", "\"" + name + "\"", "one of " + join(direct_preset_names()),
                                              did_you_mean(name, direct_preset_names())});
-}
-
-std::vector<ContrastPrompt> direct_questions() {
-  return with_system(bundled_presets().at("questions").get<std::vector<std::string>>(), "");
-}
-
-std::vector<ContrastPrompt> direct_test_prompts() {
-  return with_system(bundled_presets().at("test_questions").get<std::vector<std::string>>(), "");
 }
 
 std::vector<std::string> read_answers(const models::Model& model, const std::vector<ContrastPrompt>& prompts,
@@ -156,6 +94,9 @@ std::vector<std::string> read_answers(const models::Model& model, const std::vec
 EffectReading read_effect(const models::Model& model, const EffectOptions& options, const Handles& lent) {
   EffectReading reading;
   reading.texts = read_answers(model, options.prompts, options.max_new_tokens, options.chat, lent);
+  for (const auto& scorer : options.scorers)
+    if (scorer.reads_model())
+      reading.scores[scorer.name] = scorer.score({reading.texts, options.prompts, &model, options.chat, lent});
   reading.neutral_ids = continued(model, neutral_rows(model), kNeutralTokens, lent);
   evaluation::HealthOptions health;
   health.score.cancel = lent.cancel;
@@ -168,12 +109,16 @@ EffectReading read_effect(const models::Model& model, const EffectOptions& optio
 }
 
 nlohmann::ordered_json compare_effects(const EffectReading& before, const EffectReading& after,
-                                       const EffectOptions& options) {
+                                       const EffectOptions& options, const models::Model& judge, const Handles& lent) {
   nlohmann::ordered_json effect;
   effect["scores"] = nlohmann::ordered_json::object();
+  const auto score = [&](const Scorer& scorer, const EffectReading& reading) {
+    return scorer.reads_model() ? reading.scores.at(scorer.name)
+                                : scorer.score({reading.texts, options.prompts, &judge, options.chat, lent});
+  };
   for (const auto& scorer : options.scorers)
     effect["scores"][scorer.name] = {
-        {"kind", scorer.kind}, {"before", scorer.score(before.texts)}, {"after", scorer.score(after.texts)}};
+        {"kind", scorer.kind}, {"before", score(scorer, before)}, {"after", score(scorer, after)}};
   int64_t kept = 0, all = 0;
   for (size_t i = 0; i < before.neutral_ids.size(); ++i)
     for (size_t k = 0; k < before.neutral_ids[i].size(); ++k, ++all)
@@ -190,7 +135,7 @@ nlohmann::ordered_json compare_effects(const EffectReading& before, const Effect
 
 std::vector<std::vector<int64_t>> answered(const models::Model& model, std::vector<ContrastPrompt> prompts, bool chat,
                                            const Handles& lent, int64_t tokens) {
-  if (prompts.empty()) prompts = direct_questions();
+  if (prompts.empty()) prompts = direct_preset().questions;
   std::vector<std::vector<int64_t>> rows;
   for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, chat));
   return with_more(rows, continued(model, rows, tokens, lent));

@@ -1,40 +1,27 @@
 // What a change of behaviour does: to the texts that it is about, and to everything else.
 #pragma once
 
-#include <emend/workflow/direct/directions.h>
+#include <emend/workflow/direct/scorer.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace emend::workflow {
 
-/// A number for a set of texts.
-struct Scorer {
-  std::string name;
-  /// "rate": occurrences of the words in 100 words of text. "any": percent of the texts that hold one of them.
-  /// "length": words a text. "loops": percent of the texts in which a phrase goes round.
-  std::string kind = "rate";
-  std::vector<std::string> words = {};  ///< or phrases; compared without case and punctuation, as whole words
-
-  [[nodiscard]] double score(const std::vector<std::string>& texts) const;  ///< 0 without texts
-};
-/// {"name": "…", "kind": "rate|any|length|loops", "words": ["…"]}. Throws Error(kCorruption) naming file and member.
-[[nodiscard]] Scorer read_scorer(const std::filesystem::path& path);
-
-/// A behaviour that comes with emend: two instructions to contrast over shared questions, and a scorer.
+/// A behaviour that comes with emend: a contrast, questions, and a scorer.
 struct DirectPreset {
   std::string name = {}, about = {};
   std::vector<ContrastPrompt> positive = {}, negative = {};
+  std::vector<ContrastPrompt> questions = {}, test_prompts = {};  ///< to search with; kept back, to judge with
   Scorer scorer = {};
 };
-/// Of datasets/emend_directions.json. Throws Error(kInvalidArgument) with the names.
-[[nodiscard]] DirectPreset direct_preset(const std::string& name);
+/// Of datasets/emend_directions.json; without a name the questions that presets share. Throws Error(kInvalidArgument)
+/// with the names.
+[[nodiscard]] DirectPreset direct_preset(const std::string& name = "");
 [[nodiscard]] std::vector<std::string> direct_preset_names();
-/// Questions that presets are fitted on, and others that none is.
-[[nodiscard]] std::vector<ContrastPrompt> direct_questions();
-[[nodiscard]] std::vector<ContrastPrompt> direct_test_prompts();
 
 /// The model's greedy answers.
 [[nodiscard]] std::vector<std::string> read_answers(const models::Model& model,
@@ -52,6 +39,7 @@ struct EffectOptions {
 /// One state of a model: answers, and what it expects after neutral texts.
 struct EffectReading {
   std::vector<std::string> texts;
+  std::map<std::string, double> scores;  ///< by those that read the model itself
   at::Tensor neutral_log_probs;
   std::vector<std::vector<int64_t>> neutral_ids;
   nlohmann::json health;
@@ -59,12 +47,13 @@ struct EffectReading {
 [[nodiscard]] EffectReading read_effect(const models::Model& model, const EffectOptions& options,
                                         const Handles& lent = {});
 /// {"scores": {"wordiness": {"kind", "before", "after"}}, "neutral_kl": nats, "neutral_tokens_kept": percent of the
-/// greedy
-///  continuations' tokens, "health": {"before", "after"}, "texts": [{"prompt", "before", "after"}]}
+/// greedy continuations' tokens, "health": {"before", "after"}, "texts": [{"prompt", "before", "after"}]}. `judge`: the
+/// unchanged model.
 [[nodiscard]] nlohmann::ordered_json compare_effects(const EffectReading& before, const EffectReading& after,
-                                                     const EffectOptions& options);
+                                                     const EffectOptions& options, const models::Model& judge,
+                                                     const Handles& lent = {});
 
-/// Token ids of prompts (of the questions that presets are fitted on, if there are none) with the model's own answers.
+/// Token ids of prompts (of the questions that presets share, if there are none) with the model's own answers.
 [[nodiscard]] std::vector<std::vector<int64_t>> answered(const models::Model& model,
                                                          std::vector<ContrastPrompt> prompts = {}, bool chat = true,
                                                          const Handles& lent = {}, int64_t tokens = 48);

@@ -110,7 +110,7 @@ Separation separation_of(const Estimate& estimate, const at::Tensor& positive_AD
   const double spread = std::sqrt((a.var() + b.var()).item<double>() / 2);
   return {(share(a) * static_cast<double>(a.numel()) + share(-b) * static_cast<double>(b.numel())) /
               static_cast<double>(a.numel() + b.numel()),
-          share(pairs), (a.mean() - b.mean()).item<double>() / std::max(spread, 1e-30), 0};
+          share(pairs), (a.mean() - b.mean()).item<double>() / std::max(spread, 1e-30)};
 }
 
 // The part of `direction` that is orthogonal to those of the other directions at this layer.
@@ -166,6 +166,7 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
     const at::Tensor direction = estimate(a, b);
     Separation figures = separation_of(estimate, a, b, folds);
     figures.size = direction.norm().item<double>() / std::max(all.norm(2, 1).mean().item<double>(), 1e-30);
+    figures.origin = (b.mean(0).dot(direction) / direction.square().sum().clamp_min(1e-60)).item<double>();
     directions.layers.push_back(direction.to(at::kFloat));
     directions.separation.push_back(figures);
     if (figures.effect > directions.separation[static_cast<size_t>(directions.best)].effect)

@@ -1,10 +1,8 @@
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/setting.h>
-#include <emend/devices/route.h>
 #include <emend/evaluation/health.h>
 #include <emend/workflow/direct/optimise.h>
 
@@ -95,41 +93,39 @@ struct Searching {
   [[nodiscard]] bool better(double a, double b) const { return options.raise ? a > b : a < b; }
 };
 
-// Log-probabilities of the token after each neutral text, [texts, V] on the host.
-at::Tensor expectations(const Searching& search) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> parts;
-  in_batches(search.neutral, "neutral texts", {.cancel = search.lent.cancel}, [&](const models::TokenBatch& batch) {
-    models::ForwardOptions pass;
-    pass.logit_tokens.emplace();
-    for (int64_t r = 0; r < batch.rows(); ++r) pass.logit_tokens->push_back(batch.token(r, -1));
-    const at::Tensor logits = search.model.forward(batch, pass).logits;
-    parts.push_back(devices::to_host(at::log_softmax(logits.to(at::kFloat), -1), devices::Purpose::kLogits));
-  });
-  return at::cat(parts);
-}
-
 std::vector<std::string> answers_of(const Searching& search) {
   const auto& options = search.options;
   return read_answers(search.model, options.prompts, options.max_new_tokens, options.chat, search.lent);
 }
 
 double words_of(const std::vector<std::string>& texts) {
-  return Scorer{"", "length", {}}.score(texts);
+  return Scorer{"", "length"}.score({texts});
 }
 double loops_of(const std::vector<std::string>& texts) {
-  return Scorer{"", "loops", {}}.score(texts);
+  return Scorer{"", "loops"}.score({texts});
+}
+
+double score_of(const Searching& search, const std::vector<std::string>& texts) {
+  const auto& o = search.options;
+  return o.scorer.score({texts, o.prompts, &search.model, o.chat, {.cancel = search.lent.cancel}});
 }
 
 void measure(const Searching& search, DirectTrial& trial) {
-  const TrialChange acting(search.model, search.changes[static_cast<size_t>(trial.change)],
-                           [&](const DirectFigures& weight) { return trial.at(weight); });
-  trial.kl = evaluation::mean_divergence(search.neutral_before, expectations(search));
-  if (!std::isfinite(trial.kl)) trial.kl = 1e9;
-  if (!(trial.kl <= kAnswered * search.options.max_kl)) return;
-  const auto texts = answers_of(search);
+  std::vector<std::string> texts;
+  {
+    const TrialChange acting(search.model, search.changes[static_cast<size_t>(trial.change)],
+                             [&](const DirectFigures& weight) { return trial.at(weight); });
+    trial.kl = evaluation::mean_divergence(search.neutral_before, next_log_probs(search.model, search.neutral));
+    if (!std::isfinite(trial.kl)) trial.kl = 1e9;
+    if (!(trial.kl <= kAnswered * search.options.max_kl)) return;
+    texts = answers_of(search);
+    if (search.options.scorer.reads_model()) trial.score = score_of(search, texts);
+  }
   const bool whole = search.options.scorer.kind == "length" || words_of(texts) >= kShortest * search.words_before;
-  if (whole && loops_of(texts) <= search.loops_before + kMoreLoops) trial.score = search.options.scorer.score(texts);
+  if (!whole || loops_of(texts) > search.loops_before + kMoreLoops)
+    trial.score.reset();
+  else if (!trial.score)
+    trial.score = score_of(search, texts);
 }
 
 // The trials that no other beats in both, from little lost to much.
@@ -164,7 +160,7 @@ json settings_of(const Searching& search) {
   const auto& o = search.options;
   json settings = {{"model", search.model.fingerprint()},
                    {"about", o.about},
-                   {"scorer", {o.scorer.name, o.scorer.kind, o.scorer.words}},
+                   {"scorer", o.scorer.to_json()},
                    {"raise", o.raise},
                    {"tokens", o.max_new_tokens},
                    {"chat", o.chat},
@@ -233,11 +229,11 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
     for (size_t i = 0; i < search.neutral.size(); ++i)
       search.neutral[i].resize(std::min<size_t>(search.neutral[i].size(), 6 + i % 25));
   }
-  search.neutral_before = expectations(search);
+  search.neutral_before = next_log_probs(model, search.neutral);
   const auto before = answers_of(search);
   search.words_before = words_of(before);
   search.loops_before = loops_of(before);
-  search.found.score_before = options.scorer.score(before);
+  search.found.score_before = score_of(search, before);
   std::string journal = settings.dump() + "\n";
   for (int number = 0; number < options.trials; ++number) {
     lent.cancel.check("optimise");

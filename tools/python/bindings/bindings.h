@@ -50,5 +50,6 @@ void bind_traces(py::module_& module);
 void bind_facts(py::module_& module);
 void bind_editing(py::module_& module);
 void bind_evaluation(py::module_& module);
+void bind_directions(py::module_& module);
 
 }  // namespace emend::python

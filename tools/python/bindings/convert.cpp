@@ -17,6 +17,7 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
   if (py::isinstance<py::int_>(object)) return object.cast<int64_t>();
   if (py::isinstance<py::float_>(object)) return object.cast<double>();
   if (py::isinstance<py::str>(object)) return object.cast<std::string>();
+  if (py::hasattr(object, "__fspath__")) return py::str(object).cast<std::string>();
   if (py::isinstance<py::dict>(object)) {
     auto json = nlohmann::json::object();
     for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object))

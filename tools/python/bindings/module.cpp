@@ -22,4 +22,5 @@ PYBIND11_MODULE(_emend, module) {
   emend::python::bind_traces(module);
   emend::python::bind_editing(module);
   emend::python::bind_evaluation(module);
+  emend::python::bind_directions(module);
 }

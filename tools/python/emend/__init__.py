@@ -17,7 +17,7 @@ if "GOMP_SPINCOUNT" not in _os.environ:
     _os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _MODULE = ["Applied", "Evaluation", "Fact", "FactSet", "ForwardResult", "Hooks", "Model", "Pack", "Patch", "Run", "Session", "Trace",
-           "apply_pack", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
+           "apply_pack", "direct_ablate", "direct_bake", "direct_fit", "direct_optimise", "direct_steer", "editors", "evaluate", "load", "load_facts", "load_pack", "run", "sites"]
 
 __version__ = "0.1.0"
 __all__ = sorted([*_MODULE, "Error", "diff", "edit"])

@@ -1,16 +1,18 @@
 // What a verb can be told, as plain data: the command line, its help, documentation and bindings are made from these
-// declarations. Only cli.cpp knows the parser.
+// declarations. Only tools/cli.cpp knows the parser of command lines.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
-namespace emend::tools {
+namespace emend {
 
 /// A number of `unit` from 0 on, or the word auto, which stands for `automatic`.
 struct CountOrAuto {
@@ -48,6 +50,8 @@ struct OptionForm {
   int least = 0, most = 0;    ///< of a vector's values; 0: any number
   std::string needs = {};     ///< another option that must be given with it
   std::string excludes = {};  ///< another option that must not
+  /// Actions (choices of the first positional argument) that it has an effect on; none: all.
+  std::vector<std::string> only = {};
 };
 
 struct Option : OptionForm {
@@ -71,6 +75,8 @@ class OptionGroup {
   OptionGroup(Options& options, std::string heading) : options_(options), heading_(std::move(heading)) {}
   /// `value` must outlive the parsing (Options::arguments).
   OptionGroup& add(std::string names, OptionValue value, std::string meaning, OptionForm form = {});
+  /// The same by the name of a field: "batch_size" is "--batch-size", in `needs` and `excludes` too.
+  OptionGroup& field(std::string_view name, OptionValue value, std::string meaning, OptionForm form = {});
 
  private:
   Options& options_;
@@ -107,4 +113,16 @@ class Options {
   std::vector<std::shared_ptr<void>> kept_;
 };
 
-}  // namespace emend::tools
+/// What is wrong with one value of an option; nothing if it can be taken. An empty text is what a shell makes of an
+/// unset variable.
+[[nodiscard]] std::string fault_of(const Option& option, const std::string& text);
+
+/// "--max-new-tokens" → "max_new_tokens", "DIR" → "dir".
+[[nodiscard]] std::string field_name(const std::string& spelling);
+/// Whether the option does anything for an action.
+[[nodiscard]] bool is_of(const Option& option, const std::string& action);
+/// Values by field name, as callers without a command line give them. Throws Error(kInvalidArgument) for a name that
+/// the action does not have, a required one that is missing, and a value of another type or out of range.
+void set_options(const Options& options, const std::string& action, const nlohmann::json& values);
+
+}  // namespace emend

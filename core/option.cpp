@@ -1,0 +1,196 @@
+#include <emend/core/error.h>
+#include <emend/core/option.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+namespace emend {
+namespace {
+
+std::string text_of(const bool*) {
+  return "";
+}
+
+template <class Value>
+std::string text_of(const Value* value) {
+  std::ostringstream text;
+  text << *value;
+  return text.str();
+}
+
+template <class Value>
+std::string text_of(const std::vector<Value>* values) {
+  return join(*values, ",", [](const Value& value) { return text_of(&value); });
+}
+
+std::string text_of(const CountOrAuto& count) {
+  return *count.value == count.automatic ? "auto" : std::to_string(*count.value);
+}
+
+// "a whole number from 0 on", "a number above 0 up to 1".
+std::string limits_text(const Limits& limits, bool whole) {
+  const auto number = [&](double value) {
+    std::ostringstream text;
+    text << std::setprecision(17) << value;
+    return text.str();
+  };
+  const bool bounded = limits.max < std::numeric_limits<double>::infinity();
+  const std::string kind = whole ? "a whole number" : "a number";
+  if (limits.min == -std::numeric_limits<double>::infinity())
+    return kind + (bounded ? " of at most " + number(limits.max) : "");
+  if (limits.above) return kind + " above " + number(limits.min) + (bounded ? " up to " + number(limits.max) : "");
+  return kind + (bounded ? " from " + number(limits.min) + " to " + number(limits.max)
+                         : " from " + number(limits.min) + " on");
+}
+
+template <class Number>
+std::string fault_of_number(const std::string& text, const Limits& limits) {
+  Number value{};
+  const char* begin = text.data() + (text.starts_with("+") ? 1 : 0);
+  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
+  const auto number = static_cast<double>(value);
+  const bool good = error == std::errc() && end == text.data() + text.size() && std::isfinite(number) &&
+                    number <= limits.max && (limits.above ? number > limits.min : number >= limits.min);
+  const bool wide = sizeof(Number) > 4;
+  const std::string most =
+      wide && std::is_integral_v<Number> && error == std::errc::result_out_of_range ? " that 64 bits hold" : "";
+  return good ? "" : "\"" + text + "\"; expected " + limits_text(limits, std::is_integral_v<Number>) + most;
+}
+
+// Whether JSON of this type can be the value.
+template <class Value>
+bool fits(const nlohmann::json& json) {
+  if constexpr (std::is_same_v<Value, bool>) return json.is_boolean();
+  if constexpr (std::is_same_v<Value, std::string>) return json.is_string();
+  if constexpr (std::is_floating_point_v<Value>) return json.is_number();
+  return std::is_integral_v<Value> && !std::is_same_v<Value, bool> && json.is_number_integer();
+}
+
+template <class Value>
+bool put(const nlohmann::json& json, Value* slot) {
+  if (fits<Value>(json)) *slot = json.get<Value>();
+  return fits<Value>(json);
+}
+
+template <class Value>
+bool put(const nlohmann::json& json, std::vector<Value>* slot) {
+  if (!json.is_array()) return put(nlohmann::json::array({json}), slot);
+  slot->clear();
+  for (const auto& one : json)
+    if (!put(one, &slot->emplace_back())) return false;
+  return true;
+}
+
+bool put(const nlohmann::json& json, const CountOrAuto& count) {
+  if (json == "auto") *count.value = count.automatic;
+  return json == "auto" || put(json, count.value);
+}
+
+void set_option(const Option& option, const nlohmann::json& value) {
+  const auto refuse = [&](const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {field_name(option.spellings().back()), value.dump(), expected, ""});
+  };
+  for (const auto& one : value.is_array() ? value : nlohmann::json::array({value})) {
+    const std::string text = one.is_string() ? one.get<std::string>() : one.dump();
+    if (!option.choices.empty() && std::ranges::find(option.choices, text) == option.choices.end())
+      refuse("one of " + join(option.choices));
+    if (const auto fault = option.is_flag() ? "" : fault_of(option, text); !fault.empty())
+      refuse(fault.substr(fault.find("expected ") + 9));
+  }
+  if (!std::visit([&](const auto& slot) { return put(value, slot); }, option.value)) refuse("a value of its type");
+}
+
+}  // namespace
+
+std::vector<std::string> Option::spellings() const {
+  std::vector<std::string> list;
+  std::istringstream text(names);
+  for (std::string name; std::getline(text, name, ',');) list.push_back(name);
+  return list;
+}
+
+std::string Option::text() const {
+  return std::visit([](const auto& slot) { return text_of(slot); }, value);
+}
+
+OptionGroup& OptionGroup::add(std::string names, OptionValue value, std::string meaning, OptionForm form) {
+  options_.list_.push_back({std::move(form), std::move(names), heading_, std::move(meaning), std::move(value)});
+  return *this;
+}
+
+OptionGroup& OptionGroup::field(std::string_view name, OptionValue value, std::string meaning, OptionForm form) {
+  for (auto* other : {&form.needs, &form.excludes})
+    if (!other->empty()) *other = option_spelling(*other);
+  return add(option_spelling(name), std::move(value), std::move(meaning), std::move(form));
+}
+
+Option& Options::at(const std::string& name) {
+  for (auto& option : list_)
+    for (const auto& spelling : option.spellings())
+      if (spelling == name) return option;
+  throw std::out_of_range("no option " + name + " was declared");
+}
+
+std::string fault_of(const Option& option, const std::string& text) {
+  if (text.empty()) {
+    const bool may_be = option.type == "TEXT" && std::ranges::none_of(option.spellings(), [](const auto& name) {
+                          return !name.starts_with("-");
+                        });
+    return may_be ? "" : "an empty text; expected " + (option.type.empty() ? "a value" : option.type);
+  }
+  return std::visit(
+      [&]<class Slot>(const Slot&) -> std::string {
+        if constexpr (std::is_same_v<Slot, int*> || std::is_same_v<Slot, std::vector<int>*>)
+          return fault_of_number<int>(text, option.limits);
+        else if constexpr (std::is_same_v<Slot, int64_t*> || std::is_same_v<Slot, std::vector<int64_t>*>)
+          return fault_of_number<int64_t>(text, option.limits);
+        else if constexpr (std::is_same_v<Slot, uint64_t*>)
+          return fault_of_number<uint64_t>(text, {.min = std::max(0.0, option.limits.min), .max = option.limits.max});
+        else if constexpr (std::is_same_v<Slot, double*> || std::is_same_v<Slot, std::vector<double>*>)
+          return fault_of_number<double>(text, option.limits);
+        else
+          return "";
+      },
+      option.value);
+}
+
+std::string field_name(const std::string& spelling) {
+  std::string name = lower(spelling);
+  name.erase(0, name.find_first_not_of('-'));
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+bool is_of(const Option& option, const std::string& action) {
+  return option.only.empty() || std::ranges::find(option.only, action) != option.only.end();
+}
+
+void set_options(const Options& options, const std::string& action, const nlohmann::json& values) {
+  std::vector<std::string> names;
+  for (const Option& option : options.all()) {
+    if (!is_of(option, action)) continue;
+    const std::string& name = names.emplace_back(field_name(option.spellings().back()));
+    if (values.contains(name)) set_option(option, values.at(name));
+    for (const auto& other : {option.needs, option.excludes}) {
+      const bool wanted = other == option.needs;
+      if (other.empty() || !values.contains(name) || values.contains(field_name(other)) == wanted) continue;
+      throw Error(ErrorClass::kInvalidArgument, {name, wanted ? "nothing to act on" : "what takes its effect away",
+                                                 field_name(other) + (wanted ? " with it" : " without it"), ""});
+    }
+    if (option.required && !values.contains(name) && name != "action")
+      throw Error(ErrorClass::kInvalidArgument, {name, "nothing", option.meaning, ""});
+  }
+  for (const auto& [name, value] : values.items())
+    if (std::ranges::find(names, name) == names.end())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {name, "no option of " + action, "one of " + join(names), did_you_mean(name, names)});
+}
+
+}  // namespace emend

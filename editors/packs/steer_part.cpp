@@ -1,0 +1,63 @@
+#include <emend/core/error.h>
+#include <emend/editors/packs/steer_part.h>
+
+#include <charconv>
+#include <cmath>
+
+namespace emend::editors {
+namespace {
+
+class SteerRuntime final : public RuntimeEdit {
+ public:
+  SteerRuntime(models::ControlVector vector, models::SteerOptions options, std::string where)
+      : vector_(std::move(vector)), options_(std::move(options)), where_(std::move(where)) {}
+  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
+    return models::attach_steering(model, vector_, options_, where_);
+  }
+
+ private:
+  models::ControlVector vector_;
+  models::SteerOptions options_;
+  std::string where_;
+};
+
+std::unique_ptr<RuntimeEdit> make_steer_runtime(const RuntimePart& part, const models::Model& model,
+                                                const std::string& where) {
+  models::ControlVector vector;
+  for (const auto& [name, values] : part.tensors) {
+    int layer = -1;
+    const auto [end, error] = std::from_chars(name.data() + name.find('.') + 1, name.data() + name.size(), layer);
+    if (!name.starts_with("direction.") || error != std::errc() || end != name.data() + name.size() || layer < 0)
+      throw Error(ErrorClass::kCorruption, {where, "tensor \"" + name + "\"", "directions alone", ""});
+    vector.layers[layer] = detail::part_tensor(part, name, {-1}, where).to(at::kFloat);
+    vector.origin[layer] = part.values.at("origin").value(std::to_string(layer), 0.0);
+  }
+  models::SteerOptions options;
+  options.strength = part.values.at("strength");
+  options.by = part.values.at("by");
+  options.decay = part.values.at("decay");
+  if (!std::isfinite(options.strength) || options.decay < 0)
+    throw Error(ErrorClass::kCorruption, {where, "a strength or decay that cannot be", "finite, and from 0 on", ""});
+  (void)models::attach_steering(model, vector, options, where);  // it fits the model
+  return std::make_unique<SteerRuntime>(std::move(vector), std::move(options), where);
+}
+
+}  // namespace
+
+RuntimePart steer_part(const models::ControlVector& vector, const models::SteerOptions& options) {
+  RuntimePart part{.kind = kSteerKind};
+  part.values = {{"strength", options.strength},
+                 {"by", options.by},
+                 {"decay", options.decay},
+                 {"origin", nlohmann::json::object()}};
+  for (const auto& [layer, values] : vector.layers)
+    if (options.layers.contains(layer)) part.tensors["direction." + std::to_string(layer)] = values;
+  for (const auto& [layer, from] : vector.origin) part.values["origin"][std::to_string(layer)] = from;
+  return part;
+}
+
+RuntimeKind steer_runtime() {
+  return {kSteerKind, 1, make_steer_runtime};
+}
+
+}  // namespace emend::editors

@@ -1,0 +1,391 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/staged.h>
+#include <emend/core/text.h>
+#include <emend/core/text_table.h>
+#include <emend/editors/packs/steer_part.h>
+#include <emend/evaluation/report.h>
+#include <emend/workflow/direct/job.h>
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/run_directory.h>
+#include <emend/workflow/save_formats.h>
+
+#include <algorithm>
+#include <map>
+
+namespace emend::workflow {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+[[noreturn]] void refuse(const std::string& where, const std::string& got, const std::string& expected) {
+  throw Error(ErrorClass::kInvalidArgument, {where, got, expected, ""});
+}
+
+// What the answers are asked and scored by; the preset's unless files are named.
+void settle_effect(DirectOptions& options, const DirectPreset& preset) {
+  auto& effect = options.effect;
+  effect.chat = options.search.chat = options.fit.chat = !options.no_chat;
+  effect.health_data = options.health_data;
+  effect.prompts = options.prompts.empty() ? preset.test_prompts : read_prompts(options.prompts);
+  for (const auto& file : options.scorers) effect.scorers.push_back(read_scorer(file));
+  if (effect.scorers.empty() && !preset.name.empty()) effect.scorers.push_back(preset.scorer);
+  for (const char* kind : {"length", "loops"}) {
+    const std::string name = kind == std::string("length") ? "words" : kind;
+    if (std::none_of(effect.scorers.begin(), effect.scorers.end(), [&](const auto& one) { return one.name == name; }))
+      effect.scorers.push_back({.name = name, .kind = kind});
+  }
+}
+
+std::string effect_text(const ordered_json& effect) {
+  if (effect.is_null()) return "";
+  TextTable table({"effect", "before", "after"});
+  for (const auto& [name, one] : effect["scores"].items())
+    table.add({name, short_number(one["before"]), short_number(one["after"])});
+  if (effect.contains("health"))
+    for (const auto& [name, value] : effect["health"]["before"].items())
+      if (value.is_number()) table.add({name, short_number(value), short_number(effect["health"]["after"][name])});
+  return table.text() + "neutral texts: divergence " + short_number(effect["neutral_kl"]) + " nat a token, " +
+         percent(effect["neutral_tokens_kept"].get<double>() / 100) + " of the tokens kept\n";
+}
+
+std::string layers_text(const Directions& directions) {
+  TextTable table({"layer", "accuracy", "auc", "distance", "size"});
+  for (size_t l = 0; l < directions.separation.size(); ++l) {
+    const auto& s = directions.separation[l];
+    table.add({std::to_string(l), percent(s.accuracy / 100), percent(s.auc / 100), short_number(s.effect),
+               short_number(s.size)});
+  }
+  return table.text() + "best layer " + std::to_string(directions.best) + "\n";
+}
+
+std::string front_text(const ordered_json& search) {
+  if (search.is_null()) return "";
+  TextTable table({"trial", "by", "strength", "layer", "reach", "divergence", search["scorer"].get<std::string>()});
+  for (const int number : search["front"]) {
+    const auto& one = search["trials"][static_cast<size_t>(number)];
+    table.add({std::to_string(number) + (number == search["chosen"] ? " *" : ""), one["by"].get<std::string>(),
+               short_number(one["strength"]), short_number(one["layer"]), short_number(one["reach"]),
+               short_number(one["kl"]), short_number(one["score"])});
+  }
+  return counted(search["trials"].size(), "trial") +
+         ", the best of them (* taken); before: " + short_number(search["before"]) + "\n" + table.text();
+}
+
+void write_page(const fs::path& folder, const ordered_json& document, const std::string& title, const Handles& lent) {
+  ordered_json page = document;
+  page["title"] = title;
+  page["command"] = command_text(lent.command_line);
+  write_file(folder / "report.html", evaluation::direction_page(nlohmann::json(page)));
+}
+
+// What a pack puts into a model, as long as it lives: the weights, and what lies beside them.
+struct InForce {
+  InForce(models::Model& model, const editors::EditPack& pack)
+      : written(editors::apply_pack(model, pack, {.runtime_apart = true})) {
+    for (const auto& part : pack.runtime) beside.add(part, model, "directions");
+  }
+  std::unique_ptr<editors::EditTransaction> written;
+  editors::RuntimeScope beside;
+};
+
+// A figure that sums the change up, and says what it is.
+std::string describe(ordered_json& document, const DirectChange& change) {
+  const bool ablated = change.pack.editor == "ablate";
+  document["change"] = ordered_json::array();
+  document["left"] = ablated ? "left of the direction" : "spread of the share";
+  double largest = 0;
+  for (const auto& f : change.figures) {
+    document["change"].push_back(
+        {{"layer", f.layer}, {"weight", f.weight}, {"relative_norm", f.relative_norm}, {"left", f.left}});
+    largest = std::max(largest, f.left);
+  }
+  if (!change.pack.runtime.empty()) return counted(change.pack.runtime.size(), "direction") + " beside the weights\n";
+  return counted(change.figures.size(), "weight") + " changed" +
+         (document.contains("search")
+              ? "\n"
+              : ", " + document["left"].get<std::string>() + " at most " + short_number(largest) + "\n");
+}
+
+const std::map<std::string, std::string> kTitles = {{"steer", "A direction to steer by"},
+                                                    {"ablate", "A direction taken out"},
+                                                    {"bake", "A direction written in"},
+                                                    {"optimise", "How strongly, and where"}};
+
+}  // namespace
+
+const std::vector<std::string>& direct_actions() {
+  static const std::vector<std::string> actions = {"fit", "steer", "ablate", "bake", "optimise"};
+  return actions;
+}
+
+void declare_direct(Options& o, DirectOptions& options) {
+  using List = std::vector<std::string>;
+  const List fit = {"fit"}, optimise = {"optimise"}, steers = {"fit", "steer"}, ablates = {"ablate", "optimise"},
+             changes = {"ablate", "bake", "optimise"}, applies = {"steer", "ablate", "bake", "optimise"};
+  List forms;
+  for (const auto& format : save_formats()) forms.push_back(format.name);
+  o.add("ACTION", &options.action,
+        "fit (find the direction between two sets of prompts), steer (a pack that acts while the model computes), "
+        "ablate (take it out of what layers write), bake (write it in), optimise (search how strongly and where)",
+        {.choices = direct_actions(), .required = true})
+      .add("DIR", &options.directions, "folders of fit, or control vectors (.gguf), together",
+           {.type = "DIR", .only = applies})
+      .field("out", &options.out, "folder to write", {.type = "DIR", .required = true})
+      .field("force", &options.force, "replace what is there");
+  o.group("Fit")
+      .field("positive", &options.positive, "prompts with the behaviour: one a line, or JSON lines",
+             {.type = "FILE", .only = fit})
+      .field("negative", &options.negative, "prompts without it", {.type = "FILE", .only = fit})
+      .field("preset", &options.preset, "a contrast that comes with emend: " + join(direct_preset_names()),
+             {.type = "NAME", .only = fit})
+      .field("method", &options.fit.method, "difference of means, first principal component, logistic probe",
+             {.choices = {"mean", "pca", "probe"}, .only = fit})
+      .field("folds", &options.fit.folds, "of the cross-validation", {.limits = {2, 100}, .only = fit})
+      .field("apart_from", &options.apart_from, "folder of a direction that the new one gets no share of (repeatable)",
+             {.type = "DIR", .only = fit})
+      .field("no_chat", &options.no_chat, "prompts as they are, without the chat template");
+  o.group("Strength")
+      .field("layers", &options.layers, "A-B, both included, from 0; default: all (fit measures the best)",
+             {.type = "A-B"})
+      .field("strength", &options.change.strength,
+             "times the direction; fit: of the steering that is measured; ablate: share taken out; optimise: the most")
+      .field(
+          "steer", &options.steer.by,
+          "add, or set the coordinate along the direction to the strength, 0 as without the behaviour and 1 with it: "
+          "clamp; at-least, at-most: where it is below, above",
+          {.choices = {"add", "clamp", "at-least", "at-most"}, .only = steers})
+      .field("decay", &options.steer.decay, "the effect falls to nothing over so many tokens of an answer; 0: it stays",
+             {.limits = kNonNegative, .only = steers})
+      .field("from_layer", &options.change.from_layer, "this layer's direction everywhere; -1: its own",
+             {.only = changes})
+      .field("preserve_norm", &options.change.preserve_norm, "columns keep their lengths (full rank)",
+             {.only = ablates})
+      .field("texts", &options.texts,
+             "texts whose keys count (ablate: with texts to spare); default: the model's own answers",
+             {.type = "FILE", .only = changes})
+      .field("spare", &options.spare, "texts that stay as they are (least squares on keys); own: what the model writes",
+             {.type = "FILE|own", .only = changes})
+      .field("spare_weight", &options.change.spare_weight, "of these texts",
+             {.limits = kNonNegative, .needs = "spare", .only = changes})
+      .field("save", &options.save, join(forms), {.type = "LIST", .choices = forms, .list = true, .only = applies});
+  o.group("Optimise")
+      .field("trials", &options.search.trials, "how many", {.limits = {1, 100000}, .only = optimise})
+      .field("max_kl", &options.search.max_kl, "of the one that is taken: divergence on neutral texts, nat a token",
+             {.limits = kPositive, .only = optimise})
+      .field("by", &options.by, "what is tried",
+             {.type = "LIST", .choices = {"bake", "ablate"}, .list = true, .only = optimise})
+      .field("raise", &options.search.raise, "a higher score is better", {.only = optimise})
+      .field("search_prompts", &options.search_prompts,
+             "asked in every trial; default: the questions of the preset (others judge what was found)",
+             {.type = "FILE", .only = optimise})
+      .field("neutral", &options.neutral, "prompts that are to stay; default: beginnings of what the model writes",
+             {.type = "FILE", .only = optimise})
+      .field("seed", &options.search.seed, "of the trials", {.only = optimise})
+      .field("resume", &options.resume, "go on with the search that is there", {.only = optimise});
+  o.group("Effect")
+      .field("prompts", &options.prompts, "asked before and after; default: questions that come with emend",
+             {.type = "FILE"})
+      .field("scorer", &options.scorers, "scorer of the answers (docs/directions.md); default: the preset's",
+             {.type = "FILE"})
+      .field("max_new_tokens", &options.effect.max_new_tokens, "of an answer", {.limits = kPositive})
+      .field("health_data", &options.health_data, "folder of the health metric's files", {.type = "DIR"})
+      .field("no_effect", &options.no_effect, "measure nothing");
+}
+
+DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
+  require_new(options_.out, options_.force || options_.resume);
+  options_.change.layers = models::LayerRange::parse(options_.layers);
+  options_.steer.strength = options_.change.strength;
+  options_.steer.layers = options_.change.layers;
+  const std::string& action = options_.action;
+  const bool pair = !options_.positive.empty() && !options_.negative.empty();
+  if (action == "fit" && (pair == !options_.preset.empty() || options_.positive.empty() != options_.negative.empty()))
+    refuse("fit", "no pair of prompt files, or more",
+           setting("positive", "FILE") + " and " + setting("negative", "FILE") + ", or " + setting("preset", "NAME"));
+  if (action != "fit" && options_.directions.empty())
+    refuse(action, "no directions", "a folder that emend direct fit wrote");
+  if (action == "ablate" && !options_.texts.empty() && options_.spare.empty())
+    refuse(setting("texts"), "nothing to tell them from", setting("spare") + " with it");
+  for (const auto& name : options_.save)
+    if (action == "steer" && !save_format(name).beside)
+      throw Error(ErrorClass::kUnsupported, {setting("save", name), "a direction beside the weights", "pack or model",
+                                             "generate, chat, eval and serve load it as a pack"});
+  for (const auto& path : options_.apart_from) apart_from_.push_back(load_directions(path));
+  for (const auto& path : options_.directions) directions_.push_back(load_directions(path));
+  preset_ = direct_preset(action == "fit" ? options_.preset : directions_[0].about.value("preset", ""));
+  if (pair) {
+    preset_.positive = read_prompts(options_.positive);
+    preset_.negative = read_prompts(options_.negative);
+  }
+  settle_effect(options_, preset_);
+}
+
+DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
+  return options_.action == "fit" ? fit(model, lent) : change(model, lent);
+}
+
+// Before, and after while what `change` returns lives.
+ordered_json DirectJob::measured(const models::Model& model, const Handles& lent,
+                                 const std::function<std::shared_ptr<void>()>& change) const {
+  const auto before = read_effect(model, options_.effect, lent);
+  auto changed = change();
+  const auto after = read_effect(model, options_.effect, lent);
+  changed.reset();
+  return compare_effects(before, after, options_.effect, model, lent);
+}
+
+DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
+  auto how = options_.fit;
+  how.apart_from = apart_from_;
+  auto directions = fit_directions(model, preset_.positive, preset_.negative, how, lent);
+  directions.about["preset"] = options_.preset;
+  auto vector = directions.control_vector(options_.change.layers);
+  vector.layers.erase(0);  // the format has none
+  auto steer = options_.steer;
+  const int best = std::max(1, directions.best);
+  if (options_.layers.empty()) steer.layers = {best, best};
+  ordered_json document = {{"model", directions.model}, {"fit", directions.to_json()}};
+  if (!options_.no_effect)
+    document["effect"] =
+        measured(model, lent, [&] { return std::make_shared<models::Steering>(model, vector, steer); });
+  write_whole(options_.out, [&](const fs::path& staged) {
+    fs::create_directory(staged);
+    models::write_control_vector(staged / "direction.gguf", vector);
+    save_directions(staged / "direction.safetensors", directions);
+    write_page(staged, document, "A direction of behaviour", lent);
+  });
+  document["files"] = {options_.out + "/direction.gguf", options_.out + "/direction.safetensors",
+                       options_.out + "/report.html"};
+  return {document, layers_text(directions) + effect_text(document.value("effect", ordered_json())) + "wrote " +
+                        options_.out + "\n"};
+}
+
+std::vector<std::vector<int64_t>> DirectJob::texts_of(const std::string& file, const models::Model& model) const {
+  std::vector<std::vector<int64_t>> texts;
+  for (const auto& prompt : read_prompts(file)) texts.push_back(prompt_ids(model, prompt, !options_.no_chat));
+  return texts;
+}
+
+// With the texts that the changes are fitted to, where they are to any.
+DirectChangeOptions DirectJob::change_options(const models::Model& model, bool bakes, const Handles& lent) const {
+  auto change = options_.change;
+  if (options_.spare == "own")
+    change.spared = own_writing(model, 0, lent);
+  else if (!options_.spare.empty())
+    change.spared = texts_of(options_.spare, model);
+  if (!options_.texts.empty()) {
+    change.texts = texts_of(options_.texts, model);
+  } else if (bakes || !change.spared.empty()) {
+    change.texts = answered(model, preset_.questions, !options_.no_chat, lent);
+    if (change.spared.empty()) {
+      const auto more = own_writing(model, 0, lent);
+      change.texts.insert(change.texts.end(), more.begin(), more.end());
+    }
+  }
+  return change;
+}
+
+// As data beside the weights.
+DirectChange DirectJob::steered(const models::Model& model) const {
+  editors::EditResult result;
+  result.editor = "steer";
+  DirectChange change{editors::EditPack::from_results(model, {&result, 1}, {}), {}};
+  for (const auto& one : directions_) {
+    change.pack.runtime.push_back(editors::steer_part(one.control_vector(), options_.steer));
+    change.pack.extra["directions"].push_back(
+        {{"method", one.method}, {"fingerprint", one.fingerprint}, {"about", one.about}});
+  }
+  change.pack.hparams = change.pack.runtime[0].values;
+  return change;
+}
+
+DirectChange DirectJob::changed_by(const std::string& way, models::Model& model, const DirectChangeOptions& options,
+                                   const Handles& lent) const {
+  if (way == "steer") return steered(model);
+  return way == "ablate" ? ablate_directions(model, directions_, options, lent)
+                         : bake_directions(model, directions_, options, lent);
+}
+
+DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ordered_json& document) const {
+  auto how = change_options(model, true, lent);
+  how.strength = 1;
+  how.unchanged_keys = make_direct_keys();
+  std::vector<DirectChange> changes;  // every way with each layer's own direction, and with that of the best everywhere
+  for (const auto& way : options_.by)
+    for (const int from : {-1, directions_[0].best}) {
+      if (options_.change.from_layer < 0) how.from_layer = from;
+      changes.push_back(changed_by(way, model, how, lent));
+      if (options_.change.from_layer >= 0) break;
+    }
+  auto search = options_.search;
+  search.scorer = options_.effect.scorers[0];
+  search.prompts = options_.search_prompts.empty() ? preset_.questions : read_prompts(options_.search_prompts);
+  if (!options_.neutral.empty()) search.neutral = read_prompts(options_.neutral);
+  search.max_new_tokens = options_.effect.max_new_tokens;
+  search.most = options_.change.strength;
+  search.journal = fs::path(options_.out) / "trials.jsonl";
+  for (const auto& one : directions_) search.about.push_back(one.to_json());
+  search.about.push_back({options_.by, options_.layers, options_.spare, options_.texts, options_.change.from_layer,
+                          options_.change.spare_weight, options_.change.preserve_norm});
+  fs::create_directories(options_.out);
+  if (!options_.resume) fs::remove(search.journal);
+  const auto best = optimise_strengths(model, changes, search, lent);
+  auto& found = document["search"] = {{"scorer", search.scorer.name},
+                                      {"before", best.score_before},
+                                      {"max_kl", search.max_kl},
+                                      {"trials", ordered_json::array()},
+                                      {"front", best.front}};
+  for (const auto& trial : best.trials) {
+    const auto& made = changes[static_cast<size_t>(trial.change)].pack;
+    ordered_json one = trial.to_json();
+    one["by"] = made.editor;
+    one["from_layer"] = made.hparams["from_layer"];
+    found["trials"].push_back(one);
+  }
+  if (!best.chosen)
+    throw Error(ErrorClass::kNumeric,
+                {"optimise", "no trial whose answers score better at a divergence of " + short_number(search.max_kl),
+                 "one at least",
+                 "allow more (" + setting("max_kl") + "), try more (" + setting("trials") + "), or another direction"});
+  const auto& chosen = best.trials[static_cast<size_t>(*best.chosen)];
+  found["chosen"] = chosen.number;
+  auto change = scaled(changes[static_cast<size_t>(chosen.change)],
+                       [&](const DirectFigures& weight) { return chosen.at(weight); });
+  change.pack.extra["trial"] = chosen.to_json();
+  for (const auto& weight : change.figures)
+    if (weight.part != models::Part::kAttnOut)
+      found["strengths"].push_back({{"layer", weight.layer}, {"strength", chosen.at(weight)}});
+  return change;
+}
+
+DirectResult DirectJob::change(models::Model& model, const Handles& lent) const {
+  for (const auto& name : options_.save)
+    if (const auto& format = save_format(name); format.check) format.check(model, setting("save"));
+  ordered_json document = {{"model", short_model_name(model.checkpoint())}};
+  const std::string& action = options_.action;
+  const auto change = action == "optimise"
+                          ? optimised(model, lent, document)
+                          : changed_by(action, model, change_options(model, action == "bake", lent), lent);
+  const std::string summary = describe(document, change);
+  if (!options_.no_effect)
+    document["effect"] = measured(model, lent, [&] { return std::make_shared<InForce>(model, change.pack); });
+  auto written = ordered_json::array();
+  write_whole(options_.out, [&](const fs::path& staged) {
+    fs::create_directory(staged);
+    for (const auto& name : options_.save) {
+      const auto& format = save_format(name);
+      (void)format.write({.model = model, .pack = change.pack, .out = staged / format.file, .lent = lent});
+      written.push_back((fs::path(options_.out) / format.file).string());
+    }
+    write_page(staged, document, kTitles.at(action), lent);
+  });
+  document["files"] = written;
+  return {document, front_text(document.value("search", ordered_json())) + summary +
+                        effect_text(document.value("effect", ordered_json())) + "wrote " +
+                        join(written, ", ", [](const ordered_json& file) { return file.get<std::string>(); }) + "\n"};
+}
+
+}  // namespace emend::workflow

@@ -1,0 +1,267 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/json.h>
+#include <emend/core/text.h>
+#include <emend/devices/route.h>
+#include <emend/evaluation/free_text.h>
+#include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/direct/scorer.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <system_error>
+
+namespace emend::workflow {
+namespace {
+
+using nlohmann::json;
+using Ids = std::vector<int64_t>;
+
+// What a scorer of each kind has besides its name: lists, but for the question of a judge.
+const std::map<std::string, std::vector<std::string>> kMembers = {
+    {"rate", {"words"}},
+    {"any", {"words"}},
+    {"length", {}},
+    {"loops", {}},
+    {"sentiment", {"positive", "negative"}},
+    {"next", {"words"}},
+    {"judge", {"yes", "no", "ask"}},
+    {"command", {"command"}},
+};
+
+// " the words of a text " in one form, so that whole words are found by their blanks.
+std::string spaced(std::string_view text) {
+  std::string words = " ";
+  for (const char c : lower(text)) {
+    const bool letter = std::isalnum(static_cast<unsigned char>(c)) || c == '\'' || (c & 0x80);
+    if (letter)
+      words += c;
+    else if (words.back() != ' ')
+      words += ' ';
+  }
+  return words.back() == ' ' ? words : words + " ";
+}
+
+int64_t occurrences(const std::string& spaced_text, const std::vector<std::string>& words) {
+  int64_t found = 0;
+  for (const auto& word : words) {
+    const std::string wanted = spaced(word);
+    if (wanted.size() < 2) continue;
+    for (size_t at = spaced_text.find(wanted); at != std::string::npos; at = spaced_text.find(wanted, at + 1)) ++found;
+  }
+  return found;
+}
+
+double score_texts(const Scorer& scorer, const std::vector<std::string>& texts) {
+  double found = 0, words_in_all = 0, with_any = 0, loop = 0;
+  for (const auto& text : texts) {
+    const std::string own = spaced(text);
+    const auto here = static_cast<double>(occurrences(own, scorer.words));
+    found += here - static_cast<double>(occurrences(own, scorer.against));
+    with_any += here > 0;
+    loop += scorer.kind == "loops" && evaluation::loops(text);
+    words_in_all += static_cast<double>(std::count(own.begin(), own.end(), ' ') - 1);
+  }
+  const auto n = static_cast<double>(texts.size());
+  if (scorer.kind == "length") return words_in_all / n;
+  if (scorer.kind == "loops") return 100 * loop / n;
+  return scorer.kind == "any" ? 100 * with_any / n : 100 * found / std::max(1.0, words_in_all);
+}
+
+// The words as token ids, at the beginning of a text and behind a blank; none that begins with another of them.
+std::set<Ids> beginnings(const models::Model& model, const std::vector<std::string>& words) {
+  std::set<Ids> all;
+  for (const auto& word : words)
+    for (const auto& form : {word, " " + word})
+      if (auto ids = model.tokenizer().encode_ids(form, false); !ids.empty()) all.insert(std::move(ids));
+  std::set<Ids> kept;  // in their order, a beginning comes before what goes on from it
+  for (const auto& ids : all)
+    if (std::none_of(kept.begin(), kept.end(), [&](const Ids& shorter) {
+          return shorter.size() < ids.size() && std::equal(shorter.begin(), shorter.end(), ids.begin());
+        }))
+      kept.insert(ids);
+  return kept;
+}
+
+// For each row, the probability that it goes on with one of the words: [rows] float64. One pass for all words of one
+// token, and one more for each longer word's beginning.
+at::Tensor probability_of(const models::Model& model, const std::vector<Ids>& rows,
+                          const std::vector<std::string>& words, const Handles& lent) {
+  std::map<Ids, std::vector<int64_t>> by_front;
+  for (const auto& ids : beginnings(model, words)) by_front[{ids.begin(), ids.end() - 1}].push_back(ids.back());
+  const auto n = static_cast<int64_t>(rows.size());
+  at::Tensor total = at::zeros({n}, at::kDouble);
+  for (const auto& [front, ends] : by_front) {
+    auto extended = rows;
+    for (auto& row : extended) row.insert(row.end(), front.begin(), front.end());
+    const auto last = static_cast<int64_t>(front.size()) + 1;
+    const at::Tensor log_probs = next_log_probs(model, extended, lent, last).view({n, last, -1});
+    at::Tensor sum = at::zeros({n}, at::kDouble);
+    for (int64_t k = 0; k + 1 < last; ++k)
+      sum += log_probs.select(1, k).select(1, front[static_cast<size_t>(k)]).to(at::kDouble);
+    const at::Tensor end = log_probs.select(1, last - 1).index_select(1, at::tensor(ends, at::kLong));
+    total += (sum.unsqueeze(1) + end).exp().sum(1);
+  }
+  return total;
+}
+
+std::string filled(std::string text, const std::string& prompt, const std::string& answer) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const bool is_prompt = text.compare(at, 8, "{prompt}") == 0, is_answer = text.compare(at, 8, "{answer}") == 0;
+    out += is_prompt ? prompt : is_answer ? answer : std::string(1, text[at]);
+    at += is_prompt || is_answer ? 8 : 1;
+  }
+  return out;
+}
+
+double score_by_model(const Scorer& scorer, const Answers& answers) {
+  const bool judge = scorer.kind == "judge";
+  std::vector<Ids> rows;
+  for (size_t i = 0; i < answers.prompts.size(); ++i)
+    rows.push_back(prompt_ids(
+        *answers.model,
+        judge ? ContrastPrompt{filled(scorer.ask, answers.prompts[i].prompt, answers.texts[i])} : answers.prompts[i],
+        answers.chat));
+  const at::Tensor yes = probability_of(*answers.model, rows, scorer.words, answers.lent);
+  if (!judge) return 100 * yes.mean().item<double>();
+  const at::Tensor no = probability_of(*answers.model, rows, scorer.against, answers.lent);
+  return 100 * (yes / (yes + no).clamp_min(1e-30)).mean().item<double>();
+}
+
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+// Runs a command with `input` on its standard input and returns what it writes.
+std::string output_of(const std::string& where, const std::vector<std::string>& command, const std::string& input) {
+  const File in(std::tmpfile(), std::fclose), out(std::tmpfile(), std::fclose);  // no pipes: none of both waits
+  const bool ready = in && out && std::fwrite(input.data(), 1, input.size(), in.get()) == input.size();
+  if (!ready || std::fflush(in.get()) != 0)
+    throw Error(ErrorClass::kIo, {where, "no temporary file", "room for the answers", "set TMPDIR"});
+  std::rewind(in.get());
+  std::vector<char*> words;
+  for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_adddup2(&files, ::fileno(in.get()), 0);
+  ::posix_spawn_file_actions_adddup2(&files, ::fileno(out.get()), 1);
+  pid_t child = 0;
+  const int failure = ::posix_spawnp(&child, words[0], &files, nullptr, words.data(), environ);
+  ::posix_spawn_file_actions_destroy(&files);
+  if (failure != 0)
+    throw Error(ErrorClass::kNotFound, {where, command[0] + ": " + std::generic_category().message(failure),
+                                        "a command that can be run", "check its path and permissions"});
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status != 0)
+    throw Error(ErrorClass::kCorruption,
+                {where,
+                 command[0] + (WIFSIGNALED(status) ? " ended by signal " + std::to_string(WTERMSIG(status))
+                                                   : " with status " + std::to_string(WEXITSTATUS(status))),
+                 "status 0", "run it by hand: it reads {\"prompt\", \"answer\"} by lines"});
+  std::rewind(out.get());
+  std::string text;
+  char buffer[4096];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, out.get())) > 0;) text.append(buffer, n);
+  return text;
+}
+
+double score_by_command(const Scorer& scorer, const Answers& answers) {
+  std::string input;
+  for (size_t i = 0; i < answers.texts.size(); ++i)
+    input += json{{"prompt", i < answers.prompts.size() ? answers.prompts[i].prompt : ""}, {"answer", answers.texts[i]}}
+                 .dump(-1, ' ', false, json::error_handler_t::replace) +
+             "\n";
+  const std::string where = "scorer " + scorer.name;
+  std::istringstream lines(output_of(where, scorer.words, input));
+  size_t count = 0;
+  double sum = 0;
+  const auto refuse = [&](const std::string& got) {
+    throw Error(ErrorClass::kCorruption, {where, scorer.words[0] + " wrote " + got,
+                                          std::to_string(answers.texts.size()) + " lines with a number each", ""});
+  };
+  for (std::string line; std::getline(lines, line); ++count) {
+    if (line.ends_with('\r')) line.pop_back();
+    double value = 0;
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+    if (error != std::errc() || end != line.data() + line.size() || !std::isfinite(value))
+      refuse("\"" + shorten(line) + "\" in line " + std::to_string(count + 1));
+    sum += value;
+  }
+  if (count != answers.texts.size()) refuse(counted(count, "line"));
+  return sum / static_cast<double>(count);
+}
+
+}  // namespace
+
+double Scorer::score(const Answers& answers) const {
+  if (answers.texts.empty()) return 0;
+  if (kind == "next" || kind == "judge") return score_by_model(*this, answers);
+  return kind == "command" ? score_by_command(*this, answers) : score_texts(*this, answers.texts);
+}
+
+Scorer scorer_of(const json& object, const std::string& where) {
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kCorruption, {where, got, expected, "docs/directions.md shows one"});
+  };
+  Scorer scorer;
+  try {
+    scorer.name = object.at("name");
+    scorer.kind = object.value("kind", scorer.kind);
+    const auto kind = kMembers.find(scorer.kind);
+    if (kind == kMembers.end()) refuse("kind \"" + scorer.kind + "\"", "one of " + join(kMembers, ", ", key_of));
+    const auto& members = kind->second;
+    if (scorer.kind == "judge") {
+      scorer.words = {"Yes", "yes"};
+      scorer.against = {"No", "no"};
+    }
+    for (const auto& [key, value] : object.items()) {
+      const auto member = std::find(members.begin(), members.end(), key) - members.begin();
+      if (key == "name" || key == "kind") continue;
+      if (member == static_cast<ptrdiff_t>(members.size()))
+        refuse("\"" + key + "\"", "for " + scorer.kind + ": " + (members.empty() ? "nothing more" : join(members)));
+      if (member == 2)
+        scorer.ask = value;
+      else
+        value.get_to(member == 0 ? scorer.words : scorer.against);
+    }
+    if (!members.empty() && scorer.words.empty()) refuse("no " + members[0], "at least one");
+    if (members.size() > 1 && scorer.against.empty()) refuse("no " + members[1], "at least one");
+    if (scorer.kind == "judge" && scorer.ask.find("{answer}") == std::string::npos)
+      refuse("\"ask\" without {answer}", "a question about {answer}, and {prompt}");
+  } catch (const json::exception& error) {
+    refuse(std::string("no scorer (") + error.what() + ")",
+           "{\"name\": \"…\", \"kind\": \"rate\", \"words\": [\"…\"]}");
+  }
+  return scorer;
+}
+
+Scorer read_scorer(const std::filesystem::path& path) {
+  return scorer_of(read_json(path), path.string());
+}
+
+at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& rows, const Handles& lent, int64_t last) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;
+  in_batches(rows, "next tokens", {.cancel = lent.cancel}, [&](const models::TokenBatch& batch) {
+    models::ForwardOptions pass;
+    pass.logit_tokens.emplace();
+    for (int64_t r = 0; r < batch.rows(); ++r)
+      for (int64_t k = -last; k < 0; ++k) pass.logit_tokens->push_back(batch.token(r, k));
+    const at::Tensor logits = model.forward(batch, pass).logits;
+    parts.push_back(devices::to_host(at::log_softmax(logits.to(at::kFloat), -1), devices::Purpose::kLogits));
+  });
+  return at::cat(parts);
+}
+
+}  // namespace emend::workflow

@@ -1,0 +1,52 @@
+// How answers are scored: by their words, by what the model would say next, by the model itself, by a command.
+#pragma once
+
+#include <emend/workflow/direct/directions.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace emend::workflow {
+
+/// What is scored: answers to prompts, and a model as it is now.
+struct Answers {
+  std::vector<std::string> texts;
+  std::vector<ContrastPrompt> prompts = {};
+  const models::Model* model = nullptr;  ///< asked by "next" and "judge"
+  bool chat = true;
+  Handles lent = {};
+};
+
+/// A number for a set of answers.
+struct Scorer {
+  std::string name;
+  /// "rate": occurrences of the words in 100 words of text. "any": percent of the texts that hold one of them.
+  /// "length": words a text. "loops": percent of the texts in which a phrase goes round. "sentiment": occurrences of
+  /// the words less those of `against`, in 100 words of text. "next": percent of probability that the model's answers
+  /// begin with one of the words; the texts do not count. "judge": percent of probability of `words` against `against`
+  /// where the model is asked `ask`. "command": mean of the numbers that the command `words` gives.
+  std::string kind = "rate";
+  std::vector<std::string> words = {};  ///< or phrases; compared without case and punctuation, as whole words
+  std::vector<std::string> against = {};
+  std::string ask = {};  ///< with {prompt} and {answer}
+
+  /// 0 without texts. Throws Error(kNotFound) or Error(kCorruption) for a command that is not there, fails, or gives
+  /// anything but a number an answer.
+  [[nodiscard]] double score(const Answers& answers) const;
+  /// Whether it depends on the changed model itself; the others read texts, and a judge is the model as it was.
+  [[nodiscard]] bool reads_model() const { return kind == "next"; }
+  [[nodiscard]] nlohmann::json to_json() const { return {name, kind, words, against, ask}; }
+};
+/// {"name": "…", "kind": "rate|any", "words": ["…"]}, "length" and "loops" without a list, "sentiment" with "positive"
+/// and "negative", "next" with "words", "judge" with "ask" (and "yes", "no"), "command" with "command": ["…"]. A
+/// command is run: read only files that the user has named. Throws Error(kCorruption) naming file and member.
+[[nodiscard]] Scorer read_scorer(const std::filesystem::path& path);
+[[nodiscard]] Scorer scorer_of(const nlohmann::json& object, const std::string& where);
+
+/// Log-probabilities of the token behind each row's last `last` ones, [rows · last, V] float32 on the host.
+[[nodiscard]] at::Tensor next_log_probs(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
+                                        const Handles& lent = {}, int64_t last = 1);
+
+}  // namespace emend::workflow
