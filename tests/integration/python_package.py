@@ -418,11 +418,11 @@ class Process(unittest.TestCase):
         stubs = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("direct_")}
         self.assertEqual(len(stubs), 5)
         types = {"Path": "str", "Sequence[Path]": "list[str]", "Sequence[str]": "list[str]"}
-        for name, stub in stubs.items():
-            declared = dict(re.findall(r"^(\w+): (\w+(?:\[str\])?) = ", getattr(emend, name).__doc__, re.MULTILINE))
+        for function, stub in stubs.items():
+            declared = {name: kind for kind, name in re.findall(r"^:param (\S+) (\w+): ", getattr(emend, function).__doc__, re.MULTILINE)}
             said = {arg.arg: types.get(ast.unparse(arg.annotation), ast.unparse(arg.annotation)) for arg in stub.args.kwonlyargs}
             del said["progress"]
-            self.assertEqual(declared, said, name)
+            self.assertEqual(declared, said, function)
 
     def test_stubs_and_docstrings_cover_everything(self):
         folder = pathlib.Path(emend.__file__).parent

@@ -231,6 +231,9 @@ def directions():
     run("fit", "--positive", SCRATCH + "/good.txt", "--negative", SCRATCH + "/bad.txt", "--out", SCRATCH + "/d")
     run("bake", SCRATCH + "/d", "--strength", "4", "--out", SCRATCH + "/baked")
     shutil.copy(SCRATCH + "/baked/edit.safetensors", SCRATCH + "/packs/good.safetensors")
+    for strength in "4", "2":
+        run("steer", SCRATCH + "/d", "--strength", strength, "--out", SCRATCH + "/steer" + strength)
+    shutil.copy(SCRATCH + "/steer4/edit.safetensors", SCRATCH + "/packs/beside.safetensors")
     server = Server(SCRATCH + "/packs")
     assert server.edit("anna")[0]["status"] == "done"
     server.ask("/v1/packs/anna", {"active": False}, "PATCH")
@@ -240,13 +243,18 @@ def directions():
     assert said() == generate(SCRATCH + "/baked/edit.safetensors") != plain
     assert server.ask("/v1/packs/good", {"strength": 0}, "PATCH")["strength"] == 0
     assert said() == plain
+    server.ask("/v1/packs/beside", {"active": True}, "PATCH")
+    assert said() == generate(SCRATCH + "/steer4/edit.safetensors") != plain
+    server.ask("/v1/packs/beside", {"strength": 0.5}, "PATCH")
+    assert said() == generate(SCRATCH + "/steer2/edit.safetensors")
+    server.ask("/v1/packs/beside", {"active": False, "strength": 1}, "PATCH")
     server.ask("/v1/packs/good", {"strength": -1.5}, "PATCH")
     other = said()
     for wrong in ("anna", 1), ("good", "much"), ("good", 1e9), ("none", 1):
         assert server.call("/v1/packs/" + wrong[0], {"strength": wrong[1]}, "PATCH")[0] in (400, 404), wrong
     server.stop()
     server = Server(SCRATCH + "/packs")
-    assert {one["name"]: one["strength"] for one in server.ask("/v1/packs")["data"]} == {"good": -1.5, "anna": None}
+    assert {one["name"]: one["strength"] for one in server.ask("/v1/packs")["data"]} == {"good": -1.5, "beside": 1, "anna": None}
     assert said() == other
     server.ask("/v1/packs/good", {"strength": 1}, "PATCH")
     assert said() == generate(SCRATCH + "/baked/edit.safetensors")

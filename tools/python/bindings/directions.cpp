@@ -36,11 +36,11 @@ std::string documented(const std::string& action) {
   std::string text = "emend direct " + action + ": writes a folder, and returns what the program prints with JSON.\n";
   for (const Option& option : declared.all())
     if (is_argument(option, action))
-      text += "\n" + argument_name(option) + ": " + type_of(option) + " = " +
-              (option.required    ? "required"
-               : option.is_flag() ? "False"
-                                  : option.text()) +
-              "  " + option.meaning + (option.choices.empty() ? "" : " {" + join(option.choices) + "}");
+      text += "\n:param " + type_of(option) + " " + argument_name(option) + ": " + option.meaning +
+              (option.choices.empty() ? "" : " {" + join(option.choices) + "}") +
+              (option.required         ? " (required)"
+               : option.text().empty() ? ""
+                                       : " [" + option.text() + "]");
   return text;
 }
 
