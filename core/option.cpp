@@ -64,34 +64,10 @@ std::string fault_of_number(const std::string& text, const Limits& limits) {
   return good ? "" : "\"" + text + "\"; expected " + limits_text(limits, std::is_integral_v<Number>) + most;
 }
 
-// Whether JSON of this type can be the value.
+template <class Slot>
+constexpr bool kIsList = false;
 template <class Value>
-bool fits(const nlohmann::json& json) {
-  if constexpr (std::is_same_v<Value, bool>) return json.is_boolean();
-  if constexpr (std::is_same_v<Value, std::string>) return json.is_string();
-  if constexpr (std::is_floating_point_v<Value>) return json.is_number();
-  return std::is_integral_v<Value> && !std::is_same_v<Value, bool> && json.is_number_integer();
-}
-
-template <class Value>
-bool put(const nlohmann::json& json, Value* slot) {
-  if (fits<Value>(json)) *slot = json.get<Value>();
-  return fits<Value>(json);
-}
-
-template <class Value>
-bool put(const nlohmann::json& json, std::vector<Value>* slot) {
-  if (!json.is_array()) return put(nlohmann::json::array({json}), slot);
-  slot->clear();
-  for (const auto& one : json)
-    if (!put(one, &slot->emplace_back())) return false;
-  return true;
-}
-
-bool put(const nlohmann::json& json, const CountOrAuto& count) {
-  if (json == "auto") *count.value = count.automatic;
-  return json == "auto" || put(json, count.value);
-}
+constexpr bool kIsList<std::vector<Value>*> = true;
 
 void set_option(const Option& option, const nlohmann::json& value) {
   const auto refuse = [&](const std::string& expected) {
@@ -104,7 +80,20 @@ void set_option(const Option& option, const nlohmann::json& value) {
     if (const auto fault = option.is_flag() ? "" : fault_of(option, text); !fault.empty())
       refuse(fault.substr(fault.find("expected ") + 9));
   }
-  if (!std::visit([&](const auto& slot) { return put(value, slot); }, option.value)) refuse("a value of its type");
+  try {
+    std::visit(
+        [&]<class Slot>(const Slot& slot) {
+          if constexpr (std::is_same_v<Slot, CountOrAuto>)
+            *slot.value = value == "auto" ? slot.automatic : value.get<int64_t>();
+          else if constexpr (kIsList<Slot>)
+            (value.is_array() ? value : nlohmann::json::array({value})).get_to(*slot);
+          else
+            value.get_to(*slot);
+        },
+        option.value);
+  } catch (const nlohmann::json::exception&) {
+    refuse("a value of its type");
+  }
 }
 
 }  // namespace

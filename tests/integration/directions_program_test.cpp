@@ -1,5 +1,6 @@
 // `emend direct` and `emend generate --control-vector` as a user runs them, on a tiny model.
 #include <emend/core/safetensors.h>
+#include <emend/models/checkpoint.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <gtest/gtest.h>
 
@@ -118,6 +119,16 @@ TEST_F(DirectionsProgram, AblationIsSavedInEveryFormAndTakenOutAgain) {
       const at::Tensor w = saved.tensor("model.layers." + std::to_string(layer) + name).to(at::kDouble);
       EXPECT_LE((w.t().mv(unit / unit.norm()).norm() / w.norm()).item<double>(), 1e-6) << layer << name;
     }
+  // A GGUF file goes in as it came out: nothing is left to be taken out of it.
+  ASSERT_EQ(
+      run_program("emend", {"direct", "ablate", path("d/direction.gguf"), "--model", path("plain/model.gguf"),
+                            "--layers", "1-2", "--no-effect", "--save", "gguf", "--out", path("again"), "--quiet"})
+          .status,
+      0);
+  const auto weight = [&](const std::string& file) {
+    return models::open_checkpoint(path(file))->read("model.layers.2.mlp.down_proj.weight").to(at::kDouble);
+  };
+  EXPECT_LE((weight("plain/model.gguf") - weight("again/model.gguf")).abs().max().item<double>(), 1e-6);
   const std::string pack = path("plain/edit.safetensors");
   ASSERT_EQ(run_program("emend", {"apply", pack, "--model", path("model"), "--quiet"}).status, 0);
   EXPECT_EQ(model_bytes(), model_bytes("plain/model")) << "the pack and the saved model are one";

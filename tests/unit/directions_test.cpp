@@ -273,6 +273,9 @@ TEST(Scorer, CountsWholeWordsAndPhrases) {
   EXPECT_EQ((workflow::Scorer{"s", "any", {"DELVE"}}.score({texts})), 50);
   EXPECT_EQ((workflow::Scorer{"s", "length", {}}.score({texts})), 5);
   EXPECT_EQ((workflow::Scorer{"s", "rate", {"delve"}}.score({{""}})), 0);
+  const std::string round = "so it goes so it goes so it goes so it goes";
+  EXPECT_EQ((workflow::Scorer{"s", "loops"}.score({{round, texts[0]}})), 50);
+  EXPECT_LT((workflow::Scorer{"s", "entropy"}.score({{round}})), (workflow::Scorer{"s", "entropy"}.score({texts})));
 }
 
 workflow::Scorer scorer_of(const nlohmann::json& object) {

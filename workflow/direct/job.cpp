@@ -32,7 +32,7 @@ void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   effect.prompts = options.prompts.empty() ? preset.test_prompts : read_prompts(options.prompts);
   for (const auto& file : options.scorers) effect.scorers.push_back(read_scorer(file));
   if (effect.scorers.empty() && !preset.name.empty()) effect.scorers.push_back(preset.scorer);
-  for (const char* kind : {"length", "loops"}) {
+  for (const char* kind : {"length", "loops", "entropy"}) {
     const std::string name = kind == std::string("length") ? "words" : kind;
     if (std::none_of(effect.scorers.begin(), effect.scorers.end(), [&](const auto& one) { return one.name == name; }))
       effect.scorers.push_back({.name = name, .kind = kind});

@@ -5,6 +5,7 @@
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/free_text.h>
+#include <emend/evaluation/text_metrics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/scorer.h>
 #include <spawn.h>
@@ -28,13 +29,10 @@ using Ids = std::vector<int64_t>;
 
 // What a scorer of each kind has besides its name: lists, but for the question of a judge.
 const std::map<std::string, std::vector<std::string>> kMembers = {
-    {"rate", {"words"}},
-    {"any", {"words"}},
-    {"length", {}},
-    {"loops", {}},
-    {"sentiment", {"positive", "negative"}},
-    {"next", {"words"}},
-    {"judge", {"yes", "no", "ask"}},
+    {"rate", {"words"}},      {"any", {"words"}},
+    {"length", {}},           {"loops", {}},
+    {"entropy", {}},          {"sentiment", {"positive", "negative"}},
+    {"next", {"words"}},      {"judge", {"yes", "no", "ask"}},
     {"command", {"command"}},
 };
 
@@ -62,6 +60,7 @@ int64_t occurrences(const std::string& spaced_text, const std::vector<std::strin
 }
 
 double score_texts(const Scorer& scorer, const std::vector<std::string>& texts) {
+  if (scorer.kind == "entropy") return evaluation::mean_ngram_entropy(texts);
   double found = 0, words_in_all = 0, with_any = 0, loop = 0;
   for (const auto& text : texts) {
     const std::string own = spaced(text);

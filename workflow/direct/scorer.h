@@ -23,10 +23,11 @@ struct Answers {
 struct Scorer {
   std::string name;
   /// "rate": occurrences of the words in 100 words of text. "any": percent of the texts that hold one of them.
-  /// "length": words a text. "loops": percent of the texts in which a phrase goes round. "sentiment": occurrences of
-  /// the words less those of `against`, in 100 words of text. "next": percent of probability that the model's answers
-  /// begin with one of the words; the texts do not count. "judge": percent of probability of `words` against `against`
-  /// where the model is asked `ask`. "command": mean of the numbers that the command `words` gives.
+  /// "length": words a text. "loops": percent of the texts in which a phrase goes round. "entropy": of 2- and 3-grams,
+  /// in bits. "sentiment": occurrences of the words less those of `against`, in 100 words of text. "next": percent of
+  /// probability that the model's answers begin with one of the words; the texts do not count. "judge": percent of
+  /// probability of `words` against `against` where the model is asked `ask`. "command": mean of the numbers that the
+  /// command `words` gives.
   std::string kind = "rate";
   std::vector<std::string> words = {};  ///< or phrases; compared without case and punctuation, as whole words
   std::vector<std::string> against = {};
@@ -39,9 +40,9 @@ struct Scorer {
   [[nodiscard]] bool reads_model() const { return kind == "next"; }
   [[nodiscard]] nlohmann::json to_json() const { return {name, kind, words, against, ask}; }
 };
-/// {"name": "…", "kind": "rate|any", "words": ["…"]}, "length" and "loops" without a list, "sentiment" with "positive"
-/// and "negative", "next" with "words", "judge" with "ask" (and "yes", "no"), "command" with "command": ["…"]. A
-/// command is run: read only files that the user has named. Throws Error(kCorruption) naming file and member.
+/// {"name": "…", "kind": "rate|any", "words": ["…"]}, "length", "loops" and "entropy" without a list, "sentiment" with
+/// "positive" and "negative", "next" with "words", "judge" with "ask" (and "yes", "no"), "command" with "command":
+/// ["…"]. A command is run: read only files that the user has named. Throws Error(kCorruption) naming file and member.
 [[nodiscard]] Scorer read_scorer(const std::filesystem::path& path);
 [[nodiscard]] Scorer scorer_of(const nlohmann::json& object, const std::string& where);
 
