@@ -1,5 +1,5 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@ namespace {
 [[noreturn]] void throw_io(const std::filesystem::path& path, const std::string& action, int error) {
   const bool full = error == ENOSPC || error == EDQUOT;
   const bool memory = error == ENOMEM;
-  throw Error(memory ? ErrorClass::kDevice : ErrorClass::kIo,
+  throw Error(class_of_errno(error),
               {path.string(), "cannot " + action + " (" + std::strerror(error) + ")", "",
                full     ? "free some space or choose another folder; nothing was left under the final name"
                : memory ? "free some memory, or raise its limit"

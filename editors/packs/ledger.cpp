@@ -1,6 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
@@ -255,7 +255,7 @@ void Ledger::lock() {
   std::filesystem::create_directories(ledger_ / "packs", error);
   lock_.fd = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (lock_.fd < 0)
-    throw Error(ErrorClass::kIo,
+    throw Error(class_of_errno(errno),
                 {folder_.string(), std::string("cannot write to the model folder (") + std::strerror(errno) + ")",
                  "a writable folder", "copy the model, or write the edited one elsewhere (" + setting("out") + ")"});
   struct stat held {
@@ -452,8 +452,9 @@ void Ledger::change(const std::vector<std::string>& active) {
   } catch (const Error& error) {
     throw renamed(error, place, folder_);
   } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(ErrorClass::kIo, {folder_.string(), "cannot be changed (" + error.code().message() + ")",
-                                  "a writable folder with space", "nothing was changed"});
+    throw Error(class_of_errno(error.code().value()),
+                {folder_.string(), "cannot be changed (" + error.code().message() + ")", "a writable folder with space",
+                 "nothing was changed"});
   }
   active_ = active;
   announced_ = false;

@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
@@ -144,7 +144,7 @@ std::string output_of(const std::string& where, const std::vector<std::string>& 
   const File in(std::tmpfile(), std::fclose), out(std::tmpfile(), std::fclose);  // no pipes: none of both waits
   const bool ready = in && out && std::fwrite(input.data(), 1, input.size(), in.get()) == input.size();
   if (!ready || std::fflush(in.get()) != 0)
-    throw Error(ErrorClass::kIo, {where, "no temporary file", "room for the answers", "set TMPDIR"});
+    throw Error(ErrorClass::kIo, {where, "no temporary file", "room for the answers", "make room in /tmp"});
   std::rewind(in.get());
   std::vector<char*> words;
   for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -157,8 +157,9 @@ std::string output_of(const std::string& where, const std::vector<std::string>& 
   const int failure = ::posix_spawnp(&child, words[0], &files, nullptr, words.data(), environ);
   ::posix_spawn_file_actions_destroy(&files);
   if (failure != 0)
-    throw Error(ErrorClass::kNotFound, {where, command[0] + ": " + std::generic_category().message(failure),
-                                        "a command that can be run", "check its path and permissions"});
+    throw Error(failure == ENOMEM ? class_of_errno(failure) : ErrorClass::kNotFound,
+                {where, command[0] + ": " + std::generic_category().message(failure), "a command that can be run",
+                 "check its path and permissions"});
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
