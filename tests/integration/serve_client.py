@@ -3,6 +3,7 @@
 serve_client.py CASE PROGRAM MODEL HPARAMS CORPUS SCRATCH; prints OK at the end.
 """
 import concurrent.futures
+import hashlib
 import http.client
 import json
 import os
@@ -260,6 +261,24 @@ def packs():
     assert again.stop() == 0
 
 
+def of_another_weight(source, target, weight):
+    """The pack `source` as if its first change were one of `weight`, whole for its reader."""
+    with open(source, "rb") as file:
+        data = file.read()
+    end = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:end])
+    meta = head["__metadata__"]
+    meta["manifest"] = meta["manifest"].replace(json.loads(meta["manifest"])["deltas"][0]["weight"], weight)
+    digest = hashlib.sha256(meta["manifest"].encode())
+    for name, one in sorted(item for item in head.items() if item[0] != "__metadata__"):
+        begin, over = one["data_offsets"]
+        digest.update((name + "Double" + "".join(f" {size}" for size in one["shape"])).encode() + data[end + begin:end + over])
+    meta["checksum"] = digest.hexdigest()
+    text = json.dumps(head, ensure_ascii=False).encode()
+    with open(target, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data[end:])
+
+
 def foreign():
     """What others keep in the folder stays, and of a state that no server wrote is said what is wrong."""
     folder = SCRATCH + "/packs"
@@ -287,8 +306,12 @@ def foreign():
         assert told.returncode == 3 and "state.json" in told.stderr and "internal" not in told.stderr, (state, told)
     with open(folder + "/state.json", "w") as file:
         json.dump(good, file)
+    # packs that the model has no place for are left out, not found out while others are answered
+    for name, weight in ("same", "model.layers.1.mlp.down_proj.weight"), ("none", "model.layers.9.mlp.down_proj.weight"), ("shape", "model.layers.1.self_attn.q_proj.weight"):
+        of_another_weight(folder + "/edit-2.safetensors", f"{folder}/{name}.safetensors", weight)
     server = Server(folder)
-    assert server.ask("/v1/packs")["active"] == good["active"]
+    there = server.ask("/v1/packs")
+    assert there["active"] == good["active"] and {one["name"] for one in there["data"]} == {"cleo", "edit-2", "other", "same"}, there
     assert server.stop() == 0
 
 
@@ -370,6 +393,8 @@ def strangers():
             ("trace", {**trace, "samples": 1.5}, "samples"), ("trace", {"prompt": "x"}, "subject"), ("lint", {"facts": 5}, "facts")):
         status, reply = server.call("/v1/" + path, body)
         assert status == 400 and reply["error"]["message"].startswith(field), (path, body, status, reply)
+    never = server.call("/v1/completions", {"prompt": ["x", "y", "z"]})  # does not fit into the queue
+    assert never[0] == 400 and "at most 2" in never[1]["error"]["message"], never
     for body in {"position": -1, "active": True}, {"position": 0}, {"active": "yes"}, {}:
         assert server.call("/v1/packs/none", body, "PATCH")[0] == 400, body
     assert server.call("/v1/completions", {**text, "max_tokens": 1, "top_k": 0, "min_p": 0.0, "suffix": None, "user": "me"})[0] == 200

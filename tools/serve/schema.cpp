@@ -71,7 +71,8 @@ std::optional<SchemaFault> fault_of_object(json& object, const json& schema, con
     if (!known && !properties.empty()) {
       std::vector<std::string> names;
       for (const auto& [one, unused] : properties.items()) names.push_back(one);
-      return SchemaFault{path(name), "no such field", did_you_mean(name, names, "one of " + join(names))};
+      const std::string close = closest_name(name, names);
+      return SchemaFault{path(name), "no such field", close.empty() ? "one of " + join(names) : "\"" + close + "\""};
     }
     const json& rule = known ? properties[name] : part(schema, "additionalProperties");
     if (auto fault = schema_fault(value, rule, path(name))) return fault;
