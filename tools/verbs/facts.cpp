@@ -76,7 +76,8 @@ void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
                   {options.facts.file, "writing it again would lose " + (lost.empty() ? "its unusable rows" : lost[0]),
                    "a file that keeps everything", "write another file with --out"});
   }
-  write_file(in_place ? options.facts.file : options.out, datasets::format_facts(facts.facts, facts.format));
+  write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out),
+             datasets::format_facts(facts.facts, facts.format));
 }
 
 nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datasets::FactSet& facts) {
