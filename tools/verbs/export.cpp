@@ -83,8 +83,10 @@ VerbRun setup_export(Options& o) {
       .add("--out", &options.out, "file or folder to write", {.type = "PATH", .required = true});
   add_model_options(o, options.model);
   o.group("Form")
-      .add("--max-rank", &options.peft.max_rank, "largest rank of an adapter; 0: whatever is exact")
-      .add("--max-error", &options.peft.max_error, "relative error that a cut to --max-rank may leave")
+      .add("--max-rank", &options.peft.max_rank, "largest rank of an adapter; 0: whatever is exact",
+           {.limits = kNonNegative})
+      .add("--max-error", &options.peft.max_error, "relative error that a cut to --max-rank may leave",
+           {.limits = kNonNegative})
       .add("--type", &options.type, "gguf: type of the matrices; default: as in the base, edited ones in Q8_0 or wider")
       .add("--base", &options.base, "gguf: unedited GGUF file of the model, whose other tensors are kept",
            {.type = "FILE"});

@@ -48,7 +48,7 @@ void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) 
   auto own = o.group("");
   own.add("--format", &read.format, "format of the file: auto, " + fact_format_names(), {.type = "NAME"});
   if (with_range)
-    own.add("--limit", &read.limit, "facts to read; -1: all")
+    own.add("--limit", &read.limit, "facts to read; -1: all", {.limits = kCountOrAll})
         .add("--offset", &read.offset, "facts to leave out at the start", {.limits = kNonNegative});
   add_zsre_option(own, read);
   own.add("--sentiment", &read.sentiment, "side of ConvSent rows that becomes the target", {.choices = {"pos", "neg"}});
