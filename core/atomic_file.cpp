@@ -58,6 +58,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) throw_io(path_, "create", errno);
+  if (struct stat older{}; ::stat(path_.c_str(), &older) == 0) ::fchmod(fd_, older.st_mode & 0777);
 }
 
 AtomicFile::~AtomicFile() {

@@ -27,8 +27,10 @@ int layer_of(const std::filesystem::path& path, const std::string& name, int lea
   const char* end = name.data() + name.size();
   const auto digits = name.data() + std::min(name.size(), kPrefix.size());
   const auto parsed = std::from_chars(digits, end, layer);
-  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < least)
-    refuse(path, "tensor \"" + name + "\"", "tensors direction.N with N from " + std::to_string(least) + " on");
+  constexpr int kMost = 10'000;  // no model has more blocks
+  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < least || layer > kMost)
+    refuse(path, "tensor \"" + name + "\"",
+           "tensors direction.N with N from " + std::to_string(least) + " on, at most " + std::to_string(kMost));
   return layer;
 }
 

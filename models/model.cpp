@@ -79,6 +79,11 @@ ForwardResult Model::forward(const TokenBatch& batch, const ForwardOptions& opti
 }
 
 at::Tensor Model::project(const at::Tensor& hidden, bool raw_head) const {
+  if (hidden.dim() < 1 || hidden.size(-1) != hidden_size())
+    throw Error(ErrorClass::kInvalidArgument,
+                {"project",
+                 "a tensor of shape [" + join(hidden.sizes(), ", ", [](int64_t n) { return std::to_string(n); }) + "]",
+                 "[rows, " + std::to_string(hidden_size()) + "]", ""});
   return detail::project_rows(*state_, hidden.to(state_->dtype), raw_head, /*fire_hooks=*/false);
 }
 

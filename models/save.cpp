@@ -9,6 +9,7 @@
 #include <emend/core/error.h>
 #include <emend/core/staged.h>
 #include <emend/devices/route.h>
+#include <emend/models/apart.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_folder.h>
 #include <emend/models/model.h>
@@ -102,10 +103,29 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
 
 }  // namespace
 
+void require_apart(const fs::path& out, const fs::path& source) {
+  std::error_code failure;
+  const fs::path real = fs::canonical(source, failure);
+  if (failure) return;  // not from a place
+  const auto absolute = fs::absolute(out).lexically_normal();
+  const auto named = fs::weakly_canonical(absolute.has_filename() ? absolute : absolute.parent_path(), failure);
+  const auto refuse = [&](const std::string& got) {
+    throw Error(ErrorClass::kInvalidArgument, {out.string(), got, "a place that the model is not read from",
+                                               "choose another place; emend apply PACK edits in place, and takes it "
+                                               "back"});
+  };
+  if (named == real || fs::equivalent(out, source, failure)) refuse("the model was loaded from there");
+  // Also by its own name: files of a folder may be links that lead out of it.
+  for (const auto& place : {named, fs::weakly_canonical(absolute.parent_path(), failure) / absolute.filename()})
+    if (std::mismatch(real.begin(), real.end(), place.begin(), place.end()).first == real.end())
+      refuse("it lies inside of the model " + source.string());
+}
+
 std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   if (dtype && *dtype != at::kFloat && *dtype != at::kHalf && *dtype != at::kBFloat16)
     throw Error(ErrorClass::kInvalidArgument,
                 {"save_model", std::string("dtype ") + c10::toString(*dtype), "float32, float16 or bfloat16", ""});
+  require_apart(folder, model.checkpoint().path());
   const at::NoGradGuard no_grad;
   std::vector<std::string> changed;
   const auto write = [&](const fs::path& staged) {

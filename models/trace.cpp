@@ -253,13 +253,14 @@ ForwardResult Model::forward(const Prompts& prompts) const {
 }
 
 std::vector<NextToken> Model::next_tokens(const Prompts& prompt, int64_t count) const {
+  if (count < 1)
+    throw Error(ErrorClass::kInvalidArgument, {"next_tokens", "count " + std::to_string(count), "at least 1", ""});
   const at::NoGradGuard no_grad;
   const TokenBatch batch = batch_of(*this, prompt, nullptr);
   ForwardOptions options;
   options.logit_tokens = {{batch.token(0, -1)}};
   const at::Tensor logits = devices::to_host(forward(batch, options).logits[0]).to(at::kDouble);
-  const auto [probabilities, ids] =
-      at::softmax(logits, -1).topk(std::clamp<int64_t>(count, 0, logits.size(0)), -1, true, true);
+  const auto [probabilities, ids] = at::softmax(logits, -1).topk(std::min(count, logits.size(0)), -1, true, true);
   std::vector<NextToken> next;
   for (int64_t i = 0; i < ids.size(0); ++i) {
     const auto id = ids[i].item<int64_t>();

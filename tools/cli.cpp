@@ -339,6 +339,19 @@ std::string parse_words(Command& command, const std::vector<std::string>& words)
   return without_effect(app, command.options);
 }
 
+// Of the line that a folder keeps, without what names places to write elsewhere: the folder may be somebody else's.
+static std::vector<std::string> within_folder(const std::vector<std::string>& words) {
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string name = words[i].substr(0, words[i].find('='));
+    if (name != "--log-file" && name != "--cache" && name != "--stats-cache")
+      kept.push_back(words[i]);
+    else if (name == words[i])
+      ++i;  // its value
+  }
+  return kept;
+}
+
 static int run_verb(const Verb& verb, const std::vector<std::string>& words, const std::string& usage,
                     const std::vector<std::string>& command_line) {
   CLI::App app;
@@ -349,7 +362,7 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   const auto earlier = command.options.earlier ? command.options.earlier() : std::vector<std::string>();
   if (earlier.empty()) return run_guarded(command, command_line);
   // What stands in the earlier line goes under what was given.
-  const auto before = verb_words({earlier.begin() + 1, earlier.end()});
+  const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}));
   for (const auto& line : {std::vector(before.begin() + (before[0] == verb.name ? 1 : 0), before.end()), words}) {
     CLI::App again;
     declare(again, command.options, words);

@@ -1,10 +1,36 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
+#include <emend/editors/steps/statistics.h>
 #include <emend/workflow/options.h>
+#include <emend/workflow/save_formats.h>
 
 #include <charconv>
 
 namespace emend::workflow {
+
+void require_valid(const RunOptions& options) {
+  const auto at_least = [](const char* name, auto value, decltype(value) least, const char* expected) {
+    if (!(value >= least))
+      throw Error(ErrorClass::kInvalidArgument, {setting(name), std::to_string(value), expected, ""});
+  };
+  const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& known) {
+    if (std::ranges::find(known, value) == known.end())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {setting(name), "\"" + value + "\"", "one of " + join(known), did_you_mean(value, known)});
+  };
+  at_least("batch_size", options.batch_size, 0, "a whole number from 0 on");
+  at_least("show", options.show, 0, "a whole number from 0 on");
+  at_least("stats_tokens", options.stats_tokens, editors::kAutoTokens, "a whole number from 0 on");
+  at_least("stats_length", options.stats_length, 1, "a whole number above 0");
+  at_least("max_divergence", options.guard.divergence, 0, "a number from 0 on");
+  at_least("max_update", options.guard.relative_update, 0, "a number from 0 on");
+  at_least("max_condition", options.guard.condition, 0, "a number from 0 on");
+  one_of("protocol", options.protocol, {"sequential", "lifelong", "single"});
+  std::vector<std::string> forms = {"none"};
+  for (const auto& format : save_formats()) forms.push_back(format.name);
+  for (const auto& form : options.save) one_of("save", form, forms);
+}
 
 EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
   EvalSchedule schedule;

@@ -84,6 +84,9 @@ struct RunOptions {
   }
 };
 
+/// Throws Error(kInvalidArgument) naming a setting that is out of range or not one of its words.
+void require_valid(const RunOptions& options);
+
 /// When to evaluate: after every batch, every N facts, at the end.
 struct EvalSchedule {
   bool each = false, end = false;

@@ -9,6 +9,7 @@
 #include <emend/editors/steps/locate.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/report.h>
+#include <emend/models/apart.h>
 #include <emend/models/family.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
@@ -54,6 +55,7 @@ void Run::open() {
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
   (void)parse_on_collapse(options_.on_collapse);
+  require_valid(options_);
   least_said_ = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
@@ -100,9 +102,11 @@ void Run::open() {
 
 // Of several processes the first one has the folder and writes.
 void Run::open_folder(const models::Checkpoint& checkpoint) {
-  folder_.emplace(options_.out.empty() ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
-                                       : std::filesystem::path(options_.out),
-                  options_.resume);
+  const std::filesystem::path folder = options_.out.empty()
+                                           ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
+                                           : std::filesystem::path(options_.out);
+  models::require_apart(folder, checkpoint.path());
+  folder_.emplace(folder, options_.resume);
   if (!options_.resume && !std::filesystem::exists(*folder_ / "run.jsonl")) {
     std::vector<std::string> written = {"cases.jsonl", "metrics.csv", "report.html", "report.json"};
     for (const auto& format : save_formats()) written.push_back(format.file);

@@ -187,6 +187,9 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   }
   fresh_ = true;
   if (reader_) return;
+  if (!std::filesystem::exists(path) && std::filesystem::exists(folder_) && !std::filesystem::is_empty(folder_))
+    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "a folder that no run wrote", "a run's checkpoint",
+                                               "choose another folder with " + setting("out")});
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
   std::filesystem::create_directories(folder_, ignored);

@@ -3,7 +3,7 @@
 #include <emend/core/text.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
-#include <emend/editors/steps/transaction.h>
+#include <emend/models/apart.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/save_formats.h>
@@ -35,16 +35,20 @@ std::vector<editors::FactOutcome> failed_outcomes(std::span<const datasets::Fact
 class Session::Scope {
  public:
   explicit Scope(Session& session)
-      : transaction(session.model_, session.transaction_.get()), context_(session.context_) {
+      : transaction(session.model_, &session.transaction()), changes_(session.changes_), context_(session.context_) {
     context_.transaction = &transaction;
   }
-  ~Scope() { context_.transaction = {}; }
+  ~Scope() {
+    context_.transaction = {};
+    changes_.wrote({});
+  }
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
 
   editors::EditTransaction transaction;
 
  private:
+  Changes& changes_;
   editors::EditContext& context_;
 };
 
@@ -56,7 +60,9 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
       options_(std::move(options)),
       lent_(std::move(lent)),
       on_collapse_(parse_on_collapse(options_.on_collapse)),
-      editor_(std::move(editor)) {
+      editor_(std::move(editor)),
+      changes_(model) {
+  require_valid(options_);
   if (!editor_) throw Error(ErrorClass::kInvalidArgument, {"Session", "no editor", "an editor", "make one first"});
   if (!lent_.statistics) own_statistics_ = statistics_provider(options_, lent_);
   static_cast<editors::EditSettings&>(context_) =
@@ -73,13 +79,10 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
       .progress = lent_.progress,
       .log = lent_.log};
   compute_dtype_ = context_.arithmetic_name(model_);
-  transaction_ = std::make_unique<editors::EditTransaction>(model_);
   if (options_.watch && !options_.dry_run) guard_.emplace(model_, options_.guard);
 }
 
-Session::~Session() {
-  transaction_->commit();
-}
+Session::~Session() = default;
 
 const Batch& Session::edit(std::span<const datasets::Fact> facts) {
   return write(facts, {});
@@ -100,6 +103,7 @@ const Batch& Session::write(std::span<const datasets::Fact> facts, const std::fu
     Scope scope(*this);
     write_into(scope, result, facts, judge);
     scope.transaction.commit();
+    if (!judge) changes_.wrote(result.deltas);
   }
   facts_.insert(facts_.end(), facts.begin(), facts.end());
   return results_.emplace_back(std::move(result));
@@ -111,6 +115,7 @@ void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::
   result = editor_->edit(model_, facts, context_);
   const std::string why = alarms(result);
   if (!why.empty() && on_collapse_ == OnCollapse::kRevert) {
+    scope.transaction.restore();
     scope.transaction.commit();
     undo();
     throw Error(ErrorClass::kNumeric,
@@ -160,11 +165,12 @@ const Batch* Session::finish() {
   Scope scope(*this);
   auto result = editor_->finish(model_, context_);
   scope.transaction.commit();
+  if (result) changes_.wrote(result->deltas);
   return result ? &results_.emplace_back(std::move(*result)) : nullptr;
 }
 
 void Session::undo() {
-  transaction_->restore();
+  changes_.take_out();
   editor_->reset();
   results_.clear();
   facts_.clear();
@@ -181,7 +187,8 @@ void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact>
   if (options_.single()) return;
   // Delta by delta as they were written the first time, so that the weights get the same bytes.
   for (const auto& batch : results_)
-    for (const auto& delta : batch.deltas) editors::apply_delta(delta, *transaction_);
+    for (const auto& delta : batch.deltas) editors::apply_delta(delta, transaction());
+  changes_.wrote(deltas());
   editor_->load_state(state);
 }
 
@@ -212,8 +219,9 @@ std::vector<editors::WeightDelta> Session::deltas() const {
   std::map<std::string, int> layers;
   for (const auto& batch : results_)
     for (const auto& layer : batch.layers) layers[layer.weight] = layer.layer;
-  for (const auto& weight : transaction_->changed())
-    all.push_back(editors::weight_change(*transaction_, weight, layers.contains(weight) ? layers[weight] : -1).delta);
+  for (const auto& weight : changes_.transaction().changed())
+    all.push_back(
+        editors::weight_change(changes_.transaction(), weight, layers.contains(weight) ? layers[weight] : -1).delta);
   return all;
 }
 
@@ -250,12 +258,10 @@ nlohmann::json Session::verdicts() const {
 
 void Session::save(const std::string& form, const std::filesystem::path& out) {
   const auto& format = save_format(form);
-  if (std::error_code failure; std::filesystem::equivalent(out, model_.checkpoint().path(), failure))
-    throw Error(ErrorClass::kInvalidArgument, {out.string(), "the model was loaded from there", "another place",
-                                               "an edit in place is one that can be taken back: emend apply PACK"});
+  models::require_apart(out, model_.checkpoint().path());
   if (format.check) format.check(model_, setting("save"));
   const editors::EditPack whole = pack();
-  (void)format.write({.model = model_, .pack = whole, .out = out, .edited = transaction_.get(), .lent = lent_});
+  (void)format.write({.model = model_, .pack = whole, .out = out, .edited = &transaction(), .lent = lent_});
 }
 
 editors::EditPack Session::pack() const {
@@ -283,6 +289,7 @@ editors::EditPack Session::pack() const {
 }
 
 void Session::save_pack(const std::filesystem::path& path) const {
+  models::require_apart(path, model_.checkpoint().path());
   editors::save_pack(path, pack());
 }
 

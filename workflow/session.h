@@ -11,6 +11,7 @@
 
 #include <emend/editors/editor.h>
 #include <emend/editors/packs/pack.h>
+#include <emend/workflow/changes.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/options.h>
 #include <emend/workflow/record.h>
@@ -48,7 +49,8 @@ class Session {
   /// To be called once after the last batch: editors that correct the sum of all changes (PRUNE) do it here. Null where
   /// there is nothing to do.
   const Batch* finish();
-  /// Gives the model back every byte that it had when the session began, and forgets the edits.
+  /// Takes the edits out and forgets them: the model has every byte that it had when the session began. What others
+  /// (sessions, packs, of Changes) wrote since stays.
   void undo();
 
   /// Takes up a sequence that another session began on the same model: `batches` with their `facts`, and the editor's
@@ -69,13 +71,13 @@ class Session {
   /// What the model says to every fact so far: [{"case_id", "prompt", "target", "verdict", "reason", "text"}].
   [[nodiscard]] nlohmann::json verdicts() const;
   /// Writes the change so far in one of the forms of save_formats.h. Throws Error(kUnsupported) if there is no such
-  /// form of it, Error(kIo).
+  /// form of it, Error(kInvalidArgument) for what the model was loaded from (apart.h), Error(kIo).
   void save(const std::string& form, const std::filesystem::path& out);
   /// The change so far: the batches' deltas, or one a weight after forget_deltas().
   [[nodiscard]] std::vector<editors::WeightDelta> deltas() const;
   /// The same as a pack.
   [[nodiscard]] editors::EditPack pack() const;
-  /// Throws Error(kIo).
+  /// Throws Error(kIo), and as save() for a place that the model is read from.
   void save_pack(const std::filesystem::path& path) const;
   /// The facts as they are to be asked now: editors that speak through the prompt (IKE) stand in front of it.
   [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts) const { return editor_->asked(std::move(facts)); }
@@ -85,7 +87,7 @@ class Session {
   [[nodiscard]] editors::EditContext& context() noexcept { return context_; }  ///< of every batch
   [[nodiscard]] const std::string& compute_dtype() const noexcept { return compute_dtype_; }
   /// Holds the weights' bytes from before the first batch.
-  [[nodiscard]] editors::EditTransaction& transaction() noexcept { return *transaction_; }
+  [[nodiscard]] editors::EditTransaction& transaction() noexcept { return changes_.transaction(); }
 
  private:
   class Scope;
@@ -101,7 +103,7 @@ class Session {
   OnCollapse on_collapse_;
   std::unique_ptr<editors::Editor> editor_;
   std::unique_ptr<editors::StatisticsProvider> own_statistics_;
-  std::unique_ptr<editors::EditTransaction> transaction_;
+  Changes changes_;
   std::optional<evaluation::CollapseGuard> guard_;
   editors::EditContext context_;
   std::string compute_dtype_;

@@ -183,10 +183,20 @@ void rebase(EditPack& pack, const std::string& base) {
   if (!pack.under.edits.empty()) pack.under.base = base;
 }
 
+// The pack that the ledger knows by this name, and no other that lies in its place.
+EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
+  const auto path = ledger / "packs" / (id + ".safetensors");
+  auto pack = load_pack(path);
+  if (pack.id != id)
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "the edit " + pack.id, "the edit " + id, "put the pack back that was applied"});
+  return pack;
+}
+
 std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
   std::vector<NamedPack> packs;
   for (const auto& id : lineage.edits) {
-    packs.push_back({"edit " + id, load_pack(ledger / "packs" / (id + ".safetensors"))});
+    packs.push_back({"edit " + id, kept_pack(ledger, id)});
     rebase(packs.back().pack, lineage.base);
   }
   return packs;
@@ -488,8 +498,14 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
   for (const auto& id : active)
-    for (const auto& delta : load_pack(ledger_ / "packs" / (id + ".safetensors")).deltas)
-      values[delta.weight] = add_delta(values[delta.weight], delta, folder_);
+    for (const auto& delta : kept_pack(ledger_, id).deltas) {
+      const auto value = values.find(delta.weight);
+      if (value == values.end())
+        throw Error(ErrorClass::kCorruption,
+                    {(ledger_ / kState).string(), "no weight \"" + delta.weight + "\" of " + id,
+                     "every weight that its pack changes", "put the ledger's file back"});
+      value->second = add_delta(value->second, delta, folder_);
+    }
   const auto files = files_of(folder_);
   for (auto& [weight, value] : values)
     by_file[file_of(files, weight, folder_)][weight] = value.to(originals.tensor(weight).scalar_type());

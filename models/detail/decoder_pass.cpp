@@ -57,9 +57,9 @@ const TokenBatch& DecoderPass::checked_batch() const {
 void DecoderPass::check_batch() const {
   const int n_layers = static_cast<int>(config_.n_layers);
   if (batch_.rows() < 1) bad_pass("an empty batch", "at least one row of tokens", "add rows");
-  if (options_.first_layer < 0 || options_.first_layer > n_layers || end_layer_ < options_.first_layer ||
-      end_layer_ > n_layers)
-    bad_pass("layers " + std::to_string(options_.first_layer) + " to " + std::to_string(end_layer_),
+  if (options_.first_layer < 0 || options_.first_layer > n_layers || options_.end_layer < -1 ||
+      end_layer_ < options_.first_layer || end_layer_ > n_layers)
+    bad_pass("layers " + std::to_string(options_.first_layer) + " to " + std::to_string(options_.end_layer),
              "a range within 0 to " + std::to_string(n_layers), "check first_layer and end_layer");
   if (options_.first_layer > 0 && !options_.hidden.defined())
     bad_pass("first_layer " + std::to_string(options_.first_layer) + " without hidden states", "`hidden`, its input",

@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/core/log.h>
 #include <emend/devices/route.h>
+#include <emend/models/apart.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/detail/gguf_container.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
@@ -368,6 +369,7 @@ void require_gguf_architecture(const std::string& model_type, const std::string&
 }
 
 GgufWriteReport write_gguf(const Model& model, const std::filesystem::path& path, const GgufWriteOptions& options) {
+  require_apart(path, model.checkpoint().path());
   const at::NoGradGuard no_grad;
   Source source = source_of(model.checkpoint(), &model.family());
   source.before = source.now;

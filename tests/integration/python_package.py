@@ -216,6 +216,121 @@ class Editing(unittest.TestCase):
             emend.apply_pack(emend.load(str(other)), pack)
         emend.apply_pack(emend.load(str(other)), pack, force=True)
 
+    def refused(self, work, *words):
+        """It is said in words of emend's, with what was got and what was expected."""
+        with self.assertRaises(emend.Error) as caught:
+            work()
+        error = caught.exception
+        self.assertTrue(error.where and error.got and error.expected, str(error))
+        for word in words:
+            self.assertIn(word, str(error))
+        for foreign in ("pybind", "PYBIND", "emend._emend", "incompatible", "Unable to cast", "c10", "mat1"):
+            self.assertNotIn(foreign, str(error))
+
+    def test_changes_are_taken_out_in_any_order(self):
+        model, alone = emend.load(str(MODEL)), emend.load(str(MODEL))
+        original = weights(model)
+        one, two = ({"prompt": "{} is in", "subject": subject, "target_new": "Rome"} for subject in ("Oslo", "Bonn"))
+        packs = []
+        for number, fact in enumerate((one, two)):
+            session = emend.edit(model, fact, **MEMIT)
+            session.save_pack(SCRATCH / f"order-{number}.safetensors")
+            packs.append(emend.load_pack(SCRATCH / f"order-{number}.safetensors"))
+            session.undo()
+            self.assertTrue(same(original, weights(model)))
+        with emend.apply_pack(alone, packs[1]):
+            second = weights(alone)
+        below, above = (emend.apply_pack(model, pack) for pack in packs)
+        below.revert()
+        self.assertTrue(same(second, weights(model)), "the other pack is in force, and nothing else")
+        below.revert()
+        self.assertTrue(same(second, weights(model)), "there was nothing left to take out")
+        self.refused(lambda: emend.apply_pack(model, packs[1]), "already in force", "revert it first")
+        self.refused(lambda: emend.apply_pack(model, str(SCRATCH / "order-1.safetensors")), "already in force")
+        below = emend.apply_pack(model, packs[0])
+        above.revert()
+        below.revert()
+        self.assertTrue(same(original, weights(model)))
+        emend.apply_pack(model, packs[1])  # nobody holds it: it stays
+        self.refused(lambda: emend.apply_pack(model, packs[1]), "already in force")
+        self.assertTrue(same(second, weights(model)))
+
+    def test_edits_on_top_of_others_stay(self):
+        model = emend.load(str(MODEL))
+        original = weights(model)
+        fact = {"prompt": "{} is in", "subject": "Oslo", "target_new": "Rome"}
+        session = emend.edit(model, FACTS, **MEMIT)
+        pack = session.pack()
+        session.undo()
+        with emend.apply_pack(model, pack):
+            inside = emend.edit(model, fact, **MEMIT)
+        change = {name: tensor - original[name] for name, tensor in model.parameters().items() if not torch.equal(tensor, original[name])}
+        self.assertEqual((set(change), inside.failed), (set(inside.pack().deltas()), 0))
+        for name, delta in inside.pack().deltas().items():
+            self.assertTrue(torch.allclose(change[name].double(), delta, atol=1e-6), "the edit stays when the pack goes")
+        edited = weights(model)
+        later = emend.edit(model, FACTS, **MEMIT)
+        session.undo()
+        later.undo()
+        self.assertTrue(same(edited, weights(model)), "a session that is undone leaves the others alone")
+        inside.undo()
+        self.assertTrue(same(original, weights(model)))
+        run = emend.run(model, FACTS, out=str(SCRATCH / "below"), metrics=["none"], **MEMIT)
+        session = emend.edit(model, fact, **MEMIT)
+        run.undo()
+        edited = weights(model)
+        self.assertFalse(same(original, edited))
+        run.undo()
+        self.assertTrue(same(edited, weights(model)))
+        session.undo()
+        self.assertTrue(same(original, weights(model)))
+
+    def test_nothing_is_saved_over_the_model(self):
+        folder = SCRATCH / "mine"
+        shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+        model = emend.load(str(folder))
+        model.save(SCRATCH / "mine.gguf")
+        own = emend.load(str(SCRATCH / "mine.gguf"))
+        session = emend.edit(model, FACTS, **MEMIT)
+        files = lambda: {path: path.read_bytes() for path in [*folder.rglob("*"), SCRATCH / "mine.gguf"] if path.is_file()}
+        before = files()
+        weights_file = folder / "model.safetensors"
+        for save in (lambda: session.save_pack(weights_file), lambda: session.save(weights_file), lambda: session.save(folder, "model"),
+                     lambda: session.save(folder / "adapter", "peft"), lambda: session.pack().save(weights_file), lambda: model.save(folder),
+                     lambda: model.save(str(folder) + "/"), lambda: model.save(folder / "sub"), lambda: model.save(folder / "sub.gguf"),
+                     lambda: own.save(SCRATCH / "mine.gguf"), lambda: emend.run(model, FACTS, out=folder, save=["model"], **MEMIT)):
+            self.refused(save, "choose another place")
+        self.assertEqual(before, files())
+
+    def test_arguments_are_judged_as_the_programs_judge_options(self):
+        model = emend.load(str(MODEL))
+        out = SCRATCH / "never"
+        run = lambda **options: lambda: emend.run(model, FACTS, out=out, **{**MEMIT, **options})
+        self.refused(run(protocol="seq"), "sequential, lifelong, single")
+        self.refused(run(batch_size=-1), "batch_size", "-1")
+        self.refused(run(save=["nope"]), "nope", "pack")
+        self.refused(run(resume=True), "holds no run that was interrupted")
+        self.refused(run(statistics_tokens=-3), "statistics_tokens")
+        self.refused(lambda: emend.Session(model, **{**MEMIT, "statistics_tokens": -3}), "statistics_tokens", "-3")
+        for work in (lambda: emend.run(model, [], out=out, **MEMIT), lambda: emend.edit(model, [], **MEMIT), lambda: emend.evaluate(model, [])):
+            self.refused(work, "no facts")
+        self.assertFalse(out.exists())
+        fact = emend.Fact("{} is in", "Oslo", "Rome")
+        session = emend.Session(model, **MEMIT)
+        for work, *words in ((lambda: model.generate(["a", 5]), "inputs[1]", "int"), (lambda: model.generate([b"a"]), "bytes"), (lambda: model.generate(b"a"), "bytes"),
+                             (lambda: model.generate(5), "inputs"), (lambda: model.trace(TEXT, [5]), "site"), (lambda: model.trace(TEXT, 5), "site"),
+                             (lambda: model.trace([1.5]), "1.5"), (lambda: model.trace(torch.rand(1, 3)), "inputs"), (lambda: session.edit([5]), "facts", "int"),
+                             (lambda: session.edit(5), "facts"), (lambda: model.project(torch.zeros(1, 7)), "[1, 7]"), (lambda: model.trace(TEXT, edit={"embedding": None}), "NoneType"),
+                             (lambda: model.next_tokens(["x", "y"]), "2 texts"), (lambda: model.next_tokens("x", -1), "-1"), (lambda: model.forward("x", end_layer=-5), "-5"),
+                             (lambda: model.decode([10**9]), "1000000000"), (lambda: emend.Session(model, overrides={"v_lr": 2**70}), "64 bits"),
+                             (lambda: model.generate("x", max_tokens=3), 'did you mean "max_new_tokens"?'), (lambda: emend.load(), "path is missing"), (lambda: emend.load("x", "cpu"), "by name"),
+                             (lambda: emend.Session(5), "model is 5", "emend.Model"), (lambda: emend.Fact("a {}", "b", 5), "target_new", "a text"), (lambda: model.edit_site("a"), "a whole number"),
+                             (lambda: emend.load_facts(FACTS)["a"], "FactSet[...]"), (lambda: emend.Session(model, seed=-1), "seed is -1")):
+            self.refused(work, *words)
+        with self.assertRaises(TypeError):
+            emend.load(pfad="x")
+        self.assertEqual(len(session.edit([fact, {"prompt": "{} is in", "subject": "Bonn", "target_new": "Rome"}])["outcomes"]), 2)
+
     def test_save_and_load_again(self):
         model = emend.load(str(MODEL))
         session = emend.edit(model, FACTS, **MEMIT)
@@ -410,8 +525,9 @@ class Process(unittest.TestCase):
             with self.assertRaises(emend.Error) as caught:
                 emend.direct_ablate(model, SCRATCH / "d", out=SCRATCH / "x", progress=None, **wrong)
             self.assertEqual(caught.exception.where, next(iter(wrong)))
-        with self.assertRaises(emend.Error):  # there is something
-            emend.direct_ablate(model, SCRATCH / "d", out=SCRATCH / "s", progress=None)
+        for place in {"out": SCRATCH / "s"}, {"out": MODEL, "force": True}:  # there is something, and the model at that
+            with self.assertRaises(emend.Error):
+                emend.direct_ablate(model, SCRATCH / "d", progress=None, **place)
 
     def test_stubs_of_directions_are_the_declared_options(self):
         tree = ast.parse((pathlib.Path(emend.__file__).parent / "_emend.pyi").read_text())

@@ -3,6 +3,7 @@
 serve_client.py CASE PROGRAM MODEL HPARAMS CORPUS SCRATCH; prints OK at the end.
 """
 import concurrent.futures
+import hashlib
 import http.client
 import json
 import os
@@ -25,12 +26,15 @@ FACTS = {
 PROMPT = "The Eiffel Tower is in the city of"
 
 
+def serve(packs, *more):
+    return [PROGRAM, "serve", "--model", MODEL, "--port", "0", "--packs", packs, "--hparams", HPARAMS,
+            "--corpus", CORPUS, "--cache", SCRATCH + "/cache", "--eval", "none", *more]
+
+
 class Server:
     def __init__(self, packs, *more, env=None):
         self.packs = packs
-        command = [PROGRAM, "serve", "--model", MODEL, "--port", "0", "--packs", packs, "--hparams", HPARAMS,
-                   "--corpus", CORPUS, "--cache", SCRATCH + "/cache", "--eval", "none", *more]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        self.process = subprocess.Popen(serve(packs, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})})
         line = self.process.stdout.readline()
         assert line.startswith("listening on http://"), (line, self.process.stderr.read() if not line else "")
@@ -55,11 +59,29 @@ class Server:
     def base(self):
         return self.ask("/v1/models")["data"][0]["id"]
 
-    def edit(self, name, **more):
-        job = self.ask("/v1/edits", {"facts": FACTS[name], "name": name, **more})["id"]
+    def edit(self, who, /, **more):
+        job = self.ask("/v1/edits", {"facts": FACTS[who], "name": who, **more})["id"]
         status, text = self.call(f"/v1/edits/{job}/events", raw=True)
         assert status == 200, text
         return self.ask(f"/v1/edits/{job}"), text.decode()
+
+    def wire(self, head, *pieces):
+        """What comes back, to the end of the connection, for bytes as they are; and how many pieces were taken."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as link:
+            taken, answer = 0, b""
+            try:
+                link.sendall(head.replace(b"\n", b"\r\n").replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nHost: localhost\r\n", 1))
+                for piece in pieces:
+                    link.sendall(piece)
+                    taken += 1
+            except OSError:
+                pass
+            try:
+                while more := link.recv(65536):
+                    answer += more
+            except ConnectionError:
+                pass
+        return answer, taken
 
     def figure(self, name):
         return float(next(line.split()[1] for line in self.call("/metrics", raw=True)[1].decode().splitlines() if line.startswith(name + " ")))
@@ -183,6 +205,24 @@ def packs():
                   {"facts": FACTS["ben"], "seed": -1}, {"facts": FACTS["ben"], "editr": "rome"}, {"facts": FACTS["ben"], "eval": ["nope"]},
                   {"facts": FACTS["ben"] + [{**FACTS["ben"][0], "target_new": "Lima"}]}, {"facts": FACTS["ben"], "name": "../up"}):
         assert server.call("/v1/edits", wrong)[0] == 400, wrong
+    # said at once, in the words of the request
+    for field, wrong in (("eval", {"eval": ["health"]}), ("eval", {"eval": ["none", "free"]}), ("settings", {"settings": {"layers": [99]}}),
+                         ("settings", {"settings": {"v_loss_layer": 99}}), ("layer", {"hparams": "gpt2-xl"}), ("facts", {"facts": FACTS["ben"] * 2 + FACTS["cleo"] + FACTS["anna"]})):
+        status, text = server.call("/v1/edits", {"facts": FACTS["ben"], **wrong})
+        message = text["error"]["message"]
+        assert status == 400 and field in message, (wrong, status, text)
+        assert not any(word in message for word in ("health_data", '"set"', "allow_conflicts", "--")), message
+    # packs beside the weights are traced with the others, and the second copy is as it was
+    for name, more in ("gus", {"editor": "grace", "hparams": "smollm2-135m", "settings": {"layers": [1], "n_iter": 3}}), ("ina", {"editor": "ike", "hparams": "smollm2-135m"}):
+        fact = {"prompt": "The river of {} is the", "subject": name, "target_new": "Rhine"}
+        assert server.edit("ben", name=name, facts=[fact], active=False, **more)[0]["status"] == "done", name
+    asked = {"prompt": PROMPT, "subject": "The Eiffel Tower", "samples": 1}
+    assert server.ask("/v1/trace", {**asked, "packs": ["anna", "ben", "gus"]})["packs"] == ["anna", "ben", "gus"]
+    status, text = server.call("/v1/trace", {**asked, "packs": ["anna", "ben", "ina"]})
+    assert status == 400 and "in front of the prompt" in text["error"]["message"], text
+    assert server.call("/v1/trace", {**asked, "packs": ["anna", "anna"]})[0] == 400
+    for name in ("gus", "ina"):
+        server.ask("/v1/packs/" + name, method="DELETE")
     found = server.ask("/v1/lint", {"facts": json.dumps(FACTS["anna"][0]) + "\n{\"prompt\": 3}\n"})["findings"]
     assert any(one["line"] == 2 and one["severity"] == "error" for one in found), found
     # downloads
@@ -198,7 +238,7 @@ def packs():
     server.ask(f"/v1/edits/{job}", method="DELETE")
     server.call(f"/v1/edits/{job}/events", raw=True)
     assert server.ask(f"/v1/edits/{job}")["status"] == "cancelled"
-    assert not os.path.exists(server.packs + "/never.safetensors") and not os.path.exists(f"{server.packs}/.work/{job}")
+    assert not os.path.exists(server.packs + "/never.safetensors") and not os.path.exists(f"{server.packs}/.emend-serve/{job}")
     before = open(server.packs + "/ben.safetensors", "rb").read()
     server.ask("/v1/packs/ben", method="DELETE")
     assert server.edit("ben")[0]["status"] == "done"
@@ -219,6 +259,60 @@ def packs():
     again = Server(server.packs)
     assert again.ask("/v1/packs")["active"] == active
     assert again.stop() == 0
+
+
+def of_another_weight(source, target, weight):
+    """The pack `source` as if its first change were one of `weight`, whole for its reader."""
+    with open(source, "rb") as file:
+        data = file.read()
+    end = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:end])
+    meta = head["__metadata__"]
+    meta["manifest"] = meta["manifest"].replace(json.loads(meta["manifest"])["deltas"][0]["weight"], weight)
+    digest = hashlib.sha256(meta["manifest"].encode())
+    for name, one in sorted(item for item in head.items() if item[0] != "__metadata__"):
+        begin, over = one["data_offsets"]
+        digest.update((name + "Double" + "".join(f" {size}" for size in one["shape"])).encode() + data[end + begin:end + over])
+    meta["checksum"] = digest.hexdigest()
+    text = json.dumps(head, ensure_ascii=False).encode()
+    with open(target, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data[end:])
+
+
+def foreign():
+    """What others keep in the folder stays, and of a state that no server wrote is said what is wrong."""
+    folder = SCRATCH + "/packs"
+    kept = {f"{folder}/{name}": b"mine" for name in (".work/notes.txt", ".emend-serve/mine/notes.txt", "anna.safetensors", "edit-1.safetensors")}
+    for path, text in kept.items():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(text)
+    os.makedirs(folder + "/.emend-serve/edit-0123")
+    server = Server(folder)
+    assert not os.path.exists(folder + "/.emend-serve/edit-0123")
+    assert server.call("/v1/edits", {"facts": FACTS["anna"], "name": "anna"})[0] == 409
+    assert server.edit("ben", name="")[0]["pack"] == "edit-2" and server.edit("cleo")[0]["status"] == "done"
+    twice = {**FACTS["cleo"][0], "target_new": "Oslo"}
+    assert server.edit("cleo", facts=[twice], name="other", active=False)[0]["status"] == "done"
+    assert server.stop() == 0
+    assert {path: open(path, "rb").read() for path in kept} == kept
+    good = json.load(open(folder + "/state.json"))
+    assert good["active"] == ["edit-2", "cleo"], good
+    for state in ({}, [], None, {**good, "schema": 2}, {**good, "active": 5}, {**good, "active": [5]}, {**good, "active": ["cleo", "cleo"]}, {**good, "more": 1},
+                  {**good, "active": ["cleo", "other"]}, {**good, "strengths": "x"}, {**good, "strengths": {"cleo": "x"}}, {**good, "strengths": {"cleo": 2}}):
+        with open(folder + "/state.json", "w") as file:
+            json.dump(state, file)
+        told = subprocess.run(serve(folder), capture_output=True, text=True, timeout=60)
+        assert told.returncode == 3 and "state.json" in told.stderr and "internal" not in told.stderr, (state, told)
+    with open(folder + "/state.json", "w") as file:
+        json.dump(good, file)
+    # packs that the model has no place for are left out, not found out while others are answered
+    for name, weight in ("same", "model.layers.1.mlp.down_proj.weight"), ("none", "model.layers.9.mlp.down_proj.weight"), ("shape", "model.layers.1.self_attn.q_proj.weight"):
+        of_another_weight(folder + "/edit-2.safetensors", f"{folder}/{name}.safetensors", weight)
+    server = Server(folder)
+    there = server.ask("/v1/packs")
+    assert there["active"] == good["active"] and {one["name"] for one in there["data"]} == {"cleo", "edit-2", "other", "same"}, there
+    assert server.stop() == 0
 
 
 def directions():
@@ -271,7 +365,7 @@ def strangers():
         assert server.call("/v1/completions", {"prompt": "x"}, headers={"Origin": origin})[0] == 403, origin
     assert server.call("/v1/models", headers={"Origin": server.url})[0] == 200
     for path in ("/v1/packs/../../etc/passwd/file", "/v1/packs/..%2f..%2fetc%2fpasswd/file", "/v1/packs/%2e%2e/file", "/../etc/passwd",
-                 "/v1/packs/.work/file", "/v1/packs/.lock/file", "/v1/packs/state.json/file", "/v1/edits/../packs/report", "/page.html", "/v1/packs/" + "a" * 5000):
+                 "/v1/packs/.emend-serve/file", "/v1/packs/.lock/file", "/v1/packs/state.json/file", "/v1/edits/../packs/report", "/page.html", "/v1/packs/" + "a" * 5000):
         status, text = server.call(path, raw=True)
         assert status in (400, 404, 414) and b"root:" not in text, (path, status, text[:200])
     assert server.call("/v1/completions", b"x" * (9 << 20), method="POST", raw=True)[0] == 413
@@ -292,6 +386,43 @@ def strangers():
                  b'{"prompt": "x", "tools": [1]}', b'{"prompt": ""}', b'{"prompt": []}', b'{"prompt": "' + b"x" * 5000 + b'"}'):
         status, text = server.call("/v1/completions", body, method="POST", raw=True)
         assert 400 <= status < 500 and b"error" in text, (body[:60], status, text)
+    # what is wrong is named, nothing is rounded, and nothing that would change the answer is dropped
+    text, probe, trace = {"prompt": "x"}, {"prompts": [{"prompt": "x"}]}, {"prompt": "x y", "subject": "x"}
+    for path, body, field in (
+            ("completions", {"prompt": [1.7, 2.2]}, "prompt"), ("completions", {"prompt": ["a", 5]}, "prompt"), ("completions", {"prompt": {}}, "prompt"),
+            ("completions", {}, "prompt"), *(("completions", {**text, field: value}, field) for field, value in (
+                ("model", 5), ("seed", 1.5), ("seed", 1e300), ("max_tokens", 1.5), ("stream_options", "x"), ("stop", [5]), ("top_k", 40), ("min_p", 0.1),
+                ("repetition_penalty", 1.2), ("stop_token_ids", [3]), ("min_tokens", 4), ("tools", [{}]), ("presence_penalty", 1), ("temprature", 1))),
+            ("chat/completions", {"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"), ("chat/completions", {"messages": []}, "messages"),
+            ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0].content[0]"),
+            ("edits", {"facts": [], "editor": 5}, "editor"), ("edits", {"facts": [], "eval": "free"}, "eval"), ("edits", {"facts": [], "active": 1}, "active"),
+            ("probe", {"prompts": [{"prompt": "x", "targets": "y"}]}, "prompts[0].targets"), ("probe", {**probe, "packs": [5]}, "packs[0]"),
+            ("probe", {**probe, "max_tokens": 1.5}, "max_tokens"), ("probe", {"prompts": [{"prompt": "x " * 3000}]}, "prompts"),
+            ("trace", {**trace, "samples": 1.5}, "samples"), ("trace", {"prompt": "x"}, "subject"), ("lint", {"facts": 5}, "facts")):
+        status, reply = server.call("/v1/" + path, body)
+        assert status == 400 and reply["error"]["message"].startswith(field), (path, body, status, reply)
+    never = server.call("/v1/completions", {"prompt": ["x", "y", "z"]})  # does not fit into the queue
+    assert never[0] == 400 and "at most 2" in never[1]["error"]["message"], never
+    for body in {"position": -1, "active": True}, {"position": 0}, {"active": "yes"}, {}:
+        assert server.call("/v1/packs/none", body, "PATCH")[0] == 400, body
+    assert server.call("/v1/completions", {**text, "max_tokens": 1, "top_k": 0, "min_p": 0.0, "suffix": None, "user": "me"})[0] == 200
+    # bodies whose end is not known beforehand, packed ones, headers without end, an answer many times
+    memory = server.memory()
+    post, lump = b"POST /v1/completions HTTP/1.1\n", b"x" * 65536
+    for head, status in ((b"Transfer-Encoding: chunked\n", b"411"), (b"", b"411"), (b"Content-Length: -1\n", b"411"), (b"Content-Length: 2\nContent-Length: 3\n", b"411"),
+                         (b"Content-Length: 70000000\nContent-Encoding: gzip\n", b"415")):
+        answer, taken = server.wire(post + head + b"\n", *[b"10000\r\n" + lump + b"\r\n"] * 1000)
+        assert taken < 1000 and (not answer or answer.startswith(b"HTTP/1.1 " + status)), (head, taken, answer[:200])
+        assert server.wire(post + head + b"\n")[0].count(b"HTTP/1.1 " + status) == 1, head
+    answer, taken = server.wire(b"GET /healthz HTTP/1.1\n", *[b"X-More: " + b"y" * 1000 + b"\r\n"] * 60000)
+    assert taken < 60000 and b"200 OK" not in answer, (taken, answer)
+    assert server.memory() < memory + 20000, (memory, server.memory())
+    # a body that no method has is not the next request
+    assert server.wire(b"GET /healthz HTTP/1.1\nContent-Length: 60\n\nGET /v1/models HTTP/1.1\nHost: localhost\n\n")[0].count(b"HTTP/1.1") == 1
+    whole = server.call("/openapi.json", raw=True)
+    assert server.call("/openapi.json", headers={"Range": "bytes=0-," + ",".join(["0-"] * 500)}, raw=True) == whole and whole[0] == 200
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert server.call("/v1/completions", json.dumps({**text, "max_tokens": 1, "user": "u" * 20000}).encode(), headers=form)[0] == 200
     # clients that say half of it, nothing, or go
     held = []
     for text in (b"GET / HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", b"", b"\0" * 100, b"GET /" + b"a" * 20000):
@@ -350,6 +481,8 @@ def strangers():
     for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}):
         assert locked.call("/v1/models", headers=given)[0] == 401, given
     assert locked.call("/v1/models", headers={"Authorization": "Bearer s3cret"})[0] == 200
+    begun = time.time()  # without reading the body
+    assert b"HTTP/1.1 401" in locked.wire(b"POST /v1/edits HTTP/1.1\nContent-Length: 8000000\n\n")[0] and time.time() < begun + 4
     assert locked.call("/healthz")[0] == 200 and b"<!doctype html>" in locked.call("/", raw=True)[1]
     second = subprocess.run([PROGRAM, "serve", "--model", MODEL, "--port", "0", "--packs", SCRATCH + "/locked"], capture_output=True, text=True)
     assert second.returncode == 2 and "another server" in second.stderr, second
@@ -389,7 +522,7 @@ def killed():
         server = Server(folder)
         there = server.ask("/v1/packs")
         assert there["active"] in (state, after), (there["active"], state, after)
-        assert os.listdir(folder + "/.work") == []
+        assert os.listdir(folder + "/.emend-serve") == []
         if tuple(there["active"]) in said:
             text = server.ask("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "temperature": 0})["choices"][0]["text"]
             assert text == said[tuple(there["active"])], (text, there["active"])
@@ -401,5 +534,5 @@ def killed():
 
 shutil.rmtree(SCRATCH, ignore_errors=True)
 os.makedirs(SCRATCH)
-{"openai": openai, "packs": packs, "directions": directions, "strangers": strangers, "killed": killed}[CASE]()
+{"openai": openai, "packs": packs, "foreign": foreign, "directions": directions, "strangers": strangers, "killed": killed}[CASE]()
 print("OK")

@@ -30,6 +30,11 @@ TEST_F(Serve, EditsAreJobsAndPacksAreSwitchedMovedTakenAndFetched) {
   drive("packs");
 }
 
+TEST_F(Serve, WhatOthersKeepInTheFolderStays) {
+  EMEND_NEEDS_PYTHON();
+  drive("foreign");
+}
+
 TEST_F(Serve, ADirectionIsAPackWithAStrength) {
   EMEND_NEEDS_PYTHON();
   drive("directions");

@@ -112,6 +112,29 @@ TEST(Session, PacksHoldAllBatchesAndGiveTheSameModel) {
     EXPECT_TRUE(at::allclose(weight, other.weight(name), 1e-5, 1e-6)) << name;
 }
 
+TEST(Session, UndoTakesOutItsOwnEditsAlone) {
+  auto model = testing::tiny_model(), other = testing::tiny_model();
+  auto statistics = testing::tiny_statistics(model);
+  const auto before = all_weights(model);
+  const auto facts = tiny_facts();
+  Session first(model, options_for("memit"), {.statistics = &statistics});
+  Session second(model, options_for("memit"), {.statistics = &statistics});
+  (void)first.edit(std::span(facts).first(1));
+  (void)second.edit(std::span(facts).subspan(1, 1));
+  (void)first.edit(std::span(facts).subspan(2));
+  editors::EditTransaction expected(other);
+  for (const auto& delta : second.deltas()) (void)editors::apply_delta(delta, expected);
+  first.undo();
+  EXPECT_TRUE(changed_weights(model, all_weights(other)).empty()) << "what the second wrote, on the model's own bytes";
+  first.undo();
+  EXPECT_TRUE(changed_weights(model, all_weights(other)).empty());
+  (void)first.edit(std::span(facts).first(1));
+  second.undo();
+  EXPECT_FALSE(changed_weights(model, before).empty());
+  first.undo();
+  EXPECT_TRUE(changed_weights(model, before).empty());
+}
+
 TEST(Session, SaysWhatIsWrongWithTheRequest) {
   auto model = testing::tiny_model();
   const auto message = [&](RunOptions options) -> std::string {

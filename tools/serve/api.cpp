@@ -14,6 +14,8 @@
 #include <atomic>
 #include <cmath>
 
+#include "schema.h"
+
 namespace emend::tools::serve {
 namespace {
 
@@ -22,9 +24,8 @@ using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 PackSet packs_asked(const Api& api, const json& request) {
-  if (request.contains("packs") && !request["packs"].is_null())
-    return api.packs.named(request["packs"].get<std::vector<std::string>>());
-  return api.completions.packs_of(request.value("model", json()));
+  if (request.contains("packs")) return api.packs.named(request["packs"].get<std::vector<std::string>>());
+  return api.completions.packs_of(request.value("model", ""));
 }
 
 std::vector<std::string> names_of(const PackSet& packs) {
@@ -40,7 +41,10 @@ ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model
   for (const auto& one : prompts) {
     const std::string prompt = one.at("prompt"), text = beside.prefix(prompt) + prompt;
     rows.push_back(model.tokenizer().encode_ids(text, true));
-    if (rows.back().empty()) refuse("prompts: an empty text");
+    const auto length = static_cast<int64_t>(rows.back().size()) + tokens;
+    if (rows.back().empty() || length > model.max_positions())
+      refuse("prompts: " + std::to_string(length) + " tokens with the new ones; expected a text, and at most " +
+             std::to_string(model.max_positions()));
     for (const auto& target : one.value("targets", json::array()))
       requests.push_back({text, target.get<std::string>()});
   }
@@ -64,12 +68,8 @@ ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model
 
 Reply probe(Api& api, const Request& asked) {
   const auto request = asked.json();
-  const auto prompts = request.value("prompts", json::array());
-  if (!prompts.is_array() || prompts.empty() || prompts.size() > 64) refuse("prompts: expected a list of 1 to 64");
-  for (const auto& one : prompts)
-    if (one.value("targets", json::array()).size() > 16) refuse("targets: expected at most 16");
+  const auto& prompts = request["prompts"];
   const auto tokens = request.value("max_tokens", int64_t{20});
-  if (tokens < 0 || tokens > 200) refuse("max_tokens: expected 0 to 200");
   const PackSet packs = packs_asked(api, request);
   ordered_json before, after;
   api.engine.with({}, [&](auto& model, const auto& beside) { before = ask(prompts, tokens, model, beside); });
@@ -86,16 +86,18 @@ Reply probe(Api& api, const Request& asked) {
 Reply trace(Api& api, const Request& asked) {
   const auto request = asked.json();
   evaluation::KnownFact fact;
-  fact.subject = request.at("subject");
-  fact.prompt = request.at("prompt");
+  fact.subject = request["subject"];
+  fact.prompt = request["prompt"];
   if (const size_t slot = fact.prompt.find("{}"); slot != std::string::npos) fact.prompt.replace(slot, 2, fact.subject);
   evaluation::TraceOptions options;
   options.any_answer = true;
   options.samples = request.value("samples", 4);
-  if (options.samples < 1 || options.samples > 10) refuse("samples: expected 1 to 10");
   if (api.engine.model().tokenizer().encode_ids(fact.prompt).size() > 128)
     refuse("prompt: expected at most 128 tokens");
   const PackSet packs = packs_asked(api, request);
+  if (!api.completions.prefix(packs, fact.prompt).empty())
+    refuse(
+        "packs: one puts text in front of the prompt, which a trace has no place for; name the others, or [] for none");
   ordered_json document;
   api.jobs.with(packs, [&](models::Model& model, const CancelToken& cancel) {
     options.cancel = cancel;
@@ -107,7 +109,7 @@ Reply trace(Api& api, const Request& asked) {
 
 Reply lint(const Request& asked) {
   const auto request = asked.json();
-  const auto& given = request.at("facts");
+  const auto& given = request["facts"];
   datasets::ReadOptions read;
   read.format = request.value("format", "auto");
   read.bad_rows = datasets::BadRowPolicy::kSkip;
@@ -128,12 +130,12 @@ Reply lint(const Request& asked) {
 
 Reply patch_pack(Api& api, const Request& asked) {
   const auto request = asked.json();
-  if (request.contains("strength")) api.packs.set_strength(asked.id, request["strength"].get<double>());
-  if (request.contains("strength") && !request.contains("active")) return json_reply(api.packs.describe(asked.id));
-  if (!request.contains("active")) refuse("active: expected true or false");
   std::optional<size_t> position;
   if (request.contains("position")) position = request["position"].get<size_t>();
-  api.packs.set_active(asked.id, request["active"].get<bool>(), position);
+  if (position && !request.value("active", false)) refuse("position: only beside \"active\": true");
+  if (request.empty()) refuse("active, strength: missing; expected at least one of them");
+  if (request.contains("strength")) api.packs.set_strength(asked.id, request["strength"]);
+  if (request.contains("active")) api.packs.set_active(asked.id, request["active"], position);
   return json_reply(api.packs.describe(asked.id));
 }
 
@@ -230,13 +232,39 @@ std::string metrics(const Api& api) {
 constexpr const char* kReportPolicy =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; sandbox allow-scripts";
 
+// Bodies. What would change an answer and is not offered may say so as long as it does not: {"top_k":0}.
 constexpr const char* kCompletion =
-    R"("model":{"type":"string"},"max_tokens":{"type":"integer"},"temperature":{"type":"number"},"top_p":{"type":"number"},
-"seed":{"type":"integer"},"stop":{},"n":{"type":"integer"},"stream":{"type":"boolean"},"stream_options":{"type":"object"},"logprobs":{})";
+    R"("model":{"type":"string"},"max_tokens":{"type":"integer","minimum":0},"temperature":{"type":"number","minimum":0,"maximum":100},
+"top_p":{"type":"number","minimum":0,"maximum":1},"seed":{"type":"integer"},"stop":{"type":["string","array"],"items":{"type":"string"},"maxItems":16},
+"n":{"type":"integer","minimum":1,"maximum":8},"stream":{"type":"boolean"},
+"stream_options":{"type":"object","properties":{"include_usage":{"type":"boolean"},"include_obfuscation":{"type":"boolean"}}},
+"max_completion_tokens":{"type":"integer","minimum":0},"tools":{"enum":[[]]},"functions":{"enum":[[]]},"tool_choice":{"enum":["none","auto"]},
+"function_call":{"enum":["none","auto"]},"parallel_tool_calls":{"type":"boolean"},"logit_bias":{"enum":[{}]},"suffix":{"enum":[""]},
+"modalities":{"enum":[["text"]]},"response_format":{"enum":[{"type":"text"}]},"best_of":{"enum":[1]},"frequency_penalty":{"enum":[0]},
+"presence_penalty":{"enum":[0]},"repetition_penalty":{"enum":[1]},"top_k":{"enum":[0,-1]},"min_p":{"enum":[0]},"min_tokens":{"enum":[0]},
+"stop_token_ids":{"enum":[[]]},"ignore_eos":{"enum":[false]},"user":{},"store":{},"metadata":{},"service_tier":{},"safety_identifier":{},
+"prompt_cache_key":{},"prompt_cache_retention":{})";
+constexpr const char* kChat =
+    R"(,"messages":{"type":"array","minItems":1,"items":{"type":"object","required":["role","content"],"properties":{"role":{"type":"string"},"name":{},
+"content":{"type":["string","array"],"items":{"type":"object","required":["type","text"],"properties":{"type":{"enum":["text"]},"text":{"type":"string"}}}}}}},
+"logprobs":{"type":"boolean"},"top_logprobs":{"type":"integer","minimum":0,"maximum":20}})";
+constexpr const char* kPlain =
+    R"(,"prompt":{"type":["string","array"],"minItems":1},"echo":{"type":"boolean"},"logprobs":{"type":"integer","minimum":0,"maximum":20}})";
 constexpr const char* kEdit =
-    R"("facts":{"description":"list of facts in any format that memit_edit reads, or a file as text"},"editor":{"type":"string"},
-"name":{"type":"string"},"settings":{"type":"object"},"hparams":{"type":"string"},"seed":{"type":"integer"},"eval":{"type":"array"},
-"format":{"type":"string"},"active":{"type":"boolean"})";
+    R"("required":["facts"],"properties":{"facts":{"type":["array","string"],"description":"list of facts in any format that memit_edit reads, or a file as text"},
+"editor":{"type":"string"},"name":{"type":"string"},"settings":{"type":"object"},"hparams":{"type":"string"},"seed":{"type":"integer","minimum":0},
+"eval":{"type":"array","items":{"type":"string"}},"format":{"type":"string"},"active":{"type":"boolean"}})";
+constexpr const char* kPack =
+    R"("properties":{"active":{"type":"boolean"},"position":{"type":"integer","minimum":0},"strength":{"type":"number","minimum":-10,"maximum":10}})";
+constexpr const char* kProbe =
+    R"("required":["prompts"],"properties":{"prompts":{"type":"array","minItems":1,"maxItems":64,"items":{"type":"object","required":["prompt"],
+"properties":{"prompt":{"type":"string"},"targets":{"type":"array","maxItems":16,"items":{"type":"string"}}}}},
+"packs":{"type":"array","items":{"type":"string"}},"model":{"type":"string"},"max_tokens":{"type":"integer","minimum":0,"maximum":200}})";
+constexpr const char* kTrace =
+    R"("required":["prompt","subject"],"properties":{"prompt":{"type":"string"},"subject":{"type":"string"},"packs":{"type":"array","items":{"type":"string"}},
+"model":{"type":"string"},"samples":{"type":"integer","minimum":1,"maximum":10}})";
+constexpr const char* kLint =
+    R"("required":["facts"],"properties":{"facts":{"type":["array","string","object"]},"format":{"type":"string"}})";
 
 Reply text_reply(std::string_view text, const char* type) {
   return {.body = std::string(text), .type = type};
@@ -245,12 +273,12 @@ Reply text_reply(std::string_view text, const char* type) {
 }  // namespace
 
 std::vector<Route> api_routes(Api& api) {
-  const std::string completion = kCompletion;
+  const std::string completion = R"("properties":{)" + std::string(kCompletion);
   std::vector<Route> routes = {
       {"POST", "/v1/chat/completions", "the next turn of a conversation",
-       completion + R"(,"messages":{"type":"array"},"top_logprobs":{"type":"integer"})", false,
+       R"("required":["messages"],)" + completion + kChat, false,
        [&](const Request& r) { return api.completions.complete(r, true); }},
-      {"POST", "/v1/completions", "how a text goes on", completion + R"(,"prompt":{},"echo":{"type":"boolean"})", false,
+      {"POST", "/v1/completions", "how a text goes on", R"("required":["prompt"],)" + completion + kPlain, false,
        [&](const Request& r) { return api.completions.complete(r, false); }},
       {"GET", "/v1/models", "the model, and the model with each pack", "", false,
        [&](const Request&) { return api.completions.models(); }},
@@ -277,8 +305,7 @@ std::vector<Route> api_routes(Api& api) {
       {"GET", "/v1/packs", "all packs, and those in force in their order", "", false,
        [&](const Request&) { return json_reply(api.packs.list()); }},
       {"PATCH", "/v1/packs/{name}", "put a pack in force or out of it, move it, or set how strongly a direction acts",
-       R"("active":{"type":"boolean"},"position":{"type":"integer"},"strength":{"type":"number"})", false,
-       [&](const Request& r) { return patch_pack(api, r); }},
+       kPack, false, [&](const Request& r) { return patch_pack(api, r); }},
       {"DELETE", "/v1/packs/{name}", "remove a pack for good", "", false,
        [&](const Request& r) {
          api.packs.remove(r.id);
@@ -286,14 +313,11 @@ std::vector<Route> api_routes(Api& api) {
        }},
       {"GET", "/v1/packs/{name}/file", "download: ?as=pack, peft (tar), lora or gguf", "", false,
        [&](const Request& r) { return download(api, r); }},
-      {"POST", "/v1/probe", "probabilities and continuations without and with packs",
-       R"("prompts":{"type":"array"},"packs":{"type":"array"},"max_tokens":{"type":"integer"})", false,
+      {"POST", "/v1/probe", "probabilities and continuations without and with packs", kProbe, false,
        [&](const Request& r) { return probe(api, r); }},
-      {"POST", "/v1/trace", "causal trace of one prompt",
-       R"("prompt":{"type":"string"},"subject":{"type":"string"},"packs":{"type":"array"},"samples":{"type":"integer"})",
-       false, [&](const Request& r) { return trace(api, r); }},
-      {"POST", "/v1/lint", "mistakes in a file of facts, by line", R"("facts":{},"format":{"type":"string"})", false,
-       lint},
+      {"POST", "/v1/trace", "causal trace of one prompt", kTrace, false,
+       [&](const Request& r) { return trace(api, r); }},
+      {"POST", "/v1/lint", "mistakes in a file of facts, by line", kLint, false, lint},
       {"GET", "/healthz", "whether the server is there", "", true,
        [&](const Request&) { return json_reply(health(api)); }},
       {"GET", "/metrics", "figures for Prometheus", "", false,
@@ -320,9 +344,7 @@ ordered_json openapi(const std::vector<Route>& routes) {
          {{"200", {{"description", "OK"}}}, {"default", {{"description", "an error object as OpenAI's"}}}}}};
     if (!route.request.empty())
       operation["requestBody"] = {
-          {"content",
-           {{"application/json",
-             {{"schema", {{"type", "object"}, {"properties", ordered_json::parse("{" + route.request + "}")}}}}}}}};
+          {"content", {{"application/json", {{"schema", ordered_json(object_schema(route.request))}}}}}};
     if (const size_t begin = route.path.find('{'); begin != std::string::npos)
       operation["parameters"] = {{{"name", route.path.substr(begin + 1, route.path.find('}') - begin - 1)},
                                   {"in", "path"},

@@ -1,6 +1,6 @@
 #include "completions.h"
 
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 
 #include <algorithm>
 #include <ctime>
@@ -12,69 +12,26 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-bool given(const json& request, const char* key) {
-  const auto found = request.find(key);
-  return found != request.end() && !found->is_null();
-}
-
-double number(const json& request, const char* key, double otherwise, double min, double max) {
-  if (!given(request, key)) return otherwise;
-  const auto& value = request[key];
-  if (!value.is_number() || !(value.get<double>() >= min && value.get<double>() <= max))
-    refuse(std::string(key) + ": expected a number from " + json(min).dump() + " to " + json(max).dump());
-  return value;
-}
-
-int64_t count(const json& request, const char* key, int64_t otherwise, int64_t min, int64_t max) {
-  if (given(request, key) && !request[key].is_number_integer()) refuse(std::string(key) + ": expected a whole number");
-  return static_cast<int64_t>(
-      number(request, key, static_cast<double>(otherwise), static_cast<double>(min), static_cast<double>(max)));
-}
-
-bool flag(const json& request, const char* key) {
-  if (given(request, key) && !request[key].is_boolean()) refuse(std::string(key) + ": expected true or false");
-  return given(request, key) && request[key].get<bool>();
-}
-
-// What would change the answer and cannot be had is refused, never dropped without a word.
-void refuse_unknown(const json& request) {
-  for (const char* key : {"tools", "functions", "logit_bias", "suffix", "audio", "response_format", "best_of"})
-    if (given(request, key) && !request[key].empty() && request[key] != json(1) &&
-        request[key] != json{{"type", "text"}})
-      refuse(std::string(key) + ": not offered here; leave it out");
-  for (const char* key : {"frequency_penalty", "presence_penalty"})
-    if (given(request, key) && request[key] != 0) refuse(std::string(key) + ": not offered here; leave it out");
-}
-
 std::vector<std::string> stops(const json& request) {
   std::vector<std::string> stop;
-  if (!given(request, "stop")) return stop;
-  const auto& value = request["stop"];
-  for (const auto& one : value.is_array() ? value : json::array({value})) {
-    if (!one.is_string() || stop.size() == 16) refuse("stop: expected a string, or at most 16 of them");
-    if (!one.get_ref<const std::string&>().empty()) stop.push_back(one);
-  }
+  const auto value = request.value("stop", json::array());
+  for (const std::string one : value.is_array() ? value : json::array({value}))
+    if (!one.empty()) stop.push_back(one);
   return stop;
 }
 
 std::string content_text(const json& content) {
   if (content.is_string()) return content;
   std::string text;
-  if (!content.is_array()) refuse("messages: content: expected text");
-  for (const auto& part : content) {
-    if (part.value("type", "") != "text") refuse("messages: content: expected text, no pictures or sound");
-    text += part.at("text").get<std::string>();
-  }
+  for (const auto& part : content) text += part["text"].get<std::string>();
   return text;
 }
 
 std::vector<models::ChatMessage> messages(const json& request) {
-  if (!given(request, "messages") || !request["messages"].is_array() || request["messages"].empty())
-    refuse("messages: expected a list with at least one message");
   std::vector<models::ChatMessage> list;
   for (const auto& one : request["messages"]) {
-    const std::string role = one.at("role");
-    list.push_back({role == "developer" ? "system" : role, content_text(one.at("content"))});
+    const std::string role = one["role"];
+    list.push_back({role == "developer" ? "system" : role, content_text(one["content"])});
   }
   return list;
 }
@@ -112,9 +69,7 @@ Reply Completions::models() const {
   return json_reply({{"object", "list"}, {"data", data}});
 }
 
-PackSet Completions::packs_of(const json& model) const {
-  if (model.is_null()) return packs_.in_force();
-  const std::string text = model;
+PackSet Completions::packs_of(const std::string& text) const {
   if (text.empty() || text == base_) return packs_.in_force();
   if (!text.starts_with(base_ + "+"))
     throw HttpError(404, "invalid_request_error",
@@ -144,17 +99,18 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
     const auto format = models::detect_chat_format(tokenizer.chat_template());
     return {tokenizer.encode_ids(models::render_chat(format, turns, true).text, false)};
   }
-  if (!given(request, "prompt") || request["prompt"].empty()) refuse("prompt: expected a text");
   const auto& prompt = request["prompt"];
   const bool ids = prompt.is_array() && !prompt.empty() && prompt[0].is_number();
   std::vector<std::vector<int64_t>> rows;
   for (const auto& one : prompt.is_array() && !ids ? prompt : json::array({prompt})) {
     if (rows.size() == 16) refuse("prompt: expected at most 16 of them");
     if (one.is_array()) {
+      for (const auto& id : one)
+        if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(engine_.model().vocab_size()))
+          refuse("prompt: " + shorten(id.dump()) + "; expected the number of a token of the vocabulary");
       rows.push_back(one.get<std::vector<int64_t>>());
-      for (const int64_t id : rows.back())
-        if (id < 0 || id >= engine_.model().vocab_size())
-          refuse("prompt: token " + std::to_string(id) + " is not in the vocabulary");
+    } else if (!one.is_string()) {
+      refuse("prompt: " + shorten(one.dump()) + "; expected a text, tokens, or a list of either");
     } else {
       const std::string text = one;
       rows.push_back(tokenizer.encode_ids(prefix(packs, text) + text, true));
@@ -164,35 +120,43 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
 }
 
 Completions::Asked Completions::read(const json& request, bool chat) const {
-  refuse_unknown(request);
   Asked asked;
   asked.chat = chat;
-  asked.streamed = flag(request, "stream");
-  asked.usage = given(request, "stream_options") && flag(request["stream_options"], "include_usage");
-  asked.model = given(request, "model") ? request["model"].get<std::string>() : base_;
-  const PackSet packs = packs_of(given(request, "model") ? request["model"] : json());
+  asked.streamed = request.value("stream", false);
+  asked.usage = request.value("stream_options", json::object()).value("include_usage", false);
+  asked.model = request.value("model", base_);
+  const PackSet packs = packs_of(asked.model);
   AnswerOptions options;
-  int64_t most = count(request, "max_tokens", chat ? 512 : 16, 0, limits_.max_tokens);
-  options.max_tokens = count(request, "max_completion_tokens", most, 0, limits_.max_tokens);
+  bool unlimited = true;
+  options.max_tokens = chat ? 512 : 16;
+  for (const char* key : {"max_tokens", "max_completion_tokens"}) {
+    if (!request.contains(key)) continue;
+    unlimited = false;
+    options.max_tokens = request[key];
+    if (options.max_tokens > limits_.max_tokens)
+      refuse(std::string(key) + ": " + request[key].dump() + "; expected at most " +
+             std::to_string(limits_.max_tokens));
+  }
   options.stop = stops(request);
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(limits_.timeout_s);
-  if (chat ? flag(request, "logprobs") : given(request, "logprobs"))
-    options.top_log_probs = static_cast<int>(count(request, chat ? "top_logprobs" : "logprobs", 0, 0, 20));
+  if (chat ? request.value("logprobs", false) : request.contains("logprobs"))
+    options.top_log_probs = request.value(chat ? "top_logprobs" : "logprobs", 0);
+  else if (request.value("top_logprobs", 0) > 0)
+    refuse("top_logprobs: only beside \"logprobs\": true");
   asked.log_probs = options.top_log_probs >= 0;
   models::GenerateOptions sampling;
-  sampling.temperature = number(request, "temperature", 1, 0, 100);
-  sampling.top_p = number(request, "top_p", 1, 0, 1);
+  sampling.temperature = request.value("temperature", 1.0);
+  sampling.top_p = request.value("top_p", 1.0);
   if (sampling.top_p == 0) sampling.temperature = 0, sampling.top_p = 1;
   sampling.max_new_tokens = options.max_tokens;
   sampling.seed =
-      given(request, "seed") ? static_cast<uint64_t>(request["seed"].get<int64_t>()) : std::random_device{}();
-  const bool echo = !chat && flag(request, "echo");
-  if (echo && (!given(request, "prompt") || !request["prompt"].is_string() || asked.log_probs))
+      request.contains("seed") ? static_cast<uint64_t>(request["seed"].get<int64_t>()) : std::random_device{}();
+  const bool echo = request.value("echo", false);
+  if (echo && (!request["prompt"].is_string() || asked.log_probs))
     refuse("echo: only with one text, and without logprobs");
   if (echo) asked.echo = request["prompt"];
-  const int64_t n = count(request, "n", 1, 1, 8), room = engine_.model().max_positions(), least = 1;
-  const bool unlimited = !given(request, "max_tokens") && !given(request, "max_completion_tokens");
-  most = options.max_tokens;
+  const int64_t n = request.value("n", 1), room = engine_.model().max_positions(), least = 1;
+  const int64_t most = options.max_tokens;
   for (auto& ids : prompts(request, packs, chat)) {
     const auto length = static_cast<int64_t>(ids.size());
     asked.prompt_tokens += length;

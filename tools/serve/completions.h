@@ -21,7 +21,7 @@ class Completions {
   [[nodiscard]] nlohmann::ordered_json model(const std::string& id) const;
   [[nodiscard]] Reply complete(const Request& request, bool chat);
   /// "BASE+anna+ben" as a set of packs; "BASE" alone is what is in force, "BASE+" no pack at all. Throws HttpError 404.
-  [[nodiscard]] PackSet packs_of(const nlohmann::json& model) const;
+  [[nodiscard]] PackSet packs_of(const std::string& model) const;
   /// Text that packs beside the weights (IKE) put in front of a prompt.
   [[nodiscard]] std::string prefix(const PackSet& packs, const std::string& prompt) const;
   [[nodiscard]] const std::string& base() const noexcept { return base_; }

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <deque>
+#include <optional>
 #include <thread>
 
 namespace emend::tools::serve {
@@ -63,7 +65,19 @@ class Workers : public httplib::TaskQueue {
   bool stop_ = false;
 };
 
-/// A socket whose request has to be there in time: `seconds`, and one more for each 64 KiB that have come.
+/// Bytes of a request's body; nothing where only its end would tell.
+inline std::optional<size_t> body_length(const httplib::Request& request) {
+  const auto given = request.get_header_value_count("Content-Length");
+  if (request.has_header("Transfer-Encoding") || given > 1) return {};
+  const std::string text = request.get_header_value("Content-Length"), &method = request.method;
+  size_t length = 0;
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), length);
+  if (given > 0) return fault == std::errc() && end == text.data() + text.size() ? std::optional(length) : std::nullopt;
+  return method == "POST" || method == "PUT" || method == "PATCH" ? std::nullopt : std::optional(length);
+}
+
+/// A socket whose request has to be there in time: `seconds`, and one more for each 64 KiB that have come. More than
+/// 64 KiB of headers or than the length that they give is not read.
 class Connection : public httplib::Stream {
   using Clock = std::chrono::steady_clock;
 
@@ -74,7 +88,24 @@ class Connection : public httplib::Stream {
     if (begin_ == end_ && !ready(POLLIN, wait_seconds)) return false;
     until_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     got_ = 0;
+    allowed_ = size_t{64} << 10;
+    asked_ = false;
     return true;
+  }
+  /// After the headers.
+  void expect_body(size_t length) {
+    allowed_ = length;
+    asked_ = true;
+  }
+  [[nodiscard]] bool whole() const { return asked_ && allowed_ == 0; }  ///< another request may follow
+  /// To close with bytes unread would take the answer away from a client that still sends; at most 16 MiB are read.
+  void let_read(double seconds) {
+    ::shutdown(socket_, SHUT_WR);
+    const auto over = Clock::now() + std::chrono::duration<double>(seconds);
+    for (size_t left = size_t{4} << 10; left > 0 && Clock::now() < over; --left)
+      if (!ready(POLLIN, std::chrono::duration<double>(over - Clock::now()).count()) ||
+          ::recv(socket_, held_.data(), held_.size(), 0) <= 0)
+        return;
   }
   bool is_readable() const override { return begin_ < end_ || ready(POLLIN, left()); }
   bool is_writable() const override {
@@ -83,6 +114,7 @@ class Connection : public httplib::Stream {
     return ready(POLLOUT, write_seconds_);
   }
   ssize_t read(char* to, size_t size) override {
+    if (allowed_ == 0) return 0;
     if (begin_ == end_) {
       if (!ready(POLLIN, left())) return -1;
       const ssize_t got = ::recv(socket_, held_.data(), held_.size(), 0);
@@ -91,9 +123,10 @@ class Connection : public httplib::Stream {
       end_ = static_cast<size_t>(got);
       got_ += end_;
     }
-    const size_t count = std::min(size, end_ - begin_);
+    const size_t count = std::min({size, end_ - begin_, allowed_});
     std::copy_n(held_.data() + begin_, count, to);
     begin_ += count;
+    allowed_ -= count;
     return static_cast<ssize_t>(count);
   }
   ssize_t write(const char* from, size_t size) override {
@@ -114,7 +147,8 @@ class Connection : public httplib::Stream {
 
   const int socket_, write_seconds_;
   std::array<char, 4096> held_{};
-  size_t begin_ = 0, end_ = 0, got_ = 0;
+  size_t begin_ = 0, end_ = 0, got_ = 0, allowed_ = 0;
+  bool asked_ = false;
   Clock::time_point until_;
 };
 
@@ -140,8 +174,13 @@ class Listener : public httplib::Server {
       const bool crowded = waiting_ > 0;
       if (!link.next_request(crowded ? 0.5 : 2, crowded ? 1 : seconds_)) break;
       bool closed = false;
-      good = process_request(link, left == 1, closed, nullptr);
-      if (!good || closed) break;
+      good = process_request(link, left == 1, closed, [&](httplib::Request& request) {
+        link.expect_body(body_length(request).value_or(SIZE_MAX));
+        request.ranges.clear();                 // every answer is whole
+        request.headers.erase("Content-Type");  // no forms: a body is JSON, whatever a client calls it
+      });
+      if (good && !link.whole()) link.let_read(crowded ? 0.1 : 1);
+      if (!good || closed || !link.whole()) break;
     }
     ::shutdown(socket, SHUT_RDWR);
     ::close(socket);

@@ -24,26 +24,6 @@ struct Engine::Place {
   Site in, out;
 };
 
-// Packs in the model's own weights, and beside them, as long as it lives.
-struct Engine::InForce {
-  InForce(models::Model& model, const PackSet& packs) : key(key_of(packs)) {
-    for (const auto& one : packs) {
-      applied.push_back(editors::apply_pack(model, *one.pack, {.runtime_apart = true}));
-      for (const auto& part : one.pack->runtime) beside.add(part, model, one.name);
-    }
-  }
-  ~InForce() {
-    beside.clear();
-    while (!applied.empty()) applied.pop_back();  // the last one first, so that every byte comes back
-  }
-  InForce(const InForce&) = delete;
-  InForce& operator=(const InForce&) = delete;
-
-  std::string key;
-  std::vector<std::unique_ptr<editors::EditTransaction>> applied;
-  editors::RuntimeScope beside;
-};
-
 // The matrices of a set of packs, as they are with these packs in the weights.
 struct Engine::Edited {
   struct Matrix {
@@ -90,6 +70,9 @@ Engine::~Engine() {
 }
 
 void Engine::submit(std::vector<Task> tasks) {
+  if (static_cast<int64_t>(tasks.size()) > options_.queue)
+    refuse("prompt, n: " + std::to_string(tasks.size()) + " answers; expected at most " +
+           std::to_string(options_.queue) + " in one request");
   for (const auto& task : tasks) {
     const auto length = static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens;
     const auto most = std::min<int64_t>(options_.cache_bytes / token_bytes_, model_.max_positions());
@@ -222,8 +205,14 @@ void Engine::begin(std::vector<Task> tasks) {
   std::vector<models::BatchRow> rows;
   for (auto& task : tasks) {
     const bool alone = beside(task.packs);
-    if (alone && !in_force_) in_force_ = std::make_unique<InForce>(model_, task.packs);
-    const Shared set = alone || task.packs.empty() ? nullptr : edited(task.packs);
+    Shared set;
+    try {
+      if (alone && !in_force_) in_force_ = std::make_unique<InForce>(model_, task.packs);
+      if (!alone && !task.packs.empty()) set = edited(task.packs);
+    } catch (...) {
+      task.answer->fail(std::current_exception());  // of this one alone
+      continue;
+    }
     if (set) {
       auto group = std::find(groups_.begin(), groups_.end(), set);
       if (group == groups_.end()) group = std::find(groups_.begin(), groups_.end(), nullptr);

@@ -8,7 +8,6 @@
 // Goals: every answer comes from exactly one set of packs, and no set waits for another longer than it must.
 #pragma once
 
-#include <emend/editors/packs/runtime.h>
 #include <emend/hooks/hook_point.h>
 #include <emend/models/generation.h>
 
@@ -67,7 +66,6 @@ class Engine {
  private:
   struct Place;
   struct Edited;
-  struct InForce;
   struct Exclusive;
   using Shared = std::shared_ptr<const Edited>;
 

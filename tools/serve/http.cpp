@@ -5,9 +5,11 @@
 #include <emend/core/json.h>
 #include <emend/workflow/run_directory.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "connections.h"
+#include "schema.h"
 
 namespace emend::tools::serve {
 namespace {
@@ -69,6 +71,8 @@ nlohmann::json Request::json() const {
   const JsonRules rules{.max_depth = 32, .error_class = ErrorClass::kInvalidArgument, .advice = "see /openapi.json"};
   auto document = parse_json(body, "request body", rules);
   if (!document.is_object()) refuse("request body: not an object; expected {…}; see /openapi.json");
+  if (const auto fault = schema ? schema_fault(document, *schema) : std::nullopt)
+    refuse(fault->where + ": " + fault->got + "; expected " + fault->expected + "; see /openapi.json");
   return document;
 }
 
@@ -95,7 +99,7 @@ struct HttpServer::State {
   std::map<std::pair<std::string, int>, int64_t> counts;
 
   // Who asks: names that a page elsewhere may have pointed here, other sites, no token.
-  void admit(const Route& route, const httplib::Request& request) const {
+  void admit(const httplib::Request& request) const {
     const std::string host = request.get_header_value("Host");
     if (is_loopback(options.host) && !is_loopback(host_of(host)))
       throw HttpError(403, "invalid_request_error", "Host is not a name of this machine's loopback");
@@ -104,15 +108,28 @@ struct HttpServer::State {
       if (origin != "http://" + host && origin != "https://" + host)
         throw HttpError(403, "invalid_request_error", "requests of other sites are not answered");
     }
-    if (options.token.empty() || route.open) return;
+    const auto open = [&](const Route& route) {
+      return route.open && route.path == request.path && (request.method == route.method || request.method == "HEAD");
+    };
+    if (options.token.empty() || std::any_of(routes.begin(), routes.end(), open)) return;
     const std::string given = request.get_header_value("Authorization");
     if (!given.starts_with("Bearer ") || !same_token(given.substr(7), options.token))
       throw HttpError(401, "authentication_error", "Authorization: Bearer TOKEN is missing or wrong");
   }
 
-  void answer(const Route& route, const httplib::Request& from, httplib::Response& to) const {
-    admit(route, from);
-    Request request{.id = from.matches.size() > 1 ? from.matches[1].str() : "", .body = from.body};
+  // Before the body is read: of what is refused here none is.
+  void welcome(const httplib::Request& request) const {
+    admit(request);
+    if (!body_length(request))
+      throw HttpError(411, "invalid_request_error",
+                      "Content-Length: missing or not one number; send the body in one piece");
+    if (request.has_header("Content-Encoding"))
+      throw HttpError(415, "invalid_request_error", "Content-Encoding: not offered here; send the body as it is");
+  }
+
+  void answer(const Route& route, const nlohmann::json& schema, const httplib::Request& from,
+              httplib::Response& to) const {
+    Request request{.id = from.matches.size() > 1 ? from.matches[1].str() : "", .body = from.body, .schema = &schema};
     for (const auto& [key, value] : from.params) request.query[key] = value;
     Reply reply = route.handle(request);
     to.status = reply.status;
@@ -130,32 +147,34 @@ struct HttpServer::State {
     });
   }
 
-  void handle(const Route& route, const httplib::Request& request, httplib::Response& response) {
+  // Does `work` and writes what it throws; true if it threw.
+  template <class Work>
+  bool fails(const std::string& route, httplib::Response& response, const Work& work) {
+    bool failed = true;
     try {
-      answer(route, request, response);
+      work();
+      failed = false;
     } catch (const HttpError& error) {
       write_error(error, response);
     } catch (const Error& error) {
       write_error(to_http(error), response);
-    } catch (const nlohmann::json::exception& error) {
-      const std::string_view what = error.what();  // "[json.exception.type_error.302] type must be …"
-      const size_t text = what.find("] ");
-      write_error({400, "invalid_request_error",
-                   "request body: a field of another type than /openapi.json says (" +
-                       std::string(what.substr(text == what.npos ? 0 : text + 2)) + ")"},
-                  response);
     } catch (const std::exception& error) {
       write_error({500, "server_error", error.what()}, response);
     }
     const std::lock_guard lock(mutex);
-    ++counts[{route.method + " " + route.path, response.status}];
+    if (failed || !route.empty()) ++counts[{route, response.status}];
+    return failed;
   }
 
   void add(const Route& route) {
     std::string pattern = route.path;
     if (const size_t begin = pattern.find('{'); begin != std::string::npos)
       pattern.replace(begin, pattern.find('}') - begin + 1, "([A-Za-z0-9._+-]{1,256})");
-    const auto handler = [this, &route](const auto& request, auto& response) { handle(route, request, response); };
+    const auto schema = std::make_shared<nlohmann::json>(route.request.empty() ? nlohmann::json::object()
+                                                                               : object_schema(route.request));
+    const auto handler = [this, &route, schema](const auto& request, auto& response) {
+      fails(route.method + " " + route.path, response, [&] { answer(route, *schema, request, response); });
+    };
     if (route.method == "GET") server.Get(pattern, handler);
     if (route.method == "POST") server.Post(pattern, handler);
     if (route.method == "PATCH") server.Patch(pattern, handler);
@@ -172,10 +191,18 @@ HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
   server.set_default_headers({{"X-Content-Type-Options", "nosniff"},
                               {"Referrer-Policy", "no-referrer"},
                               {"Cross-Origin-Resource-Policy", "same-origin"}});
-  server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-    if (response.body.empty())
-      write_error({response.status, "invalid_request_error", "no such path, method or request; see /openapi.json"},
-                  response);
+  server.set_pre_routing_handler([state = state_.get()](const httplib::Request& request, httplib::Response& response) {
+    if (!state->fails("", response, [&] { state->welcome(request); }))
+      return httplib::Server::HandlerResponse::Unhandled;
+    if (body_length(request) != 0) response.set_header("Connection", "close");
+    return httplib::Server::HandlerResponse::Handled;
+  });
+  server.set_error_handler([most = chosen.max_body](const httplib::Request&, httplib::Response& response) {
+    const std::string text = response.status == 404   ? "no such path or method; see /openapi.json"
+                             : response.status == 413 ? "a body of more than " + std::to_string(most) + " bytes"
+                             : response.status == 414 ? "a path that is too long"
+                                                      : "a request that cannot be read";
+    if (response.body.empty()) write_error({response.status, "invalid_request_error", text}, response);
   });
   for (const auto& route : state_->routes) state_->add(route);
   state_->port = chosen.port;

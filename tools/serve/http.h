@@ -35,7 +35,9 @@ struct Request {
   std::string id;    ///< what stands for {id} or {name} in the route's path
   std::string body;  ///< as it came
   std::map<std::string, std::string> query;
-  [[nodiscard]] nlohmann::json json() const;  ///< throws HttpError 400 for anything but an object
+  const nlohmann::json* schema = nullptr;  ///< of the body
+  [[nodiscard]] nlohmann::json json()
+      const;  ///< without nulls; throws HttpError 400 for anything that is not as `schema`
 };
 
 /// Takes bytes; false once the client has gone.
@@ -53,7 +55,7 @@ struct Reply {
 
 struct Route {
   std::string method, path, summary;  ///< "GET", "/v1/packs/{name}"
-  std::string request = {};           ///< JSON schema of the body's properties; empty: no body
+  std::string request = {};           ///< JSON schema of the body, as object_schema takes it; empty: no body
   bool open = false;                  ///< also without the token
   std::function<Reply(const Request&)> handle = {};
 };

@@ -2,9 +2,7 @@
 
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/core/text.h>
 #include <emend/editors/registry.h>
-#include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 
 #include <algorithm>
@@ -28,7 +26,6 @@ bool is_over(const std::string& status) {
 std::vector<std::string> settings_of(const json& request) {
   std::vector<std::string> settings;
   const json given = request.value("settings", json::object());
-  if (!given.is_object()) refuse("settings: expected an object");
   for (const auto& [key, value] : given.items()) {
     const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
     if (text.find_first_of("/\\~") != std::string::npos)
@@ -78,16 +75,18 @@ struct Jobs::Job {
   std::exception_ptr failure;
 };
 
-Jobs::Jobs(std::function<models::Model()> load, std::function<void(const workflow::RunOptions&)> check,
-           PackFolder& packs, fs::path work, workflow::RunOptions defaults, workflow::Handles lent)
+Jobs::Jobs(std::function<models::Model()> load, Check check, PackFolder& packs, fs::path work,
+           workflow::RunOptions defaults, workflow::Handles lent)
     : load_(std::move(load)),
       check_(std::move(check)),
       packs_(packs),
       work_(std::move(work)),
       defaults_(std::move(defaults)),
       lent_(std::move(lent)) {
-  fs::remove_all(work_);  // what a server that was killed has left
   fs::create_directories(work_);
+  for (const auto& entry : fs::directory_iterator(work_))
+    if (const auto name = entry.path().filename().string(); name.starts_with("edit-") || name.starts_with("download-"))
+      fs::remove_all(entry.path());
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -106,12 +105,6 @@ Jobs::~Jobs() {
 }
 
 ordered_json Jobs::add(const json& request) {
-  const std::vector<std::string> fields = {"facts",   "format", "editor", "name",  "settings",
-                                           "hparams", "seed",   "eval",   "active"};
-  for (const auto& [name, value] : request.items())
-    if (std::find(fields.begin(), fields.end(), name) == fields.end())
-      refuse("no field " + name + "; " + did_you_mean(name, fields, "expected " + join(fields)));
-  if (request.contains("seed") && !request["seed"].is_number_unsigned()) refuse("seed: expected a number from 0 on");
   auto job = std::make_shared<Job>();
   job->id = random_id();
   job->options = defaults_;
@@ -127,23 +120,21 @@ ordered_json Jobs::add(const json& request) {
   options.seed = request.value("seed", defaults_.seed);
   options.metrics.names = request.value("eval", defaults_.metrics.names);
   job->activate = request.value("active", true);
-  const auto& facts = request.contains("facts") ? request["facts"] : json();
-  if (!facts.is_array() && !facts.is_string()) refuse("facts: expected a list of facts, or a file of facts as a text");
+  const auto& facts = request["facts"];
   datasets::ReadOptions read;
   read.format = request.value("format", "auto");
   job->facts = datasets::parse_facts(facts.is_string() ? facts.get<std::string>() : facts.dump(), "facts", read);
-  check_(options);
-  workflow::refuse_contradictions(job->facts, options);
+  check_(options, job->facts);
   job->name = request.value("name", "");
   const std::lock_guard lock(mutex_);
   if (job->name.empty()) {
     do job->name = "edit-" + std::to_string(++number_);
-    while (packs_.contains(job->name));
+    while (packs_.taken(job->name));
   }
   require_pack_name(job->name);
   const auto taken = [&](const JobPtr& other) { return !is_over(other->status) && other->name == job->name; };
-  if (packs_.contains(job->name) || std::any_of(jobs_.begin(), jobs_.end(), taken))
-    throw HttpError(409, "invalid_request_error", "there is a pack of this name", "pack_exists");
+  if (packs_.taken(job->name) || std::any_of(jobs_.begin(), jobs_.end(), taken))
+    throw HttpError(409, "invalid_request_error", "there is a pack or a file of this name", "pack_exists");
   enqueue(job);
   forget_old();
   jobs_.push_back(job);
@@ -288,18 +279,8 @@ void Jobs::run(Job& job) {
   job.cancel.check("edit");
   if (!model_) model_.emplace(load_());
   if (!job.work) return edit(job);
-  std::vector<std::unique_ptr<editors::EditTransaction>> applied;
-  for (const auto& one : job.packs) applied.push_back(editors::apply_pack(*model_, *one.pack));
-  const auto restore = [&] {
-    while (!applied.empty()) applied.pop_back();
-  };
-  try {
-    job.work(*model_, job.cancel);
-  } catch (...) {
-    restore();
-    throw;
-  }
-  restore();
+  const InForce scope(*model_, job.packs);
+  job.work(*model_, job.cancel);
 }
 
 void Jobs::edit(Job& job) {

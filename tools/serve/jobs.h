@@ -26,9 +26,11 @@ namespace emend::tools::serve {
 
 class Jobs {
  public:
-  /// `load` makes the second copy; it is called before the first job. `check` throws for options that cannot be run.
-  Jobs(std::function<models::Model()> load, std::function<void(const workflow::RunOptions&)> check, PackFolder& packs,
-       std::filesystem::path work, workflow::RunOptions defaults, workflow::Handles lent);
+  using Check = std::function<void(const workflow::RunOptions&, const datasets::FactSet&)>;
+  /// `load` makes the second copy; it is called before the first job. `check` throws for what cannot be run. What
+  /// servers have left in the folder `work` goes.
+  Jobs(std::function<models::Model()> load, Check check, PackFolder& packs, std::filesystem::path work,
+       workflow::RunOptions defaults, workflow::Handles lent);
   ~Jobs();
   void stop();  ///< cancels what runs and what waits
   Jobs(const Jobs&) = delete;
@@ -61,7 +63,7 @@ class Jobs {
   void forget_old();
 
   const std::function<models::Model()> load_;
-  const std::function<void(const workflow::RunOptions&)> check_;
+  const Check check_;
   PackFolder& packs_;
   const std::filesystem::path work_;
   const workflow::RunOptions defaults_;

@@ -18,6 +18,7 @@
 #include <cmath>
 
 #include "http.h"
+#include "schema.h"
 
 namespace emend::tools::serve {
 namespace {
@@ -31,11 +32,43 @@ bool is_pack_name(const std::string& name) {
 
 void require_together(const PackSet& packs) {
   std::vector<editors::NamedPack> named;
+  for (auto one = packs.begin(); one != packs.end(); ++one)
+    if (std::any_of(packs.begin(), one, [&](const auto& other) { return other.name == one->name; }))
+      refuse("packs: " + one->name + " is named twice; expected each of them once");
   for (const auto& one : packs) named.push_back({one.name, *one.pack});
   editors::require_together(named, 0, false, "packs", "take one of them out of force");
 }
 
+// What could be said only while answers run.
+void require_fit(const models::Model& model, const editors::EditPack& pack, const std::string& where) {
+  for (const auto& part : pack.runtime) (void)editors::make_runtime(part, model, where);
+  for (const auto& delta : pack.deltas) {
+    at::Tensor weight = model.weight(delta.weight);
+    if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();
+    if (weight.sizes() == at::IntArrayRef(delta.shape())) continue;
+    throw Error(ErrorClass::kInvalidArgument, {where + ": " + delta.weight, "a change of another shape",
+                                               "the weight's shape", "use the pack's own model"});
+  }
+}
+
 }  // namespace
+
+InForce::InForce(models::Model& model, const PackSet& packs) : key(key_of(packs)) {
+  try {
+    for (const auto& one : packs) {
+      applied_.push_back(editors::apply_pack(model, *one.pack, {.runtime_apart = true}));
+      for (const auto& part : one.pack->runtime) beside.add(part, model, one.name);
+    }
+  } catch (...) {
+    take_out();
+    throw;
+  }
+}
+
+void InForce::take_out() noexcept {
+  beside.clear();
+  while (!applied_.empty()) applied_.pop_back();
+}
 
 std::string key_of(const PackSet& packs) {
   std::string key;
@@ -50,6 +83,7 @@ void require_pack_name(const std::string& name) {
 
 PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& log)
     : folder_(std::move(folder)),
+      model_(model),
       fingerprint_(model.fingerprint()),
       lineage_(editors::lineage_of(model.checkpoint().path())) {
   fs::create_directories(folder_);
@@ -70,17 +104,39 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
       log.warning("serve.pack", std::string("left out: ") + error.what());
     }
   }
-  if (!fs::exists(folder_ / "state.json")) return;
-  const auto state = read_json(folder_ / "state.json");
-  for (const auto& name : state.at("active")) {
-    if (contains(name.get<std::string>()))
+  read_state(log);
+}
+
+void PackFolder::read_state(const Log& log) {
+  const fs::path path = folder_ / "state.json";
+  if (!fs::exists(path)) return;
+  static const auto schema = object_schema(
+      R"("required":["schema","active"],"properties":{"schema":{"enum":[1]},
+"active":{"type":"array","items":{"type":"string"},"uniqueItems":true},
+"strengths":{"type":"object","additionalProperties":{"type":"number","minimum":-10,"maximum":10}}})");
+  const std::string advice = "mend it, or take it away: no pack is in force then";
+  auto state = read_json(path, {.expected = "the state of emend serve", .advice = advice});
+  const auto corrupt = [&](const std::string& what, const std::string& expected) {
+    throw Error(ErrorClass::kCorruption, {path.string(), what, expected, advice});
+  };
+  if (const auto fault = schema_fault(state, schema))
+    corrupt((fault->where.empty() ? "" : fault->where + ": ") + fault->got, fault->expected);
+  for (const std::string name : state["active"]) {
+    if (search(name))
       active_.push_back(name);
     else
-      log.warning("serve.pack", "the pack " + name.get<std::string>() + " was in force and is not here any more");
+      log.warning("serve.pack", "the pack " + name + " was in force and is not here any more");
   }
-  for (auto& one : packs_)
-    if (const auto strengths = state.find("strengths"); strengths != state.end() && strengths->contains(one.name))
-      scale(one, strengths->at(one.name).get<double>());
+  try {
+    require_together(collect(active_));
+    for (auto& one : packs_)
+      if (state.contains("strengths") && state["strengths"].contains(one.name))
+        scale(one, state["strengths"][one.name]);
+  } catch (const Error& error) {
+    corrupt(std::string("active: ") + error.what(), "packs that go together");
+  } catch (const HttpError& error) {
+    corrupt(error.what(), "");
+  }
 }
 
 PackFolder::~PackFolder() {
@@ -91,13 +147,18 @@ ServedPack PackFolder::load(const std::string& name, const fs::path& path) const
   auto pack = editors::load_pack(path);
   editors::require_base(pack, fingerprint_, {}, path.filename().string(), lineage_);
   pack.base_fingerprint = fingerprint_;
+  require_fit(model_, pack, path.filename().string());
   return {name, std::make_shared<const editors::EditPack>(std::move(pack))};
 }
 
-const ServedPack& PackFolder::find(const std::string& name) const {
+const ServedPack* PackFolder::search(const std::string& name) const {
   const auto found = std::find_if(packs_.begin(), packs_.end(), [&](const auto& one) { return one.name == name; });
-  if (found == packs_.end()) throw HttpError(404, "invalid_request_error", "there is no such pack", "pack_not_found");
-  return *found;
+  return found == packs_.end() ? nullptr : &*found;
+}
+
+const ServedPack& PackFolder::find(const std::string& name) const {
+  if (const auto* found = search(name)) return *found;
+  throw HttpError(404, "invalid_request_error", "there is no such pack", "pack_not_found");
 }
 
 PackSet PackFolder::collect(const std::vector<std::string>& names) const {
@@ -155,18 +216,17 @@ std::vector<std::string> PackFolder::names() const {
   return names;
 }
 
-bool PackFolder::contains(const std::string& name) const {
-  const auto all = names();
-  return std::find(all.begin(), all.end(), name) != all.end();
+bool PackFolder::taken(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return search(name) || fs::exists(fs::symlink_status(file(name)));
 }
 
 void PackFolder::add(const std::string& name, const fs::path& from) {
   require_pack_name(name);
   auto loaded = load(name, from);
+  if (taken(name))
+    throw HttpError(409, "invalid_request_error", "there is a pack or a file of this name", "pack_exists");
   const std::lock_guard lock(mutex_);
-  const auto same = [&](const ServedPack& one) { return one.name == name; };
-  if (std::any_of(packs_.begin(), packs_.end(), same))
-    throw HttpError(409, "invalid_request_error", "there is a pack of this name", "pack_exists");
   fs::rename(from, file(name));
   packs_.push_back(std::move(loaded));
 }

@@ -6,6 +6,7 @@
 
 #include <emend/core/log.h>
 #include <emend/editors/packs/pack.h>
+#include <emend/editors/packs/runtime.h>
 
 #include <filesystem>
 #include <memory>
@@ -27,26 +28,44 @@ using PackSet = std::vector<ServedPack>;
 /// Equal for sets with the same packs in the same order.
 [[nodiscard]] std::string key_of(const PackSet& packs);
 
+/// Packs in a model's own weights, and beside them, as long as it lives.
+struct InForce {
+  InForce(models::Model& model, const PackSet& packs);
+  ~InForce() { take_out(); }
+  InForce(const InForce&) = delete;
+  InForce& operator=(const InForce&) = delete;
+
+  std::string key;
+  editors::RuntimeScope beside;
+
+ private:
+  void take_out() noexcept;  ///< the last one first, so that every byte comes back
+  std::vector<std::unique_ptr<editors::EditTransaction>> applied_;
+};
+
 /// Letters, digits, "-", "_" and ".", not first; at most 64. Throws HttpError 400.
 void require_pack_name(const std::string& name);
 
 /// May be used by several threads at once.
 class PackFolder {
  public:
-  /// Reads what is there; a pack that is damaged or for another model is left out with a warning.
-  /// Throws Error(kInvalidArgument) if another server has the folder.
+  /// Reads what is there; a pack that is damaged or does not fit the model, which must outlive this, is left out with a
+  /// warning. Throws Error(kInvalidArgument) if another server has the folder, Error(kCorruption) for a state.json that
+  /// no server can have written.
   PackFolder(std::filesystem::path folder, const models::Model& model, const Log& log);
   ~PackFolder();
   PackFolder(const PackFolder&) = delete;
   PackFolder& operator=(const PackFolder&) = delete;
 
   [[nodiscard]] PackSet in_force() const;
-  /// Throws HttpError 404 for a name that is none, and Error(kInvalidArgument) if they do not go together.
+  /// Throws HttpError 404 for a name that is none, 400 for one given twice, and Error(kInvalidArgument) if they do not
+  /// go together.
   [[nodiscard]] PackSet named(const std::vector<std::string>& names) const;
   [[nodiscard]] nlohmann::ordered_json list() const;
   [[nodiscard]] nlohmann::ordered_json describe(const std::string& name) const;
   [[nodiscard]] std::vector<std::string> names() const;
-  [[nodiscard]] bool contains(const std::string& name) const;
+  /// Whether a new pack cannot have this name: there is one, or a file that was left out.
+  [[nodiscard]] bool taken(const std::string& name) const;
 
   /// Takes over the file of a new pack. Throws HttpError 409 for a name that is taken, and what load_pack throws.
   void add(const std::string& name, const std::filesystem::path& file);
@@ -59,6 +78,8 @@ class PackFolder {
   [[nodiscard]] std::filesystem::path file(const std::string& name) const { return folder_ / (name + ".safetensors"); }
 
  private:
+  void read_state(const Log& log);
+  [[nodiscard]] const ServedPack* search(const std::string& name) const;
   [[nodiscard]] const ServedPack& find(const std::string& name) const;
   [[nodiscard]] PackSet collect(const std::vector<std::string>& names) const;
   [[nodiscard]] ServedPack load(const std::string& name, const std::filesystem::path& path) const;
@@ -67,6 +88,7 @@ class PackFolder {
   void scale(ServedPack& one, double strength) const;
 
   const std::filesystem::path folder_;
+  const models::Model& model_;
   const std::string fingerprint_;
   const editors::Lineage lineage_;
   int lock_ = -1;

@@ -74,22 +74,33 @@ std::string base_name(const models::Checkpoint& checkpoint) {
   return name;
 }
 
-void require_metrics(const std::vector<std::string>& names) {
-  for (const auto& name : names)
-    if (name != "auto" && name != "none") (void)evaluation::metric_info(name);
+void require_metrics(const std::vector<std::string>& names, const datasets::FactSet& facts) {
+  for (const auto& name : evaluation::resolve_metrics(names, facts))
+    if (name == "health")
+      throw Error(ErrorClass::kInvalidArgument, {setting("eval", name), "a measurement that needs files of its own",
+                                                 "one of the facts", "measure it with memit_edit"});
+}
+
+// What of a request can be seen to be wrong before a job is made of it.
+void require_edit(const workflow::RunOptions& edit, const models::Model& model, const datasets::FactSet& facts) {
+  const auto& editor = workflow::chosen_editor(edit, &model.checkpoint());
+  require_metrics(edit.metrics.names, facts);
+  (void)editor.make(workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()), model, Log());
+  for (const auto& finding : datasets::lint_facts(facts))
+    if (finding.severity == datasets::Severity::kError)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {finding.where, finding.text, "facts that can be true together", "POST /v1/lint shows all"});
 }
 
 int run_serve(const ServeArguments& given, Common& common) {
   ServeArguments options = given;
   check(options);
   const auto checkpoint = open_named(options.edit.model);
-  const auto runnable = [checkpoint](const workflow::RunOptions& edit) {
-    const auto& editor = workflow::chosen_editor(edit, checkpoint.get());
-    require_metrics(edit.metrics.names);
-    (void)editor.effective(workflow::find_hparams(editor.name, edit.hparams, edit.set, *checkpoint), Log());
-  };
-  require_metrics(options.edit.metrics.names);
-  if (!options.edit.editor.empty() || !options.edit.hparams.empty()) runnable(options.edit);
+  require_metrics(options.edit.metrics.names, {});
+  const auto& chosen = workflow::chosen_editor(options.edit, checkpoint.get());
+  if (!options.edit.editor.empty() || !options.edit.hparams.empty())
+    (void)chosen.effective(workflow::find_hparams(chosen.name, options.edit.hparams, options.edit.set, *checkpoint),
+                           Log());
   auto model = load_named(checkpoint, options.edit.model, common);
   (void)model.tokenizer();
   const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
@@ -99,10 +110,14 @@ int run_serve(const ServeArguments& given, Common& common) {
   const auto load = [&] { return load_named(checkpoint, options.edit.model, common); };
   serve::Engine engine(model, options.engine);
   serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits);
-  serve::Jobs jobs(load, runnable, packs, place.path() / ".work", options.edit, lent);
-  serve::Api api{engine, packs, jobs, completions, place.path() / ".work"};
+  const fs::path work = place.path() / ".emend-serve";
+  const auto check = [&](const auto& edit, const auto& facts) { require_edit(edit, model, facts); };
+  serve::Jobs jobs(load, check, packs, work, options.edit, lent);
+  serve::Api api{engine, packs, jobs, completions, work};
   serve::HttpServer server(options.http, serve::api_routes(api));
-  spell_settings([](std::string_view name) { return "\"" + std::string(name) + "\""; });  // fields, from here on
+  // The fields of a request, from here on.
+  spell_settings(
+      [](std::string_view name) { return name == "set" ? "\"settings\"" : "\"" + std::string(name) + "\""; });
   api.http_metrics = [&] { return server.metrics(); };
   std::thread serving([&] { server.serve(); });
   const std::string host =

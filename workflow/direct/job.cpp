@@ -6,6 +6,7 @@
 #include <emend/core/text_table.h>
 #include <emend/editors/packs/steer_part.h>
 #include <emend/evaluation/report.h>
+#include <emend/models/apart.h>
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run_directory.h>
@@ -160,7 +161,7 @@ void declare_direct(Options& o, DirectOptions& options) {
       .field("decay", &options.steer.decay, "the effect falls to nothing over so many tokens of an answer; 0: it stays",
              {.limits = kNonNegative, .only = steers})
       .field("from_layer", &options.change.from_layer, "this layer's direction everywhere; -1: its own",
-             {.only = changes})
+             {.limits = kCountOrAll, .only = changes})
       .field("preserve_norm", &options.change.preserve_norm, "columns keep their lengths (full rank)",
              {.only = ablates})
       .field("texts", &options.texts,
@@ -224,6 +225,7 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
 }
 
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
+  models::require_apart(options_.out, model.checkpoint().path());
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
 }
 

@@ -8,6 +8,7 @@
 #include <emend/core/log.h>
 #include <emend/datasets/fact.h>
 #include <emend/models/model.h>
+#include <emend/models/trace.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl/filesystem.h>
 #include <torch/csrc/utils/pybind.h>
@@ -31,7 +32,22 @@ void register_errors(py::module_& module);
 /// "float32", "bfloat16", "float64", or a torch.dtype of these.
 [[nodiscard]] at::ScalarType dtype_of(const py::object& dtype);
 
-/// Rows of token ids from what Python has: a text, a list of texts, a list of ids, or a list of lists of ids.
+/// Error(kInvalidArgument): `where` was given something of the type of `got`.
+[[nodiscard]] Error unexpected(const std::string& where, const py::handle& got, const std::string& expected);
+
+/// `value` as a T; throws unexpected(where, value, expected).
+template <class T>
+[[nodiscard]] T taken(const py::handle& value, const std::string& where, const std::string& expected) {
+  try {
+    if (!(std::is_same_v<T, std::string> && PyBytes_Check(value.ptr()))) return value.cast<T>();
+  } catch (const py::cast_error&) {  // said below
+  }
+  throw unexpected(where, value, expected);
+}
+
+/// What Python has as inputs: a text, a list of texts, a list of ids, or a list of lists of ids.
+[[nodiscard]] models::Prompts prompts_of(const py::object& inputs);
+/// The same as rows of token ids.
 [[nodiscard]] std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::object& inputs);
 
 /// A path to a facts file, a FactSet, or a list of Fact or dict.

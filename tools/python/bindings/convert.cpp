@@ -1,6 +1,6 @@
 #include <emend/core/error_parts.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/tokenizer.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings.h"
 
@@ -14,7 +14,7 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
     throw Error(ErrorClass::kInvalidArgument, {where, "values nested deeper than 64 levels", "plain data", ""});
   if (object.is_none()) return nullptr;
   if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
-  if (py::isinstance<py::int_>(object)) return object.cast<int64_t>();
+  if (py::isinstance<py::int_>(object)) return taken<int64_t>(object, where, "a whole number of at most 64 bits");
   if (py::isinstance<py::float_>(object)) return object.cast<double>();
   if (py::isinstance<py::str>(object)) return object.cast<std::string>();
   if (py::hasattr(object, "__fspath__")) return py::str(object).cast<std::string>();
@@ -30,12 +30,16 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
       json.push_back(json_of(value, where, depth + 1));
     return json;
   }
-  throw Error(ErrorClass::kInvalidArgument,
-              {where, "a value of type " + py::str(py::type::of(object).attr("__name__")).cast<std::string>(),
-               "None, bool, int, float, str, list, tuple or dict", "convert it first"});
+  throw unexpected(where, object, "None, bool, int, float, str, list, tuple or dict");
 }
 
 }  // namespace
+
+Error unexpected(const std::string& where, const py::handle& got, const std::string& expected) {
+  const auto type = py::str(py::type::handle_of(got).attr("__name__")).cast<std::string>();
+  return {ErrorClass::kInvalidArgument,
+          {where, "a value of type " + type + ", " + shorten(py::repr(got).cast<std::string>(), 60), expected, ""}};
+}
 
 py::object to_python(const nlohmann::json& json) {
   if (json.is_boolean()) return py::bool_(json.get<bool>());
@@ -83,17 +87,30 @@ at::ScalarType dtype_of(const py::object& dtype) {
               {"dtype", name, "float32, bfloat16 or float64", "float16 checkpoints are computed in float32"});
 }
 
+models::Prompts prompts_of(const py::object& inputs) {
+  static const std::string expected = "a text, texts, token ids, or rows of token ids";
+  if (py::isinstance<py::str>(inputs)) return inputs.cast<std::string>();
+  const py::object plain = py::hasattr(inputs, "tolist") ? inputs.attr("tolist")() : inputs;
+  if (PyBytes_Check(plain.ptr()) || !py::isinstance<py::iterable>(plain)) throw unexpected("inputs", inputs, expected);
+  const py::list items(plain);
+  using Row = std::vector<int64_t>;
+  if (!items.empty() && py::isinstance<py::int_>(items[0])) return {{taken<Row>(items, "inputs", expected)}};
+  std::vector<std::string> texts;
+  std::vector<Row> rows;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const std::string where = "inputs[" + std::to_string(i) + "]";
+    if (py::isinstance<py::str>(items[0]))
+      texts.push_back(taken<std::string>(items[i], where, "a text, as the first is"));
+    else
+      rows.push_back(taken<Row>(items[i], where, expected));
+  }
+  return texts.empty() ? models::Prompts(std::move(rows)) : models::Prompts(std::move(texts));
+}
+
 std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::object& inputs) {
-  const auto encode = [&](const py::handle& text) {
-    return model.tokenizer().encode_ids(text.cast<std::string>(), true);
-  };
-  if (py::isinstance<py::str>(inputs)) return {encode(inputs)};
-  std::vector<std::vector<int64_t>> rows;
-  const py::list items = THPVariable_Check(inputs.ptr()) ? py::list(inputs.attr("tolist")()) : py::list(inputs);
-  if (!items.empty() && py::isinstance<py::int_>(items[0])) return {items.cast<std::vector<int64_t>>()};
-  for (const auto& item : items)
-    rows.push_back(py::isinstance<py::str>(item) ? encode(item) : item.cast<std::vector<int64_t>>());
-  return rows;
+  auto prompts = prompts_of(inputs);
+  for (const auto& text : prompts.texts) prompts.ids.push_back(model.tokenizer().encode_ids(text, true));
+  return std::move(prompts.ids);
 }
 
 std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable) {

@@ -2,6 +2,7 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
+#include <emend/models/apart.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 
@@ -75,6 +76,10 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            const std::vector<std::string>& eval_at, const std::string& protocol,
                            const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
                            const py::object& progress) {
+  if (resume && !(out && std::filesystem::exists(*out / "checkpoint" / "settings.json")))
+    throw Error(ErrorClass::kInvalidArgument,
+                {"resume", (out ? out->string() + " holds no run that was interrupted" : std::string("no out")),
+                 "the folder of a run that finished at least one batch", "name it with out, or begin without resume"});
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.out = out.value_or("").string();
   options.resume = resume;
@@ -113,22 +118,19 @@ py::object edit(PySession& self, const py::object& facts, bool allow_conflicts) 
 class Applied {
  public:
   Applied(std::shared_ptr<Model> model, const editors::EditPack& pack, bool force, const std::string& where)
-      : model_(std::move(model)),
-        transaction_(editors::apply_pack(*model_, pack, {.force = force, .runtime_apart = true})) {
+      : model_(std::move(model)), changes_(*model_) {
     for (const auto& part : pack.runtime) runtime_.add(part, *model_, where);
-  }
-  ~Applied() {
-    if (transaction_) transaction_->commit();  // only `with` and revert() take it out
+    changes_.put_in(pack, {.force = force, .runtime_apart = true}, where);
   }
   void revert() {
     runtime_.clear();
-    transaction_->restore();
+    changes_.take_out();
   }
-  [[nodiscard]] std::vector<std::string> changed() const { return transaction_->changed(); }
+  [[nodiscard]] std::vector<std::string> changed() const { return changes_.transaction().changed(); }
 
  private:
   std::shared_ptr<Model> model_;
-  std::unique_ptr<editors::EditTransaction> transaction_;
+  workflow::Changes changes_;
   editors::RuntimeScope runtime_;
 };
 
@@ -176,7 +178,9 @@ void bind_sessions(py::module_& module) {
           "To be called once after the last batch (PRUNE corrects the sum of all changes here).")
       .def(
           "undo", [](PySession& self) { self.session->undo(); },
-          "Gives the model back every byte that it had when the session began.")
+          "Gives the model back every byte that it had when the session began. What other sessions and packs wrote "
+          "since "
+          "stays.")
       .def(
           "pack", [](const PySession& self) { return self.session->pack(); }, "The change so far.")
       .def(
@@ -226,7 +230,7 @@ void bind_sessions(py::module_& module) {
           "facts that could not be edited")
       .def(
           "undo", [](PyRun& self) { self.run->session().undo(); },
-          "Gives the model back every byte that it had when the run began.");
+          "Gives the model back every byte that it had when the run began, as Session.undo.");
   module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
              py::arg("out") = py::none(), py::arg("resume") = false, py::arg("hparams") = py::none(),
              py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
@@ -253,13 +257,19 @@ void bind_editing(py::module_& module) {
       .def("deltas", &deltas, "The change of every weight, float64, as [outputs, inputs].")
       .def(
           "save",
-          [](const editors::EditPack& pack, const std::filesystem::path& path) { editors::save_pack(path, pack); },
+          [](const editors::EditPack& pack, const std::filesystem::path& path) {
+            if (const auto folder = std::filesystem::absolute(path).parent_path();
+                std::filesystem::exists(folder / "config.json"))
+              models::require_apart(path, folder);
+            editors::save_pack(path, pack);
+          },
           py::arg("path"));
   module.def(
       "load_pack", [](const std::filesystem::path& path) { return editors::load_pack(path); }, py::arg("path"),
       "Reads a pack; anything that is not a whole, unaltered pack is refused.");
   py::class_<Applied>(module, "Applied", "A pack in a model. At the end of a `with` block it is taken out again.")
-      .def("revert", &Applied::revert, "Takes the pack out: every byte comes back.")
+      .def("revert", &Applied::revert,
+           "Takes the pack out, and nothing else: without later edits every byte comes back; those stay.")
       .def_property_readonly("changed", &Applied::changed, "names of the changed weights")
       .def(
           "__enter__", [](Applied& self) -> Applied& { return self; }, py::return_value_policy::reference_internal)

@@ -33,29 +33,46 @@ FactSet load_facts(const std::filesystem::path& path, const std::string& format,
 // Rows as any of the readers takes them.
 FactSet from_rows(const py::list& rows) {
   std::string lines;  // one a line, so that "facts:2" is the second
-  for (const auto& row : rows) lines += (lines.empty() ? "[" : ",\n") + to_json(row, "facts").dump();
+  for (const auto& row : rows) {
+    const auto json = py::isinstance<Fact>(row) ? datasets::to_json(row.cast<const Fact&>()) : to_json(row, "facts");
+    lines += (lines.empty() ? "[" : ",\n") + json.dump();
+  }
   return datasets::parse_facts(lines + "]", "facts");
 }
 
 }  // namespace
 
-FactSet facts_of(const py::object& facts) {
+static FactSet any_facts_of(const py::object& facts) {
   if (py::isinstance<FactSet>(facts)) return facts.cast<FactSet>();
   if (py::isinstance<Fact>(facts) || py::isinstance<py::dict>(facts)) {
     py::list one;
     one.append(facts);
-    return facts_of(one);
+    return any_facts_of(one);
   }
   if (py::isinstance<py::str>(facts) || py::hasattr(facts, "__fspath__"))
     return datasets::load_facts(py::str(facts).cast<std::string>());
+  static const std::string expected = "a path, a FactSet, a Fact, a dict, or a list of Fact and dict";
+  if (!py::isinstance<py::iterable>(facts)) throw unexpected("facts", facts, expected);
   const py::list rows(facts);
-  if (!rows.empty() && py::isinstance<py::dict>(rows[0])) return from_rows(rows);
+  bool dicts = false;
+  for (const auto& row : rows) {
+    if (!py::isinstance<Fact>(row) && !py::isinstance<py::dict>(row)) throw unexpected("facts", row, expected);
+    dicts = dicts || py::isinstance<py::dict>(row);
+  }
+  if (dicts) return from_rows(rows);
   FactSet set;
   set.format = "python";
   for (const auto& row : rows) set.facts.push_back(row.cast<Fact>());
   for (size_t i = 0; i < set.facts.size(); ++i)
     if (set.facts[i].case_id < 0) set.facts[i].case_id = static_cast<int64_t>(i);
   set.fingerprint = datasets::fingerprint(set.facts);
+  return set;
+}
+
+FactSet facts_of(const py::object& facts) {
+  auto set = any_facts_of(facts);
+  if (set.facts.empty())
+    throw Error(ErrorClass::kInvalidArgument, {"facts", "no facts to work on", "at least one", ""});
   return set;
 }
 

@@ -7,6 +7,7 @@
 #include <emend/models/gguf/convert.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/changes.h>
 
 #include "bindings.h"
 
@@ -23,7 +24,22 @@ std::shared_ptr<Model> load(const py::object& named, const std::string& device_m
   options.dtype = dtype_of(dtype);
   const auto path = py::str(named).cast<std::string>();
   const py::gil_scoped_release unlocked;
-  return std::make_shared<Model>(models::load_placed(path, options));
+  struct Held {  // what packs are in force is known as long as the model lives
+    Model model;
+    std::shared_ptr<workflow::Changes::Order> order;
+  };
+  const auto held = std::make_shared<Held>(Held{models::load_placed(path, options), nullptr});
+  held->order = workflow::Changes::order_of(held->model);
+  return {held, &held->model};
+}
+
+std::string decode(const Model& model, const std::vector<int64_t>& ids, bool skip_special) {
+  const int64_t known = std::max(model.vocab_size(), model.tokenizer().vocab_size());
+  for (const int64_t id : ids)
+    if (id < 0 || id >= known)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"decode", "token id " + std::to_string(id), "0 to " + std::to_string(known - 1), ""});
+  return model.tokenizer().decode(ids, skip_special);
 }
 
 py::dict parameters(const Model& model) {
@@ -111,12 +127,7 @@ void bind_models(py::module_& module) {
             return model.tokenizer().encode_ids(text, add_special);
           },
           py::arg("text"), py::arg("add_special") = true, "Token ids of a text.")
-      .def(
-          "decode",
-          [](const Model& model, const std::vector<int64_t>& ids, bool skip_special) {
-            return model.tokenizer().decode(ids, skip_special);
-          },
-          py::arg("ids"), py::arg("skip_special") = false, "Text of token ids.")
+      .def("decode", &decode, py::arg("ids"), py::arg("skip_special") = false, "Text of token ids.")
       .def(
           "edit_site",
           [](const Model& model, int layer) {

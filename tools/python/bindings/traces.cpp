@@ -25,8 +25,13 @@ struct PyTrace {
   bool single = false;
 };
 
-at::Tensor number_or_tensor(const py::object& value) {
-  return py::module_::import("torch").attr("as_tensor")(value).cast<at::Tensor>();
+at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
+  try {
+    return py::module_::import("torch").attr("as_tensor")(value).cast<at::Tensor>();
+  } catch (const py::error_already_set&) {
+    throw unexpected("patch at " + to_string(site), value,
+                     "a function, \"zero\", \"mean\", a tensor or number, a Trace, a Patch, or a list of these");
+  }
 }
 
 Patch patch_of(const SiteRef& site, const py::object& value, bool add) {
@@ -41,7 +46,8 @@ Patch patch_of(const SiteRef& site, const py::object& value, bool add) {
   // Tensors can be called for other reasons than being functions.
   if (PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr()))
     return {site, hook_of(value.cast<py::function>())};
-  return add ? Patch::add(site, number_or_tensor(value)) : Patch::set(site, number_or_tensor(value));
+  const at::Tensor tensor = number_or_tensor(site, value);
+  return add ? Patch::add(site, tensor) : Patch::set(site, tensor);
 }
 
 void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::object& value) {
@@ -57,26 +63,21 @@ void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::
   patches.push_back(std::move(patch));
 }
 
-models::Prompts prompts_of(const py::object& inputs) {
-  if (py::isinstance<py::str>(inputs)) return inputs.cast<std::string>();
-  const py::list items = THPVariable_Check(inputs.ptr()) ? py::list(inputs.attr("tolist")()) : py::list(inputs);
-  if (!items.empty() && py::isinstance<py::str>(items[0])) return items.cast<std::vector<std::string>>();
-  if (!items.empty() && py::isinstance<py::int_>(items[0]))
-    return std::vector<std::vector<int64_t>>{items.cast<std::vector<int64_t>>()};
-  return items.cast<std::vector<std::vector<int64_t>>>();
+SiteRef site_of(const py::handle& name) {
+  return hooks::parse_site(taken<std::string>(name, "site", "a name such as \"layers.3.attn_pattern\""));
 }
 
 std::unique_ptr<PyTrace> trace(const Model& model, const py::object& inputs, const py::object& sites,
                                const py::dict& edit) {
   std::vector<SiteRef> refs;
-  if (py::isinstance<py::str>(sites)) {
-    refs.push_back(hooks::parse_site(sites.cast<std::string>()));
+  if (py::isinstance<py::str>(sites) || !py::isinstance<py::iterable>(sites)) {
+    refs.push_back(site_of(sites));
   } else {
-    for (const auto& name : sites) refs.push_back(hooks::parse_site(name.cast<std::string>()));
+    for (const auto& name : sites) refs.push_back(site_of(name));
   }
   std::vector<Patch> patches;
   for (const auto& [site, value] : edit)
-    append_patches(patches, hooks::parse_site(site.cast<std::string>()), py::reinterpret_borrow<py::object>(value));
+    append_patches(patches, site_of(site), py::reinterpret_borrow<py::object>(value));
   const models::Prompts prompts = prompts_of(inputs);
   auto made = std::make_unique<PyTrace>();
   made->single = py::isinstance<py::str>(inputs);
@@ -103,6 +104,9 @@ std::vector<std::string> captured_sites(const PyTrace& self) {
 
 py::list next_tokens(const Model& model, const py::object& inputs, int64_t count) {
   const models::Prompts prompts = prompts_of(inputs);
+  if (const size_t rows = std::max(prompts.texts.size(), prompts.ids.size()); rows != 1)
+    throw Error(ErrorClass::kInvalidArgument,
+                {"next_tokens", std::to_string(rows) + " texts", "one text", "ask for each of them"});
   std::vector<models::NextToken> next;
   {
     const py::gil_scoped_release unlocked;

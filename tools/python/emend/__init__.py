@@ -27,7 +27,8 @@ def __getattr__(name):
     if name not in _MODULE and name != "diff":
         raise AttributeError(f"module 'emend' has no attribute {name!r}")
     import torch  # noqa: F401  brings the LibTorch that the module uses into the process
-    from . import _emend, _html
+    from . import _emend, _errors, _html
+    _errors.explain_calls(_emend)
     globals().update({each: getattr(_emend, each) for each in _MODULE}, diff=_html.diff)
     return globals()[name]
 

@@ -1,4 +1,7 @@
-"""The one exception that emend raises on purpose."""
+"""The one exception that emend raises on purpose, and what a call with the wrong arguments is told."""
+import difflib
+import functools
+import re
 
 
 class Error(RuntimeError):
@@ -13,3 +16,116 @@ class Error(RuntimeError):
         self.got = got
         self.expected = expected
         self.advice = advice
+
+
+class ArgumentError(Error, TypeError):
+    """A TypeError too, as Python has it for calls."""
+
+
+def _plain(value):
+    return isinstance(value, (list, tuple)) or hasattr(value, "tolist")
+
+
+# What the binding calls a type, in our words, and whether a value is one.
+_KINDS = [(r"(?:typing\.)?(?:SupportsInt|SupportsIndex)|int", "a whole number", lambda value: hasattr(value, "__index__")),
+          (r"(?:typing\.)?SupportsFloat|float", "a number", lambda value: hasattr(value, "__float__")),
+          (r"bool", "True or False", lambda value: isinstance(value, bool)),
+          (r"str", "a text", lambda value: isinstance(value, str)),
+          (r".*PathLike.*", "a path", lambda value: isinstance(value, str) or hasattr(value, "__fspath__")),
+          (r".*(?:Sequence|[Ll]ist)\[str\]", "a list of texts", lambda value: _plain(value) and all(isinstance(each, str) for each in value)),
+          (r".*(?:Sequence|[Ll]ist)\[.*(?:int|SupportsInt|SupportsIndex).*\]", "a list of whole numbers",
+           lambda value: _plain(value) and all(hasattr(each, "__index__") for each in value)),
+          (r".*[Cc]allable.*", "a function", callable),
+          (r"dict.*", "a dict", lambda value: isinstance(value, dict)),
+          (r"torch\.Tensor", "a torch.Tensor", lambda value: type(value).__name__ in ("Tensor", "Parameter")),
+          (r"emend\._emend\.(\w+)", None, lambda value: type(value).__module__ == "emend._emend")]
+
+
+def _kind(kind):
+    """Its words, and a function that says whether a value is one; None where it can be anything."""
+    optional = re.fullmatch(r"(?:typing\.)?Optional\[(.*)\]|(.*) \| None", kind)
+    if optional:
+        words, fits = _kind(optional[1] or optional[2]) or (None, None)
+        return words and (words + " or None", lambda value: value is None or fits(value))
+    for pattern, words, fits in _KINDS:
+        if re.fullmatch(pattern, kind):
+            name = kind.rpartition(".")[2]
+            return (words, fits) if words else (f"emend.{name}", lambda value: type(value).__name__ == name)
+    return None
+
+
+def _arguments(signature):
+    """(name, type, has a default, by keyword only) of each, from the line that the binding begins a docstring with."""
+    parts, depth, start, by_name = [], 0, signature.index("(") + 1, False
+    for place in range(start, len(signature)):
+        character = signature[place]
+        if depth == 0 and character in ",)":
+            parts.append(signature[start:place].strip())
+            start = place + 1
+            if character == ")":
+                break
+        depth += (character in "[({<") - (character in "])}>")
+    arguments = []
+    for part in parts:
+        by_name = by_name or part == "*"
+        name, _, kind = part.partition(": ")
+        if kind:
+            arguments.append((name, kind.split(" = ")[0], " = " in kind, by_name))
+    return arguments
+
+
+def _shown(value):
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def _explanation(where, arguments, given, named):
+    """What is wrong with a call that the binding refused."""
+    told = lambda got, expected, advice="": ArgumentError("; ".join(filter(None, (f"{where}: {got}", f"expected {expected}", advice))),
+                                                       "invalid argument", where, got, expected, advice)
+    names = [name for name, *_ in arguments]
+    for name in named:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            return told(f'no argument "{name}"', ", ".join(names) or "none", f'did you mean "{close[0]}"?' if close else "")
+    places = [name for name, _, _, by_name in arguments if not by_name]
+    if len(given) > len(places):
+        return told(f"{len(given)} arguments by position", f"at most {len(places)}" + (f" ({', '.join(places)})" if places else ""),
+                    "give the others by name")
+    values = {**dict(zip(places, given)), **named}
+    for name, kind, optional, _ in arguments:
+        words, fits = _kind(kind) or (name, None)
+        if name not in values and not optional:
+            return told(f"{name} is missing", words)
+        if name in values and fits and not fits(values[name]):
+            return told(f"{name} is {_shown(values[name])}", words)
+    numbers = {name: value for name, value in values.items() if isinstance(value, int)} or values
+    return told(", ".join(f"{name} is {_shown(value)}" for name, value in numbers.items()), "values within their range")
+
+
+def _explained(function, where, method):
+    @functools.wraps(function)
+    def call(*given, **named):
+        try:
+            return function(*given, **named)
+        except TypeError as error:
+            if "incompatible function arguments" not in str(error) and "incompatible constructor arguments" not in str(error):
+                raise
+        signature = function.__doc__.split("\n")[0]
+        if "(*args, **kwargs)" in signature:  # several forms
+            signature = re.search(r"1\. (.*)", function.__doc__)[1]
+        raise _explanation(where, _arguments(signature)[method:], given[method:], named)
+    return call
+
+
+def explain_calls(module):
+    """Every function and method of the binding says in one sentence what is wrong with its arguments."""
+    for name, value in list(vars(module).items()):
+        if not isinstance(value, type):
+            if callable(value):
+                setattr(module, name, _explained(value, name, 0))
+        elif not issubclass(value, BaseException):
+            for member, method in list(vars(value).items()):
+                if callable(method) and (member in ("__init__", "__getitem__") or not member.startswith("_")):
+                    where = name if member == "__init__" else (f"{name}[...]" if member == "__getitem__" else f"{name}.{member}")
+                    setattr(value, member, _explained(method, where, 1))

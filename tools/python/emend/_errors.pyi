@@ -1,3 +1,5 @@
+from types import ModuleType
+
 class Error(RuntimeError):
     kind: str
     where: str
@@ -5,3 +7,5 @@ class Error(RuntimeError):
     expected: str
     advice: str
     def __init__(self, text: str, kind: str = "", where: str = "", got: str = "", expected: str = "", advice: str = "") -> None: ...
+
+def explain_calls(module: ModuleType) -> None: ...

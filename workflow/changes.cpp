@@ -1,0 +1,124 @@
+#include <ATen/core/grad_mode.h>
+#include <emend/core/error.h>
+#include <emend/core/sha256.h>
+#include <emend/editors/steps/apply.h>
+#include <emend/workflow/changes.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <set>
+
+namespace emend::workflow {
+
+using editors::EditTransaction;
+using editors::WeightDelta;
+
+struct Changes::Order {
+  struct Step {
+    int64_t place;
+    Changes* by;  // null: of one that has ended
+    std::string weight;
+    std::optional<WeightDelta> delta;  // none: its original was kept here
+  };
+  std::vector<Step> steps;
+  std::vector<Changes*> parties;
+  std::set<std::string> packs;  // in force
+  int64_t next = 0;
+};
+
+std::shared_ptr<Changes::Order> Changes::order_of(const models::Model& model) {
+  static std::mutex mutex;
+  static std::map<const models::Model*, std::weak_ptr<Order>> orders;
+  const std::lock_guard lock(mutex);
+  std::erase_if(orders, [](const auto& entry) { return entry.second.expired(); });
+  auto order = orders[&model].lock();
+  if (!order) orders[&model] = order = std::make_shared<Order>();
+  return order;
+}
+
+Changes::Changes(models::Model& model)
+    : order_(order_of(model)), transaction_(std::make_unique<EditTransaction>(model)) {
+  order_->parties.push_back(this);
+}
+
+Changes::~Changes() {
+  transaction_->commit();
+  std::erase(order_->parties, this);
+  std::erase_if(order_->steps, [&](const auto& step) { return step.by == this && !step.delta; });
+  for (auto& step : order_->steps)
+    if (step.by == this) step.by = nullptr;
+  if (std::ranges::all_of(order_->parties, [](const Changes* party) { return party->since_.empty(); }))
+    order_->steps.clear();
+}
+
+// The same for a pack in memory and for its file.
+static std::string identity(const editors::EditPack& pack) {
+  Sha256 hash;
+  const std::string text = editors::describe_edit(pack);
+  hash.update(text.data(), text.size());
+  for (const auto& delta : pack.deltas)
+    for (const auto* part : {&delta.left_DR, &delta.right_FR, &delta.dense_DF})
+      if (part->defined()) {
+        const at::Tensor host = part->detach().to(at::kDouble).contiguous();
+        hash.update(host.const_data_ptr(), host.nbytes());
+      }
+  return hash.hex();
+}
+
+void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOptions& options,
+                     const std::string& where) {
+  std::string id = identity(pack);
+  if (order_->packs.contains(id))
+    throw Error(
+        ErrorClass::kInvalidArgument,
+        {where, "the edit " + (pack.id.empty() ? id.substr(0, 12) : pack.id) + " is already in force in this model",
+         "another pack", "revert it first"});
+  transaction_ = editors::apply_pack(transaction_->model(), pack, options);
+  order_->packs.insert(pack_ = std::move(id));
+  wrote(pack.deltas);
+}
+
+void Changes::wrote(std::span<const WeightDelta> deltas) {
+  const bool needed = std::ranges::any_of(
+      order_->parties, [&](const Changes* party) { return party != this && !party->since_.empty(); });
+  for (const auto& [weight, original] : transaction_->originals())
+    if (since_.try_emplace(weight, order_->next).second) {
+      if (needed) order_->steps.push_back({order_->next, this, weight, {}});
+      ++order_->next;
+    }
+  if (needed)
+    for (const auto& delta : deltas) order_->steps.push_back({order_->next++, this, delta.weight, delta});
+}
+
+void Changes::take_out() {
+  auto& model = transaction_->model();
+  transaction_->restore();
+  for (const auto& step : order_->steps) {
+    const auto mine = since_.find(step.weight);
+    if (step.by == this || mine == since_.end() || step.place < mine->second) continue;
+    if (!step.delta) {
+      step.by->rebase(step.weight);
+      continue;
+    }
+    EditTransaction again(model);
+    (void)editors::apply_delta(*step.delta, again);
+    again.commit();
+  }
+  std::erase_if(order_->steps, [&](const auto& step) { return step.by == this; });
+  transaction_->commit();  // lets the originals go
+  since_.clear();
+  order_->packs.erase(pack_);
+}
+
+// Takes what the weight is now for its original.
+void Changes::rebase(const std::string& weight) {
+  const at::NoGradGuard no_grad;
+  auto& model = transaction_->model();
+  const at::Tensor present = model.weight(weight).detach().clone();
+  transaction_->swap();
+  model.set_weight(weight, present);
+  transaction_->swap();
+}
+
+}  // namespace emend::workflow

@@ -1,0 +1,51 @@
+// The changes of a loaded model's weights by several parties: any of them can be taken out, whatever came after it.
+//
+// Like the ledger of a folder: weights are recomputed from originals and deltas, in the order of the deltas. What
+// others wrote is kept only while somebody has older originals, so that a session that is alone keeps nothing.
+#pragma once
+
+#include <emend/editors/packs/pack.h>
+#include <emend/editors/steps/transaction.h>
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace emend::workflow {
+
+/// What one party (a session, a pack) changed. The model must outlive it and must not move.
+class Changes {
+ public:
+  /// What is known of a model's changes by all parties. It lives as long as one of them, or whoever else holds it.
+  struct Order;
+  [[nodiscard]] static std::shared_ptr<Order> order_of(const models::Model& model);
+
+  explicit Changes(models::Model& model);
+  /// The changes stay.
+  ~Changes();
+  Changes(const Changes&) = delete;
+  Changes& operator=(const Changes&) = delete;
+
+  /// Writes a pack; the only change of this party. Throws what apply_pack throws, and Error(kInvalidArgument) naming
+  /// `where` if the same pack is in force.
+  void put_in(const editors::EditPack& pack, const editors::ApplyPackOptions& options, const std::string& where);
+  /// Has to be said after every use of transaction(): the deltas that were written and kept.
+  void wrote(std::span<const editors::WeightDelta> deltas);
+  /// The weights are as if this party had never been there; a second time there is nothing left to do. Originals come
+  /// back bit for bit, and what others wrote since is added to them again.
+  void take_out();
+
+  /// Holds the originals.
+  [[nodiscard]] editors::EditTransaction& transaction() const noexcept { return *transaction_; }
+
+ private:
+  void rebase(const std::string& weight);
+
+  std::shared_ptr<Order> order_;
+  std::unique_ptr<editors::EditTransaction> transaction_;
+  std::map<std::string, int64_t> since_;  // weight → place of its original in the order
+  std::string pack_;                      // put_in: what tells packs apart
+};
+
+}  // namespace emend::workflow
