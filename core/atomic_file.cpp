@@ -1,5 +1,5 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@ namespace {
 [[noreturn]] void throw_io(const std::filesystem::path& path, const std::string& action, int error) {
   const bool full = error == ENOSPC || error == EDQUOT;
   const bool memory = error == ENOMEM;
-  throw Error(memory ? ErrorClass::kDevice : ErrorClass::kIo,
+  throw Error(class_of_errno(error),
               {path.string(), "cannot " + action + " (" + std::strerror(error) + ")", "",
                full     ? "free some space or choose another folder; nothing was left under the final name"
                : memory ? "free some memory, or raise its limit"
@@ -58,6 +58,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) throw_io(path_, "create", errno);
+  if (struct stat older{}; ::stat(path_.c_str(), &older) == 0) ::fchmod(fd_, older.st_mode & 0777);
 }
 
 AtomicFile::~AtomicFile() {

@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/sha256.h>
 #include <emend/core/staged.h>
 
@@ -119,8 +119,8 @@ std::vector<CacheEntry> list_cache(const fs::path& folder) {
     if (!entry.kind.empty() && !gone) entries.push_back(std::move(entry));
   });
   if (error)
-    throw Error(ErrorClass::kIo, {folder.string(), "cannot be listed (" + error.message() + ")", "a readable folder",
-                                  "check the path and its permissions"});
+    throw Error(class_of_errno(error.value()), {folder.string(), "cannot be listed (" + error.message() + ")",
+                                                "a readable folder", "check the path and its permissions"});
   std::sort(entries.begin(), entries.end(), [](const CacheEntry& a, const CacheEntry& b) {
     return std::tie(a.last_used, a.path) < std::tie(b.last_used, b.path);
   });
@@ -149,8 +149,8 @@ std::vector<CacheEntry> prune_cache(const fs::path& folder, uint64_t max_bytes, 
     std::error_code error;
     fs::remove(entry.path, error);
     if (error)
-      throw Error(ErrorClass::kIo, {entry.path.string(), "cannot be removed (" + error.message() + ")", "",
-                                    "check the permissions of the folder"});
+      throw Error(class_of_errno(error.value()), {entry.path.string(), "cannot be removed (" + error.message() + ")",
+                                                  "", "check the permissions of the folder"});
     total -= entry.bytes;
     removed.push_back(entry);
   }

@@ -2,6 +2,7 @@
 #include <emend/core/error_parts.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <vector>
 
 namespace emend {
@@ -68,6 +69,10 @@ ErrorParts parts_of(const Error& error) {
     parts.expected.resize(at);
   }
   return parts;
+}
+
+ErrorClass class_of_errno(int error) noexcept {
+  return error == ENOMEM ? ErrorClass::kDevice : ErrorClass::kIo;
 }
 
 int edit_distance(std::string_view a, std::string_view b) {

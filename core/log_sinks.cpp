@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace emend {
@@ -61,10 +63,22 @@ class TerminalSink final : public LogSink {
   bool clear_ = false;
 };
 
+// What is appended to must be a log, so that a wrong name ruins nothing. Every line of ours begins alike.
+const std::string& require_log(const std::string& path) {
+  constexpr std::string_view kBegin = "{\"event\":";
+  char first[kBegin.size()];
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return path;
+  if (!std::ifstream(path).read(first, sizeof first) || std::string_view(first, sizeof first) != kBegin)
+    throw Error(ErrorClass::kInvalidArgument, {path, "a file that is no log", "a new file, or a log of emend",
+                                               "choose another " + setting("log_file")});
+  return path;
+}
+
 class JsonLinesSink final : public LogSink {
  public:
   explicit JsonLinesSink(const std::string& path) try
-      : logger_("json", std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, /*truncate=*/false)) {
+      : logger_("json", std::make_shared<spdlog::sinks::basic_file_sink_mt>(require_log(path), /*truncate=*/false)) {
     logger_.set_pattern("%v");
     logger_.set_level(spdlog::level::trace);
     logger_.flush_on(spdlog::level::trace);

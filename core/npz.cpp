@@ -82,15 +82,16 @@ Header parse_header(const std::string& text, const Member& member) {
   const auto after = [&](const std::string& key) {
     const size_t at = text.find("'" + key + "':");
     if (at == std::string::npos) member.fail("has a header without \"" + key + "\"");
-    return text.find_first_not_of(' ', at + key.size() + 3);
+    const size_t value = text.find_first_not_of(' ', at + key.size() + 3);
+    if (value == std::string::npos) member.fail("has a header without a value of \"" + key + "\"");
+    return value;
   };
-  if (const size_t at = after("descr"); at != std::string::npos && text[at] == '\'')
+  if (const size_t at = after("descr"); text[at] == '\'')
     header.type = text.substr(at + 1, text.find('\'', at + 1) - at - 1);
   header.fortran = text.compare(after("fortran_order"), 4, "True") == 0;
   size_t at = after("shape");
   const size_t end = text.find(')', at);
-  if (at == std::string::npos || text[at] != '(' || end == std::string::npos)
-    member.fail("has a header without a shape");
+  if (text[at] != '(' || end == std::string::npos) member.fail("has a header without a shape");
   while ((at = text.find_first_of("0123456789", at)) < end) {
     size_t digits = 0;
     const std::string rest = text.substr(at, std::min<size_t>(end - at, 18));

@@ -35,8 +35,9 @@ long writer_of(const std::string& name) {
 }
 
 [[noreturn]] void throw_io(const fs::path& path, const std::string& what, const std::error_code& error) {
-  throw Error(ErrorClass::kIo, {path.string(), what + " (" + error.message() + ")", "a place that can be written",
-                                "check the path, its permissions and the space; nothing was left there"});
+  throw Error(class_of_errno(error.value()),
+              {path.string(), what + " (" + error.message() + ")", "a place that can be written",
+               "check the path, its permissions and the space; nothing was left there"});
 }
 
 dev_t device_of(const fs::path& path) {

@@ -130,16 +130,30 @@ bool is_printable(std::string_view text, bool lines) {
   return clean;
 }
 
-std::string composed(std::string_view text) {
-  if (is_ascii(text)) return std::string(text);
+std::string folded(std::string_view text) {
   utf8proc_uint8_t* mapped = nullptr;
-  const auto length =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                   &mapped, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const auto length = utf8proc_map(
+      reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()), &mapped,
+      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT | UTF8PROC_CASEFOLD));
   if (length < 0) return std::string(text);
   std::string out(reinterpret_cast<const char*>(mapped), static_cast<size_t>(length));
   std::free(mapped);
+  for (const std::string_view quote : {"\u2018", "\u2019"})
+    for (size_t at; (at = out.find(quote)) != std::string::npos;) out.replace(at, quote.size(), "'");
   return out;
+}
+
+bool says_nothing(std::string_view text) {
+  utf8proc_int32_t point = 0;
+  for (size_t at = 0; at < text.size();) {
+    const auto size = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
+                                       static_cast<utf8proc_ssize_t>(text.size() - at), &point);
+    if (size < 1) return false;
+    if (const auto kind = utf8proc_category(point); kind < UTF8PROC_CATEGORY_ZS || kind > UTF8PROC_CATEGORY_CF)
+      return false;
+    at += static_cast<size_t>(size);
+  }
+  return true;
 }
 
 size_t incomplete_tail(std::string_view bytes) noexcept {

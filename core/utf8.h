@@ -25,8 +25,12 @@ namespace emend {
 /// True if printable(text) is `text`.
 [[nodiscard]] bool is_printable(std::string_view text, bool lines = true);
 
-/// In Unicode's composed form (NFC), in which "é" is one character however it was typed. Text that is not UTF-8 stays.
-[[nodiscard]] std::string composed(std::string_view text);
+/// Without case and in form KC, in which "É", "é" and "e" with a combining accent are one, as are typographic and plain
+/// apostrophes and full and half width. For comparing; text that is not UTF-8 stays.
+[[nodiscard]] std::string folded(std::string_view text);
+
+/// Nothing but white space and invisible characters, of any script.
+[[nodiscard]] bool says_nothing(std::string_view text);
 
 /// Length of the incomplete character at the end of `bytes` (0 to 3): a prefix of some valid character.
 [[nodiscard]] size_t incomplete_tail(std::string_view bytes) noexcept;

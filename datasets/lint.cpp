@@ -34,7 +34,7 @@ std::string tidy(std::string_view text) {
       continue;
     }
     const bool no_break = starts(kNoBreakSpace);
-    if (no_break || blank(text.substr(i, 1))) {
+    if (no_break || std::isspace(static_cast<unsigned char>(text[i]))) {
       pending = !result.empty();
       i += no_break ? kNoBreakSpace.size() : 1;
       continue;
@@ -49,7 +49,7 @@ std::string tidy(std::string_view text) {
 }  // namespace
 
 std::string plain(std::string_view text) {
-  std::string result = lower(composed(tidy(text)));
+  std::string result = folded(tidy(text));
   if (result.size() > 1 && result.back() == '.') result.pop_back();
   return result;
 }

@@ -47,10 +47,35 @@ bool is_digit(std::string_view text, size_t at) {
   return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
 }
 
-// Marks that belong to the word before them ("C++", "C#") or stand inside of a number ("3.14", "1,000", "12:30").
+// Letters and digits right before `at`.
+size_t letters_before(std::string_view text, size_t at) {
+  size_t first = at;
+  while (first > 0 && is_word(static_cast<unsigned char>(text[first - 1]))) --first;
+  return at - first;
+}
+
+bool three_digits(std::string_view text, size_t at) {
+  return is_digit(text, at) && is_digit(text, at + 1) && is_digit(text, at + 2) && !is_digit(text, at + 3);
+}
+
+// Marks that belong to the word before them ("C++", "5%", "O-", "A*") or stand inside of one: "3.14", "1 000", "3-0",
+// "km/h", "x=5", "U.S.", "O'Neill".
 bool joins(std::string_view text, size_t at) {
-  return text[at] == '+' || text[at] == '#' ||
-         (at > 0 && is_digit(text, at - 1) && is_digit(text, at + 1) && std::strchr(".,:/", text[at]));
+  const char mark = text[at];
+  const auto at_word = [&](size_t place) {
+    return place < text.size() && is_word(static_cast<unsigned char>(text[place]));
+  };
+  const size_t before = letters_before(text, at);
+  if (std::strchr("+#%", mark)) return true;
+  if (before == 0) return false;
+  if (is_digit(text, at - 1) && is_digit(text, at + 1) && std::strchr(".,:/-", mark)) return true;
+  if (mark == ' ') return before <= 3 && is_digit(text, at - 1) && three_digits(text, at + 1);
+  if (mark == '*') return before == 1 && (at + 1 == text.size() || text[at + 1] != '*');
+  if (!at_word(at + 1)) return mark == '-' && before <= 2;
+  if (mark == '\'') return !(text[at + 1] == 's' && !at_word(at + 2));
+  if (mark == '.') return before == 1;
+  if (mark == '/') return before <= 2;
+  return std::strchr("=@&^_", mark) != nullptr;
 }
 
 bool ends_word(std::string_view text, size_t at) {
@@ -59,11 +84,12 @@ bool ends_word(std::string_view text, size_t at) {
          (at > 0 && detail::spaceless(text, at - 1));
 }
 
-// Marks that belong to the word behind them: "-100", "+32", ".5", ".NET".
+// Marks that belong to the word behind them: "-100", "+32", ".5", ".NET", "$5", "#1", "@anna", "<5".
 bool leads(std::string_view text, size_t at) {
   const bool first = at == 0 || !(is_word(static_cast<unsigned char>(text[at - 1])) || text[at - 1] == text[at]);
   const auto next = at + 1 < text.size() ? static_cast<unsigned char>(text[at + 1]) : '\0';
-  return first && (text[at] == '.' ? std::isalnum(next) : (text[at] == '-' || text[at] == '+') && std::isdigit(next));
+  if (text[at] == '-' || text[at] == '+') return first && std::isdigit(next);
+  return first && std::strchr(".$#@<>=~", text[at]) && std::isalnum(next);
 }
 
 bool starts_word(std::string_view text, size_t at) {
@@ -277,13 +303,17 @@ std::string plain_words(std::string_view text) {
     gap = false;
     words += c;
   }
-  const auto stays = [](char c) { return is_word(static_cast<unsigned char>(c)) || c == '+' || c == '#'; };
-  while (!words.empty() && !stays(words.back())) words.pop_back();
+  while (!words.empty() && !is_word(static_cast<unsigned char>(words.back())) && !joins(words, words.size() - 1))
+    words.pop_back();
   return words;
 }
 
 bool begins_with(std::string_view text, std::string_view answer) {
   const std::string words = plain_words(text), wanted = plain_words(answer);
+  if (wanted == "a" || wanted == "an" || wanted == "the") {  // the answer, not an article: as it is written
+    const auto first = text.find(answer);
+    return first != text.npos && plain_words(text.substr(0, first)).empty() && ends_word(text, first + answer.size());
+  }
   std::string_view a = without_article(words);
   const std::string_view b = without_article(wanted);
   if (b.empty()) {  // "!!!"

@@ -1,6 +1,6 @@
 // Reading a run, and the files for other programs.
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/evaluation/detail/page.h>
@@ -127,8 +127,8 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
   if (failed)
-    throw Error(ErrorClass::kIo, {folder.string(), "the folder cannot be made: " + failed.message(), "a writable place",
-                                  "check the path"});
+    throw Error(class_of_errno(failed.value()), {folder.string(), "the folder cannot be made: " + failed.message(),
+                                                 "a writable place", "check the path"});
   json ids = json::array();
   for (const auto& line : run.cases) ids.push_back(detail::member(line, {"case_id"}));
   const std::string edits = std::to_string(run.cases.size());

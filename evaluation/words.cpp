@@ -244,7 +244,12 @@ std::string plain_letters(std::string_view text) {
     const auto size =
         static_cast<size_t>(std::max<utf8proc_ssize_t>(1, utf8proc_iterate(bytes, mapped.size() - at, &point)));
     const auto category = utf8proc_category(point);
-    if (point < 0x80 || category <= UTF8PROC_CATEGORY_NO)
+    const bool symbol = category == UTF8PROC_CATEGORY_SM || category == UTF8PROC_CATEGORY_SC;
+    if (point == 0x2212)
+      plain += '-';
+    else if (point == 0x2044)  // of ½
+      plain += '/';
+    else if (point < 0x80 || category <= UTF8PROC_CATEGORY_NO || symbol)
       plain += mapped.substr(at, size);
     else if (category >= UTF8PROC_CATEGORY_ZS)
       plain += ' ';

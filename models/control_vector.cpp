@@ -24,8 +24,9 @@ int layer_of(const std::filesystem::path& path, const std::string& name) {
   const char* end = name.data() + name.size();
   const auto digits = name.data() + std::min(name.size(), kPrefix.size());
   const auto parsed = std::from_chars(digits, end, layer);
-  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < 1)
-    refuse(path, "tensor \"" + name + "\"", "tensors direction.N with N from 1 on");
+  constexpr int kMost = 10'000;  // no model has more blocks
+  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < 1 || layer > kMost)
+    refuse(path, "tensor \"" + name + "\"", "tensors direction.N with N from 1 on, at most " + std::to_string(kMost));
   return layer;
 }
 

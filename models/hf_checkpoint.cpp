@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/models/detail/hf_checkpoint.h>
@@ -33,8 +33,9 @@ at::Tensor map_tensor(const fs::path& path, int fd, const TensorInfo& info) {
   const size_t size = info.bytes + shift;
   void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, static_cast<off_t>(begin));
   if (base == MAP_FAILED)
-    throw Error(ErrorClass::kIo, {path.string(), std::string("cannot map a tensor (") + std::strerror(errno) + ")", "",
-                                  "check the free memory and the limits on address space"});
+    throw Error(class_of_errno(errno),
+                {path.string(), std::string("cannot map a tensor (") + std::strerror(errno) + ")", "",
+                 "check the free memory and the limits on address space"});
   void* data = static_cast<char*>(base) + shift;
   if (shift % c10::elementSize(info.dtype) == 0)
     return at::from_blob(
@@ -119,8 +120,9 @@ void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
     shard.file = std::make_unique<SafetensorsFile>(shard.path);
     shard.fd = ::open(shard.path.c_str(), O_RDONLY | O_CLOEXEC);
     if (shard.fd < 0)
-      throw Error(ErrorClass::kIo, {shard.path.string(), std::string("cannot open (") + std::strerror(errno) + ")", "",
-                                    "check the path and its permissions"});
+      throw Error(class_of_errno(errno),
+                  {shard.path.string(), std::string("cannot open (") + std::strerror(errno) + ")", "",
+                   "check the path and its permissions"});
     for (const auto& [tensor, info] : shard.file->tensors()) {
       const auto [other, fresh] = shard_of_.emplace(tensor, shards_.size());
       if (!fresh) {

@@ -1,7 +1,7 @@
 #include "cli.h"
 
 #include <ATen/Parallel.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
@@ -24,6 +24,8 @@
 #include <filesystem>
 #include <iomanip>
 #include <iostream>
+#include <memory>
+#include <new>
 #include <sstream>
 #include <system_error>
 
@@ -78,11 +80,24 @@ void install_signal_handlers(CancelToken& cancel) {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
+// Freed when memory ends: what is left behind by the exception (JSON documents above all, whose destructors allocate)
+// can then be cleaned up, and the message be written. Never touched, so it costs address space alone.
+std::unique_ptr<char[]>& reserve() {
+  static auto bytes = std::make_unique_for_overwrite<char[]>(size_t{32} << 20);
+  return bytes;
+}
+
+void give_reserve() {
+  reserve().reset();
+  throw std::bad_alloc();
+}
+
 // `before_files`: what has to be known before a file is opened.
 void open_handles(Common& common, const std::function<void()>& before_files) {
   std::vector<std::shared_ptr<LogSink>> sinks = {
       make_terminal_sink(common.quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2))};
   common.log = Log(sinks);  // which says what is wrong with the other one
+  if (reserve()) std::set_new_handler(give_reserve);
   before_files();
   if (!common.log_file.empty()) sinks.push_back(make_json_lines_sink(common.log_file));
   common.log = Log(std::move(sinks));
@@ -133,8 +148,9 @@ int run_guarded(const VerbRun& run, Common& common, const std::function<void()>&
   } catch (const std::bad_alloc&) {
     return report(common, no_memory());
   } catch (const std::filesystem::filesystem_error& error) {
-    return report(common, Error(ErrorClass::kIo, {error.path1().string(), error.code().message(), "a place to work in",
-                                                  "check the path, its permissions and the space"}));
+    return report(common, Error(class_of_errno(error.code().value()),
+                                {error.path1().string(), error.code().message(), "a place to work in",
+                                 "check the path, its permissions and the space"}));
   } catch (const std::system_error& error) {
     return report(common,
                   Error(ErrorClass::kDevice, {"system", error.what(), "the threads and memory that the work needs",
@@ -379,6 +395,19 @@ void require_new(const std::string& path, bool force) {
   remove_abandoned_of(path);
 }
 
+// Of the line that a folder keeps, without what names places to write elsewhere: the folder may be somebody else's.
+static std::vector<std::string> within_folder(const std::vector<std::string>& words) {
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string name = words[i].substr(0, words[i].find('='));
+    if (name != "--log-file" && name != "--cache" && name != "--stats-cache")
+      kept.push_back(words[i]);
+    else if (name == words[i])
+      ++i;  // its value
+  }
+  return kept;
+}
+
 static int run_verb(const Verb& verb, const std::vector<std::string>& words, const std::string& usage,
                     const std::vector<std::string>& command_line) {
   CLI::App app;
@@ -389,7 +418,7 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   const auto earlier = command.options.earlier ? command.options.earlier() : std::vector<std::string>();
   if (earlier.empty()) return run_guarded(command, command_line);
   // What stands in the earlier line goes under what was given.
-  const auto before = verb_words({earlier.begin() + 1, earlier.end()});
+  const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}));
   for (const auto& line : {std::vector(before.begin() + (before[0] == verb.name ? 1 : 0), before.end()), words}) {
     CLI::App again;
     declare(again, command.options, words);

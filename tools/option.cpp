@@ -65,7 +65,7 @@ void add_fact_options(Options& o, FactOptions& options, bool required, const std
       .add("--facts", &options.file, "file of facts (JSON, JSON lines or CSV)",
            {.type = "FILE", .required = required, .unless = unless})
       .add("--format", &options.read.format, "facts file format: auto, " + fact_format_names(), {.type = "NAME"})
-      .add("--limit", &options.read.limit, "facts to read; -1: all")
+      .add("--limit", &options.read.limit, "facts to read; -1: all", {.limits = kCountOrAll})
       .add("--offset", &options.read.offset, "facts to leave out at the start", {.limits = kNonNegative});
   add_zsre_option(o.group("Facts"), options.read);
 }
@@ -92,8 +92,9 @@ void add_metric_options(Options& o, MetricOptions& options) {
       .add("--idf-corpus", &options.idf_corpus, "texts for inverse document frequencies", {.type = "FILE"})
       .add("--health-data", &options.health_data, "folder of health_*.json, lambada*.jsonl and text for --eval health",
            {.type = "DIR"})
-      .add("--free-limit", &options.free_limit, "facts of which --eval free reads texts; -1: all")
-      .add("--health-limit", &options.health_limit, "items of each health task; -1: all")
+      .add("--free-limit", &options.free_limit, "facts of which --eval free reads texts; -1: all",
+           {.limits = kCountOrAll})
+      .add("--health-limit", &options.health_limit, "items of each health task; -1: all", {.limits = kCountOrAll})
       .add("--eval-batch-tokens", &options.batch_tokens,
            "tokens per forward pass of the evaluation; 0: 2048, on GPUs up to 16384", {.limits = kNonNegative})
       .add("--eval-engine", &options.engine,

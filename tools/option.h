@@ -34,6 +34,8 @@ struct Limits {
 };
 inline constexpr Limits kNonNegative{.min = 0};
 inline constexpr Limits kPositive{.min = 0, .above = true};
+inline constexpr Limits kCount{.min = 1};
+inline constexpr Limits kCountOrAll{.min = -1};  ///< -1: all
 
 /// What most options leave as it is.
 struct OptionForm {

@@ -32,8 +32,9 @@ std::string survival_text(const nlohmann::json& extra) {
   if (!survived.is_object() || survived.empty()) return "";
   for (const auto& [weight, share] : survived.items())
     if (share.is_number()) least = std::min(least, share.get<double>());
-  const std::string dtype = extra.value("dtype", std::string("rounding"));
-  return percent(least) + " of the change survived " + dtype;
+  const auto dtype = extra.find("dtype");
+  return percent(least) + " of the change survived " +
+         (dtype != extra.end() && dtype->is_string() ? dtype->get<std::string>() : "rounding");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 namespace emend::tools {
 namespace {
@@ -54,6 +55,7 @@ void require_apart(const std::string& given, const fs::path& place, const std::s
   if (real == place) refuse("it is also what is read");
   if (is_within(place, real) && fs::exists(real / "config.json", failure))
     refuse("it lies inside of the model " + input);
+  if (is_within(place, real) && fs::is_regular_file(place, failure)) refuse("it is a file of " + input);
 }
 
 // The place that the system means by a path.
@@ -84,6 +86,7 @@ void settle_places(Options& options) {
         require_there(option, path);
         if (!path.empty()) inputs.push_back(path);
       }
+  std::set<fs::path> places;
   for (const Option& option : options.all()) {
     const bool log = option.names == "--log-file";
     auto* const* value = std::get_if<std::string*>(&option.value);
@@ -94,6 +97,8 @@ void settle_places(Options& options) {
     const auto place = fs::weakly_canonical(**value, failure);
     for (const auto& input : inputs)
       if (!failure) require_apart(given, place, input);
+    if (!failure && !places.insert(place).second)
+      throw Error(ErrorClass::kInvalidArgument, {given, "two outputs of this command", "a place for each", ""});
   }
 }
 

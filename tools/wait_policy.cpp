@@ -20,11 +20,13 @@ void let_waiting_threads_sleep(int, char** arguments, char** environment) {
   for (; environment[count]; ++count)
     if (names(environment[count], "OMP_WAIT_POLICY") || names(environment[count], "GOMP_SPINCOUNT")) return;
   // On the stack: nothing is initialised yet, the heap included.
-  auto** const with_policy = static_cast<char**>(__builtin_alloca((count + 2) * sizeof(char*)));
+  auto** const with_policy = static_cast<char**>(__builtin_alloca((count + 3) * sizeof(char*)));
   std::memcpy(with_policy, environment, count * sizeof(char*));
   char policy[] = "OMP_WAIT_POLICY=passive";
+  char no_backtrace[] = "GGML_NO_BACKTRACE=1";  // ggml would start a debugger where the program ends by a signal
   with_policy[count] = policy;
-  with_policy[count + 1] = nullptr;
+  with_policy[count + 1] = no_backtrace;
+  with_policy[count + 2] = nullptr;
   ::execve("/proc/self/exe", arguments, with_policy);
   // Where /proc is missing the program goes on as it is, only slower on a busy machine.
 }

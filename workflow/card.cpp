@@ -8,6 +8,8 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr size_t kFacts = 200;
+constexpr const char* kNone =
+    "No measurements lie beside this pack. `emend eval` makes them, from the same facts and both models.\n";
 
 // One cell of a table: text of facts must not become markup.
 std::string cell(const std::string& text) {
@@ -21,6 +23,12 @@ std::string cell(const std::string& text) {
       (std::string("|\\`*_[]#!").find(c) == std::string::npos ? out : out += '\\') += c;
   }
   return out;
+}
+
+// Between backticks.
+std::string code(std::string text) {
+  for (char& c : text) c = c == '`' ? '\'' : c == '\n' || c == '\r' ? ' ' : c;
+  return "`" + text + "`";
 }
 
 std::string facts_table(const nlohmann::json& facts) {
@@ -37,7 +45,8 @@ std::string facts_table(const nlohmann::json& facts) {
   return text;
 }
 
-std::string measurements(const ordered_json& results) {
+// Results that are not of a run count as none.
+std::string measurements(const ordered_json& results) try {
   std::string rows;
   const auto metrics = results.is_object() ? results.value("metrics", ordered_json()) : ordered_json();
   for (const auto& [suite, sides] : metrics.items()) {
@@ -50,13 +59,14 @@ std::string measurements(const ordered_json& results) {
               formatted("%.4g", after.get<double>()) + " |\n";
     }
   }
-  if (rows.empty())
-    return "No measurements lie beside this pack. `emend eval` makes them, from the same facts and both models.\n";
+  if (rows.empty()) return kNone;
   std::string text;
   if (const auto edits = results.value("edits", ordered_json()); edits.is_object())
     text = std::to_string(edits.value("said", 0)) + " of " + std::to_string(edits.value("applied", 0)) +
            " facts are what the model says of itself after the prompt.\n\n";
   return text + "| metric | figure | before | after |\n|---|---|---|---|\n" + rows;
+} catch (const nlohmann::json::exception&) {
+  return kNone;
 }
 
 std::string undo(const std::string& form) {
@@ -78,12 +88,12 @@ std::string model_card(const std::string& base, const std::vector<CardPack>& pac
                      "changed by emend; nothing else was trained.\n";
   for (const auto& one : packs) {
     const auto& pack = one.pack;
-    text += "\n## " + cell(one.name) + "\n" + facts_table(pack.facts) + "\n- method: `" + pack.editor +
-            "`\n- base: fingerprint `" + pack.root() + "`\n- weights:";
-    for (const auto& delta : pack.deltas) text += " `" + delta.weight + "`";
-    text += "\n- settings: `" + pack.hparams.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "`\n";
+    text += "\n## " + cell(one.name) + "\n" + facts_table(pack.facts) + "\n- method: " + code(pack.editor) +
+            "\n- base: fingerprint " + code(pack.root()) + "\n- weights:";
+    for (const auto& delta : pack.deltas) text += " " + code(delta.weight);
+    text += "\n- settings: " + code(pack.hparams.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) + "\n";
     for (const char* key : {"emend", "seed"})
-      if (pack.extra.contains(key)) text += std::string("- ") + key + ": " + pack.extra[key].dump() + "\n";
+      if (pack.extra.contains(key)) text += std::string("- ") + key + ": " + code(pack.extra[key].dump()) + "\n";
     text += "\n### How it was measured\n" + measurements(one.results);
   }
   return text + "\n## How to take it back\n" + undo(form);

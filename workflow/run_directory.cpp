@@ -1,6 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
@@ -51,12 +51,13 @@ RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(
   std::error_code error;
   made_ = std::filesystem::create_directories(folder_, error);
   if (error)
-    throw Error(ErrorClass::kIo, {folder_.string(), "cannot create the run folder (" + error.message() + ")", "",
-                                  "choose another folder with " + setting("out")});
+    throw Error(class_of_errno(error.value()),
+                {folder_.string(), "cannot create the run folder (" + error.message() + ")", "",
+                 "choose another folder with " + setting("out")});
   const auto lock_path = folder_ / ".lock";
   lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock_ < 0)
-    throw Error(ErrorClass::kIo,
+    throw Error(class_of_errno(errno),
                 {folder_.string(), std::string("cannot write to the run folder (") + std::strerror(errno) + ")", "",
                  "choose another folder with " + setting("out")});
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
@@ -172,6 +173,9 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   }
   fresh_ = true;
   if (reader_) return;
+  if (!std::filesystem::exists(path) && std::filesystem::exists(folder_) && !std::filesystem::is_empty(folder_))
+    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "a folder that no run wrote", "a run's checkpoint",
+                                               "choose another folder with " + setting("out")});
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
   std::filesystem::create_directories(folder_, ignored);

@@ -56,7 +56,8 @@ void RowReader::fail(size_t offset, const std::string& got, const std::string& e
 }
 
 void RowReader::skip_space() {
-  for (; at_ < text_.size() && is_space(text_[at_]); ++at_)
+  const auto passed = [&](char c) { return is_space(c) && !(form_ == Form::kTable && c == separator_); };
+  for (; at_ < text_.size() && passed(text_[at_]); ++at_)
     if (text_[at_] == '\n') ++line_;
 }
 
@@ -122,7 +123,7 @@ std::vector<std::string> RowReader::cells() {
     } else if (c == separator_) {
       row.emplace_back();
       closed = false;
-    } else if (c == '\n') {
+    } else if (c == '\n' || (c == '\r' && (at_ + 1 == text_.size() || text_[at_ + 1] != '\n'))) {
       ++at_;
       break;
     } else if (c == '"' && row.back().empty() && !closed) {
@@ -137,7 +138,7 @@ std::vector<std::string> RowReader::cells() {
 }
 
 bool RowReader::begin_table() {
-  const std::string_view line = text_.substr(at_, text_.find('\n', at_) - at_);
+  const std::string_view line = text_.substr(at_, text_.find_first_of("\r\n", at_) - at_);
   const std::string names = lower(line);
   if (names[0] == '{' || count_of(names, "prompt") == 0 || count_of(names, "subject") == 0) return false;
   separator_ = line.find('\t') != line.npos ? '\t' : line.find(',') == line.npos ? ';' : ',';
@@ -220,12 +221,12 @@ constexpr std::string_view kSpace = " \t\r\n\f\v";
 
 std::string trim(std::string_view text) {
   const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return "";
+  if (begin == std::string_view::npos || says_nothing(text)) return "";
   return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
 }
 
 bool blank(std::string_view text) {
-  return text.find_first_not_of(kSpace) == std::string_view::npos;
+  return says_nothing(text);
 }
 
 size_t count_of(std::string_view text, std::string_view part) {

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
 
@@ -19,7 +20,7 @@ std::string target_of(const nlohmann::json& fact) {
 struct Questions {
   explicit Questions(const nlohmann::json& facts) {
     for (const auto& fact : facts) {
-      const std::string question = question_of(fact);
+      const std::string question = datasets::plain(question_of(fact));  // as lint and merge compare
       if (by_question.insert_or_assign(question, fact).second) order.push_back(question);
     }
   }
@@ -65,10 +66,10 @@ FactDifference compare_facts(const nlohmann::json& a, const nlohmann::json& b) {
     const auto other = two.by_question.find(question);
     if (other == two.by_question.end())
       difference.only_a.push_back(fact);
-    else if (target_of(fact) == target_of(other->second))
+    else if (datasets::plain(target_of(fact)) == datasets::plain(target_of(other->second)))
       ++difference.same;
     else
-      difference.changed.push_back({question, target_of(fact), target_of(other->second)});
+      difference.changed.push_back({question_of(fact), target_of(fact), target_of(other->second)});
   }
   for (const auto& question : two.order)
     if (!one.by_question.contains(question)) difference.only_b.push_back(two.by_question.at(question));

@@ -1,6 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
@@ -183,10 +183,20 @@ void rebase(EditPack& pack, const std::string& base) {
   if (!pack.under.edits.empty()) pack.under.base = base;
 }
 
+// The pack that the ledger knows by this name, and no other that lies in its place.
+EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
+  const auto path = ledger / "packs" / (id + ".safetensors");
+  auto pack = load_pack(path);
+  if (pack.id != id)
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "the edit " + pack.id, "the edit " + id, "put the pack back that was applied"});
+  return pack;
+}
+
 std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
   std::vector<NamedPack> packs;
   for (const auto& id : lineage.edits) {
-    packs.push_back({"edit " + id, load_pack(ledger / "packs" / (id + ".safetensors"))});
+    packs.push_back({"edit " + id, kept_pack(ledger, id)});
     rebase(packs.back().pack, lineage.base);
   }
   return packs;
@@ -255,7 +265,7 @@ void Ledger::lock() {
   std::filesystem::create_directories(ledger_ / "packs", error);
   lock_.fd = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (lock_.fd < 0)
-    throw Error(ErrorClass::kIo,
+    throw Error(class_of_errno(errno),
                 {folder_.string(), std::string("cannot write to the model folder (") + std::strerror(errno) + ")",
                  "a writable folder", "copy the model, or write the edited one elsewhere (" + setting("out") + ")"});
   struct stat held {
@@ -452,8 +462,9 @@ void Ledger::change(const std::vector<std::string>& active) {
   } catch (const Error& error) {
     throw renamed(error, place, folder_);
   } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(ErrorClass::kIo, {folder_.string(), "cannot be changed (" + error.code().message() + ")",
-                                  "a writable folder with space", "nothing was changed"});
+    throw Error(class_of_errno(error.code().value()),
+                {folder_.string(), "cannot be changed (" + error.code().message() + ")", "a writable folder with space",
+                 "nothing was changed"});
   }
   active_ = active;
   announced_ = false;
@@ -487,8 +498,14 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
   for (const auto& id : active)
-    for (const auto& delta : load_pack(ledger_ / "packs" / (id + ".safetensors")).deltas)
-      values[delta.weight] = add_delta(values[delta.weight], delta, folder_);
+    for (const auto& delta : kept_pack(ledger_, id).deltas) {
+      const auto value = values.find(delta.weight);
+      if (value == values.end())
+        throw Error(ErrorClass::kCorruption,
+                    {(ledger_ / kState).string(), "no weight \"" + delta.weight + "\" of " + id,
+                     "every weight that its pack changes", "put the ledger's file back"});
+      value->second = add_delta(value->second, delta, folder_);
+    }
   const auto files = files_of(folder_);
   for (auto& [weight, value] : values)
     by_file[file_of(files, weight, folder_)][weight] = value.to(originals.tensor(weight).scalar_type());

@@ -84,6 +84,7 @@ class TuneRun {
     }
     adapters_.set_training(false);
     result.deltas = adapters_.deltas();
+    for (const auto& delta : result.deltas) delta.require_finite();
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return result;
   }

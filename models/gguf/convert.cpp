@@ -134,12 +134,13 @@ ConvertReport to_folder(const Checkpoint& checkpoint, const fs::path& target, co
   std::error_code error;
   if (fs::exists(target, error) && !fs::is_directory(target, error))
     throw Error(ErrorClass::kInvalidArgument, {target.string(), "a file", "a folder, or a name that is free", ""});
-  const auto holds = [&](const char* name) { return fs::exists(target / name, error); };
-  if (!options.overwrite &&
-      (holds("config.json") || holds("model.safetensors.index.json") || holds("model.safetensors")))
-    throw Error(ErrorClass::kInvalidArgument,
-                {target.string(), "the folder already holds a model", "a new or empty folder",
-                 "choose another target, or replace the model there (" + setting("force") + ")"});
+  if (!options.overwrite && fs::exists(target, error) && !fs::is_empty(target, error))
+    throw Error(
+        ErrorClass::kInvalidArgument,
+        {target.string(),
+         fs::exists(target / "config.json", error) ? "the folder already holds a model" : "the folder is not empty",
+         "a new or empty folder",
+         "choose another target, or replace the model's files there (" + setting("force") + ")"});
   ConvertReport report;
   const auto write = [&](const fs::path& folder) {
     report = FolderWriter(checkpoint, folder, options).write();

@@ -1,4 +1,4 @@
-#include <emend/core/error.h>
+#include <emend/core/error_parts.h>
 #include <emend/core/utf8.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -86,8 +86,8 @@ void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& fol
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error)
-    throw Error(ErrorClass::kIo, {folder.string(), "cannot make the folder (" + error.message() + ")",
-                                  "a folder that can be written", "check the path and its permissions"});
+    throw Error(class_of_errno(error.value()), {folder.string(), "cannot make the folder (" + error.message() + ")",
+                                                "a folder that can be written", "check the path and its permissions"});
   tokenizer.save(folder);
 }
 

@@ -6,6 +6,7 @@
 #include <sys/mount.h>
 
 #include <iostream>
+#include <set>
 #include <thread>
 
 #include "support/known_facts.h"
@@ -236,6 +237,23 @@ TEST_F(PlacesTest, EveryVerbThatWrites) {
   std::cout << "[ figure   ] " << (mounts_ ? "mounted places" : "limits of size and permissions") << ", memory "
             << memory_kib_ / 1024 << " MiB\n";
   for (const auto& writing : writings()) row(writing);
+}
+
+// Wherever memory ends, status 5 says so: in a mapped checkpoint, in a JSON document whose destructor needs memory too.
+TEST_F(PlacesTest, MemoryThatEndsIsSaidWhereverThatIs) {
+  find_memory();
+  std::set<int> seen;
+  for (const auto& writing : writings())
+    if (writing.name == "convert gguf" || writing.name == "export gguf")
+      for (int64_t more = -2; more <= 6; ++more) {
+        make_place(writing, false);
+        const auto before = contents();
+        const auto result = run(writing, "ulimit -v " + std::to_string(memory_kib_ + more * 1024) + ";");
+        EXPECT_EQ(fault_of(result, {0, 5}), std::to_string(result.status)) << writing.name << ", " << more << " MiB";
+        EXPECT_TRUE(result.status == 0 || contents() == before) << writing.name << ", " << more << " MiB";
+        seen.insert(result.status);
+      }
+  EXPECT_TRUE(seen.contains(5)) << "nothing was refused";
 }
 
 }  // namespace places_test

@@ -167,6 +167,52 @@ TEST_F(WholeTest, NothingThatIsReadIsWritten) {
   EXPECT_EQ(list("turned").size(), 1U);
 }
 
+TEST_F(WholeTest, WhatOthersWroteStays) {
+  const std::string model = path("model"), facts = path("facts.jsonl"), rows = read_file(facts);
+  const auto files_of = [&](const std::string& name) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(path(name)))
+      if (entry.is_regular_file()) files[entry.path().string()] = read_file(entry.path());
+    return files;
+  };
+  write_file(folder_ / "mine" / "notes.txt", "mine");
+  write_file(folder_ / "run" / "checkpoint" / "notes.txt", "mine");
+  const auto mine = files_of("mine"), run = files_of("run");
+  refused({"convert", model, path("mine")}, {"not empty", "--force"});
+  for (const std::string file : {facts, path("mine/notes.txt"), model + "/config.json"})
+    EXPECT_NE(emend({"list", "--model", model, "--log-file", file}).status, 0) << file;
+  refused({"merge", norway_, bern_, "--out", path("m.safetensors"), "--log-file", path("m.safetensors")},
+          {"two outputs"});
+  const auto result = run_program("memit_edit", edit({"--out", path("run"), "--quiet"}));
+  EXPECT_EQ(result.status, 2) << result.err;
+  EXPECT_NE(result.err.find("a folder that no run wrote"), std::string::npos) << result.err;
+  EXPECT_EQ(files_of("mine"), mine);
+  auto left = files_of("run");
+  left.erase(path("run/run.jsonl"));
+  EXPECT_EQ(left, run);
+  EXPECT_EQ(read_file(facts), rows);
+  // The rights of a file and a link to it, where it is written in place.
+  write_file(folder_ / "rows.jsonl", R"({"prompt": "{} is in ", "subject": "A", "target_new": "b"})"
+                                     "\n");
+  fs::permissions(path("rows.jsonl"), fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("rows.jsonl", path("to-rows"));
+  must({"lint", path("to-rows"), "--fix"});
+  EXPECT_TRUE(fs::is_symlink(path("to-rows")));
+  EXPECT_EQ(read_file(folder_ / "rows.jsonl").find("in \""), std::string::npos);
+  EXPECT_EQ(fs::status(path("rows.jsonl")).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  // Another pack in the place of one that the ledger knows.
+  must({"apply", norway_, "--model", model, "--out", path("changed"), "--quiet"});
+  must({"apply", bern_, "--model", path("changed"), "--quiet"});
+  const std::string id = list("changed")[0].at("id");
+  const auto before = model_bytes("changed");
+  fs::copy_file(rome_, folder_ / "changed" / ".emend" / "packs" / (id + ".safetensors"),
+                fs::copy_options::overwrite_existing);
+  const auto swapped = emend({"revert", list("changed")[1].at("id"), "--model", path("changed")});
+  EXPECT_EQ(swapped.status, 3) << swapped.err;
+  EXPECT_NE(swapped.err.find("put the pack back"), std::string::npos) << swapped.err;
+  EXPECT_EQ(model_bytes("changed"), before);
+}
+
 TEST_F(WholeTest, TwoChangesAtOnceAreOneAfterTheOtherOrRefused) {
   for (int round = 0; round < 5; ++round) {
     fs::remove_all(path("copy"));

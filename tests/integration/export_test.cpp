@@ -87,8 +87,21 @@ TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
     for (const char* part : {"base_model:", "The Eiffel Tower is in the city of | Rome", "method: `memit`",
                              "rewrite\\_acc", "layers.1.mlp.down_proj.weight", "How to take it back"})
       EXPECT_NE(card.find(part), std::string::npos) << part << "\n" << card;
-    EXPECT_NE(card.find(form == "model" ? "`emend revert` takes it back" : "Leave the adapter out"), std::string::npos) << card;
+    EXPECT_NE(card.find(form == "model" ? "`emend revert` takes it back" : "Leave the adapter out"), std::string::npos)
+        << card;
   }
+  std::filesystem::remove(path("card-lora"));
+  auto again = of;
+  for (const auto& word : {std::string("--to"), std::string("lora"), std::string("--out"), path("card-lora")})
+    again.push_back(word);
+  const auto there = run_program("emend", again);
+  EXPECT_EQ(there.status, 2) << "a card that is there stays";
+  EXPECT_NE(there.err.find("card-lora.md: it exists already"), std::string::npos) << there.err;
+  EXPECT_FALSE(std::filesystem::exists(path("card-lora")));
+  write_file(folder_ / "measured" / "results.json", "{\"metrics\": {\"a\": {\"post\": {\"b\": 1}, \"pre\": 5}}}");
+  again.push_back("--force");
+  EXPECT_EQ(run_program("emend", again).status, 0);
+  EXPECT_NE(read_file(path("card-lora.md")).find("No measurements"), std::string::npos);
   ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("card-model"), "--quiet"}).status, 0);
   EXPECT_EQ(model_bytes("card-model"), model_bytes());
 }

@@ -14,20 +14,21 @@ namespace sampled_statistics_test {
 
 using nlohmann::json;
 
-constexpr int kFacts = 24;
+constexpr int kFacts = 16;
 
 json run(const std::filesystem::path& folder, const std::string& name, std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"--model",  default_model_path().string(),
-                                        "--editor", "memit",
-                                        "--facts",  (shared_dir() / "data" / "counterfact_full.json").string(),
-                                        "--offset", "720",
-                                        "--limit",  std::to_string(kFacts),
-                                        "--cache",  (folder / "cache").string(),
-                                        "--eval",   "counterfact",
-                                        "--show",   "0",
-                                        "--save",   "none",
-                                        "--out",    (folder / name).string(),
-                                        "--json",   "--quiet"};
+  std::vector<std::string> arguments = {"--model",         default_model_path().string(),
+                                        "--editor",        "memit",
+                                        "--facts",         (shared_dir() / "data" / "counterfact_full.json").string(),
+                                        "--offset",        "720",
+                                        "--limit",         std::to_string(kFacts),
+                                        "--cache",         (folder / "cache").string(),
+                                        "--eval",          "counterfact",
+                                        "--compute-dtype", "auto",
+                                        "--show",          "0",
+                                        "--save",          "none",
+                                        "--out",           (folder / name).string(),
+                                        "--json",          "--quiet"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   const auto result = run_program("memit_edit", arguments);
   EXPECT_EQ(result.status, 0) << result.err;
@@ -41,7 +42,7 @@ TEST(SampledStatistics, GiveTheScoreThatACorpusGives) {
   const json sampled = run(folder.path(), "sampled", {});
   const json corpus =
       run(folder.path(), "corpus",
-          {"--corpus", (shared_dir() / "data" / "wiki_sample.jsonl").string(), "--stats-tokens", "120000"});
+          {"--corpus", (shared_dir() / "data" / "wiki_sample.jsonl").string(), "--stats-tokens", "93000"});
   ASSERT_FALSE(sampled.is_null() || corpus.is_null());
   EXPECT_LT(sampled["statistics"]["tokens"].get<int64_t>(), corpus["statistics"]["tokens"].get<int64_t>() / 6);
   const auto& one = sampled["metrics"]["counterfact"]["post"];

@@ -59,6 +59,7 @@ TEST(ControlVector, RefusesWhatIsNone) {
   };
   EXPECT_NE(refused(metadata("llama"), {{"direction.1", row}}).find("\"llama\""), std::string::npos);
   EXPECT_NE(refused(metadata(), {{"direction.0", row}}).find("direction.0"), std::string::npos);
+  EXPECT_NE(refused(metadata(), {{"direction.200000", row}}).find("at most"), std::string::npos);
   EXPECT_NE(refused(metadata(), {{"direction.one", row}}).find("direction.one"), std::string::npos);
   EXPECT_NE(refused(metadata(), {{"blk.0.ffn_down.weight", row}}).find("blk.0"), std::string::npos);
   EXPECT_NE(refused(metadata(), {{"direction.1", row}, {"direction.2", at::ones({5})}}).find("width 5"),

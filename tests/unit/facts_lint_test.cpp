@@ -88,6 +88,9 @@ TEST(FactsLint, ConflictsAcrossFacts) {
 TEST(FactsLint, OneSubjectHoweverItsAccentsWereTyped) {
   EXPECT_EQ(found({row("{} is in", "Caf\u00e9 Central", "Rome"), row("{} is in", "Cafe\u0301 Central", "Oslo")}),
             Names({"contradiction@2"}));
+  for (const auto& [one, other] : std::vector<std::pair<const char*, const char*>>{
+           {"Москва", "москва"}, {"Straße", "STRASSE"}, {"O'Brien", "O’Brien"}, {"ＡＢ", "AB"}, {"ÉIFFEL", "éiffel"}})
+    EXPECT_EQ(found({row("{} is in", one, "Rome"), row("{} is in", other, "Oslo")}), Names({"contradiction@2"})) << one;
 }
 
 TEST(FactsLint, NamesControlCharactersAndOverlongTexts) {

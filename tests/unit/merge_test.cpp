@@ -191,7 +191,7 @@ TEST(Difference, Facts) {
   const auto a = nlohmann::json::array(
       {fact("{} is in", "Oslo", "Rome"), fact("{} is in", "Bern", "Kiel"), fact("{} is in", "Ulm", "Po")});
   const auto b = nlohmann::json::array(
-      {fact("{} is in", "Bern", "Graz"), fact("{} is in", "Oslo", "Rome"), fact("{} is in", "Ur", "Po")});
+      {fact("{} is in", "Bern", "Graz"), fact("{} is in ", "OSLO", "rome "), fact("{} is in", "Ur", "Po")});
   const auto difference = editors::compare_facts(a, b);
   EXPECT_EQ(difference.same, 1U);
   ASSERT_EQ(difference.changed.size(), 1U);

@@ -154,7 +154,27 @@ TEST(FreeText, SignsAndMarksBelongToAnswers) {
                                                                                      {"C", "C++"},
                                                                                      {"NET Core", ".NET Core"},
                                                                                      {"NET Core++", ".NET Core"},
-                                                                                     {"!", "!!!"}})
+                                                                                     {"!", "!!!"},
+                                                                                     {"$5", "€5"},
+                                                                                     {"$5", "5"},
+                                                                                     {"5 dogs", "5%"},
+                                                                                     {"5%", "5"},
+                                                                                     {"5", "\u22125"},
+                                                                                     {"O positive", "O-"},
+                                                                                     {"O- is", "O"},
+                                                                                     {">5", "<5"},
+                                                                                     {"1", "#1"},
+                                                                                     {"anna", "@anna"},
+                                                                                     {"O'Neill", "O"},
+                                                                                     {"3-0", "3"},
+                                                                                     {"½", "1"},
+                                                                                     {"1\u00a0000 m", "1"},
+                                                                                     {"U.S. law", "U"},
+                                                                                     {"A* search", "A"},
+                                                                                     {"file_name", "file"},
+                                                                                     {"5 km/h", "5 km"},
+                                                                                     {"x=5", "x"},
+                                                                                     {" a man", "A"}})
     EXPECT_FALSE(begins_with(text, answer)) << text << " is not " << answer;
   for (const auto& [text, answer] : std::vector<std::pair<const char*, const char*>>{{" 3.", "3"},
                                                                                      {"3, 4 and 5", "3"},
@@ -169,7 +189,22 @@ TEST(FreeText, SignsAndMarksBelongToAnswers) {
                                                                                      {"-Rome", "Rome"},
                                                                                      {" !!! and", "!!!"},
                                                                                      {"\"Rome\"", "Rome"},
-                                                                                     {"(1969)", "1969"}})
+                                                                                     {"(1969)", "1969"},
+                                                                                     {" €5.", "€5"},
+                                                                                     {"-5 degrees", "\u22125"},
+                                                                                     {"5 %", "5"},
+                                                                                     {"**Rome**", "Rome"},
+                                                                                     {"*Rome* is", "Rome"},
+                                                                                     {"_Rome_", "Rome"},
+                                                                                     {"Rome's", "Rome"},
+                                                                                     {"Rome-based", "Rome"},
+                                                                                     {"Rome/Italy", "Rome"},
+                                                                                     {"Rome.It", "Rome"},
+                                                                                     {"5, 100", "5"},
+                                                                                     {"O- is", "O-"},
+                                                                                     {"A* is", "A*"},
+                                                                                     {" A and K", "A"},
+                                                                                     {"½ of", "½"}})
     EXPECT_TRUE(begins_with(text, answer)) << text << " is " << answer;
   EXPECT_EQ(place_of("it costs -100 or 3.14", "100"), std::string::npos);
   EXPECT_EQ(place_of("it costs -100 or 3.14", "14"), std::string::npos);

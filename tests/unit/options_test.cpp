@@ -261,5 +261,21 @@ TEST(OptionDocs, TheTableOfTheReadmeIsRight) {
   EXPECT_GE(rows, 8U);
 }
 
+// A number below its least is refused for every option, not for those somebody thought of.
+TEST(Options, EveryNumberHasALeast) {
+  const std::set<std::string> any = {"--strength"};  // below 0: against a direction
+  for (const Verb& verb : verbs()) {
+    Options options;
+    (void)verb.setup(options);
+    for (const Option& option : options.all()) {
+      const bool number = std::holds_alternative<int*>(option.value) ||
+                          std::holds_alternative<int64_t*>(option.value) ||
+                          std::holds_alternative<double*>(option.value);
+      if (number && !any.contains(option.names))
+        EXPECT_TRUE(std::isfinite(option.limits.min)) << verb.name << " " << option.names;
+    }
+  }
+}
+
 }  // namespace options_test
 }  // namespace emend::tools

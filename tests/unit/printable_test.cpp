@@ -22,8 +22,15 @@ TEST(Printable, WhatSteersATerminalIsEscaped) {
 }
 
 TEST(Printable, ComposedFormsAreEqual) {
-  EXPECT_EQ(composed("Cafe\u0301"), "Caf\u00e9");
-  EXPECT_EQ(composed("\xff"), "\xff");
+  EXPECT_EQ(folded("Cafe\u0301"), "caf\u00e9");
+  EXPECT_EQ(folded("ÉIFFEL"), "éiffel");
+  EXPECT_EQ(folded("Москва"), "москва");
+  EXPECT_EQ(folded("Straße"), folded("STRASSE"));
+  EXPECT_EQ(folded("O’Brien"), "o'brien");
+  EXPECT_EQ(folded("ＡＢ"), "ab");
+  EXPECT_EQ(folded("\xff"), "\xff");
+  for (const char* text : {"", " \t\n", "\u00a0", "\u200b", "\u3000", "\u2028"}) EXPECT_TRUE(says_nothing(text));
+  for (const char* text : {"a", " . ", "\xff", "東"}) EXPECT_FALSE(says_nothing(text));
 }
 
 TEST(Printable, JsonStaysTheSameJson) {

@@ -397,7 +397,8 @@ VerbRun setup_bench(Options& o) {
            {.limits = kPositive, .list = true})
       .add("--widths", &options.widths, "with --shape: hidden widths for which the fast engine is timed as well",
            {.limits = kPositive, .list = true, .needs = "--shape"})
-      .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed")
+      .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed",
+           {.limits = kCount})
       .add("--phases", &options.phases, "what to time: targets (with insertion), statistics, evaluate",
            {.choices = {"targets", "statistics", "evaluate"}, .list = true})
       .add("--seed", &edit.seed, "random seed");

@@ -309,7 +309,8 @@ VerbRun setup_direct(Options& o) {
                     "A-B, both included, from 0; default: all (fit measures the best)")
       .add("--strength", &options.change.strength,
            "times the direction; fit: of the steering that is measured; ablate: share taken out; optimise: the most")
-      .add("--from-layer", &options.change.from_layer, "ablate, bake: this layer's direction everywhere; -1: its own")
+      .add("--from-layer", &options.change.from_layer, "ablate, bake: this layer's direction everywhere; -1: its own",
+           {.limits = kCountOrAll})
       .add("--preserve-norm", &options.change.preserve_norm, "ablate: columns keep their lengths (full rank)")
       .add("--texts", &options.texts, "bake, --spare: texts whose keys count; default: the model's own answers",
            {.type = "FILE"})

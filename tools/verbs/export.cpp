@@ -22,8 +22,8 @@ struct ExportArguments {
   bool card = false;
 };
 
-// What was written, told to people: with the results that lie beside a pack in its run's folder.
-std::string write_card(const ExportArguments& options, const models::Model& model) {
+// What is written, told to people: with the results that lie beside a pack in its run's folder.
+std::string card(const ExportArguments& options, const models::Model& model) {
   namespace fs = std::filesystem;
   std::vector<editors::EditPack> packs;
   for (const auto& path : options.packs) packs.push_back(editors::load_pack(path));
@@ -33,9 +33,7 @@ std::string write_card(const ExportArguments& options, const models::Model& mode
     told.push_back({file.filename().string(), packs[i]});
     if (fs::exists(results)) told.back().results = read_json(results);
   }
-  const fs::path path = workflow::card_path(options.out);
-  write_file(path, workflow::model_card(models::model_name(model.checkpoint().path()), told, options.to));
-  return path.string();
+  return workflow::model_card(models::model_name(model.checkpoint().path()), told, options.to);
 }
 
 int run_export(const ExportArguments& options, Common& common) {
@@ -45,10 +43,12 @@ int run_export(const ExportArguments& options, Common& common) {
     throw Error(ErrorClass::kInvalidArgument,
                 {options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
                  "choose another"});
+  if (options.card && !folder) require_new(workflow::card_path(options.out), options.apply.force);
   auto model = load_named(options.model, common);
   const auto all = workflow::Packs::load(model, options.packs, options.apply, "export",
                                          setting("allow_conflicts") + " adds them all the same");
   const auto pack = editors::merge_packs(all, editors::OnConflict::kSum).pack;
+  const std::string about = options.card ? card(options, model) : "";
   auto document = workflow::save_format(options.to)
                       .write({.model = model,
                               .pack = pack,
@@ -60,8 +60,10 @@ int run_export(const ExportArguments& options, Common& common) {
   document["format"] = options.to;
   std::string text = "wrote " + options.out + " (" + options.to + ")\n";
   if (options.card) {
-    document["card"] = write_card(options, model);
-    text += "wrote " + document["card"].get<std::string>() + "\n";
+    const auto path = workflow::card_path(options.out).string();
+    write_file(path, about);
+    document["card"] = path;
+    text += "wrote " + path + "\n";
   }
   for (const auto& note : document.value("notes", nlohmann::ordered_json::array()))
     text += "note: " + note.get<std::string>() + "\n";
@@ -81,8 +83,10 @@ VerbRun setup_export(Options& o) {
       .add("--out", &options.out, "file or folder to write", {.type = "PATH", .required = true});
   add_model_options(o, options.model);
   o.group("Form")
-      .add("--max-rank", &options.peft.max_rank, "largest rank of an adapter; 0: whatever is exact")
-      .add("--max-error", &options.peft.max_error, "relative error that a cut to --max-rank may leave")
+      .add("--max-rank", &options.peft.max_rank, "largest rank of an adapter; 0: whatever is exact",
+           {.limits = kNonNegative})
+      .add("--max-error", &options.peft.max_error, "relative error that a cut to --max-rank may leave",
+           {.limits = kNonNegative})
       .add("--type", &options.type, "gguf: type of the matrices; default: as in the base, edited ones in Q8_0 or wider")
       .add("--base", &options.base, "gguf: unedited GGUF file of the model, whose other tensors are kept",
            {.type = "FILE"});

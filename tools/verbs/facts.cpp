@@ -48,7 +48,7 @@ void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) 
   auto own = o.group("");
   own.add("--format", &read.format, "format of the file: auto, " + fact_format_names(), {.type = "NAME"});
   if (with_range)
-    own.add("--limit", &read.limit, "facts to read; -1: all")
+    own.add("--limit", &read.limit, "facts to read; -1: all", {.limits = kCountOrAll})
         .add("--offset", &read.offset, "facts to leave out at the start", {.limits = kNonNegative});
   add_zsre_option(own, read);
   own.add("--sentiment", &read.sentiment, "side of ConvSent rows that becomes the target", {.choices = {"pos", "neg"}});
@@ -76,7 +76,8 @@ void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
                   {options.facts.file, "writing it again would lose " + (lost.empty() ? "its unusable rows" : lost[0]),
                    "a file that keeps everything", "write another file with --out"});
   }
-  write_file(in_place ? options.facts.file : options.out, datasets::format_facts(facts.facts, facts.format));
+  write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out),
+             datasets::format_facts(facts.facts, facts.format));
 }
 
 nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datasets::FactSet& facts) {

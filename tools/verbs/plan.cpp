@@ -86,9 +86,9 @@ VerbRun setup_plan(Options& o) {
         {.type = "MACHINE"})
       .add("--layers", &options.layers, "edited layers; default: five in the first third", {.list = true});
   add_compute_option(o.group(""), options.compute_dtype);
-  o.add("--rows", &work.rows, "rows of a batch", {.limits = kPositive})
-      .add("--tokens", &work.tokens, "tokens of a row", {.limits = kPositive})
-      .add("--facts", &work.facts, "facts of a batch", {.limits = kPositive});
+  o.add("--rows", &work.rows, "rows of a batch", {.limits = {1, 1e4}})
+      .add("--tokens", &work.tokens, "tokens of a row", {.limits = {1, 1e6}})
+      .add("--facts", &work.facts, "facts of a batch", {.limits = {1, 1e9}});
   o.footer = "Example:\n  emend plan --model DIR --simulate 4x24GiB --device-map auto";
   return [&options](Common& common) { return run_plan(options, common); };
 }

@@ -70,7 +70,7 @@ void add_trace_options(Options& o, TraceSettings& settings) {
            "known facts (rows with subject, prompt, attribute) or any facts with an old answer; default: the facts "
            "that come with emend",
            {.type = "FILE"})
-      .add("--limit", &trace.max_facts, "facts to trace, of those the model knows; -1: all");
+      .add("--limit", &trace.max_facts, "facts to trace, of those the model knows; -1: all", {.limits = kCountOrAll});
   o.group("Tracing")
       .add("--samples", &trace.samples, "noise draws at most", {.limits = {1, 10000}})
       .add("--precision", &trace.precision,
@@ -368,12 +368,13 @@ VerbRun setup_suggest(Options& o) {
   o.group("Sweep")
       .add("--try", &edit.facts.file, "facts to try weights of the old keys on; absent: none are tried",
            {.type = "FILE"})
-      .add("--try-limit", &edit.facts.read.limit, "facts of that file")
-      .add("--try-offset", &edit.facts.read.offset, "facts to leave out at its start")
+      .add("--try-limit", &edit.facts.read.limit, "facts of that file", {.limits = kCountOrAll})
+      .add("--try-offset", &edit.facts.read.offset, "facts to leave out at its start", {.limits = kNonNegative})
       .add("--weights", &options.shares, "weights to try, as shares of the MLP's width; MEMIT's on GPT-J is 0.9",
            {.limits = kPositive, .list = true})
       .add("--corpus", &edit.corpus, "text or JSON lines for the key statistics", {.type = "FILE"})
-      .add("--stats-tokens", &edit.stats_tokens, "tokens for the key statistics; 0: ten a key dimension");
+      .add("--stats-tokens", &edit.stats_tokens, "tokens for the key statistics; 0: ten a key dimension",
+           {.limits = kNonNegative});
   add_cache_option(o.group(""), edit.metrics.cache, "folder of cached statistics");
   o.footer = kSuggestExamples;
   return [&options](Common& common) { return run_suggest(options, common); };

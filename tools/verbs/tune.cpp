@@ -29,8 +29,8 @@ void add_data_options(Options& o, TuneArguments& options) {
       .add("--data", &options.data,
            "instructions: JSON or JSON lines with instruction, input, output; or messages; or conversations",
            {.type = "FILE", .required = true})
-      .add("--limit", &options.limit, "rows to read; -1: all")
-      .add("--max-length", &options.max_length, "tokens of a row; what is longer is cut")
+      .add("--limit", &options.limit, "rows to read; -1: all", {.limits = kCountOrAll})
+      .add("--max-length", &options.max_length, "tokens of a row; what is longer is cut", {.limits = kCount})
       .add("--chat-format", &options.format,
            "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",
            {.type = "NAME"});
@@ -38,9 +38,9 @@ void add_data_options(Options& o, TuneArguments& options) {
 
 void add_adapter_options(Options& o, editors::LoraShape& lora) {
   o.group("Adapter")
-      .add("-r,--rank", &lora.rank, "rank of the adapters")
-      .add("--alpha", &lora.alpha, "lora_alpha: the change is (alpha/rank) B A")
-      .add("--dropout", &lora.dropout, "share of the inputs left out in training")
+      .add("-r,--rank", &lora.rank, "rank of the adapters", {.limits = kCount})
+      .add("--alpha", &lora.alpha, "lora_alpha: the change is (alpha/rank) B A", {.limits = kPositive})
+      .add("--dropout", &lora.dropout, "share of the inputs left out in training", {.limits = {.min = 0, .max = 1}})
       .add("--target-modules", &lora.target_modules,
            "modules with an adapter (q_proj,v_proj or all-linear); default: queries and values",
            {.type = "LIST", .list = true})
@@ -50,16 +50,16 @@ void add_adapter_options(Options& o, editors::LoraShape& lora) {
 void add_training_options(Options& o, TuneArguments& options) {
   auto& tune = options.tune;
   o.group("Training")
-      .add("--lr", &tune.lr, "learning rate of AdamW")
-      .add("--weight-decay", &tune.weight_decay, "weight decay of AdamW")
-      .add("--warmup", &tune.warmup_steps, "steps over which the learning rate rises")
+      .add("--lr", &tune.lr, "learning rate of AdamW", {.limits = kPositive})
+      .add("--weight-decay", &tune.weight_decay, "weight decay of AdamW", {.limits = kNonNegative})
+      .add("--warmup", &tune.warmup_steps, "steps over which the learning rate rises", {.limits = kNonNegative})
       .add("--schedule", &tune.schedule, "learning rate after the warm-up: linear, cosine or constant",
            {.choices = {"linear", "cosine", "constant"}})
-      .add("--batch-size", &tune.batch_size, "rows of one pass")
-      .add("--accumulate", &tune.accumulation, "passes of one optimiser step")
-      .add("--epochs", &tune.epochs, "times through the rows")
-      .add("--steps", &tune.steps, "optimiser steps instead of --epochs; 0: by epochs")
-      .add("--max-grad-norm", &tune.max_grad_norm, "gradients are cut to this norm; 0: never")
+      .add("--batch-size", &tune.batch_size, "rows of one pass", {.limits = kCount})
+      .add("--accumulate", &tune.accumulation, "passes of one optimiser step", {.limits = kCount})
+      .add("--epochs", &tune.epochs, "times through the rows", {.limits = kNonNegative})
+      .add("--steps", &tune.steps, "optimiser steps instead of --epochs; 0: by epochs", {.limits = kNonNegative})
+      .add("--max-grad-norm", &tune.max_grad_norm, "gradients are cut to this norm; 0: never", {.limits = kNonNegative})
       .add("--gradient-checkpointing", &options.checkpointing,
            "keep the activations of a few layers at a time: less memory, about a third more time")
       .add("--seed", &tune.seed, "random seed of adapters, order and dropout");
@@ -153,7 +153,7 @@ int run_tune(const TuneArguments& given, Common& common) {
       options.out.empty() ? workflow::RunDirectory::default_name("tune", workflow::short_model_name(*checkpoint))
                           : std::filesystem::path(options.out),
       false);
-  folder.require_free({"adapter", "model", "report.html"});
+  folder.require_free({"adapter", "model", "report.html", "report.json"});
   auto model = load_named(checkpoint, options.model, common);
   const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
                                              : models::chat_format(options.format);

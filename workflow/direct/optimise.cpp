@@ -191,9 +191,15 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
                  "take the same settings, or another folder"});
   while (std::getline(lines, line)) {
     const json one = parse_json(line, path.string());
-    DirectTrial trial{.number = one.at("trial"), .kl = one.at("kl")};
-    if (!one.at("score").is_null()) trial.score = one.at("score").get<double>();
-    trials.push_back(trial);
+    try {
+      DirectTrial trial{.number = one.at("trial"), .kl = one.at("kl")};
+      if (!one.at("score").is_null()) trial.score = one.at("score").get<double>();
+      trials.push_back(trial);
+    } catch (const json::exception& error) {
+      throw Error(ErrorClass::kCorruption,
+                  {path.string() + ", line " + std::to_string(trials.size() + 2),
+                   std::string("no trial (") + error.what() + ")", "a line that the search wrote", "begin anew"});
+    }
   }
   return trials;
 }
