@@ -76,6 +76,13 @@ bool operator<(const TransferKey& a, const TransferKey& b) noexcept {
          std::make_tuple(order(b.from), order(b.to), b.purpose);
 }
 
+// Small things that the host makes in the middle of a pass. From pinned memory they are queued behind the device's
+// work, which from ordinary memory they would wait for.
+static bool made_in_passing(Purpose purpose, int64_t bytes) {
+  constexpr int64_t kSmall = int64_t{4} << 20;  // pinned memory stays with the process
+  return bytes <= kSmall && (purpose == Purpose::kInput || purpose == Purpose::kTable || purpose == Purpose::kLabels);
+}
+
 namespace detail {
 
 at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Purpose purpose) {
@@ -87,7 +94,9 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
     at::Tensor value = narrows ? src.to(dtype) : src;
     const auto bytes = static_cast<int64_t>(value.numel() * value.element_size());
     if (is_staged(from, to)) value = value.to(c10::kCPU);
-    value = value.to(to).to(dtype);
+    const bool behind = made_in_passing(purpose, bytes) && from.is_cpu() && !to.is_meta() && !value.requires_grad();
+    if (behind) value = value.pin_memory();
+    value = value.to(to, value.scalar_type(), /*non_blocking=*/behind).to(dtype);
     count(from, to, purpose, bytes);
     return value;
   } catch (const c10::OutOfMemoryError& error) {

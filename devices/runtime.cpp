@@ -11,6 +11,7 @@
 #include <emend/devices/runtime.h>
 #include <emend/devices/simulated.h>
 #include <emend/devices/streams.h>
+#include <emend/devices/tf32.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -269,6 +270,26 @@ int usable_processors() {
   if ((!both || both >> quota >> period) && quota > 0 && period > 0)
     count = std::min(count, static_cast<int>(std::ceil(quota / period)));
   return std::max(count, 1);
+}
+
+static at::Float32Precision product_precision() {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+}
+
+static void set_product_precision(at::Float32Precision precision) {
+  at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, precision);
+}
+
+Tf32Products::Tf32Products(bool on) : on_(on), before_(static_cast<int>(product_precision())) {
+  if (on_) set_product_precision(at::Float32Precision::TF32);
+}
+
+Tf32Products::~Tf32Products() {
+  if (on_) set_product_precision(static_cast<at::Float32Precision>(before_));
+}
+
+bool tf32_products() {
+  return product_precision() == at::Float32Precision::TF32;
 }
 
 namespace {

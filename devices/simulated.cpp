@@ -103,6 +103,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     return detail::default_simulated_generator(index);
   }
   at::Generator getNewGenerator(DeviceIndex index) const override { return detail::make_simulated_generator(index); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     const detail::CurrentSimulated current(storage.device());
     at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), bytes);

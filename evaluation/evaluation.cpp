@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
+#include <emend/devices/tf32.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/metric.h>
@@ -292,7 +293,7 @@ json cache_key(const models::Model& model, const datasets::FactSet& facts, const
   const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
   return {{"format", kFormat},
           {"model", model.fingerprint()},
-          {"dtype", c10::toString(model.dtype())},
+          {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},
           {"tokenizer", model.tokenizer().fingerprint()},
           {"facts", facts_key},
           {"metrics", metrics},

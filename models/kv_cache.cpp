@@ -27,43 +27,14 @@ void KvCache::reserve(int layer, const at::Tensor& like_BgTd, int64_t slots) {
   }
 }
 
+// Of rows that all have as many tokens, here and in the batch; DecoderPass stores the others.
 void KvCache::store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& values_BgTd,
                     const std::vector<int64_t>& new_lengths) {
   const at::NoGradGuard no_grad;
-  const int64_t n_rows = static_cast<int64_t>(new_lengths.size());
-  int64_t slots = 0;
-  bool uniform = true;
-  for (int64_t r = 0; r < n_rows; ++r) {
-    const int64_t begin = lengths_.empty() ? 0 : lengths_[r];
-    slots = std::max(slots, begin + new_lengths[r]);
-    uniform = uniform && begin == (lengths_.empty() ? 0 : lengths_[0]) && new_lengths[r] == new_lengths[0];
-  }
-  reserve(layer, keys_BgTd, slots);
-  if (uniform) {
-    const int64_t begin = lengths_.empty() ? 0 : lengths_[0];
-    keys_[layer].narrow(2, begin, new_lengths[0]).copy_(keys_BgTd);
-    values_[layer].narrow(2, begin, new_lengths[0]).copy_(values_BgTd);
-    return;
-  }
-  if (!keys_BgTd.is_cpu()) {  // one launch instead of one a row
-    std::vector<int64_t> row, slot, token;
-    for (int64_t r = 0; r < n_rows; ++r)
-      for (int64_t t = 0; t < new_lengths[r]; ++t) {
-        row.push_back(r);
-        slot.push_back((lengths_.empty() ? 0 : lengths_[r]) + t);
-        token.push_back(t);
-      }
-    const auto rows = devices::index_on(row, keys_BgTd), slots_M = devices::index_on(slot, keys_BgTd),
-               tokens = devices::index_on(token, keys_BgTd);
-    for (const auto& [into, from] : {std::pair(keys_[layer], keys_BgTd), std::pair(values_[layer], values_BgTd)})
-      into.transpose(1, 2).index_put_({rows, slots_M}, from.transpose(1, 2).index({rows, tokens}));
-    return;
-  }
-  for (int64_t r = 0; r < n_rows; ++r) {
-    const int64_t begin = lengths_.empty() ? 0 : lengths_[r], n = new_lengths[r];
-    keys_[layer][r].narrow(1, begin, n).copy_(keys_BgTd[r].narrow(1, 0, n));
-    values_[layer][r].narrow(1, begin, n).copy_(values_BgTd[r].narrow(1, 0, n));
-  }
+  const int64_t begin = lengths_.empty() ? 0 : lengths_[0], n = new_lengths[0];
+  reserve(layer, keys_BgTd, begin + n);
+  keys_[layer].narrow(2, begin, n).copy_(keys_BgTd);
+  values_[layer].narrow(2, begin, n).copy_(values_BgTd);
 }
 
 KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {

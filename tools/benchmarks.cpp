@@ -110,6 +110,7 @@ ordered_json phase_document(const Measure& reference, const Measure& fast, doubl
 
 namespace {
 
+// Means; lengths differ by up to as much less one, as those of real facts do.
 constexpr int64_t kContexts = 6, kContextTokens = 9, kSubjectTokens = 3, kPromptTokens = 4, kAnswerTokens = 2;
 
 class SyntheticBench {
@@ -131,6 +132,7 @@ class SyntheticBench {
   ordered_json run() {
     ordered_json phases;
     targets(phases);
+    keys(phases);
     statistics(phases);
     insertion(phases);
     ordered_json document = {{"layers", layers_}, {"steps", options_.steps}, {"phases", std::move(phases)}};
@@ -146,27 +148,31 @@ class SyntheticBench {
     return ids;
   }
 
+  int64_t about(int64_t mean) { return 1 + static_cast<int64_t>(random_() % static_cast<uint64_t>(2 * mean - 1)); }
+
+  // Some facts stop early: after half of the steps at the soonest.
   std::vector<editors::TargetProblem> problems(int64_t n) {
-    const auto contexts = tokens(kContexts * kContextTokens);
+    std::vector<std::vector<int64_t>> contexts(1);  // the first one is empty
+    while (std::ssize(contexts) < kContexts) contexts.push_back(tokens(about(kContextTokens)));
     std::vector<editors::TargetProblem> all;
     for (int64_t i = 0; i < n; ++i) {
       editors::TargetProblem problem;
       problem.case_id = i;
-      const auto subject = tokens(kSubjectTokens), prompt = tokens(kPromptTokens), answer = tokens(kAnswerTokens);
-      for (int64_t c = 0; c < kContexts; ++c) {
-        editors::TargetRow row;
-        if (c > 0)
-          row.ids.assign(contexts.begin() + c * kContextTokens - kContextTokens, contexts.begin() + c * kContextTokens);
+      problem.more_steps = -static_cast<int>(random_() % static_cast<uint64_t>(options_.steps / 2 + 1));
+      const auto subject = tokens(about(kSubjectTokens)), prompt = tokens(about(kPromptTokens)),
+                 answer = tokens(about(kAnswerTokens));
+      for (const auto& context : contexts) {
+        editors::TargetRow row{.ids = context};
         row.ids.insert(row.ids.end(), subject.begin(), subject.end());
         row.lookup = static_cast<int64_t>(row.ids.size()) - 1;
         row.ids.insert(row.ids.end(), prompt.begin(), prompt.end());
-        for (int64_t t = 0; t < kAnswerTokens; ++t)
+        for (int64_t t = 0; t < std::ssize(answer); ++t)
           row.labels.emplace_back(static_cast<int64_t>(row.ids.size()) - 1 + t, answer[static_cast<size_t>(t)]);
         row.ids.insert(row.ids.end(), answer.begin(), answer.end() - 1);
         row.weight = 1.0 / static_cast<double>(kContexts);
         problem.rows.push_back(std::move(row));
       }
-      problem.kl_rows.push_back({subject, kSubjectTokens - 1, {}, 0, false});
+      problem.kl_rows.push_back({subject, std::ssize(subject) - 1, {}, 0, false});
       all.push_back(std::move(problem));
     }
     return all;
@@ -199,6 +205,21 @@ class SyntheticBench {
     const Measure narrow = optimise(all, editors::Engine::kFast, compute);
     phases["targets_" + compute.name] =
         phase_document(reference, narrow, peaks_[compute.tf32 ? "float32" : "bfloat16"], options_.facts);
+  }
+
+  // Those of one layer, of all rows.
+  void keys(ordered_json& phases) {
+    std::vector<editors::PromptRow> rows;
+    for (const auto& problem : problems(options_.facts))
+      for (const auto& row : problem.rows) rows.push_back({{}, row.ids, row.lookup, {}});
+    phases["keys"] = phase_document(
+        {},
+        measured(model_,
+                 [&] {
+                   (void)editors::collect_at_lookup(model_, rows, {{hooks::Site::kMlpDownIn, layers_.back()}}, {});
+                 }),
+        own_peak_, options_.facts);
+    phases["keys"]["layers"] = 1;
   }
 
   void statistics(ordered_json& phases) {

@@ -6,6 +6,7 @@
 #include <emend/core/error.h>
 #include <emend/core/text_table.h>
 #include <emend/devices/doctor.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/solver.h>
@@ -104,7 +105,8 @@ class FullCheck {
     look_and_copy();
     for (const auto& placed : placements(gpus_)) edit_on(placed);
     time(kHost);
-    for (const auto gpu : gpus_) time(gpu);
+    compare_kernels(kHost);
+    for (const auto gpu : gpus_) time(gpu), compare_kernels(gpu);
     bool ok = true;
     for (const auto& check : checks_) ok = ok && check.status != CheckStatus::kFailed;
     common_.print(document(ok), text(ok));
@@ -281,6 +283,75 @@ class FullCheck {
     measure(device, "solve " + std::to_string(solve) + "^2, float64", std::pow(static_cast<double>(solve), 3) / 3,
             [&] { return editors::SpdFactor::of(spd).solve(rhs); });
     devices::release_unused_memory();
+  }
+
+  // Kernels of our own beside LibTorch's operators: the same numbers, and in what time.
+  void compare_kernels(c10::Device device) {
+    const at::NoGradGuard no_grad;
+    const int64_t rows = device.is_cuda() ? 4096 : 64, width = device.is_cuda() ? 4096 : 64, heads = width / 64;
+    const auto random = [&](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+      return devices::route_to((at::rand(sizes, at::kFloat) - 0.5).to(dtype), device, devices::Purpose::kOther);
+    };
+    for (const size_t d : {1, 2}) {
+      const at::Tensor x = random({rows, width}, kDtypes[d]), y = random({rows, width}, kDtypes[d]);
+      if (!devices::own_kernels(x)) return;
+      const at::Tensor w = random({width}, kDtypes[d]), q = x.view({rows, heads, 64});
+      compare(
+          device, "sum and norm", d,
+          [&] {
+            const auto own = devices::add_rms_norm(x, y, w, 1e-5, false);
+            return at::cat({own.sum, own.normed});
+          },
+          [&] {
+            return at::cat({x + y, at::rms_norm(x + y, {width}, w, 1e-5)});
+          });
+      const at::Tensor cos = random({rows, 1, 64}, kDtypes[d]), sin = random({rows, 1, 64}, kDtypes[d]);
+      compare(
+          device, "rotary", d, [&] { return devices::rotate_heads(q, cos, sin, false); },
+          [&] {
+            return at::addcmul(q * cos, at::cat({q.narrow(2, 32, 32), q.narrow(2, 0, 32)}, 2), sin);
+          });
+      const at::Tensor logits = random({rows / 8, 8 * width}, kDtypes[d]), weight = random({rows / 8});
+      const at::Tensor labels = logits.argmin(1);
+      compare(
+          device, "loss of labels", d, [&] { return devices::head_loss(logits, labels, weight, {}, true).grad_MV; },
+          [&] {
+            const at::Tensor p = at::softmax(logits, 1, at::kFloat);
+            return ((p - at::zeros_like(p).scatter(1, labels.unsqueeze(1), 1)) * weight.unsqueeze(1)).to(kDtypes[d]);
+          });
+      if (d > 1) continue;  // δ is float32
+      const at::Tensor zero = at::zeros_like(x), limit = random({rows, 1}) + 1;
+      const at::Tensor half = at::full({rows, 1}, 0.5, x.options().dtype(at::kDouble));
+      compare(
+          device, "step of δ", d,
+          [&] {
+            at::Tensor first = zero.clone(), second = zero.clone();
+            return devices::ball_adam(x, y, first, second, half, half, limit, {0.5, 0.9, 0.999, 1e-8});
+          },
+          [&] {
+            const at::Tensor moved = x - 0.1 * y / ((0.001 * y * y).sqrt() / std::sqrt(0.5) + 1e-8);
+            const at::Tensor norm = moved.norm(2, 1, true);
+            return at::where(norm > limit, moved * limit / norm, moved);
+          });
+    }
+  }
+
+  void compare(c10::Device device, const std::string& kernel, size_t dtype, const std::function<at::Tensor()>& own,
+               const std::function<at::Tensor()>& library) {
+    const std::string name = kernel + ", " + kDtypeNames[dtype];
+    Check check{"kernel: " + name, CheckStatus::kOk, "", "", devices::to_string(device), 0, dtype == 1 ? 1e-5 : 1e-2};
+    try {
+      const at::Tensor expected = library().to(at::kDouble);
+      check.value = ((own().to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
+      const bool near = check.value <= check.limit;
+      check.detail = near ? short_number(check.value) + " from LibTorch's operators" : "not LibTorch's numbers";
+      if (!near) check.status = CheckStatus::kFailed;
+    } catch (const Error& error) {
+      check.status = CheckStatus::kFailed, check.detail = error.what();
+    }
+    checks_.push_back(std::move(check));
+    measure(device, name + ", own kernel", 0, own);
+    measure(device, name + ", LibTorch", 0, library);
   }
 
   [[nodiscard]] ordered_json document(bool ok) const {

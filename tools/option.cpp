@@ -45,8 +45,8 @@ void add_metric_options(Options& o, MetricOptions& options) {
       .add("--free-limit", &options.free_limit, "facts of which --eval free reads texts; -1: all",
            {.limits = kCountOrAll})
       .add("--health-limit", &options.health_limit, "items of each health task; -1: all", {.limits = kCountOrAll})
-      .add("--eval-batch-tokens", &options.batch_tokens, "tokens per forward pass of the evaluation",
-           {.limits = kPositive})
+      .add("--eval-batch-tokens", &options.batch_tokens,
+           "tokens per forward pass of the evaluation; 0: 2048, on GPUs up to 16384", {.limits = kNonNegative})
       .add("--eval-engine", &options.engine,
            "fast, or reference: the published loop, a padded batch a case (the same numbers, slow)",
            {.choices = {"fast", "reference"}});
@@ -75,8 +75,8 @@ void add_model_options(Options& o, ModelOptions& options) {
 void add_compute_option(OptionGroup group, std::string& text) {
   if (text.empty()) text = "float32";
   group.add("--compute-dtype", &text,
-            "arithmetic of the frozen layers while targets are optimised: float32, tf32 (GPUs), bfloat16, or auto "
-            "(bfloat16 where the devices multiply it natively)",
+            "arithmetic of the frozen layers while targets are optimised: float32, bfloat16, auto (bfloat16 where the "
+            "devices multiply it natively), or tf32 (GPUs: of all float32 products of the run)",
             {.choices = {"auto", "float32", "tf32", "bfloat16"}});
 }
 

@@ -4,6 +4,7 @@
 #include <emend/core/text.h>
 #include <emend/hparams/machine.h>
 #include <emend/hparams/preset.h>
+#include <emend/models/config.h>
 #include <emend/models/family.h>
 #include <emend/workflow/inputs.h>
 
@@ -149,9 +150,27 @@ datasets::FactSet check_request(datasets::FactSet facts, const models::Model& mo
   return fixed;
 }
 
-evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Handles& lent, uint64_t seed) {
+int64_t pass_tokens(const models::ModelConfig& config, const std::vector<c10::Device>& layers, size_t element_bytes,
+                    const std::vector<devices::DeviceInfo>& machine) {
+  int64_t tokens = 8 * kPassTokens;
+  for (const auto& info : machine) {
+    const auto own = std::count(layers.begin(), layers.end(), info.device);
+    if (own > 0 && !info.device.is_cuda()) return kPassTokens;
+    // Of a token a layer's activations, and keys and values of the beginnings that four tokens share.
+    const int64_t numbers =
+        8 * config.hidden_size + 4 * config.mlp_width + 4 * own * 2 * config.n_kv_heads * config.head_dim;
+    if (own > 0) tokens = std::min(tokens, info.free_bytes / 8 / (numbers * static_cast<int64_t>(element_bytes)));
+  }
+  return std::max(tokens, kPassTokens);
+}
+
+evaluation::EvaluateOptions evaluate_options(const models::Model& model, const MetricOptions& options,
+                                             const Handles& lent, uint64_t seed) {
   evaluation::EvaluateOptions evaluate;
   evaluate.batch_tokens = options.batch_tokens;
+  if (options.batch_tokens == 0)
+    evaluate.batch_tokens = pass_tokens(model.config(), model.placement().layers, c10::elementSize(model.dtype()),
+                                        devices::visible_devices());
   evaluate.reference = options.engine == "reference";
   evaluate.generation = options.generation;
   evaluate.snippets = options.snippets;
@@ -172,7 +191,8 @@ evaluation::Evaluation evaluate_unedited(const models::Model& model, const datas
                                          const Handles& lent, uint64_t seed, bool* from_cache) {
   const auto folder =
       options.cache.empty() ? std::filesystem::path() : std::filesystem::path(options.cache) / "evaluations";
-  return evaluation::evaluate_before(model, facts, names, evaluate_options(options, lent, seed), folder, from_cache);
+  return evaluation::evaluate_before(model, facts, names, evaluate_options(model, options, lent, seed), folder,
+                                     from_cache);
 }
 
 models::PlaceOptions place_options(const ModelOptions& options, const Log& log) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <emend/datasets/lint.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/evaluation/evaluation.h>
@@ -32,8 +33,14 @@ void refuse_contradictions(const datasets::FactSet& facts, const RunOptions& opt
                                               const RunOptions& options, const Handles& lent,
                                               std::vector<datasets::Finding>& findings);
 
-[[nodiscard]] evaluation::EvaluateOptions evaluate_options(const MetricOptions& options, const Handles& lent,
-                                                           uint64_t seed);  ///< what is lent goes with it
+/// Tokens of a forward pass of the evaluation: 2,048, and on GPUs, where launches cost most of a small pass, up to
+/// eight times as many, as far as an eighth of the free memory goes. `machine` is where the layers are.
+inline constexpr int64_t kPassTokens = 2048;
+[[nodiscard]] int64_t pass_tokens(const models::ModelConfig& config, const std::vector<c10::Device>& layers,
+                                  size_t element_bytes, const std::vector<devices::DeviceInfo>& machine);
+/// What is lent goes with it.
+[[nodiscard]] evaluation::EvaluateOptions evaluate_options(const models::Model& model, const MetricOptions& options,
+                                                           const Handles& lent, uint64_t seed);
 /// The evaluation of an unedited model, from the options' cache where it is there.
 [[nodiscard]] evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
                                                        const std::vector<std::string>& names,

@@ -48,7 +48,7 @@ std::string cell(const json& entry, const char* key, const char* group = nullptr
 json measure_sequence(const models::Model& model, const datasets::FactSet& asked, size_t edits,
                       const at::Tensor& neutral_PV, const MetricOptions& options, const Handles& lent, uint64_t seed) {
   evaluation::ScoreOptions score;
-  score.batch_tokens = options.batch_tokens;
+  score.batch_tokens = evaluate_options(model, options, lent, seed).batch_tokens;
   score.cancel = lent.cancel;
   score.sharing = lent.sharing;
   const std::vector<datasets::Fact> so_far(asked.facts.begin(),
@@ -63,7 +63,7 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& asked
   // The sample changes from one measurement to the next, so only neutral text is compared.
   evaluation::Evaluation before;
   before.kept = {{"free.neutral", neutral_PV}, {"health", neutral_PV}};
-  auto evaluate = evaluate_options(options, lent, seed);
+  auto evaluate = evaluate_options(model, options, lent, seed);
   evaluate.before = &before;
   evaluate.free_limit = -1;
   evaluate.bootstrap = 0;

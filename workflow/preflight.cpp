@@ -300,7 +300,8 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
     if (solves) phases.push_back(insert_phase(together, hparams, count));
     if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
   }
-  phases.push_back(evaluation_phase(options.metrics.batch_tokens, count, facts.facts.size()));
+  phases.push_back(evaluation_phase(options.metrics.batch_tokens > 0 ? options.metrics.batch_tokens : kPassTokens,
+                                    count, facts.facts.size()));
   return phases;
 }
 

@@ -4,6 +4,7 @@
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/devices/tf32.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
@@ -159,6 +160,7 @@ bool Run::said_enough() const {
 
 void Run::execute() {
   if (options_.dry_run) return;
+  const devices::Tf32Products products(options_.compute_dtype == "tf32");
   try {
     work();
   } catch (const Error& error) {
@@ -191,7 +193,7 @@ void Run::evaluate_before() {
                    cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
   }
   if (options_.single() && !record_.metrics.empty()) {
-    auto evaluate = evaluate_options(options_.metrics, lent_, options_.seed);
+    auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
     evaluate.before = &*record_.before;
     alone_.emplace(facts_, record_.metrics, evaluate);
   }
@@ -384,7 +386,7 @@ void Run::evaluate_after() {
     return;
   }
   if (!record_.metrics.empty()) {
-    auto evaluate = evaluate_options(options_.metrics, lent_, options_.seed);
+    auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
     evaluate.before = &*record_.before;
     record_.after = evaluation::evaluate(*model_, session_->asked(facts_), record_.metrics, evaluate);
   }

@@ -1,13 +1,12 @@
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <dlfcn.h>
 #include <emend/devices/detail/nccl_library.h>
 #include <emend/devices/detail/nvml.h>
+#include <emend/devices/detail/plugin_file.h>
 #include <emend/devices/placement.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 
@@ -21,19 +20,6 @@ std::string version_text(int32_t number) {
   return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
 }
 
-/// Beside the program, and beside the library that this code is in (a Python module), where one is there.
-std::string default_file() {
-  std::error_code error;
-  std::vector<std::filesystem::path> files{std::filesystem::read_symlink("/proc/self/exe", error)};
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&open_nccl_plugin), &info) && info.dli_fname)
-    files.emplace_back(info.dli_fname);
-  for (const auto& file : files)
-    if (const auto beside = file.parent_path() / kFileName; std::filesystem::exists(beside, error))
-      return std::filesystem::absolute(beside, error);
-  return kFileName;
-}
-
 NcclOpened find_plugin(const Log& log) {
   const char* named = std::getenv("EMEND_NCCL_PLUGIN");
   const std::string file = named ? named : "";
@@ -41,7 +27,8 @@ NcclOpened find_plugin(const Log& log) {
     log.debug("nccl", "EMEND_NCCL_PLUGIN=none: tensors on GPUs are summed through host memory");
     return {};
   }
-  auto opened = open_nccl_plugin(file.empty() ? default_file() : file);
+  auto opened =
+      open_nccl_plugin(file.empty() ? plugin_file(kFileName, reinterpret_cast<const void*>(&open_nccl_plugin)) : file);
   if (opened.plugin)
     log.debug("nccl", opened.text);
   else if (file.empty())
@@ -62,18 +49,10 @@ std::string machine_id() {
 }  // namespace
 
 NcclOpened open_nccl_plugin(const std::string& file) {
-  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    const char* error = dlerror();
-    return {nullptr, "no NCCL plug-in: " + std::string(error ? error : file)};
-  }
-  const auto entry = reinterpret_cast<NcclPluginEntry>(dlsym(library, kNcclPluginEntry));
-  const NcclPlugin* plugin = entry ? entry() : nullptr;
-  if (!plugin) return {nullptr, file + " is not a plug-in for NCCL: it has no " + kNcclPluginEntry};
-  if (plugin->abi != kNcclPluginAbi)
-    return {nullptr, file + " has version " + std::to_string(plugin->abi) + " of the interface and this program " +
-                         std::to_string(kNcclPluginAbi) + ": build both from the same source"};
-  return {plugin, "NCCL " + version_text(plugin->version()) + " through " + file};
+  NcclOpened opened;
+  opened.plugin = open_plugin<NcclPlugin>(file, "NCCL", kNcclPluginEntry, kNcclPluginAbi, opened.text);
+  if (opened.plugin) opened.text = "NCCL " + version_text(opened.plugin->version()) + " through " + file;
+  return opened;
 }
 
 const NcclPlugin* nccl_plugin(const Log& log) {

@@ -36,6 +36,17 @@ class CurrentSimulated {
   c10::DeviceIndex before_;
 };
 
+/// What all simulated devices have done so far.
+struct SimulatedCounts {
+  int64_t launches = 0;    ///< operators that compute or copy on devices; views are none
+  int64_t host_reads = 0;  ///< the host waits for a result
+  int64_t uploads = 0;     ///< copies from the host
+  int64_t waits = 0;       ///< those of them that wait for the device, being from memory that is not pinned
+};
+[[nodiscard]] SimulatedCounts simulated_counts() noexcept;
+/// Counts a copy between devices, or to or from the host.
+void count_simulated_copy(const at::Tensor& from, const at::Tensor& to, bool non_blocking) noexcept;
+
 /// How many streams were taken from the pool so far: each is a new one.
 [[nodiscard]] int simulated_streams_taken() noexcept;
 /// For tests: from now on, copies from one simulated device to another change a byte in every thousand, as a machine

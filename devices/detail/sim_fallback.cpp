@@ -6,6 +6,7 @@
 #include <emend/devices/placement.h>
 
 #include <array>
+#include <atomic>
 #include <unordered_map>
 
 namespace emend::devices::detail {
@@ -15,6 +16,8 @@ using at::Tensor;
 using c10::Device;
 using c10::IValue;
 using OptionalTensors = c10::List<std::optional<Tensor>>;
+
+std::atomic<int64_t> g_launches{0}, g_host_reads{0}, g_uploads{0}, g_waits{0};
 
 bool is_simulated(const Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kSimulated;
@@ -27,6 +30,8 @@ struct OperatorInfo {
   size_t n_arguments = 0, n_returns = 0;
   bool host_indices = false;    ///< index tensors may be on the CPU, as on CUDA
   bool strict_scalars = false;  ///< even a tensor without dimensions must be on the device
+  bool view = false;            ///< only looks at its operand
+  bool read = false;            ///< the host waits for what it finds
 };
 
 template <size_t N>
@@ -71,6 +76,11 @@ OperatorInfo read_schema(const c10::FunctionSchema& schema) {
   info.n_returns = schema.returns().size();
   for (size_t i = 0; i < info.n_arguments; ++i)
     if (const auto kind = kind_of(schema.arguments()[i])) info.arguments.emplace_back(i, *kind);
+  static constexpr std::array<std::string_view, 4> kReads = {"_local_scalar_dense", "equal", "nonzero",
+                                                             "masked_select"};
+  info.read = contains(kReads, name);
+  for (const auto& result : schema.returns())
+    info.view = info.view || (result.alias_info() && !result.alias_info()->isWrite());
   info.host_indices = contains(kHostIndices, name);
   info.strict_scalars = contains(kStrictScalars, name);
   return info;
@@ -90,6 +100,7 @@ class HostCall {
       : op_(op), info_(info_of(op)), stack_(stack), base_(stack.size() - info_.n_arguments) {}
 
   void run() {
+    if (!info_.view) ++(info_.read ? g_host_reads : g_launches);
     check_devices();
     convert_arguments();
     op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
@@ -261,6 +272,16 @@ at::Tensor host_view(const at::Tensor& simulated) {
   if (simulated.is_neg()) impl->_set_neg(true);
   if (simulated.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   return host;
+}
+
+SimulatedCounts simulated_counts() noexcept {
+  return {g_launches, g_host_reads, g_uploads, g_waits};
+}
+
+void count_simulated_copy(const at::Tensor& from, const at::Tensor& to, bool non_blocking) noexcept {
+  const bool up = !is_simulated(from);
+  ++(!is_simulated(to) ? g_host_reads : up ? g_uploads : g_launches);
+  if (up && !non_blocking) ++g_waits;
 }
 
 void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

@@ -50,7 +50,8 @@ void damage_if_broken(const Tensor& from, const Tensor& to) {
 }
 
 /// The engine of every transfer: between devices, and to and from the host.
-Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
+Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
+  count_simulated_copy(from, to, non_blocking);
   host_view(to).copy_(host_view(from));
   damage_if_broken(from, to);
   return to;

@@ -10,6 +10,7 @@
 
 #include <emend/editors/steps/targets.h>
 #include <emend/models/batch.h>
+#include <emend/models/kept_tables.h>
 #include <emend/models/kv_cache.h>
 #include <emend/models/model.h>
 
@@ -115,6 +116,7 @@ class ActiveSet {
   at::Tensor entering_ND_;
   models::KvCache cache_, kl_cache_;
   ActiveIndex index_;
+  std::shared_ptr<models::PassTables> tables_, kl_tables_;  ///< of index_.batch and index_.kl_batch
 };
 
 // The loss at labelled tokens, computed with its gradient in slices so that no [tokens, vocabulary] tensor outlives a

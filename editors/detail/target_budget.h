@@ -15,6 +15,11 @@ namespace emend::editors::detail {
 /// holds the share of its layers, and the tightest decides.
 [[nodiscard]] int64_t active_bytes(const models::Model& upper, int first_layer);
 
+/// Sets of facts that go through the layers above side by side. One for each GPU, so that all have work; two on a
+/// single one where facts are so many that both have full batches, so that it works while the host reads a step and
+/// queues the next.
+[[nodiscard]] int lanes_for(size_t gpus, size_t facts);
+
 /// Problems waiting for their turn, longest first: attention pads to the longest row of a batch.
 class TargetQueue {
  public:

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
@@ -185,6 +186,7 @@ void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& enteri
 
 void ActiveSet::rebuild_index() {
   index_ = {};
+  tables_ = kl_tables_ = nullptr;
   std::vector<std::vector<int64_t>> suffixes, kl_suffixes;
   std::vector<int64_t> begins, kl_begins, kl_rows, lookup, slot_of_row, slot_of_reading, label_token, label_id,
       label_slot, label_reading, kl_token, kl_slot;
@@ -293,6 +295,7 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
   options.cache = &cache_;
   options.append = false;
   options.logit_tokens = std::vector<int64_t>{};
+  const models::KeptTables kept(tables_);
   hidden_ND = upper_->forward(index_.batch, options).hidden;
   session.finish();
   return hidden_ND;
@@ -313,6 +316,7 @@ ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
   options.cache = &kl_cache_;
   options.append = false;
   options.logit_tokens = std::vector<int64_t>{};
+  const models::KeptTables kept(kl_tables_);
   result.kl_KD = upper_->forward(index_.kl_batch, options).hidden;
   return result;
 }
@@ -396,19 +400,27 @@ LabelLoss label_loss(const models::Model& model, const at::Tensor& hidden_MD, co
     const at::AutoGradMode mode(wants.gradient);
     at::Tensor rows = hidden_MD.detach().narrow(0, begin, count);
     if (wants.gradient) rows = rows.clone().requires_grad_(true);
-    const at::Tensor log_p = at::log_softmax(model.project(rows, raw_head), 1, work_dtype(model));
-    const at::Tensor labels =
-        devices::route_like(labels_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels).unsqueeze(1);
-    const at::Tensor picked = log_p.gather(1, labels).squeeze(1);
+    const at::Tensor logits = model.project(rows, raw_head);
+    const auto part = [&](const at::Tensor& x_M) {
+      return x_M.defined() ? devices::route_like(x_M.narrow(0, begin, count), logits, devices::Purpose::kLabels) : x_M;
+    };
+    const at::Tensor labels = part(labels_M), floor = part(floor_M);
+    if (devices::own_kernels(logits)) {
+      const auto own = devices::head_loss(logits.detach(), labels, part(coefficient_M), floor, wants.gradient);
+      nll.push_back(own.nll_M);
+      if (wants.hits) hits.push_back(own.hit_M);
+      if (wants.gradient) grads.push_back(torch::autograd::grad({logits}, {rows}, {own.grad_MV})[0]);
+      return;
+    }
+    const at::Tensor log_p = at::log_softmax(logits, 1, work_dtype(model));
+    const at::Tensor picked = log_p.gather(1, labels.unsqueeze(1)).squeeze(1);
     at::Tensor above = -picked.detach();
-    if (floor_M.defined())
-      above =
-          (above - devices::route_like(floor_M.narrow(0, begin, count), above, devices::Purpose::kLabels)).clamp_min(0);
+    if (floor.defined()) above = (above - floor).clamp_min(0);
     nll.push_back(above);
     if (wants.hits) hits.push_back(picked.detach() >= log_p.detach().amax(1));
     if (!wants.gradient) return;
-    at::Tensor weight = devices::route_like(coefficient_M.narrow(0, begin, count), log_p, devices::Purpose::kLabels);
-    if (floor_M.defined()) weight = weight * (above > 0);
+    at::Tensor weight = part(coefficient_M);
+    if (floor.defined()) weight = weight * (above > 0);
     grads.push_back(torch::autograd::grad({-(picked * weight).sum()}, {rows})[0]);
   });
   LabelLoss loss;

@@ -96,6 +96,7 @@ std::vector<double> LearningPass::row_means(const at::Tensor& nll_M) const {
 }
 
 at::Tensor LearningPass::forward() const {
+  const models::KeptTables kept(tables_);
   models::ForwardOptions options;
   options.first_layer = first_layer_;
   options.hidden = entering_ND_;
@@ -141,6 +142,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
     at::Tensor entering_ND;
     std::vector<at::Tensor> random;
   };
+  const models::KeptTables kept(tables_);
   const auto through = [&](const Segment& segment, const at::Tensor& entering_ND) {
     models::ForwardOptions options;
     options.first_layer = segment.begin;

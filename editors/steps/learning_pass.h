@@ -12,6 +12,7 @@
 #include <emend/editors/editor.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/models/batch.h>
+#include <emend/models/kept_tables.h>
 
 #include <functional>
 #include <span>
@@ -85,7 +86,8 @@ class LearningPass {
   Engine engine_;
   int first_layer_ = 0;
   models::TokenBatch batch_;
-  at::Tensor entering_ND_;  ///< input of first_layer_; undefined if that is 0
+  mutable std::shared_ptr<models::PassTables> tables_;  ///< of batch_
+  at::Tensor entering_ND_;                              ///< input of first_layer_; undefined if that is 0
   std::vector<int64_t> label_token_, label_id_, label_row_, labels_of_row_;
 };
 

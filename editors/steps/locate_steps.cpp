@@ -83,7 +83,7 @@ double divisor(ResidualSpread spread, size_t index, size_t count) {
 
 at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {
   const at::Tensor asked_N = problem.residual_DN.norm(2, 0);
-  if (!delta.low_rank()) return at::ones_like(asked_N);
+  if (!delta.low_rank()) return devices::to_host(at::ones_like(asked_N));
   const at::Tensor moved_RN = delta.right_FR.to(problem.dtype).t().matmul(problem.keys_FN);
   const at::Tensor share_N = delta.left_DR.to(problem.dtype).matmul(moved_RN).norm(2, 0) / asked_N;
   return devices::to_host(at::where(asked_N > 0, share_N, at::ones_like(share_N)), devices::Purpose::kHost)

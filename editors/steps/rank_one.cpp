@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
+#include <emend/devices/tf32.h>
 #include <emend/editors/steps/rank_one.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -150,6 +151,7 @@ std::vector<int> RankOneEditor::statistics_layers() const {
 
 EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::Fact> facts,
                                const EditContext& context) {
+  const devices::Tf32Products products(context.tf32);
   EditResult result;
   result.editor = recipe_.editor;
   result.hparams = recipe_.hparams;

@@ -6,6 +6,7 @@
 #include <emend/datasets/corpus.h>
 #include <emend/devices/collectives.h>
 #include <emend/devices/route.h>
+#include <emend/devices/tf32.h>
 #include <emend/editors/detail/statistics_rows.h>
 #include <emend/editors/detail/statistics_sums.h>
 #include <emend/editors/steps/solver.h>
@@ -119,6 +120,7 @@ struct detail::CorpusState {
                             {"first_token", detail::name_of(options.first_token)},
                             {"dtype", c10::toString(options.dtype)},
                             {"site", hooks::to_string({hooks::Site::kMlpDownIn, layer})}};
+    if (devices::tf32_products()) parts["products"] = "tf32";
     if (options.tokens == kAutoTokens) parts["convergence"] = options.convergence;
     if (!text) parts["sampling"] = detail::sampling_rule(model);
     return sha256_hex(parts.dump());

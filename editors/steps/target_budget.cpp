@@ -62,6 +62,11 @@ int64_t active_bytes(const models::Model& upper, int first_layer) {
   return std::max(kLeast, least == std::numeric_limits<int64_t>::max() ? 0 : least);
 }
 
+int lanes_for(size_t gpus, size_t facts) {
+  constexpr size_t kMany = 512;
+  return gpus == 1 && facts >= kMany ? 2 : static_cast<int>(std::max<size_t>(1, gpus));
+}
+
 TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
                          int64_t most_facts, int lanes)
     : order_(problems.size()),

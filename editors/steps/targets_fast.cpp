@@ -1,16 +1,18 @@
 // The same optimisation for many facts at once. Their deltas do not interact, so the gradient of the sum of the losses
 // holds each fact's own gradient; Adam's moments, the norm limit and the stop rule are kept for each fact. Facts that
 // have finished make room for waiting ones, whose first step is a pass of their own.
-// Where the layers lie on several GPUs there are as many lanes as GPUs, each with facts and streams of its own. A step
-// is queued on one lane before the last step of the next one is read, so all GPUs have work.
+// On GPUs there may be several lanes (lanes_for), each with facts and streams of its own. A step is queued on one lane
+// before the last step of the next one is read, so all GPUs have work.
 //   B facts (slots) · M labelled tokens · K KL rows · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <emend/core/text.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/streams.h>
+#include <emend/devices/tf32.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_budget.h>
 #include <emend/editors/detail/target_engines.h>
@@ -104,14 +106,13 @@ class FastRun {
   }
 
  private:
-  // One for each GPU that runs the layers above.
   [[nodiscard]] int lanes() const {
     if (context_.target_lanes > 0) return context_.target_lanes;
     const auto& layers = upper_.placement().layers;
     std::set<c10::DeviceIndex> gpus;
     for (size_t l = static_cast<size_t>(first_layer_of(spec_)); l < layers.size(); ++l)
       if (layers[l].is_cuda()) gpus.insert(layers[l].index());
-    return std::max(1, static_cast<int>(gpus.size()));
+    return lanes_for(gpus.size(), problems_.size());
   }
 
   // Waiting facts that there is room for. Their first step sets what the KL rows are compared with.
@@ -374,10 +375,15 @@ class FastRun {
     for (size_t s = 0; s < g.sites.size(); ++s) {
       SiteState& site = g.sites[s];
       const auto dtype = site.delta_BD.scalar_type();
-      const at::Tensor rate_B1 =
-          devices::route_like(spec_.lr / (1 - g.power1_B1), site.delta_BD, devices::Purpose::kOptimiser).to(dtype);
-      const at::Tensor root_B1 =
-          devices::route_like((1 - g.power2_B1).sqrt(), site.delta_BD, devices::Purpose::kOptimiser).to(dtype);
+      const auto power1_B1 = devices::route_like(g.power1_B1, site.delta_BD, devices::Purpose::kOptimiser);
+      const auto power2_B1 = devices::route_like(g.power2_B1, site.delta_BD, devices::Purpose::kOptimiser);
+      if (devices::own_kernels(site.delta_BD)) {
+        site.delta_BD = devices::ball_adam(site.delta_BD, grads_BD[s], site.first_BD, site.second_BD, power1_B1,
+                                           power2_B1, site.limit_B1, {spec_.lr, kBeta1, kBeta2, kEpsilon});
+        continue;
+      }
+      const at::Tensor rate_B1 = (spec_.lr / (1 - power1_B1)).to(dtype);
+      const at::Tensor root_B1 = (1 - power2_B1).sqrt().to(dtype);
       site.first_BD = site.first_BD * kBeta1 + grads_BD[s] * (1 - kBeta1);
       site.second_BD = site.second_BD * kBeta2 + grads_BD[s].square() * (1 - kBeta2);
       const at::Tensor moved_BD =
@@ -431,26 +437,6 @@ class FastRun {
   size_t done_ = 0;
 };
 
-// CUDA's products of float32 matrices in TF32, while it lives. LibTorch keeps this setting for the whole process.
-class Tf32Products {
- public:
-  explicit Tf32Products(bool on) : on_(on) {
-    if (on_) set(at::Float32Precision::TF32);
-  }
-  ~Tf32Products() {
-    if (on_) set(before_);
-  }
-  Tf32Products(const Tf32Products&) = delete;
-  Tf32Products& operator=(const Tf32Products&) = delete;
-
- private:
-  static void set(at::Float32Precision precision) {
-    at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, precision);
-  }
-  bool on_;
-  at::Float32Precision before_ = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
-};
-
 // The layers above in the dtype that the context asks for; nothing if the model serves as it is.
 std::optional<models::Model> copy_for(const models::Model& model, const TargetSpec& spec, const EditContext& context) {
   const auto dtype = context.compute_dtype.value_or(model.dtype());
@@ -471,7 +457,7 @@ std::vector<Target> optimise_fast(const models::Model& model, const std::vector<
                                   const TargetSpec& spec, const EditContext& context, const FinishedFn& finished) {
   std::vector<Target> targets(problems.size());
   const std::optional<models::Model> copy = copy_for(model, spec, context);
-  const Tf32Products products(context.tf32);
+  const devices::Tf32Products products(context.tf32);
   FastRun(model, copy ? *copy : model, problems, spec, context, finished, targets).run();
   devices::release_unused_memory();  // activations' blocks are of no use to the solve
   return targets;

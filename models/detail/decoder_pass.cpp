@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace emend::models {
 
@@ -14,9 +15,7 @@ using hooks::Site;
 
 namespace {
 
-bool device_order(const c10::Device& a, const c10::Device& b) {
-  return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
-}
+thread_local std::shared_ptr<PassTables>* kept_tables = nullptr;
 
 [[noreturn]] void bad_pass(const std::string& got, const std::string& expected, const std::string& advice) {
   throw Error(ErrorClass::kInvalidArgument, {"forward pass", got, expected, advice});
@@ -36,6 +35,12 @@ detail::KeySource key_source(const ForwardOptions& options) {
 
 }  // namespace
 
+KeptTables::KeptTables(std::shared_ptr<PassTables>& kept) noexcept : before_(std::exchange(kept_tables, &kept)) {}
+
+KeptTables::~KeptTables() {
+  kept_tables = before_;
+}
+
 DecoderPass::DecoderPass(const Model::State& model, const TokenBatch& batch, const ForwardOptions& options)
     : model_(model),
       config_(model.config),
@@ -43,9 +48,22 @@ DecoderPass::DecoderPass(const Model::State& model, const TokenBatch& batch, con
       options_(options),
       end_layer_(options.end_layer < 0 ? static_cast<int>(config_.n_layers) : options.end_layer),
       next_layer_(options.first_layer),
-      layout_(checked_batch(), options.cache, key_source(options)),
-      devices_(device_order) {
+      layout_(checked_batch(), options.cache, key_source(options)) {
   decide_positions();
+  find_tables();
+}
+
+void DecoderPass::find_tables() {
+  PassTables::Key key;
+  if (kept_tables)
+    key = {&model_,           positions_,     lengths_,        batch_.columns(),
+           layout_.row_begin, layout_.prefix, layout_.padding, layout_.source};
+  if (kept_tables && *kept_tables && (*kept_tables)->key == key) {
+    tables_ = *kept_tables;
+    return;
+  }
+  tables_.reset(new PassTables{std::move(key), {}});
+  if (kept_tables) *kept_tables = tables_;
 }
 
 const TokenBatch& DecoderPass::checked_batch() const {
@@ -228,8 +246,9 @@ at::Tensor DecoderPass::run_layer(int layer, at::Tensor x) {
     const at::Tensor in = config_.mlp_norm ? detail::apply_norm(x, weights[Part::kMlpNorm], config_) : normed;
     return point(Site::kLayerOut)(x + attended + add_post_norm(mlp(in), Part::kMlpPostNorm, weights));
   }
-  x = x + attended;
-  const at::Tensor out = mlp(detail::apply_norm(x, weights[Part::kMlpNorm], config_));
+  auto [sum, after] = detail::add_and_norm(std::move(x), attended, weights[Part::kMlpNorm], config_);
+  x = std::move(sum);
+  const at::Tensor out = mlp(std::move(after));
   return point(Site::kLayerOut)(x + add_post_norm(out, Part::kMlpPostNorm, weights));
 }
 
@@ -271,18 +290,25 @@ at::Tensor DecoderPass::attention(int layer, const at::Tensor& x) {
     q = detail::apply_head_norm(q, weights[Part::kQNorm].weight, config_);
     k = detail::apply_head_norm(k, weights[Part::kKNorm].weight, config_);
   }
+  bool stored = false;
   if (config_.positions == Positions::kRotary) {
     const detail::RotaryTable& table = rotary(layer, here);
-    q = detail::apply_rotary(q, table);
-    k = detail::apply_rotary(k, table);
+    stored = layout_.source == detail::KeySource::kCache && point(Site::kAttnKRotary).idle() && devices::own_kernels(q);
+    if (stored) {
+      reserve_cache(layer, k, here);
+      q = devices::rotate_into_cache(q, k, v, table.cos, table.sin, table.interleaved, options_.cache->keys_[layer],
+                                     options_.cache->values_[layer], here.cache_row, here.cache_slot);
+    } else {
+      q = detail::apply_rotary(q, table);
+      k = detail::apply_rotary(k, table);
+    }
   }
   if (here.logn.defined()) q = q * here.logn;
   q = point(Site::kAttnQRotary)(std::move(q));
   k = point(Site::kAttnKRotary)(std::move(k));
+  if (options_.cache && options_.append && !stored) store(layer, k, v, here);
   q = detail::unpack_heads(q, layout_, here.attention);
-  k = detail::unpack_heads(k, layout_, here.attention);
-  v = detail::unpack_heads(v, layout_, here.attention);
-  if (options_.cache) join_cache(layer, k, v);
+  with_cached(layer, k, v, here);
   const double scale = config_.attention_scale / (config_.scale_by_inverse_layer ? layer + 1 : 1);
   const bool fused = point(Site::kAttnScores).idle() && point(Site::kAttnPattern).idle();
   const at::Tensor mixed = fused ? detail::attend(q, k, v, mask(layer, here), scale, config_.attention_softcap)
@@ -305,24 +331,49 @@ detail::AttentionHook DecoderPass::slots_hook(const hooks::HookPoint& point, con
   };
 }
 
-void DecoderPass::join_cache(int layer, at::Tensor& k, at::Tensor& v) {
+// Room for the batch's tokens in a layer of the cache, and where they go there.
+void DecoderPass::reserve_cache(int layer, const at::Tensor& k_Ngd, DeviceTables& here) {
+  int64_t slots = 0;
+  for (int64_t r = 0; r < layout_.rows; ++r) slots = std::max(slots, layout_.prefix[r] + layout_.own[r]);
+  const auto like = k_Ngd.narrow(0, 0, 1).unsqueeze(2).expand({layout_.rows, k_Ngd.size(1), 1, k_Ngd.size(2)});
+  options_.cache->reserve(layer, like, slots);
+  if (here.cache_row.defined()) return;
+  std::vector<int64_t> row, slot;
+  for (int64_t r = 0; r < layout_.rows; ++r)
+    for (int64_t t = 0; t < layout_.own[r]; ++t) row.push_back(r), slot.push_back(layout_.prefix[r] + t);
+  here.cache_row = index_on(row, k_Ngd.device(), Purpose::kInput);
+  here.cache_slot = index_on(slot, k_Ngd.device(), Purpose::kInput);
+}
+
+void DecoderPass::store(int layer, const at::Tensor& k_Ngd, const at::Tensor& v_Ngd, DeviceTables& here) {
+  const at::NoGradGuard no_grad;
   KvCache& cache = *options_.cache;
-  const at::Tensor own_k = k, own_v = v;
-  if (layout_.source == detail::KeySource::kJoined && layout_.longest_prefix > 0) {
-    k = at::cat({cache.keys_[layer].narrow(2, 0, layout_.longest_prefix), k}, 2);
-    v = at::cat({cache.values_[layer].narrow(2, 0, layout_.longest_prefix), v}, 2);
-  }
-  if (!options_.append) return;
-  cache.store(layer, own_k, own_v, layout_.own);
-  if (layout_.source == detail::KeySource::kCache) {
-    k = cache.keys_[layer].narrow(2, 0, layout_.key_slots);
-    v = cache.values_[layer].narrow(2, 0, layout_.key_slots);
+  if (layout_.equal_own && layout_.equal_prefix)
+    return cache.store(layer, detail::unpack_heads(k_Ngd, layout_, here.attention),
+                       detail::unpack_heads(v_Ngd, layout_, here.attention), layout_.own);
+  reserve_cache(layer, k_Ngd, here);
+  for (const auto& [into, from] : {std::pair(cache.keys_[layer], k_Ngd), std::pair(cache.values_[layer], v_Ngd)})
+    into.transpose(1, 2).index_put_({here.cache_row, here.cache_slot}, from);
+}
+
+// The keys and values that attention reads, [B, kv heads, S, d], instead of the batch's own.
+void DecoderPass::with_cached(int layer, at::Tensor& k, at::Tensor& v, const DeviceTables& here) const {
+  const bool cached = layout_.source == detail::KeySource::kCache,
+             joined = layout_.source == detail::KeySource::kJoined;
+  for (at::Tensor* x : {&k, &v}) {
+    const at::Tensor& kept = options_.cache ? (x == &k ? options_.cache->keys_ : options_.cache->values_)[layer] : *x;
+    if (cached) {
+      *x = kept.narrow(2, 0, layout_.key_slots);
+      continue;
+    }
+    *x = detail::unpack_heads(*x, layout_, here.attention);
+    if (joined && layout_.longest_prefix > 0) *x = at::cat({kept.narrow(2, 0, layout_.longest_prefix), *x}, 2);
   }
 }
 
-DecoderPass::DeviceTables& DecoderPass::tables(int layer) {
+DeviceTables& DecoderPass::tables(int layer) {
   const c10::Device device = model_.plan.layers[layer];
-  const auto [it, fresh] = devices_.try_emplace(device);
+  const auto [it, fresh] = tables_->devices.try_emplace(device);
   if (!fresh) return it->second;
   DeviceTables& here = it->second;
   if (!layout_.equal_own) {

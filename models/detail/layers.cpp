@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/decoder_pass.h>
 #include <emend/models/products.h>
@@ -85,9 +86,15 @@ at::Tensor apply_linear(const at::Tensor& x, const Linear& linear, bool conv1d) 
   return linear.adapter ? y + adapted(x, *linear.adapter) : y;
 }
 
-at::Tensor apply_norm(const at::Tensor& x, const Linear& weights, const ModelConfig& config) {
-  if (config.norm == Norm::kRms) return rms_norm(x, weights.weight, config.norm_eps, config.norm_one_plus);
-  return at::layer_norm(x, {x.size(-1)}, weights.weight, weights.bias, config.norm_eps);
+devices::SumAndNorm add_and_norm(at::Tensor x, const at::Tensor& added, const Linear& weights,
+                                 const ModelConfig& config) {
+  const bool rms = config.norm == Norm::kRms;
+  if (const at::Tensor& w = weights.weight; rms && devices::own_kernels(x) && w.scalar_type() == x.scalar_type() &&
+                                            !(at::GradMode::is_enabled() && w.requires_grad()))
+    return devices::add_rms_norm(x, added, w, config.norm_eps, config.norm_one_plus);
+  if (added.defined()) x = x + added;
+  if (rms) return {x, rms_norm(x, weights.weight, config.norm_eps, config.norm_one_plus)};
+  return {x, at::layer_norm(x, {x.size(-1)}, weights.weight, weights.bias, config.norm_eps)};
 }
 
 at::Tensor apply_head_norm(const at::Tensor& x_Nhd, const at::Tensor& weight, const ModelConfig& config) {

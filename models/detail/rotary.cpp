@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/models/detail/rotary.h>
 
 #include <cmath>
@@ -137,6 +138,7 @@ RotaryTable rotary_table(const Rotary& rotary, const std::vector<int64_t>& posit
 }
 
 at::Tensor apply_rotary(const at::Tensor& x_Nhd, const RotaryTable& table) {
+  if (devices::own_kernels(x_Nhd)) return devices::rotate_heads(x_Nhd, table.cos, table.sin, table.interleaved);
   const int64_t r = table.cos.size(-1), d = x_Nhd.size(-1), half = r / 2;
   const at::Tensor x = r == d ? x_Nhd : x_Nhd.narrow(-1, 0, r);
   const at::Tensor partner = table.interleaved ? x.unflatten(-1, {half, 2}).flip(-1).flatten(-2)

@@ -6,12 +6,14 @@
 #include <emend/core/error.h>
 #include <emend/devices/collectives.h>
 #include <emend/devices/detail/nccl_library.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/detail/statistics_sums.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "support/debug_models.h"
 #include "support/processes.h"
@@ -244,6 +246,26 @@ TEST(NcclPlugin, TheRealOneLoadsAndKnowsItsVersion) {
 #else
   GTEST_SKIP() << "needs a build with -DEMEND_WITH_NCCL=ON, and so CUDA's and NCCL's headers and libraries";
 #endif
+}
+
+TEST(NcclPlugin, OneRankOnAGpuSumsToItself) {
+  if (load_cuda_runtime().devices == 0) GTEST_SKIP() << "needs a CUDA device: " << load_cuda_runtime().reason;
+  const auto* plugin = detail::nccl_plugin({});
+  if (!plugin) GTEST_SKIP() << "needs a build with -DEMEND_WITH_NCCL=ON";
+  const c10::Device gpu(c10::kCUDA, 0);
+  std::string id(kNcclIdBytes, '\0');
+  ASSERT_EQ(plugin->unique_id(id.data()), 0) << plugin->last_error();
+  detail::NcclGroup group(gpu, *plugin);
+  const auto wait = [&] {
+    while (group.poll() == NcclState::kRunning) std::this_thread::yield();
+    EXPECT_EQ(group.poll(), NcclState::kDone) << group.last_error();
+  };
+  ASSERT_EQ(group.join(id, 0, 1), 0) << group.last_error();
+  wait();
+  at::Tensor sum = at::arange(1000, at::TensorOptions(gpu).dtype(at::kDouble));
+  ASSERT_EQ(group.all_reduce_sum(sum), 0) << group.last_error();
+  wait();
+  EXPECT_TRUE(at::equal(sum.cpu(), at::arange(1000, at::kDouble)));
 }
 
 }  // namespace nccl_plugin_test

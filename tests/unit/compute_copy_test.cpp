@@ -233,6 +233,14 @@ TEST(Refilling, TheQueueKeepsToItsLimit) {
   EXPECT_TRUE(queue.take({}).empty());
 }
 
+TEST(Refilling, LanesAreAsManyAsGpusAndTwoWhereFactsFillBoth) {
+  using editors::detail::lanes_for;
+  EXPECT_EQ(lanes_for(0, 10000), 1) << "the CPU";
+  EXPECT_EQ(lanes_for(1, 32), 1) << "halves of a small batch cost more launches";
+  EXPECT_EQ(lanes_for(1, 10000), 2) << "one works while the host reads the other";
+  EXPECT_EQ(lanes_for(4, 32), 4);
+}
+
 TEST(Refilling, MemoryBoundsWhatIsActive) {
   const models::Model model = tiny_model();
   const auto problems = problems_of(model);

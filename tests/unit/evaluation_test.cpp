@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/devices/tf32.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/text_metrics.h>
@@ -81,6 +82,10 @@ TEST_F(EvaluationTest, WhatChangesANumberIsNotTakenFromTheCache) {
   EXPECT_FALSE(before(worded_model({"llama", ""}, false, at::kDouble, 2), {"counterfact"}).second) << "other weights";
   EXPECT_FALSE(before(worded_model({"llama", ""}, false, at::kFloat), {"counterfact"}).second) << "another dtype";
   EXPECT_FALSE(before(worded_model({"llama", ""}, true), {"counterfact"}).second) << "another tokenizer";
+  {
+    const devices::Tf32Products products(true);
+    EXPECT_FALSE(before(model, {"counterfact"}).second) << "products of another precision";
+  }
   auto fewer = facts();
   fewer.facts.pop_back();
   fewer.fingerprint = datasets::fingerprint(fewer.facts);

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/devices/tf32.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -71,6 +72,41 @@ TEST(Memit, MovesTheHiddenStateTowardsTheTarget) {
   (void)edit(model, facts, context);
   EXPECT_LT(trace.at("layer.2.targets").norm().item<double>(), trace.at("layer.1.targets").norm().item<double>())
       << "the first layer helped";
+}
+
+// Factors of 16 facts have (32 + 48)·16 entries, the matrix 32·48.
+TEST(Memit, AnUpdateIsKeptInTheSmallerForm) {
+  for (const size_t n : {4, 20}) {
+    models::Model model = tiny_model();
+    std::vector<datasets::Fact> facts;
+    for (size_t i = 0; i < n; ++i) {
+      facts.push_back(tiny_facts()[i % 4]);
+      facts.back().case_id = static_cast<int64_t>(i);
+      facts.back().subject += std::string(i / 4, 'x');
+    }
+    editors::Trace trace;
+    EditContext context;
+    context.trace = &trace;
+    const EditResult result = edit(model, facts, context);
+    ASSERT_EQ(result.deltas.size(), 2U);
+    for (const auto& delta : result.deltas) {
+      EXPECT_EQ(delta.low_rank(), n == 4);
+      const std::string name = "layer." + std::to_string(delta.layer) + ".";
+      EXPECT_LT(relative_difference(trace.at(name + "resid").mm(trace.at(name + "adj_k").t()), delta.matrix()), 1e-12);
+    }
+  }
+}
+
+// Keys and statistics too, and only as long as the edit takes.
+TEST(Memit, Tf32CoversTheWholeEdit) {
+  models::Model model = tiny_model();
+  EditContext context;
+  context.tf32 = true;
+  std::map<std::string, bool> seen;
+  context.progress = [&](const ProgressUpdate& update) { seen[update.phase] = devices::tf32_products(); };
+  (void)edit(model, tiny_facts(), context);
+  EXPECT_FALSE(devices::tf32_products());
+  EXPECT_EQ(seen, (std::map<std::string, bool>{{"insert", true}, {"targets", true}}));
 }
 
 TEST(Memit, EnginesWriteTheSameWeights) {

@@ -2,7 +2,9 @@
 #include <emend/core/error.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/models/config.h>
 #include <emend/models/placing.h>
+#include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
 #include <gtest/gtest.h>
@@ -30,6 +32,26 @@ class RunTest : public ::testing::Test {
   }
   testing::TemporaryFolder folder_{"run"};
 };
+
+TEST(PassTokens, AreMoreOnGpusAsFarAsMemoryGoes) {
+  const models::ModelConfig config = [] {
+    models::ModelConfig c;
+    c.hidden_size = 4096, c.mlp_width = 16384, c.n_kv_heads = 16, c.head_dim = 256, c.n_layers = 28;
+    return c;
+  }();
+  const c10::Device gpu(c10::kCUDA, 0), cpu(c10::kCPU);
+  const auto machine = [&](int64_t gib) {
+    return std::vector<devices::DeviceInfo>{{cpu, "", "", 0, int64_t{1} << 40}, {gpu, "", "", 0, gib << 30}};
+  };
+  const std::vector<c10::Device> whole(28, gpu), none(28, cpu);
+  auto mixed = whole;
+  mixed[3] = cpu;
+  EXPECT_EQ(pass_tokens(config, none, 2, machine(80)), kPassTokens);
+  EXPECT_EQ(pass_tokens(config, mixed, 2, machine(80)), kPassTokens) << "the host is the slower one";
+  EXPECT_GT(pass_tokens(config, whole, 2, machine(66)), 2 * kPassTokens);
+  EXPECT_LE(pass_tokens(config, whole, 2, machine(1000)), 8 * kPassTokens);
+  EXPECT_EQ(pass_tokens(config, whole, 2, machine(4)), kPassTokens);
+}
 
 TEST_F(RunTest, GoesOnAfterAnInterruption) {
   const auto facts = datasets::load_facts(fixture("/facts.jsonl"));

@@ -2,6 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
+#include <emend/devices/tf32.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
@@ -179,6 +180,10 @@ TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
   EXPECT_EQ(run(model, text, [](auto& o) { o.seed = 5; }), 0U);
   EXPECT_EQ(run(tiny_model({.seed = 2}), text), 0U) << "another model of the same shape";
   EXPECT_EQ(run(tiny_model({.bos = true}), text), 0U) << "another tokenizer";
+  {
+    const devices::Tf32Products products(true);
+    EXPECT_EQ(run(model, text), 0U) << "products of another precision";
+  }
   editors::EditTransaction transaction(model);
   (void)editors::apply_delta(editors::WeightDelta::dense(model.edit_site(0), at::ones({32, 48}, at::kDouble)),
                              transaction);

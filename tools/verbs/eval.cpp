@@ -17,7 +17,7 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   const auto facts = workflow::load_named_facts(options.facts, common);
   const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
   auto model = load_named(options.model, common);
-  auto evaluate = workflow::evaluate_options(options.metrics, common, options.seed);
+  auto evaluate = workflow::evaluate_options(model, options.metrics, common, options.seed);
   workflow::Packs packs(model);
   (void)workflow::Packs::load(model, options.packs);  // what is wrong with one is known before anything is measured
   // What lies beside the weights is not in the model's fingerprint: such a state is not kept.
