@@ -88,6 +88,7 @@ class OptionGroup {
 /// The options of one verb in the order of its help.
 class Options {
  public:
+  /// Options that are added to it stand under this heading.
   OptionGroup group(std::string heading) { return {*this, std::move(heading)}; }
   /// Under the first heading.
   OptionGroup add(std::string names, OptionValue value, std::string meaning, OptionForm form = {}) {

@@ -175,6 +175,8 @@ TEST_F(WholeTest, WhatOthersWroteStays) {
       if (entry.is_regular_file()) files[entry.path().string()] = read_file(entry.path());
     return files;
   };
+  fs::create_directories(folder_ / "mine");
+  fs::create_directories(folder_ / "run" / "checkpoint");
   write_file(folder_ / "mine" / "notes.txt", "mine");
   write_file(folder_ / "run" / "checkpoint" / "notes.txt", "mine");
   const auto mine = files_of("mine"), run = files_of("run");
