@@ -1,7 +1,10 @@
 // How many facts fit into one step of the target optimisation.
 #pragma once
 
+#include <emend/devices/runtime.h>
 #include <emend/editors/steps/targets.h>
+
+#include <span>
 
 namespace emend::editors::detail {
 
@@ -14,6 +17,10 @@ namespace emend::editors::detail {
 /// tokens (more buy no speed there), as far as a quarter of the free memory goes. Of a model on several devices each
 /// holds the share of its layers, and the tightest decides.
 [[nodiscard]] int64_t active_bytes(const models::Model& upper, int first_layer);
+
+/// The same for the `layers` above the edited one, on the devices of `machine`; `most_on_cpu`: where one is the host.
+[[nodiscard]] int64_t tightest_room(std::span<const devices::DeviceInfo> machine, std::span<const at::Device> layers,
+                                    int64_t most_on_cpu);
 
 /// Sets of facts that go through the layers above side by side. One for each GPU, so that all have work; two on a
 /// single one where facts are so many that both have full batches, so that it works while the host reads a step and

@@ -1,4 +1,3 @@
-#include <emend/devices/runtime.h>
 #include <emend/editors/detail/target_budget.h>
 #include <emend/models/config.h>
 
@@ -47,19 +46,24 @@ int64_t problem_bytes(const models::Model& upper, const TargetProblem& problem, 
          kl_rows * upper.vocab_size() * kFloat;
 }
 
-int64_t active_bytes(const models::Model& upper, int first_layer) {
-  const auto& layers = upper.placement().layers;
-  const auto first = layers.begin() + std::min(first_layer, upper.n_layers() - 1);
+int64_t tightest_room(std::span<const devices::DeviceInfo> machine, std::span<const at::Device> layers,
+                      int64_t most_on_cpu) {
   int64_t least = std::numeric_limits<int64_t>::max();
-  // Each device keeps the share of its layers; the tightest decides.
-  for (const auto& info : devices::visible_devices()) {
-    const auto own = std::count(first, layers.end(), info.device);
+  for (const auto& info : machine) {
+    const auto own = std::count(layers.begin(), layers.end(), info.device);
     if (own == 0) continue;
     const int64_t room = info.free_bytes / (info.device.is_cpu() ? 4 : 3);
-    least = std::min(least, room / own * (layers.end() - first));
-    if (info.device.is_cpu()) least = std::min(least, kTokensOnCpu * token_bytes(upper, first_layer));
+    least = std::min(least, room / own * static_cast<int64_t>(layers.size()));
+    if (info.device.is_cpu()) least = std::min(least, most_on_cpu);
   }
   return std::max(kLeast, least == std::numeric_limits<int64_t>::max() ? 0 : least);
+}
+
+int64_t active_bytes(const models::Model& upper, int first_layer) {
+  const std::span layers = upper.placement().layers;
+  return tightest_room(devices::visible_devices(),
+                       layers.subspan(static_cast<size_t>(std::min(first_layer, upper.n_layers() - 1))),
+                       kTokensOnCpu * token_bytes(upper, first_layer));
 }
 
 int lanes_for(size_t gpus, size_t facts) {

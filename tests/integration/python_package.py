@@ -309,7 +309,7 @@ class Editing(unittest.TestCase):
         self.refused(run(protocol="seq"), "sequential, lifelong, single")
         self.refused(run(batch_size=-1), "batch_size", "-1")
         self.refused(run(save=["nope"]), "nope", "pack")
-        self.refused(run(resume=True), "holds no run that was interrupted")
+        self.refused(lambda: emend.run(model, FACTS, resume=True, **MEMIT), "resume", "no out")
         self.refused(run(statistics_tokens=-3), "statistics_tokens")
         self.refused(lambda: emend.Session(model, **{**MEMIT, "statistics_tokens": -3}), "statistics_tokens", "-3")
         for work in (lambda: emend.run(model, [], out=out, **MEMIT), lambda: emend.edit(model, [], **MEMIT), lambda: emend.evaluate(model, [])):

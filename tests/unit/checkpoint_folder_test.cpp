@@ -314,14 +314,16 @@ TEST_F(Folder, SavingOverAnEarlierSaveLeavesNoStaleFiles) {
   EXPECT_TRUE(at::equal(logits(load_model((root_ / "out").string())), logits(load_model(source_))));
 }
 
-TEST_F(Folder, SavingOverTheSourceKeepsAnOpenModelWhole) {
+TEST_F(Folder, NothingIsSavedOverTheSource) {
   write_single();
   Model model = load_model(folder_.string());
-  const std::string edited = model.edit_site(0).weight_name, before = model.fingerprint();
+  const std::string edited = model.edit_site(0).weight_name, before = read_file(folder_ / "model.safetensors");
+  const at::Tensor unedited = logits(model);
   model.set_weight(edited, model.weight(edited) * 2);
-  EXPECT_EQ(save_model(model, folder_).size(), 1u);
-  EXPECT_EQ(model.fingerprint(), before);
-  EXPECT_TRUE(at::equal(logits(model), logits(load_model(folder_.string()))));
+  for (const auto& place : {folder_, folder_ / ".", folder_ / "inside"})
+    EXPECT_THROW((void)save_model(model, place), Error) << place;
+  EXPECT_EQ(read_file(folder_ / "model.safetensors"), before);
+  EXPECT_TRUE(at::equal(unedited, logits(load_model(folder_.string()))));
 }
 
 TEST_F(Folder, ATiedEditReachesTheRepeatedHeadInTheFile) {

@@ -241,6 +241,25 @@ TEST(Refilling, LanesAreAsManyAsGpusAndTwoWhereFactsFillBoth) {
   EXPECT_EQ(lanes_for(4, 32), 4);
 }
 
+TEST(Refilling, TheTightestDeviceOfAMixDecides) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  const at::Device host("cpu"), first("cuda:0"), second("cuda:1");
+  const auto machine = [&](int64_t a, int64_t b) {
+    return std::vector<devices::DeviceInfo>{{.device = host, .free_bytes = 64 * kGiB},
+                                            {.device = first, .free_bytes = a * kGiB},
+                                            {.device = second, .free_bytes = b * kGiB}};
+  };
+  const auto room = [&](int64_t a, int64_t b, const std::vector<at::Device>& layers) {
+    return editors::detail::tightest_room(machine(a, b), layers, 2 * kGiB);
+  };
+  EXPECT_EQ(room(30, 6, {first}), 10 * kGiB);
+  EXPECT_EQ(room(30, 6, {first, second}), 4 * kGiB) << "each keeps half";
+  EXPECT_EQ(room(6, 30, {first, second}), 4 * kGiB) << "whichever is first";
+  EXPECT_EQ(room(30, 6, {first, first, first, second}), 8 * kGiB) << "a quarter on the small one";
+  EXPECT_EQ(room(30, 6, {first, host}), 2 * kGiB) << "a host takes few tokens, whatever it holds";
+  EXPECT_EQ(room(30, 0, {first, second}), kGiB / 2);
+}
+
 TEST(Refilling, MemoryBoundsWhatIsActive) {
   const models::Model model = tiny_model();
   const auto problems = problems_of(model);

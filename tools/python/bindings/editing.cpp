@@ -76,10 +76,9 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            const std::vector<std::string>& eval_at, const std::string& protocol,
                            const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
                            const py::object& progress) {
-  if (resume && !(out && std::filesystem::exists(*out / "checkpoint" / "settings.json")))
+  if (resume && !out)
     throw Error(ErrorClass::kInvalidArgument,
-                {"resume", (out ? out->string() + " holds no run that was interrupted" : std::string("no out")),
-                 "the folder of a run that finished at least one batch", "name it with out, or begin without resume"});
+                {"resume", "no out", "the folder of the run that goes on, or begins", "name it with out"});
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.out = out.value_or("").string();
   options.resume = resume;
