@@ -233,6 +233,8 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "ablate", path("d"), "--positive", path("good.txt"), "--out", path("x")}, 2, "an option of fit");
   refused({"direct", "ablate", path("d"), "--texts", path("good.txt"), "--out", path("x")}, 2, "--spare");
   refused({"direct", "steer", path("d"), "--save", "lora", "--out", path("x")}, 3, "--save lora");
+  refused({"direct", "steer", path("d"), "--layers", "40-50", "--no-effect", "--out", path("x")}, 2,
+          "no direction in the layers");
   refused({"generate", "--prompt", "a", "--strength", "2"}, 2, "--control-vector");
   write_file(folder_ / "bad.json", R"({"name": "s", "kind": "command", "command": ["/no/such/program"]})");
   refused({"direct", "ablate", path("d"), "--scorer", path("bad.json"), "--prompts", path("ask.txt"),
