@@ -103,6 +103,10 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
 
 }  // namespace
 
+bool is_within(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
 void require_apart(const fs::path& out, const fs::path& source) {
   std::error_code failure;
   const fs::path real = fs::canonical(source, failure);
@@ -117,8 +121,7 @@ void require_apart(const fs::path& out, const fs::path& source) {
   if (named == real || fs::equivalent(out, source, failure)) refuse("the model was loaded from there");
   // Also by its own name: files of a folder may be links that lead out of it.
   for (const auto& place : {named, fs::weakly_canonical(absolute.parent_path(), failure) / absolute.filename()})
-    if (std::mismatch(real.begin(), real.end(), place.begin(), place.end()).first == real.end())
-      refuse("it lies inside of the model " + source.string());
+    if (is_within(place, real)) refuse("it lies inside of the model " + source.string());
 }
 
 std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {

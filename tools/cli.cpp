@@ -344,7 +344,7 @@ static std::vector<std::string> within_folder(const std::vector<std::string>& wo
   std::vector<std::string> kept;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
-    if (name != "--log-file" && name != "--cache" && name != "--stats-cache")
+    if (!writes_beside(name))
       kept.push_back(words[i]);
     else if (name == words[i])
       ++i;  // its value

@@ -2,6 +2,7 @@
 
 #include <emend/core/error.h>
 #include <emend/devices/process_environment.h>
+#include <emend/models/apart.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -11,6 +12,7 @@ namespace emend::tools {
 namespace {
 
 namespace fs = std::filesystem;
+using models::is_within;
 
 bool is_output(const Option& option) {
   const auto names = option.spellings();
@@ -18,8 +20,7 @@ bool is_output(const Option& option) {
 }
 
 bool is_read(const Option& option) {
-  if (is_output(option) || option.names == "--log-file" || option.names == "--cache" || option.names == "--stats-cache")
-    return false;
+  if (is_output(option) || writes_beside(option.names)) return false;
   for (const char* type : {"FILE", "FILE|NAME", "DIR", "PATH", "MODEL"})
     if (option.type == type) return true;
   return false;
@@ -37,11 +38,6 @@ void require_there(const Option& option, const std::string& path) {
   if (option.type == "FILE" && !path.empty() && !fs::exists(path, failure) &&
       devices::read_process_environment().size == 1)
     throw Error(ErrorClass::kNotFound, {path, "no such file", "a readable file", "check the path"});
-}
-
-// Whether `path` is `folder` or lies in it; both canonical.
-bool is_within(const fs::path& path, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
 
 void require_apart(const std::string& given, const fs::path& place, const std::string& input) {
@@ -77,6 +73,10 @@ std::string settled(const Option& option, const std::string& path, bool log) {
 }
 
 }  // namespace
+
+bool writes_beside(std::string_view name) {
+  return name == "--log-file" || name == "--cache" || name == "--stats-cache";
+}
 
 void settle_places(Options& options) {
   std::vector<std::string> inputs;

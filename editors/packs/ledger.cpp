@@ -6,6 +6,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
+#include <emend/editors/detail/ledger_state.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <fcntl.h>
@@ -20,10 +21,11 @@
 #include <utility>
 
 namespace emend::editors {
+
+using detail::read_state, detail::StoredState;
+
 namespace {
 
-constexpr int kLedgerVersion = 1;
-constexpr size_t kIdDigits = 12;
 constexpr const char *kFolder = ".emend", *kState = "ledger.json", *kOriginals = "originals.safetensors";
 
 // Which file of the folder holds each tensor.
@@ -80,62 +82,6 @@ SafetensorsFile open_originals(const std::filesystem::path& path) {
   return file;
 }
 
-// What ledger.json says.
-struct StoredState {
-  std::string base;
-  std::vector<std::string> active;
-  std::map<std::string, LedgerEntry> known;
-  std::optional<std::vector<std::string>> pending;
-};
-
-bool is_id(const std::string& id) {
-  return id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
-// Ids become file names, so nothing else than an id may pass for one.
-std::vector<std::string> read_ids(const nlohmann::json& list, const StoredState& state) {
-  const auto ids = list.get<std::vector<std::string>>();
-  std::set<std::string> seen;
-  for (const auto& id : ids)
-    if (!state.known.contains(id) || !seen.insert(id).second)
-      throw std::runtime_error("\"" + id + "\" is unknown or there twice");
-  return ids;
-}
-
-StoredState read_state(const std::filesystem::path& path) {
-  try {
-    const auto json = read_json(path, {.expected = "the file that emend wrote",
-                                       .advice = "restore the folder from its source and apply the packs again"});
-    if (json.at("version").get<int>() > kLedgerVersion)
-      throw Error(ErrorClass::kUnsupported,
-                  {path.string(), "version " + json.at("version").dump(), "version 1", "use a newer emend"});
-    StoredState state;
-    state.base = json.at("base").get<std::string>();
-    for (const auto& [id, entry] : json.at("packs").items()) {
-      if (!is_id(id)) throw std::runtime_error("\"" + id + "\" is no id");
-      state.known[id] = {id,
-                         false,
-                         entry.at("editor").get<std::string>(),
-                         entry.at("facts").get<int64_t>(),
-                         entry.at("subjects").get<std::vector<std::string>>(),
-                         entry.at("weights").get<std::vector<std::string>>(),
-                         entry.at("applied_at").get<std::string>(),
-                         entry.value("runtime", false),
-                         entry.value("survived", 1.0),
-                         entry.value("under", std::vector<std::string>())};
-    }
-    state.active = read_ids(json.at("active"), state);
-    if (json.contains("pending")) state.pending = read_ids(json.at("pending"), state);
-    return state;
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw Error(ErrorClass::kCorruption,
-                {path.string(), std::string("a damaged ledger (") + error.what() + ")", "the file that emend wrote",
-                 "restore the folder from its source and apply the packs again"});
-  }
-}
-
 // Everything a change of weights needs, before any of it is seen: new weight files and the new state.
 class StagedChange {
  public:
@@ -168,7 +114,7 @@ class StagedChange {
     std::error_code error;
     std::filesystem::rename(from, to, error);
     if (error)
-      throw Error(ErrorClass::kIo,
+      throw Error(class_of_errno(error.value()),
                   {to.string(), "cannot be replaced (" + error.message() + ")", "a folder that stays where it is",
                    "the change is finished when the folder is opened again"});
   }
@@ -458,7 +404,11 @@ void Ledger::change(const std::vector<std::string>& active) {
   try {
     StagedChange staged(folder_, ledger_, place);
     for (const auto& [path, values] : rebuilt(active, {weights.begin(), weights.end()})) staged.patch(path, values);
-    staged.commit(state_text(active_, &active), state_text(active), announced_);
+    StoredState state{base_, active, known_, {}};
+    const std::string after = state.text();
+    state.active = active_;
+    state.pending = active;
+    staged.commit(state.text(), after, announced_);
   } catch (const Error& error) {
     throw renamed(error, place, folder_);
   } catch (const std::filesystem::filesystem_error& error) {
@@ -510,19 +460,6 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   for (auto& [weight, value] : values)
     by_file[file_of(files, weight, folder_)][weight] = value.to(originals.tensor(weight).scalar_type());
   return by_file;
-}
-
-std::string Ledger::state_text(const std::vector<std::string>& active, const std::vector<std::string>* pending) const {
-  nlohmann::json packs = nlohmann::json::object();
-  for (const auto& [id, entry] : known_) {
-    packs[id] = {{"editor", entry.editor},    {"facts", entry.facts},           {"subjects", entry.subjects},
-                 {"weights", entry.weights},  {"applied_at", entry.applied_at}, {"runtime", entry.runtime},
-                 {"survived", entry.survived}};
-    if (!entry.under.empty()) packs[id]["under"] = entry.under;
-  }
-  nlohmann::json state = {{"version", kLedgerVersion}, {"base", base_}, {"active", active}, {"packs", packs}};
-  if (pending) state["pending"] = *pending;
-  return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace emend::editors

@@ -92,8 +92,6 @@ class Ledger {
   void keep_originals(const std::vector<std::string>& weights);
   [[nodiscard]] std::map<std::filesystem::path, std::map<std::string, at::Tensor>> rebuilt(
       const std::vector<std::string>& active, const std::vector<std::string>& weights) const;
-  [[nodiscard]] std::string state_text(const std::vector<std::string>& active,
-                                       const std::vector<std::string>* pending = nullptr) const;
 
   std::filesystem::path folder_, ledger_;
   std::string base_;
