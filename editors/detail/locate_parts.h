@@ -18,6 +18,16 @@ struct Grouped {
 /// The share of what each column asked of a layer that the update brings there: 1 without regularisation.
 [[nodiscard]] at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta);
 
+/// Records what a layer is solved with; nothing without a trace. `rows`: of all contexts, in the order of the keys.
+void trace_problem(const EditContext& context, const LayerProblem& problem, const std::vector<PromptRow>& rows,
+                   const at::Tensor& keys_PF, const at::Tensor& current_ND, const at::Tensor& remaining_DN);
+
+/// Dense where the factors would have more entries: those of 10,000 facts in GPT-J are three times as large.
+[[nodiscard]] WeightDelta smaller_form(WeightDelta delta);
+
+/// The plain prompt of each problem, for one more pass.
+[[nodiscard]] std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems);
+
 /// What a layer's write was, told to the log too; `remaining_DN`: what targets ask for beyond the current values.
 [[nodiscard]] LayerFigures figures_of(const LayerProblem& problem, const LayerUpdate& update, const ApplyReport& report,
                                       const at::Tensor& remaining_DN, const Log& log);

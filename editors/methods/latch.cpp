@@ -21,7 +21,6 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
-#include <emend/editors/detail/statistics_rows.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -104,7 +103,7 @@ class LatchEditor final : public Editor {
     if (facts.empty()) return result;
     {
       const PhaseTimer timer(result, "statistics");
-      if (text_.empty()) text_ = read_rows(model, context);
+      if (text_.empty()) text_ = text_rows(model, h_.text_tokens, context);
     }
     const auto leads = lead_ins(model, text_, h_.lead_ins + h_.gate_lead_ins, context.seed);
     const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
@@ -183,25 +182,6 @@ class LatchEditor final : public Editor {
  private:
   [[nodiscard]] std::string what_is_kept() const {
     return "what enters MLPs, " + std::to_string(h_.text_tokens) + " tokens";
-  }
-
-  // The text of the statistics, else text that the model writes; every process uses the first one's.
-  std::vector<Ids> read_rows(const models::Model& model, const EditContext& context) const {
-    const auto read = [&] {
-      auto rows = context.statistics ? context.statistics->rows(model, h_.text_tokens) : std::vector<Ids>();
-      if (!rows.empty()) return rows;
-      StatisticsOptions options;
-      options.seed = context.seed;
-      options.cancel = context.cancel;
-      options.progress = context.progress;
-      return detail::make_row_source(model, std::nullopt, options)->take(h_.text_tokens);
-    };
-    if (context.sharing.alone()) return read();
-    const std::string bytes = context.sharing.by_first([&] {
-      const auto packed = nlohmann::json::to_msgpack(read());
-      return std::string(packed.begin(), packed.end());
-    });
-    return nlohmann::json::from_msgpack(bytes).get<std::vector<Ids>>();
   }
 
   static Ids numbers(const at::Tensor& x) {

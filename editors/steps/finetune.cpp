@@ -34,12 +34,13 @@ std::string with_prefix(const std::string& name, const std::string& prefix) {
 class FineTuneRun {
  public:
   FineTuneRun(const FineTuneHparams& hparams, const std::string& editor, models::Model& model,
-              const EditContext& context, EditResult& result)
+              const EditContext& context, EditResult& result, const GradientRule& rule)
       : hparams_(hparams),
         editor_(editor),
         model_(model),
         context_(context),
         result_(result),
+        rule_(rule),
         transaction_(model, context.transaction) {}
 
   void run(const RenderedBatch& batch) {
@@ -59,6 +60,7 @@ class FineTuneRun {
       for (const auto& name :
            weights_of_module(model_, static_cast<int>(layer), hparams_.modules.rewrite_module_tmp, editor_)) {
         const at::Tensor weight = model_.weight(name).detach();
+        if (rule_ && weight.dim() != 2) continue;
         const at::Tensor master = weight.to(dtype, /*non_blocking=*/false, /*copy=*/true);
         trained_.push_back({name, static_cast<int>(layer), weight.dim() == 2, master, master.clone()});
       }
@@ -120,7 +122,9 @@ class FineTuneRun {
         throw Error(ErrorClass::kUnsupported, {trained_[i].name, "a weight that the loss does not depend on",
                                                "a linear layer of a block", "choose another rewrite_module_tmp"});
     if (context_.trace && first_gradients_.size() < 3) first_gradients_.push_back(result.gradients);
-    adam.step(masters, result.gradients);
+    std::vector<at::Tensor> gradients = result.gradients;
+    for (size_t i = 0; i < trained_.size() && rule_; ++i) gradients[i] = rule_(trained_[i].name, gradients[i]);
+    adam.step(masters, gradients);
     for (const auto& trained : trained_) {
       if (hparams_.norm_constraint) clamp_to_box(trained.master, trained.original, *hparams_.norm_constraint);
       write_weight(trained.name, trained.master, transaction_);
@@ -158,6 +162,7 @@ class FineTuneRun {
   models::Model& model_;
   const EditContext& context_;
   EditResult& result_;
+  const GradientRule& rule_;
   EditTransaction transaction_;
   const RenderedBatch* batch_ = nullptr;
   Objective objective_ = Objective::kPromptLast;
@@ -176,7 +181,7 @@ class FineTuneEditor final : public Editor {
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 const EditContext& context) override {
     return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
-      FineTuneRun(hparams_, name_, model, context, result).run(batch);
+      finetune(hparams_, name_, model, batch, context, result);
     });
   }
 
@@ -187,6 +192,11 @@ class FineTuneEditor final : public Editor {
 };
 
 }  // namespace
+
+void finetune(const FineTuneHparams& hparams, const std::string& editor, models::Model& model,
+              const RenderedBatch& batch, const EditContext& context, EditResult& result, const GradientRule& rule) {
+  FineTuneRun(hparams, editor, model, context, result, rule).run(batch);
+}
 
 double FineTuneHparams::decay(int64_t facts) const {
   if (wd_power_law.size() == 2)
@@ -271,8 +281,7 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
   return weights;
 }
 
-std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values, const FineTuneHparams& hparams,
-                                      const hparams::RawHparams& raw, const models::Model& model) {
+void check_finetune(const FineTuneHparams& hparams, const hparams::RawHparams& raw, const models::Model& model) {
   require_layers(hparams.layers, model, raw);
   for (const int64_t layer : hparams.layers)
     (void)weights_of_module(model, static_cast<int>(layer), hparams.modules.rewrite_module_tmp, raw.source());
@@ -281,6 +290,11 @@ std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values, c
                              {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp, "",
                               names.ln_f_module, names.lm_head_module},
                              raw.source());
+}
+
+std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values, const FineTuneHparams& hparams,
+                                      const hparams::RawHparams& raw, const models::Model& model) {
+  check_finetune(hparams, raw, model);
   return std::make_unique<FineTuneEditor>(std::move(name), std::move(values), hparams);
 }
 

@@ -13,12 +13,15 @@
 #include <emend/editors/steps/learning_pass.h>
 #include <emend/hparams/locate.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace emend::editors {
+
+struct RenderedBatch;
 
 struct FineTuneHparams {
   std::vector<int64_t> layers;
@@ -38,6 +41,18 @@ struct FineTuneHparams {
   [[nodiscard]] double decay(int64_t facts) const;
 };
 [[nodiscard]] const hparams::Schema<FineTuneHparams>& finetune_schema();  ///< the fields above
+
+/// What Adam sees of a matrix's gradient; both as the matrix is stored.
+using GradientRule = std::function<at::Tensor(const std::string& weight, const at::Tensor& gradient)>;
+
+/// Trains on a batch, writes the weights and adds what changed to `result`. With a rule matrices alone are trained.
+/// Nothing stays of it if it throws: Error(kNumeric) for a loss that is not finite, Error(kCancelled).
+void finetune(const FineTuneHparams& hparams, const std::string& editor, models::Model& model,
+              const RenderedBatch& batch, const EditContext& context, EditResult& result,
+              const GradientRule& rule = {});
+
+/// Throws Error(kInvalidArgument) naming the place in the file if the values do not fit the model.
+void check_finetune(const FineTuneHparams& hparams, const hparams::RawHparams& raw, const models::Model& model);
 
 /// Builds an editor; throws Error(kInvalidArgument) naming the place in the file if the values do not fit the model.
 [[nodiscard]] std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values,

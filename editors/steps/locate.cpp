@@ -38,6 +38,7 @@ class BatchEdit {
   struct Memory {
     const KeyCache& keys;
     const OriginalWeights& originals;
+    const std::vector<at::Tensor>&carried, &shared;
     double nas_norm;
     std::optional<ContextTemplates>& contexts;
   };
@@ -48,7 +49,8 @@ class BatchEdit {
         model_(model),
         context_(context),
         transaction_(model, context.transaction),
-        through_norm_(acts_through_norm(recipe.targets, model)) {}
+        through_norm_(acts_through_norm(recipe.targets, model)),
+        carries_(memory.carried) {}
 
   EditResult run(std::span<const datasets::Fact> facts) {
     const bool written_once = recipe_.windows.size > 0 || recipe_.settle;
@@ -80,16 +82,19 @@ class BatchEdit {
     std::vector<at::Tensor> keys_FN;
     for (const auto& keys_PF : collect_at_lookup(model_, all_rows(), sites, context_))
       keys_FN.push_back(
-          devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype)));
+          outside(devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype)),
+                  memory_.shared[keys_FN.size()]));
     return keys_FN;
   }
 
   /// The keys of this batch (and what they were to give) join those of earlier ones.
   void remember(KeyCache& keys) {
     if (!recipe_.keys_as_written) return keys.add(keys_of_all_layers());
+    if (recipe_.values_as_given) take_given_values();
     keys.add(written_keys_, recipe_.compensates ? wanted_values_ : std::vector<at::Tensor>{});
   }
   [[nodiscard]] double nas_norm() const noexcept { return memory_.nas_norm; }
+  [[nodiscard]] const std::vector<at::Tensor>& carries() const noexcept { return carries_; }
 
   void commit() noexcept { transaction_.commit(); }
 
@@ -211,7 +216,7 @@ class BatchEdit {
     std::vector<at::Tensor> mlp;
     if (site.site == hooks::Site::kLayerOut) {
       const at::Tensor mlp_ND =
-          collect_at_lookup(model_, plain_rows(problems), {{hooks::Site::kMlpOut, site.layer}}, context_)[0];
+          collect_at_lookup(model_, detail::plain_rows(problems), {{hooks::Site::kMlpOut, site.layer}}, context_)[0];
       mlp = devices::to_host(mlp_ND).to(at::kFloat).unbind(0);
     } else {
       for (const auto& target : targets) mlp.push_back(target.initial_D[0]);
@@ -237,19 +242,13 @@ class BatchEdit {
       first.push_back(through_norm_ ? streams_[targets_.size() + i].to(at::kFloat) : targets[i].target_D[0]);
     std::vector<hooks::SiteRef> sites;
     for (size_t l = 0; l < recipe_.common.layers.size(); ++l) sites.push_back(measured(l));
-    const auto values = collect_with(model_, plain_rows(problems), sites[0], at::stack(first), sites, context_);
+    const auto values = collect_with(model_, detail::plain_rows(problems), sites[0], at::stack(first), sites, context_);
     for (size_t i = 0; i < targets.size(); ++i) {
       replayed_.emplace_back();
       for (const auto& value_ND : values)
         replayed_.back().push_back(devices::to_host(value_ND[static_cast<int64_t>(i)]).to(at::kDouble));
       replayed_.back()[0] = first[i].to(at::kDouble);
     }
-  }
-
-  [[nodiscard]] static std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems) {
-    std::vector<PromptRow> plain;
-    for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
-    return plain;
   }
 
   // Where residuals are measured: where δ was, or in the stream behind the norm that it acted through (post_norm.h);
@@ -262,7 +261,7 @@ class BatchEdit {
 
   // The layer's outputs that the targets stand for.
   void remember_streams(const std::vector<TargetProblem>& problems, const std::vector<Target>& targets) {
-    const std::vector<PromptRow> plain = plain_rows(problems);
+    const std::vector<PromptRow> plain = detail::plain_rows(problems);
     const PostNorm norm(model_, measured().layer);
     auto sites = norm.sites();
     sites.push_back(measured());
@@ -357,6 +356,15 @@ class BatchEdit {
     }
   }
 
+  // In the place of what the batch's keys asked for: what the written weights give.
+  void take_given_values() {
+    for (size_t i = 0; i < written_keys_.size(); ++i) {
+      const at::Tensor &keys_FN = written_keys_[i], weight_DF = oriented(model_.edit_site(layers()[i]));
+      wanted_values_[i] =
+          devices::route_like(weight_DF, keys_FN, devices::Purpose::kSolve).to(keys_FN.scalar_type()).mm(keys_FN);
+    }
+  }
+
   // A view of the weight in paper orientation.
   [[nodiscard]] at::Tensor oriented(const models::EditSite& site) const {
     const at::Tensor weight = model_.weight(site.weight_name);
@@ -380,17 +388,6 @@ class BatchEdit {
     detail::warn_if_little(most_reached_, batch_, result_, context_.log);
   }
 
-  // Factors that have more entries than the matrix save nothing: those of 10,000 facts in GPT-J are three times as
-  // large.
-  static WeightDelta smaller_form(WeightDelta delta) {
-    if (!delta.low_rank() ||
-        delta.left_DR.numel() + delta.right_FR.numel() <= delta.left_DR.size(0) * delta.right_FR.size(0))
-      return delta;
-    delta.dense_DF = delta.matrix();
-    delta.left_DR = delta.right_FR = at::Tensor();
-    return delta;
-  }
-
   void write_layer(LayerWalk& walk, size_t index, const at::Tensor& targets_DN, const std::vector<size_t>& plain) {
     const auto& layers = recipe_.common.layers;
     LayerProblem problem;
@@ -401,6 +398,7 @@ class BatchEdit {
     problem.dtype = context_.solve_dtype;
     problem.weight_DF = oriented(problem.site);
     if (recipe_.remembers_keys) problem.earlier = memory_.keys.layer(index);
+    problem.carried = memory_.carried[index];
     if (const auto at = memory_.originals.weights().find(problem.site.weight_name);
         at != memory_.originals.weights().end() && (recipe_.compensates || recipe_.modifiers.revive > 0))
       problem.original_DF = oriented_original(problem.site, at->second);
@@ -413,11 +411,12 @@ class BatchEdit {
     const auto at_home = [&](const at::Tensor& x) {
       return devices::route_like(x, home, devices::Purpose::kKeys).to(problem.dtype);
     };
-    problem.keys_FN = at_home(average_keys(keys_PF, *contexts_, recipe_.weighting)).t().contiguous();
+    problem.keys_FN =
+        outside(at_home(average_keys(keys_PF, *contexts_, recipe_.weighting)).t().contiguous(), memory_.shared[index]);
     const at::Tensor remaining_DN = at_home(targets_DN) - at_home(current_ND).t();
     problem.residual_DN = remaining_DN / detail::divisor(recipe_.spread, index, layers.size());
     if (through_norm_) problem.residual_DN = before_norm(walk, problem, plain);
-    trace_problem(problem, keys_PF, current_ND, remaining_DN);
+    if (context_.trace) detail::trace_problem(context_, problem, all_rows(), keys_PF, current_ND, remaining_DN);
 
     if (recipe_.keys_as_written && written_keys_.size() < layers.size()) {
       written_keys_.push_back(problem.keys_FN);
@@ -425,13 +424,14 @@ class BatchEdit {
     }
 
     LayerUpdate update = recipe_.update(problem);
+    carries_[index] = update.carries;
     if (recipe_.modifiers.any_update()) {
       problem.earlier = memory_.keys.layer(index);
       update.delta = modified(recipe_.modifiers, problem, update.delta);
     }
     const at::Tensor before_DF = context_.trace ? problem.weight_DF.clone() : at::Tensor();
     const at::Tensor right_FR = update.delta.right_FR, reached_N = detail::share_reached(problem, update.delta);
-    update.delta = smaller_form(std::move(update.delta));
+    update.delta = detail::smaller_form(std::move(update.delta));
     const ApplyReport report = apply_delta(update.delta, transaction_);
     result_.layers.push_back(detail::figures_of(problem, update, report, remaining_DN, context_.log));
     for (size_t n = 0; n < columns_.size(); ++n) {
@@ -448,26 +448,13 @@ class BatchEdit {
     result_.deltas.push_back(std::move(update.delta));
   }
 
-  void trace_problem(const LayerProblem& problem, const at::Tensor& keys_PF, const at::Tensor& current_ND,
-                     const at::Tensor& remaining_DN) {
-    if (!context_.trace) return;
-    const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
-    std::vector<int64_t> lookup;
-    for (const auto& row : all_rows()) lookup.push_back(row.lookup);
-    record(context_, prefix + "keys_per_context", keys_PF);
-    record(context_, prefix + "key_lookup", at::tensor(lookup, at::kLong));
-    record(context_, prefix + "keys", problem.keys_FN);
-    record(context_, prefix + "cur_z", current_ND.t());
-    record(context_, prefix + "targets", remaining_DN);
-    record(context_, prefix + "resid", problem.residual_DN);
-  }
-
   const LocateRecipe& recipe_;
   Memory memory_;  // what the batch finds, and its own norm
   models::Model& model_;
   const EditContext& context_;
   EditTransaction transaction_;
   bool through_norm_;
+  std::vector<at::Tensor> carries_;             // for the next batch, a layer each
   std::map<size_t, double> most_reached_;       // by rendered fact, of all layers
   const ContextTemplates* contexts_ = nullptr;  // in use
   EditResult result_;
@@ -486,11 +473,14 @@ class BatchEdit {
 EditResult LocateEditor::edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
   const devices::Tf32Products products(context.tf32);
   const auto write = [&] {
-    BatchEdit batch(recipe_, {memory_, originals_, nas_norm_, contexts_}, model, context);
+    auto shared = shared_directions(model, context);
+    BatchEdit batch(recipe_, {memory_, originals_, carried_, shared, nas_norm_, contexts_}, model, context);
     EditResult result = batch.run(facts);
     context.cancel.check("insert");
     if ((recipe_.remembers_keys || recipe_.modifiers.simie > 0) && !result.deltas.empty()) batch.remember(memory_);
     nas_norm_ = batch.nas_norm();
+    carried_ = batch.carries();
+    shared_ = std::move(shared);
     batch.commit();
     return result;
   };

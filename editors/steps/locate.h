@@ -40,6 +40,7 @@ struct LayerProblem {
   SecondMoment moment;     ///< absent if the recipe needs none
   EarlierKeys earlier;     ///< of the batches before this one; nothing unless the recipe remembers keys
   at::Tensor original_DF;  ///< the weight before the first batch, float64; nothing unless the recipe keeps it
+  at::Tensor carried;      ///< LayerUpdate::carries of this layer's last batch; nothing before the first
   at::ScalarType dtype = at::kDouble;
 };
 
@@ -48,6 +49,7 @@ struct LayerUpdate {
   WeightDelta delta;
   SolveReport solve;
   std::map<std::string, at::Tensor> more = {};  ///< further tensors for a trace, by name
+  at::Tensor carries = {};                      ///< what the next batch is to find in LayerProblem::carried
 };
 
 /// What a system keeps of a layer: λ·C + ridge·I, or (λ + ridge)·I where C is left out (`mom2_adjustment: false`).
@@ -108,6 +110,7 @@ struct LocateRecipe {
   bool keys_as_written = false;  ///< remembered are the keys that a batch was solved with instead
   /// What earlier batches asked for and the weights do not give is asked for again (closed_form). Needs both.
   bool compensates = false;
+  bool values_as_given = false;  ///< earlier batches asked for no more than what the weights gave them (compensates)
   /// The targets' site is the first rewritten layer; those above get targets from a pass with its value in place.
   bool replays_forward = false;
   Modifiers modifiers;
@@ -117,7 +120,8 @@ struct LocateRecipe {
 /// A method of this kind as an editor.
 class LocateEditor final : public Editor {
  public:
-  explicit LocateEditor(LocateRecipe recipe) : recipe_(std::move(recipe)) {}
+  explicit LocateEditor(LocateRecipe recipe)
+      : recipe_(std::move(recipe)), carried_(recipe_.common.layers.size()), shared_(carried_) {}
 
   [[nodiscard]] const std::string& name() const override { return recipe_.editor; }
   [[nodiscard]] nlohmann::json hparams() const override { return recipe_.hparams; }
@@ -138,9 +142,13 @@ class LocateEditor final : public Editor {
   [[nodiscard]] bool keeps_originals() const {
     return recipe_.rewinds_targets || recipe_.correct || recipe_.compensates || recipe_.modifiers.revive > 0;
   }
+  [[nodiscard]] std::vector<at::Tensor> shared_directions(const models::Model& model, const EditContext& context) const;
+
   LocateRecipe recipe_;
   KeyCache memory_;
   OriginalWeights originals_;
+  std::vector<at::Tensor> carried_;           ///< a layer each, undefined before the first batch
+  std::vector<at::Tensor> shared_;            ///< a layer each (names_share), undefined without `suit`
   double nas_norm_ = 0;                       ///< of the first batch; 0: not known yet
   std::optional<ContextTemplates> contexts_;  ///< sampled at the first edit
 };
@@ -171,7 +179,7 @@ struct SharedHparams : hparams::LocateHparams {
   int64_t rounds = 1;
   double round_probability = 0.1;
   bool nas = false;  ///< what goes on top: modifiers.h
-  double nas_norm = 0, revive = 0, simie = 0;
+  double nas_norm = 0, revive = 0, simie = 0, suit = 0;
 };
 [[nodiscard]] const hparams::Schema<SharedHparams>& shared_hparams_schema();  ///< the fields above
 /// A check of the schema for editors that write a batch only once: empty, or what is expected of `rounds`.
@@ -230,6 +238,11 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
 /// A tensor on the device where the layer's systems are solved: the weight's device, or the host if a width F system
 /// does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
+
+/// Ordinary text as rows of ids, of at least `tokens` tokens: that of the statistics, else text that the model writes.
+/// Every process gets the first one's.
+[[nodiscard]] std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens,
+                                                          const EditContext& context);
 
 /// Adds the seconds of a scope to a phase.
 class PhaseTimer {

@@ -6,6 +6,7 @@
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/detail/locate_parts.h>
+#include <emend/editors/detail/statistics_rows.h>
 #include <emend/editors/steps/post_norm.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
@@ -79,6 +80,34 @@ Grouped group_facts(const std::vector<const RenderedFact*>& facts, bool merge_eq
 double divisor(ResidualSpread spread, size_t index, size_t count) {
   const auto left = static_cast<double>(count - index);
   return spread == ResidualSpread::kEqual ? left : spread == ResidualSpread::kSqrt ? std::sqrt(left) : 1;
+}
+
+void trace_problem(const EditContext& context, const LayerProblem& problem, const std::vector<PromptRow>& rows,
+                   const at::Tensor& keys_PF, const at::Tensor& current_ND, const at::Tensor& remaining_DN) {
+  const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
+  std::vector<int64_t> lookup;
+  for (const auto& row : rows) lookup.push_back(row.lookup);
+  record(context, prefix + "keys_per_context", keys_PF);
+  record(context, prefix + "key_lookup", at::tensor(lookup, at::kLong));
+  record(context, prefix + "keys", problem.keys_FN);
+  record(context, prefix + "cur_z", current_ND.t());
+  record(context, prefix + "targets", remaining_DN);
+  record(context, prefix + "resid", problem.residual_DN);
+}
+
+WeightDelta smaller_form(WeightDelta delta) {
+  if (!delta.low_rank() ||
+      delta.left_DR.numel() + delta.right_FR.numel() <= delta.left_DR.size(0) * delta.right_FR.size(0))
+    return delta;
+  delta.dense_DF = delta.matrix();
+  delta.left_DR = delta.right_FR = at::Tensor();
+  return delta;
+}
+
+std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems) {
+  std::vector<PromptRow> plain;
+  for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
+  return plain;
 }
 
 at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {
@@ -208,7 +237,12 @@ const hparams::Schema<SharedHparams>& shared_hparams_schema() {
           .field("simie", &SharedHparams::simie,
                  {.meaning = "on top: each batch's change acts on its own keys only; 0 disables it",
                   .formula = "lambda in dW K Kt (lambda I + earlier + K Kt)^-1 (SimIE)",
-                  .min = 0});
+                  .min = 0})
+          .field("suit", &SharedHparams::suit,
+                 {.meaning = "on top: keys lose the directions that names share; 0 disables it",
+                  .formula = "share of the sum of squared singular values of names' keys (SUIT, arXiv 2509.24502)",
+                  .min = 0,
+                  .max = 1});
   return schema;
 }
 
@@ -247,8 +281,9 @@ LocateRecipe shared_recipe(const SharedHparams& hparams, const RecipeInputs& in)
   LocateRecipe recipe = locate_recipe(hparams, in);
   recipe.merge_equal_keys = hparams.merge_equal_keys;
   recipe.rounds = {hparams.rounds, hparams.round_probability};
-  recipe.modifiers = {hparams.nas, hparams.nas_norm, hparams.revive, hparams.simie,
-                      std::make_shared<std::map<int, std::pair<at::Tensor, at::Tensor>>>()};
+  recipe.modifiers = {hparams.nas,    hparams.nas_norm,
+                      hparams.revive, hparams.simie,
+                      hparams.suit,   std::make_shared<std::map<int, std::pair<at::Tensor, at::Tensor>>>()};
   return recipe;
 }
 
@@ -337,6 +372,25 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
   context.statistics->prepare(model, layers);
 }
 
+std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens, const EditContext& context) {
+  using Rows = std::vector<std::vector<int64_t>>;
+  const auto read = [&] {
+    auto rows = context.statistics ? context.statistics->rows(model, tokens) : Rows();
+    if (!rows.empty()) return rows;
+    StatisticsOptions options;
+    options.seed = context.seed;
+    options.cancel = context.cancel;
+    options.progress = context.progress;
+    return detail::make_row_source(model, std::nullopt, options)->take(tokens);
+  };
+  if (context.sharing.alone()) return read();
+  const std::string bytes = context.sharing.by_first([&] {
+    const auto packed = nlohmann::json::to_msgpack(read());
+    return std::string(packed.begin(), packed.end());
+  });
+  return nlohmann::json::from_msgpack(bytes).get<Rows>();
+}
+
 at::Tensor solve_home(const models::Model& model, const models::EditSite& site) {
   const at::Tensor weight = model.weight(site.weight_name);
   const at::Tensor host = at::empty({0}, at::kFloat);
@@ -389,9 +443,17 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
   return result.deltas.empty() ? std::nullopt : std::optional(std::move(result));
 }
 
+// Those of the model before the first batch.
+std::vector<at::Tensor> LocateEditor::shared_directions(const models::Model& model, const EditContext& context) const {
+  const bool known = recipe_.modifiers.suit == 0 || shared_.at(0).defined();
+  return known ? shared_ : names_share(model, layers_of(recipe_), recipe_.modifiers.suit, context);
+}
+
 void LocateEditor::reset() {
   memory_.clear();
   originals_.clear();
+  carried_.assign(carried_.size(), {});
+  shared_ = carried_;
   nas_norm_ = 0;
   if (recipe_.modifiers.leading) recipe_.modifiers.leading->clear();
 }
@@ -399,6 +461,10 @@ void LocateEditor::reset() {
 std::map<std::string, at::Tensor> LocateEditor::state() const {
   auto state = memory_.state();
   originals_.save(state);
+  for (size_t i = 0; i < carried_.size(); ++i) {
+    if (carried_[i].defined()) state.emplace("carried." + std::to_string(i), carried_[i]);
+    if (shared_[i].defined()) state.emplace("suit." + std::to_string(i), shared_[i]);
+  }
   if (nas_norm_ > 0) state.emplace("nas", at::tensor({nas_norm_}, at::kDouble));
   return state;
 }
@@ -410,11 +476,19 @@ void LocateEditor::load_state(const std::map<std::string, at::Tensor>& saved) {
   const auto norm = state.find("nas");
   nas_norm_ = norm == state.end() ? 0 : norm->second.item<double>();
   state.erase("nas");
+  carried_.assign(carried_.size(), {});
+  shared_ = carried_;
+  for (size_t i = 0; i < carried_.size(); ++i) {
+    if (auto kept = state.extract("carried." + std::to_string(i))) carried_[i] = kept.mapped();
+    if (auto kept = state.extract("suit." + std::to_string(i))) shared_[i] = kept.mapped();
+  }
   if (recipe_.remembers_keys || recipe_.modifiers.simie > 0) memory_.load(state);
 }
 
 LayerUpdate LocateEditor::update(LayerProblem problem) const {
   if (recipe_.remembers_keys) problem.earlier = memory_.layer(problem.index);
+  problem.carried = carried_.at(problem.index);
+  problem.keys_FN = outside(problem.keys_FN, shared_.at(problem.index));
   if (const auto at = originals_.weights().find(problem.site.weight_name); at != originals_.weights().end())
     problem.original_DF = oriented_original(problem.site, at->second);
   LayerUpdate update = recipe_.update(problem);

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/datasets/fact.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/modifiers.h>
@@ -37,11 +38,28 @@ std::pair<at::Tensor, at::Tensor> leading_directions(const at::Tensor& weight_DF
   return {u_DR.narrow(1, 0, count).contiguous(), vt_RF.narrow(0, 0, count).t().contiguous()};
 }
 
+at::Tensor outside(const at::Tensor& x, const at::Tensor& basis) {
+  if (!basis.defined()) return x;
+  const at::Tensor here = devices::route_like(basis, x, devices::Purpose::kSolve).to(x.scalar_type());
+  return x - here.mm(here.t().mm(x));
+}
+
+std::vector<at::Tensor> names_share(const models::Model& model, const std::vector<int>& layers, double share,
+                                    const EditContext& context) {
+  const at::NoGradGuard no_grad;
+  const auto names = datasets::load_bundled_facts().facts;
+  std::vector<PromptRow> rows;
+  for (const auto& fact : render_batch(model, names, ContextTemplates::plain(), {}).rendered)
+    rows.push_back(fact.rows[0]);
+  std::vector<hooks::SiteRef> sites;
+  for (const int layer : layers) sites.push_back({hooks::Site::kMlpDownIn, layer});
+  std::vector<at::Tensor> shared;
+  for (const auto& keys_NF : collect_at_lookup(model, rows, sites, context))
+    shared.push_back(leading_directions(devices::to_host(keys_NF).t(), share).first);
+  return shared;
+}
+
 WeightDelta without_directions(const WeightDelta& delta, const at::Tensor& left_DK, const at::Tensor& right_FK) {
-  const auto outside = [](const at::Tensor& x, const at::Tensor& basis) {
-    const at::Tensor here = devices::route_like(basis, x, devices::Purpose::kSolve).to(x.scalar_type());
-    return x - here.mm(here.t().mm(x));
-  };
   WeightDelta left = delta;
   if (delta.low_rank()) {
     left.left_DR = outside(delta.left_DR, left_DK);

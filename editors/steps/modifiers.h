@@ -9,6 +9,9 @@
 //   simie    SimIE (EasyEdit): each batch's change acts on its own keys only, as far as a least-squares memory of all
 //            keys lets it:  ΔW ← ΔW K Kᵀ (λI + ΣKpKpᵀ + K Kᵀ)⁻¹
 //
+//   suit     the key half of SUIT (arXiv 2509.24502): keys lose the directions that the keys of many names share
+//            (names_share):  k ← k − U Uᵀ k
+//
 //   D hidden width · F key width · K leading directions · N facts
 #pragma once
 
@@ -21,6 +24,7 @@
 
 namespace emend::editors {
 
+struct EditContext;
 struct LayerProblem;
 
 struct Modifiers {
@@ -28,6 +32,7 @@ struct Modifiers {
   double nas_norm = 0;  ///< a; 0: the mean over the first batch's targets, without the largest twentieth
   double revive = 0;    ///< share of Σσ² that the leading directions hold
   double simie = 0;     ///< λ
+  double suit = 0;      ///< share of Σσ² of the names' keys that the shared directions hold
   /// Leading directions by layer, once they are known: work saved, not state.
   std::shared_ptr<std::map<int, std::pair<at::Tensor, at::Tensor>>> leading = {};
 
@@ -49,6 +54,14 @@ struct Modifiers {
 /// The delta without the parts in these directions; factors stay factors.
 [[nodiscard]] WeightDelta without_directions(const WeightDelta& delta, const at::Tensor& left_DK,
                                              const at::Tensor& right_FK);
+
+/// SUIT's shared directions of each layer: the leading left singular vectors [F,K] of the keys of the bundled facts'
+/// subjects, float64, host, for the model as it is.
+[[nodiscard]] std::vector<at::Tensor> names_share(const models::Model& model, const std::vector<int>& layers,
+                                                  double share, const EditContext& context);
+
+/// x − U Uᵀ x in x's dtype, on its device; x itself where U is undefined.
+[[nodiscard]] at::Tensor outside(const at::Tensor& x, const at::Tensor& basis);
 
 /// The delta as the modifiers leave it. `original_DF` is the unedited weight in paper orientation (revive only).
 [[nodiscard]] WeightDelta modified(const Modifiers& modifiers, const LayerProblem& problem, const WeightDelta& delta);

@@ -94,7 +94,13 @@ lora_dropout: 0.1
 norm_constraint: false
 target_modules: ["q_proj", "v_proj"]  #["up_proj", "down_proj"]
 )";
+  std::string crisp = "alg_name: \"CrispEdit\"\n" + kMachine +
+                      "layers: [19, 20, 21, 22, 23]\nnum_steps: 25\nbatch_size: 32\nlr: 5e-4\nweight_decay: 0\n"
+                      "kl_factor: 0\nnorm_constraint: false\nobjective_optimization: \"target_new\"\n" +
+                      kModules + "mom2_dataset: \"wikipedia\"\nmom2_n_samples: 1000\nmom2_dtype: \"float32\"\n" +
+                      "energy_threshold: 0.99\n";
   return {
+      {"crispedit", crisp},
       {"rome", "alg_name: \"ROME\"\n" + kMachine + kRome + "max_length: 40\n"},
       {"r-rome", "alg_name: \"R-ROME\"\n" + kMachine + kRome},
       {"r-rome", "alg_name: \"R-ROME\"\n" + kMachine + kRome +
@@ -171,6 +177,7 @@ std::vector<Published> published_json() {
                                {"weight_reg", 1},
                                {"solve_method", "qr"}})},
       {"memit-fe", with(memit, {{"clamp_norm_factor", 4}})},
+      {"lyaplock", with(memit, {{"model_name", "Llama3-8B"}, {"mom2_dtype", "float64"}})},
       {"rect", with(memit, named)},
       {"prune", with(memit, named)},
       {"emmet", with(memit, {{"calculate_objective_value", false}, {"update_norm_lambda", 0}, {"emmet_lambda", 0.1}})},

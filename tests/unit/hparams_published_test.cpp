@@ -148,6 +148,9 @@ std::vector<Row> other_locate_rows() {
       {"rlsedit", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, {{"mom2_update_weight", "20000"}, {"mu_reg", "1"}}},
       {"rlsedit", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, {{"mom2_update_weight", "15000"}, {"lambda_reg", "0"}}},
       {"memit-fe", "llama3-8b", low, 25, 0.1, 31, 0.5, 4, {{"mom2_update_weight", "15000"}}},
+      {"lyaplock", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, {{"mom2_update_weight", "1000"}, {"alpha", "60"}}},
+      {"lyaplock", "gpt-j-6b", {3, 4, 5, 6, 7}, 25, 0.5, 27, 0.5, 0.75, {{"mom2_update_weight", "1000"}}},
+      {"lyaplock", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, {{"mom2_update_weight", "1000"}}},
   };
 }
 
@@ -175,6 +178,10 @@ std::vector<Row> tuning_rows() {
   for (const char* model : {"llama-7b", "llama3-8b", "llama3.2-3b", "baichuan-7b"})
     rows.push_back({"ft-l", model, {21}, 25, 5e-4, -1, -1, -1, epsilon("false")});
   for (const char* model : {"qwen2-7b", "qwen2.5-7b", "qwen3.5-9b"}) rows.push_back({"ft-l", model, {27}, 25, 5e-4});
+  const std::vector<std::pair<const char*, const char*>> crisp = {{"energy_threshold", "0.8"}};
+  for (const char* model : {"llama3-8b", "mistral-7b"})
+    rows.push_back({"crispedit", model, {19, 20, 21, 22, 23}, 25, 5e-4, -1, 0, -1, crisp});
+  rows.push_back({"crispedit", "qwen2.5-7b", {15, 16, 17, 18, 19}, 25, 5e-4, -1, 0, -1, crisp});
   return rows;
 }
 

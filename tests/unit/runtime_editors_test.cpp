@@ -1,11 +1,13 @@
-// Edits beside the weights: GRACE, WISE and IKE on tiny models, their packs, and letting go of them.
+// Edits beside the weights: GRACE, WISE, NeuralDB and IKE on tiny models, their packs, and letting go of them.
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/editors/packs/grace_book.h>
+#include <emend/editors/packs/neural_store.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/packs/wise_memory.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/learning_pass.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
@@ -29,6 +31,9 @@ const char* const kWise =
     "layers: [0]\nmask_ratio: 0.8\nedit_lr: 2\nn_iter: 200\nnorm_constraint: none\nact_margin: [0.05, 2, 1]\n"
     "act_ratio: 0.9\nloc_prompts: [\"QWXZ 9173 KJVB\"]\n";
 
+const char* const kNeuralDb =
+    "layers: [2]\nv_num_grad_steps: 12\nv_lr: 0.2\ngamma: 0.999\ncontext_template_length_params: []\n";
+
 std::unique_ptr<editors::Editor> editor(const std::string& name, const models::Model& model,
                                         const std::string& hparams) {
   return editors::make_editor(name, hparams::parse_hparams(hparams, "test.yaml"), model);
@@ -49,7 +54,7 @@ struct Case {
   const char* name;
   const char* hparams;
 };
-const Case kInside[] = {{"grace", kGrace}, {"wise", kWise}};
+const Case kInside[] = {{"grace", kGrace}, {"wise", kWise}, {"neuraldb", kNeuralDb}};
 
 TEST(RuntimeEditors, WorkWithoutTouchingWeightsAndLetGo) {
   const testing::TemporaryFolder folder("runtime");
@@ -191,6 +196,68 @@ TEST(Wise, EachTokenTakesItsStrongestMemoryOrNone) {
   EXPECT_LT(testing::relative_difference(routed, logits(changed, "Oslo is in")), 1e-5) << "all tokens take the second";
 }
 
+// One layer, one context: the store does at the subject what the optimisation did there.
+TEST(NeuralDb, GivesWhatWasOptimised) {
+  for (const char* family : {"llama", "gpt2"}) {
+    models::Model model = tiny_model({.family = family});
+    EditContext context;
+    const auto edit = editor("neuraldb", model, kNeuralDb);
+    const auto facts = tiny_facts();  // the last one has the first one's key
+    const auto result = edit->edit(model, std::span(facts).subspan(0, 3), context);
+    for (size_t i = 0; i < 3; ++i) {
+      const auto row = editors::learning_row(
+          editors::render_prompts(model.tokenizer(), facts[i], editors::ContextTemplates::plain()),
+          editors::Objective::kTargetNew);
+      EXPECT_NEAR(editors::LearningPass(model, {row}, 0).measure().nll[0], result.outcomes[i].last.nll, 1e-4)
+          << family << " " << i;
+    }
+  }
+}
+
+// Every residual is that of the unedited model.
+TEST(NeuralDb, DoesNotDependOnOrderAndBatches) {
+  const auto facts = tiny_facts();
+  const auto entries = [&](const std::vector<std::vector<size_t>>& batches) {
+    models::Model model = tiny_model();
+    EditContext context;
+    const auto edit = editor("neuraldb", model, kNeuralDb);
+    for (const auto& batch : batches) {
+      std::vector<datasets::Fact> some;
+      for (const size_t i : batch) some.push_back(facts[i]);
+      (void)edit->edit(model, some, context);
+    }
+    const auto part = edit->runtime().at(0);
+    std::map<int64_t, std::pair<at::Tensor, at::Tensor>> of_fact;
+    for (size_t e = 0; e < part.values.at("case_ids").size(); ++e)
+      of_fact[part.values.at("case_ids")[e].get<int64_t>()] = {part.tensors.at("keys")[static_cast<int64_t>(e)],
+                                                               part.tensors.at("residuals")[static_cast<int64_t>(e)]};
+    return of_fact;
+  };
+  const auto whole = entries({{0, 1, 2}}), split = entries({{2}, {1, 0}});
+  ASSERT_EQ(whole.size(), 3U);
+  for (const auto& [case_id, entry] : whole) {
+    EXPECT_LT(testing::relative_difference(split.at(case_id).first, entry.first), 1e-5) << case_id;
+    EXPECT_LT(testing::relative_difference(split.at(case_id).second, entry.second), 1e-4) << case_id;
+  }
+}
+
+TEST(NeuralStore, TheLargestCosineAboveGammaAnswers) {
+  const at::Tensor keys = testing::random_matrix(5, 6, 1, at::kFloat),
+                   query = testing::random_matrix(600, 6, 2, at::kFloat);
+  const auto [entry, found] = editors::find_in_store(query, keys, 0.4);
+  for (int64_t n = 0; n < 600; ++n) {
+    const at::Tensor cosine = at::cosine_similarity(keys, query[n].unsqueeze(0), 1);
+    EXPECT_EQ(entry[n].item<int64_t>(), cosine.argmax().item<int64_t>());
+    EXPECT_EQ(found[n].item<bool>(), cosine.max().item<double>() > 0.4) << n;
+  }
+  editors::NeuralStore store;
+  EXPECT_EQ(store.put(keys[0], at::ones({3}), 7), 0);
+  EXPECT_EQ(store.put(keys[1], at::ones({3}), 8), 1);
+  EXPECT_EQ(store.put(keys[0] * 1.0001, at::ones({3}) * 2, 9), 0) << "the same key: the newer residual";
+  EXPECT_EQ(store.case_ids, (std::vector<int64_t>{9, 8}));
+  EXPECT_EQ(store.residuals_ED[0][0].item<float>(), 2);
+}
+
 TEST(Ike, TellsWhatThePromptResembles) {
   models::Model model = tiny_model();
   EditContext context;
@@ -263,7 +330,7 @@ TEST(RuntimeParts, WhatDoesNotFitIsRefused) {
   part = good;
   part.values["shape"] = {1, 2};
   refused(part, ErrorClass::kInvalidArgument);
-  EXPECT_EQ(editors::all_runtimes().size(), 4U);
+  EXPECT_EQ(editors::all_runtimes().size(), 5U);
 }
 
 }  // namespace runtime_editors_test

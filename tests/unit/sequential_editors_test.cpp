@@ -275,6 +275,8 @@ const std::vector<std::pair<std::string, std::string>> kSequential = {
     {"prune", kMemit},
     {"rlsedit", kMemit},
     {"memit-fe", kMemit},
+    {"lyaplock", kMemit + "alpha: 0.5\n"},
+    {"alphaedit", kAlphaEdit + "suit: 0.4\n"},
     {"rect", kMemit + "history: true\n"},
     {"prune", kMemit + "history: true\n"},
     {"memit", kMemit + "nas: true\nrevive: 0.3\nsimie: 2\n"},
