@@ -1,4 +1,5 @@
-// Edits beside the weights: a codebook (GRACE), a side memory (WISE), demonstrations (IKE), directions to steer by.
+// Edits beside the weights: a codebook (GRACE), a store (NeuralDB), a side memory (WISE), demonstrations (IKE),
+// directions to steer by.
 //
 // Their result is data, a RuntimePart, kept in an edit pack. make_runtime turns the data into behaviour: hooks on a
 // model, or text in front of a prompt. No weight changes, so taking the edit out is letting go of the hooks.
@@ -26,7 +27,7 @@ namespace emend::editors {
 
 /// The data of one edit beside the weights. Tensors are on the host, float32, float64 or int64.
 struct RuntimePart {
-  std::string kind;  ///< "grace", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part.h)
+  std::string kind;  ///< "grace", "neuraldb", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part.h)
   int version = 1;   ///< of the kind's own layout
   nlohmann::json values = nlohmann::json::object();
   std::map<std::string, at::Tensor> tensors;
