@@ -1,8 +1,10 @@
-# Writes OUTPUT, a C++ source that holds page.html of FOLDER with its style sheet and script in it.
+# Writes OUTPUT, a C++ source that holds page.html of FOLDER with its style sheet and scripts in it.
 #   cmake -DFOLDER=… -DOUTPUT=… -P embed_template.cmake
 file(READ "${FOLDER}/page.html" text)
 file(READ "${FOLDER}/page.css" style)
 file(READ "${FOLDER}/page.js" script)
+file(READ "${FOLDER}/quality.js" more)
+string(APPEND script "${more}")
 string(REPLACE "{{style}}" "${style}" text "${text}")
 string(REPLACE "{{script}}" "${script}" text "${text}")
 string(FIND "${text}" ")html\"" clash)

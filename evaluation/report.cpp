@@ -60,9 +60,8 @@ RunReport load_run(const std::filesystem::path& folder) {
 
 /// Both ends, "," where there is none.
 static std::string interval(const json& table, const std::string& key) {
-  const json* range = &detail::member(table, {"ci95", key});
-  if (range->is_null()) range = &detail::member(table, {key + "_ci95"});
-  return range->is_array() && range->size() == 2 ? csv_number((*range)[0]) + ',' + csv_number((*range)[1]) : ",";
+  const json& range = detail::interval_of(table, key);
+  return range.is_array() && range.size() == 2 ? csv_number(range[0]) + ',' + csv_number(range[1]) : ",";
 }
 
 std::string metrics_csv(const json& results) {

@@ -1,4 +1,4 @@
-// Whether the work of an edit fits on the devices, asked before anything is loaded.
+// What is refused before anything is loaded, and whether the work of an edit fits on the devices.
 //
 // The weights are checked when they are placed (models::place_model). Here the phases of an edit are counted on that
 // same placement: evaluation, targets (or training), keys and the solve, and the second moments. They come one after
@@ -12,8 +12,19 @@
 #include <emend/workflow/options.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 namespace emend::workflow {
+
+/// Refuses outputs and measurements that the protocol or the editor of the options cannot have, and files that are not
+/// there. `options.editor` is named; `metrics` are families. Throws Error(kInvalidArgument), Error(kUnsupported),
+/// Error(kNotFound), Error(kIo).
+void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics);
+
+/// Refuses hyper-parameters of options.editor that cannot be read or that this model cannot have. Throws
+/// Error(kInvalidArgument) and what find_hparams throws.
+void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint);
 
 /// Plans every phase on the placement that the model will get. Throws Error(kDevice) naming the phase, what each device
 /// needs and has, and what was tried and fits; logs a warning for a phase whose result may be cached. Leaves everything

@@ -67,11 +67,10 @@ void Run::open() {
   if (load) opened = models::open_checkpoint(options_.model.model);
   const auto& checkpoint = load ? *opened : model_->checkpoint();
   record_.editor = options_.editor = chosen_editor(options_, &checkpoint).name;
-  check_protocol();
-  check_outputs();
+  check_outputs(options_, record_.metrics);
   options_.templates = named_contexts(options_);
   require_same(lent_.sharing, choices());
-  check_hparams(checkpoint);
+  check_hparams(options_, checkpoint);
   record_.model_path = checkpoint.path().string();
   if (!editors::active_runtime_packs(checkpoint.path()).empty())
     lent_.log.warning("edit.beside", record_.model_path +
@@ -232,6 +231,9 @@ void Run::resume(std::vector<Batch> batches) {
                   batches.end());
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
   session_->resume(batches, std::span(facts_.facts).first(done), checkpoint_->editor_state(batches.size()));
+  // What they took counts as if this process had made them.
+  for (const auto& batch : batches)
+    for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds, began_ -= seconds;
   if (options_.lifelong()) session_->forget_deltas();
   if (options_.single()) {
     for (size_t i = 0; i < batches.size(); ++i)

@@ -61,7 +61,6 @@ class Run {
  private:
   void open();
   void open_folder(const models::Checkpoint& checkpoint);
-  void check_protocol() const;
   void work();
   void evaluate_before();
   void edit_all();
@@ -77,8 +76,6 @@ class Run {
   void evaluate_after();
   void save_outputs();
   void write_documents();
-  void check_outputs() const;
-  void check_hparams(const models::Checkpoint& checkpoint) const;
   [[nodiscard]] nlohmann::json choices() const;
   [[nodiscard]] nlohmann::json settings() const;
   [[nodiscard]] size_t batch_size() const;

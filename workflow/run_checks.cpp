@@ -4,6 +4,7 @@
 #include <emend/editors/registry.h>
 #include <emend/models/config.h>
 #include <emend/workflow/inputs.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
 
@@ -63,39 +64,58 @@ nlohmann::json Run::settings() const {
           {"contexts", options_.contexts}};
 }
 
+// The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
+static void check_protocol(const RunOptions& options, const std::vector<std::string>& metrics) {
+  if (!options.single()) return;
+  evaluation::SeparateEvaluation::check(metrics);
+  for (const auto& format : save_formats())
+    if (format.name != "pack" && options.saves(format.name))
+      throw Error(ErrorClass::kInvalidArgument,
+                  {setting("save", format.name), "not with " + setting("protocol", "single"), "none",
+                   "the edits are taken back; use " + setting("protocol", "sequential") + " to keep them"});
+  const auto schedule = parse_eval_at(options.eval_at);
+  if (schedule.each || schedule.every > 0)
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("eval_at"), "each or every=N with " + setting("protocol", "single"), "end",
+                 "every fact is judged alone, right after its edit"});
+  if (editors::find_editor(options.editor).prompts())
+    throw Error(ErrorClass::kUnsupported, {setting("protocol"), "single, with " + options.editor, "sequential",
+                                           options.editor + " changes no weights: it has nothing to take back"});
+}
+
 // Outputs that this editor cannot have, and files that are not there, are known before anything is loaded.
-void Run::check_outputs() const {
-  if (options_.saves("none") && options_.save.size() > 1)
+void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics) {
+  check_protocol(options, metrics);
+  if (options.saves("none") && options.save.size() > 1)
     throw Error(ErrorClass::kInvalidArgument, {setting("save"), "none beside others", "none, or what to write", ""});
-  if (const auto& names = record_.metrics;
-      options_.metrics.health_data.empty() && std::find(names.begin(), names.end(), "health") != names.end())
+  if (options.metrics.health_data.empty() && std::find(metrics.begin(), metrics.end(), "health") != metrics.end())
     throw Error(ErrorClass::kInvalidArgument,
                 {setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
-  if (const auto& pattern = options_.stats_import; !pattern.empty() && pattern.find("{layer}") == std::string::npos)
+  if (const auto& pattern = options.stats_import; !pattern.empty() && pattern.find("{layer}") == std::string::npos)
     throw Error(ErrorClass::kInvalidArgument, {setting("stats_import"), "\"" + pattern + "\"",
                                                "a file a layer, {layer} standing for its number", ""});
-  if (!editors::find_editor(record_.editor).changes_weights)
+  if (!editors::find_editor(options.editor).changes_weights)
     for (const auto& format : save_formats())
-      if (!format.beside && options_.saves(format.name))
+      if (!format.beside && options.saves(format.name))
         throw Error(ErrorClass::kUnsupported,
-                    {setting("save", format.name), "an edit of " + record_.editor + " lies beside the weights",
+                    {setting("save", format.name), "an edit of " + options.editor + " lies beside the weights",
                      "pack or model", "generate, chat and eval load it as a pack"});
   for (const auto& [name, path] :
-       {std::pair("corpus", options_.corpus), std::pair("snippets", options_.metrics.snippets),
-        std::pair("idf_corpus", options_.metrics.idf_corpus), std::pair("health_data", options_.metrics.health_data)})
+       {std::pair("corpus", options.corpus), std::pair("snippets", options.metrics.snippets),
+        std::pair("idf_corpus", options.metrics.idf_corpus), std::pair("health_data", options.metrics.health_data)})
     if (std::error_code failure; !path.empty() && !std::filesystem::exists(path, failure))
       throw Error(ErrorClass::kNotFound, {setting(name), "nothing at " + path, "a file or folder", "check the path"});
   std::error_code failure;
   for (const auto& [name, path] :
-       {std::pair("cache", options_.metrics.cache), std::pair("stats_cache", options_.stats_cache)})
+       {std::pair("cache", options.metrics.cache), std::pair("stats_cache", options.stats_cache)})
     if (std::filesystem::is_regular_file(path, failure))
       throw Error(ErrorClass::kIo, {setting(name), path + " is a file", "a folder", "name another one"});
 }
 
 // Hyper-parameters that this model cannot have, before it is loaded.
-void Run::check_hparams(const models::Checkpoint& checkpoint) const {
-  const auto raw = find_hparams(record_.editor, options_.hparams, options_.set, checkpoint);
-  const auto effective = editors::find_editor(record_.editor).effective(raw, Log());
+void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint) {
+  const auto raw = find_hparams(options.editor, options.hparams, options.set, checkpoint);
+  const auto effective = editors::find_editor(options.editor).effective(raw, Log());
   int64_t known = 0;
   try {
     known = models::parse_config(checkpoint.config(), checkpoint.path().string()).n_layers;
@@ -110,24 +130,6 @@ void Run::check_hparams(const models::Checkpoint& checkpoint) const {
                     {raw.where(name), "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
                      "the model has " + std::to_string(known) + " layers: use hyper-parameters made for it"});
   }
-}
-
-// The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
-void Run::check_protocol() const {
-  if (!options_.single()) return;
-  evaluation::SeparateEvaluation::check(record_.metrics);
-  for (const auto& format : save_formats())
-    if (format.name != "pack" && options_.saves(format.name))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("save", format.name), "not with " + setting("protocol", "single"), "none",
-                   "the edits are taken back; use " + setting("protocol", "sequential") + " to keep them"});
-  if (schedule_.each || schedule_.every > 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("eval_at"), "each or every=N with " + setting("protocol", "single"), "end",
-                 "every fact is judged alone, right after its edit"});
-  if (editors::find_editor(record_.editor).prompts())
-    throw Error(ErrorClass::kUnsupported, {setting("protocol"), "single, with " + record_.editor, "sequential",
-                                           record_.editor + " changes no weights: it has nothing to take back"});
 }
 
 }  // namespace emend::workflow

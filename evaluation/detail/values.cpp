@@ -39,6 +39,11 @@ const json& member(const json& object, std::initializer_list<std::string_view> p
   return *at;
 }
 
+const json& interval_of(const json& summary, const std::string& key) {
+  const json& own = member(summary, {"ci95", key});
+  return own.is_null() ? member(summary, {key + "_ci95"}) : own;
+}
+
 std::optional<double> as_number(const json& value) {
   if (!value.is_number()) return std::nullopt;
   return value.get<double>();

@@ -28,6 +28,8 @@ namespace emend::evaluation::detail {
                                       const std::string& fallback = "") {
   return as_text(member(object, {key}), fallback);
 }
+/// The 95 % interval [low, high] of a figure in a family's summary, or null.
+[[nodiscard]] const nlohmann::json& interval_of(const nlohmann::json& summary, const std::string& key);
 /// Numbers of a list; what is not a number becomes NaN.
 [[nodiscard]] std::vector<double> numbers(const nlohmann::json& list);
 

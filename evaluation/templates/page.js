@@ -1,4 +1,4 @@
-// Draws the document that is embedded in page.html: a run's report or a causal trace.
+// Draws the document that is embedded in page.html: a run's report, a causal trace, a direction or a comparison of runs.
 'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);
 
@@ -112,15 +112,23 @@ function drawSeries(series, x, y) {
       marks.push(painted(svg('circle', {cx: spot[0], cy: spot[1], r: 3},
                              svg('title', null, `${series.name}: ${significant(value)} at ${significant(across)}`)),
                          {fill: colour(series.colour)}));
+    if (series.mark) {
+      const far = x.place(across) > kWidth - 60;
+      marks.push(label(x.place(across) + (far ? -6 : 6), Number(spot[1]) - 6, series.mark, far ? 'end' : 'start', {class: 'name'}));
+    }
+    const [left, right] = list(series.xRange).map(end => px(x.place(end))), [low, high] = list(series.yRange).map(end => px(y.place(end)));
+    const reach = ends => marks.push(painted(svg('line', ends), {stroke: colour(series.colour), opacity: 0.45}));
+    if (right) reach({x1: left, x2: right, y1: spot[1], y2: spot[1]});
+    if (high) reach({x1: spot[0], x2: spot[0], y1: low, y2: high});
   });
   if (path === '') return null;
   if (series.cloud) return marks;
   return [painted(svg('path', {class: 'line' + (series.faint ? ' faint' : ''), d: path}), {stroke: colour(series.colour)}), marks];
 }
-// chart: {series: [{name, x, y, colour, faint, points}], xLabel, yLabel, log, low, high, description}
+// chart: {series: [{name, x, y, colour, faint, points, cloud, mark, xRange, yRange}], xLabel, xLow, xHigh, yLabel, log, low, high, description}
 function lineChart(chart) {
   const ups = chart.series.flatMap(series => series.y);
-  const x = axis(chart.series.flatMap(series => series.x), false, kLeft, kWidth - kRight);
+  const x = axis(chart.series.flatMap(series => series.x), false, kLeft, kWidth - kRight, chart.xLow, chart.xHigh);
   let low = chart.low;
   const lowest = least(ups.filter(value => value !== null)), highest = chart.high ?? most(ups);
   if (low === undefined && !chart.log && lowest > 0 && lowest < 0.5 * highest) low = 0;
@@ -130,7 +138,8 @@ function lineChart(chart) {
                label(x.from - 6, y.place(tick) + 4, significant(tick), 'end'));
   for (const tick of axisTicks(x))
     frame.push(svg('line', {class: 'grid', x1: px(x.place(tick)), x2: px(x.place(tick)), y1: y.from, y2: y.from + 4}),
-               label(x.place(tick), y.from + 18, significant(tick), 'middle'));
+               x.place(tick) > kWidth - 24 ? label(kWidth - 2, y.from + 18, significant(tick), 'end')
+                                         : label(x.place(tick), y.from + 18, significant(tick), 'middle'));
   frame.push(svg('line', {class: 'axis', x1: x.from, x2: x.to, y1: y.from, y2: y.from}),
              label((x.from + x.to) / 2, y.from + 38, chart.xLabel, 'middle', {class: 'name'}),
              sideways((y.from + y.to) / 2, chart.yLabel));
@@ -576,8 +585,13 @@ function directionPage() {
   ];
 }
 
-document.title = 'emend: ' + (data.page === 'direction' ? text(data.title) : data.page === 'trace' ? 'causal tracing' : text(results.editor, 'edits'));
-fill(document.getElementById('main'), null, data.page === 'trace' ? tracePage() : data.page === 'direction' ? directionPage() : reportPage());
+// page.html calls it, behind all scripts.
+function draw() {
+  const pages = {trace: tracePage, direction: directionPage, quality: qualityPage};
+  document.title = 'emend: ' + (data.page === 'direction' ? text(data.title) : data.page === 'trace' ? 'causal tracing'
+      : data.page === 'quality' ? 'editors compared' : text(results.editor, 'edits'));
+  fill(document.getElementById('main'), null, (pages[data.page] ?? reportPage)());
+}
 // On paper everything is shown.
 let closed = [];
 addEventListener('beforeprint', () => {

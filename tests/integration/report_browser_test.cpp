@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "support/png.h"
+#include "support/sample_comparison.h"
 #include "support/sample_run.h"
 
 namespace emend::evaluation {
@@ -140,6 +141,30 @@ TEST_F(Browser, ReadsNoTextAsHtmlAndNoScriptButItsOwn) {
   EXPECT_NE(dom.find("To do it again"), std::string::npos);
   for (const char* part : {"<img", "<script", "<iframe"}) EXPECT_EQ(dom.find(part), std::string::npos) << part;
   EXPECT_NE(dom.find("&lt;img src=x"), std::string::npos) << "shown as it is";
+}
+
+TEST_F(Browser, DrawsAComparisonWithTheNumbersOfItsRuns) {
+  for (const bool lifelong : {false, true}) {
+    const auto table = quality_document(testing::sample_comparison(folder_ / "comparison", lifelong));
+    write_file(page(), quality_page(table));
+    std::string log;
+    const std::string dom = drawn(&log);
+    EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
+    for (const auto& row : table["rows"])
+      for (const auto& [key, figure] : row["figures"].items()) {
+        if (!figure["value"].is_number()) continue;
+        const std::string cell = "data-metric=\"" + row["name"].get<std::string>() + "|" + key + "\" data-value=\"";
+        const size_t at = dom.find(cell);
+        ASSERT_NE(at, std::string::npos) << cell;
+        EXPECT_DOUBLE_EQ(std::strtod(dom.c_str() + at + cell.size(), nullptr), figure["value"].get<double>()) << cell;
+      }
+    for (const char* part : {"Editors compared", "Free text against damage", "latch, mean of 2 seeds",
+                             "failed: layer 3: not | finite", "memit_edit --editor latch"})
+      EXPECT_NE(dom.find(part), std::string::npos) << part;
+    for (const char* part :
+         {"On the way", "Efficacy of the first 100 facts", "LAMBADA", "collapses at 150 edits", "not by 200"})
+      EXPECT_EQ(dom.find(part) != std::string::npos, lifelong) << part;
+  }
 }
 
 TEST_F(Browser, DrawsRunsWithAlmostNothingAndTrainings) {

@@ -75,9 +75,7 @@ void add_stats_amount_options(OptionGroup group, RunOptions& options) {
            {.type = "PATTERN"});
 }
 
-void add_edit_options(Options& o, RunOptions& options) {
-  add_model_options(o, options.model);
-  add_fact_options(o, options.facts, true, "--resume");
+void add_method_options(Options& o, RunOptions& options) {
   add_editor_options(o, options);
   add_statistics_options(o, options);
   add_metric_options(o, options.metrics);
@@ -86,6 +84,12 @@ void add_edit_options(Options& o, RunOptions& options) {
            {.type = "LIST", .list = true})
       .add("--show", &options.show, "facts whose continuations are printed before and after", {.limits = kNonNegative});
   add_guard_options(o, options);
+}
+
+void add_edit_options(Options& o, RunOptions& options) {
+  add_model_options(o, options.model);
+  add_fact_options(o, options.facts, true, "--resume");
+  add_method_options(o, options);
   std::vector<std::string> forms;
   for (const auto& format : workflow::save_formats()) forms.push_back(format.name);
   auto choices = forms;

@@ -1,4 +1,5 @@
-// The fast engine beside the reference engine, in one run on one machine: seconds are only worth their ratio.
+// The fast engine beside the reference engine, in one run on one machine: seconds are only worth their ratio. With
+// --quality editors beside each other, on the same facts (bench_quality.h).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
@@ -19,6 +20,7 @@
 #include <random>
 #include <thread>
 
+#include "../bench_quality.h"
 #include "../benchmarks.h"
 #include "../edit/options.h"
 
@@ -29,6 +31,7 @@ using nlohmann::ordered_json;
 
 struct BenchArguments {
   RunOptions edit;
+  QualityArguments quality;
   SyntheticOptions synthetic;   ///< with --shape; its growth and statistics tokens also without
   std::string shape;            ///< empty: a real model
   int64_t shape_layers = 0;     ///< 0: all
@@ -367,20 +370,17 @@ VerbRun setup_bench(Options& o) {
   auto& options = o.arguments<BenchArguments>();
   auto& edit = options.edit;
   auto& synthetic = options.synthetic;
-  edit.facts.read.limit = 8;
+  edit.facts.read.limit = kFactsByPurpose;
   add_model_options(o, edit.model);
   add_fact_options(o, edit.facts, false);
-  o.group("Bench")
-      .add("--editor", &edit.editor, "locate-then-edit method", {.type = "NAME", .shown = "memit"})
-      .add("--hparams", &edit.hparams, "hyper-parameters; default: the preset for the model", {.type = "FILE|NAME"})
-      .add("--set", &edit.set, "override one hyper-parameter, KEY=VALUE (repeatable)")
-      .add("--corpus", &edit.corpus, "text for the key statistics; default: sampled from the model", {.type = "FILE"});
-  add_stats_amount_options(o.group("Bench"), edit);
-  add_compute_option(o.group("Bench"), edit.compute_dtype);
-  o.group("Bench")
+  o.at("--limit").shown = "8; with --quality all";
+  o.at("--limit").limits.min = kFactsByPurpose;
+  add_method_options(o, edit);
+  add_quality_options(o, options.quality, edit);
+  o.group("Timing")
       .add("--shape", &options.shape,
            "random weights of a published size instead of a model: " + join(models::published_shape_names()),
-           {.type = "NAME"})
+           {.type = "NAME", .excludes = "--quality"})
       .add("--shape-layers", &options.shape_layers, "with so many layers only; 0: all",
            {.limits = kNonNegative, .needs = "--shape"})
       .add("--reference-facts", &synthetic.reference_facts,
@@ -389,22 +389,31 @@ VerbRun setup_bench(Options& o) {
       .add("--steps", &synthetic.steps, "with --shape: steps of the optimisation",
            {.limits = {2, 1000}, .needs = "--shape"})
       .add("--growth", &synthetic.growth, "numbers of facts for which the fast engine is timed as well",
-           {.limits = kPositive, .list = true})
+           {.limits = kPositive, .list = true, .excludes = "--quality"})
       .add("--neighbours", &options.neighbours,
            "numbers of busy programs beside which the fast engine's targets are timed as well",
-           {.limits = kPositive, .list = true})
+           {.limits = kPositive, .list = true, .excludes = "--quality"})
       .add("--over-threads", &options.over_threads, "numbers of threads with which they are timed as well",
-           {.limits = kPositive, .list = true})
+           {.limits = kPositive, .list = true, .excludes = "--quality"})
       .add("--widths", &options.widths, "with --shape: hidden widths for which the fast engine is timed as well",
            {.limits = kPositive, .list = true, .needs = "--shape"})
       .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed",
-           {.limits = kCount})
+           {.limits = kCount, .excludes = "--quality"})
       .add("--phases", &options.phases, "what to time: targets (with insertion), statistics, evaluate",
-           {.choices = {"targets", "statistics", "evaluate"}, .list = true})
-      .add("--seed", &edit.seed, "random seed");
-  add_cache_option(o.group(""), edit.metrics.cache, "folder of cached statistics");
-  o.footer = "Seconds depend on the machine and on what else it does; compare the ratio of one run.";
-  return [&options](Common& common) {
+           {.choices = {"targets", "statistics", "evaluate"}, .list = true, .excludes = "--quality"});
+  o.footer =
+      "Seconds depend on the machine and on what else it does; compare the ratio of one run.\n"
+      "--batch-size, --protocol, --engine and the options of Evaluation and Guards go with --quality alone.\n"
+      "Examples:\n"
+      "  emend bench --limit 16\n"
+      "  emend bench --quality --facts FILE --editors 'memit,latch,memit: v_lr=0.2' --out compared\n"
+      "  emend bench --quality --out compared --resume    # goes on; with more --editors, adds them\n"
+      "  emend bench --quality --out compared             # draws what is there";
+  resume_quality(o, options.quality, edit);
+  return [&o, &options](Common& common) {
+    auto& limit = options.edit.facts.read.limit;
+    if (limit == kFactsByPurpose) limit = options.quality.wanted ? -1 : 8;
+    if (options.quality.wanted) return run_quality(o, options.quality, options.edit, common);
     const auto document = Bench(options, common).run();
     const bool judged = document.contains("quality");
     common.print(document,

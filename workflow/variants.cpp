@@ -1,0 +1,313 @@
+#include <emend/core/atomic_file.h>
+#include <emend/core/error_parts.h>
+#include <emend/core/json.h>
+#include <emend/core/setting.h>
+#include <emend/core/sha256.h>
+#include <emend/core/text.h>
+#include <emend/devices/runtime.h>
+#include <emend/editors/registry.h>
+#include <emend/evaluation/quality.h>
+#include <emend/models/apart.h>
+#include <emend/workflow/inputs.h>
+#include <emend/workflow/preflight.h>
+#include <emend/workflow/run.h>
+#include <emend/workflow/variants.h>
+
+#include <algorithm>
+#include <cctype>
+
+namespace emend::workflow {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kVariants = "variants.json";  // its presence says that a folder is a comparison's
+constexpr const char* kFailure = "failure.json";
+
+[[noreturn]] void refuse_variant(const std::string& text, const std::string& got, const std::string& advice = "") {
+  throw Error(ErrorClass::kInvalidArgument, {setting("editors", "\"" + shorten(text) + "\""), got,
+                                             "EDITOR or \"EDITOR: KEY=VALUE …\", with commas between several", advice});
+}
+
+// The parts between characters of `separators`, where these do not stand in brackets; without empty ones.
+std::vector<std::string> split_outside(const std::string& text, const std::string& separators) {
+  std::vector<std::string> parts(1);
+  int depth = 0;
+  for (const char c : text) {
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') --depth;
+    if (depth <= 0 && separators.find(c) != std::string::npos)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  std::erase_if(parts, [](const auto& part) { return part.find_first_not_of(" \t") == std::string::npos; });
+  return parts;
+}
+
+void add_setting(Variant& variant, const std::string& word, const std::string& text) {
+  const size_t equals = word.find('=');
+  if (equals == std::string::npos || equals == 0) refuse_variant(text, "\"" + word + "\" is no setting");
+  if (word.starts_with("hparams="))
+    variant.hparams = word.substr(equals + 1);
+  else
+    variant.set.push_back(word);
+}
+
+// "EDITOR: …"; a piece behind a comma that is a setting goes with what stands before it.
+std::vector<Variant> parse_pieces(const std::string& text) {
+  std::vector<Variant> variants;
+  for (const auto& piece : split_outside(text, ",")) {
+    const size_t colon = piece.find(':'), equals = piece.find('=');
+    const bool goes_on = equals < colon && !variants.empty();
+    if (!goes_on) {
+      const auto words = split_outside(piece.substr(0, colon), " \t");
+      if (words.size() != 1) refuse_variant(piece, words.empty() ? "no editor" : "more than one word before a colon");
+      variants.emplace_back().editor = editors::find_editor(words[0]).name;
+    }
+    const size_t from = goes_on ? 0 : colon == std::string::npos ? piece.size() : colon + 1;
+    for (const auto& word : split_outside(piece.substr(from), " \t")) add_setting(variants.back(), word, piece);
+  }
+  return variants;
+}
+
+std::string name_of(const Variant& variant) {
+  std::string settings = variant.hparams.empty() ? "" : "hparams=" + variant.hparams;
+  for (const auto& assignment : variant.set) append_item(settings, assignment);
+  return variant.editor + (settings.empty() ? "" : ": " + settings);
+}
+
+// A name for a file: short, and of characters that need no quotes; what that leaves equal is told apart by a hash.
+std::string folder_of(const std::string& name, const std::vector<Variant>& others) {
+  constexpr size_t kLongest = 80;
+  std::string folder;
+  for (const char c : name) {
+    const bool plain =
+        std::isalnum(static_cast<unsigned char>(c)) || std::string_view("._=+").find(c) != std::string::npos;
+    if (plain || !folder.ends_with('-')) folder += plain ? c : '-';
+  }
+  const bool taken = std::any_of(others.begin(), others.end(), [&](const auto& one) { return one.folder == folder; });
+  if (taken || folder.size() > kLongest) folder = folder.substr(0, kLongest) + "-" + sha256_hex(name).substr(0, 8);
+  return folder;
+}
+
+json to_json(const Variant& variant) {
+  return {{"name", variant.name},     {"group", variant.group},     {"folder", variant.folder},
+          {"editor", variant.editor}, {"hparams", variant.hparams}, {"set", variant.set},
+          {"seed", variant.seed}};
+}
+
+// The variants that the folder of a comparison knows of; none if it is no such folder.
+std::vector<Variant> known_variants(const fs::path& folder) {
+  std::vector<Variant> variants;
+  const auto path = folder / kVariants;
+  if (!fs::exists(path)) return variants;
+  try {
+    const json document = read_json(path);
+    for (const auto& entry : document.at("variants")) {
+      auto& one = variants.emplace_back();
+      for (auto [key, value] :
+           {std::pair("name", &one.name), std::pair("group", &one.group), std::pair("folder", &one.folder),
+            std::pair("editor", &one.editor), std::pair("hparams", &one.hparams)})
+        entry.at(key).get_to(*value);
+      entry.at("set").get_to(one.set);
+      entry.at("seed").get_to(one.seed);
+      if (one.folder.empty() || one.folder.find('/') != std::string::npos || one.folder.starts_with('.'))
+        throw Error(ErrorClass::kCorruption, {path.string(), "a folder \"" + one.folder + "\"", "one within it", ""});
+    }
+  } catch (const json::exception&) {
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "no list of variants", "as emend wrote it", "start anew in another folder"});
+  }
+  return variants;
+}
+
+// What a new comparison would mix with what is there.
+void require_usable(const fs::path& folder, bool resume) {
+  if (!fs::is_directory(folder)) return;
+  const bool own = fs::exists(folder / kVariants);
+  if (own && !resume)
+    throw Error(ErrorClass::kInvalidArgument,
+                {folder.string(), "the folder holds an earlier comparison", "a new folder",
+                 "choose another folder with " + setting("out") + ", or give " + setting("resume")});
+  if (own) return;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    // What a comparison that was stopped in its first moment leaves.
+    if (name == ".lock" || (name == "checkpoint" && fs::exists(entry.path() / "settings.json") && resume)) continue;
+    throw Error(ErrorClass::kInvalidArgument,
+                {folder.string(), "the folder holds " + name + ", which no comparison wrote", "a folder of its own",
+                 "choose another folder with " + setting("out")});
+  }
+}
+
+std::vector<Variant> united(std::vector<Variant> known, const std::vector<Variant>& given) {
+  for (const auto& variant : given) {
+    const auto same = [&](const Variant& other) { return other.name == variant.name; };
+    if (std::any_of(known.begin(), known.end(), same)) continue;
+    known.push_back(variant);
+    known.back().folder.clear();
+    known.back().folder = folder_of(variant.name, known);
+  }
+  return known;
+}
+
+RunOptions options_of(const Variant& variant, const RunOptions& common) {
+  RunOptions options = common;
+  options.editor = variant.editor;
+  if (!variant.hparams.empty()) options.hparams = variant.hparams;
+  options.set.insert(options.set.end(), variant.set.begin(), variant.set.end());
+  options.seed = variant.seed;
+  options.out = (fs::path(common.out) / variant.folder).string();
+  options.resume = true;
+  return options;
+}
+
+std::vector<std::string> command_of(const Variant& variant, const RunOptions& options,
+                                    std::vector<std::string> command) {
+  const auto add = [&](std::string_view name, const std::string& value) {
+    command.push_back(option_spelling(name));
+    command.push_back(value);
+  };
+  add("editor", variant.editor);
+  if (!options.hparams.empty()) add("hparams", options.hparams);
+  for (const auto& assignment : options.set) add("set", assignment);
+  add("seed", std::to_string(options.seed));
+  add("out", options.out);
+  return command;
+}
+
+// Everything that can be known before a model is loaded.
+std::string check_all(const Comparison& comparison, const std::vector<Variant>& variants, const Handles& lent) {
+  require_valid(comparison.common);
+  auto facts = load_named_facts(comparison.common.facts, lent);
+  const auto metrics = evaluation::resolve_metrics(comparison.common.metrics.names, facts);
+  refuse_contradictions(facts, comparison.common);
+  const auto checkpoint = models::open_checkpoint(comparison.common.model.model);
+  models::require_apart(comparison.common.out, checkpoint->path());
+  for (const auto& variant : variants) {
+    const auto options = options_of(variant, comparison.common);
+    (void)chosen_editor(options, checkpoint.get());
+    check_hparams(options, *checkpoint);
+    try {
+      check_outputs(options, metrics);
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kUnsupported) throw;  // of this editor alone: its row will say so
+    }
+  }
+  return facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
+}
+
+// What was measured before a sequence broke off.
+json measured_so_far(const fs::path& folder) {
+  std::optional<JsonFault> unreadable;
+  const auto path = folder / "checkpoint" / "measured.json";
+  if (!fs::exists(path)) return json::array();
+  const auto document = parse_json(read_file(path), {}, unreadable);
+  return document.is_object() ? document.value("lifelong", json::array()) : json::array();
+}
+
+void note_failure(const fs::path& folder, const Error& error) {
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  const json document = {
+      {"error", error.what()}, {"class", to_string(error.error_class())}, {"lifelong", measured_so_far(folder)}};
+  write_file(folder / kFailure, dump_json(document) + "\n");
+}
+
+void run_one(const Variant& variant, const Comparison& comparison, Handles lent) {
+  auto options = options_of(variant, comparison.common);
+  const fs::path folder = options.out;
+  lent.command_line = command_of(variant, options, comparison.command);
+  devices::reset_peak_memory(c10::Device(c10::kCPU));
+  try {
+    Run run(std::move(options), lent);
+    run.execute();
+  } catch (const Error& error) {
+    if (error.error_class() == ErrorClass::kCancelled)
+      throw Error(ErrorClass::kCancelled, variant.name + ": interrupted; " + setting("out", comparison.common.out) +
+                                              " with " + setting("resume") + " goes on");
+    if (error.error_class() == ErrorClass::kIo) throw;
+    lent.log.warning("compare.failed", variant.name + " failed: " + error.what());
+    note_failure(folder, error);
+  }
+}
+
+}  // namespace
+
+std::vector<Variant> parse_variants(const std::vector<std::string>& texts, const std::vector<int64_t>& seeds,
+                                    uint64_t seed) {
+  std::vector<Variant> variants;
+  for (const auto& text : texts)
+    for (const auto& piece : parse_pieces(text))
+      for (size_t s = 0; s < std::max<size_t>(1, seeds.size()); ++s) {
+        Variant variant = piece;
+        variant.group = variant.name = name_of(piece);
+        variant.seed = seeds.empty() ? seed : static_cast<uint64_t>(seeds[s]);
+        if (!seeds.empty()) variant.name += ", seed " + std::to_string(seeds[s]);
+        const auto same = [&](const Variant& other) {
+          const auto sorted = [](std::vector<std::string> set) {
+            std::sort(set.begin(), set.end());
+            return set;
+          };
+          return other.editor == variant.editor && other.hparams == variant.hparams && other.seed == variant.seed &&
+                 sorted(other.set) == sorted(variant.set);
+        };
+        if (std::any_of(variants.begin(), variants.end(), same))
+          refuse_variant(variant.name, "named twice", "leave one out");
+        variant.folder = folder_of(variant.name, variants);
+        variants.push_back(std::move(variant));
+      }
+  if (variants.empty()) refuse_variant(join(texts), "no editor");
+  return variants;
+}
+
+void compare_variants(Comparison comparison, Handles& lent) {
+  const fs::path folder = comparison.common.out;
+  require_usable(folder, comparison.common.resume);
+  const auto variants = united(known_variants(folder), comparison.variants);
+  comparison.settings["facts_fingerprint"] = check_all(comparison, variants, lent);
+
+  const RunDirectory held(folder, true);
+  const RunCheckpoint settings(folder / "checkpoint", comparison.settings, comparison.common.resume);
+  settings.keep_command(lent.command_line);
+  json list = {{"schema", 1}, {"variants", json::array()}};
+  for (const auto& variant : variants) list["variants"].push_back(to_json(variant));
+  held.write_json(kVariants, list);
+  for (size_t i = 0; i < variants.size(); ++i) {
+    const auto& variant = variants[i];
+    const std::string place =
+        variant.name + " (" + std::to_string(i + 1) + " of " + std::to_string(variants.size()) + ")";
+    lent.cancel.check("compare");
+    if (fs::exists(folder / variant.folder / "results.json") || fs::exists(folder / variant.folder / kFailure)) {
+      lent.log.info("compare.skip", place + " is finished");
+      continue;
+    }
+    lent.log.info("compare.run", place);
+    run_one(variant, comparison, lent);
+  }
+}
+
+json draw_comparison(const fs::path& folder) {
+  std::vector<evaluation::QualityEntry> entries;
+  for (const auto& variant : known_variants(folder))
+    entries.push_back({variant.name, variant.group, folder / variant.folder});
+  if (entries.empty() && fs::is_directory(folder)) {
+    std::vector<fs::path> runs;
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (fs::exists(entry.path() / "results.json")) runs.push_back(entry.path());
+    std::sort(runs.begin(), runs.end());
+    for (const auto& run : runs) entries.push_back({run.filename().string(), run.filename().string(), run});
+  }
+  if (entries.empty())
+    throw Error(ErrorClass::kNotFound,
+                {folder.string(), "no comparison and no runs", "the folder of a comparison, or one with runs in it",
+                 "begin one with " + setting("editors")});
+  auto document = evaluation::quality_document(entries);
+  write_file(folder / "quality.json", dump_json(document) + "\n");
+  write_file(folder / "quality.html", evaluation::quality_page(document));
+  return document;
+}
+
+}  // namespace emend::workflow
