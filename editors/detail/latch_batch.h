@@ -16,7 +16,8 @@
 namespace emend::editors::detail {
 
 struct LatchHparams : hparams::LocateHparams {
-  int64_t text_tokens = 8192, lead_ins = 5, gate_lead_ins = 10, continuation = 4, continued_rows = 2;
+  int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, continuation = 4,
+          continued_rows = 2;
   double continuation_weight = 0.3, gain = 8, room = 1.0 / 32;
 };
 

@@ -27,7 +27,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <numeric>
 #include <random>
+#include <set>
 
 namespace emend::editors {
 namespace {
@@ -42,6 +44,9 @@ const hparams::Schema<LatchHparams>& latch_schema() {
           .include(hparams::locate_schema())
           .unused("mom2_update_weight", "gates are fitted on the text itself")
           .field("text_tokens", &H::text_tokens, {.meaning = "tokens of text on which gates stay shut", .min = 64})
+          .field("crowd", &H::crowd,
+                 {.meaning = "subjects in the model from which on gates learn from crowd_tokens of text", .min = 1})
+          .field("crowd_tokens", &H::crowd_tokens, {.meaning = "tokens of text for gates among many others", .min = 64})
           .field("lead_ins", &H::lead_ins,
                  {.meaning = "pieces of text in front of the prompt while its target is optimised", .min = 0})
           .field("gate_lead_ins", &H::gate_lead_ins,
@@ -103,26 +108,34 @@ class LatchEditor final : public Editor {
     if (facts.empty()) return result;
     {
       const PhaseTimer timer(result, "statistics");
-      if (text_.empty()) text_ = text_rows(model, h_.text_tokens, context);
+      read_text(model, facts, context);
     }
     const auto leads = lead_ins(model, text_, h_.lead_ins + h_.gate_lead_ins, context.seed);
     const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
     result.contexts = context.contexts ? *context.contexts : templates({leads.begin(), split});
-    // As statistics, what a layer does on the text is taken from the model as it was at the first edit.
+    // What a layer does on the text is taken from the model as it was when the text was read.
     const auto read = [&](const std::vector<size_t>& places) -> const std::map<size_t, TextPass>& {
+      if (std::all_of(places.begin(), places.end(), [&](size_t place) { return passes_.contains(place); }))
+        return passes_;
+      // The first batch reads what it needs; a sequence that needs another layer will need them all.
+      std::vector<size_t> wanted = places;
+      if (!passes_.empty()) {
+        wanted.resize(h_.layers.size());
+        std::iota(wanted.begin(), wanted.end(), size_t{0});
+      }
       std::vector<int> missing;
-      for (const size_t place : places)
+      for (const size_t place : wanted)
         if (!passes_.contains(place)) missing.push_back(static_cast<int>(h_.layers[place]));
-      if (missing.empty()) return passes_;
       const auto compute = [&](const std::vector<int>& layers) {
         StatisticsProvider::Kept kept;
         for (auto& [layer, pass] : TextPass::of(model, text_, layers, context))
-          kept[layer] = {{"inputs", devices::to_host(pass.inputs_ND)}, {"energy", devices::to_host(pass.energy_F)}};
+          kept[layer] = {{"inputs", devices::to_host(pass.inputs_ND.to(at::kBFloat16))},
+                         {"energy", devices::to_host(pass.energy_F)}};
         return kept;
       };
       const auto kept =
           context.statistics ? context.statistics->kept(model, what_is_kept(), missing, compute) : compute(missing);
-      for (const size_t place : places)
+      for (const size_t place : wanted)
         if (const auto found = kept.find(static_cast<int>(h_.layers[place])); found != kept.end())
           passes_[place] = {found->second.at("inputs"), found->second.at("energy")};
       return passes_;
@@ -138,6 +151,7 @@ class LatchEditor final : public Editor {
     memory_.assign(h_.layers.size(), {});
     passes_.clear();
     text_.clear();
+    crowded_ = false;
   }
 
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override {
@@ -154,6 +168,7 @@ class LatchEditor final : public Editor {
       state["inputs." + std::to_string(place)] = devices::to_host(pass.inputs_ND);
       state["energy." + std::to_string(place)] = devices::to_host(pass.energy_F);
     }
+    if (crowded_) state["crowded.0"] = at::ones({1}, at::kLong);
     for (size_t r = 0; r < text_.size(); ++r) state["text." + std::to_string(r)] = at::tensor(text_[r], at::kLong);
     return state;
   }
@@ -168,6 +183,7 @@ class LatchEditor final : public Editor {
       const auto [end, error] = std::from_chars(name.data() + dot + 1, name.data() + name.size(), place);
       if (error != std::errc() || end != name.data() + name.size() || (kind != "text" && place >= memory_.size()))
         throw Error(ErrorClass::kCorruption, {"memory of " + name_, name, "what an edit of these layers kept", ""});
+      if (kind == "crowded") crowded_ = true;
       if (kind == "text") rows[place] = numbers(value);
       if (kind == "inputs") passes_[place].inputs_ND = value.clone();
       if (kind == "energy") passes_[place].energy_F = value.clone();
@@ -181,7 +197,22 @@ class LatchEditor final : public Editor {
 
  private:
   [[nodiscard]] std::string what_is_kept() const {
-    return "what enters MLPs, " + std::to_string(h_.text_tokens) + " tokens";
+    size_t tokens = 0;
+    for (const auto& row : text_) tokens += row.size();
+    return "what enters MLPs in bfloat16, " + std::to_string(tokens) + " tokens";
+  }
+
+  // A gate that opens where it should not does little harm alone and much among thousands: then more text is read.
+  void read_text(const models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
+    std::set<std::string> subjects;
+    for (const auto& fact : facts) subjects.insert(fact.subject);
+    size_t held = subjects.size();
+    for (const auto& layer : memory_) held += layer.used.size();
+    const bool crowded = static_cast<int64_t>(held) >= h_.crowd;
+    if (!text_.empty() && crowded == crowded_) return;
+    text_ = text_rows(model, crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens, context);
+    passes_.clear();
+    crowded_ = crowded;
   }
 
   static Ids numbers(const at::Tensor& x) {
@@ -201,6 +232,7 @@ class LatchEditor final : public Editor {
   nlohmann::json values_;
   std::vector<LayerMemory> memory_;
   std::vector<Ids> text_;
+  bool crowded_ = false;               // the text is that for gates among many others
   std::map<size_t, TextPass> passes_;  // by the layer's place
 };
 

@@ -26,6 +26,8 @@ constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "Th
 constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
                                    "Nobody believes that {}"};
 
+// A gate begins with so many of the text's tokens.
+constexpr int64_t kFirstText = 2048;
 // Weights of the kinds of rows in a gate's loss.
 constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
 
@@ -353,10 +355,10 @@ class LatchBatch {
                    LayerMemory& memory, int layer) {
     const MlpWeights weights = MlpWeights::of(model_, layer);
     const int64_t text = pass.inputs_ND.size(0);
-    std::vector<at::Tensor> all = {pass.inputs_ND, prompts_PD};
+    std::vector<at::Tensor> all = {pass.inputs_ND.to(at::kFloat), prompts_PD};
     if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
     const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
-    const GateFit fit(at::cat(all), here(usual_weights(text)));
+    const GateFit fit(at::cat(all), here(usual_weights(text)), {text, text / kFirstText});
     const at::Tensor constant_D = fit.constant();
     std::vector<at::Tensor> gates, columns;
     for (size_t u = 0; u < units.size(); ++u) {

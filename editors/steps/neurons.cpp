@@ -162,41 +162,68 @@ at::Tensor solve(const at::Tensor& chol_DD, const at::Tensor& b_D) {
   return at::cholesky_solve(b_D.unsqueeze(1), chol_DD).squeeze(1);
 }
 
-}  // namespace
-
-at::Tensor GateFit::sum(const at::Tensor& c_N) const {
-  return x_ND_.t().mv(c_N.to(x_ND_.scalar_type())).to(at::kDouble);
+// Σ c x.
+at::Tensor weighted_sum(const at::Tensor& x_ND, const at::Tensor& c_N) {
+  return x_ND.t().mv(c_N.to(x_ND.scalar_type())).to(at::kDouble);
 }
 
-GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, double ridge)
-    : x_ND_(std::move(rows_ND)), usual_N_(std::move(usual_N)) {
+}  // namespace
+
+GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start, double ridge) {
   const at::NoGradGuard no_grad;
-  if (!at::isfinite(x_ND_).all().item<bool>())
+  if (!at::isfinite(rows_ND).all().item<bool>())
     throw Error(ErrorClass::kNumeric, {"gate", "a hidden state that is not finite", "finite numbers",
                                        "load the model in float32, or look for a damaged weight"});
-  const at::Tensor a_DD = gram(x_ND_, usual_N_);
+  all_.x_ND = std::move(rows_ND);
+  start_ = all_;
+  usual_N_ = std::move(usual_N);
+  if (start.step > 1) {
+    const int64_t n = all_.x_ND.size(0);
+    start_index_ = at::cat({at::arange(0, start.text, start.step, usual_N_.options().dtype(at::kLong)),
+                            at::arange(start.text, n, usual_N_.options().dtype(at::kLong))});
+    start_.x_ND = all_.x_ND.index_select(0, start_index_);
+    const int64_t text = start_.x_ND.size(0) - (n - start.text);
+    start_.scale_N = at::ones({start_.x_ND.size(0)}, usual_N_.options());
+    start_.scale_N.narrow(0, 0, text).fill_(static_cast<double>(start.text) / static_cast<double>(text));
+    usual_N_ = usual_N_.index_select(0, start_index_) * start_.scale_N;
+  }
+  const at::Tensor a_DD = gram(start_.x_ND, usual_N_);
   ridge_DD_ = at::eye(a_DD.size(0), a_DD.options()) * (a_DD.diagonal().mean() * ridge);
   chol_DD_ = at::linalg_cholesky(a_DD + ridge_DD_);
 }
 
 at::Tensor GateFit::constant() const {
   const at::NoGradGuard no_grad;
-  return solve(chol_DD_, sum(usual_N_)).to(at::kFloat);
+  return solve(chol_DD_, weighted_sum(start_.x_ND, usual_N_)).to(at::kFloat);
+}
+
+at::Tensor GateFit::newton(const Rows& rows, const at::Tensor& sign_N, const at::Tensor& weight_N, at::Tensor g_D,
+                           int64_t steps) const {
+  at::Tensor before_N;
+  for (int64_t step = 0; step < steps; ++step) {
+    const at::Tensor within_N =
+        rows.x_ND.mv(g_D.to(rows.x_ND.scalar_type())).mul_(sign_N.to(rows.x_ND.scalar_type())) < 1;
+    if (before_N.defined() && at::equal(within_N, before_N)) break;
+    before_N = within_N;
+    const at::Tensor index = within_N.nonzero().squeeze(1);
+    const at::Tensor x_ND = rows.x_ND.index_select(0, index), c_N = weight_N.index_select(0, index);
+    const at::Tensor b_D = weighted_sum(x_ND, c_N * sign_N.index_select(0, index));
+    g_D = solve(at::linalg_cholesky(gram(x_ND, c_N) + ridge_DD_), b_D);
+  }
+  return g_D;
 }
 
 at::Tensor GateFit::fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps) const {
   const at::NoGradGuard no_grad;
-  // The usual weights' factor gives a start for nothing: as if all rows lay within the margin.
-  at::Tensor g_D = solve(chol_DD_, sum(weight_N * sign_N)), before_N;
-  for (int64_t step = 0; step < steps; ++step) {
-    const at::Tensor within_N = x_ND_.mv(g_D.to(x_ND_.scalar_type())).mul_(sign_N.to(x_ND_.scalar_type())) < 1;
-    if (before_N.defined() && at::equal(within_N, before_N)) break;
-    before_N = within_N;
-    const at::Tensor rows = within_N.nonzero().squeeze(1);
-    const at::Tensor x_ND = x_ND_.index_select(0, rows), c_N = weight_N.index_select(0, rows);
-    const at::Tensor b_D = x_ND.t().mv((c_N * sign_N.index_select(0, rows)).to(x_ND.scalar_type())).to(at::kDouble);
-    g_D = solve(at::linalg_cholesky(gram(x_ND, c_N) + ridge_DD_), b_D);
-  }
+  const auto of_start = [&](const at::Tensor& x_N) {
+    return start_index_.defined() ? x_N.index_select(0, start_index_) : x_N;
+  };
+  const at::Tensor sign = of_start(sign_N);
+  at::Tensor weight = of_start(weight_N);
+  if (start_.scale_N.defined()) weight = weight * start_.scale_N;
+  // The usual weights' factor gives a first gate for nothing: as if all rows lay within the margin.
+  at::Tensor g_D = newton(start_, sign, weight, solve(chol_DD_, weighted_sum(start_.x_ND, weight * sign)), steps);
+  if (start_index_.defined()) g_D = newton(all_, sign_N, weight_N, g_D, steps);
   return g_D.to(at::kFloat);
 }
 

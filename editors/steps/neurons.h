@@ -57,26 +57,39 @@ void write_neurons(const MlpWeights& weights, const NewNeurons& neurons, EditTra
 // Gates: linear functions that are open at some hidden states and shut at all others.
 //   N rows · D their width
 
+/// The first `text` rows are many and alike: a start needs only every `step`-th of them.
+struct ThinnedText {
+  int64_t text = 0, step = 1;
+};
+
 /// Fits many gates over the same rows. A gate g is the minimiser of
 ///   ½ Σ_n c_n·max(0, 1 − y_n·gᵀx_n)² + ½ ρ‖g‖²,   y_n = +1 where it is open, −1 where it is shut,
 /// a support vector machine with squared hinge, found by Newton's steps over the rows within the margin (Chapelle,
 /// Training a Support Vector Machine in the Primal, 2007). There is no offset: an MLP's input need not have one.
+/// Few rows lie within the margin of the gate that is found, but most do at first: the start is found on some rows.
 class GateFit {
  public:
   /// rows_ND any float dtype, on the device where the systems are solved; usual_N [N] the weight c of each row for a
   /// gate that is shut everywhere, the same for all gates. ρ is `ridge` times the mean diagonal of Σ c x xᵀ. Throws
   /// Error(kNumeric) if a row is not finite.
-  GateFit(at::Tensor rows_ND, at::Tensor usual_N, double ridge = 1e-3);
+  GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start = {}, double ridge = 1e-3);
 
-  /// [D] in float32 on the rows' device. sign_N [N] ±1; weight_N [N] the c of this gate. At most `steps` steps.
+  /// [D] in float32 on the rows' device. sign_N [N] ±1; weight_N [N] the c of this gate. At most `steps` steps on the
+  /// rows of the start, and as many on all.
   [[nodiscard]] at::Tensor fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps = 12) const;
-  /// [D] u with uᵀx ≈ 1 on all rows, by weighted least squares with the same ρ.
+  /// [D] u with uᵀx ≈ 1 on the rows of the start, by weighted least squares with the same ρ.
   [[nodiscard]] at::Tensor constant() const;
 
  private:
-  [[nodiscard]] at::Tensor sum(const at::Tensor& c_N) const;
-  at::Tensor x_ND_, usual_N_;
-  at::Tensor ridge_DD_, chol_DD_;  // ρI and the factor of Σ usual x xᵀ + ρI, float64
+  struct Rows {
+    at::Tensor x_ND, scale_N;  ///< c counts so many times; undefined: once
+  };
+  [[nodiscard]] at::Tensor newton(const Rows& rows, const at::Tensor& sign_N, const at::Tensor& weight_N,
+                                  at::Tensor g_D, int64_t steps) const;
+  Rows all_, start_;
+  at::Tensor start_index_;         ///< undefined: the start has all rows
+  at::Tensor usual_N_;             ///< of the start's rows
+  at::Tensor ridge_DD_, chol_DD_;  ///< ρI and the factor of Σ usual x xᵀ + ρI over the start's rows, float64
 };
 
 }  // namespace emend::editors

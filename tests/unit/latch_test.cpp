@@ -46,29 +46,46 @@ Problem made_up() {
   return p;
 }
 
-TEST(GateFit, IsTheMinimumOfTheSquaredHinge) {
-  const Problem p = made_up();
-  const double ridge = 1e-3;
-  const editors::GateFit fit(p.rows_ND, p.usual_N, ridge);
-  const at::Tensor g_D = fit.fit(p.sign_N, p.weight_N, 50).to(at::kDouble);
-  const at::Tensor x = p.rows_ND.to(at::kDouble), y = p.sign_N.to(at::kDouble);
-  const double rho = ridge * (x.t() * p.usual_N).mm(x).diagonal().mean().item<double>();
+// Convex: where no direction goes down is the minimum. `ridge_from`: the rows, with their weights, that ρ is taken
+// from.
+void expect_minimum(const Problem& p, const at::Tensor& gate_D, const at::Tensor& ridge_rows_ND,
+                    const at::Tensor& ridge_weight_N) {
+  const at::Tensor g_D = gate_D.to(at::kDouble), x = p.rows_ND.to(at::kDouble), y = p.sign_N.to(at::kDouble);
+  const at::Tensor from = ridge_rows_ND.to(at::kDouble);
+  const double rho = 1e-3 * (from.t() * ridge_weight_N).mm(from).diagonal().mean().item<double>();
   const auto loss = [&](const at::Tensor& g) {
     const at::Tensor short_N = (1 - y * x.mv(g)).clamp_min(0);
     return 0.5 * ((p.weight_N * short_N.square()).sum() + rho * g.square().sum()).item<double>();
   };
   const double least = loss(g_D);
-  for (uint64_t seed = 0; seed < 40; ++seed) {  // convex: no direction goes down
+  for (uint64_t seed = 0; seed < 40; ++seed) {
     const at::Tensor step = random_matrix(24, 1, 100 + seed).squeeze(1).to(at::kDouble);
     EXPECT_GT(loss(g_D + step * (1e-3 * g_D.norm() / step.norm())), least) << seed;
   }
-  const at::Tensor values = y * x.mv(g_D);
-  EXPECT_GT(values.narrow(0, 0, 6).min().item<double>(), 0) << "open at its own rows";
+  EXPECT_GT((y * x.mv(g_D)).masked_select(y > 0).min().item<double>(), 0) << "open at its own rows";
+}
+
+TEST(GateFit, IsTheMinimumOfTheSquaredHinge) {
+  const Problem p = made_up();
+  const at::Tensor g_D = editors::GateFit(p.rows_ND, p.usual_N).fit(p.sign_N, p.weight_N, 50);
+  expect_minimum(p, g_D, p.rows_ND, p.usual_N);
+}
+
+TEST(GateFit, AStartOnSomeRowsEndsInTheMinimumOfAll) {
+  Problem p = made_up();
+  for (at::Tensor* x : {&p.rows_ND, &p.sign_N, &p.weight_N, &p.usual_N}) *x = x->flip(0);  // the text first
+  const int64_t text = 294, step = 7;
+  const at::Tensor g_D = editors::GateFit(p.rows_ND, p.usual_N, {text, step}).fit(p.sign_N, p.weight_N, 50);
+  const at::Tensor some =
+      at::cat({at::arange(0, text, step, at::kLong), at::arange(text, p.rows_ND.size(0), at::kLong)});
+  at::Tensor weight = p.usual_N.index_select(0, some).clone();
+  weight.narrow(0, 0, text / step).mul_(static_cast<double>(step));
+  expect_minimum(p, g_D, p.rows_ND.index_select(0, some), weight);
 }
 
 TEST(GateFit, ConstantIsTheLeastSquaresSolution) {
   const Problem p = made_up();
-  const at::Tensor u_D = editors::GateFit(p.rows_ND, p.usual_N, 1e-3).constant().to(at::kDouble);
+  const at::Tensor u_D = editors::GateFit(p.rows_ND, p.usual_N).constant().to(at::kDouble);
   const at::Tensor x = p.rows_ND.to(at::kDouble), a = (x.t() * p.usual_N).mm(x);
   const at::Tensor dense =
       at::linalg_solve(a + at::eye(24, at::kDouble) * (1e-3 * a.diagonal().mean()), x.t().mv(p.usual_N));
@@ -155,16 +172,41 @@ TEST(Latch, WhatItReadsOfTheTextIsKeptInTheCache) {
 
 TEST(Latch, ItsMemoryGoesOnWhereItStopped) {
   const auto facts = testing::tiny_facts();
-  models::Model whole = testing::tiny_model(), parted = testing::tiny_model();
-  const auto one = make(whole);
-  (void)edit(*one, whole, std::span(facts).first(2));
-  (void)edit(*one, whole, std::span(facts).subspan(2));
-  const auto before = make(parted), after = make(parted);
-  (void)edit(*before, parted, std::span(facts).first(2));
-  after->load_state(before->state());
-  (void)edit(*after, parted, std::span(facts).subspan(2));
-  for (const auto& name : whole.weight_names()) EXPECT_TRUE(at::equal(parted.weight(name), whole.weight(name))) << name;
+  // With and without more text from the second batch on, or from the first one.
+  for (const char* more : {"", "crowd: 3\ncrowd_tokens: 1024\n", "crowd: 1\ncrowd_tokens: 1024\n"}) {
+    SCOPED_TRACE(more);
+    models::Model whole = testing::tiny_model(), parted = testing::tiny_model();
+    const auto one = make(whole, more);
+    (void)edit(*one, whole, std::span(facts).first(2));
+    (void)edit(*one, whole, std::span(facts).subspan(2));
+    const auto before = make(parted, more), after = make(parted, more);
+    (void)edit(*before, parted, std::span(facts).first(2));
+    after->load_state(before->state());
+    (void)edit(*after, parted, std::span(facts).subspan(2));
+    for (const auto& name : whole.weight_names())
+      EXPECT_TRUE(at::equal(parted.weight(name), whole.weight(name))) << name;
+  }
+  const models::Model model = testing::tiny_model();
+  const auto after = make(model);
   EXPECT_THROW(after->load_state({{"used.7", at::zeros({1}, at::kLong)}}), Error);
+}
+
+// Among many subjects a gate learns from more text.
+TEST(Latch, ACrowdReadsMoreText) {
+  const auto facts = testing::tiny_facts();
+  const auto tokens = [&](const char* more) {
+    models::Model model = testing::tiny_model();
+    const auto editor = make(model, more);
+    (void)edit(*editor, model, std::span(facts).first(2));
+    int64_t read = 0;
+    for (const auto& [name, x] : editor->state())
+      if (name.starts_with("text.")) read += x.numel();
+    return read;
+  };
+  const int64_t usual = tokens("crowd: 3\ncrowd_tokens: 2048\n"), crowded = tokens("crowd: 2\ncrowd_tokens: 2048\n");
+  EXPECT_GE(usual, 512);
+  EXPECT_LT(usual, 2048);
+  EXPECT_GE(crowded, 2048);
 }
 
 // The new neuron's value at every token of a text.
