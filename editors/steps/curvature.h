@@ -34,6 +34,7 @@ struct Curvature {
 /// largest eigenvalues b_j·a_i that hold the share `energy` of their sum.
 class FlatDirections {
  public:
+  /// Of a layer's sums; `energy` from 0 (all directions but one) to 1 (hardly any). float64, host.
   [[nodiscard]] static FlatDirections of(const Curvature& curvature, double energy);
 
   /// The part of x [D,F] in these directions, in x's dtype and on its device:  U((Uᵀ x V) ∘ M)Vᵀ
