@@ -215,24 +215,23 @@ double TfIdf::similarity(std::string_view a, std::string_view b) const {
 }
 
 namespace detail {
-std::string lower_case(std::string_view text) {
+// Each character as `map` gives it, where there is one, in the form of the options.
+static std::string in_form(std::string_view text, int options, utf8proc_custom_func map = nullptr) {
   const std::string valid = repair_utf8(text);
   utf8proc_uint8_t* mapped = nullptr;
-  const auto size = utf8proc_map_custom(
-      reinterpret_cast<const utf8proc_uint8_t*>(valid.data()), static_cast<utf8proc_ssize_t>(valid.size()), &mapped,
-      UTF8PROC_STABLE, [](utf8proc_int32_t point, void*) { return utf8proc_tolower(point); }, nullptr);
+  const auto size = utf8proc_map_custom(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()),
+                                        static_cast<utf8proc_ssize_t>(valid.size()), &mapped,
+                                        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | options), map, nullptr);
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
   return size < 0 ? valid : std::string(reinterpret_cast<char*>(mapped), static_cast<size_t>(size));
 }
 
+std::string lower_case(std::string_view text) {
+  return in_form(text, 0, [](utf8proc_int32_t point, void*) { return utf8proc_tolower(point); });
+}
+
 std::string compatibility_form(std::string_view text) {
-  const std::string valid = repair_utf8(text);
-  utf8proc_uint8_t* mapped = nullptr;
-  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
-  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(valid.data()),
-                                 static_cast<utf8proc_ssize_t>(valid.size()), &mapped, options);
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
-  return size < 0 ? valid : std::string(reinterpret_cast<char*>(mapped), static_cast<size_t>(size));
+  return in_form(text, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
 }
 
 std::string plain_letters(std::string_view text) {

@@ -162,7 +162,8 @@ class SyntheticBench {
       const auto subject = tokens(about(kSubjectTokens)), prompt = tokens(about(kPromptTokens)),
                  answer = tokens(about(kAnswerTokens));
       for (const auto& context : contexts) {
-        editors::TargetRow row{.ids = context};
+        editors::TargetRow row;
+        row.ids = context;
         row.ids.insert(row.ids.end(), subject.begin(), subject.end());
         row.lookup = static_cast<int64_t>(row.ids.size()) - 1;
         row.ids.insert(row.ids.end(), prompt.begin(), prompt.end());

@@ -41,4 +41,14 @@ void Packs::add(models::Model& model, const editors::EditPack& pack, const std::
   transaction->commit();
 }
 
+PackScope::~PackScope() {
+  runtime_.clear();
+  while (!applied_.empty()) applied_.pop_back();
+}
+
+void PackScope::add(const editors::EditPack& pack, const std::string& name) {
+  applied_.push_back(editors::apply_pack(model_, pack, {.runtime_apart = true}));
+  for (const auto& part : pack.runtime) runtime_.add(part, model_, name);
+}
+
 }  // namespace emend::workflow

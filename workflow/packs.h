@@ -1,10 +1,11 @@
-// Edit packs in force in a model, for programs that work with what others edited.
+// Edit packs in force in a model: for good, for programs that work with what others edited, or for a while.
 #pragma once
 
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/models/model.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,24 @@ class Packs {
 
  private:
   editors::RuntimeScope runtime_;
+};
+
+/// Packs in the model's own weights and beside them, as long as this lives; then every byte is as it was.
+class PackScope {
+ public:
+  explicit PackScope(models::Model& model) : model_(model) {}
+  /// Takes the last one out first, so that every byte comes back.
+  ~PackScope();
+  PackScope(const PackScope&) = delete;
+  PackScope& operator=(const PackScope&) = delete;
+  /// Throws what apply_pack and make_runtime throw; what was added before stays.
+  void add(const editors::EditPack& pack, const std::string& name);
+  [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }
+
+ private:
+  models::Model& model_;
+  editors::RuntimeScope runtime_;
+  std::vector<std::unique_ptr<editors::EditTransaction>> applied_;
 };
 
 }  // namespace emend::workflow

@@ -45,7 +45,8 @@ std::unique_ptr<RuntimeEdit> make_steer_runtime(const RuntimePart& part, const m
 }  // namespace
 
 RuntimePart steer_part(const models::ControlVector& vector, const models::SteerOptions& options) {
-  RuntimePart part{.kind = kSteerKind};
+  RuntimePart part;
+  part.kind = kSteerKind;
   part.values = {{"strength", options.strength},
                  {"by", options.by},
                  {"decay", options.decay},

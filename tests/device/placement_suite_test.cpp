@@ -1,9 +1,9 @@
 // One model of each family, placed in many ways over 2, 3, 4 and 8 simulated devices: every number is that of one
 // device.
 //
-// For every placement: logits and the gradient of a delta (the edited layer goes round), 64 greedily generated tokens
-// with the KV cache, the cache's devices, and the transfers of the passes. Edits are in placement_edits_test.cpp. The
-// number of placements is asserted in Placements.AreMoreThanFiveHundred.
+// For every placement: logits and the gradient of a delta (the edited layer goes round), 24 greedily generated tokens
+// with the KV cache (more than any debug flavour's window), the cache's devices, and the transfers of the passes. Edits
+// are in placement_edits_test.cpp. The number of placements is asserted in Placements.AreMoreThanFiveHundred.
 #include <emend/models/config.h>
 #include <emend/models/kv_cache.h>
 #include <gtest/gtest.h>
@@ -22,11 +22,12 @@ using testing::PlacedShape;
 /// Passes of one family on one device, to which the others are compared.
 class Runs {
  public:
+  static constexpr int64_t kTokens = 24;
   explicit Runs(const std::string& family)
       : config_(testing::placed_config(family)), host_(testing::placed_model(config_)) {
     for (int l = 0; l < host_.n_layers(); ++l) passes_.push_back(testing::logits_and_delta_gradient(host_, l));
     const at::NoGradGuard no_grad;
-    text_ = testing::generate_some(host_, 64);
+    text_ = testing::generate_some(host_, kTokens);
   }
 
   const models::Model& host() const { return host_; }
@@ -50,7 +51,7 @@ class Runs {
     }
     const at::NoGradGuard no_grad;
     const TransferScope scope;
-    EXPECT_EQ(testing::generate_some(model, 64), text_) << "64 tokens with a KV cache";
+    EXPECT_EQ(testing::generate_some(model, kTokens), text_) << "tokens with a KV cache";
     EXPECT_LT(scope.total().largest, vocabulary * model.hidden_size() * 4) << "generation moved something large";
     expect_cache_at_home(model);
   }

@@ -8,7 +8,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(config) {
   expect_error_or_success([&] {
     const auto json = parse_json(input, "config.json");
     const auto config = models::parse_config(json, "config.json");

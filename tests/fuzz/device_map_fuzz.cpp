@@ -7,7 +7,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(device_map) {
   const std::string text(input);
   expect_error_or_success([&] {
     const auto spec = devices::parse_device_map(text);

@@ -5,7 +5,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(facts) {
   for (const auto policy : {datasets::BadRowPolicy::kError, datasets::BadRowPolicy::kSkip})
     expect_error_or_success([&] {
       datasets::ReadOptions options;

@@ -1,9 +1,9 @@
 // What a fuzz target is: bytes go in, and either the reader takes them or it throws Error. Anything else is a finding:
 // another exception, a failed check, a sanitizer's report, a hang.
 //
-// A target is one file <name>_fuzz.cpp that defines emend::fuzz::run, and a folder corpus/<name> with small inputs of
-// our own. It is built twice: with libFuzzer (EMEND_BUILD_FUZZERS), and as a plain program that replays the corpus with
-// deterministic mutations (the tests with the label "fuzz").
+// A target is one file <name>_fuzz.cpp with EMEND_FUZZ_TARGET(<name>), and a folder corpus/<name> with small inputs of
+// our own. It is built twice: with libFuzzer (EMEND_BUILD_FUZZERS), each a program, and into one plain program for all
+// that replays a corpus with deterministic mutations (the tests with the label "fuzz").
 #pragma once
 
 #include <emend/core/atomic_file.h>
@@ -17,11 +17,31 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace emend::fuzz {
 
-/// One input.
-void run(std::string_view input);
+struct Target {
+  std::string_view name;
+  void (*run)(std::string_view input);
+};
+
+/// Those of the program.
+inline std::vector<Target>& targets() {
+  static std::vector<Target> all;
+  return all;
+}
+
+inline bool add_target(std::string_view name, void (*run)(std::string_view)) {
+  targets().push_back({name, run});
+  return true;
+}
+
+/// EMEND_FUZZ_TARGET(name) { what is done with `input`, one after the other }
+#define EMEND_FUZZ_TARGET(name)                                           \
+  static void fuzz_##name(std::string_view input);                        \
+  static const bool name##_is_a_target = add_target(#name, &fuzz_##name); \
+  static void fuzz_##name(std::string_view input)
 
 /// Runs a reader; Error is the expected end. Its text must say something and be fit to print.
 template <class F>

@@ -9,7 +9,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(gguf) {
   const MemoryFile file(input);
   expect_error_or_success([&] { (void)models::GgufFile(file.path()); });
   std::shared_ptr<const models::Checkpoint> opened;

@@ -6,7 +6,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(hparams) {
   expect_error_or_success([&] {
     const auto raw = hparams::parse_hparams(input, "fuzz.yaml");
     for (const auto& entry : raw.entries()) (void)entry.value.show();

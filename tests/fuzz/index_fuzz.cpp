@@ -15,7 +15,7 @@ const Folder& folder() {
 
 }  // namespace
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(index) {
   static const bool ready = [] {
     folder().write("config.json", R"({"model_type": "llama"})");
     write_safetensors(folder().path() / "a.safetensors", {{"x", at::ones({2})}, {"y", at::ones({3})}});

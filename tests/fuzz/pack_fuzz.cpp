@@ -59,7 +59,7 @@ std::string with_checksum(std::string bytes) {
 
 }  // namespace
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(pack) {
   const MemoryFile file(with_checksum(std::string(input)));
   expect_error_or_success([&] {
     const auto pack = editors::load_pack(file.path());

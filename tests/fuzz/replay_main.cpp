@@ -1,6 +1,6 @@
 // Replays a corpus without libFuzzer: every kept input, then mutations of them that are the same on every machine.
 //
-//   <name>_replay CORPUS_FOLDER MUTATIONS
+//   fuzz_replay TARGET CORPUS_FOLDER MUTATIONS
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -84,23 +84,26 @@ std::string mutated(std::string text, const std::vector<std::string>& corpus, st
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return std::fprintf(stderr, "usage: %s CORPUS_FOLDER MUTATIONS\n", argv[0]), 2;
+  if (argc != 4) return std::fprintf(stderr, "usage: %s TARGET CORPUS_FOLDER MUTATIONS\n", argv[0]), 2;
+  const auto& targets = emend::fuzz::targets();
+  const auto target = std::ranges::find(targets, argv[1], &emend::fuzz::Target::name);
+  if (target == targets.end()) return std::fprintf(stderr, "%s: no such target\n", argv[1]), 2;
   std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(argv[1])) files.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(argv[2])) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   std::vector<std::string> corpus;
   for (const auto& file : files) {
     std::ifstream stream(file, std::ios::binary);
     corpus.emplace_back(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
   }
-  if (corpus.empty()) return std::fprintf(stderr, "%s: no inputs\n", argv[1]), 1;
+  if (corpus.empty()) return std::fprintf(stderr, "%s: no inputs\n", argv[2]), 1;
   std::set_terminate([] { tell(), std::abort(); });
   std::mt19937_64 random(20240601);
-  const long mutations = std::strtol(argv[2], nullptr, 10);
-  for (const auto& input : corpus) emend::fuzz::run(last_input = input);
+  const long mutations = std::strtol(argv[3], nullptr, 10);
+  for (const auto& input : corpus) target->run(last_input = input);
   for (long i = 0; i < mutations; ++i) {
     last_input = mutated(corpus[random() % corpus.size()], corpus, random);
-    emend::fuzz::run(last_input);
+    target->run(last_input);
   }
   std::printf("%zu kept inputs and %ld mutations, no finding\n", corpus.size(), mutations);
   return 0;

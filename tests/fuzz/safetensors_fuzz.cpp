@@ -5,7 +5,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(safetensors) {
   const MemoryFile file(input);
   expect_error_or_success([&] {
     const SafetensorsFile opened(file.path());

@@ -6,7 +6,7 @@
 
 namespace emend::fuzz {
 
-void run(std::string_view input) {
+EMEND_FUZZ_TARGET(tokenizer) {
   static const Folder folder("tokenizer");
   std::string_view text = "The city of Z\xC3\xBCrich \xE6\x9D\xB1 is 1234.\n";
   if (!input.empty() && input[0] != '{')

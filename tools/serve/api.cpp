@@ -48,7 +48,9 @@ ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model
     for (const auto& target : one.value("targets", json::array()))
       requests.push_back({text, target.get<std::string>()});
   }
-  models::GenerateOptions generate{.max_new_tokens = tokens, .stop_ids = model.tokenizer().eos_ids()};
+  models::GenerateOptions generate;
+  generate.max_new_tokens = tokens;
+  generate.stop_ids = model.tokenizer().eos_ids();
   const auto texts = models::generate(model, rows, generate);
   const auto scores = evaluation::score_requests(model, requests);
   auto list = ordered_json::array();

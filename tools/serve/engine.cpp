@@ -320,7 +320,7 @@ void Engine::run(Exclusive& exclusive) {
   in_force_.reset();
   try {
     const InForce scope(model_, exclusive.packs);
-    exclusive.work(model_, scope.beside);
+    exclusive.work(model_, scope.runtime());
   } catch (...) {
     exclusive.error = std::current_exception();
   }

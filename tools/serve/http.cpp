@@ -95,8 +95,8 @@ struct HttpServer::State {
   std::vector<Route> routes;
   Listener server{options.threads, options.timeout_s};
   int port = 0;
-  mutable std::mutex mutex;
-  std::map<std::pair<std::string, int>, int64_t> counts;
+  mutable std::mutex mutex = {};
+  std::map<std::pair<std::string, int>, int64_t> counts = {};
 
   // Who asks: names that a page elsewhere may have pointed here, other sites, no token.
   void admit(const httplib::Request& request) const {

@@ -34,7 +34,7 @@ class HttpError : public std::runtime_error {
 struct Request {
   std::string id;    ///< what stands for {id} or {name} in the route's path
   std::string body;  ///< as it came
-  std::map<std::string, std::string> query;
+  std::map<std::string, std::string> query = {};
   const nlohmann::json* schema = nullptr;  ///< of the body
   [[nodiscard]] nlohmann::json json()
       const;  ///< without nulls; throws HttpError 400 for anything that is not as `schema`

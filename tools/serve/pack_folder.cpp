@@ -53,21 +53,8 @@ void require_fit(const models::Model& model, const editors::EditPack& pack, cons
 
 }  // namespace
 
-InForce::InForce(models::Model& model, const PackSet& packs) : key(key_of(packs)) {
-  try {
-    for (const auto& one : packs) {
-      applied_.push_back(editors::apply_pack(model, *one.pack, {.runtime_apart = true}));
-      for (const auto& part : one.pack->runtime) beside.add(part, model, one.name);
-    }
-  } catch (...) {
-    take_out();
-    throw;
-  }
-}
-
-void InForce::take_out() noexcept {
-  beside.clear();
-  while (!applied_.empty()) applied_.pop_back();
+InForce::InForce(models::Model& model, const PackSet& packs) : PackScope(model), key(key_of(packs)) {
+  for (const auto& one : packs) add(*one.pack, one.name);
 }
 
 std::string key_of(const PackSet& packs) {

@@ -7,6 +7,7 @@
 #include <emend/core/log.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
+#include <emend/workflow/packs.h>
 
 #include <filesystem>
 #include <memory>
@@ -28,19 +29,10 @@ using PackSet = std::vector<ServedPack>;
 /// Equal for sets with the same packs in the same order.
 [[nodiscard]] std::string key_of(const PackSet& packs);
 
-/// Packs in a model's own weights, and beside them, as long as it lives.
-struct InForce {
+/// A set in a model, as long as it lives.
+struct InForce : workflow::PackScope {
   InForce(models::Model& model, const PackSet& packs);
-  ~InForce() { take_out(); }
-  InForce(const InForce&) = delete;
-  InForce& operator=(const InForce&) = delete;
-
-  std::string key;
-  editors::RuntimeScope beside;
-
- private:
-  void take_out() noexcept;  ///< the last one first, so that every byte comes back
-  std::vector<std::unique_ptr<editors::EditTransaction>> applied_;
+  const std::string key;
 };
 
 /// Letters, digits, "-", "_" and ".", not first; at most 64. Throws HttpError 400.

@@ -9,6 +9,7 @@
 #include <emend/models/apart.h>
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
+#include <emend/workflow/packs.h>
 #include <emend/workflow/run_directory.h>
 #include <emend/workflow/save_formats.h>
 
@@ -81,16 +82,6 @@ void write_page(const fs::path& folder, const ordered_json& document, const std:
   page["command"] = command_text(lent.command_line);
   write_file(folder / "report.html", evaluation::direction_page(nlohmann::json(page)));
 }
-
-// What a pack puts into a model, as long as it lives: the weights, and what lies beside them.
-struct InForce {
-  InForce(models::Model& model, const editors::EditPack& pack)
-      : written(editors::apply_pack(model, pack, {.runtime_apart = true})) {
-    for (const auto& part : pack.runtime) beside.add(part, model, "directions");
-  }
-  std::unique_ptr<editors::EditTransaction> written;
-  editors::RuntimeScope beside;
-};
 
 // A figure that sums the change up, and says what it is.
 std::string describe(ordered_json& document, const DirectChange& change) {
@@ -374,7 +365,11 @@ DirectResult DirectJob::change(models::Model& model, const Handles& lent) const 
                           : changed_by(action, model, change_options(model, action == "bake", lent), lent);
   const std::string summary = describe(document, change);
   if (!options_.no_effect)
-    document["effect"] = measured(model, lent, [&] { return std::make_shared<InForce>(model, change.pack); });
+    document["effect"] = measured(model, lent, [&] {
+      auto scope = std::make_shared<PackScope>(model);
+      scope->add(change.pack, "directions");
+      return scope;
+    });
   auto written = ordered_json::array();
   write_whole(options_.out, [&](const fs::path& staged) {
     fs::create_directory(staged);

@@ -2,6 +2,7 @@
 
 The large headers of others are precompiled, each set for those of our headers alone that include all of it, directly or
 through our other headers: what is loaded beforehand is what would be loaded anyway, and no missing include is hidden.
+For the same reason one call of the compiler takes a chain of headers, each of which includes the one before it.
 
 usage: public_headers.py BUILD_FOLDER INCLUDE_FOLDER
 """
@@ -64,6 +65,18 @@ def precompile(command, folder):
     return loads
 
 
+def chains(names, known):
+    """The headers in as few lists as a simple search finds: each includes all that stand before it."""
+    found = []
+    for name in sorted(names, key=lambda name: (len(known[name]), name)):
+        ends = [chain for chain in found if chain[-1] in known[name]]
+        if ends:
+            max(ends, key=lambda chain: len(known[chain[-1]])).append(name)
+        else:
+            found.append([name])
+    return found
+
+
 def main():
     build, include = (pathlib.Path(word).resolve() for word in sys.argv[1:3])
     command = base_command(build, include)
@@ -74,19 +87,20 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         loads, known = precompile(command, pathlib.Path(folder)), {}
 
-        def check(name):
-            loaded = next((words for large, words in loads if large <= closure(name, include, known)), [])
-            result = subprocess.run(command[:-1] + loaded + command[-1:], input=f"#include <{name}>\n", text=True,
-                                    capture_output=True)
-            return result.returncode, result.stderr
+        def compile(chain, loaded):
+            text = "".join(f"#include <{name}>\n" for name in chain)
+            result = subprocess.run(command[:-1] + loaded + command[-1:], input=text, text=True, capture_output=True)
+            if result.returncode or result.stderr:
+                print(f"{' '.join(chain)}, each alone: {'error' if result.returncode else 'warnings'}:\n{result.stderr[:2000]}")
+            return result.returncode
 
-        failed = 0
+        groups = {}  # by what is loaded
         for name in names:
-            status, text = check(name)
-            if status or text:
-                failed += status != 0
-                print(f"{name} {'does not compile alone' if status else 'gives warnings'}:\n{text[:2000]}")
-    print(f"{len(names)} headers, {failed} failed")
+            held = closure(name, include, known)
+            groups.setdefault(next((i for i, (large, _) in enumerate(loads) if large <= held), None), []).append(name)
+        calls = [(chain, [] if i is None else loads[i][1]) for i, group in groups.items() for chain in chains(group, known)]
+        failed = sum(compile(chain, loaded) != 0 for chain, loaded in calls)
+    print(f"{len(names)} headers in {len(calls)} calls of the compiler, {failed} failed")
     sys.exit(1 if failed else 0)
 
 
