@@ -55,9 +55,7 @@ struct LiveRow : BatchRow {
   int64_t chosen = 0;
   bool done = false;
 
-  [[nodiscard]] std::span<const int64_t> answer() const {
-    return std::span(text).last(static_cast<size_t>(chosen));
-  }
+  [[nodiscard]] std::span<const int64_t> answer() const { return std::span(text).last(static_cast<size_t>(chosen)); }
   [[nodiscard]] bool plain() const {
     return options->temperature == 0 && options->repetition_penalty == 1.0 && !options->on_logits;
   }
@@ -91,8 +89,7 @@ void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& n
   for (size_t i = 0; i < rows.size(); ++i) {
     LiveRow& row = rows[i];
     const auto n = static_cast<int64_t>(next[i].size());
-    if (row.done)
-      row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
+    if (row.done) row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
     for (int64_t k = 0; k < n && !row.done; ++k) {
       if (plain)
         row.take(host[token + k].item<int64_t>());
@@ -158,9 +155,29 @@ struct RunningBatch::State {
     return model.forward(batch, pass).logits;
   }
 
+  // What all rows of one group begin with, once; 0 tokens where that is not worth it.
+  int64_t prefill_beginning(const std::vector<LiveRow>& added, KvCache& filled) const {
+    Rows texts;
+    int64_t longest = 0, chunk = std::numeric_limits<int64_t>::max();
+    for (const auto& row : added) {
+      if (row.group != added[0].group) return 0;
+      texts.push_back(row.text);
+      longest = std::max(longest, static_cast<int64_t>(row.text.size()));
+      chunk = std::min(chunk, row.options->prefill_chunk);
+    }
+    const int64_t shared = shared_beginning(model.config(), texts);
+    if (shared == 0 || longest - shared > chunk) return 0;
+    std::vector<LiveRow> beginning(1, added[0]);
+    beginning[0].text.resize(static_cast<size_t>(shared));
+    (void)prefill(beginning, filled);
+    filled = filled.select_rows(std::vector<int64_t>(added.size(), 0));
+    return shared;
+  }
+
   // Every row in as many nearly even parts, so that no pass has more than a chunk of any row.
   at::Tensor prefill(const std::vector<LiveRow>& added, KvCache& filled) const {
-    const int64_t passes = passes_of(added);
+    const int64_t shared = added.size() > 1 ? prefill_beginning(added, filled) : 0;
+    const int64_t passes = shared > 0 ? 1 : passes_of(added);
     std::vector<int64_t> full;
     for (const auto& row : added) full.push_back(static_cast<int64_t>(row.text.size()));
     at::Tensor logits;
@@ -169,9 +186,9 @@ struct RunningBatch::State {
       std::vector<int64_t> begins;
       for (const auto& row : added) {
         row.options->cancel.check("generation");
-        const int64_t n = static_cast<int64_t>(row.text.size());
-        begins.push_back(n * p / passes);
-        parts.emplace_back(row.text.begin() + n * p / passes, row.text.begin() + n * (p + 1) / passes);
+        const int64_t n = static_cast<int64_t>(row.text.size()) - shared;
+        begins.push_back(shared + n * p / passes);
+        parts.emplace_back(row.text.begin() + begins.back(), row.text.begin() + shared + n * (p + 1) / passes);
       }
       TokenBatch batch = TokenBatch::continuing(parts, begins);
       batch.set_full_lengths(full);
@@ -290,8 +307,8 @@ int64_t RunningBatch::cache_bytes() const {
 
 Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
   if (!drafts.empty() && drafts.size() != prompts.size())
-    refuse("drafts for " + std::to_string(drafts.size()) + " prompts", "one list for each of " +
-           std::to_string(prompts.size()), "give a prompt without drafts an empty one");
+    refuse("drafts for " + std::to_string(drafts.size()) + " prompts",
+           "one list for each of " + std::to_string(prompts.size()), "give a prompt without drafts an empty one");
   Rows results(prompts.size());
   GenerateOptions collecting = options;
   collecting.on_token = [&](int64_t row, int64_t id) {
