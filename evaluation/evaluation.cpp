@@ -353,15 +353,21 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
 }
 
 std::vector<Continuation> continue_facts(const models::Model& model, const std::vector<datasets::Fact>& facts,
-                                         int64_t new_tokens, const CancelToken& cancel) {
+                                         int64_t new_tokens, const CancelToken& cancel,
+                                         std::span<const Continuation> before) {
   if (facts.empty()) return {};
   std::vector<std::string> prompts;
-  for (const auto& fact : facts) prompts.push_back(fact.full_prompt());
+  FreeTextOptions free;
+  for (const auto& fact : facts) {
+    const size_t i = prompts.size();
+    prompts.push_back(fact.full_prompt());
+    auto& drafts = free.drafts.emplace_back();
+    if (i < before.size()) drafts = {" " + fact.target_new, before[i].text};
+  }
   ScoreOptions score_options;
   score_options.cancel = cancel;
   const auto efficacies = evaluate_efficacy(model, facts, score_options);
   std::vector<Continuation> all;
-  FreeTextOptions free;
   free.max_tokens = new_tokens;
   free.whole_sentence = false;
   free.cancel = cancel;

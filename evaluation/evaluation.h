@@ -19,6 +19,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -178,14 +179,16 @@ struct Efficacy {
                                                       const std::vector<datasets::Fact>& facts,
                                                       const ScoreOptions& options = {});
 
-/// Greedy continuations and target probabilities of the facts' own prompts, for people to read.
+/// Greedy continuations and target probabilities of the facts' own prompts, for people to read. `before`: of the same
+/// facts by the unedited model, from the first on, or none; they save time and change nothing.
 struct Continuation {
   std::string prompt, text;
   double probability = 0;  ///< of the whole target: the product over its tokens
 };
 [[nodiscard]] std::vector<Continuation> continue_facts(const models::Model& model,
                                                        const std::vector<datasets::Fact>& facts,
-                                                       int64_t new_tokens = 12, const CancelToken& cancel = {});
+                                                       int64_t new_tokens = 12, const CancelToken& cancel = {},
+                                                       std::span<const Continuation> before = {});
 
 /// Efficacy of every fact after every step of a sequence of edits.
 class RetentionMatrix {

@@ -158,7 +158,10 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
       return static_cast<int64_t>(own.size()) >= options.max_tokens ||
              (options.whole_sentence && sentence_ended(text, names(row)));
     };
-  auto continued = models::generate(model, ids, generate);
+  std::vector<models::Drafts> drafts(options.drafts.empty() ? 0 : rows.size());
+  for (size_t r = 0; r < drafts.size(); ++r)
+    for (const auto& text : options.drafts[rows[r]]) drafts[r].push_back(tokenizer.encode_ids(text, false));
+  auto continued = models::generate(model, ids, generate, std::move(drafts));
   std::vector<FreeText> texts;
   for (size_t r = 0; r < rows.size(); ++r) {
     std::string text = behind(tokenizer, ids[r], continued[r]);
@@ -233,6 +236,7 @@ std::vector<Answer> answers(const models::Model& model, std::span<const datasets
     const auto length = static_cast<int64_t>(model.tokenizer().encode_ids(" " + fact.target_new, false).size());
     own.max_tokens = std::max(own.max_tokens, length + kBehind);
     own.names.push_back({fact.target_new});
+    own.drafts.push_back({" " + fact.target_new});
   }
   std::vector<Answer> all;
   if (facts.empty()) return all;

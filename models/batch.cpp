@@ -2,6 +2,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/models/batch.h>
+#include <emend/models/config.h>
 
 #include <algorithm>
 #include <numeric>
@@ -215,6 +216,16 @@ std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>
   std::iota(rows.begin(), rows.end(), size_t{0});
   std::stable_sort(rows.begin(), rows.end(), [&](size_t a, size_t b) { return sequences[a] < sequences[b]; });
   return best_partition(sequences, rows, 0, rows.size(), least).groups;
+}
+
+int64_t shared_beginning(const ModelConfig& config, const std::vector<std::vector<int64_t>>& rows, int64_t left) {
+  constexpr int64_t kLeastSaved = 96;  // tokens; a pass of its own costs as much as some of them
+  const auto varies = [](const Rotary& rotary) { return rotary.depends_on_length(); };
+  if (rows.empty() || std::any_of(config.rotaries.begin(), config.rotaries.end(), varies)) return 0;
+  auto shared = static_cast<int64_t>(rows[0].size());
+  for (const auto& row : rows)
+    shared = std::min({shared, common_prefix(rows[0], row), static_cast<int64_t>(row.size()) - left});
+  return shared * static_cast<int64_t>(rows.size() - 1) < kLeastSaved ? 0 : shared;
 }
 
 }  // namespace emend::models

@@ -11,6 +11,8 @@
 
 namespace emend::models {
 
+struct ModelConfig;
+
 class TokenBatch {
  public:
   TokenBatch() = default;
@@ -81,5 +83,11 @@ struct SharedGroup {
 /// of its own; `sequences` are what may be shared of each row (not its last token). Order: by content.
 [[nodiscard]] std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>>& sequences,
                                                         int64_t least);
+
+/// How many tokens all rows begin with that are worth a pass of their own, whose keys and values then serve every row
+/// (KvCache::select_rows). Of each row `left` tokens or more are kept apart. 0 for few of them, and where rotary
+/// frequencies depend on how long the whole row is.
+[[nodiscard]] int64_t shared_beginning(const ModelConfig& config, const std::vector<std::vector<int64_t>>& rows,
+                                       int64_t left = 1);
 
 }  // namespace emend::models

@@ -109,11 +109,8 @@ at::Tensor shares(int64_t decay, const at::Tensor& x) {
   const RunningPass* pass = RunningPass::now();
   if (decay == 0 || !pass || pass->batch.tokens() != x.size(0)) return {};
   std::vector<float> all;
-  for (int64_t r = 0; r < pass->batch.rows(); ++r) {
-    const auto done = static_cast<float>(pass->answered[static_cast<size_t>(r)]);
-    all.insert(all.end(), static_cast<size_t>(pass->batch.length(r)),
-               std::max(0.0F, 1 - done / static_cast<float>(decay)));
-  }
+  for (const int64_t done : pass->answered)
+    all.push_back(std::max(0.0F, 1 - static_cast<float>(done) / static_cast<float>(decay)));
   return devices::route_like(at::tensor(all).unsqueeze(1), x, devices::Purpose::kDelta);
 }
 

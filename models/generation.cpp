@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/models/config.h>
+#include <emend/models/detail/drafts.h>
 #include <emend/models/detail/sampling.h>
 #include <emend/models/generation.h>
 #include <emend/models/running_pass.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <span>
@@ -18,6 +20,8 @@ namespace emend::models {
 namespace {
 
 using Rows = std::vector<std::vector<int64_t>>;
+
+constexpr int64_t kLogitsAtOnce = int64_t{1} << 25;  // of a pass with guessed tokens: 128 MiB in float32
 
 void refuse(const std::string& got, const std::string& expected, const std::string& advice) {
   throw Error(ErrorClass::kInvalidArgument, {"generation", got, expected, advice});
@@ -51,6 +55,7 @@ struct LiveRow : BatchRow {
   int64_t chosen = 0;
   bool done = false;
 
+  [[nodiscard]] std::span<const int64_t> answer() const { return std::span(text).last(static_cast<size_t>(chosen)); }
   [[nodiscard]] bool plain() const {
     return options->temperature == 0 && options->repetition_penalty == 1.0 && !options->on_logits;
   }
@@ -74,18 +79,36 @@ struct LiveRow : BatchRow {
   }
 };
 
-void choose_all(const at::Tensor& logits, std::span<LiveRow> rows) {
+// Chooses from the logits behind each row's next tokens [N, V]: behind the first, and behind those that were guessed as
+// long as they are what is chosen.
+void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& next) {
   const bool plain = std::all_of(rows.begin(), rows.end(), [](const LiveRow& row) { return row.done || row.plain(); });
   const at::Tensor host = plain ? devices::to_host(logits.argmax(-1), devices::Purpose::kLogits)
                                 : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
+  int64_t token = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].done)
-      rows[i].text.push_back(rows[i].text.back());  // keeps its place in the batch; nobody reads it
-    else if (plain)
-      rows[i].take(host[static_cast<int64_t>(i)].item<int64_t>());
-    else
-      rows[i].choose(host[static_cast<int64_t>(i)]);
+    LiveRow& row = rows[i];
+    const auto n = static_cast<int64_t>(next[i].size());
+    if (row.done) row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
+    for (int64_t k = 0; k < n && !row.done; ++k) {
+      if (plain)
+        row.take(host[token + k].item<int64_t>());
+      else
+        row.choose(host[token + k]);
+      if (k + 1 < n && row.text.back() != next[i][static_cast<size_t>(k + 1)]) break;
+    }
+    token += n;
   }
+}
+
+// How many tokens a row of so many may get in one pass: where rotary frequencies depend on the length of the text, each
+// token of a longer one has to see its own.
+int64_t longest_pass(const ModelConfig& config, int64_t length) {
+  int64_t most = std::numeric_limits<int64_t>::max();
+  if (config.position_rule == PositionRule::kColumns) return most;  // decided by the prompt alone
+  for (const auto& rotary : config.rotaries)
+    if (rotary.depends_on_length()) most = std::min(most, rotary.original_max - length + 1);
+  return most;
 }
 
 int64_t passes_of(const std::vector<LiveRow>& rows) {
@@ -123,14 +146,38 @@ struct RunningBatch::State {
       before_pass(batch, groups);
     }
     RunningPass mine{batch, {}};
-    for (const auto& row : of) mine.answered.push_back(row.chosen);
+    for (int64_t r = 0; r < batch.rows(); ++r)
+      for (int64_t k = 0; k < batch.length(r); ++k) {
+        const int64_t chosen = of[static_cast<size_t>(r)].chosen;
+        mine.answered.push_back(chosen == 0 ? 0 : chosen + k);
+      }
     const ShownPass shown(mine);
     return model.forward(batch, pass).logits;
   }
 
+  // What all rows of one group begin with, once; 0 tokens where that is not worth it.
+  int64_t prefill_beginning(const std::vector<LiveRow>& added, KvCache& filled) const {
+    Rows texts;
+    int64_t longest = 0, chunk = std::numeric_limits<int64_t>::max();
+    for (const auto& row : added) {
+      if (row.group != added[0].group) return 0;
+      texts.push_back(row.text);
+      longest = std::max(longest, static_cast<int64_t>(row.text.size()));
+      chunk = std::min(chunk, row.options->prefill_chunk);
+    }
+    const int64_t shared = shared_beginning(model.config(), texts);
+    if (shared == 0 || longest - shared > chunk) return 0;
+    std::vector<LiveRow> beginning(1, added[0]);
+    beginning[0].text.resize(static_cast<size_t>(shared));
+    (void)prefill(beginning, filled);
+    filled = filled.select_rows(std::vector<int64_t>(added.size(), 0));
+    return shared;
+  }
+
   // Every row in as many nearly even parts, so that no pass has more than a chunk of any row.
   at::Tensor prefill(const std::vector<LiveRow>& added, KvCache& filled) const {
-    const int64_t passes = passes_of(added);
+    const int64_t shared = added.size() > 1 ? prefill_beginning(added, filled) : 0;
+    const int64_t passes = shared > 0 ? 1 : passes_of(added);
     std::vector<int64_t> full;
     for (const auto& row : added) full.push_back(static_cast<int64_t>(row.text.size()));
     at::Tensor logits;
@@ -139,9 +186,9 @@ struct RunningBatch::State {
       std::vector<int64_t> begins;
       for (const auto& row : added) {
         row.options->cancel.check("generation");
-        const int64_t n = static_cast<int64_t>(row.text.size());
-        begins.push_back(n * p / passes);
-        parts.emplace_back(row.text.begin() + n * p / passes, row.text.begin() + n * (p + 1) / passes);
+        const int64_t n = static_cast<int64_t>(row.text.size()) - shared;
+        begins.push_back(shared + n * p / passes);
+        parts.emplace_back(row.text.begin() + begins.back(), row.text.begin() + shared + n * (p + 1) / passes);
       }
       TokenBatch batch = TokenBatch::continuing(parts, begins);
       batch.set_full_lengths(full);
@@ -163,13 +210,42 @@ struct RunningBatch::State {
     }
     KvCache filled(model.n_layers(), longest + room);
     const at::Tensor logits = prefill(added, filled);
-    choose_all(logits, added);
+    choose_all(logits, added, Rows(added.size(), {0}));
     drop_finished(0);
     if (rows.empty())
       cache = std::move(filled);
     else
       cache.append_rows(filled);
     std::move(added.begin(), added.end(), std::back_inserter(rows));
+  }
+
+  // Each row's last token, and what its drafts say comes behind it, as far as that is worth a look.
+  [[nodiscard]] Rows next_tokens() const {
+    std::vector<detail::Guess> guesses;
+    for (const auto& row : rows) {
+      const int64_t room = std::min(row.options->max_new_tokens - row.chosen,
+                                    longest_pass(model.config(), static_cast<int64_t>(row.text.size())));
+      const bool guessed = !row.done && !row.drafts.empty() && row.plain();
+      guesses.push_back(guessed ? detail::guess_next(row.drafts, row.answer(), room - 1) : detail::Guess{});
+      auto& tokens = guesses.back().tokens;  // up to one that another model's tokenizer made
+      const auto known = [&](int64_t id) { return id >= 0 && id < model.vocab_size(); };
+      tokens.erase(std::find_if_not(tokens.begin(), tokens.end(), known), tokens.end());
+    }
+    const int64_t limit = kLogitsAtOnce / model.vocab_size();
+    const auto counts = detail::worth_checking(guesses, limit, model.placement().head.is_cpu());
+    Rows next;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      auto& tokens = next.emplace_back(1, rows[i].text.back());
+      tokens.insert(tokens.end(), guesses[i].tokens.begin(), guesses[i].tokens.begin() + counts[i]);
+    }
+    return next;
+  }
+
+  // The cache holds all but the last token of each row.
+  void forget_wrong_guesses() {
+    std::vector<int64_t> lengths;
+    for (const auto& row : rows) lengths.push_back(static_cast<int64_t>(row.text.size()) - 1);
+    cache.truncate(lengths);
   }
 
   // Once more than `share` of the rows are done: taking rows out copies the cache.
@@ -210,14 +286,14 @@ void RunningBatch::step() {
   const at::NoGradGuard no_grad;
   state_->drop_finished(0.25);
   if (active() == 0) return;
-  Rows next;
-  for (const auto& row : state_->rows) {
+  for (const auto& row : state_->rows)
     if (!row.done) row.options->cancel.check("generation");
-    next.push_back({row.text.back()});
-  }
+  const Rows next = state_->next_tokens();
   ForwardOptions pass;
   pass.cache = &state_->cache;
-  choose_all(state_->run(TokenBatch::continuing(next, state_->cache.lengths()), state_->rows, pass), state_->rows);
+  const auto batch = TokenBatch::continuing(next, state_->cache.lengths());
+  choose_all(state_->run(batch, state_->rows, pass), state_->rows, next);
+  state_->forget_wrong_guesses();
 }
 
 size_t RunningBatch::active() const noexcept {
@@ -229,7 +305,10 @@ int64_t RunningBatch::cache_bytes() const {
   return state_->cache.bytes();
 }
 
-Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options) {
+Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
+  if (!drafts.empty() && drafts.size() != prompts.size())
+    refuse("drafts for " + std::to_string(drafts.size()) + " prompts",
+           "one list for each of " + std::to_string(prompts.size()), "give a prompt without drafts an empty one");
   Rows results(prompts.size());
   GenerateOptions collecting = options;
   collecting.on_token = [&](int64_t row, int64_t id) {
@@ -238,7 +317,10 @@ Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& op
   };
   const auto shared = std::make_shared<const GenerateOptions>(std::move(collecting));
   std::vector<BatchRow> rows;
-  for (size_t r = 0; r < prompts.size(); ++r) rows.push_back({prompts[r], shared, static_cast<int64_t>(r)});
+  for (size_t r = 0; r < prompts.size(); ++r) {
+    rows.push_back({prompts[r], shared, static_cast<int64_t>(r)});
+    if (!drafts.empty()) rows.back().drafts = std::move(drafts[r]);
+  }
   RunningBatch batch(model);
   batch.add(std::move(rows));
   while (batch.active() > 0) batch.step();

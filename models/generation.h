@@ -1,4 +1,10 @@
 // Greedy and sampled continuation with a key-value cache: of prompts at once, and of rows that come and go.
+//
+// A greedy row may bring drafts: texts that its answer may turn out to be, or to resemble (what the model wrote before
+// a change). A pass then reads several of a draft's tokens at once and keeps those that greedy decoding would have
+// chosen ("Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192, with given drafts). What is
+// written is what plain decoding writes; passes of another shape add in another order, so a tie within rounding can
+// fall the other way, as it can between batches of different sizes.
 #pragma once
 
 #include <emend/core/cancel.h>
@@ -30,12 +36,16 @@ struct GenerateOptions {
   CancelToken cancel;
 };
 
+/// Texts that an answer may be, token ids without the prompt; likely ones first.
+using Drafts = std::vector<std::vector<int64_t>>;
+
 /// One text that a RunningBatch continues.
 struct BatchRow {
   std::vector<int64_t> text;                       ///< the prompt; the batch puts behind it what it chooses
   std::shared_ptr<const GenerateOptions> options;  ///< this row's own; callbacks are called with `row`
   int64_t row = 0;                                 ///< decides the random stream, together with the seed
   int64_t group = 0;                               ///< the caller's, for before_pass
+  Drafts drafts = {};                              ///< of greedy rows; others do not look at them
 };
 
 /// Rows with a key-value cache that are continued together, and come and go between two steps. A row's tokens do not
@@ -52,7 +62,7 @@ class RunningBatch {
   /// Prefills these rows together and chooses the first token of each. Throws Error(kInvalidArgument) for options or
   /// prompts that cannot be, with nothing added, and what a callback throws.
   void add(std::vector<BatchRow> rows);
-  /// One more token for every row that has not ended.
+  /// One more token for every row that has not ended; more for those whose drafts are right.
   void step();
   [[nodiscard]] size_t active() const noexcept;  ///< rows that have not ended
   [[nodiscard]] int64_t cache_bytes() const;
@@ -64,9 +74,11 @@ class RunningBatch {
 
 /// Continues every prompt, batched; returns only the new tokens of each (the stop id is not included).
 /// Each row is independent of the others and of the batch it is in: its random stream depends on `seed` and its row
-/// number.
+/// number. `drafts`: of each prompt, or none; they save time where they are right and change nothing. Throws
+/// Error(kInvalidArgument) for another number of them.
 [[nodiscard]] std::vector<std::vector<int64_t>> generate(const Model& model,
                                                          const std::vector<std::vector<int64_t>>& prompts,
-                                                         const GenerateOptions& options);
+                                                         const GenerateOptions& options,
+                                                         std::vector<Drafts> drafts = {});
 
 }  // namespace emend::models

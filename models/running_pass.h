@@ -11,7 +11,7 @@ namespace emend::models {
 
 struct RunningPass {
   const TokenBatch& batch;
-  std::vector<int64_t> answered;  ///< by row: tokens of the answer so far; 0 while the prompt is read
+  std::vector<int64_t> answered;  ///< by token: tokens of the answer up to it, itself included; 0: of the prompt
 
   /// Of the thread; null while no text is being continued (generation.h).
   [[nodiscard]] static const RunningPass* now() noexcept;

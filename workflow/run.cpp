@@ -397,7 +397,8 @@ void Run::evaluate_after() {
   if (options_.show == 0) return;
   datasets::FactSet shown;
   shown.facts = shown_facts();
-  record_.text_after = evaluation::continue_facts(*model_, session_->asked(std::move(shown)).facts, 12, lent_.cancel);
+  record_.text_after = evaluation::continue_facts(*model_, session_->asked(std::move(shown)).facts, 12, lent_.cancel,
+                                                  record_.text_before);
 }
 
 // The pack always; the model's folder is made with it.

@@ -15,6 +15,9 @@
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 
+#include <algorithm>
+#include <map>
+
 namespace emend::evaluation {
 namespace {
 
@@ -266,18 +269,21 @@ class Free final : public Metric {
     for (const bool neighbors : {false, true}) {
       std::vector<std::string> prompts;
       std::vector<const Asked*> places;
-      for (const auto& one : all)
-        if ((std::string_view(one.group) == "neighbor") == neighbors)
-          prompts.push_back(one.prompt), places.push_back(&one);
-      for (const Asked* one : places) {
-        const auto& fact = context.facts.facts[one->fact];
-        if (!neighbors) whole.names.push_back({fact.target_new, fact.target_true.value_or(fact.target_new)});
+      auto& options = neighbors ? fixed : whole;
+      std::map<std::pair<size_t, std::string>, size_t> met;
+      for (const auto& one : all) {
+        if ((std::string_view(one.group) == "neighbor") != neighbors) continue;
+        prompts.push_back(one.prompt);
+        places.push_back(&one);
+        const auto& fact = context.facts.facts[one.fact];
+        if (!neighbors) options.names.push_back({fact.target_new, fact.target_true.value_or(fact.target_new)});
+        options.drafts.push_back(drafts_of(one, fact, before_of(context, one, met[{one.fact, one.group}]++, told)));
       }
-      const auto texts = write_on(model, prompts, neighbors ? fixed : whole);
+      const auto texts = write_on(model, prompts, options);
       for (size_t t = 0; t < texts.size(); ++t) {
         const Asked& one = *places[t];
         json& list = cases[one.fact][one.group];
-        list.push_back(neighbors ? neighbor(one, texts[t], before_of(context, one.fact, list.size(), told))
+        list.push_back(neighbors ? neighbor(one, texts[t], before_of(context, one, list.size(), told))
                                  : read(context.facts.facts[one.fact], cases[one.fact], one, texts[t]));
       }
     }
@@ -303,12 +309,21 @@ class Free final : public Metric {
   }
 
   // What the unedited model wrote after the same prompt; null without one.
-  [[nodiscard]] const json& before_of(const MetricContext& context, size_t fact, size_t place, bool told) const {
+  [[nodiscard]] const json& before_of(const MetricContext& context, const Asked& one, size_t place, bool told) const {
     static const json none;
     const Evaluation* before = context.options.before;
-    if (!told && (!before || fact >= before->cases.size())) return none;
-    const json& list = told ? member(cases_[fact], {"neighbor"}) : member(before->cases[fact], {"free", "neighbor"});
+    if (!told && (!before || one.fact >= before->cases.size())) return none;
+    const json& list =
+        told ? member(cases_[one.fact], {one.group}) : member(before->cases[one.fact], {"free", one.group});
     return list.is_array() && place < list.size() ? list[place] : none;
+  }
+
+  // The new answer where it is asked for, and what was written before; none before there is anything to compare with.
+  static std::vector<std::string> drafts_of(const Asked& one, const datasets::Fact& fact, const json& before) {
+    if (!before.is_object()) return {};
+    std::vector<std::string> drafts = {" " + fact.target_new, detail::text(before, "text")};
+    if (std::find(kAsked.begin(), kAsked.end(), one.group) == kAsked.end()) std::swap(drafts[0], drafts[1]);
+    return drafts;
   }
 
   static json neighbor(const Asked& one, const FreeText& text, const json& before) {

@@ -50,6 +50,44 @@ TEST(Generation, ChunkedPrefillChangesNothing) {
   }
 }
 
+TEST(Generation, ABeginningThatAllShareIsReadOnce) {
+  LoadOptions wide;
+  wide.dtype = at::kDouble;
+  Rows prompts;
+  for (int64_t r = 0; r < 9; ++r) {
+    prompts.emplace_back();
+    for (int64_t i = 0; i < 20; ++i) prompts.back().push_back((7 * i + 3) % 50);
+    for (int64_t i = 0; i < r % 4; ++i) prompts.back().push_back(60 + r + i);
+  }
+  for (const auto& [family, flavour] : testing::all_flavours()) {
+    SCOPED_TRACE(family + " " + flavour);
+    const Model model = testing::debug_model(family, 3, flavour, wide);
+    GenerateOptions options;
+    options.max_new_tokens = 8;
+    const Rows together = generate(model, prompts, options);
+    for (size_t r = 0; r < prompts.size(); ++r) EXPECT_EQ(generate(model, {prompts[r]}, options)[0], together[r]) << r;
+  }
+  const Model model = testing::debug_model("llama", 3);
+  const auto read = [&](bool groups) {
+    int64_t tokens = 0;
+    RunningBatch batch(model, [&](const TokenBatch& pass, const std::vector<int64_t>& of) {
+      EXPECT_EQ(static_cast<int64_t>(of.size()), pass.rows());
+      tokens += pass.tokens();
+    });
+    const auto one = std::make_shared<GenerateOptions>();
+    one->max_new_tokens = 1;
+    std::vector<BatchRow> rows;
+    for (size_t r = 0; r < prompts.size(); ++r)
+      rows.push_back({prompts[r], one, static_cast<int64_t>(r), groups ? static_cast<int64_t>(r % 2) : 0});
+    batch.add(std::move(rows));
+    return tokens;
+  };
+  int64_t all = 0;
+  for (const auto& prompt : prompts) all += static_cast<int64_t>(prompt.size());
+  EXPECT_EQ(read(true), all) << "rows of different groups are computed differently";
+  EXPECT_EQ(read(false), all - 8 * 19) << "the shortest keeps its last token";
+}
+
 TEST(Generation, ARowDoesNotDependOnItsCompanions) {
   const Model model = testing::debug_model("llama", 5);
   GenerateOptions options;

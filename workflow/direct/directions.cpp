@@ -69,7 +69,7 @@ std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt
 }
 
 void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase, const Handles& lent,
-                const std::function<void(const models::TokenBatch&)>& pass) {
+                const std::function<void(const models::TokenBatch&)>& pass, int64_t begin) {
   constexpr int64_t kTokens = 2048;
   std::vector<std::vector<int64_t>> batch;
   int64_t tokens = 0;
@@ -78,7 +78,8 @@ void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase
     tokens += static_cast<int64_t>(rows[i].size());
     if (i + 1 < rows.size() && tokens + static_cast<int64_t>(rows[i + 1].size()) <= kTokens) continue;
     lent.cancel.check(phase);
-    pass(models::TokenBatch::from_rows(batch));
+    pass(begin == 0 ? models::TokenBatch::from_rows(batch)
+                    : models::TokenBatch::continuing(batch, std::vector<int64_t>(batch.size(), begin)));
     batch.clear();
     tokens = 0;
     if (lent.progress) lent.progress({phase, static_cast<double>(i + 1), static_cast<double>(rows.size()), ""});

@@ -31,9 +31,10 @@ struct ContrastPrompt {
 /// Token ids, through the model's chat template where it has one and `chat` is set.
 [[nodiscard]] std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat);
 
-/// Calls `pass` with the rows in batches of a few thousand tokens, in order. Throws Error(kCancelled).
+/// Calls `pass` with the rows in batches of a few thousand tokens, in order; the first token of each stands at `begin`.
+/// Throws Error(kCancelled).
 void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase, const Handles& lent,
-                const std::function<void(const models::TokenBatch&)>& pass);
+                const std::function<void(const models::TokenBatch&)>& pass, int64_t begin = 0);
 
 /// How well a layer tells the two sets apart: all on prompts kept out of the fit (cross-validation).
 struct Separation {

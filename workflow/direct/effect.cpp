@@ -37,15 +37,6 @@ std::vector<ContrastPrompt> side_of(const json& preset, const char* side) {
   return all;
 }
 
-std::vector<std::vector<int64_t>> continued(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
-                                            int64_t tokens, const Handles& lent) {
-  models::GenerateOptions generate;
-  generate.max_new_tokens = tokens;
-  generate.stop_ids = model.tokenizer().eos_ids();
-  generate.cancel = lent.cancel;
-  return models::generate(model, rows, generate);
-}
-
 std::vector<std::vector<int64_t>> with_more(std::vector<std::vector<int64_t>> rows,
                                             const std::vector<std::vector<int64_t>>& more) {
   for (size_t i = 0; i < rows.size(); ++i) rows[i].insert(rows[i].end(), more[i].begin(), more[i].end());
@@ -81,23 +72,34 @@ DirectPreset direct_preset(const std::string& name) {
                                              did_you_mean(name, direct_preset_names())});
 }
 
-std::vector<std::string> read_answers(const models::Model& model, const std::vector<ContrastPrompt>& prompts,
-                                      int64_t max_new_tokens, bool chat, const Handles& lent) {
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, chat));
-  std::vector<std::string> texts;
-  for (const auto& ids : continued(model, rows, max_new_tokens, lent))
-    texts.push_back(model.tokenizer().decode(ids, true));
-  return texts;
+std::vector<std::vector<int64_t>> continued(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
+                                            Continuing how, const Handles& lent) {
+  models::GenerateOptions generate;
+  generate.max_new_tokens = how.tokens;
+  generate.stop_ids = model.tokenizer().eos_ids();
+  generate.ends = std::move(how.ends);
+  generate.cancel = lent.cancel;
+  return models::generate(model, rows, generate, std::move(how.drafts));
 }
 
-EffectReading read_effect(const models::Model& model, const EffectOptions& options, const Handles& lent) {
+EffectReading read_effect(const models::Model& model, const EffectOptions& options, const Handles& lent,
+                          const EffectReading* before) {
   EffectReading reading;
-  reading.texts = read_answers(model, options.prompts, options.max_new_tokens, options.chat, lent);
+  const auto drafts = [&](auto member) {
+    std::vector<models::Drafts> all;
+    if (before)
+      for (const auto& ids : before->*member) all.push_back({ids});
+    return all;
+  };
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& prompt : options.prompts) rows.push_back(prompt_ids(model, prompt, options.chat));
+  reading.ids = continued(model, rows, {options.max_new_tokens, drafts(&EffectReading::ids)}, lent);
+  for (const auto& ids : reading.ids) reading.texts.push_back(model.tokenizer().decode(ids, true));
   for (const auto& scorer : options.scorers)
     if (scorer.reads_model())
       reading.scores[scorer.name] = scorer.score({reading.texts, options.prompts, &model, options.chat, lent});
-  reading.neutral_ids = continued(model, neutral_rows(model), kNeutralTokens, lent);
+  reading.neutral_ids =
+      continued(model, neutral_rows(model), {kNeutralTokens, drafts(&EffectReading::neutral_ids)}, lent);
   evaluation::HealthOptions health;
   health.score.cancel = lent.cancel;
   health.score.progress = lent.progress;
@@ -138,7 +140,7 @@ std::vector<std::vector<int64_t>> answered(const models::Model& model, std::vect
   if (prompts.empty()) prompts = direct_preset().questions;
   std::vector<std::vector<int64_t>> rows;
   for (const auto& prompt : prompts) rows.push_back(prompt_ids(model, prompt, chat));
-  return with_more(rows, continued(model, rows, tokens, lent));
+  return with_more(rows, continued(model, rows, {tokens}, lent));
 }
 
 std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64_t seed, const Handles& lent,

@@ -1,9 +1,11 @@
 // What a change of behaviour does: to the texts that it is about, and to everything else.
 #pragma once
 
+#include <emend/models/generation.h>
 #include <emend/workflow/direct/scorer.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -23,10 +25,15 @@ struct DirectPreset {
 [[nodiscard]] DirectPreset direct_preset(const std::string& name = "");
 [[nodiscard]] std::vector<std::string> direct_preset_names();
 
-/// The model's greedy answers.
-[[nodiscard]] std::vector<std::string> read_answers(const models::Model& model,
-                                                    const std::vector<ContrastPrompt>& prompts, int64_t max_new_tokens,
-                                                    bool chat, const Handles& lent = {});
+/// Greedy continuations of rows, to the end of the text. `drafts` and `ends`: as models::generate takes them.
+struct Continuing {
+  int64_t tokens = 60;
+  std::vector<models::Drafts> drafts = {};
+  std::function<bool(int64_t, int64_t)> ends = {};
+};
+[[nodiscard]] std::vector<std::vector<int64_t>> continued(const models::Model& model,
+                                                          const std::vector<std::vector<int64_t>>& rows, Continuing how,
+                                                          const Handles& lent = {});
 
 struct EffectOptions {
   std::vector<ContrastPrompt> prompts;  ///< answered before and after
@@ -39,13 +46,15 @@ struct EffectOptions {
 /// One state of a model: answers, and what it expects after neutral texts.
 struct EffectReading {
   std::vector<std::string> texts;
-  std::map<std::string, double> scores;  ///< by those that read the model itself
+  std::vector<std::vector<int64_t>> ids;  ///< of the texts
+  std::map<std::string, double> scores;   ///< by those that read the model itself
   at::Tensor neutral_log_probs;
   std::vector<std::vector<int64_t>> neutral_ids;
   nlohmann::json health;
 };
+/// `before`: of the unchanged model; its answers are drafts.
 [[nodiscard]] EffectReading read_effect(const models::Model& model, const EffectOptions& options,
-                                        const Handles& lent = {});
+                                        const Handles& lent = {}, const EffectReading* before = nullptr);
 /// {"scores": {"wordiness": {"kind", "before", "after"}}, "neutral_kl": nats, "neutral_tokens_kept": percent of the
 /// greedy continuations' tokens, "health": {"before", "after"}, "texts": [{"prompt", "before", "after"}]}. `judge`: the
 /// unchanged model.

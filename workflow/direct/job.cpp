@@ -225,7 +225,7 @@ ordered_json DirectJob::measured(const models::Model& model, const Handles& lent
                                  const std::function<std::shared_ptr<void>()>& change) const {
   const auto before = read_effect(model, options_.effect, lent);
   auto changed = change();
-  const auto after = read_effect(model, options_.effect, lent);
+  const auto after = read_effect(model, options_.effect, lent, &before);
   changed.reset();
   return compare_effects(before, after, options_.effect, model, lent);
 }

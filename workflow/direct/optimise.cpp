@@ -4,11 +4,13 @@
 #include <emend/core/json.h>
 #include <emend/core/setting.h>
 #include <emend/evaluation/health.h>
+#include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/optimise.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 #include <sstream>
 
 namespace emend::workflow {
@@ -84,7 +86,8 @@ struct Searching {
   std::span<const DirectChange> changes;
   const OptimiseOptions& options;
   const Handles& lent;
-  std::vector<std::vector<int64_t>> neutral = {};
+  std::vector<std::vector<int64_t>> neutral = {}, asked = {};
+  std::vector<models::Drafts> drafts = {};  // of the answers: those of the unchanged model
   std::vector<Point> points = {};
   at::Tensor neutral_before = {};
   double words_before = 0, loops_before = 0;
@@ -93,9 +96,12 @@ struct Searching {
   [[nodiscard]] bool better(double a, double b) const { return options.raise ? a > b : a < b; }
 };
 
-std::vector<std::string> answers_of(const Searching& search) {
-  const auto& options = search.options;
-  return read_answers(search.model, options.prompts, options.max_new_tokens, options.chat, search.lent);
+using Ids = std::vector<int64_t>;
+
+std::vector<std::string> texts_of(const Searching& search, const std::vector<Ids>& answers) {
+  std::vector<std::string> texts;
+  for (const auto& ids : answers) texts.push_back(search.model.tokenizer().decode(ids, true));
+  return texts;
 }
 
 double words_of(const std::vector<std::string>& texts) {
@@ -110,22 +116,57 @@ double score_of(const Searching& search, const std::vector<std::string>& texts) 
   return o.scorer.score({texts, o.prompts, &search.model, o.chat, {.cancel = search.lent.cancel}});
 }
 
+// Whether a trial with so much lost and this score, or a worse one, has no place on the front: another one, or the
+// model as it is, is as good and loses no more.
+bool beaten(const Searching& search, double kl, double score) {
+  const auto none_better = [&](double other) { return !search.better(score, other); };
+  return none_better(search.found.score_before) ||
+         std::any_of(search.found.trials.begin(), search.found.trials.end(), [&](const DirectTrial& other) {
+           return other.score && other.kl <= kl && none_better(*other.score);
+         });
+}
+
+// The answers; none as soon as it is known that the trial is beaten.
+std::optional<std::vector<std::string>> answers_of(const Searching& search, double kl) {
+  const auto& o = search.options;
+  const auto best = o.scorer.best(o.raise);
+  if (best && beaten(search, kl, *best)) return std::nullopt;
+  std::vector<Ids> written(search.asked.size());
+  std::set<int64_t> counted;
+  bool over = false;
+  Continuing how{o.max_new_tokens, search.drafts};
+  if (o.scorer.kind == "any" && !o.raise)
+    how.ends = [&](int64_t row, int64_t id) {
+      auto& own = written[static_cast<size_t>(row)];
+      own.push_back(id);
+      if (!over && !counted.contains(row) && o.scorer.counts(search.model.tokenizer().decode(own, true))) {
+        counted.insert(row);
+        over = beaten(search, kl, 100.0 * static_cast<double>(counted.size()) / static_cast<double>(written.size()));
+      }
+      return over;
+    };
+  const auto answers = continued(search.model, search.asked, std::move(how), search.lent);
+  if (over) return std::nullopt;
+  return texts_of(search, answers);
+}
+
 void measure(const Searching& search, DirectTrial& trial) {
-  std::vector<std::string> texts;
+  std::optional<std::vector<std::string>> texts;
   {
     const TrialChange acting(search.model, search.changes[static_cast<size_t>(trial.change)],
                              [&](const DirectFigures& weight) { return trial.at(weight); });
     trial.kl = evaluation::mean_divergence(search.neutral_before, next_log_probs(search.model, search.neutral));
     if (!std::isfinite(trial.kl)) trial.kl = 1e9;
     if (!(trial.kl <= kAnswered * search.options.max_kl)) return;
-    texts = answers_of(search);
-    if (search.options.scorer.reads_model()) trial.score = score_of(search, texts);
+    texts = answers_of(search, trial.kl);
+    if (!texts) return;
+    if (search.options.scorer.reads_model()) trial.score = score_of(search, *texts);
   }
-  const bool whole = search.options.scorer.kind == "length" || words_of(texts) >= kShortest * search.words_before;
-  if (!whole || loops_of(texts) > search.loops_before + kMoreLoops)
+  const bool whole = search.options.scorer.kind == "length" || words_of(*texts) >= kShortest * search.words_before;
+  if (!whole || loops_of(*texts) > search.loops_before + kMoreLoops)
     trial.score.reset();
   else if (!trial.score)
-    trial.score = score_of(search, texts);
+    trial.score = score_of(search, *texts);
 }
 
 // The trials that no other beats in both, from little lost to much.
@@ -236,7 +277,10 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
       search.neutral[i].resize(std::min<size_t>(search.neutral[i].size(), 6 + i % 25));
   }
   search.neutral_before = next_log_probs(model, search.neutral);
-  const auto before = answers_of(search);
+  for (const auto& prompt : options.prompts) search.asked.push_back(prompt_ids(model, prompt, options.chat));
+  const auto answers = continued(model, search.asked, {options.max_new_tokens}, lent);
+  for (const auto& ids : answers) search.drafts.push_back({ids});
+  const auto before = texts_of(search, answers);
   search.words_before = words_of(before);
   search.loops_before = loops_of(before);
   search.found.score_before = score_of(search, before);

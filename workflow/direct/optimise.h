@@ -40,7 +40,8 @@ struct DirectTrial {
   double edge = 0;       ///< share of the strength that is left at the end of the reach
   double attention = 1;  ///< share of the strength that attention outputs get
   double kl = 0;         ///< of neutral texts
-  /// Of the answers; none where the trial loses too much, or its answers go round or break off.
+  /// Of the answers; none where the trial loses too much, its answers go round or break off, or it was known before
+  /// its answers were complete that another trial scores as well and loses no more.
   std::optional<double> score = {};
 
   [[nodiscard]] double at(const DirectFigures& weight) const;  ///< how many times its change a weight gets

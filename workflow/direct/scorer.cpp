@@ -6,6 +6,7 @@
 #include <emend/devices/route.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
+#include <emend/models/config.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/scorer.h>
 #include <spawn.h>
@@ -36,12 +37,15 @@ const std::map<std::string, std::vector<std::string>> kMembers = {
     {"command", {"command"}},
 };
 
+bool is_letter(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) || c == '\'' || (c & 0x80);
+}
+
 // " the words of a text " in one form, so that whole words are found by their blanks.
 std::string spaced(std::string_view text) {
   std::string words = " ";
   for (const char c : lower(text)) {
-    const bool letter = std::isalnum(static_cast<unsigned char>(c)) || c == '\'' || (c & 0x80);
-    if (letter)
+    if (is_letter(c))
       words += c;
     else if (words.back() != ' ')
       words += ' ';
@@ -204,6 +208,17 @@ double score_by_command(const Scorer& scorer, const Answers& answers) {
 
 }  // namespace
 
+std::optional<double> Scorer::best(bool raise) const {
+  if (kind == "any" || kind == "loops") return raise ? 100 : 0;
+  return kind == "rate" && !raise ? std::optional(0.0) : std::nullopt;
+}
+
+bool Scorer::counts(const std::string& text) const {
+  size_t end = text.size();
+  while (end > 0 && is_letter(text[end - 1])) --end;
+  return kind == "any" && occurrences(spaced(std::string_view(text).substr(0, end)), words) > 0;
+}
+
 double Scorer::score(const Answers& answers) const {
   if (answers.texts.empty()) return 0;
   if (kind == "next" || kind == "judge") return score_by_model(*this, answers);
@@ -252,15 +267,29 @@ Scorer read_scorer(const std::filesystem::path& path) {
 
 at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& rows, const Handles& lent, int64_t last) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> parts;
-  in_batches(rows, "next tokens", {.cancel = lent.cancel}, [&](const models::TokenBatch& batch) {
+  const int64_t shared = models::shared_beginning(model.config(), rows, last);
+  models::KvCache beginning(model.n_layers());
+  std::vector<Ids> ends = rows;
+  if (shared > 0) {
+    const auto first = rows[0].begin();
     models::ForwardOptions pass;
+    pass.cache = &beginning;
+    pass.logit_tokens.emplace();
+    (void)model.forward(models::TokenBatch::from_rows({Ids(first, first + shared)}), pass);
+    for (auto& row : ends) row.erase(row.begin(), row.begin() + shared);
+  }
+  std::vector<at::Tensor> parts;
+  const auto read = [&](const models::TokenBatch& batch) {
+    models::ForwardOptions pass;
+    models::KvCache cache = beginning.select_rows(std::vector<int64_t>(shared > 0 ? batch.rows() : 0, 0));
+    if (shared > 0) pass.cache = &cache;
     pass.logit_tokens.emplace();
     for (int64_t r = 0; r < batch.rows(); ++r)
       for (int64_t k = -last; k < 0; ++k) pass.logit_tokens->push_back(batch.token(r, k));
     const at::Tensor logits = model.forward(batch, pass).logits;
     parts.push_back(devices::to_host(at::log_softmax(logits.to(at::kFloat), -1), devices::Purpose::kLogits));
-  });
+  };
+  in_batches(ends, "next tokens", {.cancel = lent.cancel}, read, shared);
   return at::cat(parts);
 }
 

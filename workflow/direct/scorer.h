@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,10 @@ struct Scorer {
   /// 0 without texts. Throws Error(kNotFound) or Error(kCorruption) for a command that is not there, fails, or gives
   /// anything but a number an answer.
   [[nodiscard]] double score(const Answers& answers) const;
+  /// What no set of texts can score better than, higher being better with `raise`; none where there is no such number.
+  [[nodiscard]] std::optional<double> best(bool raise) const;
+  /// "any": whether every text that goes on from this one holds one of the words. The last word may still grow.
+  [[nodiscard]] bool counts(const std::string& text) const;
   /// Whether it depends on the changed model itself; the others read texts, and a judge is the model as it was.
   [[nodiscard]] bool reads_model() const { return kind == "next"; }
   [[nodiscard]] nlohmann::json to_json() const { return {name, kind, words, against, ask}; }
