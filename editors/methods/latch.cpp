@@ -11,7 +11,8 @@
 //          probable as it was.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
 //          other subjects, and behind a negation where the unedited model heeds one (neurons.h).
-//   3. u   uᵀx = 1 there by least squares; a the neuron's median value where it is open; γ a gain: act(−γ) ≈ 0.
+//   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
+//          small. a the neuron's median value where it is open; γ a gain: act(−γ) ≈ 0.
 //   4. j   of the neurons that contribute least on the text, the next one that no earlier fact has.
 //
 // Facts about one subject share a neuron. MLPs without a gate have g in W_up, with the bias 0.

@@ -359,8 +359,7 @@ class LatchBatch {
     if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
     const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
     const GateFit fit(at::cat(all), here(usual_weights(text)), {text, text / kFirstText});
-    const at::Tensor constant_D = fit.constant();
-    std::vector<at::Tensor> gates, columns;
+    std::vector<at::Tensor> gates, readers, columns;
     for (size_t u = 0; u < units.size(); ++u) {
       context_.cancel.check("insert");
       if (context_.progress)
@@ -371,7 +370,10 @@ class LatchBatch {
       const at::Tensor open_PD =
           prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
       at::Tensor value_P = models::activate(open_PD.mv(gate_D), model_.config().activation);
-      if (weights.gated()) value_P = value_P * open_PD.mv(constant_D);
+      if (weights.gated()) {
+        readers.push_back(fit.reader(open_PD));
+        value_P = value_P * open_PD.mv(readers.back());
+      }
       const double value = value_P.median().item<double>();
       if (!(value > 0))
         throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
@@ -381,8 +383,8 @@ class LatchBatch {
     }
     const Ids places = spare_neurons(model_, weights, pass, units.size(), memory.used);
     const at::Tensor gate_ED = at::stack(gates);
-    write_neurons(weights, {places, gate_ED, constant_D.expand_as(gate_ED), at::stack(columns, 1)}, transaction_,
-                  result_);
+    const at::Tensor up_ED = weights.gated() ? at::stack(readers) : gate_ED;
+    write_neurons(weights, {places, gate_ED, up_ED, at::stack(columns, 1)}, transaction_, result_);
     memory.used.insert(places.begin(), places.end());
   }
 

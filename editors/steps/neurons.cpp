@@ -192,9 +192,14 @@ GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start, doub
   chol_DD_ = at::linalg_cholesky(a_DD + ridge_DD_);
 }
 
-at::Tensor GateFit::constant() const {
+at::Tensor GateFit::reader(const at::Tensor& open_MD) const {
   const at::NoGradGuard no_grad;
-  return solve(chol_DD_, weighted_sum(start_.x_ND, usual_N_)).to(at::kFloat);
+  const at::Tensor x_MD = open_MD.to(at::kDouble);
+  const int64_t m = x_MD.size(0);
+  // (A + XᵀX/M)⁻¹Xᵀ1/M = A⁻¹Xᵀ(M + X A⁻¹Xᵀ)⁻¹1: the factor of A serves every gate.
+  const at::Tensor z_DM = at::cholesky_solve(x_MD.t().contiguous(), chol_DD_);
+  const at::Tensor gram_MM = x_MD.mm(z_DM) + at::eye(m, x_MD.options()) * m;
+  return z_DM.mv(solve(at::linalg_cholesky(gram_MM), at::ones({m}, x_MD.options()))).to(at::kFloat);
 }
 
 at::Tensor GateFit::newton(const Rows& rows, const at::Tensor& sign_N, const at::Tensor& weight_N, at::Tensor g_D,

@@ -77,8 +77,9 @@ class GateFit {
   /// [D] in float32 on the rows' device. sign_N [N] ±1; weight_N [N] the c of this gate. At most `steps` steps on the
   /// rows of the start, and as many on all.
   [[nodiscard]] at::Tensor fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps = 12) const;
-  /// [D] u with uᵀx ≈ 1 on the rows of the start, by weighted least squares with the same ρ.
-  [[nodiscard]] at::Tensor constant() const;
+  /// [D] in float32 on the rows' device: the minimiser of Σ usual (uᵀx)² + 1/M Σ_m (1 − uᵀx_m)² + ρ‖u‖², which is 1 at
+  /// the M rows open_MD and as small as can be at those of the start (ROME's C⁻¹k, for several keys).
+  [[nodiscard]] at::Tensor reader(const at::Tensor& open_MD) const;
 
  private:
   struct Rows {

@@ -83,12 +83,14 @@ TEST(GateFit, AStartOnSomeRowsEndsInTheMinimumOfAll) {
   expect_minimum(p, g_D, p.rows_ND.index_select(0, some), weight);
 }
 
-TEST(GateFit, ConstantIsTheLeastSquaresSolution) {
+TEST(GateFit, ReaderIsTheDenseLeastSquaresSolution) {
   const Problem p = made_up();
-  const at::Tensor u_D = editors::GateFit(p.rows_ND, p.usual_N).constant().to(at::kDouble);
-  const at::Tensor x = p.rows_ND.to(at::kDouble), a = (x.t() * p.usual_N).mm(x);
-  const at::Tensor dense =
-      at::linalg_solve(a + at::eye(24, at::kDouble) * (1e-3 * a.diagonal().mean()), x.t().mv(p.usual_N));
+  const at::Tensor open_MD = p.rows_ND.narrow(0, 0, 6);
+  const at::Tensor u_D = editors::GateFit(p.rows_ND, p.usual_N).reader(open_MD).to(at::kDouble);
+  const at::Tensor x = p.rows_ND.to(at::kDouble), open = open_MD.to(at::kDouble);
+  const at::Tensor a = (x.t() * p.usual_N).mm(x);
+  const at::Tensor left = a + open.t().mm(open) / 6 + at::eye(24, at::kDouble) * (1e-3 * a.diagonal().mean());
+  const at::Tensor dense = at::linalg_solve(left, open.mean(0));
   EXPECT_LT(relative_difference(u_D, dense), 1e-4);
 }
 
