@@ -119,8 +119,15 @@ class LatchBatch {
  private:
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.layers[place]); }
 
-  // The first layer with room; if there is none, the one with most.
-  size_t choose_layer(std::vector<size_t>& used) const {
+  // The first layer with vacant neurons, then the first with room; if there is none, the one with most.
+  size_t choose_layer(std::vector<size_t>& used, std::vector<size_t>& vacant) const {
+    if (const auto free = std::find_if(vacant.begin(), vacant.end(), [](size_t n) { return n > 0; });
+        free != vacant.end()) {
+      --*free;
+      const auto place = static_cast<size_t>(free - vacant.begin());
+      ++used[place];
+      return place;
+    }
     size_t best = 0;
     for (size_t place = 0; place < used.size(); ++place) {
       const auto width = static_cast<double>(model_.edit_site(layer_at(place)).in_features);
@@ -137,6 +144,9 @@ class LatchBatch {
   void make_units() {
     std::vector<size_t> used;
     for (const auto& layer : memory_) used.push_back(layer.used.size());
+    std::vector<size_t> vacant;
+    for (size_t place = 0; place < memory_.size(); ++place)
+      vacant.push_back(vacant_neurons(model_, MlpWeights::of(model_, layer_at(place))).size());
     std::map<std::string, size_t> unit_of;
     for (size_t i = 0; i < batch_.rendered.size(); ++i) {
       const std::string& subject = batch_.rendered[i].subject;
@@ -144,7 +154,7 @@ class LatchBatch {
       if (is_new) {
         Unit& unit = units_.emplace_back();
         unit.subject = subject;
-        unit.layer = choose_layer(used);
+        unit.layer = choose_layer(used, vacant);
       }
       units_[found->second].facts.push_back(i);
     }

@@ -104,6 +104,15 @@ std::map<int, TextPass> TextPass::of(const models::Model& model, const std::vect
   return passes;
 }
 
+std::vector<int64_t> vacant_neurons(const models::Model& model, const MlpWeights& weights) {
+  const int64_t width = weights.down.in_features;
+  const at::Tensor gate_FD = oriented(model, weights.gate).narrow(0, 0, width), down_DF = oriented(model, weights.down);
+  const at::Tensor vacant_F =
+      devices::to_host((gate_FD == 0).all(1)).logical_and(devices::to_host((down_DF == 0).all(0)));
+  const at::Tensor places = vacant_F.nonzero().squeeze(1).contiguous();
+  return {places.const_data_ptr<int64_t>(), places.const_data_ptr<int64_t>() + places.numel()};
+}
+
 std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights, const TextPass& pass,
                                    size_t count, const std::set<int64_t>& used) {
   constexpr double kRare = 1e-3;
@@ -112,7 +121,9 @@ std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights&
       devices::to_host(pass.energy_F * devices::route_like(norm_F, pass.energy_F, devices::Purpose::kKeys));
   const double least = kRare * share_F.median().item<double>();
   const at::Tensor order = share_F.argsort();
-  std::vector<int64_t> places;
+  std::vector<int64_t> places = vacant_neurons(model, weights);
+  std::erase_if(places, [&](int64_t j) { return used.contains(j); });
+  places.resize(std::min(places.size(), count));
   for (int64_t k = 0; k < order.numel() && places.size() < count; ++k) {
     const int64_t j = order[k].item<int64_t>();
     if (share_F[j].item<double>() >= least && !used.contains(j)) places.push_back(j);

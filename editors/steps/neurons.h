@@ -37,8 +37,12 @@ struct TextPass {
                                                   const std::vector<int>& layers, const EditContext& context);
 };
 
-/// `count` neurons that contribute least on the text (E[a²]·‖column of W_down‖²), without those of `used`. What hardly
-/// ever moves (a thousandth of the median) is left alone: it may hold an earlier edit, or something else that is rare.
+/// Neurons that are zero and may be used without any loss: those that `emend convert --spare-neurons` added.
+[[nodiscard]] std::vector<int64_t> vacant_neurons(const models::Model& model, const MlpWeights& weights);
+
+/// `count` neurons: vacant ones first, then those that contribute least on the text (E[a²]·‖column of W_down‖²), without
+/// those of `used`. What hardly ever moves (a thousandth of the median) is left alone: it may hold an earlier edit, or
+/// something else that is rare.
 /// Throws Error(kInvalidArgument) if there are not as many.
 [[nodiscard]] std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights,
                                                  const TextPass& pass, size_t count, const std::set<int64_t>& used);

@@ -5,8 +5,10 @@
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/config.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_folder.h>
+#include <emend/models/family.h>
 #include <emend/models/gguf/convert.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -41,11 +43,92 @@ std::string type_name(at::ScalarType dtype) {
                                   : c10::toString(dtype);
 }
 
+/// Zero neurons that every MLP gets at its end: which tensors grow, and how.
+class SpareNeurons {
+ public:
+  SpareNeurons(const Checkpoint& checkpoint, int64_t count) : checkpoint_(checkpoint), count_(count) {
+    if (count == 0) return;
+    const std::string file = checkpoint.path().string();
+    const FamilySpec& family = family_of(checkpoint.config(), file);
+    const ModelConfig before = parse_config(checkpoint.config(), file, family);
+    const ModelConfig after = parse_config(widened(checkpoint.config()), file, family);
+    const auto now = expected_tensors(family, before), then = expected_tensors(family, after);
+    std::map<std::string, size_t> grow;
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i].expert >= 0) refuse("a mixture of experts");
+      if (now[i].shape != then.at(i).shape) grow[now[i].name] = i;
+    }
+    if (grow.empty() || after.mlp_width != before.mlp_width + count) refuse("a width that config.json does not say");
+    for (const TensorInfo& info : checkpoint.tensors())
+      for (const std::string& name : table_spellings(family, info.name))
+        if (const auto found = grow.find(name); found != grow.end())
+          shapes_[info.name] = {then[found->second].shape, now[found->second].part == Part::kGateUp};
+  }
+
+  [[nodiscard]] std::vector<int64_t> shape(const TensorInfo& info) const {
+    const auto found = shapes_.find(info.name);
+    return found == shapes_.end() ? info.shape : found->second.shape;
+  }
+
+  /// The tensor with zeros behind its neurons; gate and up in one matrix each get theirs.
+  [[nodiscard]] at::Tensor widened(const std::string& name, const at::Tensor& tensor) const {
+    const auto found = shapes_.find(name);
+    if (found == shapes_.end()) return tensor;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      if (tensor.size(dim) == found->second.shape[static_cast<size_t>(dim)]) continue;
+      std::vector<at::Tensor> parts;
+      for (const at::Tensor& part : tensor.chunk(found->second.fused ? 2 : 1, dim)) {
+        auto zeros = part.sizes().vec();
+        zeros[static_cast<size_t>(dim)] = count_;
+        parts.insert(parts.end(), {part, at::zeros(zeros, part.options())});
+      }
+      return at::cat(parts, dim);
+    }
+    return tensor;
+  }
+
+  /// config.json with the new width, under the name that it has there.
+  template <class Json>
+  [[nodiscard]] Json widened(Json config) const {
+    if (count_ == 0) return config;
+    const std::string file = checkpoint_.path().string();
+    const FamilySpec& family = family_of(checkpoint_.config(), file);
+    const int64_t width = parse_config(checkpoint_.config(), file, family).mlp_width;
+    const auto& names = family.keys.mlp_width;
+    const auto said = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+      return config.contains(name) && config[name].is_number_integer();
+    });
+    // Qwen says twice the width.
+    const int64_t times = said == names.end() ? 1 : config[*said].template get<int64_t>() / width;
+    config[said == names.end() ? names.front() : *said] = times * (width + count_);
+    return config;
+  }
+
+ private:
+  struct Grown {
+    std::vector<int64_t> shape;
+    bool fused;
+  };
+
+  [[noreturn]] void refuse(const std::string& got) const {
+    throw Error(ErrorClass::kUnsupported, {checkpoint_.path().string(), got, "plain MLPs of one width",
+                                           "convert it without " + setting("spare-neurons")});
+  }
+
+  const Checkpoint& checkpoint_;
+  int64_t count_;
+  std::map<std::string, Grown> shapes_;
+};
+
 /// Writes the weights and the small files of a checkpoint into a folder.
 class FolderWriter {
  public:
   FolderWriter(const Checkpoint& checkpoint, const fs::path& folder, const ConvertOptions& options)
-      : checkpoint_(checkpoint), dtype_(folder_dtype(options.type)), folder_(folder), options_(options) {}
+      : checkpoint_(checkpoint),
+        dtype_(folder_dtype(options.type)),
+        folder_(folder),
+        options_(options),
+        spare_(checkpoint, options.spare_neurons) {}
 
   ConvertReport write() {
     fs::create_directory(folder_);
@@ -74,7 +157,7 @@ class FolderWriter {
     for (const TensorInfo& info : checkpoint_.tensors()) {
       const at::ScalarType dtype = dtypes[info.name] = dtype_of(info);
       sizes.emplace_back(info.name,
-                         static_cast<uint64_t>(c10::multiply_integers(info.shape)) * c10::elementSize(dtype));
+                         static_cast<uint64_t>(c10::multiply_integers(spare_.shape(info))) * c10::elementSize(dtype));
       report_.bytes += sizes.back().second;
       ++report_.types[type_name(dtype)];
     }
@@ -89,7 +172,7 @@ class FolderWriter {
   }
 
   [[nodiscard]] at::Tensor as_stored(const std::string& name, at::ScalarType dtype) const {
-    const at::Tensor original = checkpoint_.read(name);
+    const at::Tensor original = spare_.widened(name, checkpoint_.read(name));
     at::Tensor stored = original.to(dtype);
     if (dtype != at::kHalf) return stored;
     // A constant beside the weights, such as GPT-2's masked_bias of -1e9: as large as the dtype allows.
@@ -118,15 +201,17 @@ class FolderWriter {
   // The source's own text with another dtype; unchanged if the dtype stays.
   void write_config() {
     const auto* source = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint_);
+    std::string text = source ? source->config_text() : checkpoint_.config().dump(2);
+    if (options_.spare_neurons > 0) text = spare_.widened(nlohmann::ordered_json::parse(text)).dump(2);
     write_file(folder_ / "config.json",
-               detail::config_text(source ? source->config_text() : checkpoint_.config().dump(2),
-                                   source && !dtype_ ? std::nullopt : std::optional(main_dtype())));
+               detail::config_text(text, source && !dtype_ ? std::nullopt : std::optional(main_dtype())));
   }
 
   const Checkpoint& checkpoint_;
   std::optional<at::ScalarType> dtype_;
   fs::path folder_;
   const ConvertOptions& options_;
+  SpareNeurons spare_;
   ConvertReport report_;
 };
 
@@ -195,6 +280,12 @@ ConvertReport convert_model(const std::string& source, const fs::path& target, c
     throw Error(ErrorClass::kInvalidArgument, {target.string(), "the target is the source", "another path", ""});
   const bool gguf =
       options.format == ModelFormat::kGguf || (options.format == ModelFormat::kAuto && target.extension() == ".gguf");
+  if (options.spare_neurons < 0)
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("spare-neurons"), std::to_string(options.spare_neurons), "0 or more", ""});
+  if (gguf && options.spare_neurons > 0)
+    throw Error(ErrorClass::kInvalidArgument, {target.string(), "spare neurons in a GGUF file", "a folder",
+                                               "convert to a folder first, and that to GGUF"});
   return (gguf ? to_gguf : to_folder)(*checkpoint, target, options);
 }
 

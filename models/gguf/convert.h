@@ -27,6 +27,9 @@ struct ConvertOptions {
   bool vocabulary = true;                    ///< false: leave the tokenizer out
   uint64_t shard_bytes = uint64_t{5} << 30;  ///< largest weight file of a folder
   bool overwrite = false;                    ///< replace a model that is already at the target
+  /// Neurons that are added to every MLP, all zero: the model computes what it did, and LATCH has free places (folders
+  /// only; not for mixtures of experts).
+  int64_t spare_neurons = 0;
   std::vector<std::string> edits = {};       ///< GgufWriteOptions::edits
   const Log* log = nullptr;
   ProgressFn progress = {};  ///< phase "convert", in tensors
@@ -45,7 +48,8 @@ struct ConvertReport {
 /// time. The target appears complete or not at all: a folder is filled beside its final place and moved there. From a
 /// folder to a folder, tokenizer, generation settings and remote code are copied as they are. Throws as open_checkpoint
 /// and write_gguf do; Error(kInvalidArgument) for a type that the target's format cannot hold, a target that is the
-/// source, or one that is taken and not to be overwritten.
+/// source, or one that is taken and not to be overwritten, and for spare neurons in a GGUF file; Error(kUnsupported)
+/// where the MLPs of a family cannot be widened.
 ConvertReport convert_model(const std::string& source, const std::filesystem::path& target,
                             const ConvertOptions& options = {});
 

@@ -239,6 +239,36 @@ TEST_F(GgufEdit, FolderTypesAreKept) {
   }
 }
 
+// Neurons of zeros add nothing, whatever the family calls its MLP.
+TEST_F(GgufEdit, SpareNeuronsChangeNothing) {
+  const at::NoGradGuard no_grad;
+  int widened = 0, refused = 0;
+  for (const FamilySpec& family : all_families())
+    for (const DebugFlavour& flavour : family.debug) {
+      SCOPED_TRACE(family.name + " " + flavour.name);
+      const auto hf = make_folder(folder_, nlohmann::json::parse(flavour.config));
+      const auto target = folder_ / ("wide-" + family.name + "-" + flavour.name);
+      const Model before = load_model(hf.string(), {.tokenizer = false});
+      try {
+        (void)convert_model(hf.string(), target, {.spare_neurons = 8});
+      } catch (const Error& error) {
+        EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported) << error.what();
+        EXPECT_NE(std::string(error.what()).find("mixture of experts"), std::string::npos) << error.what();
+        ++refused;
+        continue;
+      }
+      const Model after = load_model(target.string(), {.tokenizer = false});
+      EXPECT_EQ(after.config().mlp_width, before.config().mlp_width + 8);
+      const auto batch = TokenBatch::from_rows({{3, 14, 15, 9, 26, 5}, {35, 8, 9}});
+      const at::Tensor was = before.forward(batch).logits, is = after.forward(batch).logits;
+      EXPECT_TRUE(at::allclose(is, was, 1e-5, 1e-6)) << (is - was).abs().max();
+      ++widened;
+    }
+  EXPECT_GE(widened, 20);
+  EXPECT_GE(refused, 1);
+  EXPECT_THROW((void)convert_model((folder_ / "hf").string(), folder_ / "x.gguf", {.spare_neurons = 8}), Error);
+}
+
 // ---- vocabularies
 
 class GgufVocabularyTest : public ::testing::TestWithParam<std::string> {};

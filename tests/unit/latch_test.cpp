@@ -133,6 +133,31 @@ TEST(Latch, GoesToTheNextLayerWhereThereIsNoRoom) {
   EXPECT_LE(first - second, 1U) << "full layers go on filling evenly";
 }
 
+// A neuron of zeros, as `emend convert --spare-neurons` adds them, costs nothing to take.
+TEST(Latch, VacantNeuronsGoFirst) {
+  const std::vector<int64_t> free = {3, 40};
+  const auto emptied = [&] {
+    models::Model model = testing::tiny_model();
+    for (const char* part : {"gate_proj", "up_proj", "down_proj"}) {
+      const std::string name = std::string("model.layers.2.mlp.") + part + ".weight";
+      model.set_weight(name, model.weight(name).index_fill(part == std::string("down_proj") ? 1 : 0,
+                                                           at::tensor(free, at::kLong), 0));
+    }
+    return model;
+  };
+  models::Model original = emptied(), model = emptied();
+  EXPECT_EQ(editors::vacant_neurons(model, editors::MlpWeights::of(model, 2)), free);
+  EXPECT_TRUE(editors::vacant_neurons(model, editors::MlpWeights::of(model, 1)).empty());
+  auto facts = testing::tiny_facts();
+  std::set<std::string> subjects;
+  for (const auto& fact : facts) subjects.insert(fact.subject);
+  ASSERT_GT(subjects.size(), free.size()) << "or the second layer would not be needed";
+  (void)edit(*make(model, "room: 1\n"), model, facts);
+  EXPECT_EQ(changed_neurons(original, model, 2), free) << "before the first layer's neurons, which do something";
+  EXPECT_EQ(changed_neurons(original, model, 1).size(), subjects.size() - free.size());
+  EXPECT_TRUE(editors::vacant_neurons(model, editors::MlpWeights::of(model, 2)).empty());
+}
+
 class Counted final : public editors::CorpusStatistics {
  public:
   using CorpusStatistics::CorpusStatistics;

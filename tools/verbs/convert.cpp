@@ -15,6 +15,7 @@ namespace {
 struct ConvertArguments {
   std::string source, target, format = "auto", type, shard_size = "5GB";
   bool no_tokenizer = false, force = false;
+  int64_t spare_neurons = 0;
 };
 
 constexpr const char* kConvertExamples = R"(Examples:
@@ -22,6 +23,7 @@ constexpr const char* kConvertExamples = R"(Examples:
   emend convert gpt2-xl.gguf models/gpt2-xl-again           and back, with its tokenizer
   emend convert models/llama llama-bf16 --type bfloat16     folder to folder in another dtype
   emend convert llama-f16.gguf llama-q8.gguf --type Q8_0    GGUF to GGUF in another type
+  emend convert model.gguf wide --spare-neurons 256         places for thousands of edits
 
 Types: F32, F16, BF16 for a folder; for GGUF also Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Q3_K, Q2_K, IQ4_NL
 and IQ4_XS. In GGUF vectors and norms stay F32, as llama.cpp keeps them.
@@ -80,6 +82,7 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   convert.vocabulary = !options.no_tokenizer;
   convert.shard_bytes = parse_bytes(options.shard_size);
   convert.overwrite = options.force;
+  convert.spare_neurons = options.spare_neurons;
   for (const auto& [name, pack] : editors::packs_in_force(models::open_checkpoint(options.source)->path()))
     convert.edits.push_back(editors::describe_edit(pack));
   convert.log = &common.log;
@@ -110,6 +113,10 @@ VerbRun setup_convert(Options& o) {
       .add("--format", &options.format, "auto (by the target's name), hf or gguf",
            {.type = "FORMAT", .choices = {"auto", "hf", "huggingface", "gguf"}})
       .add("--shard-size", &options.shard_size, "largest weight file of a folder", {.type = "SIZE"})
+      .add(
+          "--spare-neurons", &options.spare_neurons,
+          "zero neurons to add to every MLP of a folder: the model stays as it is, and many edits by latch find places",
+          {.type = "N", .limits = kNonNegative})
       .add("--no-tokenizer", &options.no_tokenizer, "leave the tokenizer out")
       .add("--force", &options.force, "replace a model that is already at the target");
   o.footer = kConvertExamples;
