@@ -3,6 +3,7 @@
 #include <emend/core/text.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
+#include <emend/editors/steps/neurons.h>
 #include <emend/models/apart.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
@@ -143,7 +144,8 @@ std::string Session::alarms(const Batch& result) {
   if (!guard_) return {};
   double update = 0, condition = 0;
   for (const auto& layer : result.layers) {
-    update = std::max(update, layer.relative_update_norm);
+    // A neuron of its own is shut on other text: its size says nothing about the rest of the matrix.
+    if (layer.solver != editors::kWholeNeurons) update = std::max(update, layer.relative_update_norm);
     condition = std::max(condition, layer.condition);
   }
   const auto& reading = readings_.emplace_back(guard_->read(model_, update, condition));

@@ -29,6 +29,7 @@ at::Tensor columns_at(const at::Tensor& places_E, int64_t width) {
 void write(WeightDelta delta, EditTransaction& transaction, EditResult& result) {
   const ApplyReport report = apply_delta(delta, transaction);
   result.layers.push_back(figures_of_write(delta.layer, delta.weight, report));
+  result.layers.back().solver = kWholeNeurons;
   result.deltas.push_back(std::move(delta));
 }
 

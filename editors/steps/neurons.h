@@ -14,6 +14,9 @@
 
 namespace emend::editors {
 
+/// LayerFigures::solver of such writes.
+inline constexpr const char* kWholeNeurons = "neurons";
+
 /// The weights of one layer's neurons. Without a gate, `gate` is W_up and `up` has no name.
 struct MlpWeights {
   models::EditSite gate, up, down;

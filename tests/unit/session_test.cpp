@@ -244,6 +244,22 @@ TEST(Session, TheGuardWatchesEveryBatch) {
   EXPECT_TRUE(changed_weights(model, before).empty());
 }
 
+// A neuron of its own may be large: it is shut where nothing of its subject is said.
+TEST(Session, TheGuardDoesNotWeighWholeNeurons) {
+  auto model = testing::tiny_model();
+  const testing::TemporaryFolder folder("session_neurons");
+  write_file(folder / "latch.yaml", "layers: [1, 2]\ntext_tokens: 512\nv_num_grad_steps: 2\n");
+  RunOptions options;
+  options.editor = "latch";
+  options.hparams = (folder / "latch.yaml").string();
+  options.guard.relative_update = 1e-12;
+  Session session(model, options);
+  const auto& batch = session.edit(tiny_facts());
+  EXPECT_GT(batch.layers.front().relative_update_norm, 1e-3);
+  ASSERT_EQ(session.readings().size(), 1U);
+  EXPECT_TRUE(session.readings().front().alarms.empty()) << session.readings().front().alarms.front();
+}
+
 // A copy that is made once serves all scopes that keep the weight from there on; exchanging gives both states back.
 TEST(Transactions, ShareTheirCopies) {
   auto model = testing::tiny_model();

@@ -57,8 +57,8 @@ void add_guard_options(Options& o, RunOptions& options) {
            {.choices = {"warn", "skip", "stop", "revert"}})
       .add("--max-divergence", &options.guard.divergence,
            "limit of KL(unedited || edited) on neutral prompts, in nat; 0: none", {.limits = kNonNegative})
-      .add("--max-update", &options.guard.relative_update, "limit of a batch's update relative to its weight; 0: none",
-           {.limits = kNonNegative})
+      .add("--max-update", &options.guard.relative_update,
+           "limit of a batch's update relative to its weight, whole neurons aside; 0: none", {.limits = kNonNegative})
       .add("--max-condition", &options.guard.condition, "limit of the condition number of the solved systems; 0: none",
            {.limits = kNonNegative});
 }
