@@ -291,6 +291,7 @@ json cache_key(const models::Model& model, const datasets::FactSet& facts, const
   for (const auto& metric : chosen(names, facts))
     metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
   const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
+  if (options.free_style != "plain") metrics.push_back({"chat template", model.tokenizer().chat_template()});
   return {{"format", kFormat},
           {"model", model.fingerprint()},
           {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},

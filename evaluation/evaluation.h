@@ -123,6 +123,8 @@ struct EvaluateOptions {
   devices::WorkSharing sharing;
 
   int64_t free_limit = 100;  ///< facts whose text the family "free" has written, from the first; -1: all
+  /// How it asks: "plain", a prompt is continued; "chat", a message is answered in the model's chat template; "both".
+  std::string free_style = "plain";
 
   int bootstrap = 1000;  ///< resamples for the score's interval; 0: none
   ProgressFn progress;   ///< phase "evaluate"

@@ -107,6 +107,19 @@ bool begins_name(std::string_view text, std::string_view name) {
   return b.starts_with(a) && (a.size() < b.size() || is_word(static_cast<unsigned char>(text.back())));
 }
 
+bool is_whole(std::string_view words, size_t at, size_t size) {
+  return starts_word(words, at) && ends_word(words, at + size);
+}
+
+// What stands at `at` belongs to a mention of something longer.
+bool stands_inside(std::string_view words, size_t at, size_t size, std::string_view around) {
+  if (around.size() <= size) return false;
+  for (size_t from = at + size > around.size() ? at + size - around.size() : 0; (from = words.find(around, from)) <= at;
+       ++from)
+    if (is_whole(words, from, around.size())) return true;
+  return false;
+}
+
 // The mark behind `before` stands inside of a name.
 bool inside_name(std::string_view before, char mark, const std::vector<std::string>& names) {
   const std::string words = plain_words(before);
@@ -194,7 +207,9 @@ std::vector<std::vector<FreeText>> unpack(std::string_view bytes) {
 std::vector<FreeText> write_on(const models::Model& model, const std::vector<std::string>& prompts,
                                const FreeTextOptions& options) {
   std::vector<Ids> ids;
-  for (const auto& prompt : prompts) ids.push_back(detail::encode_text(model.tokenizer(), prompt));
+  for (const auto& prompt : prompts)
+    ids.push_back(options.conversations ? model.tokenizer().encode_ids(prompt, false)
+                                        : detail::encode_text(model.tokenizer(), prompt));
   // Prompts of about one length go together: attention's width is that of the longest.
   std::vector<size_t> order(prompts.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -260,8 +275,10 @@ std::optional<Answer> answer_read(const Evaluation& evaluation, size_t place, co
 
 std::vector<FurtherText> further_texts(const nlohmann::json& before, const nlohmann::json& after) {
   std::vector<FurtherText> texts;
-  for (const auto& [group, label] :
-       {std::pair{"paraphrase", "in other words"}, {"negation", "negated"}, {"neighbor", "a neighbour"}}) {
+  for (const auto& [group, label] : {std::pair{"paraphrase", "in other words"},
+                                     {"negation", "negated"},
+                                     {"neighbor", "a neighbour"},
+                                     {"edit_chat", "in a chat"}}) {
     const auto &pre = detail::member(before, {group}), &post = detail::member(after, {group});
     if (pre.is_array() && post.is_array() && !pre.empty() && !post.empty())
       texts.push_back(
@@ -330,13 +347,36 @@ bool begins_with(std::string_view text, std::string_view answer) {
   return a.starts_with(b) && ends_word(a, b.size());
 }
 
-size_t place_of(std::string_view text, std::string_view answer) {
-  const std::string words = plain_words(text), all = plain_words(answer);
-  const std::string_view wanted = without_article(all);
+size_t place_of(std::string_view text, std::string_view answer, std::string_view aside) {
+  const std::string words = plain_words(text), all = plain_words(answer), other = plain_words(aside);
+  const std::string_view wanted = without_article(all), around = without_article(other);
   if (wanted.empty()) return std::string::npos;
   for (size_t at = 0; (at = words.find(wanted, at)) != std::string::npos; ++at)
-    if (starts_word(words, at) && ends_word(words, at + wanted.size())) return at;
+    if (is_whole(words, at, wanted.size()) && !stands_inside(words, at, wanted.size(), around)) return at;
   return std::string::npos;
+}
+
+std::string_view behind_repetition(std::string_view text, std::string_view sentence) {
+  const std::string all = plain_words(sentence);
+  const std::string_view wanted = without_article(all);
+  if (wanted.empty()) return text;
+  for (size_t end = 1; end <= text.size(); ++end) {
+    if (end < text.size() && is_word(static_cast<unsigned char>(text[end]))) continue;
+    const std::string words = plain_words(text.substr(0, end));
+    if (words.ends_with(wanted) && starts_word(words, words.size() - wanted.size())) return text.substr(end);
+  }
+  return text;
+}
+
+size_t last_sentence(std::string_view text, const std::vector<std::string>& names) {
+  const auto next_word = [&](size_t from) { return std::min(text.find_first_not_of(" \t\r\n", from), text.size()); };
+  size_t begin = next_word(0);
+  for (size_t end = begin + 1; end < text.size(); ++end) {
+    if (!is_space(static_cast<unsigned char>(text[end])) && text[end - 1] != '\n') continue;
+    if (!sentence_ended(text.substr(begin, end - begin), names)) continue;
+    if (const size_t next = next_word(end); next < text.size()) begin = end = next;
+  }
+  return begin;
 }
 
 bool loops(std::string_view text) {

@@ -24,7 +24,9 @@ struct Evaluation;
 struct FreeTextOptions {
   int64_t max_tokens = 40;     ///< more only while the text is the beginning of a name
   bool whole_sentence = true;  ///< ends behind the first sentence; otherwise at max_tokens or the end of the text only
-  int64_t rows = 128;          ///< prompts that are continued together; does not change the texts
+  /// Prompts are conversations as render_chat writes them: no special tokens are added to theirs.
+  bool conversations = false;
+  int64_t rows = 128;  ///< prompts that are continued together; does not change the texts
   /// For each prompt (or none) the names that its text may hold, such as the answer: no text ends inside of one.
   std::vector<std::vector<std::string>> names;
   /// For each prompt (or none) texts that its continuation may be like, such as the one from before an edit, likely
@@ -62,7 +64,7 @@ struct Answer {
 
 /// What the family "free" has read beside the edited prompt: the first text of each kind, in both states.
 struct FurtherText {
-  std::string label;  ///< "in other words", "negated", "a neighbour"
+  std::string label;  ///< "in other words", "negated", "a neighbour", "in a chat"
   std::string prompt, before, after;
 };
 /// Of the family's values of one case; kinds that one of them lacks are left out.
@@ -79,8 +81,14 @@ struct FurtherText {
 [[nodiscard]] std::string plain_words(std::string_view text);
 /// `text` begins with `answer` as whole words (compared as plain_words; an article in front of either does not count).
 [[nodiscard]] bool begins_with(std::string_view text, std::string_view answer);
-/// Place of `answer` as whole words among the plain words of `text`; npos if it is not there.
-[[nodiscard]] size_t place_of(std::string_view text, std::string_view answer);
+/// Place of `answer` as whole words among the plain words of `text`; npos if it is not there. What stands inside of
+/// `aside`, such as a subject that is repeated, does not count: "BMW" in "the BMW Z3".
+[[nodiscard]] size_t place_of(std::string_view text, std::string_view answer, std::string_view aside = "");
+/// What stands in `text` behind the first repetition of `sentence` (as whole words, compared as plain_words); all of it
+/// where there is none. A view of `text`.
+[[nodiscard]] std::string_view behind_repetition(std::string_view text, std::string_view sentence);
+/// Where the last sentence of `text` begins, told by sentence_ended; text.size() for a text without words.
+[[nodiscard]] size_t last_sentence(std::string_view text, const std::vector<std::string>& names = {});
 /// A 3-gram of words stands in `text` at least four times.
 [[nodiscard]] bool loops(std::string_view text);
 

@@ -33,12 +33,18 @@ std::vector<TableColumn> metric_columns() {
       {"prefixed_begins", "behind text"},
       {"negation_begins", "negated"},
       {"negation_repeats", "repeats negated"},
+      {"portability_names", "portability"},
       {"loops", "loops"},
       {"entropy", "entropy"},
       {"neighborhood_first_token_kept", "neighbours: first token"},
       {"neighborhood_ten_tokens_kept", "ten tokens"},
       {"neighborhood_kl", "KL neighbours"},
-      {"neutral_kl", "KL neutral"}};
+      {"neutral_kl", "KL neutral"},
+      {"edit_names_chat", "chat: edited prompt"},
+      {"paraphrase_names_chat", "chat: paraphrases"},
+      {"negation_names_chat", "chat: negated"},
+      {"portability_names_chat", "chat: portability"},
+      {"neighborhood_text_kept_chat", "chat: neighbours"}};
   std::vector<TableColumn> columns;
   for (const auto& [key, head] : written) columns.push_back({"free", key, head});
   for (const auto& info : metric_families())

@@ -308,6 +308,11 @@ json case_table(const std::vector<CaseState>& cases) {
     for (const auto& field : info.fields)
       if (field.of_case && !field.of_groups && !field.label.empty()) fields.emplace_back(&info, &field);
   }
+  std::erase_if(fields, [&](const auto& one) {
+    return one.second->optional && std::none_of(cases.begin(), cases.end(), [&](const CaseState& state) {
+             return one.second->of_case(case_metrics(*state.line, "post", one.first->name)).has_value();
+           });
+  });
   json columns = json::array(), rows = json::array();
   for (const auto& [family, field] : fields) columns.push_back(field->label);
   for (size_t i = 0; i < std::min(cases.size(), kRowsMost); ++i) {

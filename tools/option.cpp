@@ -44,6 +44,10 @@ void add_metric_options(Options& o, MetricOptions& options) {
            {.type = "DIR"})
       .add("--free-limit", &options.free_limit, "facts of which --eval free reads texts; -1: all",
            {.limits = kCountOrAll})
+      .add("--free-style", &options.free_style,
+           "how --eval free asks: plain (a prompt is continued), chat (a message is answered in the model's chat "
+           "template) or both",
+           {.choices = {"plain", "chat", "both"}})
       .add("--health-limit", &options.health_limit, "items of each health task; -1: all", {.limits = kCountOrAll})
       .add("--eval-batch-tokens", &options.batch_tokens,
            "tokens per forward pass of the evaluation; 0: 2048, on GPUs up to 16384", {.limits = kNonNegative})

@@ -178,6 +178,7 @@ evaluation::EvaluateOptions evaluate_options(const models::Model& model, const M
   evaluate.health_data = options.health_data;
   evaluate.health_limit = options.health_limit;
   evaluate.free_limit = options.free_limit;
+  evaluate.free_style = options.free_style;
   evaluate.seed = seed;
   evaluate.progress = lent.progress;
   evaluate.cancel = lent.cancel;

@@ -30,7 +30,8 @@ struct MetricOptions {
   bool generation = false;
   std::string snippets = {}, idf_corpus = {}, health_data = {};
   int64_t health_limit = 100, free_limit = 100;
-  int64_t batch_tokens = 0;  ///< of a forward pass; 0: pass_tokens
+  std::string free_style = "plain";  ///< plain, chat or both
+  int64_t batch_tokens = 0;          ///< of a forward pass; 0: pass_tokens
   std::string engine = "fast";
   std::string cache = {};  ///< evaluations of unedited models and key statistics; empty: none are kept
 };

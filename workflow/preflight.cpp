@@ -322,7 +322,7 @@ nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Mo
                                      const nlohmann::json& hparams, const datasets::FactSet& facts) {
   constexpr double kBackward = 3;   // passes of a step: forward, and twice as much back
   constexpr double kDecoded = 4;    // what a written token costs beside one that is read
-  constexpr double kWritten = 150;  // tokens a fact that the family "free" writes
+  constexpr double kWritten = 150;  // tokens a fact that the family "free" writes in each style
   const auto& config = model.config();
   const auto& editor = editors::find_editor(options.editor);
   const FactTokens count = count_tokens(model.tokenizer(), facts);
@@ -343,10 +343,11 @@ nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Mo
   }
   const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
   const bool writes = std::find(names.begin(), names.end(), "free") != names.end();
+  const double styles = options.metrics.free_style == "both" ? 2 : 1;
   if (!names.empty())
-    seconds["evaluate"] =
-        2 * token *
-        (static_cast<double>(count.prompts * count.sum) / std::max(1.0, n) + (writes ? n * kWritten * kDecoded : 0));
+    seconds["evaluate"] = 2 * token *
+                          (static_cast<double>(count.prompts * count.sum) / std::max(1.0, n) +
+                           (writes ? n * kWritten * styles * kDecoded : 0));
   for (auto& [phase, value] : seconds.items()) value = std::round(10 * value.get<double>()) / 10;
   RunOptions placed = options;
   placed.model.dtype = dtype_name(model.dtype());

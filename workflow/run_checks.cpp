@@ -30,6 +30,8 @@ nlohmann::json Run::choices() const {
                {"eval_at", options_.eval_at},
                {"generation", options_.metrics.generation},
                {"health_limit", options_.metrics.health_limit},
+               {"free_limit", options_.metrics.free_limit},
+               {"free_style", options_.metrics.free_style},
                {"on_collapse", options_.on_collapse},
                {"max_divergence", options_.guard.divergence},
                {"max_update", options_.guard.relative_update},

@@ -3,17 +3,25 @@
 //   edit, paraphrases, question, prefixed   the new answer is asked for; "prefixed" stands behind foreign text
 //   negation, doubt                         the statement is denied or doubted: nothing is asked for
 //   neighbors                               other subjects; nothing may change there
+//   portability, hop, multi_hop             what follows from the edits, where the data ask for it
+//
+// In two styles: the text is continued (plain), or it is a message that the model answers in its chat template (chat).
 //
 // Protocol: live decoding and a natural stop as in "The Mirage of Model Editing" (arXiv 2502.11177); negated prompts as
 // in "Built on Sand" (arXiv 2510.00625). `retrieval` is the unedited model with the fact in its context, as IKE tells
 // it (Zheng et al., 2023): what needs no editing at all.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/text.h>
+#include <emend/evaluation/detail/free_prompts.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
+#include <emend/models/chat.h>
+#include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
 #include <map>
@@ -21,45 +29,11 @@
 namespace emend::evaluation {
 namespace {
 
+using detail::AskedText;
 using detail::member;
 using nlohmann::json;
 
-constexpr size_t kParaphrases = 2, kNeighbors = 3;
 constexpr int64_t kNeighborTokens = 10;
-// Foreign text of about 50 tokens; every fact gets the next one.
-const std::vector<std::string>& foreign_texts() {
-  static const std::vector<std::string> texts = {
-      "The ferry left the harbour a little after six, when the fog had begun to lift. Two men on the upper deck argued "
-      "about the price of timber, and a child counted the gulls that followed the boat. Nobody looked back at the "
-      "town.",
-      "Most of the garden is in the shade by four in the afternoon. Ferns do well there, and so does ivy, but the "
-      "roses "
-      "were moved to the south wall last spring. Water them in the evening, and never when the sun is on the leaves.",
-      "The second half of the match was slower than the first. Both teams kept the ball in midfield, and the crowd "
-      "grew "
-      "quiet. Ten minutes before the end a long pass found the striker, who missed from close range.",
-      "To clean the filter, switch the machine off and wait until it is cold. Open the flap on the left side, pull the "
-      "handle towards you and rinse the sieve under warm water. Let it dry before you put it back in its place."};
-  return texts;
-}
-
-// What must not change: the fact's own neighbours, or other subjects in its prompt where it brings none.
-std::vector<std::string> neighbors_of(const datasets::Fact& fact) {
-  static const std::vector<std::string> subjects = {"Marie Curie",   "Norway",          "the University of Oxford",
-                                                    "Mount Everest", "Agatha Christie", "Buenos Aires",
-                                                    "the Beatles"};
-  std::vector<std::string> prompts = fact.neighborhood_prompts;
-  if (!prompts.empty()) {
-    prompts.resize(std::min(kNeighbors, prompts.size()));
-    return prompts;
-  }
-  for (auto i = static_cast<size_t>(fact.case_id); prompts.size() < kNeighbors; ++i) {
-    datasets::Fact other = fact;
-    other.subject = subjects[i % subjects.size()];
-    if (other.subject != fact.subject) prompts.push_back(other.full_prompt());
-  }
-  return prompts;
-}
 
 // A figure of the mean over truth values that stand in a list of texts, or in one.
 CaseFigure share(std::vector<std::string> groups, std::string what) {
@@ -83,25 +57,96 @@ CaseFigure mean(std::vector<std::string> groups, std::string what) {
 }
 
 const std::vector<std::string> kAsked = {"edit", "paraphrase", "question", "prefixed"};
+const std::vector<std::string> kAskedInChat = {"edit_chat", "paraphrase_chat", "question_chat", "prefixed_chat"};
 
+// By the plain text, or by that of the chat where there is no other.
 CaseVerdict judge(const json& raw) {
   CaseVerdict verdict;
-  const json& edit = member(raw, {"edit"});
+  const bool plain = member(raw, {"edit"}).is_array();
+  const json& edit = member(raw, {plain ? "edit" : "edit_chat"});
   if (!edit.is_array() || edit.empty()) return verdict;
-  verdict.success = member(edit[0], {"begins"}) == json(true);
+  verdict.success = member(edit[0], {plain ? "begins" : "names"}) == json(true);
   if (!*verdict.success)
     verdict.reason = "the model writes \"" + detail::shorten(detail::text(edit[0], "text"), 60) + "\"";
   return verdict;
 }
 
-const MetricInfo& free_info() {
-  static const MetricInfo info = {
+// Left out of the summary where no text of the kind was written.
+MetricField optional_share(std::string key, std::string paper, std::string definition, bool higher,
+                           std::vector<std::string> groups, std::string what, std::string label = "") {
+  MetricField field = {std::move(key), std::move(paper), std::move(definition), "%", higher};
+  field.of_case = share(std::move(groups), std::move(what));
+  field.label = std::move(label);
+  field.optional = true;
+  return field;
+}
+
+std::vector<MetricField> probe_fields() {
+  return {optional_share("portability_names", "PoN",
+                         "Questions that follow from the edit (at most two of a kind) whose text names a right answer.",
+                         true, {"portability"}, "names"),
+          optional_share("hop_names", "HN", "Single hops of multi-hop questions whose text names a right answer.", true,
+                         {"hop"}, "names"),
+          optional_share("multi_hop_names", "MHN", "Multi-hop questions whose text names the new answer.", true,
+                         {"multi_hop"}, "names")};
+}
+
+std::vector<MetricField> chat_fields() {
+  std::vector<MetricField> fields = {
+      optional_share("edit_names_chat", "EN chat",
+                     "In the chat template: answers to the edited prompt that name the new answer, and not the old one "
+                     "before it; what stands inside of a repeated subject does not count.",
+                     true, {"edit_chat"}, "names", "says in chat"),
+      optional_share(
+          "edit_begins_chat", "EB chat",
+          "Answers to the edited prompt that begin with the new answer, behind the prompt if they repeat it.", true,
+          {"edit_chat"}, "begins"),
+      optional_share("paraphrase_names_chat", "PN chat", "Answers to paraphrases that name the new answer.", true,
+                     {"paraphrase_chat"}, "names"),
+      optional_share("paraphrase_begins_chat", "PB chat",
+                     "Answers to paraphrases that begin with the new answer, behind the paraphrase if they repeat it.",
+                     true, {"paraphrase_chat"}, "begins"),
+      optional_share("question_names_chat", "QN chat", "Answers to the prompt as a question that name the new answer.",
+                     true, {"question_chat"}, "names"),
+      optional_share("prefixed_names_chat", "FN chat",
+                     "Answers to the edited prompt behind foreign text that name the new answer.", true,
+                     {"prefixed_chat"}, "names"),
+      optional_share("negation_names_chat", "NN chat",
+                     "Answers to negated prompts (\"It is not true that …\") that name the new answer.", false,
+                     {"negation_chat"}, "names"),
+      optional_share("doubt_names_chat", "DN chat",
+                     "Answers to doubted prompts (\"I doubt that …\") that name the new answer.", false, {"doubt_chat"},
+                     "names"),
+      optional_share("neighborhood_text_kept_chat", "NK chat",
+                     "Neighbours that are answered word for word as before the edit.", true, {"neighbor_chat"},
+                     "text_kept"),
+      optional_share("loops_chat", "Loops chat", "Answers in which a 3-gram stands four times.", false, kAskedInChat,
+                     "loops")};
+  MetricField entropy = {"entropy_chat", "Entropy chat", "n-gram entropy of the answers.", "bit", true};
+  entropy.of_case = mean(kAskedInChat, "entropy");
+  entropy.scale = 1;
+  entropy.optional = true;
+  fields.push_back(std::move(entropy));
+  for (auto field : probe_fields()) {
+    field.key += "_chat";
+    field.paper_name += " chat";
+    field.definition = "In the chat template: " + field.definition;
+    const std::string group = field.key.substr(0, field.key.find("_names")) + "_chat";
+    field.of_case = share({group}, "names");
+    fields.push_back(std::move(field));
+  }
+  return fields;
+}
+
+MetricInfo plain_info() {
+  return {
       "free",
       "what the model writes: greedy text after the edited prompt, paraphrases, a question, foreign text, negation, "
       "neighbours",
-      "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence, 40 tokens at "
-      "most",
-      2,
+      "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
+      "of "
+      "the answer), 40 tokens at most",
+      3,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            share({"edit"}, "begins"), "says"},
@@ -174,15 +219,56 @@ const MetricInfo& free_info() {
            true},
       },
       judge};
+}
+
+const MetricInfo& free_info() {
+  static const MetricInfo info = [] {
+    MetricInfo whole = plain_info();
+    for (const auto& more : {probe_fields(), chat_fields()})
+      whole.fields.insert(whole.fields.end(), more.begin(), more.end());
+    return whole;
+  }();
   return info;
 }
 
-// One text that is to be written, and where it belongs.
-struct Asked {
-  size_t fact;
-  const char* group;
-  std::string prompt;
+struct Styles {
+  bool plain = true, chat = false;
 };
+
+Styles styles_of(const EvaluateOptions& options) {
+  static const std::vector<std::string> names = {"plain", "chat", "both"};
+  const std::string& style = options.free_style;
+  if (std::find(names.begin(), names.end(), style) == names.end())
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("free_style"), "\"" + style + "\"", "plain, chat or both", did_you_mean(style, names)});
+  return {style != "chat", style != "plain"};
+}
+
+void require_template(const models::Model& model, const EvaluateOptions& options) {
+  if (!styles_of(options).chat || !model.tokenizer().chat_template().empty()) return;
+  throw Error(ErrorClass::kUnsupported, {setting("free_style", options.free_style), "a model without a chat template",
+                                         "one in tokenizer_config.json, chat_template.jinja or the GGUF file",
+                                         "leave it out: " + setting("free_style", "plain") + " needs none"});
+}
+
+// How a text is written, and how far.
+enum class Way { kSentence, kTenTokens, kAnswer };
+
+Way way_of(const AskedText& one) {
+  if (one.chat) return Way::kAnswer;
+  return one.kind == "neighbor" ? Way::kTenTokens : Way::kSentence;
+}
+
+FreeTextOptions text_options(const EvaluateOptions& evaluate, Way way) {
+  FreeTextOptions options;
+  options.progress = evaluate.progress;
+  options.cancel = evaluate.cancel;
+  options.sharing = evaluate.sharing;
+  options.whole_sentence = way == Way::kSentence;
+  options.conversations = way == Way::kAnswer;
+  if (way == Way::kTenTokens) options.max_tokens = kNeighborTokens;
+  return options;
+}
 
 class Free final : public Metric {
  public:
@@ -194,6 +280,8 @@ class Free final : public Metric {
            !any([](const auto& fact) { return !fact.neighborhood_prompts.empty() || !fact.locality.empty(); });
   }
   void plan(const MetricContext& context, ScoreSheet&) override {
+    (void)styles_of(context.options);
+    if (context.model) require_template(*context.model, context.options);
     cases_.resize(context.facts.facts.size(), json::object());
     retrieval_.resize(cases_.size());
   }
@@ -201,6 +289,7 @@ class Free final : public Metric {
   void observe(const models::Model& model, const MetricContext& context, size_t begin, size_t end) override {
     end = std::min(end, last(context));
     if (begin >= end) return;
+    require_template(model, context.options);
     write(model, context, begin, end, false, cases_);
     if (!context.options.before) write(model, context, begin, end, true, retrieval_);
     divergences(model, context, begin, end);
@@ -227,7 +316,9 @@ class Free final : public Metric {
     return outcome;
   }
 
-  [[nodiscard]] json key(const EvaluateOptions& options) const override { return {options.free_limit}; }
+  [[nodiscard]] json key(const EvaluateOptions& options) const override {
+    return {options.free_limit, options.free_style};
+  }
 
  private:
   static size_t last(const MetricContext& context) {
@@ -236,69 +327,65 @@ class Free final : public Metric {
     return limit < 0 ? all : std::min(all, static_cast<size_t>(limit));
   }
 
-  // Prompts of facts [begin, end); `told` puts each fact in front of its own.
-  static std::vector<Asked> asked(const MetricContext& context, size_t begin, size_t end, bool told) {
-    std::vector<Asked> all;
-    for (size_t i = begin; i < end; ++i) {
-      const auto& fact = context.facts.facts[i];
-      const std::string prompt = fact.full_prompt();
-      const std::string front = told ? "New Fact: " + prompt + " " + fact.target_new + "\nPrompt: " : "";
-      const auto add = [&](const char* group, const std::string& text) { all.push_back({i, group, front + text}); };
-      add("edit", prompt);
-      for (size_t k = 0; k < std::min(kParaphrases, fact.paraphrase_prompts.size()); ++k)
-        add("paraphrase", fact.paraphrase_prompts[k]);
-      add("question", "Question: " + prompt + (prompt.ends_with('?') ? "" : " what?") + "\nAnswer:");
-      add("prefixed", foreign_texts()[i % foreign_texts().size()] + " " + prompt);
-      add("negation", "It is not true that " + prompt);
-      add("doubt", "I doubt that " + prompt);
-      for (const auto& neighbor : neighbors_of(fact)) add("neighbor", neighbor);
-    }
-    return all;
-  }
-
   void write(const models::Model& model, const MetricContext& context, size_t begin, size_t end, bool told,
              std::vector<json>& cases) const {
-    const auto all = asked(context, begin, end, told);
-    FreeTextOptions whole, fixed;
-    whole.progress = context.options.progress;
-    whole.cancel = context.options.cancel;
-    whole.sharing = context.options.sharing;
-    fixed = whole;
-    fixed.max_tokens = kNeighborTokens;
-    fixed.whole_sentence = false;
-    for (const bool neighbors : {false, true}) {
-      std::vector<std::string> prompts;
-      std::vector<const Asked*> places;
-      auto& options = neighbors ? fixed : whole;
-      std::map<std::pair<size_t, std::string>, size_t> met;
-      for (const auto& one : all) {
-        if ((std::string_view(one.group) == "neighbor") != neighbors) continue;
-        prompts.push_back(one.prompt);
-        places.push_back(&one);
-        const auto& fact = context.facts.facts[one.fact];
-        if (!neighbors) options.names.push_back({fact.target_new, fact.target_true.value_or(fact.target_new)});
-        options.drafts.push_back(drafts_of(one, fact, before_of(context, one, met[{one.fact, one.group}]++, told)));
-      }
-      const auto texts = write_on(model, prompts, options);
-      for (size_t t = 0; t < texts.size(); ++t) {
-        const Asked& one = *places[t];
-        json& list = cases[one.fact][one.group];
-        list.push_back(neighbors ? neighbor(one, texts[t], before_of(context, one, list.size(), told))
-                                 : read(context.facts.facts[one.fact], cases[one.fact], one, texts[t]));
+    const Styles styles = styles_of(context.options);
+    for (const bool chat : {false, true}) {
+      if (!(chat ? styles.chat : styles.plain)) continue;
+      const auto all = detail::asked_texts(context.facts, begin, end, chat, told);
+      for (const Way way : {Way::kSentence, Way::kTenTokens, Way::kAnswer}) {
+        std::vector<const AskedText*> places;
+        for (const auto& one : all)
+          if (way_of(one) == way) places.push_back(&one);
+        if (!places.empty()) write(model, context, way, places, told, cases);
       }
     }
   }
 
-  static json read(const datasets::Fact& fact, const json& own, const Asked& one, const FreeText& text) {
-    const size_t found = place_of(text.text, fact.target_new);
-    const size_t old = fact.target_true ? place_of(text.text, *fact.target_true) : std::string::npos;
-    json entry = {{"prompt", one.prompt},
-                  {"text", text.text},
-                  {"begins", begins_with(text.text, fact.target_new)},
-                  {"names", found != std::string::npos && found <= old},
-                  {"loops", loops(text.text)},
-                  {"entropy", weighted_ngram_entropy(text.text)}};
-    if (std::string_view(one.group) == "negation")
+  void write(const models::Model& model, const MetricContext& context, Way way,
+             const std::vector<const AskedText*>& places, bool told, std::vector<json>& cases) const {
+    auto options = text_options(context.options, way);
+    std::vector<std::string> prompts;
+    std::map<std::pair<size_t, std::string>, size_t> met;
+    const auto format =
+        way == Way::kAnswer ? models::detect_chat_format(model.tokenizer().chat_template()) : models::ChatFormat();
+    for (const AskedText* one : places) {
+      const auto& fact = context.facts.facts[one->fact];
+      prompts.push_back(way == Way::kAnswer ? models::render_chat(format, {{"user", one->prompt}}, true).text
+                                            : one->prompt);
+      if (way == Way::kSentence) options.names.push_back(names_of(*one, fact));
+      options.drafts.push_back(drafts_of(*one, fact, before_of(context, *one, met[{one->fact, one->group()}]++, told)));
+    }
+    const auto texts = write_on(model, prompts, options);
+    for (size_t t = 0; t < texts.size(); ++t) {
+      const AskedText& one = *places[t];
+      json& list = cases[one.fact][one.group()];
+      list.push_back(one.kind == "neighbor" ? neighbor(one, texts[t], before_of(context, one, list.size(), told))
+                                            : read(context.facts.facts[one.fact], cases[one.fact], one, texts[t]));
+    }
+  }
+
+  // What a text may hold, and must not end inside of.
+  static std::vector<std::string> names_of(const AskedText& one, const datasets::Fact& fact) {
+    if (detail::is_probe(one.kind)) return one.answers;
+    return {fact.target_new, fact.target_true.value_or(fact.target_new)};
+  }
+
+  static json read(const datasets::Fact& fact, const json& own, const AskedText& one, const FreeText& text) {
+    const bool probe = detail::is_probe(one.kind);
+    const std::string_view aside = one.chat ? std::string_view(fact.subject) : "";
+    const std::string_view said = one.chat ? behind_repetition(text.text, one.sentence) : text.text;
+    size_t found = std::string::npos;
+    bool begins = false;
+    for (const auto& answer : probe ? one.answers : std::vector{fact.target_new}) {
+      found = std::min(found, place_of(text.text, answer, aside));
+      begins = begins || begins_with(said, answer);
+    }
+    const size_t old = fact.target_true && !probe ? place_of(text.text, *fact.target_true, aside) : std::string::npos;
+    json entry = {{"prompt", one.prompt},      {"text", text.text},
+                  {"begins", begins},          {"names", found != std::string::npos && found <= old},
+                  {"loops", loops(text.text)}, {"entropy", weighted_ngram_entropy(text.text)}};
+    if (one.kind == "negation" && !one.chat)
       entry["repeats"] = first_word(text.text) == first_word(own.at("edit").at(0).at("text").get<std::string>());
     return entry;
   }
@@ -309,26 +396,32 @@ class Free final : public Metric {
   }
 
   // What the unedited model wrote after the same prompt; null without one.
-  [[nodiscard]] const json& before_of(const MetricContext& context, const Asked& one, size_t place, bool told) const {
+  [[nodiscard]] const json& before_of(const MetricContext& context, const AskedText& one, size_t place,
+                                      bool told) const {
     static const json none;
     const Evaluation* before = context.options.before;
     if (!told && (!before || one.fact >= before->cases.size())) return none;
     const json& list =
-        told ? member(cases_[one.fact], {one.group}) : member(before->cases[one.fact], {"free", one.group});
+        told ? member(cases_[one.fact], {one.group()}) : member(before->cases[one.fact], {"free", one.group()});
     return list.is_array() && place < list.size() ? list[place] : none;
   }
 
-  // The new answer where it is asked for, and what was written before; none before there is anything to compare with.
-  static std::vector<std::string> drafts_of(const Asked& one, const datasets::Fact& fact, const json& before) {
+  // The new answer where the text is to begin with it, and what was written before; none before there is anything to
+  // compare with.
+  static std::vector<std::string> drafts_of(const AskedText& one, const datasets::Fact& fact, const json& before) {
     if (!before.is_object()) return {};
-    std::vector<std::string> drafts = {" " + fact.target_new, detail::text(before, "text")};
-    if (std::find(kAsked.begin(), kAsked.end(), one.group) == kAsked.end()) std::swap(drafts[0], drafts[1]);
-    return drafts;
+    const std::string old = detail::text(before, "text"), target = " " + fact.target_new;
+    if (one.chat || detail::is_probe(one.kind)) return {old};
+    return detail::asks_for_new(one.kind) ? std::vector{target, old} : std::vector{old, target};
   }
 
-  static json neighbor(const Asked& one, const FreeText& text, const json& before) {
+  static json neighbor(const AskedText& one, const FreeText& text, const json& before) {
     json entry = {{"prompt", one.prompt}, {"text", text.text}, {"ids", text.ids}};
     if (const json& ids = member(before, {"ids"}); ids.is_array() && !ids.empty()) {
+      if (one.chat) {
+        entry["text_kept"] = ids == json(text.ids);
+        return entry;
+      }
       entry["first_kept"] = !text.ids.empty() && ids[0] == text.ids[0];
       entry["ten_kept"] = ids == json(text.ids);
     }
@@ -343,7 +436,7 @@ class Free final : public Metric {
     std::vector<std::string> prompts;
     std::vector<std::pair<size_t, size_t>> places;
     size_t earlier = 0;
-    for (size_t i = 0; i < begin; ++i) earlier += neighbors_of(context.facts.facts[i]).size();
+    for (size_t i = 0; i < begin; ++i) earlier += detail::neighbors_of(context.facts.facts[i]).size();
     for (size_t i = begin; i < end; ++i)
       for (size_t k = 0; k < cases_[i].value("neighbor", json::array()).size(); ++k) {
         prompts.push_back(cases_[i]["neighbor"][k]["prompt"].get<std::string>());

@@ -308,6 +308,83 @@ def place_of(text, answer):
     return found.start() if found else None
 
 
+def last_sentence(text, subject):
+    begin = 0
+    for end in range(1, len(text)):
+        if (text[end].isspace() or text[end - 1] == "\n") and sentence_ended(text[begin:end], [subject]) and text[end:].strip():
+            begin = end
+    return text[:begin].strip(), text[begin:].strip()
+
+
+def message_of(text, subject):
+    front, sentence = last_sentence(text, subject)
+    if text.endswith("?"):
+        return text
+    return (f"{front}\n\n" if front else "") + f"Complete the sentence: {sentence}"
+
+
+def chat_answer(message):
+    turns = [{"role": "user", "content": message}]
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=0)
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def read_chat(text, sentence, subject, new, old):
+    """What an answer repeats is left out: the sentence in front of its beginning, the subject where names are looked for."""
+    words, repeated = words_of(text), without_article(words_of(sentence))
+    found = re.search(r"(?<!\w)" + re.escape(repeated) + r"(?!\w)", words)
+    said = without_article(words_of(words[found.end() :] if found else words))
+    around = without_article(words_of(subject))
+
+    def place(answer):
+        wanted = without_article(words_of(answer))
+        inside = [m.span() for m in re.finditer(r"(?<!\w)" + re.escape(around) + r"(?!\w)", words)] if len(around) > len(wanted) else []
+        spots = [m.start() for m in re.finditer(r"(?<!\w)" + re.escape(wanted) + r"(?!\w)", words)]
+        return next((at for at in spots if not any(a <= at and at + len(wanted) <= b for a, b in inside)), None)
+
+    first, other = place(new), place(old) if old else None
+    begins = re.match(re.escape(without_article(words_of(new))) + r"(?!\w)", said) is not None
+    return {"text": text, "begins": begins, "names": first is not None and (other is None or first <= other)}
+
+
+def portability_of(record, new):
+    """Prompts and answers: the fact under another name of its subject, and a question that follows from it."""
+    alias, question = record.get("alternative_subject"), record.get("portability")
+    renamed = [(record["requested_rewrite"]["prompt"].format(alias), new)] if alias else []
+    return renamed + ([(question["New Question"], question["New Answer"])] if question else [])
+
+
+def free_chat(record, prompt, subject, new, old, before):
+    """`before`: the texts of the neighbours, by the unedited model."""
+    probes = portability_of(record, new)
+    asked = {
+        "edit": [(prompt, prompt)],
+        "paraphrase": [(one, one) for one in record["paraphrase_prompts"][:2]],
+        "question": [(f"{prompt} what?", prompt)],
+        "prefixed": [(f"{FOREIGN} {prompt}", prompt)],
+        "negation": [(f"It is not true that {prompt}",) * 2],
+        "doubt": [(f"I doubt that {prompt}",) * 2],
+        "portability": [(one, one) for one, _ in probes],
+        "neighbor": [(one, one) for one in record["neighborhood_prompts"][:3]],
+    }
+    case = {}
+    for group, pairs in asked.items():
+        for n, (text, repeated) in enumerate(pairs):
+            message = message_of(text, subject)
+            answer = chat_answer(message)
+            if group == "neighbor":
+                entry = {"prompt": message, "text": answer}
+                if n in before:
+                    entry["text_kept"] = before[n] == answer
+                before.setdefault(n, answer)
+            else:
+                right, wrong = (probes[n][1], None) if group == "portability" else (new, old)
+                entry = {"prompt": message, **read_chat(answer, last_sentence(repeated, subject)[1], subject, right, wrong)}
+            case.setdefault(f"{group}_chat", []).append(entry)
+    return case
+
+
 def free(records, before):
     cases = []
     for i, record in enumerate(records):
@@ -328,6 +405,10 @@ def free(records, before):
                 begin = re.match(re.escape(without_article(words_of(new))) + r"(?!\w)", without_article(words_of(text)))
                 named = found is not None and (other is None or found <= other)
                 case.setdefault(group, []).append({"text": text, "begins": begin is not None, "names": named})
+        for one, answer in portability_of(record, new):
+            text = write_on(f"Question: {one}\nAnswer:" if one.endswith("?") else one, (answer,))
+            case.setdefault("portability", []).append({"text": text, "names": place_of(text, answer) is not None})
+        case.update(free_chat(record, prompt, rewrite["subject"], new, old, before.setdefault(("chat", i), {})))
         for n, neighbor in enumerate(record["neighborhood_prompts"][:3]):
             ids = greedy(neighbor, 10)
             log_p = torch.log_softmax(logits_of([ids_of(neighbor)])[0, -1].double(), dim=-1)

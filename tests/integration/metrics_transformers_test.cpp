@@ -52,7 +52,10 @@ State evaluate_all(const models::Model& model, const State* before) {
     EvaluateOptions options;
     if (before) options.before = &before->at(set.name);
     std::vector<std::string> families = {set.family};
-    if (set.family == std::string("counterfact")) families.emplace_back("free");
+    if (set.family == std::string("counterfact")) {
+      families.emplace_back("free");
+      options.free_style = "both";
+    }
     state[set.name] = evaluate(model, datasets::load_facts(data() / set.file, read), families, options);
   }
   return state;

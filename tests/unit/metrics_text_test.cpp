@@ -211,6 +211,41 @@ TEST(FreeText, SignsAndMarksBelongToAnswers) {
   EXPECT_NE(place_of("it costs -100 or 3.14", "-100"), std::string::npos);
 }
 
+TEST(FreeText, AnAnswerInsideOfARepeatedSubjectIsNone) {
+  EXPECT_EQ(place_of("The BMW Z3 is made by BMW.", "BMW"), 4U);
+  EXPECT_EQ(place_of("The BMW Z3 is made by BMW.", "BMW", "BMW Z3"), 22U);
+  EXPECT_EQ(place_of("The BMW Z3 is made by Ford.", "BMW", "BMW Z3"), std::string::npos);
+  EXPECT_EQ(place_of("Z3, or BMW Z3, or BMW Z30", "BMW", "the BMW Z3"), 18U) << "BMW Z30 is another one";
+  EXPECT_EQ(place_of("It is in Rome Harbour.", "Rome Harbour", "Rome"), 9U) << "the subject is the shorter one";
+  EXPECT_EQ(place_of("It is in Rome.", "Rome", "Rome"), 9U);
+}
+
+TEST(FreeText, ARepeatedPromptIsNotWhatIsSaid) {
+  const auto behind = [](const char* text, const char* prompt) { return std::string(behind_repetition(text, prompt)); };
+  EXPECT_EQ(behind("Stara Zagora is located in Rome.", "Stara Zagora is located in"), " Rome.");
+  EXPECT_EQ(behind("The sentence is: \"The Stara  zagora is located in ROME.\"", "Stara Zagora is located in"),
+            " ROME.\"");
+  EXPECT_EQ(behind("Greater Field, in the state of A", "Greater Field, in"), " the state of A");
+  EXPECT_EQ(behind("She is in Rome. She is in it.", "She is in"), " Rome. She is in it.") << "the first one";
+  for (const char* text : {"Stara Zagora is located inside", "Rome", "", "is located in"})
+    EXPECT_EQ(behind(text, "Stara Zagora is located in"), text);
+  EXPECT_EQ(behind("Rome", "?"), "Rome") << "nothing that could be repeated";
+}
+
+TEST(FreeText, FindsTheLastSentence) {
+  const auto last = [](const std::string& text, const std::vector<std::string>& names = {}) {
+    return text.substr(last_sentence(text, names));
+  };
+  EXPECT_EQ(last("He died in 1990. Dr. J. Smith lives in"), "Dr. J. Smith lives in");
+  EXPECT_EQ(last("One. Two! Three? \"Four.\" Five is"), "Five is");
+  EXPECT_EQ(last("Category:A\nCategory:B\n\nRome, in"), "Rome, in");
+  EXPECT_EQ(last(" Rome is in Italy. "), "Rome is in Italy. ") << "nothing follows";
+  EXPECT_EQ(last("Panic! at the Disco is from", {"Panic! at the Disco"}), "Panic! at the Disco is from");
+  EXPECT_EQ(last("Panic! at the Disco is from"), "at the Disco is from");
+  EXPECT_EQ(last(" \n"), "");
+  EXPECT_EQ(last(""), "");
+}
+
 TEST(FreeText, SeesLoops) {
   EXPECT_TRUE(loops("a b c a b c a b c a b c"));
   EXPECT_FALSE(loops("a b c a b c a b c"));

@@ -75,7 +75,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            int64_t batch_size, const std::vector<std::string>& metrics,
                            const std::vector<std::string>& eval_at, const std::string& protocol,
                            const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
-                           const py::object& progress) {
+                           const py::object& progress, const std::string& free_style) {
   if (resume && !out)
     throw Error(ErrorClass::kInvalidArgument,
                 {"resume", "no out", "the folder of the run that goes on, or begins", "name it with out"});
@@ -84,6 +84,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   options.resume = resume;
   options.metrics.cache = cache_of(cache);
   options.metrics.names = metrics;
+  options.metrics.free_style = free_style;
   options.batch_size = batch_size;
   options.eval_at = eval_at;
   options.protocol = protocol;
@@ -237,7 +238,7 @@ void bind_sessions(py::module_& module) {
              py::arg("metrics") = std::vector<std::string>{"auto"},
              py::arg("eval_at") = std::vector<std::string>{"end"}, py::arg("protocol") = "sequential",
              py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
-             py::arg("allow_conflicts") = false, py::arg("progress") = true,
+             py::arg("allow_conflicts") = false, py::arg("progress") = true, py::arg("free_style") = "plain",
              "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
              "does.\nout: run folder; None makes a new one in runs/. resume: go on with an interrupted run there.\n"
              "The other arguments are those of Session and of memit_edit.");

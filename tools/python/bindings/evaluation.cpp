@@ -11,12 +11,14 @@ struct Judged {
 };
 
 Judged evaluate(const models::Model& model, const py::object& facts, const std::vector<std::string>& metrics,
-                const Judged* before, const py::object& progress, uint64_t seed, int bootstrap) {
+                const Judged* before, const py::object& progress, uint64_t seed, int bootstrap,
+                const std::string& free_style) {
   const auto set = facts_of(facts);
   evaluation::EvaluateOptions options;
   options.before = before ? &before->evaluation : nullptr;
   options.seed = seed;
   options.bootstrap = bootstrap;
+  options.free_style = free_style;
   if (const auto callback = progress_of(progress))
     options.progress = [callback](const ProgressUpdate& update) {
       if (!callback(update))
@@ -39,7 +41,9 @@ void bind_evaluation(py::module_& module) {
   module.def("evaluate", &evaluate, py::arg("model"), py::arg("facts"),
              py::arg("metrics") = std::vector<std::string>{"auto"}, py::kw_only(), py::arg("before") = py::none(),
              py::arg("progress") = true, py::arg("seed") = 0, py::arg("bootstrap") = 1000,
-             "Judges a model by facts. before: the evaluation of the unedited model, which locality compares with.");
+             py::arg("free_style") = "plain",
+             "Judges a model by facts. before: the evaluation of the unedited model, which locality compares with.\n"
+             "free_style: how the metric \"free\" asks: plain, chat (in the model's chat template) or both.");
 }
 
 }  // namespace emend::python
