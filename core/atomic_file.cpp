@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error_parts.h>
+#include <emend/core/staged.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -54,6 +55,7 @@ int open_for_reading(const std::filesystem::path& path) {
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   static std::atomic<int> counter{0};  // process-wide uniqueness of names, no model state
+  require_place(path_);
   temporary_ = path_;
   temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

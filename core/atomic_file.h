@@ -9,10 +9,12 @@
 namespace emend {
 
 /// An output file that takes its final name only on commit(). The destructor removes an uncommitted temporary.
+/// A link to a file is replaced, never written through: a folder of somebody else's may have links that lead anywhere.
 /// Every write error throws Error(kIo) naming the path and the system's reason (full disk, no permission).
 class AtomicFile {
  public:
-  /// Opens "<path>.tmp-<pid>-<n>" in the same folder, which must exist.
+  /// Opens "<path>.tmp-<pid>-<n>" in the same folder, which must exist. Throws Error(kInvalidArgument), with nothing
+  /// changed, for a device, a pipe and a link to nothing (require_place).
   explicit AtomicFile(std::filesystem::path path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -31,7 +33,7 @@ class AtomicFile {
   size_t size_ = 0;
 };
 
-/// Writes `text` as the whole of `path`, atomically. Throws Error(kIo).
+/// Writes `text` as the whole of `path`, atomically. Throws as AtomicFile does.
 void write_file(const std::filesystem::path& path, std::string_view text);
 /// Reads a whole file. Throws Error(kNotFound) or Error(kIo).
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);

@@ -99,10 +99,7 @@ void set_option(const Option& option, const nlohmann::json& value) {
 }  // namespace
 
 std::vector<std::string> Option::spellings() const {
-  std::vector<std::string> list;
-  std::istringstream text(names);
-  for (std::string name; std::getline(text, name, ',');) list.push_back(name);
-  return list;
+  return list_items(names);
 }
 
 std::string Option::text() const {
@@ -125,6 +122,13 @@ Option& Options::at(const std::string& name) {
     for (const auto& spelling : option.spellings())
       if (spelling == name) return option;
   throw std::out_of_range("no option " + name + " was declared");
+}
+
+std::vector<std::string> list_items(const std::string& text) {
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin <= text.size(); begin += items.back().size() + 1)
+    items.push_back(text.substr(begin, text.find(',', begin) - begin));
+  return items;
 }
 
 std::string fault_of(const Option& option, const std::string& text) {

@@ -116,6 +116,9 @@ class Options {
   std::vector<std::shared_ptr<void>> kept_;
 };
 
+/// What stands between the commas of "a,b,c", empty items included.
+[[nodiscard]] std::vector<std::string> list_items(const std::string& text);
+
 /// What is wrong with one value of an option; nothing if it can be taken. An empty text is what a shell makes of an
 /// unset variable.
 [[nodiscard]] std::string fault_of(const Option& option, const std::string& text);

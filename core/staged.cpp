@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <optional>
 #include <vector>
 
@@ -119,12 +120,7 @@ class Staged {
     std::error_code error;
     const auto status = fs::status(target_, error);
     was_there_ = fs::exists(status);
-    if (fs::is_symlink(fs::symlink_status(target_, error)))
-      throw Error(ErrorClass::kInvalidArgument, {target_.string(), "a symbolic link to a place that is not there",
-                                                 "a new place", "remove the link, or choose another place"});
-    if (was_there_ && !fs::is_directory(status) && !fs::is_regular_file(status))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {target_.string(), "a device or a pipe", "a file or a folder", "choose another place"});
+    require_place(target_);
     const auto here = fs::current_path(error);
     const auto [rest, _] = std::mismatch(target_.begin(), target_.end(), here.begin(), here.end());
     if (!error && was_there_ && fs::is_directory(status) && rest == target_.end())
@@ -202,6 +198,29 @@ class Staged {
 
 }  // namespace
 
+TemporaryFolder::TemporaryFolder(const std::string& name, const std::string& advice) {
+  std::string pattern = (fs::temp_directory_path() / ("emend-" + name + "-XXXXXX")).string();
+  if (!::mkdtemp(pattern.data()))
+    throw Error(class_of_errno(errno), {pattern, "a temporary folder cannot be made", "", advice});
+  path_ = pattern;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+void require_place(const fs::path& path) {
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (!fs::exists(status) && fs::is_symlink(fs::symlink_status(path, error)))
+    throw Error(ErrorClass::kInvalidArgument, {path.string(), "a symbolic link to a place that is not there",
+                                               "a new place", "remove the link, or choose another place"});
+  if (fs::exists(status) && !fs::is_directory(status) && !fs::is_regular_file(status))
+    throw Error(ErrorClass::kInvalidArgument,
+                {path.string(), "a device or a pipe", "a file or a folder", "choose another place"});
+}
+
 void write_whole(const fs::path& target, const std::function<void(const fs::path&)>& write,
                  const std::function<bool(const std::string&)>& superseded) {
   std::optional<Staged> staged;
@@ -227,6 +246,7 @@ Error renamed(const Error& error, const fs::path& from, const fs::path& to) {
 void clone_file(const fs::path& from, const fs::path& to) {
   std::error_code error;
   if (fs::equivalent(from, to, error)) return;
+  require_place(to);
   const MappedFile source(from);
   if (share_blocks(from, to)) return;
   AtomicFile copy(to);

@@ -15,6 +15,24 @@
 
 namespace emend {
 
+/// A folder of the system's for temporary files, that goes with the object.
+class TemporaryFolder {
+ public:
+  /// "<temporary files>/emend-<name>-XXXXXX", for this user alone. Throws Error(kIo); `advice` ends the message.
+  explicit TemporaryFolder(const std::string& name, const std::string& advice = "");
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Refuses what no rename can replace whole: a device, a pipe, a link to a place that is not there.
+/// Throws Error(kInvalidArgument).
+void require_place(const std::filesystem::path& path);
+
 /// Calls `write` with a free name beside `target` (inside it where it is a mount point), where it makes a file or a
 /// folder, and moves that to `target`: a new or empty one appears by one rename, and a folder with files is exchanged
 /// for the new one where the file system can. Missing parents are made. Files of an older folder stay unless the new

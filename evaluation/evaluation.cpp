@@ -44,6 +44,11 @@ std::vector<std::unique_ptr<Metric>> chosen(const std::vector<std::string>& name
   return metrics;
 }
 
+}  // namespace
+
+// What SeparateEvaluation::State has: with linkage, as that has.
+namespace detail {
+
 /// The families of one evaluation with what they asked for.
 struct Plan {
   Plan(const MetricContext& context, const std::vector<std::string>& names) : metrics(chosen(names, context.facts)) {
@@ -78,6 +83,12 @@ struct Plan {
     evaluation.kept.merge(outcome.kept);
   }
 };
+
+}  // namespace detail
+
+namespace {
+
+using detail::Plan;
 
 // By the engine that the options name; adds to `counts`.
 std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options,

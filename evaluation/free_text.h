@@ -28,13 +28,13 @@ struct FreeTextOptions {
   bool conversations = false;
   int64_t rows = 128;  ///< prompts that are continued together; does not change the texts
   /// For each prompt (or none) the names that its text may hold, such as the answer: no text ends inside of one.
-  std::vector<std::vector<std::string>> names;
+  std::vector<std::vector<std::string>> names = {};
   /// For each prompt (or none) texts that its continuation may be like, such as the one from before an edit, likely
   /// ones first. They save time and change nothing (generation.h).
   std::vector<std::vector<std::string>> drafts = {};
-  ProgressFn progress;  ///< phase "write"
-  CancelToken cancel;
-  devices::WorkSharing sharing;  ///< processes with the same model and prompts that share them
+  ProgressFn progress = {};  ///< phase "write"
+  CancelToken cancel = {};
+  devices::WorkSharing sharing = {};  ///< processes with the same model and prompts that share them
 };
 
 /// The continuation of one prompt, without the prompt and without special tokens.

@@ -165,14 +165,58 @@ int run_guarded(const VerbRun& run, Common& common, const std::function<void()>&
   return 1;
 }
 
+// The parser would take a word in brackets apart ("[INST] … [/INST]") and drop the empty items of a list. No word of a
+// command line has a zero byte, so one at its end hides both from the parser; items() takes it off again.
+std::vector<std::string> shielded(std::vector<std::string> words) {
+  for (auto& word : words)
+    if (word.ends_with(']') || word.ends_with('}')) word += '\0';
+  return words;
+}
+
+// The values that a word stands for.
+std::vector<std::string> items(const Option& option, std::string word) {
+  if (word.ends_with('\0')) word.pop_back();
+  return option.list ? list_items(word) : std::vector{word};
+}
+
+std::string fault_of_word(const Option& option, const std::string& word) {
+  const auto values = items(option, word);
+  for (const auto& value : values) {
+    if (value.empty() && values.size() > 1) return "\"" + word + "\"; expected a list without empty items";
+    const std::string choice = option.choices.empty() ? "" : CLI::IsMember(option.choices)(value);
+    const std::string fault = choice.empty() ? fault_of(option, value) : choice;
+    if (!fault.empty()) return fault;
+  }
+  return "";
+}
+
+CLI::Option* add_slot(CLI::App& app, const Option& option, std::string* slot) {
+  return app.add_option_function<std::string>(
+      option.names, [&option, slot](const std::string& word) { *slot = items(option, word).at(0); });
+}
+
+template <class Value>
+CLI::Option* add_slot(CLI::App& app, const Option& option, std::vector<Value>* slot) {
+  const auto take = [&option, slot](const std::vector<std::string>& words) {
+    slot->clear();
+    for (const auto& word : words)
+      for (const auto& item : items(option, word)) CLI::detail::lexical_cast(item, slot->emplace_back());
+  };
+  return app.add_option_function<std::vector<std::string>>(option.names, take);
+}
+
 CLI::Option* add_option(CLI::App& app, const Option& option) {
   if (const auto* flag = std::get_if<bool*>(&option.value)) return app.add_flag(option.names, **flag);
   const auto* count = std::get_if<CountOrAuto>(&option.value);
   if (!count)
     return std::visit(
         [&](const auto& slot) -> CLI::Option* {
-          if constexpr (requires { app.add_option("", *slot); }) return app.add_option(option.names, *slot);
-          return nullptr;
+          if constexpr (requires { add_slot(app, option, slot); })
+            return add_slot(app, option, slot);
+          else if constexpr (requires { app.add_option("", *slot); })
+            return app.add_option(option.names, *slot);
+          else
+            return nullptr;
         },
         option.value);
   const auto parse = [count = *count, name = option.names](const std::string& text) {
@@ -187,9 +231,7 @@ CLI::Option* add_option(CLI::App& app, const Option& option) {
 void declare(CLI::App& app, const Options& options, const std::vector<std::string>& words) {
   for (const Option& option : options.all()) {
     CLI::Option* bound = add_option(app, option);
-    if (!option.choices.empty()) bound->check(CLI::IsMember(option.choices));
-    if (!option.is_flag()) bound->check([option](const std::string& text) { return fault_of(option, text); });
-    if (option.list) bound->delimiter(',');
+    if (!option.is_flag()) bound->check([&option](const std::string& word) { return fault_of_word(option, word); });
     if (option.required && (option.unless.empty() || std::ranges::find(words, option.unless) == words.end()))
       bound->required();
     if (option.most > 0) bound->expected(option.least, option.most);
@@ -243,7 +285,7 @@ std::string unknown_option(const std::vector<std::string>& words, const Options&
 std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std::string> words,
                          const std::string& program) {
   try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    app.parse(shielded({words.rbegin(), words.rend()}));
     const std::string idle = without_effect(app, options);
     if (idle.empty()) return std::nullopt;
     std::cerr << program << ": " << printable(idle) << "; run with --help for the options\n";
@@ -332,7 +374,7 @@ std::string parse_words(Command& command, const std::vector<std::string>& words)
   CLI::App app;
   declare(app, command.options, words);
   try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    app.parse(shielded({words.rbegin(), words.rend()}));
   } catch (const CLI::ParseError& error) {
     return error.what();
   }

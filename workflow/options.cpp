@@ -35,10 +35,12 @@ void require_valid(const RunOptions& options) {
 EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
   EvalSchedule schedule;
   for (const auto& item : items) {
+    if (item == "end") continue;  // it always is
+    if (schedule.each || schedule.every > 0)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {setting("eval_at"), "\"" + join(items, ",") + "\"", "each or every=N, once", ""});
     if (item == "each") {
       schedule.each = true;
-    } else if (item == "end") {
-      schedule.end = true;
     } else if (item.rfind("every=", 0) == 0 && item.size() > 6 && item.size() < 16 &&
                item.find_first_not_of("0123456789", 6) == std::string::npos && std::stoll(item.substr(6)) > 0) {
       schedule.every = std::stoll(item.substr(6));

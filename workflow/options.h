@@ -88,9 +88,9 @@ struct RunOptions {
 /// Throws Error(kInvalidArgument) naming a setting that is out of range or not one of its words.
 void require_valid(const RunOptions& options);
 
-/// When to evaluate: after every batch, every N facts, at the end.
+/// When to evaluate besides the end, which always is: after every batch, or every N facts.
 struct EvalSchedule {
-  bool each = false, end = false;
+  bool each = false;
   int64_t every = 0;
 };
 /// Throws Error(kInvalidArgument) naming the setting.

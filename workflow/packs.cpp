@@ -5,9 +5,9 @@
 namespace emend::workflow {
 
 Packs::Packs(models::Model& model, const std::vector<std::string>& paths) {
-  for (const auto& path : editors::active_runtime_packs(model.checkpoint().path()))
-    for (const auto& part : editors::load_pack(path).runtime) runtime_.add(part, model, path.string());
-  add(model, paths);
+  for (const auto& [name, pack] : editors::packs_in_force(model.checkpoint().path()))
+    for (const auto& part : pack.runtime) runtime_.add(part, model, name);
+  if (!paths.empty()) add(model, paths);
 }
 
 std::vector<editors::NamedPack> Packs::load(const models::Model& model, const std::vector<std::string>& paths,

@@ -26,6 +26,11 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
 /// Error(kInvalidArgument) and what find_hparams throws.
 void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint);
 
+/// Refuses layers (one number or several) beyond those of the model, as its configuration counts them. `where` names
+/// them in the message, `advice` ends it. Throws Error(kInvalidArgument).
+void require_layers(const nlohmann::json& layers, const models::Checkpoint& checkpoint, const std::string& where,
+                    const std::string& advice = "");
+
 /// Plans every phase on the placement that the model will get. Throws Error(kDevice) naming the phase, what each device
 /// needs and has, and what was tried and fits; logs a warning for a phase whose result may be cached. Leaves everything
 /// that is wrong otherwise (hyper-parameters, maps, weights that do not fit) to those who read it.

@@ -72,7 +72,7 @@ void Run::open() {
   require_same(lent_.sharing, choices());
   check_hparams(options_, checkpoint);
   record_.model_path = checkpoint.path().string();
-  if (!editors::active_runtime_packs(checkpoint.path()).empty())
+  if (editors::has_runtime_edits(checkpoint.path()))
     lent_.log.warning("edit.beside", record_.model_path +
                                          " has edits beside its weights in force: they take no part "
                                          "in this run");

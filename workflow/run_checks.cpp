@@ -114,24 +114,27 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
       throw Error(ErrorClass::kIo, {setting(name), path + " is a file", "a folder", "name another one"});
 }
 
-// Hyper-parameters that this model cannot have, before it is loaded.
-void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint) {
-  const auto raw = find_hparams(options.editor, options.hparams, options.set, checkpoint);
-  const auto effective = editors::find_editor(options.editor).effective(raw, Log());
+void require_layers(const nlohmann::json& layers, const models::Checkpoint& checkpoint, const std::string& where,
+                    const std::string& advice) {
   int64_t known = 0;
   try {
     known = models::parse_config(checkpoint.config(), checkpoint.path().string()).n_layers;
   } catch (const Error&) {
     return;  // said where it is loaded
   }
-  for (const char* name : {"layers", "v_loss_layer"}) {
-    const auto value = effective.value(name, nlohmann::json());
-    for (const auto& layer : value.is_array() ? value : nlohmann::json::array({value}))
-      if (layer.is_number_integer() && layer.get<int64_t>() >= known)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {raw.where(name), "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
-                     "the model has " + std::to_string(known) + " layers: use hyper-parameters made for it"});
-  }
+  for (const auto& layer : layers.is_array() ? layers : nlohmann::json::array({layers}))
+    if (layer.is_number_integer() && layer.get<int64_t>() >= known)
+      throw Error(ErrorClass::kInvalidArgument, {where, "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
+                                                 "the model has " + std::to_string(known) + " layers" + advice});
+}
+
+// Hyper-parameters that this model cannot have, before it is loaded.
+void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint) {
+  const auto raw = find_hparams(options.editor, options.hparams, options.set, checkpoint);
+  const auto effective = editors::find_editor(options.editor).effective(raw, Log());
+  for (const char* name : {"layers", "v_loss_layer"})
+    require_layers(effective.value(name, nlohmann::json()), checkpoint, raw.where(name),
+                   ": use hyper-parameters made for it");
 }
 
 }  // namespace emend::workflow

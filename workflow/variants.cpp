@@ -30,7 +30,7 @@ constexpr const char* kFailure = "failure.json";
                                              "EDITOR or \"EDITOR: KEY=VALUE …\", with commas between several", advice});
 }
 
-// The parts between characters of `separators`, where these do not stand in brackets; without empty ones.
+// The parts between characters of `separators`, where these do not stand in brackets.
 std::vector<std::string> split_outside(const std::string& text, const std::string& separators) {
   std::vector<std::string> parts(1);
   int depth = 0;
@@ -42,8 +42,13 @@ std::vector<std::string> split_outside(const std::string& text, const std::strin
     else
       parts.back() += c;
   }
-  std::erase_if(parts, [](const auto& part) { return part.find_first_not_of(" \t") == std::string::npos; });
   return parts;
+}
+
+std::vector<std::string> words_outside(const std::string& text) {
+  auto words = split_outside(text, " \t");
+  std::erase(words, "");
+  return words;
 }
 
 void add_setting(Variant& variant, const std::string& word, const std::string& text) {
@@ -59,15 +64,16 @@ void add_setting(Variant& variant, const std::string& word, const std::string& t
 std::vector<Variant> parse_pieces(const std::string& text) {
   std::vector<Variant> variants;
   for (const auto& piece : split_outside(text, ",")) {
+    if (words_outside(piece).empty()) refuse_variant(text, "an empty item between commas");
     const size_t colon = piece.find(':'), equals = piece.find('=');
     const bool goes_on = equals < colon && !variants.empty();
     if (!goes_on) {
-      const auto words = split_outside(piece.substr(0, colon), " \t");
+      const auto words = words_outside(piece.substr(0, colon));
       if (words.size() != 1) refuse_variant(piece, words.empty() ? "no editor" : "more than one word before a colon");
       variants.emplace_back().editor = editors::find_editor(words[0]).name;
     }
     const size_t from = goes_on ? 0 : colon == std::string::npos ? piece.size() : colon + 1;
-    for (const auto& word : split_outside(piece.substr(from), " \t")) add_setting(variants.back(), word, piece);
+    for (const auto& word : words_outside(piece.substr(from))) add_setting(variants.back(), word, piece);
   }
   return variants;
 }

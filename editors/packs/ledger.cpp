@@ -150,21 +150,20 @@ std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lin
 
 }  // namespace
 
-std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::path& model_folder) {
-  std::vector<std::filesystem::path> packs;
-  const auto ledger = model_folder / kFolder;
-  if (!std::filesystem::exists(ledger / kState)) return packs;
-  const StoredState state = read_state(ledger / kState);
-  for (const auto& id : state.active)
-    if (state.known.at(id).runtime) packs.push_back(ledger / "packs" / (id + ".safetensors"));
-  return packs;
+// Empty where there is no ledger.
+static StoredState state_of(const std::filesystem::path& model_folder) {
+  const auto path = model_folder / kFolder / kState;
+  std::error_code error;
+  return model_folder.empty() || !std::filesystem::exists(path, error) ? StoredState() : read_state(path);
+}
+
+bool has_runtime_edits(const std::filesystem::path& model_folder) {
+  const StoredState state = state_of(model_folder);
+  return std::ranges::any_of(state.active, [&](const auto& id) { return state.known.at(id).runtime; });
 }
 
 Lineage lineage_of(const std::filesystem::path& model_folder) {
-  const auto path = model_folder / kFolder / kState;
-  std::error_code error;
-  if (model_folder.empty() || !std::filesystem::exists(path, error)) return {};
-  StoredState state = read_state(path);
+  StoredState state = state_of(model_folder);
   return {std::move(state.base), std::move(state.active)};
 }
 

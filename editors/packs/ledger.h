@@ -35,13 +35,13 @@ struct LedgerEntry {
   std::vector<std::string> under;  ///< ids of the edits that were in force when it was made
 };
 
-/// The packs in force in a model folder that have parts beside the weights, in their order; empty for anything that is
-/// not a folder with a ledger. Reads only: takes no lock, finishes no change.
-/// Throws Error(kCorruption) for a damaged ledger.
-[[nodiscard]] std::vector<std::filesystem::path> active_runtime_packs(const std::filesystem::path& model_folder);
-/// What the weights of a model folder are made of; empty for anything that has no ledger. Reads only, as above.
+/// Whether an edit in force in a model folder has parts beside the weights; false for anything that has no ledger.
+/// Reads the list alone: takes no lock, finishes no change. Throws Error(kCorruption) for a damaged ledger.
+[[nodiscard]] bool has_runtime_edits(const std::filesystem::path& model_folder);
+/// What the weights of a model folder are made of; empty for anything that has no ledger. Reads and throws as above.
 [[nodiscard]] Lineage lineage_of(const std::filesystem::path& model_folder);
-/// The packs in force, as packs for the base. Throws also what load_pack throws.
+/// The packs in force, as packs for the base. Throws also what load_pack throws, and Error(kCorruption) for a pack file
+/// that is not the one that was applied.
 [[nodiscard]] std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder);
 
 class Ledger {

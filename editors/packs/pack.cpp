@@ -207,16 +207,21 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
     throw Error(ErrorClass::kUnsupported,
                 {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
                  "attach it with RuntimeScope; generate, chat and eval load it as a pack"});
+  require_shapes(model, pack);
+}
+
+}  // namespace
+
+void require_shapes(const models::Model& model, const EditPack& pack, const std::string& where) {
   for (const auto& delta : pack.deltas) {
     at::Tensor weight = model.weight(delta.weight);
     if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();
     if (weight.sizes() == at::IntArrayRef(delta.shape())) continue;
-    throw Error(ErrorClass::kInvalidArgument, {delta.weight, "a change of another shape", "the weight's shape",
-                                               "apply the pack to the model it was made from"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {where.empty() ? delta.weight : where + ": " + delta.weight, "a change of another shape",
+                 "the weight's shape", "apply the pack to the model it was made from"});
   }
 }
-
-}  // namespace
 
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
                   const std::string& where, const Lineage& here) {

@@ -70,6 +70,9 @@ struct ApplyPackOptions {
 void require_base(const EditPack& pack, const std::string& fingerprint, const ApplyPackOptions& options,
                   const std::string& where = "edit pack", const Lineage& here = {});
 
+/// Throws Error(kInvalidArgument) naming `where` (if any) and the weight unless every change has its weight's shape.
+void require_shapes(const models::Model& model, const EditPack& pack, const std::string& where = "");
+
 /// Writes a pack's deltas into a model. The returned transaction holds the originals: restore() takes the pack out
 /// again and gives every byte back; commit() makes it final. The model must outlive the transaction. Throws
 /// Error(kInvalidArgument), with nothing written, if the model is not the pack's base or a weight does not fit.

@@ -15,39 +15,9 @@
 #include <map>
 
 namespace emend::editors {
-namespace {
 
-constexpr int64_t kChunkTokens = 4096;
-constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
-constexpr size_t kReferenceBatch = 128;
-
-// The published way: whole sentences, padded, through the whole model, the head included.
-std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
-                                       const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
-  const models::PlainProducts plain;
-  std::vector<std::vector<at::Tensor>> parts(sites.size());
-  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
-    context.cancel.check("keys");
-    const size_t count = std::min(kReferenceBatch, rows.size() - begin);
-    std::vector<std::vector<int64_t>> ids;
-    for (size_t i = 0; i < count; ++i) ids.push_back(rows[begin + i].ids);
-    const auto batch = models::TokenBatch::padded(ids, detail::pad_token(model));
-    std::vector<int64_t> lookup;
-    for (size_t i = 0; i < count; ++i) lookup.push_back(batch.token(static_cast<int64_t>(i), rows[begin + i].lookup));
-    hooks::HookSession session(model.hooks());
-    for (const auto& site : sites) session.capture(site);
-    session.attach();
-    (void)model.forward(batch);
-    for (size_t s = 0; s < sites.size(); ++s) {
-      const at::Tensor all = session.captured(sites[s]);
-      parts[s].push_back(all.index_select(0, devices::index_on(lookup, all)));
-    }
-    session.finish();
-  }
-  std::vector<at::Tensor> values;
-  for (const auto& part : parts) values.push_back(at::cat(part));
-  return values;
-}
+// What LayerWalk::State has: with linkage, as that has.
+namespace detail {
 
 // Rows cut after the looked-up token, without repeats.
 struct CutRows {
@@ -56,27 +26,6 @@ struct CutRows {
   // Of each unique row: the group whose beginning it shares, and the tokens of that; 0 where it shares none.
   std::vector<int64_t> group, shared;
 };
-
-CutRows cut(const std::vector<PromptRow>& rows, bool share_beginnings = false) {
-  CutRows cuts;
-  std::map<std::vector<int64_t>, int64_t> seen;
-  for (const auto& row : rows) {
-    std::vector<int64_t> ids(row.ids.begin(), row.ids.begin() + row.lookup + 1);
-    const auto [found, is_new] = seen.emplace(std::move(ids), static_cast<int64_t>(cuts.unique.size()));
-    if (is_new) cuts.unique.push_back(found->first);
-    cuts.of_row.push_back(found->second);
-  }
-  cuts.group.assign(cuts.unique.size(), 0);
-  cuts.shared.assign(cuts.unique.size(), 0);
-  if (!share_beginnings) return cuts;
-  auto all_but_last = cuts.unique;
-  for (auto& row : all_but_last) row.pop_back();
-  const auto groups = models::share_beginnings(all_but_last, kLeastShared);
-  for (size_t g = 0; g < groups.size(); ++g)
-    for (const size_t row : groups[g].rows)
-      cuts.group[row] = static_cast<int64_t>(g), cuts.shared[row] = groups[g].shared;
-  return cuts;
-}
 
 // Some of the unique rows, with what enters the layer that the walk has reached.
 struct Chunk {
@@ -102,6 +51,69 @@ struct Chunk {
     return hidden;
   }
 };
+
+}  // namespace detail
+
+namespace {
+
+using detail::Chunk, detail::CutRows;
+
+constexpr int64_t kChunkTokens = 4096;
+constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
+constexpr size_t kReferenceBatch = 128;
+
+std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& parts) {
+  std::vector<at::Tensor> values;
+  for (const auto& part : parts) values.push_back(at::cat(part));
+  return values;
+}
+
+// The published way: whole sentences, padded, through the whole model, the head included.
+std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
+                                       const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
+  const models::PlainProducts plain;
+  std::vector<std::vector<at::Tensor>> parts(sites.size());
+  for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
+    context.cancel.check("keys");
+    const size_t count = std::min(kReferenceBatch, rows.size() - begin);
+    std::vector<std::vector<int64_t>> ids;
+    for (size_t i = 0; i < count; ++i) ids.push_back(rows[begin + i].ids);
+    const auto batch = models::TokenBatch::padded(ids, detail::pad_token(model));
+    std::vector<int64_t> lookup;
+    for (size_t i = 0; i < count; ++i) lookup.push_back(batch.token(static_cast<int64_t>(i), rows[begin + i].lookup));
+    hooks::HookSession session(model.hooks());
+    for (const auto& site : sites) session.capture(site);
+    session.attach();
+    (void)model.forward(batch);
+    for (size_t s = 0; s < sites.size(); ++s) {
+      const at::Tensor all = session.captured(sites[s]);
+      parts[s].push_back(all.index_select(0, devices::index_on(lookup, all)));
+    }
+    session.finish();
+  }
+  return joined(parts);
+}
+
+CutRows cut(const std::vector<PromptRow>& rows, bool share_beginnings = false) {
+  CutRows cuts;
+  std::map<std::vector<int64_t>, int64_t> seen;
+  for (const auto& row : rows) {
+    std::vector<int64_t> ids(row.ids.begin(), row.ids.begin() + row.lookup + 1);
+    const auto [found, is_new] = seen.emplace(std::move(ids), static_cast<int64_t>(cuts.unique.size()));
+    if (is_new) cuts.unique.push_back(found->first);
+    cuts.of_row.push_back(found->second);
+  }
+  cuts.group.assign(cuts.unique.size(), 0);
+  cuts.shared.assign(cuts.unique.size(), 0);
+  if (!share_beginnings) return cuts;
+  auto all_but_last = cuts.unique;
+  for (auto& row : all_but_last) row.pop_back();
+  const auto groups = models::share_beginnings(all_but_last, kLeastShared);
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (const size_t row : groups[g].rows)
+      cuts.group[row] = static_cast<int64_t>(g), cuts.shared[row] = groups[g].shared;
+  return cuts;
+}
 
 Chunk make_chunk(const CutRows& cuts, std::vector<int64_t> rows) {
   Chunk chunk;
@@ -272,9 +284,7 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
     for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(session.captured(sites[s]));
     session.finish();
   }
-  std::vector<at::Tensor> values;
-  for (const auto& part : parts) values.push_back(at::cat(part));
-  return values;
+  return joined(parts);
 }
 
 struct LayerWalk::State {

@@ -57,6 +57,10 @@ std::vector<std::string> choose_weights(const models::Model& model, const LoraSh
   std::vector<std::string> modules = shape.target_modules;
   if (modules.empty()) modules.assign(kDefaultModules.begin(), kDefaultModules.end());
   const std::set<int64_t> layers(shape.layers.begin(), shape.layers.end());
+  for (const int64_t layer : layers)
+    if (layer < 0 || layer >= model.n_layers())
+      throw Error(ErrorClass::kInvalidArgument,
+                  {"layers", "layer " + std::to_string(layer), "0 to " + std::to_string(model.n_layers() - 1), ""});
   std::vector<std::string> chosen;
   std::set<std::string> names;
   for (const auto& weight : model.adaptable_weights()) {

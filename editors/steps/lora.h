@@ -32,8 +32,8 @@ struct LoraShape {
 /// a new adapter changes nothing. Factors are float32 (float64 in a float64 model) on the device of their weight.
 class LoraAdapters {
  public:
-  /// Throws Error(kInvalidArgument) for a rank or dropout out of range, and for target modules that name no linear
-  /// layer, with the names that exist.
+  /// Throws Error(kInvalidArgument) for a rank, dropout or layer out of range, and for target modules that name no
+  /// linear layer, with the names that exist.
   LoraAdapters(models::Model& model, const LoraShape& shape);
   ~LoraAdapters();
   LoraAdapters(const LoraAdapters&) = delete;

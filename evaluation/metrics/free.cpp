@@ -35,23 +35,16 @@ using nlohmann::json;
 
 constexpr int64_t kNeighborTokens = 10;
 
-// A figure of the mean over truth values that stand in a list of texts, or in one.
-CaseFigure share(std::vector<std::string> groups, std::string what) {
-  return [groups = std::move(groups), what = std::move(what)](const json& raw) {
-    std::vector<double> values;
-    for (const auto& group : groups)
-      for (const auto& text : member(raw, {group}))
-        if (const json& value = member(text, {what}); value.is_boolean()) values.push_back(value.get<bool>() ? 1 : 0);
-    return record_mean(values);
-  };
-}
-
+// A figure of the mean over what stands in lists of texts: numbers, or truth values, which count as 1 and 0.
 CaseFigure mean(std::vector<std::string> groups, std::string what) {
   return [groups = std::move(groups), what = std::move(what)](const json& raw) {
     std::vector<double> values;
     for (const auto& group : groups)
       for (const auto& text : member(raw, {group}))
-        if (const auto value = detail::as_number(member(text, {what}))) values.push_back(*value);
+        if (const json& value = member(text, {what}); value.is_boolean())
+          values.push_back(value.get<bool>() ? 1 : 0);
+        else if (const auto number = detail::as_number(value))
+          values.push_back(*number);
     return record_mean(values);
   };
 }
@@ -149,27 +142,27 @@ MetricInfo plain_info() {
       3,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
-           share({"edit"}, "begins"), "says"},
+           mean({"edit"}, "begins"), "says"},
           {"edit_names", "EN", "Edited prompts whose continuation names the new answer, and not the old one before it.",
-           "%", true, share({"edit"}, "names")},
+           "%", true, mean({"edit"}, "names")},
           {"paraphrase_begins", "PB", "Paraphrases (at most two a fact) whose continuation begins with the new answer.",
-           "%", true, share({"paraphrase"}, "begins"), "says paraphrased"},
+           "%", true, mean({"paraphrase"}, "begins"), "says paraphrased"},
           {"paraphrase_names", "PN", "Paraphrases whose continuation names the new answer.", "%", true,
-           share({"paraphrase"}, "names")},
+           mean({"paraphrase"}, "names")},
           {"question_begins", "QB", "Answers to the prompt as a question that begin with the new answer.", "%", true,
-           share({"question"}, "begins"), "answers"},
+           mean({"question"}, "begins"), "answers"},
           {"prefixed_begins", "FB", "Edited prompts behind foreign text that are continued with the new answer.", "%",
-           true, share({"prefixed"}, "begins"), "behind text"},
+           true, mean({"prefixed"}, "begins"), "behind text"},
           {"negation_begins", "NB",
            "Negated prompts (\"It is not true that …\") that are continued with the new answer.", "%", false,
-           share({"negation"}, "begins"), "says negated"},
+           mean({"negation"}, "begins"), "says negated"},
           {"doubt_begins", "DB", "Doubted prompts (\"I doubt that …\") that are continued with the new answer.", "%",
-           false, share({"doubt"}, "begins")},
+           false, mean({"doubt"}, "begins")},
           {"negation_repeats", "NR",
            "Negated prompts that are continued as the prompt itself is, by the first word: how little negation does to "
            "this model's answers, edited or not.",
-           "%", false, share({"negation"}, "repeats")},
-          {"loops", "Loops", "Continuations in which a 3-gram stands four times.", "%", false, share(kAsked, "loops")},
+           "%", false, mean({"negation"}, "repeats")},
+          {"loops", "Loops", "Continuations in which a 3-gram stands four times.", "%", false, mean(kAsked, "loops")},
           {"entropy", "Entropy", "n-gram entropy of the continuations: mean of 2/3·H₂ and 4/3·H₃.", "bit", true,
            mean(kAsked, "entropy"), "", 1},
           {"neighborhood_first_token_kept",
@@ -177,7 +170,7 @@ MetricInfo plain_info() {
            "Neighbours (at most three a fact) continued with the same first token as before the edit.",
            "%",
            true,
-           share({"neighbor"}, "first_kept"),
+           mean({"neighbor"}, "first_kept"),
            "neighbours kept",
            100,
            {},
@@ -188,7 +181,7 @@ MetricInfo plain_info() {
            "Neighbours whose first ten tokens are the same as before the edit.",
            "%",
            true,
-           share({"neighbor"}, "ten_kept"),
+           mean({"neighbor"}, "ten_kept"),
            "",
            100,
            {},

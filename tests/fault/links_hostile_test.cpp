@@ -3,11 +3,13 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/staged.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/models/checkpoint.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -93,6 +95,32 @@ TEST_F(LinksHostile, PipesAndDevicesDoNotHold) {
   expect_refused([] { (void)editors::load_pack("/dev/zero"); }, ErrorClass::kInvalidArgument, {"/dev/zero"});
 }
 
+TEST_F(LinksHostile, WhatIsWrittenReplacesNoDeviceAndNoLinkToNothing) {
+  ASSERT_EQ(::mkfifo((root_ / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("pipe", root_ / "to-pipe");
+  fs::create_symlink("nowhere", root_ / "to-nothing");
+  std::vector<std::pair<std::string, std::string>> places = {
+      {"pipe", "a device or a pipe"}, {"to-pipe", "a device or a pipe"}, {"to-nothing", "not there"}};
+  if (::mknod((root_ / "null").c_str(), S_IFCHR | 0600, makedev(1, 3)) == 0)  // as the super-user
+    places.emplace_back("null", "a device or a pipe");
+  for (const auto& [name, word] : places) {
+    const fs::path path = root_ / name;
+    const auto before = fs::symlink_status(path).type();
+    expect_refused([&] { write_file(path, "text"); }, ErrorClass::kInvalidArgument, {path, word});
+    expect_refused([&] { write_safetensors(path, {}, {}); }, ErrorClass::kInvalidArgument, {path, word});
+    expect_refused([&] { clone_file(root_ / "secret.txt", path); }, ErrorClass::kInvalidArgument, {path, word});
+    EXPECT_EQ(fs::symlink_status(path).type(), before) << name;
+  }
+  for (const auto& entry : fs::directory_iterator(root_))
+    EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
+  EXPECT_FALSE(fs::exists(root_ / "nowhere"));
+  // A link to a file is replaced: what it leads to may be anybody's.
+  fs::create_symlink("secret.txt", root_ / "to-secret");
+  write_file(root_ / "to-secret", "text");
+  EXPECT_EQ(read_file(root_ / "secret.txt"), "the password");
+  EXPECT_EQ(read_file(root_ / "to-secret"), "text");
+}
+
 TEST_F(LinksHostile, PicklesAreNeverOpened) {
   for (const std::string& begin :
        {std::string("PK\x03\x04\x00\x00\x08\x08", 8), std::string("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)}) {
@@ -135,7 +163,7 @@ TEST_F(LinksHostile, LedgersThatLeadElsewhere) {
   const auto ledger_with = [&](const std::string& text) {
     write_file(model() / ".emend" / "ledger.json", text);
     expect_refused([&] { const editors::Ledger ledger(model()); }, ErrorClass::kCorruption, {"ledger.json"});
-    expect_refused([&] { (void)editors::active_runtime_packs(model()); }, ErrorClass::kCorruption, {"ledger.json"});
+    expect_refused([&] { (void)editors::has_runtime_edits(model()); }, ErrorClass::kCorruption, {"ledger.json"});
   };
   const auto entry = [](const std::string& id) {
     return nlohmann::json{{"version", 1},

@@ -79,6 +79,7 @@ TEST_F(WholeTest, PacksThatContradictEachOtherAreOneJudgement) {
 TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
   const std::string model = path("model"), facts = path("facts.jsonl"), nowhere = path("nowhere");
   write_file(path("long"), std::string(200000, '['));
+  write_file(path("rows.json"), R"([{"instruction": "Name a river.", "output": "The Elbe."}])");
   const std::vector<std::vector<std::string>> wrong = {
       {"edit", "--facts", facts},  // no preset fits
       {"edit", "--facts", facts, "--hparams", path("hparams.yaml"), "--contexts", nowhere},
@@ -87,6 +88,8 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
       {"bench"},
       {"stats"},  // no preset fits: names --layers
       {"stats", "--layers", "1", "--corpus", nowhere},
+      {"stats", "--layers", "1,99", "--corpus", path("corpus.txt")},
+      {"tune", "--layers", "1,99", "--data", path("rows.json"), "--out", path("new")},
       {"suggest", "--corpus", nowhere, "--out", path("new")},
       {"generate", "--prompt", "a", "--pack", nowhere},
       {"generate", "--prompt", "a", "--control-vector", nowhere},
@@ -181,7 +184,7 @@ TEST_F(WholeTest, WhatOthersWroteStays) {
   write_file(folder_ / "run" / "checkpoint" / "notes.txt", "mine");
   const auto mine = files_of("mine"), run = files_of("run");
   refused({"convert", model, path("mine")}, {"not empty", "--force"});
-  for (const std::string file : {facts, path("mine/notes.txt"), model + "/config.json"})
+  for (const std::string& file : {facts, path("mine/notes.txt"), model + "/config.json"})
     EXPECT_NE(emend({"list", "--model", model, "--log-file", file}).status, 0) << file;
   refused({"merge", norway_, bern_, "--out", path("m.safetensors"), "--log-file", path("m.safetensors")},
           {"two outputs"});
@@ -235,7 +238,7 @@ TEST_F(WholeTest, TwoChangesAtOnceAreOneAfterTheOtherOrRefused) {
 TEST_F(WholeTest, StandardOutputIsAPlaceLikeOthers) {
   const std::string program = program_path("emend").string();
   const auto shell = [](const std::string& line) { return run_program("/bin/sh", {"-c", line}); };
-  for (const std::string words :
+  for (const std::string& words :
        {"list --model " + path("model"), std::string("help"), "lint --json " + path("facts.jsonl"),
         std::string("completion bash"), "generate --max-new-tokens 1 --prompt a --model " + path("model")}) {
     const auto full = shell(program + " " + words + " > /dev/full");

@@ -45,10 +45,12 @@ TEST(GenerateIds, EqualsTheRecordedContinuation) {
 }
 
 TEST(GenerateIds, RefusesWhatIsNotAnId) {
-  for (const char* wrong : {"1,x", "x", " , ", "-1", "1;2", "99999999999999999999", "1.5"}) {
+  for (const char* wrong :
+       {"1,x", "x", " , ", "-1", "1;2", "99999999999999999999", "1.5", "5,,6", ",5", "5,", "[5,6]"}) {
     const auto result = generate("llama", {"--ids", wrong});
     EXPECT_EQ(result.status, 2) << wrong << ": " << result.err;
     EXPECT_NE(result.err.find("--ids"), std::string::npos) << result.err;
+    EXPECT_EQ(result.err.find("loaded "), std::string::npos) << result.err;
   }
   auto result = generate("llama", {"--ids", "5,1000"});
   EXPECT_EQ(result.status, 2) << result.err;

@@ -103,7 +103,9 @@ TEST_F(ProgramOutputsTest, GatesAskForFactsThatTheModelSays) {
   EXPECT_EQ(edits["said"].get<int>() + edits["not_said"].get<int>(), edits["applied"].get<int>());
   EXPECT_EQ(status({"--strict"}), share == 100 ? 0 : 6);
   EXPECT_EQ(status({"--min-said", std::to_string(share) + "%"}), 0);
-  if (share < 100) EXPECT_EQ(status({"--min-said", std::to_string(share + 1)}), 6);
+  if (share < 100) {
+    EXPECT_EQ(status({"--min-said", std::to_string(share + 1)}), 6);
+  }
   std::filesystem::remove_all(folder_ / "run");
   expect_error(edit({"--min-said", "half"}), 2, {"--min-said", "half", "95%"});
 }

@@ -124,8 +124,9 @@ TEST_F(ProgramTest, AnEditThatBarelyMovesAnythingSaysSo) {
   std::istringstream cases(read_file(folder_ / "run" / "cases.jsonl"));
   for (std::string line; std::getline(cases, line);) {  // each fact says so as well
     const auto one = json::parse(line);
-    if (one["verdict"] == "not_said")
+    if (one["verdict"] == "not_said") {
       EXPECT_NE(one["reason"].get<std::string>().find("of the change it asks for; lower mom2_"), std::string::npos);
+    }
   }
 }
 

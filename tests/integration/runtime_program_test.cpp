@@ -53,6 +53,18 @@ TEST_F(RuntimeProgramTest, GraceFromEditToRevert) {
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(continuation("run/model"), edited);
 
+  // Another pack in the place of the one that was applied.
+  const auto other = run_program("memit_edit", edit({"--editor", "grace", "--hparams", path("grace.yaml"), "--limit",
+                                                     "1", "--eval", "none", "--quiet", "--out", path("other")}));
+  ASSERT_EQ(other.status, 0) << other.err;
+  std::filesystem::copy(path("run/model"), path("swapped"), std::filesystem::copy_options::recursive);
+  for (const auto& entry : std::filesystem::directory_iterator(path("swapped/.emend/packs")))
+    std::filesystem::copy_file(path("other/edit.safetensors"), entry,
+                               std::filesystem::copy_options::overwrite_existing);
+  result = run_program("emend", {"generate", "--model", path("swapped"), "--prompt", "a", "--max-new-tokens", "1"});
+  EXPECT_EQ(result.status, 3) << result.err;
+  EXPECT_NE(result.err.find("put the pack back"), std::string::npos) << result.err;
+
   result = run_program("emend", {"eval", "--model", path("model"), "--facts", path("facts.jsonl"), "--pack", pack,
                                  "--cache", path("cache"), "--eval", "counterfact", "--json", "--quiet"});
   ASSERT_EQ(result.status, 0) << result.err;

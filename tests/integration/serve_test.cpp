@@ -50,6 +50,20 @@ TEST_F(Serve, AfterAKillThePacksInForceAreThoseFromBeforeOrAfter) {
   drive("killed");
 }
 
+// In an address space that holds the model and the stacks of a few threads, but not those of 4096.
+TEST_F(Serve, ThreadsThatCannotStartAreStatus5) {
+  const std::string serve = emend::testing::program_path("emend").string() + " serve --port 0 --model " +
+                            path("model") + " --packs " + path("packs") + " --connections ";
+  const std::string measure = serve + "2 > " + path("out") + " & pid=$!; until grep -q listening " + path("out") +
+                              "; do kill -0 $pid || exit 9; sleep 0.1; done; "
+                              "peak=$(awk '/VmPeak/ {print $2}' /proc/$pid/status); kill $pid; wait $pid; ";
+  const auto result = emend::testing::run_program(
+      "/bin/sh", {"-c", measure + "ulimit -s 8192; ulimit -v $((peak + 1048576)); exec " + serve + "4096"});
+  EXPECT_EQ(result.status, 5) << result.err;
+  EXPECT_NE(result.err.find("ulimit -a"), std::string::npos) << result.err;
+  EXPECT_EQ(result.out, "") << "it was not ready";
+}
+
 TEST_F(Serve, ABrowserWalksTheWholeRoad) {
   EMEND_NEEDS_PYTHON();
   const char* named = std::getenv("EMEND_CHROMIUM");

@@ -140,7 +140,9 @@ TEST_F(SplitProgram, TheWholeMachineIsChecked) {
     for (const char* key : {"name", "device", "status", "value", "limit", "reason"})
       ASSERT_TRUE(check.contains(key)) << check;
     EXPECT_NE(check["status"], "failed") << check;
-    if (check["name"].get<std::string>().starts_with("edit ")) EXPECT_LE(check["value"], check["limit"]) << check;
+    if (check["name"].get<std::string>().starts_with("edit ")) {
+      EXPECT_LE(check["value"], check["limit"]) << check;
+    }
     split += check["device"] == "sim:0+sim:1";
     copies += check["device"] == "sim:0 -> sim:1";
   }

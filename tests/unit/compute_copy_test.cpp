@@ -245,9 +245,10 @@ TEST(Refilling, TheTightestDeviceOfAMixDecides) {
   constexpr int64_t kGiB = int64_t{1} << 30;
   const at::Device host("cpu"), first("cuda:0"), second("cuda:1");
   const auto machine = [&](int64_t a, int64_t b) {
-    return std::vector<devices::DeviceInfo>{{.device = host, .free_bytes = 64 * kGiB},
-                                            {.device = first, .free_bytes = a * kGiB},
-                                            {.device = second, .free_bytes = b * kGiB}};
+    std::vector<devices::DeviceInfo> infos;
+    for (const auto& [device, free] : {std::pair(host, int64_t{64}), std::pair(first, a), std::pair(second, b)})
+      infos.push_back({.device = device, .name = "", .bus = "", .free_bytes = free * kGiB});
+    return infos;
   };
   const auto room = [&](int64_t a, int64_t b, const std::vector<at::Device>& layers) {
     return editors::detail::tightest_room(machine(a, b), layers, 2 * kGiB);

@@ -114,6 +114,12 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("edit", {"--facts", ""}, "--facts: an empty text; expected FILE");
   refused("edit", {"--facts", "f", "--out", ""}, "--out: an empty text; expected DIR");
   refused("edit", {"--facts", "f", "--eval", ""}, "--eval: an empty text");
+  for (const char* list : {"a,,b", ",a", "a,"})
+    for (const char* name : {"--eval", "--eval-at"})
+      refused("edit", {"--facts", "f", name, list}, "expected a list without empty items");
+  refused("edit", {"--facts", "f", "--save", "pack,,model"}, "--save: \"pack,,model\"; expected a list without empty");
+  refused("tune", {"--data", "f", "--layers", "1,,2"}, "--layers: \"1,,2\"; expected a list without empty items");
+  refused("tune", {"--data", "f", "--layers", "1,x"}, "--layers: \"x\"; expected a whole number from 0 on");
   refused("revert", {""}, "an empty text");
   refused("apply", {"a", "--model", ""}, "an empty text");
   refused("lint", {"f", "--out", "g"}, "--out requires --fix");
@@ -142,7 +148,7 @@ TEST(Options, ValuesReachTheirPlaces) {
       .add("WORDS", &values.words, "positional")
       .add("--numbers", &values.numbers, "a list", {.list = true})
       .add("--hidden", &values.hidden, "not shown", {.hidden = true});
-  Command command({"toy", "", [](Options&) { return VerbRun(); }});
+  Command command({"toy", "", [](Options&) { return VerbRun(); }, ""});
   command.options = options;
   EXPECT_EQ(parse_words(command,
                         {"-f", "--count", "auto", "--share", "0.5", "--numbers", "1,2,3", "--hidden", "7", "a", "b"}),
@@ -153,6 +159,11 @@ TEST(Options, ValuesReachTheirPlaces) {
   EXPECT_EQ(values.words, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(values.numbers, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(values.hidden, 7);
+  // Words in brackets, which a parser may take for a list or for nothing.
+  for (const char* word : {"[INST] a, b [/INST]", "{}", "[]", "a,,b"}) {
+    EXPECT_EQ(parse_words(command, {word}), "");
+    EXPECT_EQ(values.words, std::vector<std::string>{word});
+  }
   EXPECT_EQ(options.at("--count").text(), "auto");
   EXPECT_EQ(options.at("--numbers").text(), "1,2,3");
   EXPECT_THROW((void)options.at("--nothing"), std::out_of_range);
@@ -210,8 +221,9 @@ TEST(Options, ShellsAndManPagesKnowEveryOption) {
     for (const Verb& verb : verbs()) {
       EXPECT_NE(script.find(verb.name), std::string::npos) << shell << " " << verb.name;
       for (const Option& option : Command(verb).options.all())
-        if (const auto name = option.spellings().back(); name.starts_with("--") && !option.hidden)
+        if (const auto name = option.spellings().back(); name.starts_with("--") && !option.hidden) {
           EXPECT_NE(script.find(name.substr(2)), std::string::npos) << shell << " " << name;
+        }
     }
   }
   for (const Verb& verb : verbs()) EXPECT_TRUE(man_page(verb).starts_with(".TH ")) << verb.name;
@@ -317,8 +329,9 @@ TEST(Options, EveryNumberHasALeast) {
       const bool number = std::holds_alternative<int*>(option.value) ||
                           std::holds_alternative<int64_t*>(option.value) ||
                           std::holds_alternative<double*>(option.value);
-      if (number && !any.contains(option.names))
+      if (number && !any.contains(option.names)) {
         EXPECT_TRUE(std::isfinite(option.limits.min)) << verb.name << " " << option.names;
+      }
     }
   }
 }

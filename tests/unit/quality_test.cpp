@@ -173,8 +173,9 @@ TEST(Variants, AreReadAsTheyAreWritten) {
   EXPECT_EQ(seeded[1].seed, 3U);
   const auto alike = read({"memit: v_lr=1", "memit: v_lr=1 layers=[1]", "memit: v_lr=1 layers=1"});
   EXPECT_NE(alike[1].folder, alike[2].folder);
-  for (const char* wrong : {"", ",", ": v_lr=1", "memmit", "memit rome", "memit: v_lr", "memit: =1", "memit,memit",
-                            "memit: a=1 b=2,memit: b=2 a=1", "v_lr=1"}) {
+  for (const char* wrong :
+       {"", ",", "memit,,rome", "memit, ", ",rome", "memit: v_lr=1,,rome", ": v_lr=1", "memmit", "memit rome",
+        "memit: v_lr", "memit: =1", "memit,memit", "memit: a=1 b=2,memit: b=2 a=1", "v_lr=1"}) {
     try {
       (void)read({wrong});
       ADD_FAILURE() << wrong;

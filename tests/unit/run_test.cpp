@@ -53,6 +53,15 @@ TEST(PassTokens, AreMoreOnGpusAsFarAsMemoryGoes) {
   EXPECT_EQ(pass_tokens(config, whole, 2, machine(4)), kPassTokens);
 }
 
+TEST(EvalAt, IsOneScheduleBesideTheEnd) {
+  EXPECT_FALSE(parse_eval_at({"end"}).each);
+  EXPECT_TRUE(parse_eval_at({"each", "end"}).each);
+  EXPECT_EQ(parse_eval_at({"end", "every=3"}).every, 3);
+  for (const auto& wrong : std::vector<std::vector<std::string>>{
+           {"each", "every=3"}, {"every=3", "each"}, {"every=2", "end", "every=3"}, {"sometimes"}, {"every=0"}, {""}})
+    EXPECT_THROW((void)parse_eval_at(wrong), Error) << wrong.front();
+}
+
 TEST_F(RunTest, GoesOnAfterAnInterruption) {
   const auto facts = datasets::load_facts(fixture("/facts.jsonl"));
   auto model = models::load_placed(fixture(""));

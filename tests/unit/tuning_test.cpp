@@ -201,6 +201,8 @@ TEST_F(Tuning, RefusesWhatDoesNotFit) {
   refused([](TuneOptions& o) { o.lora.rank = 0; }, "r:");
   refused([](TuneOptions& o) { o.lora.dropout = 1; }, "lora_dropout");
   refused([](TuneOptions& o) { o.lora.target_modules = {"q_prj"}; }, "q_proj");
+  refused([](TuneOptions& o) { o.lora.layers = {1, 99}; }, "layer 99; expected 0 to ");
+  refused([](TuneOptions& o) { o.lora.layers = {-1}; }, "layer -1");
   refused([](TuneOptions& o) { o.lr = -1; }, "learning rate");
   refused([](TuneOptions& o) { o.schedule = "sudden"; }, "schedule");
   EXPECT_TRUE(model.current_fingerprint() == this->model().current_fingerprint());

@@ -80,7 +80,7 @@ void add_method_options(Options& o, RunOptions& options) {
   add_statistics_options(o, options);
   add_metric_options(o, options.metrics);
   o.group("Evaluation")
-      .add("--eval-at", &options.eval_at, "when: end, each (after every batch), every=N (facts)",
+      .add("--eval-at", &options.eval_at, "when: end, each (after every batch) or every=N (facts); the end always is",
            {.type = "LIST", .list = true})
       .add("--show", &options.show, "facts whose continuations are printed before and after", {.limits = kNonNegative});
   add_guard_options(o, options);

@@ -11,6 +11,7 @@
 #include <charconv>
 #include <chrono>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -20,9 +21,18 @@ namespace emend::tools::serve {
 /// answered, not those that have given up.
 class Workers : public httplib::TaskQueue {
  public:
+  /// Throws std::system_error where the system does not grant so many.
   Workers(int threads, std::atomic<int>& waiting) : waiting_(waiting) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (...) {
+      Workers::shutdown();
+      throw;
+    }
   }
+  ~Workers() override { Workers::shutdown(); }
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
   void enqueue(std::function<void()> task) override {
     {
       const std::lock_guard lock(mutex_);
@@ -38,6 +48,7 @@ class Workers : public httplib::TaskQueue {
     }
     wake_.notify_all();
     for (auto& thread : threads_) thread.join();
+    threads_.clear();
   }
 
  private:
@@ -155,8 +166,8 @@ class Connection : public httplib::Stream {
 /// The library's server over such connections.
 class Listener : public httplib::Server {
  public:
-  Listener(int threads, int seconds) : seconds_(seconds) {
-    new_task_queue = [this, threads] { return new Workers(threads, waiting_); };
+  Listener(int threads, int seconds) : seconds_(seconds), workers_(std::make_unique<Workers>(threads, waiting_)) {
+    new_task_queue = [this] { return workers_.release(); };
     set_write_timeout(seconds);
     set_socket_options([](int socket) {
       const int yes = 1;
@@ -189,6 +200,7 @@ class Listener : public httplib::Server {
 
   const int seconds_;
   std::atomic<int> waiting_{0};
+  std::unique_ptr<Workers> workers_;  ///< until the library takes them
 };
 
 }  // namespace emend::tools::serve

@@ -221,7 +221,9 @@ int HttpServer::port() const noexcept {
 }
 
 void HttpServer::serve() {
-  state_->server.listen_after_bind();
+  if (!state_->server.listen_after_bind())
+    throw Error(ErrorClass::kIo, {state_->options.host + ":" + std::to_string(state_->port),
+                                  "no connection can be taken", "an address that stays", "start the server again"});
 }
 
 void HttpServer::stop() noexcept {

@@ -72,11 +72,11 @@ struct HttpOptions {
 
 class HttpServer {
  public:
-  /// Binds. Throws Error(kIo) if the address cannot be had.
+  /// Binds and starts its threads. Throws Error(kIo) if the address cannot be had, std::system_error for threads.
   HttpServer(HttpOptions options, std::vector<Route> routes);
   ~HttpServer();
   [[nodiscard]] int port() const noexcept;
-  void serve();          ///< returns after stop()
+  void serve();          ///< returns after stop(); throws Error(kIo) if the system ends it earlier
   void stop() noexcept;  ///< from any thread
   /// "emend_http_requests_total{route="…",status="200"} 3" …
   [[nodiscard]] std::string metrics() const;

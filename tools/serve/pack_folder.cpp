@@ -42,13 +42,7 @@ void require_together(const PackSet& packs) {
 // What could be said only while answers run.
 void require_fit(const models::Model& model, const editors::EditPack& pack, const std::string& where) {
   for (const auto& part : pack.runtime) (void)editors::make_runtime(part, model, where);
-  for (const auto& delta : pack.deltas) {
-    at::Tensor weight = model.weight(delta.weight);
-    if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();
-    if (weight.sizes() == at::IntArrayRef(delta.shape())) continue;
-    throw Error(ErrorClass::kInvalidArgument, {where + ": " + delta.weight, "a change of another shape",
-                                               "the weight's shape", "use the pack's own model"});
-  }
+  editors::require_shapes(model, pack, where);
 }
 
 }  // namespace

@@ -55,19 +55,20 @@ void add_sampling_options(Options& o, models::GenerateOptions& generate) {
 
 // "5,17 3" as token ids.
 std::vector<int64_t> parse_ids(const std::string& text) {
-  const auto refuse = [](const std::string& what) {
-    throw Error(ErrorClass::kInvalidArgument, {"--ids", what, "token ids such as 5,17,3", ""});
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorClass::kInvalidArgument, {"--ids", "\"" + text + "\"" + what, "token ids such as 5,17,3", ""});
   };
-  std::string blanks = text;
-  std::replace(blanks.begin(), blanks.end(), ',', ' ');
-  std::istringstream words(blanks);
   std::vector<int64_t> ids;
-  for (std::string word; words >> word;) {
-    const char* end = word.data() + word.size();
-    const auto parsed = std::from_chars(word.data(), end, ids.emplace_back());
-    if (parsed.ec != std::errc() || parsed.ptr != end || ids.back() < 0) refuse("\"" + text + "\"");
+  for (const auto& item : list_items(text)) {
+    const size_t before = ids.size();
+    std::istringstream words(item);
+    for (std::string word; words >> word;) {
+      const char* end = word.data() + word.size();
+      const auto parsed = std::from_chars(word.data(), end, ids.emplace_back());
+      if (parsed.ec != std::errc() || parsed.ptr != end || ids.back() < 0) refuse("");
+    }
+    if (ids.size() == before) refuse(" has an empty item");
   }
-  if (ids.empty()) refuse("no ids");
   return ids;
 }
 
@@ -83,10 +84,8 @@ void require_room(const std::string& where, const std::vector<std::vector<int64_
 }
 
 // Continues prompts that are ids; works without a tokenizer.
-int continue_ids(const GenerateArguments& options, const models::Model& model, models::GenerateOptions generate,
-                 const Common& common) {
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& text : options.ids) rows.push_back(parse_ids(text));
+int continue_ids(const GenerateArguments& options, const std::vector<std::vector<int64_t>>& rows,
+                 const models::Model& model, models::GenerateOptions generate, const Common& common) {
   require_room("--ids", rows, model);
   if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
   const auto outputs = models::generate(model, rows, generate);
@@ -153,13 +152,15 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   if (texts && !options.ids.empty())
     throw Error(ErrorClass::kInvalidArgument, {"generate", "both texts and --ids", "one of them", ""});
   const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
+  std::vector<std::vector<int64_t>> rows;
+  for (const auto& text : options.ids) rows.push_back(parse_ids(text));
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
   const auto steering = options.steer.attach(model);
   models::GenerateOptions generate = options.generate;
   generate.cancel = common.cancel;
   return texts ? continue_texts(options, prompts, model, packs, generate, common)
-               : continue_ids(options, model, generate, common);
+               : continue_ids(options, rows, model, generate, common);
 }
 
 constexpr const char* kChatHelp =

@@ -84,7 +84,8 @@ VerbRun setup_plan(Options& o) {
   add_model_options(o, options.model);
   o.add("--simulate", &options.machine, "plan for a machine one does not have, such as 4x24GiB or 2x80GiB,cpu=64GiB",
         {.type = "MACHINE"})
-      .add("--layers", &options.layers, "edited layers; default: five in the first third", {.list = true});
+      .add("--layers", &options.layers, "edited layers; default: five in the first third",
+           {.limits = kNonNegative, .list = true});
   add_compute_option(o.group(""), options.compute_dtype);
   o.add("--rows", &work.rows, "rows of a batch", {.limits = {1, 1e4}})
       .add("--tokens", &work.tokens, "tokens of a row", {.limits = {1, 1e6}})

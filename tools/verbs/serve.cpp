@@ -1,14 +1,15 @@
 // serve: answers and edits over HTTP, and a page for people.
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/staged.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/packs.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <iostream>
-#include <thread>
+#include <optional>
 
 #include "../edit/options.h"
 #include "../fact_options.h"
@@ -26,30 +27,6 @@ struct ServeArguments {
   serve::EngineOptions engine;
   serve::CompletionLimits limits;
   int64_t cache_mib = 1024;
-};
-
-// A folder that goes with the object, where none was named.
-class PacksPlace {
- public:
-  explicit PacksPlace(const std::string& named) : path_(named), own_(named.empty()) {
-    if (!own_) return;
-    std::string pattern = (fs::temp_directory_path() / "emend-packs-XXXXXX").string();
-    if (!::mkdtemp(pattern.data()))
-      throw Error(ErrorClass::kIo,
-                  {pattern, "a temporary folder cannot be made", "", "name one with " + setting("packs")});
-    path_ = pattern;
-  }
-  ~PacksPlace() {
-    std::error_code ignored;
-    if (own_) fs::remove_all(path_, ignored);
-  }
-  PacksPlace(const PacksPlace&) = delete;
-  PacksPlace& operator=(const PacksPlace&) = delete;
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-  bool own_;
 };
 
 void check(ServeArguments& options) {
@@ -104,13 +81,15 @@ int run_serve(const ServeArguments& given, Common& common) {
   auto model = load_named(checkpoint, options.edit.model, common);
   (void)model.tokenizer();
   const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
-  const PacksPlace place(options.packs);
-  serve::PackFolder packs(place.path(), model, common.log);
+  std::optional<TemporaryFolder> own;
+  if (options.packs.empty()) own.emplace("packs", "name one with " + setting("packs"));
+  const fs::path place = own ? own->path() : fs::path(options.packs);
+  serve::PackFolder packs(place, model, common.log);
   workflow::Handles lent;
   const auto load = [&] { return load_named(checkpoint, options.edit.model, common); };
   serve::Engine engine(model, options.engine);
   serve::Completions completions(engine, packs, base_name(*checkpoint), options.limits);
-  const fs::path work = place.path() / ".emend-serve";
+  const fs::path work = place / ".emend-serve";
   const auto check = [&](const auto& edit, const auto& facts) { require_edit(edit, model, facts); };
   serve::Jobs jobs(load, check, packs, work, options.edit, lent);
   serve::Api api{engine, packs, jobs, completions, work};
@@ -119,16 +98,17 @@ int run_serve(const ServeArguments& given, Common& common) {
   spell_settings(
       [](std::string_view name) { return name == "set" ? "\"settings\"" : "\"" + std::string(name) + "\""; });
   api.http_metrics = [&] { return server.metrics(); };
-  std::thread serving([&] { server.serve(); });
+  auto serving = std::async(std::launch::async, [&] { server.serve(); });
   const std::string host =
       options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
   std::cout << "listening on http://" << host << ":" << server.port() << std::endl;
-  while (!common.cancel.requested()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  while (!common.cancel.requested() && serving.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
+  }
   common.log.info("serve.stop", "stopping: what runs is cancelled, packs stay as they are");
   engine.stop();
   jobs.stop();
   server.stop();
-  serving.join();
+  serving.get();
   return 0;
 }
 

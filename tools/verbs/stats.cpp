@@ -1,3 +1,5 @@
+#include <emend/workflow/preflight.h>
+
 #include <iostream>
 #include <optional>
 
@@ -15,6 +17,7 @@ struct StatsArguments {
 int run_stats(const StatsArguments& options, const Common& common) {
   const auto& edit = options.edit;
   const auto checkpoint = open_named(edit.model);
+  workflow::require_layers(options.layers, *checkpoint, "--layers");
   const auto& editor = workflow::chosen_editor(edit);
   std::optional<hparams::RawHparams> raw;
   if (options.layers.empty()) try {
@@ -39,7 +42,8 @@ VerbRun setup_stats(Options& o) {
   auto& options = o.arguments<StatsArguments>();
   auto& edit = options.edit;
   add_model_options(o, edit.model);
-  o.add("--layers", &options.layers, "layers; default: those of the editor's preset", {.list = true})
+  o.add("--layers", &options.layers, "layers; default: those of the editor's preset",
+        {.limits = kNonNegative, .list = true})
       .add("--editor", &edit.editor, "whose preset names the layers", {.type = "NAME", .shown = "memit"})
       .add("--corpus", &edit.corpus,
            "text file or JSON lines with \"text\"; default: text sampled from the model itself", {.type = "FILE"});

@@ -7,6 +7,7 @@
 #include <emend/evaluation/report.h>
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/run_directory.h>
 
 #include <sstream>
@@ -44,7 +45,8 @@ void add_adapter_options(Options& o, editors::LoraShape& lora) {
       .add("--target-modules", &lora.target_modules,
            "modules with an adapter (q_proj,v_proj or all-linear); default: queries and values",
            {.type = "LIST", .list = true})
-      .add("--layers", &lora.layers, "blocks with adapters; default: all", {.type = "LIST", .list = true});
+      .add("--layers", &lora.layers, "blocks with adapters; default: all",
+           {.type = "LIST", .limits = kNonNegative, .list = true});
 }
 
 void add_training_options(Options& o, TuneArguments& options) {
@@ -149,6 +151,7 @@ int run_tune(const TuneArguments& given, Common& common) {
   options.tune.progress = common.progress;
   const auto instructions = datasets::load_instructions(options.data, options.limit);
   const auto checkpoint = open_named(options.model);
+  workflow::require_layers(options.tune.lora.layers, *checkpoint, "--layers");
   const workflow::RunDirectory folder(
       options.out.empty() ? workflow::RunDirectory::default_name("tune", workflow::short_model_name(*checkpoint))
                           : std::filesystem::path(options.out),

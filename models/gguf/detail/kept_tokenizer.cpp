@@ -1,12 +1,11 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/staged.h>
 #include <emend/core/utf8.h>
 #include <emend/models/detail/model_folder.h>
 #include <emend/models/gguf/detail/kept_tokenizer.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 
 namespace emend::models::detail {
 namespace {
@@ -16,27 +15,6 @@ using Files = std::vector<std::pair<std::string, std::string>>;  // name, conten
 
 constexpr const char* kHex = "hex:";
 constexpr const char* kDigits = "0123456789abcdef";
-
-// A folder that lives for a moment: tokenizers are read from and written to folders.
-class MomentaryFolder {
- public:
-  MomentaryFolder() {
-    static std::atomic<int> count{0};
-    path_ =
-        fs::temp_directory_path() / ("emend-tokenizer-" + std::to_string(::getpid()) + "-" + std::to_string(++count));
-    fs::create_directories(path_);
-  }
-  ~MomentaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  MomentaryFolder(const MomentaryFolder&) = delete;
-  MomentaryFolder& operator=(const MomentaryFolder&) = delete;
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::string to_hex(const std::string& bytes) {
   std::string text;
@@ -120,7 +98,7 @@ class KeptTokenizer final : public Tokenizer {
 }  // namespace
 
 std::vector<std::string> keep_tokenizer(const Tokenizer& tokenizer) {
-  const MomentaryFolder folder;
+  const TemporaryFolder folder("tokenizer");  // tokenizers are read from and written to folders
   save_tokenizer(tokenizer, folder.path());
   std::vector<fs::path> paths;
   for (const auto& entry : fs::directory_iterator(folder.path())) paths.push_back(entry.path());
@@ -138,7 +116,7 @@ std::vector<std::string> keep_tokenizer(const Tokenizer& tokenizer) {
 std::unique_ptr<Tokenizer> kept_tokenizer(const GgufFile& file, const nlohmann::json& config) {
   Files files = files_of(file);
   if (files.empty()) return nullptr;
-  const MomentaryFolder folder;
+  const TemporaryFolder folder("tokenizer");  // tokenizers are read from and written to folders
   for (const auto& [name, content] : files) write_file(folder.path() / name, content);
   if (config.is_object()) write_file(folder.path() / "config.json", config.dump());
   try {
