@@ -68,7 +68,7 @@ CaseVerdict judge(const json& raw) {
 MetricField optional_share(std::string key, std::string paper, std::string definition, bool higher,
                            std::vector<std::string> groups, std::string what, std::string label = "") {
   MetricField field = {std::move(key), std::move(paper), std::move(definition), "%", higher};
-  field.of_case = share(std::move(groups), std::move(what));
+  field.of_case = mean(std::move(groups), std::move(what));
   field.label = std::move(label);
   field.optional = true;
   return field;
@@ -125,7 +125,7 @@ std::vector<MetricField> chat_fields() {
     field.paper_name += " chat";
     field.definition = "In the chat template: " + field.definition;
     const std::string group = field.key.substr(0, field.key.find("_names")) + "_chat";
-    field.of_case = share({group}, "names");
+    field.of_case = mean({group}, "names");
     fields.push_back(std::move(field));
   }
   return fields;
