@@ -17,27 +17,34 @@ namespace emend::editors::detail {
 
 struct LatchHparams : hparams::LocateHparams {
   int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, continuation = 4,
-          continued_rows = 2;
+          continued_rows = 2, release_tokens = 16, release_steps = 12;
+  std::vector<int64_t> release_layers;
   double continuation_weight = 0.3, gain = 8, room = 1.0 / 32;
+
+  [[nodiscard]] std::vector<int64_t> all_layers() const {
+    std::vector<int64_t> all = layers;
+    all.insert(all.end(), release_layers.begin(), release_layers.end());
+    return all;
+  }
 };
 
 /// What an instance remembers of one layer.
 struct LayerMemory {
   std::set<int64_t> used;        // neurons
-  std::vector<at::Tensor> seen;  // [D] what entered the MLP at the subjects' last tokens, float32, host
-  std::vector<int64_t> whose;    // a number for each of these subjects
+  std::vector<at::Tensor> seen;  // [D] what entered the MLP at the subjects' (or answers') last tokens, float32, host
+  std::vector<int64_t> whose;    // a number for each of these
 };
 
 /// What the editor lends to a batch.
 struct LatchTexts {
   const std::vector<std::vector<int64_t>>& rows;  ///< the text's tokens
-  /// What the layers at these places of `layers` do on it.
+  /// What the layers at these places of all_layers() do on it.
   std::function<const std::map<size_t, TextPass>&(const std::vector<size_t>& places)> passes;
   std::vector<std::string> leads;  ///< pieces of it behind which gates learn to open, with {} for the prompt
   const ContextTemplates& contexts;
 };
 
-/// Edits the model; `memory` (one a layer of `layers`) and `result` are added to. Nothing is changed if it throws.
+/// Edits the model; `memory` (one a layer of all_layers()) and `result` are added to. Nothing is changed if it throws.
 void edit_latch_batch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
                       models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context,
                       EditResult& result);

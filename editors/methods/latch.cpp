@@ -59,11 +59,24 @@ const hparams::Schema<LatchHparams>& latch_schema() {
                  {.meaning = "tokens behind the answer that stay as probable as they were", .min = 0})
           .field("continuation_weight", &H::continuation_weight,
                  {.meaning = "weight of these tokens in the loss", .min = 0, .max = 0.9})
+          .field("release_layers", &H::release_layers,
+                 {.meaning = "layers above `layers` with the neurons that let go of an answer once it is said; "
+                             "none: there are no such neurons",
+                  .min = 0})
+          .field("release_tokens", &H::release_tokens,
+                 {.meaning = "tokens behind the answer that such a neuron makes as probable as they were", .min = 1})
+          .field("release_steps", &H::release_steps, {.meaning = "steps in which its value is found", .min = 1})
           .field("gain", &H::gain, {.meaning = "how sharply a gate opens", .formula = "act(gain g.x)", .above = 0})
           .field("room", &H::room,
                  {.meaning = "share of a layer's neurons that is used before the next of `layers` is",
                   .max = 1,
-                  .above = 0});
+                  .above = 0})
+          .check("release_layers", [](const H& h) -> std::string {
+            const std::vector<int64_t> all = h.all_layers();
+            for (size_t i = std::max<size_t>(h.layers.size(), 1); i < all.size(); ++i)
+              if (all[i] <= all[i - 1]) return "layers above `layers`, different ones, in ascending order";
+            return "";
+          });
   return schema;
 }
 
@@ -94,7 +107,7 @@ std::vector<std::string> lead_ins(const models::Model& model, const std::vector<
 class LatchEditor final : public Editor {
  public:
   LatchEditor(LatchHparams hparams, nlohmann::json values)
-      : h_(std::move(hparams)), values_(std::move(values)), memory_(h_.layers.size()) {}
+      : h_(std::move(hparams)), values_(std::move(values)), layers_(h_.all_layers()), memory_(layers_.size()) {}
 
   [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] nlohmann::json hparams() const override { return values_; }
@@ -121,12 +134,12 @@ class LatchEditor final : public Editor {
       // The first batch reads what it needs; a sequence that needs another layer will need them all.
       std::vector<size_t> wanted = places;
       if (!passes_.empty()) {
-        wanted.resize(h_.layers.size());
+        wanted.resize(layers_.size());
         std::iota(wanted.begin(), wanted.end(), size_t{0});
       }
       std::vector<int> missing;
       for (const size_t place : wanted)
-        if (!passes_.contains(place)) missing.push_back(static_cast<int>(h_.layers[place]));
+        if (!passes_.contains(place)) missing.push_back(static_cast<int>(layers_[place]));
       const auto compute = [&](const std::vector<int>& layers) {
         StatisticsProvider::Kept kept;
         for (auto& [layer, pass] : TextPass::of(model, text_, layers, context))
@@ -137,7 +150,7 @@ class LatchEditor final : public Editor {
       const auto kept =
           context.statistics ? context.statistics->kept(model, what_is_kept(), missing, compute) : compute(missing);
       for (const size_t place : wanted)
-        if (const auto found = kept.find(static_cast<int>(h_.layers[place])); found != kept.end())
+        if (const auto found = kept.find(static_cast<int>(layers_[place])); found != kept.end())
           passes_[place] = {found->second.at("inputs"), found->second.at("energy")};
       return passes_;
     };
@@ -149,7 +162,7 @@ class LatchEditor final : public Editor {
   }
 
   void reset() override {
-    memory_.assign(h_.layers.size(), {});
+    memory_.assign(layers_.size(), {});
     passes_.clear();
     text_.clear();
     crowded_ = false;
@@ -231,6 +244,7 @@ class LatchEditor final : public Editor {
   std::string name_ = "latch";
   LatchHparams h_;
   nlohmann::json values_;
+  std::vector<int64_t> layers_;
   std::vector<LayerMemory> memory_;
   std::vector<Ids> text_;
   bool crowded_ = false;               // the text is that for gates among many others
@@ -240,6 +254,10 @@ class LatchEditor final : public Editor {
 std::unique_ptr<Editor> new_latch(const LatchHparams& h, const hparams::RawHparams& raw, const models::Model& model,
                                   const Log&) {
   check_locate_hparams(h, model, raw);
+  for (const int64_t layer : h.release_layers)
+    if (layer >= model.n_layers())
+      throw Error(ErrorClass::kInvalidArgument, {raw.where("release_layers"), "layer " + std::to_string(layer),
+                                                 "0 to " + std::to_string(model.n_layers() - 1), ""});
   return std::make_unique<LatchEditor>(h, latch_schema().dump(h));
 }
 

@@ -60,12 +60,18 @@ struct Continuation {
   std::vector<double> nll;
 };
 
+// A prompt with the answer behind it, looked up at the answer's last token.
+PromptRow answered(const PromptRow& prompt, const Ids& answer) {
+  PromptRow row = prompt;
+  row.ids.insert(row.ids.end(), answer.begin(), answer.end());
+  row.lookup = std::ssize(row.ids) - 1;
+  return row;
+}
+
 // A row behind the answer: what the model writes there now must not become less probable.
-std::optional<TargetRow> going_on(const RenderedFact& fact, size_t place, const Continuation& continued) {
+std::optional<TargetRow> going_on(const PromptRow& prompt, const Ids& answer, const Continuation& continued) {
   if (continued.ids.empty()) return std::nullopt;
-  const PromptRow& prompt = fact.rows[place];
-  TargetRow row{prompt.ids, prompt.lookup, {}, 0, true, {}};
-  row.ids.insert(row.ids.end(), fact.target_ids.begin(), fact.target_ids.end());
+  TargetRow row{answered(prompt, answer).ids, prompt.lookup, {}, 0, true, {}};
   const auto first = static_cast<int64_t>(row.ids.size()) - 1;
   row.ids.insert(row.ids.end(), continued.ids.begin(), continued.ids.end() - 1);
   for (size_t t = 0; t < continued.ids.size(); ++t)
@@ -104,32 +110,38 @@ class LatchBatch {
     facts_ = facts;
     batch_ = render_batch(model_, facts, texts_.contexts, {parse_fact_token(h_.fact_token)});
     result_.outcomes = batch_.outcomes;
-    make_units();
+    const std::vector<size_t> released = make_units();
+    Kept after;
     {
       const PhaseTimer timer(result_, "targets");
+      after = continuations(&LatchBatch::release_rows, h_.release_tokens);
       optimise();
     }
-    const PhaseTimer timer(result_, "insert");
-    make_prompts(texts_.leads);
-    if (!units_.empty()) write();
+    {
+      const PhaseTimer timer(result_, "insert");
+      make_prompts();
+      if (!units_.empty()) write({0, h_.layers.size()});
+    }
+    if (!h_.release_layers.empty()) release(released, after);
     context_.cancel.check("insert");
     transaction_.commit();
   }
 
  private:
-  [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.layers[place]); }
+  using Places = std::pair<size_t, size_t>;  // of layers, half open: `layers`, then `release_layers`
+
+  [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
   // The first layer with vacant neurons, then the first with room; if there is none, the one with most.
-  size_t choose_layer(std::vector<size_t>& used, std::vector<size_t>& vacant) const {
-    if (const auto free = std::find_if(vacant.begin(), vacant.end(), [](size_t n) { return n > 0; });
-        free != vacant.end()) {
-      --*free;
-      const auto place = static_cast<size_t>(free - vacant.begin());
-      ++used[place];
-      return place;
-    }
-    size_t best = 0;
-    for (size_t place = 0; place < used.size(); ++place) {
+  size_t choose_layer(std::vector<size_t>& used, std::vector<size_t>& vacant, Places places) const {
+    for (size_t place = places.first; place < places.second; ++place)
+      if (vacant[place] > 0) {
+        --vacant[place];
+        ++used[place];
+        return place;
+      }
+    size_t best = places.first;
+    for (size_t place = places.first; place < places.second; ++place) {
       const auto width = static_cast<double>(model_.edit_site(layer_at(place)).in_features);
       if (static_cast<double>(used[place]) < h_.room * width) {
         best = place;
@@ -141,8 +153,9 @@ class LatchBatch {
     return best;
   }
 
-  void make_units() {
-    std::vector<size_t> used;
+  // The units of the first stage, and the layer's place for each fact's release. All that is needed of the text is read.
+  std::vector<size_t> make_units() {
+    std::vector<size_t> used, released;
     for (const auto& layer : memory_) used.push_back(layer.used.size());
     std::vector<size_t> vacant;
     for (size_t place = 0; place < memory_.size(); ++place)
@@ -154,10 +167,15 @@ class LatchBatch {
       if (is_new) {
         Unit& unit = units_.emplace_back();
         unit.subject = subject;
-        unit.layer = choose_layer(used, vacant);
+        unit.layer = choose_layer(used, vacant, {0, h_.layers.size()});
       }
       units_[found->second].facts.push_back(i);
+      if (!h_.release_layers.empty()) released.push_back(choose_layer(used, vacant, {h_.layers.size(), used.size()}));
     }
+    std::set<size_t> places(released.begin(), released.end());
+    for (const Unit& unit : units_) places.insert(unit.layer);
+    if (!places.empty()) (void)texts_.passes({places.begin(), places.end()});
+    return released;
   }
 
   // By their layer's place in `layers`, ascending.
@@ -167,45 +185,62 @@ class LatchBatch {
     return units;
   }
 
-  // The rows of a fact whose continuation is kept.
-  [[nodiscard]] size_t continued(const RenderedFact& fact) const {
-    if (h_.continuation == 0 || h_.continuation_weight == 0) return 0;
-    return std::min(fact.rows.size(), static_cast<size_t>(h_.continued_rows));
+  // Rows of a fact, by their place.
+  using RowsOf = std::vector<size_t> (LatchBatch::*)(const RenderedFact&) const;
+
+  // Those whose continuation counts while the target is optimised.
+  [[nodiscard]] std::vector<size_t> continued_rows(const RenderedFact& fact) const {
+    std::vector<size_t> rows(h_.continuation_weight == 0 ? 0 : static_cast<size_t>(h_.continued_rows));
+    rows.resize(std::min(rows.size(), fact.rows.size()));
+    std::iota(rows.begin(), rows.end(), size_t{0});
+    return rows;
   }
 
-  // What the model writes behind each answer, before anything is changed: continued(fact) rows of every fact.
-  std::vector<Continuation> continuations() {
+  // Those that a release learns from: the plain prompt and the last two contexts, which are forms of it.
+  [[nodiscard]] std::vector<size_t> release_rows(const RenderedFact& fact) const {
+    std::vector<size_t> rows = {0};
+    if (h_.release_layers.empty()) rows.clear();
+    for (size_t r = std::max<size_t>(fact.rows.size(), 3) - 2; !rows.empty() && r < fact.rows.size(); ++r)
+      rows.push_back(r);
+    return rows;
+  }
+
+  // By fact and row.
+  using Kept = std::vector<std::map<size_t, Continuation>>;
+
+  // What the model writes behind each answer, before anything is changed.
+  Kept continuations(RowsOf rows_of, int64_t tokens) {
+    Kept kept(batch_.rendered.size());
+    std::vector<Continuation*> written;
     std::vector<Ids> prompts;
-    for (const auto& fact : batch_.rendered)
-      for (size_t r = 0; r < continued(fact); ++r) {
-        prompts.push_back(fact.rows[r].ids);
-        prompts.back().insert(prompts.back().end(), fact.target_ids.begin(), fact.target_ids.end());
+    for (size_t i = 0; i < kept.size(); ++i)
+      for (const size_t r : tokens > 0 ? (this->*rows_of)(batch_.rendered[i]) : std::vector<size_t>()) {
+        prompts.push_back(answered(batch_.rendered[i].rows[r], batch_.rendered[i].target_ids).ids);
+        written.push_back(&kept[i][r]);
       }
-    std::vector<Continuation> written(prompts.size());
-    if (prompts.empty()) return written;
+    if (prompts.empty()) return kept;
     models::GenerateOptions options;
-    options.max_new_tokens = h_.continuation;
+    options.max_new_tokens = tokens;
     options.stop_ids = model_.tokenizer().eos_ids();
     options.cancel = context_.cancel;
     options.on_logits = [&](int64_t row, int64_t id, const at::Tensor& logits_V) {
       const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
-      written[static_cast<size_t>(row)].nll.push_back(-log_p);
+      written[static_cast<size_t>(row)]->nll.push_back(-log_p);
     };
     auto ids = models::generate(model_, prompts, options);
-    for (size_t i = 0; i < ids.size(); ++i) written[i].ids = std::move(ids[i]);
-    return written;
+    for (size_t i = 0; i < ids.size(); ++i) written[i]->ids = std::move(ids[i]);
+    return kept;
   }
 
-  TargetProblem problem_of(const Unit& unit, const std::vector<Continuation>& continuations,
-                           const std::vector<size_t>& first) {
+  TargetProblem problem_of(const Unit& unit, const Kept& kept_rows) {
     TargetProblem joint;
     const double share = 1.0 / static_cast<double>(unit.facts.size());
     for (const size_t i : unit.facts) {
       const RenderedFact& fact = batch_.rendered[i];
       TargetProblem one = make_target_problem(fact);
       std::vector<TargetRow> more;
-      for (size_t r = 0; r < continued(fact); ++r)
-        if (auto row = going_on(fact, r, continuations[first[i] + r])) more.push_back(std::move(*row));
+      for (const auto& [r, continued] : kept_rows[i])
+        if (auto row = going_on(fact.rows[r], fact.target_ids, continued)) more.push_back(std::move(*row));
       const double kept = more.empty() ? 0 : h_.continuation_weight;
       for (auto& row : one.rows) row.weight *= share * (1 - kept);
       for (auto& row : more) row.weight = share * kept / static_cast<double>(more.size());
@@ -219,16 +254,18 @@ class LatchBatch {
     return joint;
   }
 
+  [[nodiscard]] TargetSpec spec_at(size_t place) const {
+    hparams::LocateHparams at_layer = h_;
+    at_layer.layers = {layer_at(place)};
+    return memit_targets(at_layer, model_);
+  }
+
   void optimise() {
-    const std::vector<Continuation> written = continuations();
-    std::vector<size_t> first(1, 0);
-    for (const auto& fact : batch_.rendered) first.push_back(first.back() + continued(fact));
+    const Kept kept = continuations(&LatchBatch::continued_rows, h_.continuation);
     for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
-      for (const Unit* unit : units) problems.push_back(problem_of(*unit, written, first));
-      hparams::LocateHparams at_layer = h_;
-      at_layer.layers = {h_.layers[place]};
-      const TargetSpec spec = memit_targets(at_layer, model_);
+      for (const Unit* unit : units) problems.push_back(problem_of(*unit, kept));
+      const TargetSpec spec = spec_at(place);
       const auto targets = optimise_targets(model_, problems, spec, context_);
       for (size_t u = 0; u < units.size(); ++u) {
         units[u]->target = targets[u];
@@ -242,8 +279,89 @@ class LatchBatch {
     std::erase_if(units_, [](const Unit& unit) { return unit.target.status == FactStatus::kFailed; });
   }
 
+  // The second stage: behind its answer a fact's subject has had its say, and the model goes on as it did.
+  void release(const std::vector<size_t>& places, const Kept& after) {
+    std::vector<Unit> units;
+    for (const Unit& first : units_)
+      for (const size_t i : first.facts) {
+        Unit& unit = units.emplace_back();
+        unit.subject = first.subject + batch_.rendered[i].target;
+        unit.facts = {i};
+        unit.layer = places[i];
+      }
+    units_ = std::move(units);
+    {
+      const PhaseTimer timer(result_, "targets");
+      optimise_releases(after);
+    }
+    const PhaseTimer timer(result_, "insert");
+    make_answered_prompts();
+    if (!units_.empty()) write({h_.layers.size(), memory_.size()});
+  }
+
+  void optimise_releases(const Kept& after) {
+    for (const auto& [place, units] : units_by_place()) {
+      std::vector<TargetProblem> problems;
+      for (const Unit* unit : units) {
+        const RenderedFact& fact = batch_.rendered[unit->facts[0]];
+        TargetProblem& problem = problems.emplace_back();
+        problem.case_id = fact.case_id;
+        for (const auto& [r, continued] : after[unit->facts[0]])
+          if (auto row = going_on(answered(fact.rows[r], fact.target_ids), {}, continued))
+            problem.rows.push_back(std::move(*row));
+        for (auto& row : problem.rows) row.weight = 1.0 / static_cast<double>(problem.rows.size());
+      }
+      TargetSpec spec = spec_at(place);
+      spec.steps = h_.release_steps;
+      const auto targets = optimise_targets(model_, problems, spec, context_);
+      for (size_t u = 0; u < units.size(); ++u) units[u]->target = targets[u];
+    }
+    std::erase_if(units_, [](const Unit& unit) { return unit.target.status == FactStatus::kFailed; });
+  }
+
+  // Where the gates of releases learn: open at an answer's last token, shut where it has not been said yet, at the
+  // subject, and at the same words elsewhere.
+  void make_answered_prompts() {
+    prompts_.clear();
+    const auto fits = [&](const PromptRow& row) { return std::ssize(row.ids) <= model_.max_positions(); };
+    for (auto& unit : units_) {
+      const RenderedFact& fact = batch_.rendered[unit.facts[0]];
+      unit.begin = prompts_.size();
+      for (const auto& row : asked(unit.facts[0]))
+        if (PromptRow with = answered(row, fact.target_ids); fits(with)) prompts_.push_back(std::move(with));
+      unit.open = unit.end = prompts_.size();
+    }
+    for (const auto& unit : units_) {
+      const RenderedFact& fact = batch_.rendered[unit.facts[0]];
+      for (const auto& row : asked(unit.facts[0])) {
+        prompts_.push_back(row);
+        prompts_.back().lookup = std::ssize(row.ids) - 1;
+      }
+      for (const char* mention : kMentions)
+        prompts_.push_back(render_prompt(model_.tokenizer(), mention, fact.target.substr(fact.target.find_first_not_of(' ')),
+                                         parse_fact_token(h_.fact_token)));
+    }
+    for (size_t p = units_.empty() ? 0 : units_.back().end, end = prompts_.size(); p < end; ++p)
+      if (PromptRow& row = prompts_[p]; row.subject.second > 0 && row.lookup + 1 == std::ssize(row.ids)) {
+        PromptRow subject = row;
+        subject.lookup = row.subject.second - 1;
+        if (subject.lookup != row.lookup) prompts_.push_back(std::move(subject));
+      }
+  }
+
+  // A fact's prompts: in all contexts and behind the leads.
+  std::vector<PromptRow> asked(size_t i) {
+    std::vector<PromptRow> rows = batch_.rendered[i].rows;
+    for (const auto& lead : texts_.leads) {
+      PromptRow row = render_prompt(model_.tokenizer(), in_place(lead, facts_[batch_.places[i]].prompt),
+                                    batch_.rendered[i].subject, parse_fact_token(h_.fact_token));
+      if (std::ssize(row.ids) <= model_.max_positions()) rows.push_back(std::move(row));
+    }
+    return rows;
+  }
+
   // Where each unit's gate learns, for all units.
-  void make_prompts(const std::vector<std::string>& leads) {
+  void make_prompts() {
     const FactToken token = parse_fact_token(h_.fact_token);
     const auto add = [&](const std::string& sentence, const std::string& subject) {  // what fits into the model
       PromptRow row = render_prompt(model_.tokenizer(), sentence, subject, token);
@@ -251,30 +369,28 @@ class LatchBatch {
       if (fits) prompts_.push_back(std::move(row));
       return fits;
     };
-    std::vector<Ids> asked;                                                     // whole prompts and their negations
+    std::vector<Ids> whole;                                                     // whole prompts and their negations
     std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
     for (auto& unit : units_) {
       unit.begin = prompts_.size();
-      for (const size_t i : unit.facts) {
-        prompts_.insert(prompts_.end(), batch_.rendered[i].rows.begin(), batch_.rendered[i].rows.end());
-        for (const auto& lead : leads) add(in_place(lead, facts_[batch_.places[i]].prompt), unit.subject);
-      }
-      for (const auto& lead : leads) add(lead, unit.subject);
+      for (const size_t i : unit.facts)
+        for (auto& row : asked(i)) prompts_.push_back(std::move(row));
+      for (const auto& lead : texts_.leads) add(lead, unit.subject);
       if (token != FactToken::kSubjectFirstAfterLast)
         for (const char* mention : kMentions) add(mention, unit.subject);
       unit.open = prompts_.size();
       for (const size_t i : unit.facts) {
-        const size_t affirmed = asked.size();
-        asked.push_back(batch_.rendered[i].rows[0].ids);
+        const size_t affirmed = whole.size();
+        whole.push_back(batch_.rendered[i].rows[0].ids);
         for (const char* negation : kNegations)
           if (add(in_place(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
-            denied[static_cast<size_t>(&unit - units_.data())].emplace_back(affirmed, asked.size());
-            asked.push_back(prompts_.back().ids);
+            denied[static_cast<size_t>(&unit - units_.data())].emplace_back(affirmed, whole.size());
+            whole.push_back(prompts_.back().ids);
           }
       }
       unit.end = prompts_.size();
     }
-    const Ids next = next_tokens(model_, asked, context_.cancel);
+    const Ids next = next_tokens(model_, whole, context_.cancel);
     for (size_t u = 0; u < units_.size(); ++u)
       for (const auto& [affirmed, negated] : denied[u]) units_[u].heeded.push_back(next[negated] != next[affirmed]);
   }
@@ -324,14 +440,14 @@ class LatchBatch {
     return weight;
   }
 
-  void write() {
+  void write(Places stage) {
     const auto units_at = units_by_place();
     std::vector<size_t> places;
     for (const auto& [place, units] : units_at) places.push_back(place);
     const auto& passes = texts_.passes(places);
     LayerWalk walk(model_, prompts_, context_, true);
     for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
-    remember();
+    remember(stage);
   }
 
   void write_layer(size_t place, const std::vector<Unit*>& units, const TextPass& text, LayerWalk& walk) {
@@ -346,16 +462,17 @@ class LatchBatch {
     write_units(units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD, memory_[place], layer);
   }
 
-  // Later batches keep their gates shut at these subjects, in whichever layer they are.
-  void remember() {
+  // Later batches keep their gates shut at these subjects (or answers), in whichever layer they are.
+  void remember(Places stage) {
     std::vector<PromptRow> plain;
     std::vector<hooks::SiteRef> sites;
     for (const auto& unit : units_) plain.push_back(prompts_[unit.begin]);
-    for (size_t place = 0; place < memory_.size(); ++place) sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
+    for (size_t place = stage.first; place < stage.second; ++place)
+      sites.push_back({hooks::Site::kMlpIn, layer_at(place)});
     if (plain.empty()) return;
     const auto inputs = collect_at_lookup(model_, plain, sites, context_);
-    for (size_t place = 0; place < memory_.size(); ++place) {
-      for (const auto& row : devices::to_host(inputs[place].to(at::kFloat)).unbind(0))
+    for (size_t place = stage.first; place < stage.second; ++place) {
+      for (const auto& row : devices::to_host(inputs[place - stage.first].to(at::kFloat)).unbind(0))
         memory_[place].seen.push_back(row.clone());
       for (const auto& unit : units_) memory_[place].whose.push_back(number_of(unit.subject));
     }

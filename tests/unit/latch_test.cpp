@@ -4,8 +4,10 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/neurons.h>
+#include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
+#include <emend/models/generation.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -200,7 +202,8 @@ TEST(Latch, WhatItReadsOfTheTextIsKeptInTheCache) {
 TEST(Latch, ItsMemoryGoesOnWhereItStopped) {
   const auto facts = testing::tiny_facts();
   // With and without more text from the second batch on, or from the first one.
-  for (const char* more : {"", "crowd: 3\ncrowd_tokens: 1024\n", "crowd: 1\ncrowd_tokens: 1024\n"}) {
+  for (const char* more : {"", "crowd: 3\ncrowd_tokens: 1024\n", "crowd: 1\ncrowd_tokens: 1024\n",
+                           "release_layers: [3]\ncrowd: 3\ncrowd_tokens: 1024\n"}) {
     SCOPED_TRACE(more);
     models::Model whole = testing::tiny_model(), parted = testing::tiny_model();
     const auto one = make(whole, more);
@@ -259,6 +262,47 @@ TEST(Latch, ANeuronIsOpenAtOneSubjectAlone) {
     EXPECT_GT(open[0], 1);
     EXPECT_LT(open[1], 0.2 * open[0]) << "neuron " << neuron;
   }
+}
+
+// −log p of what the unedited model writes behind a fact's answer, a token.
+double going_on(const models::Model& original, const models::Model& model, const datasets::Fact& fact) {
+  const auto& tokenizer = model.tokenizer();
+  const std::string prompt = fact.full_prompt();
+  std::vector<int64_t> ids = tokenizer.encode_ids(prompt, false);
+  for (const int64_t id : editors::target_token_ids(tokenizer, prompt, editors::with_leading_space(fact.target_new)))
+    ids.push_back(id);
+  models::GenerateOptions options;
+  options.max_new_tokens = 8;
+  const auto written = models::generate(original, {ids}, options)[0];
+  double sum = 0;
+  for (const int64_t id : written) {
+    const at::Tensor logits = model.forward(models::TokenBatch::from_rows({ids})).logits.select(0, -1);
+    sum -= at::log_softmax(logits.to(at::kDouble), 0)[id].item<double>();
+    ids.push_back(id);
+  }
+  return sum / static_cast<double>(written.size());
+}
+
+TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {
+  const auto all = testing::tiny_facts();
+  const auto facts = std::span(all).first(2);
+  models::Model original = testing::tiny_model(), held = testing::tiny_model(), released = testing::tiny_model();
+  (void)edit(*make(held, "room: 1\n"), held, facts);
+  const auto result = edit(*make(released, "room: 1\nrelease_layers: [3]\n"), released, facts);
+  EXPECT_EQ(result.failed(), 0);
+  EXPECT_EQ(changed_neurons(held, released, 3).size(), facts.size()) << "one a fact";
+  EXPECT_TRUE(changed_neurons(held, released, 1).empty()) << "the facts themselves stay as they are";
+  for (const auto& fact : facts) {
+    const double before = going_on(original, original, fact), without = going_on(original, held, fact),
+                 with = going_on(original, released, fact);
+    EXPECT_LT(with - before, 0.8 * (without - before)) << fact.subject;
+  }
+}
+
+TEST(Latch, RefusesReleasesThatAreNotAboveItsLayers) {
+  const models::Model model = testing::tiny_model();
+  for (const char* layers : {"[2]", "[0]", "[3, 3]", "[4]"})
+    EXPECT_THROW((void)make(model, std::string("release_layers: ") + layers + "\n"), Error) << layers;
 }
 
 }  // namespace latch_test
