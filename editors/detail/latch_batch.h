@@ -16,10 +16,10 @@
 namespace emend::editors::detail {
 
 struct LatchHparams : hparams::LocateHparams {
-  int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, continuation = 4,
-          continued_rows = 2, release_tokens = 16, release_steps = 12;
+  int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10,
+          release_tokens = 16, release_steps = 12;
   std::vector<int64_t> release_layers;
-  double continuation_weight = 0.3, gain = 8, room = 1.0 / 32;
+  double gain = 8, room = 1.0 / 32;
 
   [[nodiscard]] std::vector<int64_t> all_layers() const {
     std::vector<int64_t> all = layers;

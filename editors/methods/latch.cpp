@@ -1,4 +1,4 @@
-// LATCH: one gated neuron a subject (this project; docs/latch.md derives it and shows what each part gives).
+// LATCH: one gated neuron a subject, one a fact (this project; docs/latch.md derives it and shows what each part gives).
 //
 // MEMIT adds ΔW k to whatever key k comes by, so every other subject gets a share of every fact. Here a fact gets a
 // neuron of its own, which is shut on other text and other subjects and therefore changes nothing there:
@@ -6,14 +6,15 @@
 //   MLP(x) = W_down (act(W_gate x) ∘ W_up x)      row j of W_gate: γ·g, row j of W_up: u, column j of W_down: δ/a
 //
 //   1. δ   what to add to the layer's output at the subject's last token (targets.h): the answer after the prompt,
-//   behind
-//          pieces of other text and in the form of a question; what the unedited model says after the answer stays as
-//          probable as it was.
+//          behind pieces of other text and in the form of a question.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
 //          other subjects, and behind a negation where the unedited model heeds one (neurons.h).
 //   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
 //          small. a the neuron's median value where it is open; γ a gain: act(−γ) ≈ 0.
 //   4. j   of the neurons that contribute least on the text, the next one that no earlier fact has.
+//   5.     The release: the same once more, in a higher layer, for every fact. Its gate opens at the answer's last
+//          token behind the fact's prompts; its δ makes what the unedited model says behind the answer as probable as
+//          it was. Without it the subject goes on saying the answer.
 //
 // Facts about one subject share a neuron. MLPs without a gate have g in W_up, with the bias 0.
 //   D hidden width · F MLP width · N tokens of text · P prompts
@@ -52,13 +53,6 @@ const hparams::Schema<LatchHparams>& latch_schema() {
                  {.meaning = "pieces of text in front of the prompt while its target is optimised", .min = 0})
           .field("gate_lead_ins", &H::gate_lead_ins,
                  {.meaning = "pieces of text behind which a gate learns to open", .min = 0})
-          .field(
-              "continued_rows", &H::continued_rows,
-              {.meaning = "prompts (the plain one, then behind pieces of text) whose continuation is kept", .min = 0})
-          .field("continuation", &H::continuation,
-                 {.meaning = "tokens behind the answer that stay as probable as they were", .min = 0})
-          .field("continuation_weight", &H::continuation_weight,
-                 {.meaning = "weight of these tokens in the loss", .min = 0, .max = 0.9})
           .field("release_layers", &H::release_layers,
                  {.meaning = "layers above `layers` with the neurons that let go of an answer once it is said; "
                              "none: there are no such neurons",

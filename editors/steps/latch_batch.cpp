@@ -68,11 +68,12 @@ PromptRow answered(const PromptRow& prompt, const Ids& answer) {
   return row;
 }
 
-// A row behind the answer: what the model writes there now must not become less probable.
+// A row behind the answer, looked up at its last token: what the model wrote there must not become less probable.
 std::optional<TargetRow> going_on(const PromptRow& prompt, const Ids& answer, const Continuation& continued) {
   if (continued.ids.empty()) return std::nullopt;
-  TargetRow row{answered(prompt, answer).ids, prompt.lookup, {}, 0, true, {}};
-  const auto first = static_cast<int64_t>(row.ids.size()) - 1;
+  const PromptRow with = answered(prompt, answer);
+  TargetRow row{with.ids, with.lookup, {}, 0, true, {}};
+  const int64_t first = with.lookup;
   row.ids.insert(row.ids.end(), continued.ids.begin(), continued.ids.end() - 1);
   for (size_t t = 0; t < continued.ids.size(); ++t)
     row.labels.emplace_back(first + static_cast<int64_t>(t), continued.ids[t]);
@@ -111,10 +112,10 @@ class LatchBatch {
     batch_ = render_batch(model_, facts, texts_.contexts, {parse_fact_token(h_.fact_token)});
     result_.outcomes = batch_.outcomes;
     const std::vector<size_t> released = make_units();
-    Kept after;
+    Continuations after;
     {
       const PhaseTimer timer(result_, "targets");
-      after = continuations(&LatchBatch::release_rows, h_.release_tokens);
+      after = continuations();
       optimise();
     }
     {
@@ -185,42 +186,26 @@ class LatchBatch {
     return units;
   }
 
-  // Rows of a fact, by their place.
-  using RowsOf = std::vector<size_t> (LatchBatch::*)(const RenderedFact&) const;
+  // By fact, and by the row of it that they stand behind.
+  using Continuations = std::vector<std::map<size_t, Continuation>>;
 
-  // Those whose continuation counts while the target is optimised.
-  [[nodiscard]] std::vector<size_t> continued_rows(const RenderedFact& fact) const {
-    std::vector<size_t> rows(h_.continuation_weight == 0 ? 0 : static_cast<size_t>(h_.continued_rows));
-    rows.resize(std::min(rows.size(), fact.rows.size()));
-    std::iota(rows.begin(), rows.end(), size_t{0});
-    return rows;
-  }
-
-  // Those that a release learns from: the plain prompt and the last two contexts, which are forms of it.
-  [[nodiscard]] std::vector<size_t> release_rows(const RenderedFact& fact) const {
-    std::vector<size_t> rows = {0};
-    if (h_.release_layers.empty()) rows.clear();
-    for (size_t r = std::max<size_t>(fact.rows.size(), 3) - 2; !rows.empty() && r < fact.rows.size(); ++r)
-      rows.push_back(r);
-    return rows;
-  }
-
-  // By fact and row.
-  using Kept = std::vector<std::map<size_t, Continuation>>;
-
-  // What the model writes behind each answer, before anything is changed.
-  Kept continuations(RowsOf rows_of, int64_t tokens) {
-    Kept kept(batch_.rendered.size());
+  // What the model writes behind each answer, before anything is changed: behind the plain prompt and the last two
+  // contexts, which are forms of it.
+  Continuations continuations() {
+    Continuations all(h_.release_layers.empty() ? 0 : batch_.rendered.size());
     std::vector<Continuation*> written;
     std::vector<Ids> prompts;
-    for (size_t i = 0; i < kept.size(); ++i)
-      for (const size_t r : tokens > 0 ? (this->*rows_of)(batch_.rendered[i]) : std::vector<size_t>()) {
-        prompts.push_back(answered(batch_.rendered[i].rows[r], batch_.rendered[i].target_ids).ids);
-        written.push_back(&kept[i][r]);
-      }
-    if (prompts.empty()) return kept;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const RenderedFact& fact = batch_.rendered[i];
+      for (size_t r = 0; r < fact.rows.size(); ++r)
+        if (r == 0 || r + 2 >= fact.rows.size()) {
+          prompts.push_back(answered(fact.rows[r], fact.target_ids).ids);
+          written.push_back(&all[i][r]);
+        }
+    }
+    if (prompts.empty()) return all;
     models::GenerateOptions options;
-    options.max_new_tokens = tokens;
+    options.max_new_tokens = h_.release_tokens;
     options.stop_ids = model_.tokenizer().eos_ids();
     options.cancel = context_.cancel;
     options.on_logits = [&](int64_t row, int64_t id, const at::Tensor& logits_V) {
@@ -229,23 +214,15 @@ class LatchBatch {
     };
     auto ids = models::generate(model_, prompts, options);
     for (size_t i = 0; i < ids.size(); ++i) written[i]->ids = std::move(ids[i]);
-    return kept;
+    return all;
   }
 
-  TargetProblem problem_of(const Unit& unit, const Kept& kept_rows) {
+  TargetProblem problem_of(const Unit& unit) {
     TargetProblem joint;
-    const double share = 1.0 / static_cast<double>(unit.facts.size());
     for (const size_t i : unit.facts) {
-      const RenderedFact& fact = batch_.rendered[i];
-      TargetProblem one = make_target_problem(fact);
-      std::vector<TargetRow> more;
-      for (const auto& [r, continued] : kept_rows[i])
-        if (auto row = going_on(fact.rows[r], fact.target_ids, continued)) more.push_back(std::move(*row));
-      const double kept = more.empty() ? 0 : h_.continuation_weight;
-      for (auto& row : one.rows) row.weight *= share * (1 - kept);
-      for (auto& row : more) row.weight = share * kept / static_cast<double>(more.size());
+      TargetProblem one = make_target_problem(batch_.rendered[i]);
+      for (auto& row : one.rows) row.weight /= static_cast<double>(unit.facts.size());
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
-      joint.rows.insert(joint.rows.end(), more.begin(), more.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
     }
     joint.case_id = batch_.rendered[unit.facts[0]].case_id;
@@ -261,10 +238,9 @@ class LatchBatch {
   }
 
   void optimise() {
-    const Kept kept = continuations(&LatchBatch::continued_rows, h_.continuation);
     for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
-      for (const Unit* unit : units) problems.push_back(problem_of(*unit, kept));
+      for (const Unit* unit : units) problems.push_back(problem_of(*unit));
       const TargetSpec spec = spec_at(place);
       const auto targets = optimise_targets(model_, problems, spec, context_);
       for (size_t u = 0; u < units.size(); ++u) {
@@ -280,10 +256,12 @@ class LatchBatch {
   }
 
   // The second stage: behind its answer a fact's subject has had its say, and the model goes on as it did.
-  void release(const std::vector<size_t>& places, const Kept& after) {
+  void release(const std::vector<size_t>& places, const Continuations& after) {
     std::vector<Unit> units;
     for (const Unit& first : units_)
       for (const size_t i : first.facts) {
+        const auto says_more = [](const auto& row) { return !row.second.ids.empty(); };
+        if (std::none_of(after[i].begin(), after[i].end(), says_more)) continue;
         Unit& unit = units.emplace_back();
         unit.subject = first.subject + batch_.rendered[i].target;
         unit.facts = {i};
@@ -299,7 +277,7 @@ class LatchBatch {
     if (!units_.empty()) write({h_.layers.size(), memory_.size()});
   }
 
-  void optimise_releases(const Kept& after) {
+  void optimise_releases(const Continuations& after) {
     for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
       for (const Unit* unit : units) {
@@ -307,7 +285,7 @@ class LatchBatch {
         TargetProblem& problem = problems.emplace_back();
         problem.case_id = fact.case_id;
         for (const auto& [r, continued] : after[unit->facts[0]])
-          if (auto row = going_on(answered(fact.rows[r], fact.target_ids), {}, continued))
+          if (auto row = going_on(fact.rows[r], fact.target_ids, continued))
             problem.rows.push_back(std::move(*row));
         for (auto& row : problem.rows) row.weight = 1.0 / static_cast<double>(problem.rows.size());
       }

@@ -33,6 +33,7 @@ hparams::RawHparams small_hparams(const EditorInfo& info) {
   for (const auto& field : info.fields()) {
     if (field.name == "layers") text += "layers: [1]\n";
     if (field.name == "text_tokens") text += "text_tokens: 512\n";
+    if (field.name == "release_layers") text += "release_layers: [2]\n";
     if (field.name == "v_num_grad_steps" || field.name == "num_steps") text += field.name + ": 3\n";
   }
   if (const auto more = apart.find(info.name); more != apart.end()) text += more->second;
