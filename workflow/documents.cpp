@@ -2,6 +2,7 @@
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_svdvals.h>
 #include <emend/core/text.h>
+#include <emend/core/text_table.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
@@ -184,14 +185,9 @@ std::string further_texts(const RunRecord& record, size_t fact) {
 }
 
 std::string lifelong_table(const std::vector<nlohmann::json>& entries) {
-  std::ostringstream out;
-  const auto row = [&](const std::vector<std::string>& cells) {
-    for (size_t i = 0; i < cells.size(); ++i) out << padded(cells[i], lifelong_heads()[i].size() + 2, true);
-    out << '\n';
-  };
-  row(lifelong_heads());
-  for (const auto& entry : entries) row(lifelong_cells(entry));
-  return out.str();
+  TextTable table(lifelong_heads(), 0);
+  for (const auto& entry : entries) table.add(lifelong_cells(entry));
+  return table.text();
 }
 
 // The facts that did not work out, with their reasons; the rest of a long list is in the files.

@@ -10,6 +10,10 @@
 #include <emend/workflow/save_formats.h>
 #include <emend/workflow/session.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace emend::workflow {
 namespace {
 
@@ -28,6 +32,13 @@ std::vector<editors::FactOutcome> failed_outcomes(std::span<const datasets::Fact
     outcome.reason = reason;
   }
   return outcomes;
+}
+
+// A batch leaves the heap full of holes between what stays, and glibc keeps them: a sequence would grow batch by batch.
+void return_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace
@@ -107,6 +118,7 @@ const Batch& Session::write(std::span<const datasets::Fact> facts, const std::fu
     if (!judge) changes_.wrote(result.deltas);
   }
   facts_.insert(facts_.end(), facts.begin(), facts.end());
+  return_free_memory();
   return results_.emplace_back(std::move(result));
 }
 
