@@ -249,7 +249,8 @@ TEST_F(PlacesTest, MemoryThatEndsIsSaidWhereverThatIs) {
         make_place(writing, false);
         const auto before = contents();
         const auto result = run(writing, "ulimit -v " + std::to_string(memory_kib_ + more * 1024) + ";");
-        EXPECT_EQ(fault_of(result, {0, 5}), std::to_string(result.status)) << writing.name << ", " << more << " MiB";
+        EXPECT_EQ(fault_of(result, {0, 5}), std::to_string(result.status))
+            << writing.name << ", " << more << " MiB: " << result.err;
         EXPECT_TRUE(result.status == 0 || contents() == before) << writing.name << ", " << more << " MiB";
         seen.insert(result.status);
       }

@@ -140,7 +140,7 @@ def openai():
         for model, text in pool.map(streamed, list(sets) * 12):
             assert text == wanted[model], (model, text, wanted[model])
     # a pack of neurons of its own changes other matrices of the MLP, and runs beside the others all the same
-    neurons = {"layers": [1, 2], "v_loss_layer": 3, "text_tokens": 512, "v_num_grad_steps": 6}
+    neurons = {"layers": [1], "release_layers": [2], "v_loss_layer": 3, "text_tokens": 512, "v_num_grad_steps": 6}
     job, _ = server.edit("cleo", editor="latch", hparams="smollm2-135m", settings=neurons, active=False)
     assert job["status"] == "done", job
     kept = server.figure("emend_pack_sets_kept")
