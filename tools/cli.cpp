@@ -125,9 +125,9 @@ Error no_memory() {
           {"memory", "the machine has no memory left", "", "use a smaller --batch-size or a smaller model"}};
 }
 
-// As LibTorch's allocator and oneDNN say it, on CPUs.
+// As LibTorch's allocator and oneDNN say it, on CPUs; once memory has ended, whatever is said then is about that.
 bool wants_memory(std::string_view what) {
-  return what.find("allocate memory") != what.npos || what.find("could not create a ") != what.npos;
+  return !reserve() || what.find("allocate memory") != what.npos || what.find("could not create a ") != what.npos;
 }
 
 int run_guarded(const VerbRun& run, Common& common, const std::function<void()>& before_files) {

@@ -1,4 +1,5 @@
-// LATCH: one gated neuron a subject, one a fact (this project; docs/latch.md derives it and shows what each part gives).
+// LATCH: one gated neuron a subject, one a fact (this project; docs/latch.md derives it and shows what each part
+// gives).
 //
 // MEMIT adds ΔW k to whatever key k comes by, so every other subject gets a share of every fact. Here a fact gets a
 // neuron of its own, which is shut on other text and other subjects and therefore changes nothing there:

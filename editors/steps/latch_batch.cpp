@@ -154,7 +154,8 @@ class LatchBatch {
     return best;
   }
 
-  // The units of the first stage, and the layer's place for each fact's release. All that is needed of the text is read.
+  // The units of the first stage, and the layer's place for each fact's release. All that is needed of the text is
+  // read.
   std::vector<size_t> make_units() {
     std::vector<size_t> used, released;
     for (const auto& layer : memory_) used.push_back(layer.used.size());
@@ -285,8 +286,7 @@ class LatchBatch {
         TargetProblem& problem = problems.emplace_back();
         problem.case_id = fact.case_id;
         for (const auto& [r, continued] : after[unit->facts[0]])
-          if (auto row = going_on(fact.rows[r], fact.target_ids, continued))
-            problem.rows.push_back(std::move(*row));
+          if (auto row = going_on(fact.rows[r], fact.target_ids, continued)) problem.rows.push_back(std::move(*row));
         for (auto& row : problem.rows) row.weight = 1.0 / static_cast<double>(problem.rows.size());
       }
       TargetSpec spec = spec_at(place);
@@ -316,7 +316,8 @@ class LatchBatch {
         prompts_.back().lookup = std::ssize(row.ids) - 1;
       }
       for (const char* mention : kMentions)
-        prompts_.push_back(render_prompt(model_.tokenizer(), mention, fact.target.substr(fact.target.find_first_not_of(' ')),
+        prompts_.push_back(render_prompt(model_.tokenizer(), mention,
+                                         fact.target.substr(fact.target.find_first_not_of(' ')),
                                          parse_fact_token(h_.fact_token)));
     }
     for (size_t p = units_.empty() ? 0 : units_.back().end, end = prompts_.size(); p < end; ++p)

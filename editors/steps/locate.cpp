@@ -55,6 +55,7 @@ class BatchEdit {
   EditResult run(std::span<const datasets::Fact> facts) {
     const bool written_once = recipe_.windows.size > 0 || recipe_.settle;
     EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.merge_equal_keys, "windows of merged facts");
+    EMEND_CHECK(recipe_.windows.size == 0 || !recipe_.optimise, "windows of targets that hang on each other");
     EMEND_CHECK(recipe_.rounds.count <= 1 || !written_once, "rounds of an editor that writes a batch once");
     result_.editor = recipe_.editor;
     result_.hparams = recipe_.hparams;
@@ -195,7 +196,9 @@ class BatchEdit {
     for (size_t i = 0; i < now.size(); ++i)  // the earlier windows of a fact stand right before
       for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
         hold(grouped.problems[grouped.problem_of_fact[i]], *earlier->rendered, targets_[*earlier->target]);
-    auto targets = optimise_targets(model_, grouped.problems, recipe_.targets, context_);
+    auto targets = recipe_.optimise
+                       ? recipe_.optimise(model_, grouped.problems, keys_of(grouped, facts), recipe_.targets, context_)
+                       : optimise_targets(model_, grouped.problems, recipe_.targets, context_);
     if (recipe_.modifiers.nas) anchor(grouped.problems, targets);
     if (through_norm_) remember_streams(grouped.problems, targets);
     if (recipe_.replays_forward) replay(grouped.problems, targets);
@@ -208,6 +211,20 @@ class BatchEdit {
       record_target(*context_.trace, prefix, grouped.problems[problem], targets[problem], recipe_.targets);
     }
     for (auto& target : targets) targets_.push_back(std::move(target));
+  }
+
+  // Of each problem, in the targets' layer; facts that share a problem share their key.
+  [[nodiscard]] at::Tensor keys_of(const detail::Grouped& grouped,
+                                   const std::vector<const RenderedFact*>& facts) const {
+    std::vector<PromptRow> rows;
+    for (size_t i = 0, next = 0; i < facts.size(); ++i) {
+      if (grouped.problem_of_fact[i] != next) continue;
+      rows.insert(rows.end(), facts[i]->rows.begin(), facts[i]->rows.end());
+      ++next;
+    }
+    const auto keys_PF =
+        collect_at_lookup(model_, rows, {{hooks::Site::kMlpDownIn, recipe_.targets.sites[0].layer}}, context_)[0];
+    return devices::to_host(average_keys(keys_PF, *contexts_, recipe_.weighting).t().to(context_.solve_dtype));
   }
 
   // Norm-Anchor Scaling (modifiers.h): the targets with the MLP's part at the norm of the unedited model's.

@@ -91,6 +91,11 @@ struct LocateRecipe {
   Passes passes;
   Rounds rounds;
   TargetWindows windows;  ///< long targets window by window; not together with merge_equal_keys
+  /// Given where targets hang on each other: in the place of optimise_targets. keys_FN: what each problem's key in the
+  /// targets' layer is before anything is written, on the host, in the solve dtype. Not together with windows.
+  std::function<std::vector<Target>(const models::Model& model, std::vector<TargetProblem> problems,
+                                    const at::Tensor& keys_FN, const TargetSpec& spec, const EditContext& context)>
+      optimise;
 
   /// The step in which methods differ: the change of one layer's weight. MEMIT's own is memit_update.
   std::function<LayerUpdate(const LayerProblem& problem)> update;

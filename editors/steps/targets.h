@@ -4,7 +4,7 @@
 // row, and moved by Adam so that loss = nll_factor·nll + kl + weight decay falls:
 //   nll   mean over the rewriting rows of −(1/T)Σ log p(target token)
 //   kl    kl_factor · KL(edited ‖ original) of the next-token distribution of the KL rows at their looked-up token
-//   wd    v_weight_decay · ‖δ‖/‖t0‖², summed over the sites
+//   wd    v_weight_decay · ‖δ‖/‖t0‖², summed over the sites, and what a problem adds of δ alone (own_loss)
 // The stop rule is asked before the update, so there are at most steps−1 updates; after each update ‖δ‖ is cut to
 // clamp_norm_factor·‖t0‖. t0 is the value at the plain prompt before anything is added.
 //
@@ -16,6 +16,7 @@
 #include <emend/editors/steps/prompts.h>
 #include <emend/hooks/site.h>
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -77,6 +78,11 @@ struct TargetProblem {
   std::vector<TargetRow> kl_rows;
   std::vector<HeldVector> held;
   int64_t more_steps = 0;  ///< beyond TargetSpec::steps
+  /// A further term of the loss, of δ and t0 of the first site ([D], work dtype, that site's device): a scalar that can
+  /// be differentiated by δ. Reported with the weight decay.
+  std::function<at::Tensor(const at::Tensor& delta_D, const at::Tensor& initial_D)> own_loss = {};
+  /// δ of the first site before the first step, made from t0; zero without it.
+  std::function<at::Tensor(const at::Tensor& initial_D)> start = {};
 };
 
 /// Every step of one optimisation, on the host.

@@ -60,6 +60,11 @@ struct QueuedStep {
   std::vector<at::Tensor> grads_BD;
 };
 
+// TargetProblem::own_loss of every slot and its gradient.
+struct OwnLoss {
+  at::Tensor loss_B, grad_BD;
+};
+
 // Facts that are stepped together.
 struct Group {
   ActiveSet set;
@@ -141,6 +146,9 @@ class FastRun {
       states[s].initial_norm_B = initial_BD.norm(2, 1);
       states[s].limit_B1 = (states[s].initial_norm_B * spec_.clamp_norm_factor).unsqueeze(1);
     }
+    for (size_t b = 0; b < members.size(); ++b)
+      if (const auto row = static_cast<int64_t>(b); problems_[members[b]].start)
+        states[0].delta_BD[row].copy_(problems_[members[b]].start(set.initial(0)[row]).detach());
     std::vector<SlotState> slots;
     for (const size_t member : members) {
       slots.push_back({0, spec_.steps + problems_[member].more_steps - 1, {}});
@@ -190,8 +198,11 @@ class FastRun {
     DivergenceLoss divergence;
     if (hidden.kl_KD.defined())
       divergence = divergence_loss(upper_, hidden.kl_KD, index.kl_weight_K, g.set.kl_first_KV, gradient);
-    g.queued = {figures(g, coefficient_M, labels, divergence, spec_.weight_decay), labels.hit_M.defined(), {}};
-    if (gradient) g.queued.grads_BD = gradients(g, leaves, hidden, labels, divergence);
+    const OwnLoss own = own_loss(g);
+    g.queued = {figures(g, coefficient_M, labels, divergence, own, spec_.weight_decay), labels.hit_M.defined(), {}};
+    if (!gradient) return;
+    g.queued.grads_BD = gradients(g, leaves, hidden, labels, divergence);
+    if (own.grad_BD.defined()) g.queued.grads_BD[0] = g.queued.grads_BD[0] + own.grad_BD;
   }
 
   // The other half: stop rule, update. Nothing is left of a group whose facts have all finished.
@@ -209,9 +220,29 @@ class FastRun {
     update(g, grads_BD);
   }
 
+  // What problems add of δ alone; undefined where none does.
+  [[nodiscard]] OwnLoss own_loss(const Group& g) const {
+    OwnLoss own;
+    const at::AutoGradMode with_grad(true);
+    for (size_t slot = 0; slot < g.slots.size(); ++slot) {
+      const auto& term = problems_[g.set.members()[slot]].own_loss;
+      if (!term) continue;
+      if (!own.loss_B.defined()) {
+        own.grad_BD = at::zeros_like(g.sites[0].delta_BD);
+        own.loss_B = at::zeros_like(g.sites[0].initial_norm_B);
+      }
+      const auto row = static_cast<int64_t>(slot);
+      const at::Tensor delta_D = g.sites[0].delta_BD[row].detach().requires_grad_(true);
+      const at::Tensor loss = term(delta_D, g.set.initial(0)[row]);
+      own.grad_BD[row].copy_(torch::autograd::grad({loss}, {delta_D})[0]);
+      own.loss_B[row].copy_(loss.detach());
+    }
+    return own;
+  }
+
   // Sums over rows and slots, on the device: what read() takes apart.
   static at::Tensor figures(const Group& g, const at::Tensor& coefficient_M, const LabelLoss& labels,
-                            const DivergenceLoss& divergence, double weight_decay) {
+                            const DivergenceLoss& divergence, const OwnLoss& own, double weight_decay) {
     const at::NoGradGuard no_grad;
     const ActiveIndex& index = g.set.index();
     const auto slots = static_cast<int64_t>(g.slots.size()), readings = std::ssize(g.set.index().readings);
@@ -238,6 +269,7 @@ class FastRun {
     at::Tensor decay_B = zeros(slots);
     for (const auto& site : g.sites)
       decay_B = decay_B + here(site.delta_BD.norm(2, 1) / site.initial_norm_B.square() * weight_decay);
+    if (own.loss_B.defined()) decay_B = decay_B + own.loss_B;
     std::vector<at::Tensor> parts = {nll_B, kl_B, decay_B, probability_B, reading_nll};
     if (labels.hit_M.defined()) {
       const at::Tensor hits = sum_at(readings, reading_of_label, here(labels.hit_M));

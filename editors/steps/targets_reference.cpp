@@ -63,7 +63,8 @@ at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, 
   if (!variable.initial.defined()) {
     const auto work_dtype = output.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     variable.initial = output[padded.lookup[0]].detach().to(work_dtype).clone();
-    variable.delta = at::zeros_like(variable.initial).requires_grad_(true);
+    const at::Tensor start = site == 0 && problem.start ? problem.start(variable.initial) : at::Tensor();
+    variable.delta = (start.defined() ? start.detach() : at::zeros_like(variable.initial)).requires_grad_(true);
     variable.first = at::zeros_like(variable.initial);
     variable.second = at::zeros_like(variable.initial);
   }
@@ -143,6 +144,10 @@ class ReferenceRun {
       const at::Tensor term = v.delta.norm() / v.initial.norm().square() * spec_.weight_decay;
       step.weight_decay = step.weight_decay + devices::route_like(term, step.nll, devices::Purpose::kLoss);
     }
+    if (problem_.own_loss)
+      step.weight_decay =
+          step.weight_decay + devices::route_like(problem_.own_loss(variables_[0].delta, variables_[0].initial),
+                                                  step.nll, devices::Purpose::kLoss);
     step.total = step.nll + step.kl + step.weight_decay;
     return step;
   }

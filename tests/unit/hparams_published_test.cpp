@@ -151,6 +151,7 @@ std::vector<Row> other_locate_rows() {
       {"lyaplock", "gpt2-xl", high, 20, 0.5, 47, 0.5, 0.75, {{"mom2_update_weight", "1000"}, {"alpha", "60"}}},
       {"lyaplock", "gpt-j-6b", {3, 4, 5, 6, 7}, 25, 0.5, 27, 0.5, 0.75, {{"mom2_update_weight", "1000"}}},
       {"lyaplock", "llama3-8b", low, 25, 0.1, 31, 0.5, 0.75, {{"mom2_update_weight", "1000"}}},
+      {"eamet", "qwen2.5-7b", low, 25, 0.5, 27, 1e-3, 4, {{"cs_factor", "1"}, {"mse_factor", "1"}, {"tau", "0.07"}}},
   };
 }
 
