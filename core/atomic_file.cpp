@@ -41,12 +41,11 @@ int open_for_reading(const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     ::close(fd);
-    throw Error(ErrorClass::kInvalidArgument, {path.string(), "is a folder", "a file", "name a file in it"});
+    refuse({path.string(), "is a folder", "a file", "name a file in it"});
   }
   if (!S_ISREG(info.st_mode)) {
     ::close(fd);
-    throw Error(ErrorClass::kInvalidArgument,
-                {path.string(), "is a pipe or a device", "a regular file", "write its contents to a file first"});
+    refuse({path.string(), "is a pipe or a device", "a regular file", "write its contents to a file first"});
   }
   return fd;
 }

@@ -45,6 +45,10 @@ Error::Error(ErrorClass error_class, const ErrorParts& parts)
   latest_parts() = parts;
 }
 
+void refuse(const ErrorParts& parts) {
+  throw Error(ErrorClass::kInvalidArgument, parts);
+}
+
 ErrorParts parts_of(const Error& error) {
   std::string text = error.what();
   if (join_parts(latest_parts()) == text) return latest_parts();

@@ -46,6 +46,9 @@ class Error : public std::runtime_error {
   ErrorClass class_;
 };
 
+/// Throws Error(kInvalidArgument) of these parts.
+[[noreturn]] void refuse(const ErrorParts& parts);
+
 /// The process exit status that a `main` returns for an error of this class
 /// (2 usage or configuration, 3 data or model unusable, 4 numeric, 5 device or memory, 130 cancelled).
 [[nodiscard]] int exit_code(ErrorClass error_class) noexcept;

@@ -70,8 +70,7 @@ const std::string& require_log(const std::string& path) {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return path;
   if (!std::ifstream(path).read(first, sizeof first) || std::string_view(first, sizeof first) != kBegin)
-    throw Error(ErrorClass::kInvalidArgument, {path, "a file that is no log", "a new file, or a log of emend",
-                                               "choose another " + setting("log_file")});
+    refuse({path, "a file that is no log", "a new file, or a log of emend", "choose another " + setting("log_file")});
   return path;
 }
 

@@ -174,16 +174,14 @@ void set_options(const Options& options, const std::string& action, const nlohma
     for (const auto& other : {option.needs, option.excludes}) {
       const bool wanted = other == option.needs;
       if (other.empty() || !values.contains(name) || values.contains(field_name(other)) == wanted) continue;
-      throw Error(ErrorClass::kInvalidArgument, {name, wanted ? "nothing to act on" : "what takes its effect away",
-                                                 field_name(other) + (wanted ? " with it" : " without it"), ""});
+      refuse({name, wanted ? "nothing to act on" : "what takes its effect away",
+              field_name(other) + (wanted ? " with it" : " without it"), ""});
     }
-    if (option.required && !values.contains(name) && name != "action")
-      throw Error(ErrorClass::kInvalidArgument, {name, "nothing", option.meaning, ""});
+    if (option.required && !values.contains(name) && name != "action") refuse({name, "nothing", option.meaning, ""});
   }
   for (const auto& [name, value] : values.items())
     if (std::ranges::find(names, name) == names.end())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {name, "no option of " + action, "one of " + join(names), did_you_mean(name, names)});
+      refuse({name, "no option of " + action, "one of " + join(names), did_you_mean(name, names)});
 }
 
 }  // namespace emend

@@ -79,11 +79,10 @@ Regex::Regex(const std::string& pattern, std::string where, bool lines) : patter
 }
 
 void Regex::give_up(int reason, size_t start) const {
-  throw Error(ErrorClass::kInvalidArgument,
-              {where_,
-               "the pattern \"" + shorten(pattern_) + "\" gave up on the text after byte " + std::to_string(start) +
-                   " (" + message_of(reason) + ")",
-               "a pattern that needs few steps for each character", "split the text, or correct the pattern"});
+  refuse({where_,
+          "the pattern \"" + shorten(pattern_) + "\" gave up on the text after byte " + std::to_string(start) + " (" +
+              message_of(reason) + ")",
+          "a pattern that needs few steps for each character", "split the text, or correct the pattern"});
 }
 
 bool Regex::match(std::string_view text, size_t start, size_t& begin, size_t& end) const {

@@ -106,9 +106,8 @@ class Staged {
     if (error) {
       if (!fs::is_directory(staging_) || !fs::is_directory(target_)) throw_io(target_, "cannot be replaced", error);
       if (!was_there_)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {target_.string(), "another program has just made this folder", "a place of its own",
-                     "look at what it holds, or choose another place"});
+        refuse({target_.string(), "another program has just made this folder", "a place of its own",
+                "look at what it holds, or choose another place"});
       if (!exchange(superseded)) replace_files(superseded);
     }
     committed_ = true;
@@ -124,8 +123,8 @@ class Staged {
     const auto here = fs::current_path(error);
     const auto [rest, _] = std::mismatch(target_.begin(), target_.end(), here.begin(), here.end());
     if (!error && was_there_ && fs::is_directory(status) && rest == target_.end())
-      throw Error(ErrorClass::kInvalidArgument, {target_.string(), "the folder that this program runs in",
-                                                 "a folder that can be replaced as a whole", "name a new one"});
+      refuse({target_.string(), "the folder that this program runs in", "a folder that can be replaced as a whole",
+              "name a new one"});
   }
 
   void make_parents() {
@@ -214,11 +213,10 @@ void require_place(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (!fs::exists(status) && fs::is_symlink(fs::symlink_status(path, error)))
-    throw Error(ErrorClass::kInvalidArgument, {path.string(), "a symbolic link to a place that is not there",
-                                               "a new place", "remove the link, or choose another place"});
+    refuse({path.string(), "a symbolic link to a place that is not there", "a new place",
+            "remove the link, or choose another place"});
   if (fs::exists(status) && !fs::is_directory(status) && !fs::is_regular_file(status))
-    throw Error(ErrorClass::kInvalidArgument,
-                {path.string(), "a device or a pipe", "a file or a folder", "choose another place"});
+    refuse({path.string(), "a device or a pipe", "a file or a folder", "choose another place"});
 }
 
 void write_whole(const fs::path& target, const std::function<void(const fs::path&)>& write,

@@ -43,8 +43,7 @@ class YamlBuilder final : public YAML::EventHandler {
   static int line_of(const YAML::Mark& mark) { return mark.is_null() ? 1 : mark.line + 1; }
   [[noreturn]] void fail(int line, const std::string& got, const std::string& expected,
                          const std::string& advice = "") const {
-    throw Error(ErrorClass::kInvalidArgument,
-                {names_.lines ? names_.where + ":" + std::to_string(line) : names_.where, got, expected, advice});
+    refuse({names_.lines ? names_.where + ":" + std::to_string(line) : names_.where, got, expected, advice});
   }
   /// The finished tree.
   [[nodiscard]] YamlValue take() {

@@ -19,8 +19,8 @@ static const detail::FactReader& writer_of(const std::string& format) {
     throw Error(ErrorClass::kUnsupported, {"facts format", format + " holds groups of facts and cannot be written",
                                            "a format of single facts", "use jsonl"});
   }
-  throw Error(ErrorClass::kInvalidArgument, {"facts format", "unknown format \"" + format + "\"", "one of " + writable,
-                                             did_you_mean(format, names, "use jsonl")});
+  refuse({"facts format", "unknown format \"" + format + "\"", "one of " + writable,
+          did_you_mean(format, names, "use jsonl")});
 }
 
 std::string format_facts(const std::vector<Fact>& facts, const std::string& format) {

@@ -8,9 +8,8 @@ namespace emend::datasets {
 std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name, int64_t offset,
                                          int64_t limit) {
   if (offset < 0 || limit < -1 || limit == 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"offset and limit", std::to_string(offset) + " and " + std::to_string(limit),
-                 "an offset of 0 or more and a limit of 1 or more", ""});
+    refuse({"offset and limit", std::to_string(offset) + " and " + std::to_string(limit),
+            "an offset of 0 or more and a limit of 1 or more", ""});
   std::vector<KnownFact> facts;
   detail::RowReader rows(text, name);
   detail::Row row;

@@ -57,8 +57,8 @@ std::string plain(std::string_view text) {
 void require_prompt_size(const std::string& where, std::string_view prompt) {
   constexpr size_t kMost = 32 * 1024;
   if (prompt.size() > kMost)
-    throw Error(ErrorClass::kInvalidArgument, {where, "a prompt of " + std::to_string(prompt.size()) + " bytes",
-                                               "at most " + std::to_string(kMost), "write one prompt a line"});
+    refuse({where, "a prompt of " + std::to_string(prompt.size()) + " bytes", "at most " + std::to_string(kMost),
+            "write one prompt a line"});
 }
 
 namespace {

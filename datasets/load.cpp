@@ -26,24 +26,20 @@ std::string format_list() {
 }
 
 void check_options(const ReadOptions& options) {
-  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected,
-                         const std::string& advice) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
-  };
   std::vector<std::string> names = {"auto"};
   for (const FactReader* reader : fact_readers()) names.emplace_back(reader->name);
   if (std::find(names.begin(), names.end(), options.format) == names.end()) {
-    refuse("facts format", "unknown format \"" + options.format + "\"", "one of auto, " + format_list(),
-           did_you_mean(options.format, names, "leave it at auto"));
+    refuse({"facts format", "unknown format \"" + options.format + "\"", "one of auto, " + format_list(),
+            did_you_mean(options.format, names, "leave it at auto")});
   }
   if (options.zsre_target != "answers" && options.zsre_target != "alt")
-    refuse("zsRE target", "\"" + options.zsre_target + "\"",
-           "answers (the true answer, as MEMIT) or alt (the counterfactual, as EasyEdit)", "");
+    refuse({"zsRE target", "\"" + options.zsre_target + "\"",
+            "answers (the true answer, as MEMIT) or alt (the counterfactual, as EasyEdit)", ""});
   if (options.sentiment != "pos" && options.sentiment != "neg")
-    refuse("sentiment", "\"" + options.sentiment + "\"", "pos or neg", "");
-  if (options.offset < 0) refuse("offset", std::to_string(options.offset), "0 or more", "");
+    refuse({"sentiment", "\"" + options.sentiment + "\"", "pos or neg", ""});
+  if (options.offset < 0) refuse({"offset", std::to_string(options.offset), "0 or more", ""});
   if (options.limit < -1 || options.limit == 0)
-    refuse("limit", std::to_string(options.limit), "1 or more, or -1 for all", "");
+    refuse({"limit", std::to_string(options.limit), "1 or more, or -1 for all", ""});
 }
 
 const FactReader& choose_reader(std::string_view text, const std::string& name, const std::string& format) {
@@ -172,10 +168,8 @@ class Loader {
 
   [[noreturn]] void refuse_empty() const {
     if (usable_ > 0)
-      throw Error(
-          ErrorClass::kInvalidArgument,
-          {set_.path, "an offset of " + std::to_string(options_.offset),
-           "less than the " + std::to_string(usable_) + " usable rows of the file", "lower " + setting("offset")});
+      refuse({set_.path, "an offset of " + std::to_string(options_.offset),
+              "less than the " + std::to_string(usable_) + " usable rows of the file", "lower " + setting("offset")});
     throw Error(ErrorClass::kCorruption,
                 {set_.path, "no usable fact in " + std::to_string(set_.rows) + " rows", "at least one",
                  !first_skipped_.empty()  ? "first " + first_skipped_

@@ -28,8 +28,7 @@ using detail::nccl_gpu, detail::nccl_plugin, detail::NcclGroup;
 
 void require_root(int root, int size) {
   if (root < 0 || root >= size)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"broadcast", "root " + std::to_string(root), "a rank from 0 to " + std::to_string(size - 1), ""});
+    refuse({"broadcast", "root " + std::to_string(root), "a rank from 0 to " + std::to_string(size - 1), ""});
 }
 
 class Alone final : public Collectives {
@@ -231,9 +230,8 @@ class GlooGroup final : public Collectives {
       const auto* numbers = all[static_cast<size_t>(r)].const_data_ptr<int64_t>();
       if (numbers[0] != static_cast<int64_t>(fnv1a(call))) {
         broken_ = true;
-        throw Error(ErrorClass::kInvalidArgument,
-                    {who() + ": " + call, "process " + std::to_string(r) + " makes another call",
-                     "the same calls with the same shapes in every process", ""});
+        refuse({who() + ": " + call, "process " + std::to_string(r) + " makes another call",
+                "the same calls with the same shapes in every process", ""});
       }
       offers.push_back(numbers[1]);
     }

@@ -22,7 +22,7 @@ constexpr std::array<std::pair<std::string_view, Kind>, 4> kWords = {{{"auto", K
 
 [[noreturn]] void bad_map(const std::string& where, const std::string& got, const std::string& expected,
                           const std::string& advice = "") {
-  throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
+  refuse({where, got, expected, advice});
 }
 
 void add_module(DeviceMapSpec& spec, const std::string& module, const std::string& device) {
@@ -230,18 +230,17 @@ class ExplicitMap {
       if (!is_below(key, module)) continue;
       const auto whole = find(module);
       if (whole && *whole == device) return;
-      throw Error(ErrorClass::kInvalidArgument,
-                  {spec_.source,
-                   "\"" + key + "\" on " + to_string(device) + " would split the block \"" + module + "\"" +
-                       (whole ? ", which is on " + to_string(*whole) : ""),
-                   "every block on one device", "write \"" + module + "\": \"" + to_string(device) + "\" instead"});
+      refuse({spec_.source,
+              "\"" + key + "\" on " + to_string(device) + " would split the block \"" + module + "\"" +
+                  (whole ? ", which is on " + to_string(*whole) : ""),
+              "every block on one device", "write \"" + module + "\": \"" + to_string(device) + "\" instead"});
     }
     for (const auto& module : names_.ignored)
       if (is_below(key, module) || is_below(module, key)) return;
-    throw Error(ErrorClass::kInvalidArgument, {spec_.source, "the model has no module \"" + key + "\"",
-                                               "names such as \"" + names_.embedding.front() + "\" or \"" +
-                                                   names_.layer(0) + "\" to \"" + names_.layer(n_layers_ - 1) + "\"",
-                                               did_you_mean(key, known_)});
+    refuse({spec_.source, "the model has no module \"" + key + "\"",
+            "names such as \"" + names_.embedding.front() + "\" or \"" + names_.layer(0) + "\" to \"" +
+                names_.layer(n_layers_ - 1) + "\"",
+            did_you_mean(key, known_)});
   }
 
   void refuse_gaps() const {
@@ -254,8 +253,8 @@ class ExplicitMap {
     std::string list;
     for (size_t i = 0; i < missing.size() && i < 4; ++i) list += (i ? ", " : "") + missing[i];
     if (missing.size() > 4) list += " and " + std::to_string(missing.size() - 4) + " more";
-    throw Error(ErrorClass::kInvalidArgument, {spec_.source, "the map leaves out " + list, "a device for every module",
-                                               "add them, or \"\": \"cpu\" for all that is not listed"});
+    refuse({spec_.source, "the map leaves out " + list, "a device for every module",
+            "add them, or \"\": \"cpu\" for all that is not listed"});
   }
 
   /// All names of a part must be on the device of the first.
@@ -263,8 +262,8 @@ class ExplicitMap {
     const auto home = *find(part.front());
     for (const auto& module : part)
       if (*find(module) != home)
-        throw Error(ErrorClass::kInvalidArgument, {spec_.source, "\"" + module + "\" is on " + to_string(*find(module)),
-                                                   to_string(home) + ", where \"" + part.front() + "\" is", ""});
+        refuse({spec_.source, "\"" + module + "\" is on " + to_string(*find(module)),
+                to_string(home) + ", where \"" + part.front() + "\" is", ""});
     return home;
   }
 

@@ -10,9 +10,7 @@ constexpr int64_t kDouble = 8;
 constexpr int64_t kFloat = 4;
 
 void require_not_negative(const char* field, int64_t value) {
-  if (value < 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"plan", std::string(field) + " is " + std::to_string(value), "0 or more", ""});
+  if (value < 0) refuse({"plan", std::string(field) + " is " + std::to_string(value), "0 or more", ""});
 }
 
 }  // namespace
@@ -55,12 +53,11 @@ MemoryModel::MemoryModel(ModelShape model, WorkShape work) : model_(std::move(mo
                                                               {"copy_bytes", work_.copy_bytes}})
     require_not_negative(field, value);
   if (static_cast<int64_t>(model_.layer_bytes.size()) != model_.n_layers)
-    throw Error(ErrorClass::kInvalidArgument, {"plan", std::to_string(model_.layer_bytes.size()) + " layer sizes",
-                                               std::to_string(model_.n_layers) + ", one a layer", ""});
+    refuse({"plan", std::to_string(model_.layer_bytes.size()) + " layer sizes",
+            std::to_string(model_.n_layers) + ", one a layer", ""});
   for (const int64_t l : work_.editing_layers)
     if (l < 0 || l >= model_.n_layers)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"plan", "editing layer " + std::to_string(l), "0 to " + std::to_string(model_.n_layers - 1), ""});
+      refuse({"plan", "editing layer " + std::to_string(l), "0 to " + std::to_string(model_.n_layers - 1), ""});
   if (work_.suffix_tokens == 0) work_.suffix_tokens = work_.tokens;
   if (work_.scored_tokens == 0) work_.scored_tokens = work_.suffix_tokens;
 }

@@ -13,8 +13,8 @@ namespace {
 constexpr int kMaxIndex = 63;
 
 [[noreturn]] void bad_name(std::string_view text, const std::string& advice) {
-  throw Error(ErrorClass::kInvalidArgument, {"device \"" + std::string(text) + "\"", "this is not the name of a device",
-                                             "cpu, cuda:<number> or sim:<number>", advice});
+  refuse({"device \"" + std::string(text) + "\"", "this is not the name of a device",
+          "cpu, cuda:<number> or sim:<number>", advice});
 }
 
 /// The number after "cuda:" or "sim:", or -1.

@@ -452,8 +452,7 @@ std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType t
   std::vector<DeviceInfo> machine;
   DeviceInfo host{c10::Device(c10::kCPU), "CPU", "", 0, 0};
   const auto bad = [&](const std::string& entry) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {where, "\"" + entry + "\" is not a group of devices", "COUNTxSIZE such as 4x24GiB, or cpu=64GiB", ""});
+    refuse({where, "\"" + entry + "\" is not a group of devices", "COUNTxSIZE such as 4x24GiB, or cpu=64GiB", ""});
   };
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());

@@ -34,10 +34,9 @@ class Reader {
 
  private:
   [[noreturn]] static void bad(const std::string& name, const std::string& got, int lowest, int highest) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {"environment variable " + name, got,
-                 "a number from " + std::to_string(lowest) + " to " + std::to_string(highest),
-                 "start the processes with torchrun, mpirun or srun, or unset the variable to run alone"});
+    refuse({"environment variable " + name, got,
+            "a number from " + std::to_string(lowest) + " to " + std::to_string(highest),
+            "start the processes with torchrun, mpirun or srun, or unset the variable to run alone"});
   }
   const EnvironmentFn& environment_;
 };
@@ -102,10 +101,9 @@ ProcessEnvironment read_process_environment(const EnvironmentFn& environment) {
   } else if (const auto nodes = reader.text("SLURM_STEP_NODELIST"); nodes && result.source == "Slurm") {
     result.master_address = first_host(*nodes);
   } else if (result.local_size < result.size) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {"environment variable MASTER_ADDR",
-                 "it is not set, and the " + std::to_string(result.size) + " processes are on several machines",
-                 "the address of the machine of rank 0", "with mpirun: -x MASTER_ADDR=<first node>"});
+    refuse({"environment variable MASTER_ADDR",
+            "it is not set, and the " + std::to_string(result.size) + " processes are on several machines",
+            "the address of the machine of rank 0", "with mpirun: -x MASTER_ADDR=<first node>"});
   }
   return result;
 }

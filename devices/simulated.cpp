@@ -192,8 +192,7 @@ at::Generator host_generator(const at::Generator& generator) {
 
 void enable_simulated_devices(int count) {
   if (count < 1 || count > kMaxSimulated)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"simulated devices", std::to_string(count) + " devices", "1 to " + std::to_string(kMaxSimulated), ""});
+    refuse({"simulated devices", std::to_string(count) + " devices", "1 to " + std::to_string(kMaxSimulated), ""});
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const bool first = g_count == 0;

@@ -12,8 +12,7 @@ namespace {
 constexpr std::string_view kExpectedSize = "a size such as 10GiB, 10GB or 512MiB";
 
 [[noreturn]] void bad_size(const std::string& where, std::string_view text, const std::string& advice) {
-  throw Error(ErrorClass::kInvalidArgument,
-              {where, "\"" + std::string(text) + "\" is not a size", std::string(kExpectedSize), advice});
+  refuse({where, "\"" + std::string(text) + "\" is not a size", std::string(kExpectedSize), advice});
 }
 
 std::string upper(std::string_view text) {
@@ -92,14 +91,12 @@ MaxMemory parse_max_memory(std::string_view text, c10::DeviceType numbered) {
     begin = end + 1;
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos)
-      throw Error(ErrorClass::kInvalidArgument, {where, "the entry \"" + std::string(entry) + "\" has no \"=\"",
-                                                 "DEVICE=SIZE entries such as 0=10GiB,1=20GiB,cpu=30GiB", ""});
+      refuse({where, "the entry \"" + std::string(entry) + "\" has no \"=\"",
+              "DEVICE=SIZE entries such as 0=10GiB,1=20GiB,cpu=30GiB", ""});
     const auto key = trimmed(entry.substr(0, equals));
     auto device = parse_device_name(key);
     if (device.is_cuda() && !key.starts_with("cuda")) device = {numbered, device.index()};
-    if (result.of(device))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {where, to_string(device) + " is listed twice", "each device once", ""});
+    if (result.of(device)) refuse({where, to_string(device) + " is listed twice", "each device once", ""});
     result.limits.emplace_back(device, parse_bytes(trimmed(entry.substr(equals + 1)), where));
   }
   return result;

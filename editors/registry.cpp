@@ -37,13 +37,11 @@ const std::vector<EditorInfo>& all_editors() {
 
 void register_editor(EditorInfo info) {
   if (info.name.empty() || !info.make)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"register_editor", info.name.empty() ? "an editor without a name" : info.name + " has no make()",
-                 "a name and a function that makes the editor", "build the entry with editor_entry()"});
+    refuse({"register_editor", info.name.empty() ? "an editor without a name" : info.name + " has no make()",
+            "a name and a function that makes the editor", "build the entry with editor_entry()"});
   for (const auto& editor : table())
     if (plain(editor.name) == plain(info.name))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"register_editor", "there is an editor \"" + editor.name + "\" already", "a new name", ""});
+      refuse({"register_editor", "there is an editor \"" + editor.name + "\" already", "a new name", ""});
   table().push_back(std::move(info));
 }
 
@@ -54,8 +52,8 @@ const EditorInfo& find_editor(std::string_view name) {
     if (plain(editor.name) == wanted) return editor;
     names.push_back(editor.name);
   }
-  throw Error(ErrorClass::kInvalidArgument, {"editor", "unknown editor \"" + std::string(name) + "\"",
-                                             "one of " + join(names), did_you_mean(wanted, names)});
+  refuse(
+      {"editor", "unknown editor \"" + std::string(name) + "\"", "one of " + join(names), did_you_mean(wanted, names)});
 }
 
 std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw, const models::Model& model,

@@ -15,8 +15,7 @@ static std::optional<at::ScalarType> compute_dtype_of(const EditChoices& choices
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     if (text == dtype_name(dtype)) return dtype;
   if (text == "tf32") return at::kFloat;
-  throw Error(ErrorClass::kInvalidArgument,
-              {setting("compute_dtype"), "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
+  refuse({setting("compute_dtype"), "\"" + text + "\"", "auto, float32, tf32 or bfloat16", ""});
 }
 
 std::string_view to_string(Engine engine) noexcept {
@@ -26,7 +25,7 @@ std::string_view to_string(Engine engine) noexcept {
 Engine parse_engine(std::string_view text) {
   if (text == "fast") return Engine::kFast;
   if (text == "reference") return Engine::kReference;
-  throw Error(ErrorClass::kInvalidArgument, {"engine", "\"" + std::string(text) + "\"", "fast or reference", ""});
+  refuse({"engine", "\"" + std::string(text) + "\"", "fast or reference", ""});
 }
 
 bool EditSettings::plain_arithmetic(const models::Model& model) const {
@@ -45,19 +44,15 @@ EditSettings make_settings(const EditChoices& choices, const models::Model& mode
                         .compute_dtype = compute_dtype_of(choices, model),
                         .tf32 = choices.compute_dtype == "tf32"};
   if (settings.tf32 && model.dtype() != at::kFloat)
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("compute_dtype"), "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",
-                 "TF32 is a way to multiply float32 matrices: choose it with " + setting("dtype", "float32")});
+    refuse({setting("compute_dtype"), "tf32 with a model in " + dtype_name(model.dtype()), "a float32 model",
+            "TF32 is a way to multiply float32 matrices: choose it with " + setting("dtype", "float32")});
   const auto& layers = model.placement().layers;
   if (settings.tf32 && std::none_of(layers.begin(), layers.end(), [](c10::Device device) { return device.is_cuda(); }))
-    throw Error(
-        ErrorClass::kInvalidArgument,
-        {setting("compute_dtype"), "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
-         "TF32 is arithmetic of these GPUs: name one with " + setting("device_map")});
+    refuse({setting("compute_dtype"), "tf32 for a model without a layer on an NVIDIA GPU", "auto, float32 or bfloat16",
+            "TF32 is arithmetic of these GPUs: name one with " + setting("device_map")});
   if (settings.engine == Engine::kReference && !settings.plain_arithmetic(model))
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("compute_dtype"), choices.compute_dtype + " with " + setting("engine", "reference"), "auto",
-                 "the reference engine computes in the model's dtype; choose that with " + setting("dtype")});
+    refuse({setting("compute_dtype"), choices.compute_dtype + " with " + setting("engine", "reference"), "auto",
+            "the reference engine computes in the model's dtype; choose that with " + setting("dtype")});
   return settings;
 }
 

@@ -145,10 +145,9 @@ SeparateEvaluation::SeparateEvaluation(const datasets::FactSet& facts, const std
 void SeparateEvaluation::check(const std::vector<std::string>& families) {
   for (const auto& name : families)
     if (!metric_info(name).alone)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("eval"), name + ", for facts that are edited one at a time, each from the unedited model",
-                   "a family that judges one fact at a time, such as counterfact",
-                   "leave it out, or use " + setting("protocol", "sequential")});
+      refuse({setting("eval"), name + ", for facts that are edited one at a time, each from the unedited model",
+              "a family that judges one fact at a time, such as counterfact",
+              "leave it out, or use " + setting("protocol", "sequential")});
 }
 
 SeparateEvaluation::~SeparateEvaluation() = default;
@@ -198,9 +197,8 @@ std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::v
 
 void RetentionMatrix::add(int64_t edits_applied, const std::vector<Efficacy>& values) {
   if (!steps_.empty() && steps_[0].values.size() != values.size())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"retention", std::to_string(values.size()) + " facts",
-                 std::to_string(steps_[0].values.size()) + " as in the first step", "give all facts in every step"});
+    refuse({"retention", std::to_string(values.size()) + " facts",
+            std::to_string(steps_[0].values.size()) + " as in the first step", "give all facts in every step"});
   steps_.push_back({edits_applied, values});
 }
 

@@ -67,9 +67,7 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   if (max_tokens >= 0 && static_cast<int64_t>(ids.size()) > max_tokens) ids.resize(static_cast<size_t>(max_tokens));
   const auto& prefix = tokenizer.prefix_ids();
   const int64_t room = std::min(length, model.max_positions()) - static_cast<int64_t>(prefix.size());
-  if (room < 2)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
+  if (room < 2) refuse({"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
   Perplexity result;
   std::vector<std::vector<int64_t>> rows;
   int64_t row_tokens = 0;
@@ -92,9 +90,7 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
     rows.push_back(std::move(row));
   }
   flush();
-  if (result.tokens == 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"perplexity", "a text of fewer than 2 tokens", "a longer text", "check the file"});
+  if (result.tokens == 0) refuse({"perplexity", "a text of fewer than 2 tokens", "a longer text", "check the file"});
   result.nll /= static_cast<double>(result.tokens);
   result.value = std::exp(result.nll);
   return result;
@@ -106,9 +102,8 @@ Lambada lambada(const models::Model& model, const std::vector<std::string>& text
     const size_t end = text.find_last_not_of(" \n") + 1;
     const size_t space = end == 0 ? std::string::npos : text.rfind(' ', end - 1);
     if (space == std::string::npos || space == 0)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"lambada text " + std::to_string(requests.size()), "\"" + text.substr(0, 60) + "\"",
-                   "a text of at least two words", "check the file"});
+      refuse({"lambada text " + std::to_string(requests.size()), "\"" + text.substr(0, 60) + "\"",
+              "a text of at least two words", "check the file"});
     requests.push_back({text.substr(0, space), text.substr(space + 1, end - space - 1)});
   }
   Lambada result;
@@ -161,9 +156,8 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
 
 at::Tensor divergences(const at::Tensor& before, const at::Tensor& after) {
   if (!before.defined() || !after.defined() || before.sizes() != after.sizes() || before.dim() != 2)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"divergence", "distributions of different shapes", "two [texts, V] tensors of the same texts",
-                 "evaluate both states with the same model and texts"});
+    refuse({"divergence", "distributions of different shapes", "two [texts, V] tensors of the same texts",
+            "evaluate both states with the same model and texts"});
   const at::Tensor p = before.to(at::kDouble), q = after.to(at::kDouble);
   return (p.exp() * (p - q)).sum(1);
 }
@@ -210,7 +204,7 @@ struct TaskRow {
   std::string where;
 
   [[noreturn]] void fail(const std::string& got, const std::string& expected) const {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, "see docs/metrics.md for the files' forms"});
+    refuse({where, got, expected, "see docs/metrics.md for the files' forms"});
   }
   [[nodiscard]] std::string text(const char* key) const {
     if (!value.is_object() || !value.contains(key) || !value[key].is_string())

@@ -31,9 +31,8 @@ std::vector<std::string> names() {
 }
 
 [[noreturn]] void unknown(const std::string& name) {
-  throw Error(ErrorClass::kInvalidArgument,
-              {"metrics", "unknown metric \"" + name + "\"", "one of " + join(names()) + ", or auto, none",
-               did_you_mean(name, names())});
+  refuse({"metrics", "unknown metric \"" + name + "\"", "one of " + join(names()) + ", or auto, none",
+          did_you_mean(name, names())});
 }
 
 }  // namespace
@@ -77,8 +76,7 @@ std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted,
   };
   for (const auto& name : wanted) {
     if (name == "none" && wanted.size() > 1)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("eval"), "none beside others", "none, or what to measure", ""});
+      refuse({setting("eval"), "none beside others", "none, or what to measure", ""});
     if (name == "none" || name.empty()) continue;
     if (name != "auto") {
       add(metric_info(name).name);

@@ -249,11 +249,10 @@ class QualityTable {
     if (!first_) return;
     for (const auto& path : common_members())
       if (const json& own = common_member(results, path), &other = common_member(first_->results, path); own != other)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {(entry.folder / "results.json").string(),
-                     join(path, ".") + " is " + shorten(own.dump(), 60) + ", and " + shorten(other.dump(), 60) +
-                         " in " + first_name_,
-                     "runs of the same facts, model and protocol", "compare them in folders of their own"});
+        refuse({(entry.folder / "results.json").string(),
+                join(path, ".") + " is " + shorten(own.dump(), 60) + ", and " + shorten(other.dump(), 60) + " in " +
+                    first_name_,
+                "runs of the same facts, model and protocol", "compare them in folders of their own"});
   }
 
   // The unedited model, and the same with each fact in its context.

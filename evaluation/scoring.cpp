@@ -52,9 +52,8 @@ EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& 
   const auto [a, b] = std::mismatch(prompt.begin(), prompt.end(), encoded.ids.begin(), encoded.ids.end());
   encoded.begin = std::max<int64_t>(a - prompt.begin(), 1);  // the very first token cannot be predicted
   if (encoded.begin >= static_cast<int64_t>(encoded.ids.size()))
-    throw Error(ErrorClass::kInvalidArgument,
-                {"score of " + detail::quoted(request), "no token of the target can be predicted",
-                 "a target with at least one token behind the prompt's first", "check the fact's prompt and target"});
+    refuse({"score of " + detail::quoted(request), "no token of the target can be predicted",
+            "a target with at least one token behind the prompt's first", "check the fact's prompt and target"});
   return encoded;
 }
 
@@ -150,9 +149,7 @@ at::Tensor next_token_log_probs(const models::Model& model, const std::vector<st
     size_t end = begin;
     for (; end < texts.size() && static_cast<int64_t>(rows.size()) < options.project_rows; ++end) {
       auto ids = detail::encode_text(model.tokenizer(), texts[end]);
-      if (ids.empty())
-        throw Error(ErrorClass::kInvalidArgument,
-                    {"probe text " + std::to_string(end), "no tokens", "a text", "leave empty texts out"});
+      if (ids.empty()) refuse({"probe text " + std::to_string(end), "no tokens", "a text", "leave empty texts out"});
       if (!rows.empty() && tokens + static_cast<int64_t>(ids.size()) > options.batch_tokens) break;
       tokens += static_cast<int64_t>(ids.size());
       rows.push_back(std::move(ids));

@@ -171,10 +171,9 @@ class Engine {
     if (model_.config().positions != models::Positions::kLearned) return;
     const auto length = static_cast<int64_t>(encoded.ids.size()) - 1;
     if (length > model_.max_positions())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"score of " + detail::quoted(request), std::to_string(length) + " tokens",
-                   "at most " + std::to_string(model_.max_positions()) + ", the size of the model's position table",
-                   "shorten or leave out this fact"});
+      refuse({"score of " + detail::quoted(request), std::to_string(length) + " tokens",
+              "at most " + std::to_string(model_.max_positions()) + ", the size of the model's position table",
+              "shorten or leave out this fact"});
   }
 
   static size_t add_target(Row& row, Ids labels) {
@@ -394,8 +393,7 @@ std::vector<Score> score_requests(const models::Model& model, const std::vector<
                                   const ScoreOptions& options, ScoreCounts* counts) {
   const at::NoGradGuard no_grad;
   if (options.batch_tokens <= 0 || options.project_rows <= 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"scoring", "batch_tokens or project_rows below 1", "positive numbers", ""});
+    refuse({"scoring", "batch_tokens or project_rows below 1", "positive numbers", ""});
   if (!options.sharing.alone()) return detail::share_scores(model, requests, options, counts);
   Engine engine(model, requests, options);
   auto scores = engine.run();

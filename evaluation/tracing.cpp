@@ -64,8 +64,7 @@ class FactTracer {
         length_(static_cast<int64_t>(tokens_.ids.size())),
         layers_(model.n_layers()) {
     if (options.noise <= 0 || options.samples < 1 || options.window < 1)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"causal tracing", "noise, samples or window not positive", "positive numbers", "see TraceOptions"});
+      refuse({"causal tracing", "noise, samples or window not positive", "positive numbers", "see TraceOptions"});
     trace_.fact = fact;
     trace_.window = options.window;
     trace_.subject_begin = tokens_.subject_begin;
@@ -333,8 +332,8 @@ double embedding_deviation(const models::Model& model, const std::vector<KnownFa
     ids.insert(ids.end(), own.begin(), own.end());
   }
   if (ids.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"causal tracing", "no facts to measure the embeddings on",
-                                               "known facts with subjects", "give a facts file"});
+    refuse(
+        {"causal tracing", "no facts to measure the embeddings on", "known facts with subjects", "give a facts file"});
   const at::Tensor table = model.embedding();
   at::Tensor rows =
       table.index_select(0, devices::index_on(ids, table)).to(at::kFloat) * model.config().embedding_scale;
@@ -393,16 +392,14 @@ using hooks::Site;
 TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const KnownFact& fact) {
   const size_t begin = fact.subject.empty() ? std::string::npos : fact.prompt.find(fact.subject);
   if (begin == std::string::npos)
-    throw Error(ErrorClass::kInvalidArgument, {"causal tracing of \"" + fact.prompt + "\"",
-                                               "the subject \"" + fact.subject + "\" is not in the prompt",
-                                               "a prompt that contains its subject", "check the facts file"});
+    refuse({"causal tracing of \"" + fact.prompt + "\"", "the subject \"" + fact.subject + "\" is not in the prompt",
+            "a prompt that contains its subject", "check the facts file"});
   auto encoding = tokenizer.encode_prompt(fact.prompt);
   TraceTokens tokens;
   std::tie(tokens.subject_begin, tokens.subject_end) = encoding.overlapping(begin, begin + fact.subject.size());
   tokens.ids = std::move(encoding.ids);
   if (tokens.subject_begin < 0)
-    throw Error(ErrorClass::kInvalidArgument, {"causal tracing of \"" + fact.prompt + "\"",
-                                               "no token holds the subject", "a subject with tokens", ""});
+    refuse({"causal tracing of \"" + fact.prompt + "\"", "no token holds the subject", "a subject with tokens", ""});
   return tokens;
 }
 

@@ -112,9 +112,8 @@ json to_json(const TraceSummary& summary) {
 json suggest_layers(const TraceSummary& summary, int count) {
   const auto found = summary.effect.find(TraceKind::kMlp);
   if (found == summary.effect.end() || summary.facts == 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"suggested layers", "no traces of MLP outputs", "at least one traced fact with kind mlp",
-                 "trace facts that the model knows"});
+    refuse({"suggested layers", "no traces of MLP outputs", "at least one traced fact with kind mlp",
+            "trace facts that the model knows"});
   const auto& effect = found->second[kLastSubject];
   // The first MLP works on the embedding that was noised: windows that hold it bring back the token, not the fact.
   auto first = effect.begin() + std::min<std::ptrdiff_t>(summary.window / 2 + 1, std::ssize(effect));

@@ -192,9 +192,8 @@ TfIdf::TfIdf(const std::vector<std::string>& documents) {
     for (const auto& token : std::set<std::string>(tokens.begin(), tokens.end())) ++document_counts[token];
   }
   if (document_counts.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"reference texts", "no word in " + std::to_string(documents.size()) + " documents",
-                 "at least one word of two letters", "check the file with the reference texts"});
+    refuse({"reference texts", "no word in " + std::to_string(documents.size()) + " documents",
+            "at least one word of two letters", "check the file with the reference texts"});
   const auto n = static_cast<double>(documents.size());
   for (const auto& [token, count] : document_counts) {
     vocabulary_.emplace(token, static_cast<int64_t>(idf_.size()));

@@ -67,9 +67,8 @@ at::Tensor HookPoint::run(at::Tensor x) const {
     at::Tensor y = entry.fn(x);
     if (!y.defined()) continue;
     if (y.sizes() != x.sizes() || y.scalar_type() != x.scalar_type() || y.device() != x.device())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"hook at " + to_string(ref_), "the replacement is " + describe(y), describe(x),
-                   "an edit keeps shape, dtype and device; move operands to the activation with route_like"});
+      refuse({"hook at " + to_string(ref_), "the replacement is " + describe(y), describe(x),
+              "an edit keeps shape, dtype and device; move operands to the activation with route_like"});
     x = std::move(y);
   }
   return x;
@@ -106,10 +105,10 @@ HookPoint& HookTable::at(const SiteRef& ref) {
 const HookPoint& HookTable::at(const SiteRef& ref) const {
   const bool in_layer = is_layer_site(ref.site);
   if (in_layer ? (ref.layer < 0 || ref.layer >= n_layers_) : ref.layer != -1)
-    throw Error(ErrorClass::kInvalidArgument, {"site " + to_string(ref), "layer " + std::to_string(ref.layer),
-                                               in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1)
-                                                        : "layer -1, because it lies outside layers",
-                                               "check the layer numbers against the model"});
+    refuse(
+        {"site " + to_string(ref), "layer " + std::to_string(ref.layer),
+         in_layer ? "a layer from 0 to " + std::to_string(n_layers_ - 1) : "layer -1, because it lies outside layers",
+         "check the layer numbers against the model"});
   return points_[static_cast<size_t>(slot(ref.site, ref.layer))];
 }
 

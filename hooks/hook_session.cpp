@@ -28,9 +28,8 @@ at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRe
   if (!options.tokens) return options.reference ? kept : kept.clone();
   for (const int64_t token : *options.tokens)
     if (token < 0 || token >= x.size(0))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"capture at " + to_string(ref), "token " + std::to_string(token),
-                   "a packed token from 0 to " + std::to_string(x.size(0) - 1), "index tokens with TokenBatch::token"});
+      refuse({"capture at " + to_string(ref), "token " + std::to_string(token),
+              "a packed token from 0 to " + std::to_string(x.size(0) - 1), "index tokens with TokenBatch::token"});
   const at::Tensor rows = devices::index_on(*options.tokens, kept);
   return kept.index_select(0, rows);
 }
@@ -57,9 +56,7 @@ HookSession& HookSession::stop_after(SiteRef ref) {
 }
 
 void HookSession::attach() {
-  if (!handles_.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"hook session", "attach() was called twice", "one call", "detach() first"});
+  if (!handles_.empty()) refuse({"hook session", "attach() was called twice", "one call", "detach() first"});
   std::vector<HookPoint*> points;
   for (const auto& entry : entries_) points.push_back(&table_->at(entry->ref));
   // Stops go last at their site, so that captures and edits there have run.
@@ -97,13 +94,12 @@ at::Tensor HookSession::captured(const SiteRef& ref) const {
     declared = true;
     if (entry->fired) return entry->value;
   }
-  throw Error(ErrorClass::kInvalidArgument,
-              {"hook session",
-               "reading " + to_string(ref) + ", which " +
-                   (declared ? "did not fire in the forward pass" : "this session does not capture"),
-               "a captured site",
-               declared ? "the pass may have stopped or started elsewhere, or the family has no such place"
-                        : "add capture() before attach()"});
+  refuse({"hook session",
+          "reading " + to_string(ref) + ", which " +
+              (declared ? "did not fire in the forward pass" : "this session does not capture"),
+          "a captured site",
+          declared ? "the pass may have stopped or started elsewhere, or the family has no such place"
+                   : "add capture() before attach()"});
 }
 
 void HookSession::finish() {
@@ -113,9 +109,8 @@ void HookSession::finish() {
       append_item(missed, std::string(verb(static_cast<int>(entry->kind))) + " at " + to_string(entry->ref));
   detach();
   if (!missed.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"hook session", "these hooks did not fire: " + missed, "every hook to fire at least once",
-                 "run a forward pass that reaches these sites"});
+    refuse({"hook session", "these hooks did not fire: " + missed, "every hook to fire at least once",
+            "run a forward pass that reaches these sites"});
 }
 
 }  // namespace emend::hooks

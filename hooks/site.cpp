@@ -46,8 +46,8 @@ constexpr std::string_view kLayerPrefix = "layers.";
   std::vector<std::string> names;
   for (const auto& s : kSites) names.push_back(s.in_layer ? "layers.0." + std::string(s.name) : std::string(s.name));
   const auto in_full = [](const auto& s) { return (s.in_layer ? "layers.N." : "") + std::string(s.name); };
-  throw Error(ErrorClass::kInvalidArgument, {"site \"" + std::string(text) + "\"", "no such place in a decoder",
-                                             "one of " + join(kSites, ", ", in_full), did_you_mean(text, names)});
+  refuse({"site \"" + std::string(text) + "\"", "no such place in a decoder", "one of " + join(kSites, ", ", in_full),
+          did_you_mean(text, names)});
 }
 
 }  // namespace

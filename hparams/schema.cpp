@@ -28,8 +28,7 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
   }
   const std::string closest = closest_name(entry.key, names);
   const std::string list = join(schema.fields, ", ", [](const ErasedField& field) { return field.info.name; });
-  throw Error(
-      ErrorClass::kInvalidArgument,
+  refuse(
       {entry.where, "unknown field \"" + entry.key + "\"",
        closest.empty() ? "a hyper-parameter of " + schema.editor + " (" + list + ")"
                        : "a hyper-parameter of " + schema.editor,
@@ -42,7 +41,7 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
   if (entry.value.kind == RawValue::Kind::kScalar) advice = did_you_mean(entry.value.text, one_of);
   if (advice.empty() && !field.info.options.meaning.empty())
     advice = field.info.name + " is the " + field.info.options.meaning;
-  throw Error(ErrorClass::kInvalidArgument, {entry.where, entry.key + " is " + entry.value.show(), expected, advice});
+  refuse({entry.where, entry.key + " is " + entry.value.show(), expected, advice});
 }
 
 /// The one warning about keys that have no effect on the edit.
@@ -116,9 +115,8 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
   for (const RawEntry& entry : raw.entries()) {
     if (const ErasedField* field = find_field(fields, entry.key)) {
       if (std::find(given.begin(), given.end(), field) != given.end())
-        throw Error(ErrorClass::kInvalidArgument,
-                    {entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
-                     "one of them", "remove one"});
+        refuse({entry.where, entry.key + " is another name for " + field->info.name + ", which is given too",
+                "one of them", "remove one"});
       given.push_back(field);
       if (const std::string expected = field->read(object, field->info.options, entry.value); !expected.empty())
         refuse_value(*field, entry, expected);
@@ -134,16 +132,14 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
   }
   for (const ErasedField& field : fields)
     if (field.info.options.required && std::find(given.begin(), given.end(), &field) == given.end())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.source().empty() ? "hyper-parameters" : raw.source(), field.info.name + " is missing",
-                   field.info.type + ": " + field.info.options.meaning,
-                   "add it to the file or give " + setting("set", field.info.name + "=…")});
+      refuse({raw.source().empty() ? "hyper-parameters" : raw.source(), field.info.name + " is missing",
+              field.info.type + ": " + field.info.options.meaning,
+              "add it to the file or give " + setting("set", field.info.name + "=…")});
   for (const ErasedCheck& check : checks)
     if (const std::string expected = check.test(object); !expected.empty()) {
       const RawEntry* entry = raw.find(check.field);
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.where(check.field),
-                   check.field + (entry ? " is " + entry->value.show() : " is left at its default"), expected, ""});
+      refuse({raw.where(check.field), check.field + (entry ? " is " + entry->value.show() : " is left at its default"),
+              expected, ""});
     }
   warn_ignored(*this, raw, ignored, log);
 }

@@ -11,7 +11,7 @@ namespace emend::models {
 namespace {
 
 [[noreturn]] void bad_batch(const std::string& got, const std::string& expected) {
-  throw Error(ErrorClass::kInvalidArgument, {"token batch", got, expected, "check the rows that were tokenised"});
+  refuse({"token batch", got, expected, "check the rows that were tokenised"});
 }
 
 std::string row_name(int64_t row) {

@@ -42,7 +42,7 @@ constexpr std::array<Turns, 10> kFormats = {{
 const Turns& turns_of(const ChatFormat& format) {
   for (const auto& turns : kFormats)
     if (turns.name == format.name) return turns;
-  throw Error(ErrorClass::kInvalidArgument, {"chat format", "\"" + format.name + "\"", "a known format", ""});
+  refuse({"chat format", "\"" + format.name + "\"", "a known format", ""});
 }
 
 ChatFormat make(const Turns& turns) {
@@ -98,8 +98,7 @@ std::vector<std::string> chat_format_names() {
 ChatFormat chat_format(std::string_view name) {
   for (const auto& turns : kFormats)
     if (turns.name == name) return make(turns);
-  throw Error(ErrorClass::kInvalidArgument, {"chat format", "\"" + std::string(name) + "\"", "a known format",
-                                             did_you_mean(name, chat_format_names())});
+  refuse({"chat format", "\"" + std::string(name) + "\"", "a known format", did_you_mean(name, chat_format_names())});
 }
 
 ChatFormat detect_chat_format(std::string_view chat_template) {
@@ -133,9 +132,7 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role == "system") {
-      if (i != 0)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {"message " + std::to_string(i), "a system message", "it to be the first", ""});
+      if (i != 0) refuse({"message " + std::to_string(i), "a system message", "it to be the first", ""});
       add_system(content_of(message));
     } else if (message.role == "user") {
       chat.text += std::string(turns.user_open) + pending_system + content_of(message) + std::string(turns.user_close);
@@ -146,8 +143,7 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
       chat.text += content_of(message) + std::string(turns.reply_close);
       chat.replies.emplace_back(begin, chat.text.size());
     } else {
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"message " + std::to_string(i), "role \"" + message.role + "\"", "system, user or assistant", ""});
+      refuse({"message " + std::to_string(i), "role \"" + message.role + "\"", "system, user or assistant", ""});
     }
   }
   if (open_reply) chat.text += turns.reply_open;

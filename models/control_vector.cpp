@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kArchitecture = "controlvector";
 constexpr std::string_view kPrefix = "direction.";
 
-[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& got, const std::string& expected) {
+[[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& got, const std::string& expected) {
   throw Error(ErrorClass::kCorruption, {path.string(), got, expected,
                                         "a control vector is what emend direct fit, repeng, EasySteer or "
                                         "llama-cvector-generator writes"});
@@ -29,8 +29,8 @@ int layer_of(const std::filesystem::path& path, const std::string& name, int lea
   const auto parsed = std::from_chars(digits, end, layer);
   constexpr int kMost = 10'000;  // no model has more blocks
   if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < least || layer > kMost)
-    refuse(path, "tensor \"" + name + "\"",
-           "tensors direction.N with N from " + std::to_string(least) + " on, at most " + std::to_string(kMost));
+    refuse_file(path, "tensor \"" + name + "\"",
+                "tensors direction.N with N from " + std::to_string(least) + " on, at most " + std::to_string(kMost));
   return layer;
 }
 
@@ -43,22 +43,25 @@ ControlVector read_control_vector(const std::filesystem::path& path) {
   // EasySteer's have a direction behind block 0, which llama.cpp refuses; it names its method.
   const bool easy_steer = architecture == "steervector" || file.text("controlvector.method");
   if (architecture && *architecture != kArchitecture && !easy_steer)
-    refuse(path, "a GGUF file of the architecture \"" + *architecture + "\"", "\"controlvector\"");
+    refuse_file(path, "a GGUF file of the architecture \"" + *architecture + "\"", "\"controlvector\"");
   vector.model_hint = file.text("controlvector.model_hint").value_or("");
   int64_t width = -1;
   for (const GgufTensor& tensor : file.tensors()) {
     const int layer = layer_of(path, tensor.name, easy_steer ? 0 : 1);
     if (tensor.type != GgmlType::kF32 || tensor.shape.size() != 1)
-      refuse(path, tensor.name + " of type " + std::string(to_string(tensor.type)), "one row of F32");
+      refuse_file(path, tensor.name + " of type " + std::string(to_string(tensor.type)), "one row of F32");
     if (width < 0) width = tensor.shape[0];
     if (tensor.shape[0] != width)
-      refuse(path, tensor.name + " of width " + std::to_string(tensor.shape[0]), "one width, " + std::to_string(width));
+      refuse_file(path, tensor.name + " of width " + std::to_string(tensor.shape[0]),
+                  "one width, " + std::to_string(width));
     const auto values = at::from_blob(const_cast<std::byte*>(file.data(tensor)), tensor.shape, at::kFloat).clone();
-    if (!at::isfinite(values).all().item<bool>()) refuse(path, tensor.name + " with NaN or infinite values", "numbers");
+    if (!at::isfinite(values).all().item<bool>())
+      refuse_file(path, tensor.name + " with NaN or infinite values", "numbers");
     if (const auto from = file.number("controlvector.origin." + std::to_string(layer))) vector.origin[layer] = *from;
-    if (!vector.layers.emplace(layer, values).second) refuse(path, "layer " + std::to_string(layer) + " twice", "once");
+    if (!vector.layers.emplace(layer, values).second)
+      refuse_file(path, "layer " + std::to_string(layer) + " twice", "once");
   }
-  if (vector.layers.empty()) refuse(path, "no direction", "tensors direction.N with N from 1 on");
+  if (vector.layers.empty()) refuse_file(path, "no direction", "tensors direction.N with N from 1 on");
   return vector;
 }
 
@@ -72,8 +75,7 @@ void write_control_vector(const std::filesystem::path& path, const ControlVector
         {name, GgmlType::kF32, row.sizes().vec(), [row, name] { return detail::encode(row, GgmlType::kF32, name); }});
   }
   if (outputs.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {path.string(), "no direction behind block 1 or a later one", "at least one", "take more layers"});
+    refuse({path.string(), "no direction behind block 1 or a later one", "at least one", "take more layers"});
   GgufMetadata metadata;
   metadata.set_text("general.architecture", kArchitecture);
   metadata.set_text("controlvector.model_hint", vector.model_hint);
@@ -97,8 +99,7 @@ LayerRange LayerRange::parse(const std::string& text) {
     good = good && parsed.ec == std::errc() && parsed.ptr == end;
   }
   if (!good || range.first < 0 || range.last < range.first)
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("layers"), "\"" + text + "\"", "A-B with A from 0 on and B not below A", "such as 8-14"});
+    refuse({setting("layers"), "\"" + text + "\"", "A-B with A from 0 on and B not below A", "such as 8-14"});
   return range;
 }
 

@@ -152,11 +152,10 @@ void check_module_names(const FamilySpec& family, const ModelConfig& config, con
       if (!name.empty() && (got == name || stripped(got, family.base_prefix) == stripped(name, family.base_prefix)))
         return;
     const std::string& expected = accepted.front();
-    throw Error(ErrorClass::kInvalidArgument,
-                {where + ": " + key, "\"" + got + "\"",
-                 expected.empty() ? "no such module in family " + family.name
-                                  : "\"" + expected + "\" for family " + family.name,
-                 "use the hyper-parameter file of this model family, or leave the field out"});
+    refuse({where + ": " + key, "\"" + got + "\"",
+            expected.empty() ? "no such module in family " + family.name
+                             : "\"" + expected + "\" for family " + family.name,
+            "use the hyper-parameter file of this model family, or leave the field out"});
   };
   const ModuleNames& modules = family.modules;
   check("layer_module_tmp", names.layer_module_tmp, {modules.layer});

@@ -65,9 +65,8 @@ void refuse_links_that_leave(const fs::path& folder) {
     if (ignored) continue;  // it leads nowhere: whoever needs the file says so
     const fs::path way = target.lexically_relative(home);
     if (!way.empty() && *way.begin() != "..") continue;
-    throw Error(ErrorClass::kInvalidArgument,
-                {entry.path().string(), "a symbolic link that leads out of the model folder", "files of its own",
-                 "copy the file into the folder, or set EMEND_FOLLOW_LINKS=1 if the link is yours"});
+    refuse({entry.path().string(), "a symbolic link that leads out of the model folder", "files of its own",
+            "copy the file into the folder, or set EMEND_FOLLOW_LINKS=1 if the link is yours"});
   }
 }
 

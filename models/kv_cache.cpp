@@ -41,9 +41,8 @@ KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
   KvCache selected(n_layers_, capacity_);
   for (const int64_t r : rows) {
     if (r < 0 || r >= static_cast<int64_t>(lengths_.size()))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"key-value cache", "row " + std::to_string(r), "a row of " + std::to_string(lengths_.size()),
-                   "check the row numbers"});
+      refuse({"key-value cache", "row " + std::to_string(r), "a row of " + std::to_string(lengths_.size()),
+              "check the row numbers"});
     selected.lengths_.push_back(lengths_[r]);
     selected.positions_.push_back(positions_[r]);
     selected.prompt_lengths_.push_back(prompt_lengths_[r]);
@@ -69,9 +68,8 @@ void KvCache::append_rows(const KvCache& other) {
   for (int layer = 0; layer < n_layers_; ++layer) {
     const bool here = keys_[layer].defined(), there = other.keys_[layer].defined();
     if (here != there || incomplete_[layer] != other.incomplete_[layer])
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"key-value cache", "layer " + std::to_string(layer) + " in one of two caches that are joined",
-                   "caches that saw the same layers", "run both through the same passes"});
+      refuse({"key-value cache", "layer " + std::to_string(layer) + " in one of two caches that are joined",
+              "caches that saw the same layers", "run both through the same passes"});
     if (!here) continue;
     const auto join = [](const at::Tensor& a, const at::Tensor& b) {
       const int64_t slots = std::max(a.size(2), b.size(2));
@@ -91,14 +89,12 @@ void KvCache::append_rows(const KvCache& other) {
 
 void KvCache::truncate(const std::vector<int64_t>& lengths) {
   if (lengths.size() != lengths_.size())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"key-value cache", std::to_string(lengths.size()) + " lengths",
-                 "one for each of " + std::to_string(lengths_.size()) + " rows", "give a length a row"});
+    refuse({"key-value cache", std::to_string(lengths.size()) + " lengths",
+            "one for each of " + std::to_string(lengths_.size()) + " rows", "give a length a row"});
   for (size_t r = 0; r < lengths.size(); ++r) {
     if (lengths[r] < 0 || lengths[r] > lengths_[r])
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"key-value cache", "length " + std::to_string(lengths[r]) + " for row " + std::to_string(r),
-                   "0 to " + std::to_string(lengths_[r]), "a cache can only forget"});
+      refuse({"key-value cache", "length " + std::to_string(lengths[r]) + " for row " + std::to_string(r),
+              "0 to " + std::to_string(lengths_[r]), "a cache can only forget"});
   }
   for (size_t r = 0; r < lengths.size(); ++r) {
     lengths_[r] = lengths[r];

@@ -80,10 +80,9 @@ ForwardResult Model::forward(const TokenBatch& batch, const ForwardOptions& opti
 
 at::Tensor Model::project(const at::Tensor& hidden, bool raw_head) const {
   if (hidden.dim() < 1 || hidden.size(-1) != hidden_size())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"project",
-                 "a tensor of shape [" + join(hidden.sizes(), ", ", [](int64_t n) { return std::to_string(n); }) + "]",
-                 "[rows, " + std::to_string(hidden_size()) + "]", ""});
+    refuse({"project",
+            "a tensor of shape [" + join(hidden.sizes(), ", ", [](int64_t n) { return std::to_string(n); }) + "]",
+            "[rows, " + std::to_string(hidden_size()) + "]", ""});
   return detail::project_rows(*state_, hidden.to(state_->dtype), raw_head, /*fire_hooks=*/false);
 }
 
@@ -106,9 +105,8 @@ EditSite Model::edit_site(int layer) const {
                  "choose a dense model, or train an adapter on the dense matrices of this one (" +
                      short_names(adaptable_weights()) + ")"});
   if (layer < 0 || layer >= config.n_layers)
-    throw Error(ErrorClass::kInvalidArgument, {"edit site", "layer " + std::to_string(layer),
-                                               "a layer from 0 to " + std::to_string(config.n_layers - 1),
-                                               "check `layers` in the hyper-parameters against the model"});
+    refuse({"edit site", "layer " + std::to_string(layer), "a layer from 0 to " + std::to_string(config.n_layers - 1),
+            "check `layers` in the hyper-parameters against the model"});
   EditSite site;
   site.layer = layer;
   site.orientation = state_->family->orientation;
@@ -158,8 +156,7 @@ void Model::set_weight(const std::string& name, const at::Tensor& value) {
     std::ostringstream got, expected;
     got << c10::toString(value.scalar_type()) << " " << value.sizes() << " on " << value.device();
     expected << "a floating type, " << weight.tensor.sizes() << " on " << weight.tensor.device();
-    throw Error(ErrorClass::kInvalidArgument,
-                {"weight \"" + name + "\"", got.str(), expected.str(), "move the tensor with route_like first"});
+    refuse({"weight \"" + name + "\"", got.str(), expected.str(), "move the tensor with route_like first"});
   }
   const at::NoGradGuard no_grad;
   for (at::Tensor target : weight_copies(name))
@@ -229,17 +226,15 @@ void Model::set_adapter(const std::string& weight, std::shared_ptr<const LinearA
     const bool fits = adapter->a_RI.dim() == 2 && adapter->b_OR.dim() == 2 && adapter->a_RI.size(1) == in &&
                       adapter->b_OR.size(0) == out && adapter->a_RI.size(0) == adapter->b_OR.size(1);
     if (!fits)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"adapter of " + weight, "factors " + shape_text(adapter->a_RI) + " and " + shape_text(adapter->b_OR),
-                   "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
+      refuse({"adapter of " + weight, "factors " + shape_text(adapter->a_RI) + " and " + shape_text(adapter->b_OR),
+              "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
     const auto home = entry.tensor.device();
     if (adapter->a_RI.device() != home || adapter->b_OR.device() != home)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"adapter of " + weight,
-                   "factors on " + devices::to_string(adapter->a_RI.device()) + " and " +
-                       devices::to_string(adapter->b_OR.device()),
-                   "both on " + devices::to_string(home) + ", where the weight lives",
-                   "route them to the weight (devices::route_like) before they are attached"});
+      refuse({"adapter of " + weight,
+              "factors on " + devices::to_string(adapter->a_RI.device()) + " and " +
+                  devices::to_string(adapter->b_OR.device()),
+              "both on " + devices::to_string(home) + ", where the weight lives",
+              "route them to the weight (devices::route_like) before they are attached"});
   }
   state_->layers.at(entry.expected.layer)[entry.expected.part].adapter = std::move(adapter);
 }

@@ -116,8 +116,8 @@ void set_width(nlohmann::json& config, const std::string& name, int64_t width) {
   for (const char* heads : {"n_head", "num_attention_heads", "num_key_value_heads"})
     if (config.contains(heads)) groups = std::gcd(groups, config[heads].get<int64_t>());
   if (const int64_t step = before / groups; width % step != 0)
-    throw Error(ErrorClass::kInvalidArgument, {"width of " + name, std::to_string(width),
-                                               "a multiple of " + std::to_string(step), "heads keep their size"});
+    refuse(
+        {"width of " + name, std::to_string(width), "a multiple of " + std::to_string(step), "heads keep their size"});
   for (const char* key :
        {"n_embd", "n_head", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"})
     if (config.contains(key)) config[key] = config[key].get<int64_t>() * width / before;
@@ -152,8 +152,7 @@ std::shared_ptr<const Checkpoint> shape_checkpoint(const std::string& name) {
   static const std::regex kForm("shape:([^/@]+)(?:/([0-9]{1,4}))?(?:@(.+))?");
   std::smatch parts;
   if (!name.starts_with("shape:")) return nullptr;
-  if (!std::regex_match(name, parts, kForm))
-    throw Error(ErrorClass::kInvalidArgument, {name, "not the name of a shape", "shape:NAME/LAYERS@MODEL", ""});
+  if (!std::regex_match(name, parts, kForm)) refuse({name, "not the name of a shape", "shape:NAME/LAYERS@MODEL", ""});
   std::function<std::unique_ptr<Tokenizer>()> tokenizer;
   if (parts[3].matched)
     tokenizer = [from = parts[3].str()] {

@@ -50,8 +50,8 @@ at::Tensor packed_again(const at::Tensor& by_rows, const TokenBatch& batch, Site
 const at::Tensor& Trace::operator[](const SiteRef& site) const {
   const auto found = captures.find(site);
   if (found == captures.end())
-    throw Error(ErrorClass::kInvalidArgument, {"trace", to_string(site) + " was not asked for",
-                                               "a site that the trace captured", "name it in the call of trace()"});
+    refuse({"trace", to_string(site) + " was not asked for", "a site that the trace captured",
+            "name it in the call of trace()"});
   return found->second;
 }
 
@@ -66,9 +66,8 @@ std::pair<int64_t, int64_t> Trace::span(std::string_view part, int64_t row) cons
   const std::pair<int64_t, int64_t> none{-1, -1},
       found = begin == std::string::npos ? none : encodings[row].overlapping(begin, begin + part.size());
   if (found == none)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"trace, row " + std::to_string(row), "\"" + std::string(part) + "\" is not in its text",
-                 "a part of a text that was traced", known ? "" : "rows of ids have no text"});
+    refuse({"trace, row " + std::to_string(row), "\"" + std::string(part) + "\" is not in its text",
+            "a part of a text that was traced", known ? "" : "rows of ids have no text"});
   return found;
 }
 
@@ -144,7 +143,7 @@ Patch Patch::heads(std::vector<int64_t> heads) const {
 }
 
 void Patch::misfit(const std::string& got, const std::string& expected, const std::string& advice) const {
-  throw Error(ErrorClass::kInvalidArgument, {"patch at " + to_string(site_), got, expected, advice});
+  refuse({"patch at " + to_string(site_), got, expected, advice});
 }
 
 std::vector<int64_t> Patch::chosen(const TokenBatch& batch, int64_t row) const {
@@ -253,8 +252,7 @@ ForwardResult Model::forward(const Prompts& prompts) const {
 }
 
 std::vector<NextToken> Model::next_tokens(const Prompts& prompt, int64_t count) const {
-  if (count < 1)
-    throw Error(ErrorClass::kInvalidArgument, {"next_tokens", "count " + std::to_string(count), "at least 1", ""});
+  if (count < 1) refuse({"next_tokens", "count " + std::to_string(count), "at least 1", ""});
   const at::NoGradGuard no_grad;
   const TokenBatch batch = batch_of(*this, prompt, nullptr);
   ForwardOptions options;

@@ -98,7 +98,7 @@ void resume_quality(Options& o, const QualityArguments& quality, const RunOption
 
 int run_quality(const Options& o, const QualityArguments& quality, RunOptions edit, Common& common) {
   const auto lacks = [](const std::string& name, const std::string& got, const std::string& advice) {
-    throw Error(ErrorClass::kInvalidArgument, {setting(name), got, "what is to be compared", advice});
+    refuse({setting(name), got, "what is to be compared", advice});
   };
   if (!quality.editors.empty()) {
     if (edit.facts.file.empty()) lacks("facts", "no facts", "name a file of facts");

@@ -98,7 +98,7 @@ void settle_places(Options& options) {
     for (const auto& input : inputs)
       if (!failure) require_apart(given, place, input);
     if (!failure && !places.insert(place).second)
-      throw Error(ErrorClass::kInvalidArgument, {given, "two outputs of this command", "a place for each", ""});
+      refuse({given, "two outputs of this command", "a place for each", ""});
   }
 }
 

@@ -70,10 +70,8 @@ void Changes::put_in(const editors::EditPack& pack, const editors::ApplyPackOpti
                      const std::string& where) {
   std::string id = identity(pack);
   if (order_->packs.contains(id))
-    throw Error(
-        ErrorClass::kInvalidArgument,
-        {where, "the edit " + (pack.id.empty() ? id.substr(0, 12) : pack.id) + " is already in force in this model",
-         "another pack", "revert it first"});
+    refuse({where, "the edit " + (pack.id.empty() ? id.substr(0, 12) : pack.id) + " is already in force in this model",
+            "another pack", "revert it first"});
   transaction_ = editors::apply_pack(transaction_->model(), pack, options);
   order_->packs.insert(pack_ = std::move(id));
   wrote(pack.deltas);

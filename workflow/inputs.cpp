@@ -123,8 +123,8 @@ ProgressFn stopping(std::function<bool(const ProgressUpdate&)> go_on) {
 datasets::FactSet load_named_facts(const FactOptions& options, const Handles& lent) {
   auto facts = load_or_blame_file(options, lent.log);
   if (facts.facts.empty())
-    throw Error(ErrorClass::kInvalidArgument, {options.file, "no facts to work on", "at least one usable row",
-                                               "check the file, " + setting("offset") + " and " + setting("limit")});
+    refuse({options.file, "no facts to work on", "at least one usable row",
+            "check the file, " + setting("offset") + " and " + setting("limit")});
   lent.log.event(
       LogLevel::kInfo, "facts.loaded",
       counted(facts.facts.size(), "fact") + " from " + options.file + " (" + facts.format + ")",
@@ -214,16 +214,14 @@ const editors::EditorInfo& chosen_editor(const RunOptions& options, const models
   if (options.editor.empty()) {
     for (const auto& editor : editors::all_editors())
       if (same(editor.name)) return editor;
-    throw Error(ErrorClass::kInvalidArgument,
-                {options.hparams, "alg_name: " + named,
-                 "one of " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
-                 "take alg_name out of the file and choose one with " + setting("editor")});
+    refuse({options.hparams, "alg_name: " + named,
+            "one of " + join(editors::all_editors(), ", ", &editors::EditorInfo::name),
+            "take alg_name out of the file and choose one with " + setting("editor")});
   }
   const auto& given = editors::find_editor(options.editor);
   if (!same(given.name) && !same(given.name.substr(0, given.name.rfind('-'))))
-    throw Error(ErrorClass::kInvalidArgument,
-                {options.hparams, "alg_name: " + named + ", with " + setting("editor", given.name), "one editor",
-                 "leave " + setting("editor") + " out, or name another file with " + setting("hparams")});
+    refuse({options.hparams, "alg_name: " + named + ", with " + setting("editor", given.name), "one editor",
+            "leave " + setting("editor") + " out, or name another file with " + setting("hparams")});
   return given;
 }
 
@@ -265,11 +263,10 @@ void require_same(const devices::WorkSharing& sharing, const nlohmann::json& set
     const auto other = nlohmann::json::parse(all[r]);
     for (const auto& [key, value] : first.items())
       if (other.value(key, nlohmann::json()) != value)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {setting(key),
-                     shorten(text(other.value(key, nlohmann::json())), 100) + " in process " + std::to_string(r) +
-                         " and " + shorten(text(value), 100) + " in process 0",
-                     "the same in all processes", "start all of them with the same command"});
+        refuse({setting(key),
+                shorten(text(other.value(key, nlohmann::json())), 100) + " in process " + std::to_string(r) + " and " +
+                    shorten(text(value), 100) + " in process 0",
+                "the same in all processes", "start all of them with the same command"});
   }
 }
 

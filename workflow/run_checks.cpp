@@ -72,14 +72,12 @@ static void check_protocol(const RunOptions& options, const std::vector<std::str
   evaluation::SeparateEvaluation::check(metrics);
   for (const auto& format : save_formats())
     if (format.name != "pack" && options.saves(format.name))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("save", format.name), "not with " + setting("protocol", "single"), "none",
-                   "the edits are taken back; use " + setting("protocol", "sequential") + " to keep them"});
+      refuse({setting("save", format.name), "not with " + setting("protocol", "single"), "none",
+              "the edits are taken back; use " + setting("protocol", "sequential") + " to keep them"});
   const auto schedule = parse_eval_at(options.eval_at);
   if (schedule.each || schedule.every > 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("eval_at"), "each or every=N with " + setting("protocol", "single"), "end",
-                 "every fact is judged alone, right after its edit"});
+    refuse({setting("eval_at"), "each or every=N with " + setting("protocol", "single"), "end",
+            "every fact is judged alone, right after its edit"});
   if (editors::find_editor(options.editor).prompts())
     throw Error(ErrorClass::kUnsupported, {setting("protocol"), "single, with " + options.editor, "sequential",
                                            options.editor + " changes no weights: it has nothing to take back"});
@@ -89,13 +87,11 @@ static void check_protocol(const RunOptions& options, const std::vector<std::str
 void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics) {
   check_protocol(options, metrics);
   if (options.saves("none") && options.save.size() > 1)
-    throw Error(ErrorClass::kInvalidArgument, {setting("save"), "none beside others", "none, or what to write", ""});
+    refuse({setting("save"), "none beside others", "none, or what to write", ""});
   if (options.metrics.health_data.empty() && std::find(metrics.begin(), metrics.end(), "health") != metrics.end())
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
+    refuse({setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
   if (const auto& pattern = options.stats_import; !pattern.empty() && pattern.find("{layer}") == std::string::npos)
-    throw Error(ErrorClass::kInvalidArgument, {setting("stats_import"), "\"" + pattern + "\"",
-                                               "a file a layer, {layer} standing for its number", ""});
+    refuse({setting("stats_import"), "\"" + pattern + "\"", "a file a layer, {layer} standing for its number", ""});
   if (!editors::find_editor(options.editor).changes_weights)
     for (const auto& format : save_formats())
       if (!format.beside && options.saves(format.name))
@@ -124,8 +120,8 @@ void require_layers(const nlohmann::json& layers, const models::Checkpoint& chec
   }
   for (const auto& layer : layers.is_array() ? layers : nlohmann::json::array({layers}))
     if (layer.is_number_integer() && layer.get<int64_t>() >= known)
-      throw Error(ErrorClass::kInvalidArgument, {where, "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
-                                                 "the model has " + std::to_string(known) + " layers" + advice});
+      refuse({where, "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
+              "the model has " + std::to_string(known) + " layers" + advice});
 }
 
 // Hyper-parameters that this model cannot have, before it is loaded.

@@ -27,8 +27,7 @@ std::string dump_json(const nlohmann::ordered_json& document, int indent) {
 
 void require_new(const std::string& path, bool force) {
   if (std::filesystem::exists(path) && !force)
-    throw Error(ErrorClass::kInvalidArgument,
-                {path, "it exists already", "a new path", "choose another, or replace it with " + setting("force")});
+    refuse({path, "it exists already", "a new path", "choose another, or replace it with " + setting("force")});
   auto folder = std::filesystem::absolute(path).parent_path();
   while (!std::filesystem::exists(folder)) folder = folder.parent_path();
   errno = ENOTDIR;
@@ -77,25 +76,23 @@ RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     ::close(lock_);
     lock_ = -1;
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "another run is writing to this folder", "",
-                                               "wait for it, or choose another folder with " + setting("out")});
+    refuse({folder_.string(), "another run is writing to this folder", "",
+            "wait for it, or choose another folder with " + setting("out")});
   }
   remove_abandoned(folder_, std::chrono::seconds(0));  // of a run that was killed
   if (!resume && std::filesystem::exists(folder_ / "results.json")) {
     ::close(lock_);
     lock_ = -1;
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder_.string(), "the folder holds the results of an earlier run", "",
-                 "choose another folder with " + setting("out") + ", or give " + setting("resume")});
+    refuse({folder_.string(), "the folder holds the results of an earlier run", "",
+            "choose another folder with " + setting("out") + ", or give " + setting("resume")});
   }
 }
 
 void RunDirectory::require_free(const std::vector<std::string>& names) const {
   for (const auto& name : names)
     if (std::filesystem::exists(std::filesystem::symlink_status(folder_ / name)))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {folder_.string(), "the folder holds " + name + ", which this run did not write",
-                   "a folder of its own", "choose another folder with " + setting("out")});
+      refuse({folder_.string(), "the folder holds " + name + ", which this run did not write", "a folder of its own",
+              "choose another folder with " + setting("out")});
 }
 
 RunDirectory::~RunDirectory() {
@@ -177,19 +174,18 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
     const auto old = parse_json(read_file(path), {}, unreadable);
     for (const auto& [key, value] : settings.items())
       if (!old.is_object() || old.value(key, nlohmann::json()) != value)
-        throw Error(ErrorClass::kInvalidArgument,
-                    {path.string(), "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
-                     (old.is_object() ? old.value(key, nlohmann::json()).dump().substr(0, 80)
-                                      : std::string("readable settings")) +
-                         ", as when the run began",
-                     "give the same options, or start anew in another folder"});
+        refuse({path.string(), "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
+                (old.is_object() ? old.value(key, nlohmann::json()).dump().substr(0, 80)
+                                 : std::string("readable settings")) +
+                    ", as when the run began",
+                "give the same options, or start anew in another folder"});
     return;
   }
   fresh_ = true;
   if (reader_) return;
   if (!std::filesystem::exists(path) && std::filesystem::exists(folder_) && !std::filesystem::is_empty(folder_))
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "a folder that no run wrote", "a run's checkpoint",
-                                               "choose another folder with " + setting("out")});
+    refuse({folder_.string(), "a folder that no run wrote", "a run's checkpoint",
+            "choose another folder with " + setting("out")});
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
   std::filesystem::create_directories(folder_, ignored);

@@ -23,7 +23,7 @@ const SaveFormat& save_format(const std::string& name) {
     if (format.name == name) return format;
     append_item(names, format.name);
   }
-  throw Error(ErrorClass::kInvalidArgument, {"save", "\"" + name + "\"", "one of " + names, ""});
+  refuse({"save", "\"" + name + "\"", "one of " + names, ""});
 }
 
 }  // namespace emend::workflow

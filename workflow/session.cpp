@@ -75,7 +75,7 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
       editor_(std::move(editor)),
       changes_(model) {
   require_valid(options_);
-  if (!editor_) throw Error(ErrorClass::kInvalidArgument, {"Session", "no editor", "an editor", "make one first"});
+  if (!editor_) refuse({"Session", "no editor", "an editor", "make one first"});
   if (!lent_.statistics) own_statistics_ = statistics_provider(options_, lent_);
   static_cast<editors::EditSettings&>(context_) =
       editors::make_settings({.seed = options_.seed,

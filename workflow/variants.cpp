@@ -26,8 +26,8 @@ constexpr const char* kVariants = "variants.json";  // its presence says that a 
 constexpr const char* kFailure = "failure.json";
 
 [[noreturn]] void refuse_variant(const std::string& text, const std::string& got, const std::string& advice = "") {
-  throw Error(ErrorClass::kInvalidArgument, {setting("editors", "\"" + shorten(text) + "\""), got,
-                                             "EDITOR or \"EDITOR: KEY=VALUE …\", with commas between several", advice});
+  refuse({setting("editors", "\"" + shorten(text) + "\""), got,
+          "EDITOR or \"EDITOR: KEY=VALUE …\", with commas between several", advice});
 }
 
 // The parts between characters of `separators`, where these do not stand in brackets.
@@ -134,17 +134,15 @@ void require_usable(const fs::path& folder, bool resume) {
   if (!fs::is_directory(folder)) return;
   const bool own = fs::exists(folder / kVariants);
   if (own && !resume)
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder.string(), "the folder holds an earlier comparison", "a new folder",
-                 "choose another folder with " + setting("out") + ", or give " + setting("resume")});
+    refuse({folder.string(), "the folder holds an earlier comparison", "a new folder",
+            "choose another folder with " + setting("out") + ", or give " + setting("resume")});
   if (own) return;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     // What a comparison that was stopped in its first moment leaves.
     if (name == ".lock" || (name == "checkpoint" && fs::exists(entry.path() / "settings.json") && resume)) continue;
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder.string(), "the folder holds " + name + ", which no comparison wrote", "a folder of its own",
-                 "choose another folder with " + setting("out")});
+    refuse({folder.string(), "the folder holds " + name + ", which no comparison wrote", "a folder of its own",
+            "choose another folder with " + setting("out")});
   }
 }
 

@@ -136,15 +136,14 @@ c10::Storage adopt_host_storage(const c10::Storage& host, c10::DeviceIndex devic
 
 static detail::Account& account_of(int index) {
   if (index < 0 || index >= kMaxSimulated)
-    throw Error(ErrorClass::kInvalidArgument, {"simulated device", "index " + std::to_string(index),
-                                               "0 to " + std::to_string(kMaxSimulated - 1), ""});
+    refuse({"simulated device", "index " + std::to_string(index), "0 to " + std::to_string(kMaxSimulated - 1), ""});
   return detail::g_accounts[static_cast<size_t>(index)];
 }
 
 void set_simulated_memory_limit(int index, int64_t bytes) {
   if (bytes < 0)
-    throw Error(ErrorClass::kInvalidArgument, {"memory limit of sim:" + std::to_string(index),
-                                               std::to_string(bytes) + " bytes", "0 (no limit) or more", ""});
+    refuse(
+        {"memory limit of sim:" + std::to_string(index), std::to_string(bytes) + " bytes", "0 (no limit) or more", ""});
   account_of(index).limit = bytes;
 }
 

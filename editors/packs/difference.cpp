@@ -48,8 +48,7 @@ WeightDifference compare(const std::string& weight, const WeightDelta* a, const 
     return difference;
   }
   const at::Tensor change_a = a->stored(), change_b = b->stored();
-  if (change_a.sizes() != change_b.sizes())
-    throw Error(ErrorClass::kInvalidArgument, {weight, "changes of two shapes", "edits of one model", ""});
+  if (change_a.sizes() != change_b.sizes()) refuse({weight, "changes of two shapes", "edits of one model", ""});
   difference.between = (change_b - change_a).norm().item<double>();
   if (difference.a > 0 && difference.b > 0)
     difference.cosine = (change_a * change_b).sum().item<double>() / (difference.a * difference.b);

@@ -25,8 +25,7 @@ void write_edited_folder(const std::filesystem::path& to,
                          const std::function<void(Ledger&)>& change, bool replace, const Log& log) {
   std::error_code error;
   if (!replace && std::filesystem::exists(to, error) && !std::filesystem::is_empty(to, error))
-    throw Error(ErrorClass::kInvalidArgument,
-                {to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another"});
+    refuse({to.string(), "the folder exists and is not empty", "a new or empty folder", "choose another"});
   const auto fill = [&](const std::filesystem::path& staged) {
     write(staged);
     Ledger ledger(staged, log);

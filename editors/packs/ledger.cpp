@@ -45,9 +45,8 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
   const auto it = files.find(weight);
   if (it != files.end()) return it->second;
   const std::string close = closest_name(weight, files, key_of);
-  throw Error(ErrorClass::kInvalidArgument, {folder.string(), "no weight \"" + weight + "\", which the pack changes",
-                                             "the model that the pack was made for",
-                                             close.empty() ? "" : "the closest name here is \"" + close + "\""});
+  refuse({folder.string(), "no weight \"" + weight + "\", which the pack changes",
+          "the model that the pack was made for", close.empty() ? "" : "the closest name here is \"" + close + "\""});
 }
 
 // Σ of the deltas added in float64, one rounding to float32 a pack, one to the file's dtype at the end: what
@@ -55,9 +54,8 @@ const std::filesystem::path& file_of(const std::map<std::string, std::filesystem
 at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const std::filesystem::path& folder) {
   const at::Tensor change = delta.stored();
   if (change.sizes() != weight.sizes())
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
-                 "the model that the pack was made for", ""});
+    refuse({folder.string(), "weight \"" + delta.weight + "\" has another shape than the pack's change",
+            "the model that the pack was made for", ""});
   const auto compute_dtype = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return (weight.to(at::kDouble) + change).to(compute_dtype);
 }
@@ -205,8 +203,7 @@ void Ledger::open() {
 void Ledger::lock() {
   std::error_code error;
   if (std::filesystem::is_symlink(ledger_, error))
-    throw Error(ErrorClass::kInvalidArgument,
-                {ledger_.string(), "a symbolic link", "the folder's own ledger", "remove the link"});
+    refuse({ledger_.string(), "a symbolic link", "the folder's own ledger", "remove the link"});
   std::filesystem::create_directories(ledger_ / "packs", error);
   lock_.fd = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (lock_.fd < 0)
@@ -219,8 +216,7 @@ void Ledger::lock() {
                     ::stat((ledger_ / "lock").c_str(), &named) == 0 && held.st_ino == named.st_ino;
   if (!mine) {
     ::close(std::exchange(lock_.fd, -1));  // what the other one has made stays
-    throw Error(ErrorClass::kInvalidArgument,
-                {folder_.string(), "another process is changing this model", "", "wait for it to end"});
+    refuse({folder_.string(), "another process is changing this model", "", "wait for it to end"});
   }
   remove_abandoned(folder_, std::chrono::seconds(0));  // of a change that was interrupted
 }
@@ -228,9 +224,8 @@ void Ledger::lock() {
 // Before the first write: the lock, and what others wrote while there was none.
 void Ledger::begin_change() {
   if (const auto name = models::hub_name(folder_); !name.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {name, "a model in the Hugging Face cache, which other programs share", "a folder of its own",
-                 "write the edited model elsewhere (" + setting("out", "DIR") + ")"});
+    refuse({name, "a model in the Hugging Face cache, which other programs share", "a folder of its own",
+            "write the edited model elsewhere (" + setting("out", "DIR") + ")"});
   if (lock_.fd >= 0) return;
   lock();
   open();
@@ -267,7 +262,7 @@ std::vector<LedgerEntry> Ledger::entries() const {
 }
 
 std::string Ledger::resolve(const std::string& id_or_path) const {
-  if (id_or_path.empty()) throw Error(ErrorClass::kInvalidArgument, {"edit", "an empty name", "an id or a file", ""});
+  if (id_or_path.empty()) refuse({"edit", "an empty name", "an id or a file", ""});
   std::string wanted = id_or_path;
   if (std::filesystem::is_regular_file(id_or_path)) wanted = pack_id(id_or_path);
   std::vector<std::string> matches;
@@ -344,8 +339,7 @@ void Ledger::revert(const std::vector<std::string>& ids_or_paths) {
   for (const auto& name : ids_or_paths) {
     const std::string id = resolve(name);
     if (std::erase(active, id) == 0)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
+      refuse({folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
   }
   warn_of_missing(active);
   stamp_and_change(active);
@@ -389,8 +383,8 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
   std::vector<std::string> order;
   for (const auto& id : ids) order.push_back(resolve(id));
   if (!std::ranges::is_permutation(order, active_))
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "the new order names other edits than those in force",
-                                               "each edit in force once", "emend list shows them"});
+    refuse({folder_.string(), "the new order names other edits than those in force", "each edit in force once",
+            "emend list shows them"});
   change(order);
 }
 

@@ -213,8 +213,7 @@ OnConflict parse_on_conflict(std::string_view text) {
   if (text == "first") return OnConflict::kFirst;
   if (text == "last") return OnConflict::kLast;
   if (text == "sum") return OnConflict::kSum;
-  throw Error(ErrorClass::kInvalidArgument,
-              {setting("on_conflict"), "\"" + std::string(text) + "\"", "fail, first, last or sum", ""});
+  refuse({setting("on_conflict"), "\"" + std::string(text) + "\"", "fail, first, last or sum", ""});
 }
 
 std::string question_of(const nlohmann::json& fact) {
@@ -235,9 +234,9 @@ void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span
       list += "\n  " + std::string(to_string(conflict.kind)) + ": " + describe(conflict, packs);
   if (n == 0) return;
   if (n > kShown) list += "\n  and " + std::to_string(n - kShown) + " more";
-  throw Error(ErrorClass::kInvalidArgument, {where, std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
-                                             "packs for one model that do not speak of the same facts",
-                                             allow ? "different models and shapes cannot be added" : advice});
+  refuse({where, std::to_string(n) + (n == 1 ? " conflict:" : " conflicts:") + list,
+          "packs for one model that do not speak of the same facts",
+          allow ? "different models and shapes cannot be added" : advice});
 }
 
 void require_together(std::span<const NamedPack> packs, size_t before, bool allow, const std::string& where,
@@ -275,7 +274,7 @@ WeightDelta compact(const WeightDelta& delta) {
 }
 
 Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
-  if (packs.empty()) throw Error(ErrorClass::kInvalidArgument, {"merge", "no packs", "at least one edit pack", ""});
+  if (packs.empty()) refuse({"merge", "no packs", "at least one edit pack", ""});
   Merge merge;
   merge.conflicts = find_conflicts(packs);
   merge.used = choose(packs, merge.conflicts, on_conflict);

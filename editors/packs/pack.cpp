@@ -217,9 +217,8 @@ void require_shapes(const models::Model& model, const EditPack& pack, const std:
     at::Tensor weight = model.weight(delta.weight);
     if (weight.dim() == 2 && delta.orientation == models::Orientation::kInOut) weight = weight.t();
     if (weight.sizes() == at::IntArrayRef(delta.shape())) continue;
-    throw Error(ErrorClass::kInvalidArgument,
-                {where.empty() ? delta.weight : where + ": " + delta.weight, "a change of another shape",
-                 "the weight's shape", "apply the pack to the model it was made from"});
+    refuse({where.empty() ? delta.weight : where + ": " + delta.weight, "a change of another shape",
+            "the weight's shape", "apply the pack to the model it was made from"});
   }
 }
 

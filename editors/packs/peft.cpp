@@ -91,11 +91,9 @@ std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOpti
     const Factors factors = factors_of(delta, options);
     const int64_t rank = factors.left_DR.size(1);
     if (factors.error > options.max_error)
-      throw Error(
-          ErrorClass::kInvalidArgument,
-          {delta.weight,
-           "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
-           "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
+      refuse({delta.weight,
+              "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
+              "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
     all.push_back({delta.weight, delta.orientation, factors.right_FR.t().contiguous(), factors.left_DR, factors.error});
   }
   return all;

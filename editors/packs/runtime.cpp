@@ -87,16 +87,14 @@ at::Tensor detail::part_tensor(const RuntimePart& part, const std::string& name,
 models::EditSite detail::part_site(const RuntimePart& part, const models::Model& model, const std::string& where) {
   const auto layer = part.values.at("layer").get<int64_t>();
   if (layer < 0 || layer >= model.n_layers())
-    throw Error(ErrorClass::kInvalidArgument, {where, part.kind + " at layer " + std::to_string(layer),
-                                               "a layer from 0 to " + std::to_string(model.n_layers() - 1),
-                                               "use the model that the pack was made for"});
+    refuse({where, part.kind + " at layer " + std::to_string(layer),
+            "a layer from 0 to " + std::to_string(model.n_layers() - 1), "use the model that the pack was made for"});
   const models::EditSite site = model.edit_site(static_cast<int>(layer));
   const auto shape = part.values.at("shape").get<std::vector<int64_t>>();
   if (shape != std::vector<int64_t>{site.out_features, site.in_features})
-    throw Error(ErrorClass::kInvalidArgument,
-                {where, part.kind + " for a matrix of another shape",
-                 std::to_string(site.out_features) + "×" + std::to_string(site.in_features),
-                 "use the model that the pack was made for"});
+    refuse({where, part.kind + " for a matrix of another shape",
+            std::to_string(site.out_features) + "×" + std::to_string(site.in_features),
+            "use the model that the pack was made for"});
   return site;
 }
 

@@ -21,9 +21,8 @@ std::string show_shape(at::IntArrayRef shape) {
 
 void require_shape(const std::string& weight, at::IntArrayRef got, at::IntArrayRef expected) {
   if (got == expected) return;
-  throw Error(ErrorClass::kInvalidArgument,
-              {weight, "a change of shape " + show_shape(got), "shape " + show_shape(expected),
-               "use the change on the model it was made for"});
+  refuse({weight, "a change of shape " + show_shape(got), "shape " + show_shape(expected),
+          "use the change on the model it was made for"});
 }
 
 struct Sums {
@@ -207,9 +206,8 @@ std::vector<std::string> EditTransaction::changed() const {
 
 TransactionRef::operator EditTransaction*() const {
   if (transaction_ && life_.expired())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"edit", "a transaction that has ended", "one that lives as long as the edit",
-                 "set EditContext::transaction anew for every call, or leave it empty"});
+    refuse({"edit", "a transaction that has ended", "one that lives as long as the edit",
+            "set EditContext::transaction anew for every call, or leave it empty"});
   return transaction_;
 }
 

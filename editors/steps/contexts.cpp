@@ -105,10 +105,9 @@ nlohmann::json ContextTemplates::to_json() const {
 
 ContextTemplates parse_contexts(const nlohmann::json& json, const std::string& where) {
   const auto fail = [&](const std::string& got) {
-    throw Error(
-        ErrorClass::kInvalidArgument,
-        {where, got, "a list of templates with one {} each, or a list of such lists, the first template being \"{}\"",
-         "for example [[\"{}\"], [\"It is so. {}\"]]"});
+    refuse({where, got,
+            "a list of templates with one {} each, or a list of such lists, the first template being \"{}\"",
+            "for example [[\"{}\"], [\"It is so. {}\"]]"});
   };
   const nlohmann::json& list = json.is_object() && json.contains("templates") ? json["templates"] : json;
   if (!list.is_array() || list.empty()) fail("no list of templates");

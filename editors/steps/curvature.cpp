@@ -46,8 +46,7 @@ static void add_pass(const models::Model& model, const std::vector<LearningRow>&
 std::vector<Curvature> curvature_of(const models::Model& model, const std::vector<LearningRow>& rows,
                                     const std::vector<int>& layers, const EditContext& context) {
   constexpr size_t kTokensAtOnce = 1024;  // each has logits over the vocabulary
-  if (rows.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"curvature", "no rows", "text of two tokens or more", "give a corpus"});
+  if (rows.empty()) refuse({"curvature", "no rows", "text of two tokens or more", "give a corpus"});
   std::vector<Curvature> sums(layers.size());
   std::vector<LearningRow> some;
   size_t tokens = 0;

@@ -86,8 +86,7 @@ class FineTuneRun {
       if (tokenizer.unk_id())
         std::erase_if(row.labels, [&](const auto& label) { return label.second == *tokenizer.unk_id(); });
       if (row.labels.empty())
-        throw Error(ErrorClass::kInvalidArgument,
-                    {editor_, "a target of unknown tokens alone", "a token to learn", "set score_padding to false"});
+        refuse({editor_, "a target of unknown tokens alone", "a token to learn", "set score_padding to false"});
     }
   }
 
@@ -273,10 +272,9 @@ std::vector<std::string> weights_of_module(const models::Model& model, int layer
         with_prefix(tensors[i].name, family.base_prefix).starts_with(module))
       (tensors[i].bias ? biases : weights).push_back(names[i]);
   if (weights.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {where + ": rewrite_module_tmp", "\"" + module_template + "\"",
-                 "a module of a block with a weight, such as \"" + family.modules.rewrite + "\"",
-                 "leave the field out to train the MLP output matrix"});
+    refuse({where + ": rewrite_module_tmp", "\"" + module_template + "\"",
+            "a module of a block with a weight, such as \"" + family.modules.rewrite + "\"",
+            "leave the field out to train the MLP output matrix"});
   weights.insert(weights.end(), biases.begin(), biases.end());
   return weights;
 }

@@ -407,7 +407,7 @@ void fold(EarlierKeys& layer) {
   layer.keys_FP = at::Tensor();
 }
 
-[[noreturn]] void refuse(const std::string& got) {
+[[noreturn]] void refuse_memory(const std::string& got) {
   throw Error(ErrorClass::kCorruption,
               {"memory of earlier keys", got, "what the editor saved (keys.0, sum.0, …)", "start the run anew"});
 }
@@ -426,8 +426,8 @@ Preserved EarlierKeys::with(Preserved base) const {
 
 void KeyCache::add(const std::vector<at::Tensor>& keys_FN, const std::vector<at::Tensor>& values_DN) {
   if (!layers_.empty() && layers_.size() != keys_FN.size())
-    throw Error(ErrorClass::kInvalidArgument, {"earlier keys", std::to_string(keys_FN.size()) + " layers",
-                                               std::to_string(layers_.size()), "reset the editor for other layers"});
+    refuse({"earlier keys", std::to_string(keys_FN.size()) + " layers", std::to_string(layers_.size()),
+            "reset the editor for other layers"});
   std::vector<EarlierKeys> grown = layers_;  // all or nothing
   grown.resize(keys_FN.size());
   for (size_t i = 0; i < keys_FN.size(); ++i) {
@@ -435,8 +435,8 @@ void KeyCache::add(const std::vector<at::Tensor>& keys_FN, const std::vector<at:
     EarlierKeys& layer = grown[i];
     const at::Tensor& there = layer.sum_FF.defined() ? layer.sum_FF : layer.keys_FP;
     if (there.defined() && there.size(0) != keys.size(0))
-      throw Error(ErrorClass::kInvalidArgument, {"earlier keys", "keys of width " + std::to_string(keys.size(0)),
-                                                 std::to_string(there.size(0)), "one editor serves one model"});
+      refuse({"earlier keys", "keys of width " + std::to_string(keys.size(0)), std::to_string(there.size(0)),
+              "one editor serves one model"});
     layer.keys_FP = layer.keys_FP.defined() ? at::cat({layer.keys_FP, keys}, 1) : keys;
     fold(layer);
     if (values_DN.empty()) continue;
@@ -468,12 +468,12 @@ void KeyCache::load(const std::map<std::string, at::Tensor>& state) {
     const std::string kind = name.substr(0, dot), number = dot == std::string::npos ? "" : name.substr(dot + 1);
     if ((kind != "keys" && kind != "sum" && kind != "values") || number.empty() || number.size() > 4 ||
         number.find_first_not_of("0123456789") != std::string::npos || std::stoul(number) >= layers.size())
-      refuse("\"" + name + "\"");
+      refuse_memory("\"" + name + "\"");
     EarlierKeys& layer = layers[std::stoul(number)];
     at::Tensor& place = kind == "keys" ? layer.keys_FP : kind == "sum" ? layer.sum_FF : layer.values_DF;
     if (tensor.dim() != 2 || (kind == "sum" && tensor.size(0) != tensor.size(1)) || place.defined() ||
         (kind != "values" && (layer.keys_FP.defined() || layer.sum_FF.defined())))
-      refuse("\"" + name + "\" of an odd shape or twice");
+      refuse_memory("\"" + name + "\" of an odd shape or twice");
     place = tensor.to(kind == "keys" ? at::kFloat : at::kDouble).clone();
   }
   while (!layers.empty() && !layers.back().keys_FP.defined() && !layers.back().sum_FF.defined()) layers.pop_back();

@@ -34,9 +34,9 @@ int layer_of(const std::string& parameter, const models::Model& model, const std
       throw Error(ErrorClass::kUnsupported,
                   {where, "\"" + parameter + "\"", "the MLP output matrix, such as " + example,
                    "give the same layers' output matrices, or `layers`"});
-  throw Error(ErrorClass::kInvalidArgument, {where, "\"" + parameter + "\", which this model does not have",
-                                             "the MLP output matrix of a layer, such as " + example,
-                                             "use hyper-parameters made for this model, or give `layers`"});
+  refuse({where, "\"" + parameter + "\", which this model does not have",
+          "the MLP output matrix of a layer, such as " + example,
+          "use hyper-parameters made for this model, or give `layers`"});
 }
 
 }  // namespace
@@ -60,9 +60,8 @@ const hparams::Schema<LayerChoice>& layer_choice_schema() {
 void require_layers(const std::vector<int64_t>& layers, const models::Model& model, const hparams::RawHparams& raw) {
   for (const int64_t layer : layers)
     if (layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.where("layers"), "layer " + std::to_string(layer),
-                   "0 to " + std::to_string(model.n_layers() - 1), "use hyper-parameters made for this model"});
+      refuse({raw.where("layers"), "layer " + std::to_string(layer), "0 to " + std::to_string(model.n_layers() - 1),
+              "use hyper-parameters made for this model"});
 }
 
 std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
@@ -82,8 +81,8 @@ std::vector<int> chosen_layers(const LayerChoice& choice, const models::Model& m
 int chosen_layer(const LayerChoice& choice, const models::Model& model, const hparams::RawHparams& raw) {
   const auto layers = chosen_layers(choice, model, raw);
   if (layers.size() != 1)
-    throw Error(ErrorClass::kInvalidArgument, {raw.where(choice.layers.empty() ? "inner_params" : "layers"),
-                                               std::to_string(layers.size()) + " layers", "one layer", ""});
+    refuse({raw.where(choice.layers.empty() ? "inner_params" : "layers"), std::to_string(layers.size()) + " layers",
+            "one layer", ""});
   return layers[0];
 }
 

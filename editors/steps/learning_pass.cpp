@@ -15,11 +15,11 @@ namespace emend::editors {
 namespace {
 
 [[noreturn]] void bad_row(size_t row, const std::string& got, const std::string& expected) {
-  throw Error(ErrorClass::kInvalidArgument, {"training row " + std::to_string(row), got, expected, ""});
+  refuse({"training row " + std::to_string(row), got, expected, ""});
 }
 
 void check_rows(const std::vector<LearningRow>& rows) {
-  if (rows.empty()) throw Error(ErrorClass::kInvalidArgument, {"training", "no rows", "at least one", ""});
+  if (rows.empty()) refuse({"training", "no rows", "at least one", ""});
   for (size_t r = 0; r < rows.size(); ++r) {
     if (rows[r].labels.empty()) bad_row(r, "no labels", "at least one token to learn");
     for (const auto& [token, id] : rows[r].labels)
@@ -34,8 +34,7 @@ void check_rows(const std::vector<LearningRow>& rows) {
 Objective parse_objective(std::string_view text) {
   if (text == "prompt_last") return Objective::kPromptLast;
   if (text == "target_new") return Objective::kTargetNew;
-  throw Error(ErrorClass::kInvalidArgument,
-              {"objective_optimization", "\"" + std::string(text) + "\"", "prompt_last or target_new", ""});
+  refuse({"objective_optimization", "\"" + std::string(text) + "\"", "prompt_last or target_new", ""});
 }
 
 LearningRow learning_row(const RenderedFact& fact, Objective objective) {

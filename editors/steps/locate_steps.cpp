@@ -310,15 +310,13 @@ void check_locate_hparams(const hparams::LocateHparams& hparams, const models::M
   const auto layer_range = "0 to " + std::to_string(model.n_layers() - 1);
   for (const int64_t layer : hparams.layers) {
     if (layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {raw.where("layers"), "layer " + std::to_string(layer), layer_range,
-                   "the model has " + std::to_string(model.n_layers()) + " layers: use hyper-parameters made for it"});
+      refuse({raw.where("layers"), "layer " + std::to_string(layer), layer_range,
+              "the model has " + std::to_string(model.n_layers()) + " layers: use hyper-parameters made for it"});
     (void)model.edit_site(static_cast<int>(layer));
   }
   if (hparams.v_loss_layer && *hparams.v_loss_layer >= model.n_layers())
-    throw Error(ErrorClass::kInvalidArgument,
-                {raw.where("v_loss_layer"), "layer " + std::to_string(*hparams.v_loss_layer), layer_range,
-                 "leave v_loss_layer out to use the last layer"});
+    refuse({raw.where("v_loss_layer"), "layer " + std::to_string(*hparams.v_loss_layer), layer_range,
+            "leave v_loss_layer out to use the last layer"});
   const auto& names = hparams.modules;
   models::check_module_names(model.family(), model.config(),
                              {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp,
@@ -367,8 +365,8 @@ RenderedBatch render_batch(const models::Model& model, std::span<const datasets:
 void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
                         const EditContext& context) {
   if (!context.statistics)
-    throw Error(ErrorClass::kInvalidArgument, {editor, "no statistics", "second moments of the keys",
-                                               "give a StatisticsProvider, or a corpus on the command line"});
+    refuse({editor, "no statistics", "second moments of the keys",
+            "give a StatisticsProvider, or a corpus on the command line"});
   context.statistics->prepare(model, layers);
 }
 

@@ -59,8 +59,7 @@ std::vector<std::string> choose_weights(const models::Model& model, const LoraSh
   const std::set<int64_t> layers(shape.layers.begin(), shape.layers.end());
   for (const int64_t layer : layers)
     if (layer < 0 || layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"layers", "layer " + std::to_string(layer), "0 to " + std::to_string(model.n_layers() - 1), ""});
+      refuse({"layers", "layer " + std::to_string(layer), "0 to " + std::to_string(model.n_layers() - 1), ""});
   std::vector<std::string> chosen;
   std::set<std::string> names;
   for (const auto& weight : model.adaptable_weights()) {
@@ -73,23 +72,19 @@ std::vector<std::string> choose_weights(const models::Model& model, const LoraSh
   for (const auto& module : shape.target_modules)
     if (std::none_of(chosen.begin(), chosen.end(),
                      [&](const std::string& weight) { return wanted(module_of(weight), {module}); }))
-      throw Error(ErrorClass::kInvalidArgument, {"target_modules", "\"" + module + "\", which names no linear layer",
-                                                 "some of " + known + ", or all-linear", ""});
+      refuse({"target_modules", "\"" + module + "\", which names no linear layer",
+              "some of " + known + ", or all-linear", ""});
   if (chosen.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"target_modules", "no linear layer of that kind in this model", "some of " + known, "name them"});
+    refuse({"target_modules", "no linear layer of that kind in this model", "some of " + known, "name them"});
   return chosen;
 }
 
 void check_shape(const LoraShape& shape, int64_t smaller_side) {
   if (shape.rank < 1 || shape.rank > smaller_side)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"r", std::to_string(shape.rank), "a rank from 1 to " + std::to_string(smaller_side), ""});
+    refuse({"r", std::to_string(shape.rank), "a rank from 1 to " + std::to_string(smaller_side), ""});
   if (!(shape.dropout >= 0 && shape.dropout < 1))
-    throw Error(ErrorClass::kInvalidArgument,
-                {"lora_dropout", std::to_string(shape.dropout), "0 or more, below 1", ""});
-  if (!(shape.alpha > 0))
-    throw Error(ErrorClass::kInvalidArgument, {"lora_alpha", std::to_string(shape.alpha), "more than 0", ""});
+    refuse({"lora_dropout", std::to_string(shape.dropout), "0 or more, below 1", ""});
+  if (!(shape.alpha > 0)) refuse({"lora_alpha", std::to_string(shape.alpha), "more than 0", ""});
 }
 
 }  // namespace

@@ -34,9 +34,8 @@ FactToken parse_fact_token(std::string_view text) {
     if (name == text) return value;
     names.emplace_back(name);
   }
-  throw Error(ErrorClass::kInvalidArgument,
-              {"fact_token", "\"" + std::string(text) + "\"",
-               "subject_last, subject_first, subject_first_after_last or last", did_you_mean(text, names)});
+  refuse({"fact_token", "\"" + std::string(text) + "\"",
+          "subject_last, subject_first, subject_first_after_last or last", did_you_mean(text, names)});
 }
 
 std::string with_leading_space(std::string_view target) {
@@ -71,9 +70,8 @@ PromptRow render_prompt(const models::Tokenizer& tokenizer, std::string_view tem
   row.subject = encoding.overlapping(begin, end);
   const auto count = static_cast<int64_t>(encoding.size());
   if (row.subject.first < 0) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {"prompt \"" + row.text + "\"", "the subject \"" + std::string(subject) + "\" has no token of its own",
-                 "a subject that the tokenizer keeps", "write the subject in other characters"});
+    refuse({"prompt \"" + row.text + "\"", "the subject \"" + std::string(subject) + "\" has no token of its own",
+            "a subject that the tokenizer keeps", "write the subject in other characters"});
   }
   switch (fact_token) {
     case FactToken::kSubjectLast: {
@@ -117,9 +115,8 @@ RenderedFact render_prompts(const models::Tokenizer& tokenizer, const datasets::
     throw Error(error.error_class(), text.starts_with(rendered.where) ? text : rendered.where + ": " + text);
   }
   if (rendered.target_ids.empty()) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {rendered.where, "the target \"" + fact.target_new + "\" has no tokens",
-                 "a target of at least one token", "write the target in other characters"});
+    refuse({rendered.where, "the target \"" + fact.target_new + "\" has no tokens", "a target of at least one token",
+            "write the target in other characters"});
   }
   return rendered;
 }

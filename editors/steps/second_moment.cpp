@@ -170,18 +170,17 @@ class PublishedStatistics final : public StatisticsProvider {
 
   void prepare(const models::Model& model, const std::vector<int>& layers) override {
     if (layers.size() > 1 && pattern_.find(kPlace) == std::string::npos)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"published statistics", "\"" + pattern_ + "\" for " + std::to_string(layers.size()) + " layers",
-                   "a pattern with {layer} in it", "write {layer} where the file names differ"});
+      refuse({"published statistics", "\"" + pattern_ + "\" for " + std::to_string(layers.size()) + " layers",
+              "a pattern with {layer} in it", "write {layer} where the file names differ"});
     for (const int layer : layers) {
       if (moments_.contains(layer)) continue;
       const auto path = path_of(layer);
       SecondMoment moment = read_published_moment(path);
       const int64_t width = model.edit_site(layer).in_features;
       if (moment.width() != width)
-        throw Error(ErrorClass::kInvalidArgument, {path.string(), "a moment of width " + std::to_string(moment.width()),
-                                                   "width " + std::to_string(width) + ", that of this model's keys",
-                                                   "use the statistics of this model and layer"});
+        refuse({path.string(), "a moment of width " + std::to_string(moment.width()),
+                "width " + std::to_string(width) + ", that of this model's keys",
+                "use the statistics of this model and layer"});
       log_.info("statistics.published", "statistics of layer " + std::to_string(layer) + " from " + path.string());
       moments_.emplace(layer, std::move(moment));
     }
@@ -190,8 +189,8 @@ class PublishedStatistics final : public StatisticsProvider {
   [[nodiscard]] const SecondMoment& get(int layer) const override {
     const auto found = moments_.find(layer);
     if (found == moments_.end())
-      throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
-                                                 "a prepared layer", "call prepare first"});
+      refuse({"statistics", "layer " + std::to_string(layer) + " was not prepared", "a prepared layer",
+              "call prepare first"});
     return found->second;
   }
 

@@ -16,9 +16,8 @@ at::Tensor routed(const at::Tensor& x, const at::Tensor& like, at::ScalarType dt
 
 void require_rows(const char* what, const at::Tensor& x, int64_t rows) {
   if (x.size(0) == rows) return;
-  throw Error(ErrorClass::kInvalidArgument,
-              {"solve", std::string(what) + " of width " + std::to_string(x.size(0)), "width " + std::to_string(rows),
-               "use second moments of the same model and layer as the keys"});
+  refuse({"solve", std::string(what) + " of width " + std::to_string(x.size(0)), "width " + std::to_string(rows),
+          "use second moments of the same model and layer as the keys"});
 }
 
 void require_finite(const at::Tensor& x, const char* what) {

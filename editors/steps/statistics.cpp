@@ -66,8 +66,7 @@ std::map<int, SecondMoment> collect_second_moments(const models::Model& model,
       options.progress(
           {"statistics", static_cast<double>(done), static_cast<double>(total), std::to_string(done) + " tokens"});
   });
-  if (sums[0].count == 0)
-    throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+  if (sums[0].count == 0) refuse({"statistics", "no tokens", "rows of tokens", "give another corpus"});
   return detail::moments_of({detail::total_of(model, sums[0], layers, nullptr)}, options);
 }
 
@@ -76,18 +75,16 @@ void FixedStatistics::prepare(const models::Model& model, const std::vector<int>
     const auto found = moments_.find(layer);
     const int64_t width = model.edit_site(layer).in_features;
     if (found != moments_.end() && found->second.width() == width) continue;
-    throw Error(ErrorClass::kInvalidArgument,
-                {"statistics of layer " + std::to_string(layer),
-                 found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
-                 "a second moment of width " + std::to_string(width), "use statistics of this model"});
+    refuse({"statistics of layer " + std::to_string(layer),
+            found == moments_.end() ? "none" : "width " + std::to_string(found->second.width()),
+            "a second moment of width " + std::to_string(width), "use statistics of this model"});
   }
 }
 
 const SecondMoment& FixedStatistics::get(int layer) const {
   const auto found = moments_.find(layer);
   if (found == moments_.end())
-    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " has none",
-                                               "a prepared layer", "call prepare first"});
+    refuse({"statistics", "layer " + std::to_string(layer) + " has none", "a prepared layer", "call prepare first"});
   return found->second;
 }
 
@@ -233,8 +230,7 @@ class Collection {
   std::map<int, SecondMoment> finish(std::vector<detail::Sums> totals) {
     int64_t count = 0;
     for (const auto& total : totals) count += total.count;
-    if (count == 0)
-      throw Error(ErrorClass::kInvalidArgument, {"statistics", "no tokens", "rows of tokens", "give another corpus"});
+    if (count == 0) refuse({"statistics", "no tokens", "rows of tokens", "give another corpus"});
     if (automatic_ && !settled())
       options_.log.warning("statistics.unsettled",
                            "the halves of " + std::to_string(count) +
@@ -443,8 +439,8 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
 const SecondMoment& CorpusStatistics::get(int layer) const {
   const auto found = state_->moments.find(layer);
   if (found == state_->moments.end())
-    throw Error(ErrorClass::kInvalidArgument, {"statistics", "layer " + std::to_string(layer) + " was not prepared",
-                                               "a prepared layer", "call prepare first"});
+    refuse({"statistics", "layer " + std::to_string(layer) + " was not prepared", "a prepared layer",
+            "call prepare first"});
   return found->second;
 }
 

@@ -64,8 +64,7 @@ class TextRows final : public RowSource {
       ++given_;
       rows.push_back(std::move(ids));
     }
-    if (given_ == 0)
-      throw Error(ErrorClass::kInvalidArgument, {text_.name, "no tokens", "text", "give another " + setting("corpus")});
+    if (given_ == 0) refuse({text_.name, "no tokens", "text", "give another " + setting("corpus")});
     return rows;
   }
 

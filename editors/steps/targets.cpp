@@ -11,45 +11,45 @@
 namespace emend::editors {
 namespace {
 
-[[noreturn]] void refuse(const TargetProblem& problem, const std::string& got, const std::string& expected) {
-  throw Error(ErrorClass::kInvalidArgument, {"targets of fact " + std::to_string(problem.case_id), got, expected, ""});
+[[noreturn]] void refuse_target(const TargetProblem& problem, const std::string& got, const std::string& expected) {
+  refuse({"targets of fact " + std::to_string(problem.case_id), got, expected, ""});
 }
 
 void check_row(const TargetProblem& problem, const TargetRow& row) {
   const auto length = static_cast<int64_t>(row.ids.size());
   if (row.lookup < 0 || row.lookup >= length)
-    refuse(problem, "looked-up token " + std::to_string(row.lookup), "a token of a row of " + std::to_string(length));
+    refuse_target(problem, "looked-up token " + std::to_string(row.lookup),
+                  "a token of a row of " + std::to_string(length));
   for (const auto& [token, id] : row.labels)
     if (token < row.lookup || token >= length)
-      refuse(problem, "a label at token " + std::to_string(token), "a token from the looked-up one on");
+      refuse_target(problem, "a label at token " + std::to_string(token), "a token from the looked-up one on");
 }
 
 void check(const models::Model& model, const std::vector<TargetProblem>& problems, const TargetSpec& spec) {
-  if (spec.sites.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"targets", "no site", "one or two sites in one layer", ""});
+  if (spec.sites.empty()) refuse({"targets", "no site", "one or two sites in one layer", ""});
   for (const auto& site : spec.sites) {
     if (site.layer != spec.sites[0].layer || site.layer < 0 || site.layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"targets", hooks::to_string(site), "sites in one layer of the model", ""});
+      refuse({"targets", hooks::to_string(site), "sites in one layer of the model", ""});
   }
   if (spec.loss_layer && (*spec.loss_layer < spec.sites[0].layer || *spec.loss_layer >= model.n_layers()))
-    throw Error(ErrorClass::kInvalidArgument, {"targets", "loss layer " + std::to_string(*spec.loss_layer),
-                                               "a layer from the edited one to the last", "check v_loss_layer"});
+    refuse({"targets", "loss layer " + std::to_string(*spec.loss_layer), "a layer from the edited one to the last",
+            "check v_loss_layer"});
   for (const auto& problem : problems) {
-    if (problem.rows.empty()) refuse(problem, "no row", "at least one row");
+    if (problem.rows.empty()) refuse_target(problem, "no row", "at least one row");
     for (const auto& row : problem.rows) {
       check_row(problem, row);
-      if (row.labels.empty()) refuse(problem, "a row without labels", "the target's tokens");
+      if (row.labels.empty()) refuse_target(problem, "a row without labels", "the target's tokens");
       // A mistaken label would otherwise surface as an index error on a device.
       for (const auto& label : row.labels)
         if (label.second < 0 || label.second >= model.vocab_size())
-          refuse(problem, "target token " + std::to_string(label.second),
-                 "an id below the vocabulary size " + std::to_string(model.vocab_size()));
+          refuse_target(problem, "target token " + std::to_string(label.second),
+                        "an id below the vocabulary size " + std::to_string(model.vocab_size()));
     }
     for (const auto& row : problem.kl_rows) check_row(problem, row);
     for (const auto& held : problem.held) {
       if (held.row >= problem.rows.size() + problem.kl_rows.size() || held.vectors_D.size() != spec.sites.size())
-        refuse(problem, "a held vector for no row or for other sites", "a row of the problem and a vector a site");
+        refuse_target(problem, "a held vector for no row or for other sites",
+                      "a row of the problem and a vector a site");
     }
   }
 }

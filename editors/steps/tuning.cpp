@@ -17,7 +17,7 @@ namespace emend::editors {
 namespace {
 
 void require(bool good, const std::string& name, const std::string& got, const std::string& expected) {
-  if (!good) throw Error(ErrorClass::kInvalidArgument, {name, got, expected, ""});
+  if (!good) refuse({name, got, expected, ""});
 }
 
 void check_options(const TuneOptions& options) {

@@ -232,8 +232,7 @@ Styles styles_of(const EvaluateOptions& options) {
   static const std::vector<std::string> names = {"plain", "chat", "both"};
   const std::string& style = options.free_style;
   if (std::find(names.begin(), names.end(), style) == names.end())
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("free_style"), "\"" + style + "\"", "plain, chat or both", did_you_mean(style, names)});
+    refuse({setting("free_style"), "\"" + style + "\"", "plain, chat or both", did_you_mean(style, names)});
   return {style != "chat", style != "plain"};
 }
 

@@ -18,7 +18,7 @@ namespace {
 thread_local std::shared_ptr<PassTables>* kept_tables = nullptr;
 
 [[noreturn]] void bad_pass(const std::string& got, const std::string& expected, const std::string& advice) {
-  throw Error(ErrorClass::kInvalidArgument, {"forward pass", got, expected, advice});
+  refuse({"forward pass", got, expected, advice});
 }
 
 at::Tensor index_on(const std::vector<int64_t>& values, c10::Device device, Purpose purpose) {

@@ -65,9 +65,8 @@ GgmlType parse_ggml_type(std::string_view name) {
   // llama.cpp's mixtures (Q4_K_M) are named after the type of most of their tensors.
   const std::string most = upper.substr(0, upper.find("_K_") + 2);
   const bool mixture = std::ranges::any_of(kNamed, [&](const auto& named) { return named.name == most; });
-  throw Error(ErrorClass::kInvalidArgument,
-              {"GGUF type", "\"" + shorten(name, 40) + "\"", "one of " + join(kNamed, ", ", name_of),
-               mixture ? "use " + most + ": all matrices get the one type" : did_you_mean(upper, kNamed, "", name_of)});
+  refuse({"GGUF type", "\"" + shorten(name, 40) + "\"", "one of " + join(kNamed, ", ", name_of),
+          mixture ? "use " + most + ": all matrices get the one type" : did_you_mean(upper, kNamed, "", name_of)});
 }
 
 bool is_readable(GgmlType type) noexcept {

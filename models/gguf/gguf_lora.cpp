@@ -54,9 +54,8 @@ std::vector<std::string> write_gguf_lora(const Model& model, const std::vector<L
     const int64_t out = tensor.shape[turned ? 1 : 0], in = tensor.shape[turned ? 0 : 1];
     if (one.a_RI.dim() != 2 || one.b_OR.dim() != 2 || one.a_RI.size(1) != in || one.b_OR.size(0) != out ||
         one.a_RI.size(0) != one.b_OR.size(1))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {one.weight, "factors of another shape",
-                   "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
+      refuse({one.weight, "factors of another shape",
+              "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
     const at::Tensor a_RI = devices::to_host(one.a_RI).to(at::kFloat).contiguous();
     const at::Tensor b_OR = in_file_order(devices::to_host(one.b_OR).to(at::kFloat),
                                           detail::gguf_row_order(form, model.config(), tensor.part));

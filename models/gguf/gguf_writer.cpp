@@ -110,10 +110,9 @@ class Writer {
     base_->recipes = detail::plan_tensors(base_->files, form, source_.family, source_.config);
     const size_t expected = expected_tensors(source_.family, source_.config).size();
     if (base_->recipes.size() != expected)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {path.string(),
-                   std::to_string(base_->recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
-                   "a GGUF file of the same model", "name the file that the model was converted to before editing"});
+      refuse({path.string(),
+              std::to_string(base_->recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
+              "a GGUF file of the same model", "name the file that the model was converted to before editing"});
     alignment_ = meta.alignment();
   }
 
@@ -380,8 +379,8 @@ GgufWriteReport write_gguf(const Model& model, const std::filesystem::path& path
 GgufWriteReport write_gguf(const Checkpoint& checkpoint, const std::filesystem::path& path,
                            const GgufWriteOptions& options) {
   if (!options.base.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"write_gguf", "a base for a checkpoint", "no base: nothing was edited",
-                                               "load the model to write its edited weights"});
+    refuse({"write_gguf", "a base for a checkpoint", "no base: nothing was edited",
+            "load the model to write its edited weights"});
   const at::NoGradGuard no_grad;
   return Writer(source_of(checkpoint, options.family), path, options).write();
 }

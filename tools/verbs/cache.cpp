@@ -133,8 +133,7 @@ ordered_json prune(const CacheArguments& options, uint64_t max_bytes, std::strin
 }
 
 uint64_t max_size(const CacheArguments& options) {
-  if (options.max_size.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"cache prune", "no size", "--max-size such as 5GiB", ""});
+  if (options.max_size.empty()) refuse({"cache prune", "no size", "--max-size such as 5GiB", ""});
   return static_cast<uint64_t>(devices::parse_bytes(options.max_size, "--max-size"));
 }
 

@@ -41,8 +41,7 @@ uint64_t parse_bytes(const std::string& text) {
     if (*c != ' ') unit += static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
   const auto found = kUnits.find(unit);
   if (end == text.c_str() || found == kUnits.end() || !(number * found->second >= 1) || number * found->second > 1e18)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"--shard-size", "\"" + text + "\"", "a size such as 5GB, 500MB or 2GiB", ""});
+    refuse({"--shard-size", "\"" + text + "\"", "a size such as 5GB, 500MB or 2GiB", ""});
   return static_cast<uint64_t>(number * found->second);
 }
 

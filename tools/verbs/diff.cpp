@@ -106,8 +106,7 @@ void relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
     measure_against(*a.checkpoint, a.pack.base_fingerprint, b);
   }
   if (a.pack.base_fingerprint == b.pack.base_fingerprint) return;
-  throw Error(
-      ErrorClass::kInvalidArgument,
+  refuse(
       {a.name + " and " + b.name,
        "made for the models " + a.pack.base_fingerprint.substr(0, 12) + " and " + b.pack.base_fingerprint.substr(0, 12),
        "two edits of one model", "a model folder is compared with a pack through --model BASE, the unedited one"});
@@ -120,8 +119,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
   const auto document = parse_json(text, {}, no_json);
   if (document.is_array()) {
     if (std::ranges::any_of(document, [](const auto& item) { return !item.is_string(); }))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {path, "an array with other things than strings", "an array of prompts", ""});
+      refuse({path, "an array with other things than strings", "an array of prompts", ""});
     prompts = document.get<std::vector<std::string>>();
   } else {
     std::istringstream lines(text);
@@ -131,9 +129,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
     }
   }
   for (const auto& prompt : prompts) datasets::require_prompt_size(path, prompt);
-  if (prompts.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {path, "no prompts", "one prompt a line, or a JSON array of strings", ""});
+  if (prompts.empty()) refuse({path, "no prompts", "one prompt a line, or a JSON array of strings", ""});
   return prompts;
 }
 
@@ -279,8 +275,7 @@ int run_diff(const DiffArguments& options, const Common& common) {
     // Said by the sides as they are, before they are brought to one base.
     const bool needs_model = !a.is_model() || !b.is_model();
     if (needs_model && !base)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"--prompts", "packs without their model", "--model BASE, the unedited model", ""});
+      refuse({"--prompts", "packs without their model", "--model BASE, the unedited model", ""});
     DiffArguments named = options;
     if (base) named.model.model = base->path().string();
     document["prompts"] = compare_speech(a, b, named, common);

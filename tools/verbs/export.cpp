@@ -40,9 +40,8 @@ int run_export(const ExportArguments& options, Common& common) {
   require_new(options.out, options.apply.force);
   const bool folder = std::filesystem::path(workflow::save_format(options.to).file).extension().empty();
   if (std::filesystem::exists(options.out) && std::filesystem::is_directory(options.out) != folder)
-    throw Error(ErrorClass::kInvalidArgument,
-                {options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
-                 "choose another"});
+    refuse({options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
+            "choose another"});
   if (options.card && !folder) require_new(workflow::card_path(options.out), options.apply.force);
   auto model = load_named(options.model, common);
   const auto all = workflow::Packs::load(model, options.packs, options.apply, "export",

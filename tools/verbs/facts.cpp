@@ -142,8 +142,7 @@ int run_lint(const LintOptions& options, const Common& common) {
 
 int run_convert_facts(const ConvertFactsArguments& options, const Common& common) {
   if (std::filesystem::exists(options.out) && !options.force)
-    throw Error(ErrorClass::kInvalidArgument,
-                {options.out, "the file exists", "a new name", "give --force to replace it"});
+    refuse({options.out, "the file exists", "a new name", "give --force to replace it"});
   const auto report = datasets::convert_facts(options.in, options.out, options.to, options.read, common.log);
   common.print({{"in", options.in},
                 {"out", options.out},

@@ -78,9 +78,8 @@ void require_room(const std::string& where, const std::vector<std::vector<int64_
   if (std::any_of(rotaries.begin(), rotaries.end(), [](const auto& r) { return r.depends_on_length(); })) return;
   for (const auto& row : rows)
     if (static_cast<int64_t>(row.size()) > model.max_positions())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {where, "a prompt of " + counted(row.size(), "token"),
-                   "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
+      refuse({where, "a prompt of " + counted(row.size(), "token"),
+              "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
 }
 
 // Continues prompts that are ids; works without a tokenizer.
@@ -107,9 +106,7 @@ std::vector<std::string> prompts_of(const GenerateArguments& options) {
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
     prompts.push_back(std::move(text));
   }
-  if (prompts.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"generate", "no prompt", "--prompt TEXT, --prompt-file FILE or --ids LIST", ""});
+  if (prompts.empty()) refuse({"generate", "no prompt", "--prompt TEXT, --prompt-file FILE or --ids LIST", ""});
   return prompts;
 }
 
@@ -120,8 +117,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
   std::vector<std::vector<int64_t>> rows;
   for (const auto& prompt : prompts) {
     rows.push_back(tokenizer.encode_ids(packs.runtime().prefix(prompt) + prompt, true));
-    if (rows.back().empty())
-      throw Error(ErrorClass::kInvalidArgument, {"--prompt", "an empty text", "at least one token", ""});
+    if (rows.back().empty()) refuse({"--prompt", "an empty text", "at least one token", ""});
   }
   if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
   require_room(options.prompt_file.empty() ? "--prompt" : options.prompt_file, rows, model);
@@ -149,8 +145,7 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
 
 int run_generate(const GenerateArguments& options, const Common& common) {
   const bool texts = options.ids.empty() || !options.prompts.empty() || !options.prompt_file.empty();
-  if (texts && !options.ids.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"generate", "both texts and --ids", "one of them", ""});
+  if (texts && !options.ids.empty()) refuse({"generate", "both texts and --ids", "one of them", ""});
   const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
   std::vector<std::vector<int64_t>> rows;
   for (const auto& text : options.ids) rows.push_back(parse_ids(text));

@@ -56,12 +56,11 @@ void require_own(const std::filesystem::path& model, bool folder, const Common& 
   const std::string hub = models::hub_name(model);
   if (folder && hub.empty()) return;
   const std::string name = hub.empty() ? model.stem().string() : hub.substr(hub.find('/') + 1);
-  throw Error(ErrorClass::kInvalidArgument,
-              {hub.empty() ? model.string() : hub,
-               hub.empty() ? "a GGUF file, which is not edited in place"
-                           : "a model in the Hugging Face cache, which other programs share",
-               "a folder of its own for the edited model",
-               workflow::command_text(common.command_line) + " --out " + name + "-edited"});
+  refuse({hub.empty() ? model.string() : hub,
+          hub.empty() ? "a GGUF file, which is not edited in place"
+                      : "a model in the Hugging Face cache, which other programs share",
+          "a folder of its own for the edited model",
+          workflow::command_text(common.command_line) + " --out " + name + "-edited"});
 }
 
 // Lets `change` work on the model's ledger, or on that of a copy of the model in --out. A GGUF file is first written as
@@ -114,8 +113,7 @@ VerbRun setup_revert(Options& o) {
       .add("--out", &options.out, "leave the model as it is and write the other one here", {.type = "DIR"});
   return [&options](Common& common) {
     if (options.edits.empty() && !options.all)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"revert", "nothing to revert", "ids of edits, or --all", "emend list shows them"});
+      refuse({"revert", "nothing to revert", "ids of edits, or --all", "emend list shows them"});
     return change_model(options, common, [&](editors::Ledger& ledger) {
       options.all ? ledger.revert_all() : ledger.revert(options.edits);
     });

@@ -32,12 +32,11 @@ struct ServeArguments {
 void check(ServeArguments& options) {
   if (const char* token = std::getenv("EMEND_TOKEN"); token && options.http.token.empty()) options.http.token = token;
   if (!serve::is_loopback(options.http.host) && options.http.token.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("host", options.http.host), "an address that others can reach, without a token",
-                 setting("token") + " or EMEND_TOKEN", "set a token, or listen on 127.0.0.1"});
+    refuse({setting("host", options.http.host), "an address that others can reach, without a token",
+            setting("token") + " or EMEND_TOKEN", "set a token, or listen on 127.0.0.1"});
   if (options.http.host.find_first_of("\r\n") != std::string::npos ||
       options.http.token.find_first_of("\r\n") != std::string::npos)
-    throw Error(ErrorClass::kInvalidArgument, {setting("token"), "a line break", "one line", ""});
+    refuse({setting("token"), "a line break", "one line", ""});
   options.engine.cache_bytes = options.cache_mib << 20;
   options.edit.save = {"pack"};
   options.edit.show = 5;
@@ -54,8 +53,8 @@ std::string base_name(const models::Checkpoint& checkpoint) {
 void require_metrics(const std::vector<std::string>& names, const datasets::FactSet& facts) {
   for (const auto& name : evaluation::resolve_metrics(names, facts))
     if (name == "health")
-      throw Error(ErrorClass::kInvalidArgument, {setting("eval", name), "a measurement that needs files of its own",
-                                                 "one of the facts", "measure it with memit_edit"});
+      refuse({setting("eval", name), "a measurement that needs files of its own", "one of the facts",
+              "measure it with memit_edit"});
 }
 
 // What of a request can be seen to be wrong before a job is made of it.
@@ -65,8 +64,7 @@ void require_edit(const workflow::RunOptions& edit, const models::Model& model, 
   (void)editor.make(workflow::find_hparams(editor.name, edit.hparams, edit.set, model.checkpoint()), model, Log());
   for (const auto& finding : datasets::lint_facts(facts))
     if (finding.severity == datasets::Severity::kError)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {finding.where, finding.text, "facts that can be true together", "POST /v1/lint shows all"});
+      refuse({finding.where, finding.text, "facts that can be true together", "POST /v1/lint shows all"});
 }
 
 int run_serve(const ServeArguments& given, Common& common) {

@@ -33,9 +33,8 @@ VerbRun setup_man(Options& o) {
       std::cout << (name == "emend" ? man_page() : man_page(*verb));
       return 0;
     }
-    throw Error(ErrorClass::kInvalidArgument,
-                {"man", "no verb \"" + name + "\"", "one of " + join(verbs(), ", ", &Verb::name),
-                 did_you_mean(name, verbs(), "", [](const Verb& verb) { return std::string(verb.name); })});
+    refuse({"man", "no verb \"" + name + "\"", "one of " + join(verbs(), ", ", &Verb::name),
+            did_you_mean(name, verbs(), "", [](const Verb& verb) { return std::string(verb.name); })});
   };
 }
 

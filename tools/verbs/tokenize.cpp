@@ -33,12 +33,10 @@ std::vector<std::string> read_strings(const std::string& path) {
   const nlohmann::json document = read_json(
       path, {.error_class = ErrorClass::kInvalidArgument, .expected = "a JSON array of strings", .advice = ""});
   std::vector<std::string> strings;
-  if (!document.is_array())
-    throw Error(ErrorClass::kInvalidArgument, {path, "not a JSON array", "a JSON array of strings", ""});
+  if (!document.is_array()) refuse({path, "not a JSON array", "a JSON array of strings", ""});
   for (const auto& item : document) {
     if (!item.is_string())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {path, "item " + std::to_string(strings.size()) + " is " + item.type_name(), "a string", ""});
+      refuse({path, "item " + std::to_string(strings.size()) + " is " + item.type_name(), "a string", ""});
     strings.push_back(item.get<std::string>());
   }
   return strings;
@@ -52,8 +50,7 @@ void print_pieces(const models::Tokenizer& tokenizer, const std::string& text, b
 }
 
 int run_tokenize(const TokenizeArguments& options, const Common& common) {
-  if (options.file.empty() && options.text.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"tokenize", "nothing to tokenize", "--file or --text", ""});
+  if (options.file.empty() && options.text.empty()) refuse({"tokenize", "nothing to tokenize", "--file or --text", ""});
   const auto tokenizer = tokenizer_of(options.model);
   const auto texts = options.file.empty() ? std::vector<std::string>{options.text} : read_strings(options.file);
   auto ids = nlohmann::json::array();

@@ -104,17 +104,16 @@ std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::str
                      .line = fact.line});
   }
   if (known.empty())
-    throw Error(ErrorClass::kInvalidArgument, {name, "no fact says what the model is believed to know",
-                                               "rows with \"attribute\" (known facts) or \"target_true\"",
-                                               "give known facts, or --prompt and --subject"});
+    refuse({name, "no fact says what the model is believed to know",
+            "rows with \"attribute\" (known facts) or \"target_true\"", "give known facts, or --prompt and --subject"});
   return known;
 }
 
 /// Known facts of a file: rows with prompt, subject and attribute, or any facts format with an old answer.
 std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Common& common) {
   if (settings.prompt.empty() != settings.subject.empty())
-    throw Error(ErrorClass::kInvalidArgument, {settings.prompt.empty() ? "--subject" : "--prompt", "given alone",
-                                               "--prompt with --subject", "give both, or --facts"});
+    refuse({settings.prompt.empty() ? "--subject" : "--prompt", "given alone", "--prompt with --subject",
+            "give both, or --facts"});
   if (!settings.prompt.empty()) {
     KnownFact one;
     one.subject = settings.subject;
@@ -296,9 +295,8 @@ int run_suggest(const SuggestArguments& given, Common& common) {
     summary = evaluation::trace_facts(model, known, trace);
   }
   if (summary.facts == 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"suggest", "the model knows none of the " + std::to_string(known.size()) + " facts",
-                 "known facts of which it knows some", "name other facts with --facts"});
+    refuse({"suggest", "the model knows none of the " + std::to_string(known.size()) + " facts",
+            "known facts of which it knows some", "name other facts with --facts"});
   auto suggestion = evaluation::suggest_layers(summary, options.layers);
 
   auto exact = options.trace.model;

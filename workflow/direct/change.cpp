@@ -59,27 +59,25 @@ at::Tensor wide_on_host(const at::Tensor& x) {
 
 void require_directions_fit(const models::Model& model, std::span<const Directions> directions,
                             const DirectChangeOptions& options) {
-  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, ""});
-  };
-  if (directions.empty()) refuse("directions", "none", "at least one");
+  if (directions.empty()) refuse({"directions", "none", "at least one", ""});
   for (const auto& one : directions)
     for (size_t l = 0; l < one.layers.size(); ++l) {
       if (!one.layers[l].defined()) continue;
       if (static_cast<int>(l) >= model.n_layers() || one.layers[l].numel() != model.hidden_size())
-        refuse("directions", "layer " + std::to_string(l) + " of width " + std::to_string(one.layers[l].numel()),
-               std::to_string(model.n_layers()) + " layers of width " + std::to_string(model.hidden_size()) +
-                   ", as the model has");
+        refuse({"directions", "layer " + std::to_string(l) + " of width " + std::to_string(one.layers[l].numel()),
+                std::to_string(model.n_layers()) + " layers of width " + std::to_string(model.hidden_size()) +
+                    ", as the model has",
+                ""});
     }
   const int last = options.layers.last < 0 ? model.n_layers() - 1 : options.layers.last;
   if (last >= model.n_layers() || options.layers.first > last)
-    refuse(setting("layers"), std::to_string(options.layers.first) + "-" + std::to_string(last),
-           "a range within 0-" + std::to_string(model.n_layers() - 1));
+    refuse({setting("layers"), std::to_string(options.layers.first) + "-" + std::to_string(last),
+            "a range within 0-" + std::to_string(model.n_layers() - 1), ""});
   if (options.from_layer >= model.n_layers())
-    refuse(setting("from_layer"), std::to_string(options.from_layer),
-           "a layer from 0 to " + std::to_string(model.n_layers() - 1));
+    refuse({setting("from_layer"), std::to_string(options.from_layer),
+            "a layer from 0 to " + std::to_string(model.n_layers() - 1), ""});
   if (options.preserve_norm && options.strength != 1)
-    refuse(setting("preserve_norm"), "strength " + std::to_string(options.strength), "strength 1");
+    refuse({setting("preserve_norm"), "strength " + std::to_string(options.strength), "strength 1", ""});
 }
 
 // [D] float64 of one set for a layer; undefined where it has none.
@@ -164,9 +162,7 @@ void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch
 // The keys at `places` in the texts.
 AllKeys keys_of(const KeyPass& pass, const std::set<Place>& places, const std::vector<std::vector<int64_t>>& texts,
                 bool steered, const Handles& lent) {
-  if (texts.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {"directions", "no texts", "texts whose keys the change is fitted to", ""});
+  if (texts.empty()) refuse({"directions", "no texts", "texts whose keys the change is fitted to", ""});
   AllKeys all;
   for (const auto& place : places) all[place];
   models::ControlVector vector;
@@ -237,9 +233,8 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
                     std::vector<DirectFigures> figures, std::span<const Directions> directions,
                     const DirectChangeOptions& options) {
   if (deltas.empty())
-    throw Error(ErrorClass::kInvalidArgument,
-                {editor, "no direction for any of the layers", "at least one",
-                 "name a layer whose direction all shall take (" + setting("from_layer") + ")"});
+    refuse({editor, "no direction for any of the layers", "at least one",
+            "name a layer whose direction all shall take (" + setting("from_layer") + ")"});
   editors::EditResult result;
   result.editor = editor;
   result.deltas = std::move(deltas);
@@ -398,8 +393,7 @@ DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
     other.figures.push_back(change.figures[i]);
     other.figures.back().relative_norm *= std::abs(by);
   }
-  if (other.pack.deltas.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"directions", "strength 0 in every layer", "another in one", ""});
+  if (other.pack.deltas.empty()) refuse({"directions", "strength 0 in every layer", "another in one", ""});
   return other;
 }
 

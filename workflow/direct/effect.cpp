@@ -68,8 +68,8 @@ DirectPreset direct_preset(const std::string& name) {
               prompts_of(preset, "questions"),
               prompts_of(preset, "test_questions"),
               scorer_of(preset.at("scorer"), "emend_directions.json")};
-  throw Error(ErrorClass::kInvalidArgument, {"preset", "\"" + name + "\"", "one of " + join(direct_preset_names()),
-                                             did_you_mean(name, direct_preset_names())});
+  refuse({"preset", "\"" + name + "\"", "one of " + join(direct_preset_names()),
+          did_you_mean(name, direct_preset_names())});
 }
 
 std::vector<std::vector<int64_t>> continued(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,

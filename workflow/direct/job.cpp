@@ -22,10 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-[[noreturn]] void refuse(const std::string& where, const std::string& got, const std::string& expected) {
-  throw Error(ErrorClass::kInvalidArgument, {where, got, expected, ""});
-}
-
 // What the answers are asked and scored by; the preset's unless files are named.
 void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   auto& effect = options.effect;
@@ -195,12 +191,13 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   const std::string& action = options_.action;
   const bool pair = !options_.positive.empty() && !options_.negative.empty();
   if (action == "fit" && (pair == !options_.preset.empty() || options_.positive.empty() != options_.negative.empty()))
-    refuse("fit", "no pair of prompt files, or more",
-           setting("positive", "FILE") + " and " + setting("negative", "FILE") + ", or " + setting("preset", "NAME"));
+    refuse({"fit", "no pair of prompt files, or more",
+            setting("positive", "FILE") + " and " + setting("negative", "FILE") + ", or " + setting("preset", "NAME"),
+            ""});
   if (action != "fit" && options_.directions.empty())
-    refuse(action, "no directions", "a folder that emend direct fit wrote");
+    refuse({action, "no directions", "a folder that emend direct fit wrote", ""});
   if (action == "ablate" && !options_.texts.empty() && options_.spare.empty())
-    refuse(setting("texts"), "nothing to tell them from", setting("spare") + " with it");
+    refuse({setting("texts"), "nothing to tell them from", setting("spare") + " with it", ""});
   for (const auto& name : options_.save)
     if (action == "steer" && !save_format(name).beside)
       throw Error(ErrorClass::kUnsupported, {setting("save", name), "a direction beside the weights", "pack or model",

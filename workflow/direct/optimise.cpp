@@ -223,9 +223,8 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
   std::istringstream lines(read_file(path));
   std::string line;
   if (!std::getline(lines, line) || parse_json(line, path.string()) != settings)
-    throw Error(ErrorClass::kInvalidArgument,
-                {path.string(), "a search with other settings or another model", "the one that is to go on",
-                 "take the same settings, or another folder"});
+    refuse({path.string(), "a search with other settings or another model", "the one that is to go on",
+            "take the same settings, or another folder"});
   while (std::getline(lines, line)) {
     const json one = parse_json(line, path.string());
     try {
@@ -242,12 +241,9 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
 }
 
 void require_search(std::span<const DirectChange> changes, const OptimiseOptions& options) {
-  const auto refuse = [](const std::string& where, const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {where, got, expected, ""});
-  };
-  if (changes.empty()) refuse("optimise", "no change", "at least one");
-  if (options.prompts.empty()) refuse("optimise", "no prompts", "some that the scorer's answers are asked with");
-  if (options.trials < 1) refuse(setting("trials"), std::to_string(options.trials), "1 or more");
+  if (changes.empty()) refuse({"optimise", "no change", "at least one", ""});
+  if (options.prompts.empty()) refuse({"optimise", "no prompts", "some that the scorer's answers are asked with", ""});
+  if (options.trials < 1) refuse({setting("trials"), std::to_string(options.trials), "1 or more", ""});
 }
 
 }  // namespace

@@ -352,10 +352,9 @@ std::filesystem::path part_path(const std::filesystem::path& first, int64_t part
   };
   const std::string name = first.filename().string();
   if (!name.ends_with(ending(1)))
-    throw Error(ErrorClass::kInvalidArgument,
-                {first.string(), "the first of " + std::to_string(parts) + " parts under another name",
-                 "a name that ends in " + ending(1),
-                 "give the parts their original names, or merge them with llama-gguf-split --merge"});
+    refuse({first.string(), "the first of " + std::to_string(parts) + " parts under another name",
+            "a name that ends in " + ending(1),
+            "give the parts their original names, or merge them with llama-gguf-split --merge"});
   const std::string stem = name.substr(0, name.size() - ending(1).size());
   return first.parent_path() / (stem + ending(part + 1));
 }
@@ -370,9 +369,8 @@ GgufFiles::GgufFiles(const std::filesystem::path& path) {
     first.fail_key("split.count", std::to_string(parts), "at most " + std::to_string(kMaxParts));
   if (parts <= 1) return;
   if (const int64_t number = first.integer("split.no").value_or(0); number != 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {path.string(), "part " + std::to_string(number + 1) + " of " + std::to_string(parts), "the first part",
-                 "name the file that ends in -00001-of-….gguf"});
+    refuse({path.string(), "part " + std::to_string(number + 1) + " of " + std::to_string(parts), "the first part",
+            "name the file that ends in -00001-of-….gguf"});
   for (int64_t i = 1; i < parts; ++i) {
     parts_.push_back(std::make_shared<const GgufFile>(part_path(path, i, parts)));
     for (const GgufTensor& tensor : parts_.back()->tensors())

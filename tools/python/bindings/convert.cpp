@@ -10,8 +10,7 @@ namespace {
 constexpr int kDeepest = 64;
 
 nlohmann::json json_of(const py::handle& object, const std::string& where, int depth) {
-  if (depth > kDeepest)
-    throw Error(ErrorClass::kInvalidArgument, {where, "values nested deeper than 64 levels", "plain data", ""});
+  if (depth > kDeepest) refuse({where, "values nested deeper than 64 levels", "plain data", ""});
   if (object.is_none()) return nullptr;
   if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
   if (py::isinstance<py::int_>(object)) return taken<int64_t>(object, where, "a whole number of at most 64 bits");
@@ -83,8 +82,7 @@ at::ScalarType dtype_of(const py::object& dtype) {
   if (name == "float32" || name == "float") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
   if (name == "float64" || name == "double") return at::kDouble;
-  throw Error(ErrorClass::kInvalidArgument,
-              {"dtype", name, "float32, bfloat16 or float64", "float16 checkpoints are computed in float32"});
+  refuse({"dtype", name, "float32, bfloat16 or float64", "float16 checkpoints are computed in float32"});
 }
 
 models::Prompts prompts_of(const py::object& inputs) {

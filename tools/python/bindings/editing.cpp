@@ -17,8 +17,7 @@ std::vector<std::string> assignments(const py::object& overrides) {
   std::vector<std::string> list;
   if (overrides.is_none()) return list;
   const auto json = to_json(overrides, "overrides");
-  if (!json.is_object())
-    throw Error(ErrorClass::kInvalidArgument, {"overrides", json.type_name(), "a dict such as {\"v_lr\": 0.1}", ""});
+  if (!json.is_object()) refuse({"overrides", json.type_name(), "a dict such as {\"v_lr\": 0.1}", ""});
   for (const auto& [key, value] : json.items()) list.push_back(key + "=" + value.dump());
   return list;
 }
@@ -76,9 +75,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            const std::vector<std::string>& eval_at, const std::string& protocol,
                            const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
                            const py::object& progress, const std::string& free_style) {
-  if (resume && !out)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"resume", "no out", "the folder of the run that goes on, or begins", "name it with out"});
+  if (resume && !out) refuse({"resume", "no out", "the folder of the run that goes on, or begins", "name it with out"});
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.out = out.value_or("").string();
   options.resume = resume;

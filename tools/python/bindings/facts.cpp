@@ -71,8 +71,7 @@ static FactSet any_facts_of(const py::object& facts) {
 
 FactSet facts_of(const py::object& facts) {
   auto set = any_facts_of(facts);
-  if (set.facts.empty())
-    throw Error(ErrorClass::kInvalidArgument, {"facts", "no facts to work on", "at least one", ""});
+  if (set.facts.empty()) refuse({"facts", "no facts to work on", "at least one", ""});
   return set;
 }
 

@@ -37,8 +37,7 @@ std::string decode(const Model& model, const std::vector<int64_t>& ids, bool ski
   const int64_t known = std::max(model.vocab_size(), model.tokenizer().vocab_size());
   for (const int64_t id : ids)
     if (id < 0 || id >= known)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"decode", "token id " + std::to_string(id), "0 to " + std::to_string(known - 1), ""});
+      refuse({"decode", "token id " + std::to_string(id), "0 to " + std::to_string(known - 1), ""});
   return model.tokenizer().decode(ids, skip_special);
 }
 

@@ -40,8 +40,7 @@ Patch patch_of(const SiteRef& site, const py::object& value, bool add) {
     const auto name = value.cast<std::string>();
     if (name == "zero") return Patch::zero(site);
     if (name == "mean") return Patch::mean(site);
-    throw Error(ErrorClass::kInvalidArgument,
-                {"patch at " + to_string(site), "\"" + name + "\"", "\"zero\" or \"mean\"", ""});
+    refuse({"patch at " + to_string(site), "\"" + name + "\"", "\"zero\" or \"mean\"", ""});
   }
   // Tensors can be called for other reasons than being functions.
   if (PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr()))
@@ -105,8 +104,7 @@ std::vector<std::string> captured_sites(const PyTrace& self) {
 py::list next_tokens(const Model& model, const py::object& inputs, int64_t count) {
   const models::Prompts prompts = prompts_of(inputs);
   if (const size_t rows = std::max(prompts.texts.size(), prompts.ids.size()); rows != 1)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"next_tokens", std::to_string(rows) + " texts", "one text", "ask for each of them"});
+    refuse({"next_tokens", std::to_string(rows) + " texts", "one text", "ask for each of them"});
   std::vector<models::NextToken> next;
   {
     const py::gil_scoped_release unlocked;
