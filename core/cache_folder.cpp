@@ -3,6 +3,7 @@
 #include <emend/core/error_parts.h>
 #include <emend/core/sha256.h>
 #include <emend/core/staged.h>
+#include <emend/core/text.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -158,13 +159,9 @@ std::vector<CacheEntry> prune_cache(const fs::path& folder, uint64_t max_bytes, 
 }
 
 std::filesystem::path user_cache() {
-  const auto named = [](const char* name) -> std::filesystem::path {
-    const char* value = std::getenv(name);
-    return value ? value : "";
-  };
-  if (const auto own = named("EMEND_CACHE"); !own.empty()) return own;
-  if (const auto caches = named("XDG_CACHE_HOME"); caches.is_absolute()) return caches / "emend";
-  return named("HOME") / ".cache" / "emend";
+  if (const auto own = environment("EMEND_CACHE"); !own.empty()) return own;
+  if (const fs::path caches = environment("XDG_CACHE_HOME"); caches.is_absolute()) return caches / "emend";
+  return fs::path(environment("HOME")) / ".cache" / "emend";
 }
 
 uint64_t cache_limit() {
@@ -173,8 +170,7 @@ uint64_t cache_limit() {
     char* end = nullptr;
     gib = std::strtod(text, &end);
     if (*end != '\0' || !(gib >= 0 && gib < 1e9))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"EMEND_CACHE_GIB", "\"" + std::string(text) + "\"", "a number of GiB; 0: no bound", ""});
+      refuse({"EMEND_CACHE_GIB", "\"" + std::string(text) + "\"", "a number of GiB; 0: no bound", ""});
   }
   return gib > 0 ? static_cast<uint64_t>(gib * (uint64_t{1} << 30)) : UINT64_MAX;
 }

@@ -119,11 +119,11 @@ at::Tensor host_copy(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::string safetensors_dtype_name(at::ScalarType dtype) {
+static std::string safetensors_dtype_name(at::ScalarType dtype) {
   for (const auto& [name, type] : kDtypes)
     if (type == dtype) return std::string(name);
-  throw Error(ErrorClass::kInvalidArgument, {"safetensors", std::string("dtype ") + c10::toString(dtype),
-                                             "a floating-point or integer dtype", "convert the tensor first"});
+  refuse({"safetensors", std::string("dtype ") + c10::toString(dtype), "a floating-point or integer dtype",
+          "convert the tensor first"});
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
@@ -185,9 +185,7 @@ void write_safetensors(const std::filesystem::path& path,
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    if (header.contains(name))
-      throw Error(ErrorClass::kInvalidArgument,
-                  {path.string(), "tensor \"" + name + "\" given twice", "unique names", ""});
+    if (header.contains(name)) refuse({path.string(), "tensor \"" + name + "\" given twice", "unique names", ""});
     const uint64_t bytes = tensor.numel() * tensor.element_size();
     header[name] = {{"dtype", safetensors_dtype_name(tensor.scalar_type())},
                     {"shape", tensor.sizes().vec()},
@@ -215,10 +213,8 @@ void patch_safetensors(const std::filesystem::path& source, const std::filesyste
   for (const auto& [name, value] : replacements) {
     const at::Tensor old = layout.tensor(name);  // throws if absent
     if (old.scalar_type() != value.scalar_type() || old.sizes() != value.sizes())
-      throw Error(
-          ErrorClass::kInvalidArgument,
-          {source.string(), "new value of \"" + name + "\" is " + value.toString() + " of another shape or dtype",
-           safetensors_dtype_name(old.scalar_type()) + " of the stored shape", ""});
+      refuse({source.string(), "new value of \"" + name + "\" is " + value.toString() + " of another shape or dtype",
+              safetensors_dtype_name(old.scalar_type()) + " of the stored shape", ""});
     const TensorInfo& info = layout.tensors().at(name);
     if (info.bytes > 0) by_offset[info.offset] = {&info, host_copy(value)};
   }

@@ -64,7 +64,4 @@ void write_safetensors(const std::filesystem::path& path,
 void patch_safetensors(const std::filesystem::path& source, const std::filesystem::path& target,
                        const std::map<std::string, at::Tensor>& replacements);
 
-/// The format's name of a dtype ("F32", "BF16", …). Throws Error(kInvalidArgument) for one it lacks.
-[[nodiscard]] std::string safetensors_dtype_name(at::ScalarType dtype);
-
 }  // namespace emend

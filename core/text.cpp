@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 
 namespace emend {
 
@@ -15,6 +16,11 @@ std::string formatted(const char* format, ...) {
   std::vsnprintf(text, sizeof text, format, values);
   va_end(values);
   return text;
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
 }
 
 std::string utc_text(std::time_t time) {

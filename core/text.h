@@ -53,6 +53,9 @@ inline constexpr auto key_of = [](const auto& entry) -> const auto& {
 /// As printf writes it, at most 511 bytes.
 [[nodiscard, gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
 
+/// Of a variable of the environment; empty if it is not set.
+[[nodiscard]] std::string environment(const char* name);
+
 /// "2026-11-23T00:15:05Z".
 [[nodiscard]] std::string utc_text(std::time_t time);
 

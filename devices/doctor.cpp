@@ -10,16 +10,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 namespace emend::devices {
 namespace {
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 std::string advice_for_cuda(const CudaRuntime& runtime) {
   if (runtime.driver && !runtime.loaded && runtime.reason.starts_with("LibTorch"))
@@ -126,14 +120,14 @@ std::vector<Check> check_cuda(bool wanted) {
   std::vector<Check> checks{{"cuda runtime", CheckStatus::kOk,
                              std::to_string(runtime.devices) + " devices" + (first ? ", driver " + first->driver : ""),
                              ""}};
-  const auto visible = variable("CUDA_VISIBLE_DEVICES");
+  const auto visible = environment("CUDA_VISIBLE_DEVICES");
   Check list{"visible GPUs", CheckStatus::kOk, visible.empty() ? "" : "CUDA_VISIBLE_DEVICES=" + visible + ": ", ""};
   for (const auto& info : visible_devices())
     if (info.device.is_cuda()) {
       if (info.device.index() > 0) list.detail += ", ";
       list.detail += to_string(info.device) + " = " + info.name + (info.bus.empty() ? "" : " at " + info.bus);
     }
-  if (!visible.empty() && variable("CUDA_DEVICE_ORDER") != "PCI_BUS_ID")
+  if (!visible.empty() && environment("CUDA_DEVICE_ORDER") != "PCI_BUS_ID")
     list.advice = "set CUDA_DEVICE_ORDER=PCI_BUS_ID to have CUDA number the GPUs as nvidia-smi does";
   checks.push_back(list);
   return checks;
@@ -156,7 +150,7 @@ std::vector<Check> check_memory(const std::vector<DeviceInfo>& devices, int64_t 
 
 Check check_threads() {
   const int threads = at::get_num_threads(), processors = usable_processors();
-  const auto omp = variable("OMP_NUM_THREADS");
+  const auto omp = environment("OMP_NUM_THREADS");
   Check check{"threads", CheckStatus::kOk,
               std::to_string(threads) + " threads on " + std::to_string(processors) + " usable processors (" +
                   at::get_cpu_capability() + ")" + (omp.empty() ? "" : ", OMP_NUM_THREADS=" + omp),
@@ -165,7 +159,7 @@ Check check_threads() {
     check.status = CheckStatus::kWarning;
     check.advice =
         "set OMP_NUM_THREADS=" + std::to_string(processors) + ": more threads than processors wait for each other";
-  } else if (threads == 1 && processors > 2 && variable("WORLD_SIZE").empty()) {
+  } else if (threads == 1 && processors > 2 && environment("WORLD_SIZE").empty()) {
     check.status = CheckStatus::kWarning;
     check.advice = "unset OMP_NUM_THREADS or raise it: work on the CPU uses one processor only";
   }

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
@@ -31,11 +32,6 @@ namespace emend::devices {
 namespace {
 
 std::atomic<bool> g_cuda_asked{false};
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 /// NVIDIA's driver library, kept open; null on a machine without one.
 void* driver_library() {

@@ -11,17 +11,11 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace emend::models {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 fs::path hub_cache() {
   if (const auto cache = environment("HF_HUB_CACHE"); !cache.empty()) return cache;

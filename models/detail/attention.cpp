@@ -45,6 +45,17 @@ bool wants_gradient(const at::Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
 
+std::vector<double> alibi_slopes(int64_t n_heads) {
+  int64_t power = 1;
+  while (2 * power <= n_heads) power *= 2;
+  std::vector<double> slopes;
+  const double p = static_cast<double>(power);
+  for (int64_t k = 0; k < power; ++k) slopes.push_back(std::pow(2.0, -8.0 * static_cast<double>(k + 1) / p));
+  for (int64_t k = 0; k < n_heads - power; ++k)
+    slopes.push_back(std::pow(2.0, -4.0 * static_cast<double>(2 * k + 1) / p));
+  return slopes;
+}
+
 }  // namespace
 
 AttentionLayout::AttentionLayout(const TokenBatch& batch, const KvCache* cache, KeySource key_source)
@@ -232,17 +243,6 @@ at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::
                                    part, scale, softcap));
   }
   return at::cat(parts, 2);
-}
-
-std::vector<double> alibi_slopes(int64_t n_heads) {
-  int64_t power = 1;
-  while (2 * power <= n_heads) power *= 2;
-  std::vector<double> slopes;
-  const double p = static_cast<double>(power);
-  for (int64_t k = 0; k < power; ++k) slopes.push_back(std::pow(2.0, -8.0 * static_cast<double>(k + 1) / p));
-  for (int64_t k = 0; k < n_heads - power; ++k)
-    slopes.push_back(std::pow(2.0, -4.0 * static_cast<double>(2 * k + 1) / p));
-  return slopes;
 }
 
 }  // namespace emend::models::detail

@@ -88,7 +88,4 @@ using AttentionHook = std::function<at::Tensor(at::Tensor)>;
                                        const AttentionTables::Mask& mask, double scale, double softcap,
                                        const AttentionHook& at_scores, const AttentionHook& at_pattern);
 
-/// ALiBi slopes of n heads.
-[[nodiscard]] std::vector<double> alibi_slopes(int64_t n_heads);
-
 }  // namespace emend::models::detail

@@ -31,7 +31,8 @@ std::vector<TensorSpec> norm(Part part, const std::string& name, bool bias,
   return rows;
 }
 
-std::vector<TensorSpec> llama_tensors() {
+// Of Llama and its many relatives: model.embed_tokens, separate q, k, v, gate, up, down.
+static std::vector<TensorSpec> llama_tensors() {
   const std::string layer = "model.layers.{layer}.";
   std::vector<TensorSpec> table{{Part::kEmbedding, "model.embed_tokens.weight", "V D"}};
   append(table, norm(Part::kAttnNorm, layer + "input_layernorm", false));

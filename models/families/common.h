@@ -20,9 +20,6 @@ void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more);
 [[nodiscard]] std::vector<TensorSpec> norm(Part part, const std::string& name, bool bias,
                                            std::function<bool(const ModelConfig&)> when = {});
 
-/// The table of Llama and its many relatives: model.embed_tokens, separate q, k, v, gate, up, down.
-[[nodiscard]] std::vector<TensorSpec> llama_tensors();
-
 /// q_norm and k_norm [d] under `attention`, a module name ending in ".".
 [[nodiscard]] std::vector<TensorSpec> head_norms(const std::string& attention);
 /// Names of modules as a table has them: a block's rewritten matrix, and what it and the attention lie in.

@@ -127,10 +127,7 @@ at::Tensor decode(const at::Tensor& bytes, GgmlType type, const at::Tensor& like
 
 namespace {
 
-template <class T>
-void put(std::string& to, T value) {
-  to.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
+using detail::put;
 
 std::string with_length(std::string_view text) {
   std::string bytes;

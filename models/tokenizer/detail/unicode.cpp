@@ -100,7 +100,8 @@ const std::array<std::string, 256>& byte_level_characters() {
   return tables().characters;
 }
 
-int byte_of_character(char32_t character) {
+// -1 for a character that stands for no byte.
+static int byte_of_character(char32_t character) {
   return character < tables().bytes.size() ? tables().bytes[character] : -1;
 }
 

@@ -69,8 +69,6 @@ void check_id(int64_t id);
 
 /// The character (in UTF-8) that stands for each byte.
 [[nodiscard]] const std::array<std::string, 256>& byte_level_characters();
-/// The byte that `character` stands for, or -1.
-[[nodiscard]] int byte_of_character(char32_t character);
 
 /// Every byte replaced by its character.
 [[nodiscard]] std::string to_byte_level(std::string_view bytes);
