@@ -246,22 +246,14 @@ std::pair<at::Tensor, at::Tensor> GraceLookup::find(const at::Tensor& query_NF) 
 
 std::vector<hooks::HookHandle> attach_grace(const models::Model& model, int layer, GraceLookup lookup,
                                             std::function<at::Tensor()> values_ED) {
-  const auto query = std::make_shared<at::Tensor>();
-  std::vector<hooks::HookHandle> handles;
-  handles.push_back(model.hooks().at({hooks::Site::kMlpDownIn, layer}).add([query](const at::Tensor& x) {
-    *query = x.detach();
-    return at::Tensor();
-  }));
-  handles.push_back(model.hooks()
-                        .at({hooks::Site::kMlpDownOut, layer})
-                        .add([query, lookup = std::move(lookup), values = std::move(values_ED)](const at::Tensor& x) {
-                          const auto [entry_N, within_N] = lookup.find(*query);
-                          *query = at::Tensor();
-                          if (!within_N.any().item<bool>()) return at::Tensor();
-                          const at::Tensor chosen_ND = values().index_select(0, entry_N).to(x.scalar_type());
-                          return at::where(within_N.unsqueeze(1), chosen_ND, x);
-                        }));
-  return handles;
+  return detail::attach_answer(
+      model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer,
+      [lookup = std::move(lookup), values = std::move(values_ED)](const at::Tensor& keys_NF, const at::Tensor& x) {
+        const auto [entry_N, within_N] = lookup.find(keys_NF);
+        if (!within_N.any().item<bool>()) return at::Tensor();
+        const at::Tensor chosen_ND = values().index_select(0, entry_N).to(x.scalar_type());
+        return at::where(within_N.unsqueeze(1), chosen_ND, x);
+      });
 }
 
 EditorInfo make_grace() {

@@ -96,23 +96,14 @@ class NeuralDbRuntime final : public RuntimeEdit {
     const at::Tensor home = model.weight(model.edit_site(layer_).weight_name);
     const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
     const at::Tensor keys_EF = there(store_.keys_EF), residuals_ED = there(store_.residuals_ED);
-    const auto query = std::make_shared<at::Tensor>();
-    std::vector<hooks::HookHandle> handles;
-    handles.push_back(model.hooks().at({hooks::Site::kMlpDownIn, layer_}).add([query](const at::Tensor& x) {
-      *query = x.detach();
-      return at::Tensor();
-    }));
-    handles.push_back(model.hooks()
-                          .at({hooks::Site::kMlpDownOut, layer_})
-                          .add([query, keys_EF, residuals_ED, gamma = store_.gamma](const at::Tensor& x) {
-                            const auto [entry_N, found_N] =
-                                find_in_store(query->to(keys_EF.scalar_type()), keys_EF, gamma);
-                            *query = at::Tensor();
-                            if (!found_N.any().item<bool>()) return at::Tensor();
-                            const at::Tensor added_ND = residuals_ED.index_select(0, entry_N).to(x.scalar_type());
-                            return at::where(found_N.unsqueeze(1), x + added_ND, x);
-                          }));
-    return handles;
+    return detail::attach_answer(
+        model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer_,
+        [keys_EF, residuals_ED, gamma = store_.gamma](const at::Tensor& keys_NF, const at::Tensor& x) {
+          const auto [entry_N, found_N] = find_in_store(keys_NF.to(keys_EF.scalar_type()), keys_EF, gamma);
+          if (!found_N.any().item<bool>()) return at::Tensor();
+          const at::Tensor added_ND = residuals_ED.index_select(0, entry_N).to(x.scalar_type());
+          return at::where(found_N.unsqueeze(1), x + added_ND, x);
+        });
   }
 
  private:

@@ -178,18 +178,14 @@ class WiseTraining {
   }
 
   void train_delta(EditResult& result) {
-    const auto keys = std::make_shared<at::Tensor>();
     at::Tensor routed_N;
-    std::vector<hooks::HookHandle> handles;
-    handles.push_back(model_.hooks().at({hooks::Site::kMlpDownIn, site_.layer}).add([keys](const at::Tensor& x) {
-      *keys = x.detach();
-      return at::Tensor();
-    }));
-    handles.push_back(model_.hooks().at({hooks::Site::kMlpDownOut, site_.layer}).add([&, keys](const at::Tensor& x) {
+    const auto with_memory = [&](const at::Tensor& keys_NF, const at::Tensor& x) {
       if (routed_N.size(0) != x.size(0)) return at::Tensor();  // not one of the training rows
-      const at::Tensor change_ND = keys->to(at::kFloat).mm(delta_DF_.t()) * routed_N.unsqueeze(1);
+      const at::Tensor change_ND = keys_NF.to(at::kFloat).mm(delta_DF_.t()) * routed_N.unsqueeze(1);
       return x + change_ND.to(x.scalar_type());
-    }));
+    };
+    const auto handles =
+        detail::attach_answer(model_, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, site_.layer, with_memory);
     const auto facts = static_cast<int64_t>(batch_->rendered.size());
     routed_N = devices::route_like(routed_tokens(), home_, devices::Purpose::kInput);
     const TrainingSteps steps = {.rows = [&](int64_t, int64_t) { return rows(); },
@@ -310,28 +306,23 @@ class WiseRuntime final : public RuntimeEdit {
     const at::Tensor threshold_M1 =
         devices::route_like(at::tensor(thresholds, at::kDouble).to(at::kFloat), home, devices::Purpose::kDelta)
             .unsqueeze(1);
-    const auto keys = std::make_shared<at::Tensor>();
-    std::vector<hooks::HookHandle> handles;
-    handles.push_back(model.hooks().at({hooks::Site::kMlpDownIn, layer_}).add([keys](const at::Tensor& x) {
-      *keys = x.detach();
-      return at::Tensor();
-    }));
-    handles.push_back(model.hooks().at({hooks::Site::kMlpDownOut, layer_}).add([=](const at::Tensor& x) {
-      const at::NoGradGuard no_grad;
-      const at::Tensor keys_NF = std::exchange(*keys, at::Tensor()).to(at::kFloat);
-      std::vector<at::Tensor> change_MND;
-      for (const auto& delta_DF : deltas_DF) change_MND.push_back(keys_NF.mm(delta_DF.t()));
-      const at::Tensor all_MND = at::stack(change_MND);
-      at::Tensor activation_MN = all_MND.norm(2, 2);
-      activation_MN = at::where(activation_MN > threshold_M1, activation_MN, at::zeros_like(activation_MN));
-      const auto [strongest_N, which_N] = activation_MN.max(0);
-      const at::Tensor routed_N = strongest_N > 0;
-      if (!routed_N.any().item<bool>()) return at::Tensor();
-      const at::Tensor index_1ND = which_N.view({1, -1, 1}).expand({1, all_MND.size(1), all_MND.size(2)});
-      const at::Tensor added_ND = all_MND.gather(0, index_1ND).squeeze(0);
-      return at::where(routed_N.unsqueeze(1), (x.to(at::kFloat) + added_ND).to(x.scalar_type()), x);
-    }));
-    return handles;
+    return detail::attach_answer(
+        model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer_,
+        [=](const at::Tensor& keys, const at::Tensor& x) {
+          const at::NoGradGuard no_grad;
+          const at::Tensor keys_NF = keys.to(at::kFloat);
+          std::vector<at::Tensor> change_MND;
+          for (const auto& delta_DF : deltas_DF) change_MND.push_back(keys_NF.mm(delta_DF.t()));
+          const at::Tensor all_MND = at::stack(change_MND);
+          at::Tensor activation_MN = all_MND.norm(2, 2);
+          activation_MN = at::where(activation_MN > threshold_M1, activation_MN, at::zeros_like(activation_MN));
+          const auto [strongest_N, which_N] = activation_MN.max(0);
+          const at::Tensor routed_N = strongest_N > 0;
+          if (!routed_N.any().item<bool>()) return at::Tensor();
+          const at::Tensor index_1ND = which_N.view({1, -1, 1}).expand({1, all_MND.size(1), all_MND.size(2)});
+          const at::Tensor added_ND = all_MND.gather(0, index_1ND).squeeze(0);
+          return at::where(routed_N.unsqueeze(1), (x.to(at::kFloat) + added_ND).to(x.scalar_type()), x);
+        });
   }
 
  private:

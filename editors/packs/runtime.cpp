@@ -5,6 +5,8 @@
 #include <emend/editors/packs/steer_part.h>
 #include <emend/editors/registry.h>
 
+#include <utility>
+
 namespace emend::editors {
 
 std::vector<RuntimeKind> all_runtimes() {
@@ -96,6 +98,21 @@ models::EditSite detail::part_site(const RuntimePart& part, const models::Model&
             std::to_string(site.out_features) + "×" + std::to_string(site.in_features),
             "use the model that the pack was made for"});
   return site;
+}
+
+std::vector<hooks::HookHandle> detail::attach_answer(
+    const models::Model& model, hooks::Site in, hooks::Site out, int layer,
+    std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> answer) {
+  const auto keys = std::make_shared<at::Tensor>();
+  std::vector<hooks::HookHandle> handles;
+  handles.push_back(model.hooks().at({in, layer}).add([keys](const at::Tensor& x) {
+    *keys = x.detach();
+    return at::Tensor();
+  }));
+  handles.push_back(model.hooks().at({out, layer}).add([keys, answer = std::move(answer)](const at::Tensor& x) {
+    return answer(std::exchange(*keys, at::Tensor()), x);
+  }));
+  return handles;
 }
 
 }  // namespace emend::editors

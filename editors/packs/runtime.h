@@ -16,6 +16,7 @@
 #include <emend/hooks/hook_point.h>
 #include <emend/models/model.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -87,6 +88,11 @@ namespace detail {
                                      const std::vector<int64_t>& sizes, const std::string& where);
 /// The block named by values.layer, checked against the model and against the widths of its rewritten matrix.
 [[nodiscard]] models::EditSite part_site(const RuntimePart& part, const models::Model& model, const std::string& where);
+/// Hooks at two sites of `layer`: `answer` is given what stood at `in` in this pass, detached, and what it led to at
+/// `out`, and returns what goes on instead; an undefined tensor leaves every byte.
+[[nodiscard]] std::vector<hooks::HookHandle> attach_answer(
+    const models::Model& model, hooks::Site in, hooks::Site out, int layer,
+    std::function<at::Tensor(const at::Tensor& in, const at::Tensor& out)> answer);
 
 }  // namespace detail
 }  // namespace emend::editors

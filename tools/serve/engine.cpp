@@ -294,21 +294,14 @@ void Engine::attach(const models::TokenBatch& batch, const std::vector<int64_t>&
     const bool all = used.size() == 1;
     const at::Tensor index = at::tensor(tokens, at::kLong);
     for (const auto& matrix : set->matrices) {
-      auto keys = std::make_shared<at::Tensor>();
-      handles_.push_back(
-          model_.hooks().at({matrix.place.in, matrix.place.matrix.layer}).add([keys](const at::Tensor& x) {
-            *keys = x;
-            return at::Tensor();
-          }));
-      handles_.push_back(model_.hooks()
-                             .at({matrix.place.out, matrix.place.matrix.layer})
-                             .add([keys, matrix, index, all](const at::Tensor& y) {
-                               if (all) return models::product(*keys, matrix.weight_OI, matrix.bias_O);
-                               const at::Tensor here = devices::route_like(index, y, devices::Purpose::kInput);
-                               return y.index_copy(
-                                   0, here,
-                                   models::product(keys->index_select(0, here), matrix.weight_OI, matrix.bias_O));
-                             }));
+      auto pair = editors::detail::attach_answer(
+          model_, matrix.place.in, matrix.place.out, matrix.place.matrix.layer,
+          [matrix, index, all](const at::Tensor& keys, const at::Tensor& y) {
+            if (all) return models::product(keys, matrix.weight_OI, matrix.bias_O);
+            const at::Tensor here = devices::route_like(index, y, devices::Purpose::kInput);
+            return y.index_copy(0, here, models::product(keys.index_select(0, here), matrix.weight_OI, matrix.bias_O));
+          });
+      std::move(pair.begin(), pair.end(), std::back_inserter(handles_));
     }
   }
 }
