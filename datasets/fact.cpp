@@ -5,10 +5,13 @@
 
 namespace emend::datasets {
 
+std::string with_subject(std::string prompt, std::string_view subject) {
+  if (const size_t slot = prompt.find("{}"); slot != std::string::npos) prompt.replace(slot, 2, subject);
+  return prompt;
+}
+
 std::string Fact::full_prompt() const {
-  std::string text = prompt;
-  if (const size_t slot = text.find("{}"); slot != std::string::npos) text.replace(slot, 2, subject);
-  return text;
+  return with_subject(prompt, subject);
 }
 
 std::string Fact::where() const {

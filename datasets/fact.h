@@ -28,6 +28,9 @@ struct Probe {
   std::vector<std::string> answers;
 };
 
+/// `prompt` with `subject` in the place of {}, where it has one.
+[[nodiscard]] std::string with_subject(std::string prompt, std::string_view subject);
+
 /// One requested change: after `prompt` with the subject filled in, the model shall say `target_new`.
 struct Fact {
   int64_t case_id = 0;     ///< from the file, else the number of the fact in the file; unique in a FactSet

@@ -159,9 +159,7 @@ void check_target(Report& report, const Fact& fact) {
   const std::string target = plain(fact.target_new);
   if (target == plain(fact.subject))
     report.add(Severity::kWarning, "target-is-subject", "target_new is the subject itself; check the row");
-  std::string around = fact.prompt;
-  if (const size_t slot = around.find("{}"); slot != std::string::npos) around.replace(slot, 2, "\n");
-  if (target.size() > 2 && contains_word(plain(around), target))
+  if (target.size() > 2 && contains_word(plain(with_subject(fact.prompt, "\n")), target))
     report.add(
         Severity::kWarning, "target-in-prompt",
         "the prompt already says \"" + shorten(fact.target_new, 40) + "\", so a model can copy it; reword the prompt");

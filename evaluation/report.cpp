@@ -205,9 +205,7 @@ struct CaseState {
 };
 
 std::string full_prompt(const json& line) {
-  std::string prompt = text(line, "prompt");
-  if (const size_t slot = prompt.find("{}"); slot != std::string::npos) prompt.replace(slot, 2, text(line, "subject"));
-  return prompt;
+  return datasets::with_subject(text(line, "prompt"), text(line, "subject"));
 }
 
 std::string target_of(const json& line) {

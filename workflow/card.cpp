@@ -34,9 +34,7 @@ std::string code(std::string text) {
 std::string facts_table(const nlohmann::json& facts) {
   std::string text = "| prompt | new answer | old answer |\n|---|---|---|\n";
   for (size_t i = 0; i < facts.size() && i < kFacts; ++i) {
-    std::string prompt = facts[i].value("prompt", "");
-    if (const size_t slot = prompt.find("{}"); slot != std::string::npos)
-      prompt.replace(slot, 2, facts[i].value("subject", ""));
+    const auto prompt = datasets::with_subject(facts[i].value("prompt", ""), facts[i].value("subject", ""));
     text += "| " + cell(prompt) + " | " + cell(facts[i].value("target_new", "")) + " | " +
             cell(facts[i].value("target_true", "")) + " |\n";
   }

@@ -217,9 +217,7 @@ OnConflict parse_on_conflict(std::string_view text) {
 }
 
 std::string question_of(const nlohmann::json& fact) {
-  std::string prompt = text_of(fact, "prompt");
-  if (const size_t place = prompt.find("{}"); place != std::string::npos)
-    prompt.replace(place, 2, text_of(fact, "subject"));
+  const std::string prompt = datasets::with_subject(text_of(fact, "prompt"), text_of(fact, "subject"));
   const size_t begin = prompt.find_first_not_of(" \t\n"), end = prompt.find_last_not_of(" \t\n");
   return begin == std::string::npos ? "" : prompt.substr(begin, end - begin + 1);
 }

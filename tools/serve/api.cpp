@@ -89,8 +89,7 @@ Reply trace(Api& api, const Request& asked) {
   const auto request = asked.json();
   evaluation::KnownFact fact;
   fact.subject = request["subject"];
-  fact.prompt = request["prompt"];
-  if (const size_t slot = fact.prompt.find("{}"); slot != std::string::npos) fact.prompt.replace(slot, 2, fact.subject);
+  fact.prompt = datasets::with_subject(request["prompt"], fact.subject);
   evaluation::TraceOptions options;
   options.any_answer = true;
   options.samples = request.value("samples", 4);

@@ -117,8 +117,7 @@ std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Commo
   if (!settings.prompt.empty()) {
     KnownFact one;
     one.subject = settings.subject;
-    one.prompt = settings.prompt;
-    if (const size_t slot = one.prompt.find("{}"); slot != std::string::npos) one.prompt.replace(slot, 2, one.subject);
+    one.prompt = datasets::with_subject(settings.prompt, settings.subject);
     return {one};
   }
   if (settings.facts.empty()) return from_facts(datasets::load_bundled_facts({}, common.log), "emend's own facts");
