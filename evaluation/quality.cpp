@@ -109,11 +109,6 @@ json sequence_columns() {
   };
 }
 
-const json& at_path(const json& entry, const std::string& path) {
-  const auto dot = path.find('.');
-  return dot == std::string::npos ? member(entry, {path}) : member(entry, {path.substr(0, dot), path.substr(dot + 1)});
-}
-
 json figure_of(const json& summary, const std::string& key) {
   return {{"value", member(summary, {key})}, {"ci95", detail::interval_of(summary, key)}};
 }
@@ -140,7 +135,7 @@ json last_measurement(const json& entries, const json& columns) {
   const auto edits = detail::number(entry, "edits").value_or(0);
   for (const auto& column : columns) {
     const auto key = column.at("key").get<std::string>();
-    const auto value = detail::as_number(at_path(entry, key));
+    const auto value = detail::as_number(detail::at_path(entry, key));
     if (!value) continue;
     json& figure = figures[key] = {{"value", *value}, {"ci95", nullptr}};
     if (key == "first" || key == "last" || key == "all") {

@@ -102,11 +102,8 @@ std::string on_the_way(const json& document, const json& column) {
       cells.emplace_back(kNoFigure);
       for (const auto& entry : run->at("lifelong"))
         if (entry.at("edits") == count) {
-          const auto dot = key.find('.');
-          const auto value =
-              detail::as_number(dot == std::string::npos ? member(entry, {key})
-                                                         : member(entry, {key.substr(0, dot), key.substr(dot + 1)}));
-          if (value) cells.back() = in_unit(*value, column.at("unit"));
+          if (const auto value = detail::as_number(detail::at_path(entry, key)))
+            cells.back() = in_unit(*value, column.at("unit"));
         }
     }
     text += markdown_line(cells);

@@ -39,6 +39,11 @@ const json& member(const json& object, std::initializer_list<std::string_view> p
   return *at;
 }
 
+const json& at_path(const json& object, std::string_view path) {
+  const auto dot = path.find('.');
+  return dot == path.npos ? member(object, {path}) : member(object, {path.substr(0, dot), path.substr(dot + 1)});
+}
+
 const json& interval_of(const json& summary, const std::string& key) {
   const json& own = member(summary, {"ci95", key});
   return own.is_null() ? member(summary, {key + "_ci95"}) : own;

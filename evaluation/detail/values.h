@@ -18,6 +18,8 @@ namespace emend::evaluation::detail {
 
 /// The member at a path of keys, or null.
 [[nodiscard]] const nlohmann::json& member(const nlohmann::json& object, std::initializer_list<std::string_view> path);
+/// The same for "health.lambada", or a single name.
+[[nodiscard]] const nlohmann::json& at_path(const nlohmann::json& object, std::string_view path);
 [[nodiscard]] std::optional<double> as_number(const nlohmann::json& value);
 [[nodiscard]] inline std::optional<double> number(const nlohmann::json& object, std::string_view key) {
   return as_number(member(object, {key}));
