@@ -59,35 +59,32 @@ using Rows = std::vector<std::vector<int64_t>>;
 
 constexpr int64_t kLogitsAtOnce = int64_t{1} << 25;  // of a pass with guessed tokens: 128 MiB in float32
 
-void refuse_generation(const std::string& got, const std::string& expected, const std::string& advice) {
-  refuse({"generation", got, expected, advice});
-}
-
 void check_row(const Model& model, const BatchRow& row) {
   const auto& options = *row.options;
   if (options.max_new_tokens < 0)
-    refuse_generation("max_new_tokens " + std::to_string(options.max_new_tokens), "0 or more", "");
+    refuse({"generation", "max_new_tokens " + std::to_string(options.max_new_tokens), "0 or more", ""});
   if (!(options.temperature >= 0))
-    refuse_generation("temperature " + std::to_string(options.temperature), "0 (greedy) or more", "");
-  if (options.top_k < 0) refuse_generation("top_k " + std::to_string(options.top_k), "0 (no limit) or more", "");
+    refuse({"generation", "temperature " + std::to_string(options.temperature), "0 (greedy) or more", ""});
+  if (options.top_k < 0) refuse({"generation", "top_k " + std::to_string(options.top_k), "0 (no limit) or more", ""});
   if (!(options.top_p > 0 && options.top_p <= 1))
-    refuse_generation("top_p " + std::to_string(options.top_p), "above 0, at most 1", "");
+    refuse({"generation", "top_p " + std::to_string(options.top_p), "above 0, at most 1", ""});
   if (!(options.min_p >= 0 && options.min_p <= 1))
-    refuse_generation("min_p " + std::to_string(options.min_p), "0 to 1", "");
+    refuse({"generation", "min_p " + std::to_string(options.min_p), "0 to 1", ""});
   if (!(options.repetition_penalty > 0))
-    refuse_generation("repetition_penalty " + std::to_string(options.repetition_penalty),
-                      "a positive number, 1 for none", "");
+    refuse({"generation", "repetition_penalty " + std::to_string(options.repetition_penalty),
+            "a positive number, 1 for none", ""});
   if (options.prefill_chunk < 1)
-    refuse_generation("prefill_chunk " + std::to_string(options.prefill_chunk), "1 or more", "");
+    refuse({"generation", "prefill_chunk " + std::to_string(options.prefill_chunk), "1 or more", ""});
   const std::string prompt = "prompt " + std::to_string(row.row);
-  if (row.text.empty()) refuse_generation(prompt + " has no tokens", "at least one token", "start with the BOS token");
+  if (row.text.empty())
+    refuse({"generation", prompt + " has no tokens", "at least one token", "start with the BOS token"});
   const int64_t length = static_cast<int64_t>(row.text.size()) + options.max_new_tokens;
   if (model.config().positions == Positions::kLearned && length > model.max_positions() + 1)
-    refuse_generation(
-        prompt + " of " + std::to_string(row.text.size()) + " tokens with " + std::to_string(options.max_new_tokens) +
-            " new ones",
-        "at most " + std::to_string(model.max_positions()) + " tokens, the size of the model's position table",
-        "shorten the prompt or ask for fewer tokens");
+    refuse({"generation",
+            prompt + " of " + std::to_string(row.text.size()) + " tokens with " +
+                std::to_string(options.max_new_tokens) + " new ones",
+            "at most " + std::to_string(model.max_positions()) + " tokens, the size of the model's position table",
+            "shorten the prompt or ask for fewer tokens"});
 }
 
 // Chooses from the logits behind each row's next tokens [N, V]: behind the first, and behind those that were guessed as
@@ -318,9 +315,8 @@ int64_t RunningBatch::cache_bytes() const {
 
 Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
   if (!drafts.empty() && drafts.size() != prompts.size())
-    refuse_generation("drafts for " + std::to_string(drafts.size()) + " prompts",
-                      "one list for each of " + std::to_string(prompts.size()),
-                      "give a prompt without drafts an empty one");
+    refuse({"generation", "drafts for " + std::to_string(drafts.size()) + " prompts",
+            "one list for each of " + std::to_string(prompts.size()), "give a prompt without drafts an empty one"});
   Rows results(prompts.size());
   GenerateOptions collecting = options;
   collecting.on_token = [&](int64_t row, int64_t id) {
