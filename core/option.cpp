@@ -117,10 +117,14 @@ OptionGroup& OptionGroup::field(std::string_view name, OptionValue value, std::s
   return add(option_spelling(name), std::move(value), std::move(meaning), std::move(form));
 }
 
+const Option* Options::find(const std::string& name) const {
+  for (const auto& option : list_)
+    if (std::ranges::count(option.spellings(), name) > 0) return &option;
+  return nullptr;
+}
+
 Option& Options::at(const std::string& name) {
-  for (auto& option : list_)
-    for (const auto& spelling : option.spellings())
-      if (spelling == name) return option;
+  if (const Option* found = find(name)) return list_[static_cast<size_t>(found - list_.data())];
   throw std::out_of_range("no option " + name + " was declared");
 }
 

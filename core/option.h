@@ -103,7 +103,9 @@ class Options {
   }
 
   [[nodiscard]] const std::vector<Option>& all() const noexcept { return list_; }
-  /// By one of its names. Throws std::out_of_range if none was declared.
+  /// By one of its names; null if none was declared.
+  [[nodiscard]] const Option* find(const std::string& name) const;
+  /// The same; throws std::out_of_range.
   [[nodiscard]] Option& at(const std::string& name);
 
   std::string footer;  ///< behind the options in the help

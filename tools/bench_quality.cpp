@@ -22,12 +22,6 @@ const std::set<std::string> kOfVariants = {"--editor", "--hparams", "--set", "--
 const std::set<std::string> kIdle = {"--out",        "--resume",  "--cache", "--stats-cache", "--device-map",
                                      "--max-memory", "--threads", "--json",  "--quiet",       "--log-file"};
 
-const Option* same_option(const Options& options, const std::string& name) {
-  for (const auto& option : options.all())
-    if (const auto names = option.spellings(); std::ranges::find(names, name) != names.end()) return &option;
-  return nullptr;
-}
-
 // As words of a command line; nothing for a flag that is not set.
 void add_words(const Option& option, const std::string& name, std::vector<std::string>& words) {
   const auto add = [&](const std::string& value) { words.insert(words.end(), {name, value}); };
@@ -50,7 +44,7 @@ Told told(const Options& o) {
   const Command edit(verbs().front());
   for (const auto& option : o.all()) {
     const std::string name = option.spellings()[0];
-    const Option* plain = same_option(edit.options, name);
+    const Option* plain = edit.options.find(name);
     if (!plain) continue;
     const bool flagged = option.is_flag() && *std::get<bool*>(option.value);
     if (!kIdle.contains(name))

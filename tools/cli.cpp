@@ -307,15 +307,9 @@ std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std:
 // A setting as the options of this verb spell it, or as those of the first verb that has it.
 std::string spelled(const Options& options, std::string_view name) {
   const std::string option = option_spelling(name);
-  const auto has = [&](const Options& some) {
-    return std::ranges::any_of(some.all(), [&](const Option& one) {
-      const auto names = one.spellings();
-      return std::ranges::find(names, option) != names.end();
-    });
-  };
-  if (has(options)) return option;
+  if (options.find(option)) return option;
   for (const Verb& verb : verbs())
-    if (has(Command(verb).options)) return option + " of emend " + verb.name;
+    if (Command(verb).options.find(option)) return option + " of emend " + verb.name;
   return option;
 }
 
