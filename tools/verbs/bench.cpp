@@ -321,31 +321,27 @@ std::string phases_text(const ordered_json& document) {
 
 std::string growth_text(const ordered_json& document) {
   std::string text;
-  if (document.contains("growth")) {
-    TextTable table({"facts", "targets s", "targets s/fact"});
-    for (const auto& row : document["growth"])
-      table.add({row["facts"].dump(), cell(row, "targets_s", 2), cell(row, "targets_s_per_fact", 4)});
+  const auto add = [&](const char* part, std::vector<std::string> heads, const auto& cells) {
+    if (!document.contains(part)) return;
+    TextTable table(std::move(heads));
+    for (const auto& row : document[part]) table.add(cells(row));
     text += table.text("");
-  }
-  if (document.contains("neighbours")) {
-    TextTable table({"busy neighbours", "targets s alone", "beside them", "ratio"});
-    for (const auto& row : document["neighbours"])
-      table.add({row["busy"].dump(), cell(row, "targets_alone_s", 2), cell(row, "targets_beside_s", 2),
-                 cell(row, "ratio", 2, 1, "x")});
-    text += table.text("");
-  }
-  if (document.contains("over_threads")) {
-    TextTable table({"threads", "targets s"});
-    for (const auto& row : document["over_threads"]) table.add({row["threads"].dump(), cell(row, "targets_s", 2)});
-    text += table.text("");
-  }
-  if (document.contains("width_growth")) {
-    TextTable table({"width", "parameters", "targets s", "GFLOP a fact", "solve s"});
-    for (const auto& row : document["width_growth"])
-      table.add({row["width"].dump(), row["parameters"].dump(), cell(row, "targets_s", 2),
-                 cell(row, "gflop_per_fact", 1), cell(row, "solve_s", 3)});
-    text += table.text("");
-  }
+  };
+  using Cells = std::vector<std::string>;
+  add("growth", {"facts", "targets s", "targets s/fact"}, [](const ordered_json& row) {
+    return Cells{row["facts"].dump(), cell(row, "targets_s", 2), cell(row, "targets_s_per_fact", 4)};
+  });
+  add("neighbours", {"busy neighbours", "targets s alone", "beside them", "ratio"}, [](const ordered_json& row) {
+    return Cells{row["busy"].dump(), cell(row, "targets_alone_s", 2), cell(row, "targets_beside_s", 2),
+                 cell(row, "ratio", 2, 1, "x")};
+  });
+  add("over_threads", {"threads", "targets s"}, [](const ordered_json& row) {
+    return Cells{row["threads"].dump(), cell(row, "targets_s", 2)};
+  });
+  add("width_growth", {"width", "parameters", "targets s", "GFLOP a fact", "solve s"}, [](const ordered_json& row) {
+    return Cells{row["width"].dump(), row["parameters"].dump(), cell(row, "targets_s", 2),
+                 cell(row, "gflop_per_fact", 1), cell(row, "solve_s", 3)};
+  });
   return text;
 }
 
