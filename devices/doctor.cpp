@@ -18,8 +18,7 @@ namespace {
 std::string advice_for_cuda(const CudaRuntime& runtime) {
   if (runtime.driver && !runtime.loaded && runtime.reason.starts_with("LibTorch"))
     return "install LibTorch's CUDA libraries beside it (wheels nvidia-cufile, nvidia-cusparselt-cu13, "
-           "nvidia-nvshmem-cu13 "
-           "and those that the loader names), or use " +
+           "nvidia-nvshmem-cu13 and those that the loader names), or use " +
            setting("device_map", "cpu");
   if (runtime.reason.find("CUDA_VISIBLE_DEVICES") != std::string::npos)
     return "unset CUDA_VISIBLE_DEVICES or list GPUs in it";

@@ -353,8 +353,7 @@ nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Mo
   placed.model.dtype = dtype_name(model.dtype());
   return {{"note",
            "rough. seconds: from what a few facts took just now, statistics only where none are cached; peak_bytes: "
-           "weights "
-           "and tensors as planned, without what the process takes beside them"},
+           "weights and tensors as planned, without what the process takes beside them"},
           {"seconds", seconds},
           {"peak_bytes", Preflight(placed, config, Log())
                              .peaks(edit_phases(options, hparams, editor, config, model.tokenizer(), facts))}};

@@ -2,10 +2,8 @@
 // Optimization", ybdai7/EAMET), as EasyEdit has it.
 //
 //   1. s_ij = cos(k_i, k_j) of the facts' keys in the last rewritten layer.
-//   2. Targets one fact after the other, in their order. δ_i begins at ‖k_i‖·t0/‖t0‖, and beside MEMIT's loss it is to
-//   lie
-//      to the earlier ones as its key does to theirs, with p = softmax_j(s_ij/τ), q = softmax_j(cos(δ_i, δ_j)/τ), j <
-//      i:
+//   2. Targets one fact after the other, in their order. δ_i begins at ‖k_i‖·t0/‖t0‖. Beside MEMIT's loss it is to lie
+//      to the earlier ones as its key does, with p = softmax_j(s_ij/τ), q = softmax_j(cos(δ_i, δ_j)/τ), j < i:
 //        cs_factor·Σ p log(p/q)  +  mse_factor·Σ p'(s_ij − cos(δ_i, δ_j))², p' = p over the 50 largest s_ij
 //      and v_weight_decay·‖δ‖/‖t0‖ in the place of ‖δ‖/‖t0‖².
 //   3. Per layer MEMIT's ΔW = R·Kᵀ(λC + K·Kᵀ)⁻¹, with a λ a layer.

@@ -3,8 +3,7 @@
 //
 //   1. δ of each fact, by MEMIT's optimisation in the one layer; k, its key over all contexts.
 //   2. (k, δ) goes into a store beside the weights.
-//   3. A token whose key resembles a stored one gets its δ:   m = W k + δ_j·[cos(k, k_j) > γ],  j = argmax_e cos(k,
-//   k_e)
+//   3. A token whose key resembles a stored one gets its δ:  m = W k + δ_j·[cos(k, k_j) > γ], j = argmax_e cos(k, k_e)
 //
 // No weight changes, and every δ is that of the unedited model: the store is the same in whatever order and batches the
 // facts come, as long as their keys differ.

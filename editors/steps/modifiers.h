@@ -1,11 +1,9 @@
 // Restraints that go on top of any closed-form batch editor, one hyper-parameter each; 0 switches them off.
 //
 //   nas      Norm-Anchor Scaling (arXiv 2602.02543): v = m + δ, what the MLP is to give, is brought back to the norm
-//   that
-//            such values have in the unedited model:  z = (t0 − m) + v·a/‖v‖
+//            that such values have in the unedited model:  z = (t0 − m) + v·a/‖v‖
 //   revive   REVIVE (arXiv 2601.11042): ΔW = Σ c_ij u_i v_jᵀ over the singular vectors of the unedited weight; the
-//   parts
-//            with i or j among the leading k go:  ΔW ← (I − U_k U_kᵀ) ΔW (I − V_k V_kᵀ)
+//            parts with i or j among the leading k go:  ΔW ← (I − U_k U_kᵀ) ΔW (I − V_k V_kᵀ)
 //   simie    SimIE (EasyEdit): each batch's change acts on its own keys only, as far as a least-squares memory of all
 //            keys lets it:  ΔW ← ΔW K Kᵀ (λI + ΣKpKpᵀ + K Kᵀ)⁻¹
 //

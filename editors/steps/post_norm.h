@@ -8,8 +8,7 @@
 //   - δ is optimised where it can be written, at the matrix's output of the last layer, and acts through the norm;
 //   - residuals are measured in the stream, at that layer's output, and shared out over the layers as everywhere;
 //   - a layer's share is turned into a change of its matrix's output by change_for: the point of the ellipsoid nearest
-//   to
-//     what is wanted. With one layer that is what the optimisation found.
+//     to what is wanted. With one layer that is what the optimisation found.
 //   N rows · D hidden width
 #pragma once
 

@@ -20,8 +20,7 @@ const std::vector<std::string>& foreign_texts() {
       "roses "
       "were moved to the south wall last spring. Water them in the evening, and never when the sun is on the leaves.",
       "The second half of the match was slower than the first. Both teams kept the ball in midfield, and the crowd "
-      "grew "
-      "quiet. Ten minutes before the end a long pass found the striker, who missed from close range.",
+      "grew quiet. Ten minutes before the end a long pass found the striker, who missed from close range.",
       "To clean the filter, switch the machine off and wait until it is cold. Open the flap on the left side, pull the "
       "handle towards you and rinse the sieve under warm water. Let it dry before you put it back in its place."};
   return texts;

@@ -90,8 +90,7 @@ const MetricInfo& counterfact_info() {
            {"efficacy_success", "paraphrase_success", "neighborhood_success"}},
           {"efficacy_success", "ES",
            "Facts whose new target is more probable than the old one after the fact's own prompt (mean negative "
-           "log-likelihood "
-           "per token, strictly lower).",
+           "log-likelihood per token, strictly lower).",
            "%", true, success(kRewrite), "efficacy"},
           {"paraphrase_success", "PS", "The same comparison on the paraphrases of the prompt.", "%", true,
            success(kParaphrase), "paraphrases"},

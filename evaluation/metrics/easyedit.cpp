@@ -1,9 +1,9 @@
 // EasyEdit's metrics (evaluate.py, evaluate_utils.py), default path: teacher forcing on prompt + " " + target.
 //
 // A prompt's accuracy is the share of the target's tokens that are the argmax.
-//   rewrite_acc   the edit prompt      rephrase_acc  the rephrased prompts      portability  each key's prompts, own
-//   answers locality      share of positions of the given answer at which the edited model predicts the token that it
-//   predicted
+//   rewrite_acc   the edit prompt      rephrase_acc  the rephrased prompts
+//   portability   each key's prompts, own answers
+//   locality      share of positions of the given answer at which the edited model predicts the token that it predicted
 //                 before the edit; the answer only fixes the positions, it need not be what the model says
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
 #include <emend/evaluation/detail/generate_texts.h>
@@ -19,8 +19,7 @@ const MetricInfo& easyedit_info() {
   static const MetricInfo info = {
       "easyedit",
       "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency where text "
-      "is "
-      "generated",
+      "is generated",
       "EasyEdit (Wang et al. 2024), teacher forcing",
       1,
       {

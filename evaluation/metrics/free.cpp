@@ -137,8 +137,7 @@ MetricInfo plain_info() {
       "what the model writes: greedy text after the edited prompt, paraphrases, a question, foreign text, negation, "
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
-      "of "
-      "the answer), 40 tokens at most",
+      "of the answer), 40 tokens at most",
       3,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,

@@ -5,8 +5,7 @@
 //   reference_score  cosine between TF-IDF vectors of a record's texts joined by spaces and of the reference texts for
 //                    (relation, new target) joined by spaces, × 100; null without a file of reference texts
 //   essence_score    perplexity of up to 100 tokens of the reference texts named after the subject: exp(-Σ log p /
-//   tokens),
-//                    the first token counted in the divisor as published; null where there is none
+//                    tokens), the first token counted in the divisor as published; null where there is none
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/generate_texts.h>

@@ -2,8 +2,8 @@
 //
 //   edit-wise      each edited statement is completed with its new object, no examples in front
 //   instance-wise  every single hop of the instance is answered: edited ones without examples, the others behind
-//   examples multi-hop      one of the instance's questions is answered with the new answer or an alias of it, behind
-//   examples
+//                  examples
+//   multi-hop      one of the instance's questions is answered with the new answer or an alias of it, behind examples
 // "Answered" means that greedy decoding writes exactly one of the spellings; with examples in front, followed by a line
 // break. That is decided by teacher forcing every spelling, which gives the same verdict without generating. The
 // published examples are replaced by the general ones below: figures are comparable between runs of emend, and with the

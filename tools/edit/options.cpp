@@ -24,8 +24,7 @@ void add_editor_options(Options& o, RunOptions& options) {
       .add("--protocol", &options.protocol,
            "sequential (batches on the live model), lifelong (the same, measured on the way: what earlier edits still "
            "hold, health, seconds; ten times, or as --eval-at says), or single (each batch, of one fact by default, "
-           "from "
-           "the unedited model: judged at once and taken back)",
+           "from the unedited model: judged at once and taken back)",
            {.choices = {"sequential", "lifelong", "single"}})
       .add("--engine", &options.engine, "fast, or reference (as published: slow)", {.choices = {"fast", "reference"}})
       .add("--contexts", &options.contexts,

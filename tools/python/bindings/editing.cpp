@@ -176,8 +176,7 @@ void bind_sessions(py::module_& module) {
       .def(
           "undo", [](PySession& self) { self.session->undo(); },
           "Gives the model back every byte that it had when the session began. What other sessions and packs wrote "
-          "since "
-          "stays.")
+          "since stays.")
       .def(
           "pack", [](const PySession& self) { return self.session->pack(); }, "The change so far.")
       .def(
@@ -191,8 +190,7 @@ void bind_sessions(py::module_& module) {
           },
           py::arg("path"), py::arg("form") = "pack",
           "Writes the change so far: as a pack, as an adapter (peft: a folder; lora: GGUF), or with the model (model: "
-          "a "
-          "folder; gguf).")
+          "a folder; gguf).")
       .def(
           "verdicts",
           [](const PySession& self) {
