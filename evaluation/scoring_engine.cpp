@@ -16,7 +16,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 
 namespace emend::evaluation {
 namespace {

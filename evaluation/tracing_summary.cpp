@@ -1,7 +1,6 @@
 // Averages of traces by kind of token, layers to edit, and the page that draws them.
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/core/utf8.h>
 #include <emend/evaluation/detail/page.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/tracing.h>

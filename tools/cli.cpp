@@ -262,10 +262,6 @@ void describe(CLI::App& app, std::function<std::string()> help) {
       [help = std::move(help)](const CLI::App*, const std::string&, CLI::AppFormatMode) { return help(); });
 }
 
-bool is_verb(const std::string& name) {
-  return std::ranges::any_of(verbs(), [&](const Verb& verb) { return name == verb.name; });
-}
-
 // The first option that nobody expected, and what it may have meant.
 std::string unknown_option(const std::vector<std::string>& words, const Options& options) {
   std::vector<std::string> names = {"--help", "--version"};
@@ -326,7 +322,7 @@ std::vector<std::string> verb_words(std::vector<std::string> words) {
     words.erase(words.begin());
     words.emplace_back("--help");
   }
-  if (words.size() > 1 && is_verb(words[0] + "-" + words[1])) {
+  if (words.size() > 1 && std::ranges::find(verbs(), words[0] + "-" + words[1], &Verb::name) != verbs().end()) {
     words[0] += "-" + words[1];
     words.erase(words.begin() + 1);
   }

@@ -55,10 +55,6 @@ std::string type_of(const Option& option) {
   return number ? "N" : "TEXT";
 }
 
-std::string default_of(const Option& option) {
-  return option.shown.empty() ? option.text() : option.shown;
-}
-
 std::string meaning_of(const Option& option) {
   std::string text = option.meaning;
   if (!option.only.empty() && lower(option.group) != option.only[0]) text = join(option.only) + ": " + text;
@@ -66,7 +62,8 @@ std::string meaning_of(const Option& option) {
                                 [&](const auto& choice) { return text.find(choice) != std::string::npos; });
   if (!said) text += " {" + join(option.choices) + "}";
   if (option.required) text += " (required)";
-  if (const std::string value = default_of(option); !value.empty()) text += " [" + value + "]";
+  const std::string value = option.shown.empty() ? option.text() : option.shown;
+  if (!value.empty()) text += " [" + value + "]";
   return text;
 }
 

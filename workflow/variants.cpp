@@ -1,5 +1,5 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>

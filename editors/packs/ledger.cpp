@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <ctime>
 #include <set>
-#include <stdexcept>
 #include <utility>
 
 namespace emend::editors {

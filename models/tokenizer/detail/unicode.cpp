@@ -100,11 +100,6 @@ const std::array<std::string, 256>& byte_level_characters() {
   return tables().characters;
 }
 
-// -1 for a character that stands for no byte.
-static int byte_of_character(char32_t character) {
-  return character < tables().bytes.size() ? tables().bytes[character] : -1;
-}
-
 std::string to_byte_level(std::string_view bytes) {
   const auto& characters = byte_level_characters();
   std::string text;
@@ -124,7 +119,8 @@ std::string from_byte_level(std::string_view text) {
   std::string bytes;
   bytes.reserve(text.size());
   for (size_t position = 0; position < text.size(); position += utf8_length(text[position])) {
-    const int byte = byte_of_character(decode_utf8(text.data() + position));
+    const char32_t character = decode_utf8(text.data() + position);
+    const int byte = character < tables().bytes.size() ? tables().bytes[character] : -1;
     if (byte < 0) return std::string(text);
     bytes += static_cast<char>(byte);
   }
