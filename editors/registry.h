@@ -5,8 +5,10 @@
 #include <emend/hparams/schema.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +28,8 @@ struct EditorInfo {
   [[nodiscard]] bool solves() const { return changes_weights && !trains; }
   /// Changes nothing in the model: it speaks through the prompt, so there is nothing to take back.
   [[nodiscard]] bool prompts() const { return !changes_weights && !trains; }
+  /// Neurons of its own that it takes, a layer, for these facts; empty: it takes none.
+  std::function<std::map<int, int64_t>(const nlohmann::json& hparams, std::span<const datasets::Fact>)> neurons;
   std::function<std::string()> help;      ///< hyper-parameters for the terminal
   std::function<std::string()> markdown;  ///< the same as a table
   std::function<std::vector<hparams::FieldInfo>()> fields;

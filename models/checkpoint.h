@@ -24,7 +24,8 @@ class Tokenizer;
 struct FamilySpec;
 struct ModelConfig;
 
-/// An opened checkpoint; no weight has been read yet. Implementations: HfCheckpoint, GgufCheckpoint.
+/// An opened checkpoint; no weight has been read yet. Implementations: HfCheckpoint, GgufCheckpoint, and what
+/// with_spare_neurons gives.
 class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
@@ -40,6 +41,8 @@ class Checkpoint {
   [[nodiscard]] virtual std::unique_ptr<Tokenizer> load_tokenizer() const = 0;
   /// sha256 of names, shapes and stored bytes (not of the path).
   [[nodiscard]] virtual std::string fingerprint() const = 0;
+  /// How many neurons of zeros every MLP has beyond the file's (spare_neurons.h).
+  [[nodiscard]] virtual int64_t spare_neurons() const { return 0; }
 };
 
 /// Opens a folder, a .gguf file, or ORG/NAME in the Hugging Face cache (HF_HUB_CACHE > HF_HOME/hub >

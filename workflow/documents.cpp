@@ -347,6 +347,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
   document["edits"] = {
       {"applied", said + not_said}, {"said", said}, {"not_said", not_said}, {"failed", record.count(Verdict::kFailed)}};
   document["weights_changed"] = record.weights_changed;
+  document["spare_neurons"] = record.spare_neurons;
   document["batches"] = record.batches.size();
   document["statistics"] = record.statistics;
   for (const char* key : {"layers_from_cache", "layers_computed", "seconds"})  // apart from what two equal runs share
@@ -471,6 +472,9 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
   if (!states.empty()) out << metrics_table(states) << '\n';
   if (!record.measured.lifelong.empty()) out << lifelong_table(record.measured.lifelong) << '\n';
   out << verdicts_text(record, facts);
+  if (record.spare_neurons > 0)
+    out << "Every MLP has " << record.spare_neurons
+        << " neurons more, which the edit uses: the saved model is wider by them, and the pack is for that width\n";
   out << "Seconds:";
   for (const auto& [phase, seconds] : record.seconds) out << "  " << phase << ' ' << fixed(seconds, 1);
   out << '\n';

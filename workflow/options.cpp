@@ -20,6 +20,7 @@ void require_valid(const RunOptions& options) {
                   {setting(name), "\"" + value + "\"", "one of " + join(known), did_you_mean(value, known)});
   };
   at_least("batch_size", options.batch_size, 0, "a whole number from 0 on");
+  at_least("spare_neurons", options.spare_neurons, kAsNeeded, "a whole number from 0 on");
   at_least("show", options.show, 0, "a whole number from 0 on");
   at_least("stats_tokens", options.stats_tokens, editors::kAutoTokens, "a whole number from 0 on");
   at_least("stats_length", options.stats_length, 1, "a whole number above 0");

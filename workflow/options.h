@@ -13,6 +13,8 @@
 
 namespace emend::workflow {
 
+inline constexpr int64_t kAsNeeded = -1;  ///< RunOptions::spare_neurons
+
 struct ModelOptions {
   std::string model = {};  ///< folder, .gguf file or ORG/NAME; empty: the program's default model
   std::string device_map = "auto";
@@ -73,6 +75,9 @@ struct RunOptions {
   std::vector<std::string> eval_at = {"end"};
   int64_t show = 5;  ///< facts whose continuations are kept, before and after
 
+  /// Neurons of zeros that every MLP gets before the edit, for editors that take neurons (latch). kAsNeeded: as many as
+  /// they take where the edit is saved as a model folder and nothing else, else none: other forms keep the shapes.
+  int64_t spare_neurons = kAsNeeded;
   std::string out = {};  ///< run folder; empty: a new one in runs/
   std::vector<std::string> save = {"pack"};
   bool resume = false, dry_run = false, strict = false;

@@ -26,6 +26,12 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
 /// Error(kInvalidArgument) and what find_hparams throws.
 void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint);
 
+/// Neurons of zeros that every MLP gets before the edit: options.spare_neurons, or as many as the editor takes beyond
+/// those that are idle, a multiple of 32 (whole blocks of quantised types). Throws Error(kInvalidArgument) where the
+/// edit is saved in a form that keeps the model's shapes, and for a folder with edits in force.
+[[nodiscard]] int64_t room_to_add(const RunOptions& options, const models::Checkpoint& checkpoint,
+                                  std::span<const datasets::Fact> facts);
+
 /// Refuses layers (one number or several) beyond those of the model, as its configuration counts them. `where` names
 /// them in the message, `advice` ends it. Throws Error(kInvalidArgument).
 void require_layers(const nlohmann::json& layers, const models::Checkpoint& checkpoint, const std::string& where,

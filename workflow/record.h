@@ -70,6 +70,7 @@ struct RunRecord {
   nlohmann::json transfers;
   std::map<std::string, double> seconds;  ///< a phase
   std::vector<std::string> weights_changed;
+  int64_t spare_neurons = 0;                                                ///< that every MLP got before the edit
   std::map<std::string, std::string> files;                                 ///< what → path, in the order to print
   std::vector<FactVerdict> verdicts;                                        ///< one a fact, once all are judged
   [[nodiscard]] std::vector<const editors::FactOutcome*> outcomes() const;  ///< of all batches, in the facts' order

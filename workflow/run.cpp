@@ -12,6 +12,7 @@
 #include <emend/evaluation/report.h>
 #include <emend/models/apart.h>
 #include <emend/models/family.h>
+#include <emend/models/spare_neurons.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/lifelong.h>
@@ -83,9 +84,14 @@ void Run::open() {
       return folder_->path().string();
     });
   if (load) {
-    require_room(options_, checkpoint, facts_, lent_);
+    opened = with_room(std::move(opened));
+    require_room(options_, *opened, facts_, lent_);
     model_ = &own_model_.emplace(models::load_placed(opened, place_options(options_.model, lent_.log)));
   } else {
+    if (options_.spare_neurons > 0)
+      throw Error(ErrorClass::kInvalidArgument,
+                  {setting("spare_neurons"), std::to_string(options_.spare_neurons) + ", of a model that is loaded",
+                   "0", "load it with models::with_spare_neurons"});
     options_.model.dtype = dtype_name(model_->dtype());
   }
   for (const auto& format : save_formats())
@@ -98,6 +104,15 @@ void Run::open() {
   if (!options_.dry_run)
     checkpoint_.emplace(std::filesystem::path(record_.out) / "checkpoint", settings(), options_.resume, !folder_)
         .keep_command(record_.command_line);
+}
+
+std::shared_ptr<const models::Checkpoint> Run::with_room(std::shared_ptr<const models::Checkpoint> checkpoint) {
+  const int64_t spare = record_.spare_neurons = room_to_add(options_, *checkpoint, facts_.facts);
+  if (spare > 0)
+    lent_.log.info("edit.room", std::to_string(spare) +
+                                    " neurons of zeros more in every MLP, for the edit to take; the "
+                                    "model computes what it did");
+  return models::with_spare_neurons(std::move(checkpoint), spare);
 }
 
 // Of several processes the first one has the folder and writes.

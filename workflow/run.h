@@ -61,6 +61,8 @@ class Run {
  private:
   void open();
   void open_folder(const models::Checkpoint& checkpoint);
+  [[nodiscard]] std::shared_ptr<const models::Checkpoint> with_room(
+      std::shared_ptr<const models::Checkpoint> checkpoint);
   void work();
   void evaluate_before();
   void edit_all();

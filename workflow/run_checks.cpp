@@ -1,8 +1,11 @@
 // What a run depends on, and what is refused before anything is loaded.
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/registry.h>
 #include <emend/models/config.h>
+#include <emend/models/spare_neurons.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
@@ -40,6 +43,7 @@ nlohmann::json Run::choices() const {
                {"allow_conflicts", options_.allow_conflicts},
                {"show", options_.show},
                {"save", options_.save},
+               {"spare_neurons", options_.spare_neurons},
                {"resume", options_.resume},
                {"dry_run", options_.dry_run}});
   return json;
@@ -122,6 +126,31 @@ void require_layers(const nlohmann::json& layers, const models::Checkpoint& chec
     if (layer.is_number_integer() && layer.get<int64_t>() >= known)
       refuse({where, "layer " + layer.dump(), "0 to " + std::to_string(known - 1),
               "the model has " + std::to_string(known) + " layers" + advice});
+}
+
+int64_t room_to_add(const RunOptions& options, const models::Checkpoint& checkpoint,
+                    std::span<const datasets::Fact> facts) {
+  const bool as_needed = options.spare_neurons == kAsNeeded, as_folder = options.saves("model");
+  const auto refuse = [](const std::string& got, const std::string& expected) {
+    throw Error(ErrorClass::kInvalidArgument, {setting("spare_neurons"), got, expected,
+                                               "convert the model first: emend convert MODEL DIR --spare-neurons"});
+  };
+  if (!as_needed && options.spare_neurons > 0) {
+    if (!options.saves("none") && !(as_folder && options.save.size() == 1))
+      refuse("with " + setting("save", join(options.save)), setting("save") + " model or none");
+    if (!editors::lineage_of(checkpoint.path()).edits.empty()) refuse("a folder with edits in force", "one without");
+    return options.spare_neurons;
+  }
+  const auto& editor = editors::find_editor(options.editor);
+  if (!as_needed || !editor.neurons || !as_folder || options.save.size() > 1 ||
+      !editors::lineage_of(checkpoint.path()).edits.empty())
+    return 0;
+  const auto hparams = editor.effective(find_hparams(options.editor, options.hparams, options.set, checkpoint), Log());
+  constexpr int64_t kBlock = 32;
+  int64_t lacking = 0;
+  for (const auto& [layer, taken] : editor.neurons(hparams, facts))
+    lacking = std::max(lacking, taken - models::idle_neurons(checkpoint, layer));
+  return (lacking + kBlock - 1) / kBlock * kBlock;
 }
 
 // Hyper-parameters that this model cannot have, before it is loaded.

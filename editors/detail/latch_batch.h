@@ -16,8 +16,8 @@
 namespace emend::editors::detail {
 
 struct LatchHparams : hparams::LocateHparams {
-  int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, release_tokens = 16,
-          release_steps = 12;
+  int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, wordings = 3,
+          release_tokens = 16, release_steps = 12;
   std::vector<int64_t> release_layers;
   double gain = 8, room = 1.0 / 32;
 

@@ -54,6 +54,10 @@ const hparams::Schema<LatchHparams>& latch_schema() {
                  {.meaning = "pieces of text in front of the prompt while its target is optimised", .min = 0})
           .field("gate_lead_ins", &H::gate_lead_ins,
                  {.meaning = "pieces of text behind which a gate learns to open", .min = 0})
+          .field(
+              "wordings", &H::wordings,
+              {.meaning = "other wordings of a fact, written by the model itself, in which its target is optimised too",
+               .min = 0})
           .field("release_layers", &H::release_layers,
                  {.meaning = "layers above `layers` with the neurons that let go of an answer once it is said; "
                              "none: there are no such neurons",
@@ -256,12 +260,26 @@ std::unique_ptr<Editor> new_latch(const LatchHparams& h, const hparams::RawHpara
   return std::make_unique<LatchEditor>(h, latch_schema().dump(h));
 }
 
+// One a subject in `layers` and one a fact in `release_layers`, evenly.
+std::map<int, int64_t> neurons_taken(const nlohmann::json& values, std::span<const datasets::Fact> facts) {
+  std::set<std::string> subjects;
+  for (const auto& fact : facts) subjects.insert(fact.subject);
+  std::map<int, int64_t> taken;
+  for (const auto& [name, count] : {std::pair("layers", subjects.size()), std::pair("release_layers", facts.size())}) {
+    const auto layers = values.at(name).get<std::vector<int>>();
+    for (const int layer : layers) taken[layer] = static_cast<int64_t>((count + layers.size() - 1) / layers.size());
+  }
+  return taken;
+}
+
 }  // namespace
 
 EditorInfo make_latch() {
-  return editor_entry<LatchHparams>("latch",
-                                    "one gated neuron a subject: other subjects and other text stay as they are",
-                                    "this project (docs/latch.md)", latch_schema(), new_latch);
+  EditorInfo info =
+      editor_entry<LatchHparams>("latch", "one gated neuron a subject: other subjects and other text stay as they are",
+                                 "this project (docs/latch.md)", latch_schema(), new_latch);
+  info.neurons = neurons_taken;
+  return info;
 }
 
 }  // namespace emend::editors

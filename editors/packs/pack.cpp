@@ -243,6 +243,10 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   }
   if (!same_base) {
     const std::string base = pack.root().substr(0, 12);
+    if (const auto room = pack.extra.find("spare_neurons"); room != pack.extra.end())
+      refuse("a pack made for the model " + base + ", with " + room->dump() + " neurons more in every MLP",
+             "that model, not " + own.substr(0, 12),
+             "make room first (emend convert MODEL DIR --spare-neurons " + room->dump() + ") and use that folder");
     refuse("a pack made for the model " + base, "one for this model, " + own.substr(0, 12),
            "use the pack's own model; if this is the same model in another form, accept that base by name (" +
                setting("accept_base", base) + ") or use " + setting("force"));
@@ -263,6 +267,7 @@ EditPack EditPack::from_results(const models::Model& model, std::span<const Edit
   if (pack.under.edits.empty()) pack.under = {};
   pack.facts = nlohmann::json::array();
   pack.extra = nlohmann::json::object();
+  if (const int64_t spare = model.checkpoint().spare_neurons(); spare > 0) pack.extra["spare_neurons"] = spare;
   for (const auto& fact : facts) pack.facts.push_back(fact_summary(fact));
   std::vector<WeightDelta> deltas;
   for (const auto& result : results) {

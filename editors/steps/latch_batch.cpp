@@ -5,6 +5,7 @@
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/steps/keys.h>
+#include <emend/editors/steps/wordings.h>
 #include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/products.h>
@@ -111,6 +112,10 @@ class LatchBatch {
     facts_ = facts;
     batch_ = render_batch(model_, facts, texts_.contexts, {parse_fact_token(h_.fact_token)});
     result_.outcomes = batch_.outcomes;
+    {
+      const PhaseTimer timer(result_, "targets");
+      add_wordings();
+    }
     const std::vector<size_t> released = make_units();
     Continuations after;
     {
@@ -152,6 +157,24 @@ class LatchBatch {
     }
     ++used[best];
     return best;
+  }
+
+  // Each fact in other words, in front of the forms that end its contexts.
+  void add_wordings() {
+    if (h_.wordings == 0) return;
+    std::vector<datasets::Fact> facts;
+    for (const size_t place : batch_.places) facts.push_back(facts_[place]);
+    const auto wordings = other_wordings(
+        model_, facts,
+        {.count = h_.wordings, .samples = 2 * h_.wordings, .seed = context_.seed, .cancel = context_.cancel});
+    for (size_t i = 0; i < facts.size(); ++i)
+      for (const auto& wording : wordings[i]) {
+        auto& rows = batch_.rendered[i].rows;
+        PromptRow row = render_prompt(model_.tokenizer(), wording, facts[i].subject, parse_fact_token(h_.fact_token));
+        const bool fits = std::ssize(row.ids) + std::ssize(batch_.rendered[i].target_ids) <= model_.max_positions();
+        if (fits) rows.insert(rows.end() - std::min<std::ptrdiff_t>(2, std::ssize(rows) - 1), std::move(row));
+        context_.log.event(LogLevel::kDebug, "wording", facts[i].subject + ": " + wording, {});
+      }
   }
 
   // The units of the first stage, and the layer's place for each fact's release. All that is needed of the text is
@@ -222,6 +245,8 @@ class LatchBatch {
     TargetProblem joint;
     for (const size_t i : unit.facts) {
       TargetProblem one = make_target_problem(batch_.rendered[i]);
+      if (const auto n = static_cast<double>(one.rows.size()); n > 1)  // the fact's own words count twice
+        for (auto& row : one.rows) row.weight = (row.sampled_context ? 1 : 2) / (n + 1);
       for (auto& row : one.rows) row.weight /= static_cast<double>(unit.facts.size());
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);

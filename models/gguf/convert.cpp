@@ -10,6 +10,7 @@
 #include <emend/models/detail/model_folder.h>
 #include <emend/models/family.h>
 #include <emend/models/gguf/convert.h>
+#include <emend/models/spare_neurons.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
@@ -42,83 +43,6 @@ std::string type_name(at::ScalarType dtype) {
          : dtype == at::kBFloat16 ? "BF16"
                                   : c10::toString(dtype);
 }
-
-/// Zero neurons that every MLP gets at its end: which tensors grow, and how.
-class SpareNeurons {
- public:
-  SpareNeurons(const Checkpoint& checkpoint, int64_t count) : checkpoint_(checkpoint), count_(count) {
-    if (count == 0) return;
-    const std::string file = checkpoint.path().string();
-    const FamilySpec& family = family_of(checkpoint.config(), file);
-    const ModelConfig before = parse_config(checkpoint.config(), file, family);
-    const ModelConfig after = parse_config(widened(checkpoint.config()), file, family);
-    const auto now = expected_tensors(family, before), then = expected_tensors(family, after);
-    std::map<std::string, size_t> grow;
-    for (size_t i = 0; i < now.size(); ++i) {
-      if (now[i].expert >= 0) refuse("a mixture of experts");
-      if (now[i].shape != then.at(i).shape) grow[now[i].name] = i;
-    }
-    if (grow.empty() || after.mlp_width != before.mlp_width + count) refuse("a width that config.json does not say");
-    for (const TensorInfo& info : checkpoint.tensors())
-      for (const std::string& name : table_spellings(family, info.name))
-        if (const auto found = grow.find(name); found != grow.end())
-          shapes_[info.name] = {then[found->second].shape, now[found->second].part == Part::kGateUp};
-  }
-
-  [[nodiscard]] std::vector<int64_t> shape(const TensorInfo& info) const {
-    const auto found = shapes_.find(info.name);
-    return found == shapes_.end() ? info.shape : found->second.shape;
-  }
-
-  /// The tensor with zeros behind its neurons; gate and up in one matrix each get theirs.
-  [[nodiscard]] at::Tensor widened(const std::string& name, const at::Tensor& tensor) const {
-    const auto found = shapes_.find(name);
-    if (found == shapes_.end()) return tensor;
-    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-      if (tensor.size(dim) == found->second.shape[static_cast<size_t>(dim)]) continue;
-      std::vector<at::Tensor> parts;
-      for (const at::Tensor& part : tensor.chunk(found->second.fused ? 2 : 1, dim)) {
-        auto zeros = part.sizes().vec();
-        zeros[static_cast<size_t>(dim)] = count_;
-        parts.insert(parts.end(), {part, at::zeros(zeros, part.options())});
-      }
-      return at::cat(parts, dim);
-    }
-    return tensor;
-  }
-
-  /// config.json with the new width, under the name that it has there.
-  template <class Json>
-  [[nodiscard]] Json widened(Json config) const {
-    if (count_ == 0) return config;
-    const std::string file = checkpoint_.path().string();
-    const FamilySpec& family = family_of(checkpoint_.config(), file);
-    const int64_t width = parse_config(checkpoint_.config(), file, family).mlp_width;
-    const auto& names = family.keys.mlp_width;
-    const auto said = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
-      return config.contains(name) && config[name].is_number_integer();
-    });
-    // Qwen says twice the width.
-    const int64_t times = said == names.end() ? 1 : config[*said].template get<int64_t>() / width;
-    config[said == names.end() ? names.front() : *said] = times * (width + count_);
-    return config;
-  }
-
- private:
-  struct Grown {
-    std::vector<int64_t> shape;
-    bool fused;
-  };
-
-  [[noreturn]] void refuse(const std::string& got) const {
-    throw Error(ErrorClass::kUnsupported, {checkpoint_.path().string(), got, "plain MLPs of one width",
-                                           "convert it without " + setting("spare-neurons")});
-  }
-
-  const Checkpoint& checkpoint_;
-  int64_t count_;
-  std::map<std::string, Grown> shapes_;
-};
 
 /// Writes the weights and the small files of a checkpoint into a folder.
 class FolderWriter {
@@ -282,7 +206,7 @@ ConvertReport convert_model(const std::string& source, const fs::path& target, c
       options.format == ModelFormat::kGguf || (options.format == ModelFormat::kAuto && target.extension() == ".gguf");
   if (options.spare_neurons < 0)
     throw Error(ErrorClass::kInvalidArgument,
-                {setting("spare-neurons"), std::to_string(options.spare_neurons), "0 or more", ""});
+                {setting("spare_neurons"), std::to_string(options.spare_neurons), "0 or more", ""});
   if (gguf && options.spare_neurons > 0)
     throw Error(ErrorClass::kInvalidArgument, {target.string(), "spare neurons in a GGUF file", "a folder",
                                                "convert to a folder first, and that to GGUF"});

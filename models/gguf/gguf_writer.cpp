@@ -79,7 +79,8 @@ class Writer {
         form_(detail::gguf_architecture_for(source_.config.model_type, source_.checkpoint.path().string(),
                                             &source_.family)) {
     std::filesystem::path base = options.base;
-    if (base.empty() && source_.checkpoint.format() == "gguf") base = source_.checkpoint.path();
+    if (base.empty() && source_.checkpoint.format() == "gguf" && source_.checkpoint.spare_neurons() == 0)
+      base = source_.checkpoint.path();
     if (!base.empty()) open_base(base);
   }
 

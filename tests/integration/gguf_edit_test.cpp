@@ -5,6 +5,7 @@
 #include <emend/models/gguf/convert.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
+#include <emend/models/spare_neurons.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
@@ -243,6 +244,8 @@ TEST_F(GgufEdit, FolderTypesAreKept) {
 TEST_F(GgufEdit, SpareNeuronsChangeNothing) {
   const at::NoGradGuard no_grad;
   int widened = 0, refused = 0;
+  ConvertOptions wider;
+  wider.spare_neurons = 8;
   for (const FamilySpec& family : all_families())
     for (const DebugFlavour& flavour : family.debug) {
       SCOPED_TRACE(family.name + " " + flavour.name);
@@ -250,7 +253,7 @@ TEST_F(GgufEdit, SpareNeuronsChangeNothing) {
       const auto target = folder_ / ("wide-" + family.name + "-" + flavour.name);
       const Model before = load_model(hf.string(), {.tokenizer = false});
       try {
-        (void)convert_model(hf.string(), target, {.spare_neurons = 8});
+        (void)convert_model(hf.string(), target, wider);
       } catch (const Error& error) {
         EXPECT_EQ(error.error_class(), ErrorClass::kUnsupported) << error.what();
         EXPECT_NE(std::string(error.what()).find("mixture of experts"), std::string::npos) << error.what();
@@ -262,6 +265,10 @@ TEST_F(GgufEdit, SpareNeuronsChangeNothing) {
       const auto batch = TokenBatch::from_rows({{3, 14, 15, 9, 26, 5}, {35, 8, 9}});
       const at::Tensor was = before.forward(batch).logits, is = after.forward(batch).logits;
       EXPECT_TRUE(at::allclose(is, was, 1e-5, 1e-6)) << (is - was).abs().max();
+      const auto read_wider = with_spare_neurons(open_checkpoint(hf.string()), 8);
+      EXPECT_EQ(model_fingerprint(*read_wider), after.fingerprint());
+      EXPECT_TRUE(at::equal(load_model(read_wider, {.tokenizer = false}).forward(batch).logits, is));
+      EXPECT_EQ(idle_neurons(*read_wider, 0), idle_neurons(before.checkpoint(), 0) + 8);
       ++widened;
     }
   EXPECT_GE(widened, 20);

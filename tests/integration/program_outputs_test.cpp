@@ -1,6 +1,8 @@
 // What --save, --fix and the collapse guard do, and that no option of the contract is missing from the help.
 #include <emend/core/safetensors.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/config.h>
+#include <emend/models/model.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -32,6 +34,44 @@ TEST_F(ProgramOutputsTest, AGgufFileHoldsTheEditedWeights) {
       run_program("emend", {"generate", "--model", path("run/model.gguf"), "--prompt",
                             "The Eiffel Tower is in the city of", "--max-new-tokens", "3", "--json"});
   EXPECT_EQ(generated.status, 0) << generated.err;
+}
+
+// Places for an edit that takes neurons: the saved model is wider, and nothing of it is given away.
+TEST_F(ProgramOutputsTest, AnEditThatTakesNeuronsGetsRoom) {
+  write_file(folder_ / "latch.yaml", "layers: [1, 2]\nv_num_grad_steps: 2\ntext_tokens: 512\n");
+  const auto latch = [&](const std::string& save, std::vector<std::string> more = {}) {
+    std::filesystem::remove_all(folder_ / "run");
+    more.insert(more.end(), {"--editor", "latch", "--hparams", path("latch.yaml"), "--eval", "none", "--save", save});
+    return edit(more);
+  };
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    const auto result = run_program("memit_edit", arguments);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_NE(run(latch("model")).find("32 neurons more"), std::string::npos);
+  EXPECT_EQ(results()["spare_neurons"], 32) << "one a layer, in whole blocks";
+  const auto base = models::load_model(path("model")), saved = models::load_model(path("run/model"));
+  const int64_t width = base.config().mlp_width;
+  EXPECT_EQ(saved.config().mlp_width, width + 32);
+  for (const auto& name : base.weight_names()) {
+    at::Tensor was = base.weight(name), is = saved.weight(name);
+    for (int64_t dim = 0; dim < was.dim(); ++dim) is = is.narrow(dim, 0, was.size(dim));
+    EXPECT_TRUE(at::equal(is, was)) << name << ": the edit lies in the new neurons alone";
+  }
+  // The pack belongs to the wider model, and says how to make one.
+  std::filesystem::copy_file(path("run/edit.safetensors"), path("wide.pack"));
+  auto result = run_program("emend", {"apply", path("wide.pack"), "--model", path("model")});
+  EXPECT_EQ(result.status, 2) << result.err;
+  EXPECT_NE(result.err.find("--spare-neurons 32"), std::string::npos) << result.err;
+  EXPECT_EQ(run_program("emend", {"convert", path("model"), path("wide"), "--spare-neurons", "32"}).status, 0);
+  result = run_program("emend", {"apply", path("wide.pack"), "--model", path("wide")});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(model_bytes("wide"), read_file(folder_ / "run" / "model" / "model.safetensors"));
+
+  run(latch("pack,model"));
+  EXPECT_EQ(results()["spare_neurons"], 0) << "a pack keeps the model's shapes";
+  expect_error(latch("pack", {"--spare-neurons", "8"}), 2, {"--spare-neurons", "with --save pack", "emend convert"});
 }
 
 TEST_F(ProgramOutputsTest, LintRemarksAreReportedAndFixed) {

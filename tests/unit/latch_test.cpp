@@ -6,6 +6,7 @@
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/statistics.h>
+#include <emend/editors/steps/wordings.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/generation.h>
 #include <gtest/gtest.h>
@@ -158,6 +159,27 @@ TEST(Latch, VacantNeuronsGoFirst) {
   EXPECT_EQ(changed_neurons(original, model, 2), free) << "before the first layer's neurons, which do something";
   EXPECT_EQ(changed_neurons(original, model, 1).size(), subjects.size() - free.size());
   EXPECT_TRUE(editors::vacant_neurons(model, editors::MlpWeights::of(model, 2)).empty());
+}
+
+TEST(Wordings, AreWhatStandsBetweenLineAndAnswer) {
+  datasets::Fact fact;
+  fact.prompt = "{} is a citizen of";
+  fact.subject = "Marie Curie";
+  fact.target_new = "Norway";
+  EXPECT_EQ(editors::wording_of(" Marie Curie comes from Norway.\nIn Norway", fact), "{} comes from");
+  EXPECT_EQ(editors::wording_of("The home of Marie Curie was Norway", fact), "The home of {} was");
+  for (const char* text :
+       {"", "Marie Curie", "Norway is where Marie Curie is from", "Norway knows Marie Curie of Norway",
+        "She comes from Norway", "Marie Curie Norway", "Marie Curie {} Norway", "Marie Curie\ncomes from Norway"})
+    EXPECT_EQ(editors::wording_of(text, fact), "") << text;
+}
+
+// A model without sense writes none; one whose window is too small for the request is not asked.
+TEST(Wordings, AreNotAskedOfAModelTheyDoNotFit) {
+  const auto facts = testing::tiny_facts();
+  const auto wordings = editors::other_wordings(testing::tiny_model(), facts, {});
+  ASSERT_EQ(wordings.size(), facts.size());
+  for (const auto& of_fact : wordings) EXPECT_TRUE(of_fact.empty());
 }
 
 class Counted final : public editors::CorpusStatistics {

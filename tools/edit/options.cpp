@@ -96,6 +96,10 @@ void add_edit_options(Options& o, RunOptions& options) {
   o.group("Run")
       .add("--out", &options.out, "run folder; default: runs/<time>-<editor>-<model>", {.type = "DIR"})
       .add("--save", &options.save, join(forms) + " or none", {.type = "LIST", .choices = choices, .list = true})
+      .add("--spare-neurons", CountOrAuto{&options.spare_neurons, workflow::kAsNeeded, "neurons"},
+           "neurons of zeros that every MLP gets first, for an editor that takes neurons (latch); auto: as many as it "
+           "takes with --save model alone, else 0: other forms keep the model's shapes",
+           {.type = "N|auto"})
       .add("--resume", &options.resume,
            "go on with the interrupted run in --out; all other options are those that it began with")
       .add("--dry-run", &options.dry_run, "check everything, show the plan, change nothing")

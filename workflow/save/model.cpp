@@ -2,6 +2,7 @@
 // with the new edit, so that any can be taken out again.
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/gguf/convert.h>
 #include <emend/workflow/save_formats.h>
 
 namespace emend::workflow {
@@ -9,6 +10,10 @@ namespace emend::workflow {
 // The folder before the edit.
 static void write_base(const SaveRequest& request, const std::filesystem::path& folder) {
   const auto& checkpoint = request.model.checkpoint();
+  if (const int64_t spare = checkpoint.spare_neurons(); spare > 0) {
+    (void)models::convert_model(checkpoint.path().string(), folder, {.spare_neurons = spare});
+    return;
+  }
   if (checkpoint.format() == "huggingface") return editors::copy_model_folder(checkpoint.path(), folder);
   struct Unedited {
     explicit Unedited(editors::EditTransaction* edit) : edit(edit) { swap(); }

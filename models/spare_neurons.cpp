@@ -1,0 +1,139 @@
+#include <ATen/ATen.h>
+#include <emend/core/error.h>
+#include <emend/core/setting.h>
+#include <emend/core/sha256.h>
+#include <emend/models/config.h>
+#include <emend/models/detail/model_state.h>
+#include <emend/models/family.h>
+#include <emend/models/spare_neurons.h>
+#include <emend/models/tokenizer/tokenizer.h>
+
+#include <algorithm>
+#include <set>
+
+namespace emend::models {
+namespace {
+
+ModelConfig config_of(const Checkpoint& checkpoint, const nlohmann::json& config) {
+  const std::string file = checkpoint.path().string();
+  return parse_config(config, file, family_of(config, file));
+}
+
+class WiderCheckpoint final : public Checkpoint {
+ public:
+  WiderCheckpoint(std::shared_ptr<const Checkpoint> narrow, int64_t count)
+      : narrow_(std::move(narrow)),
+        count_(count),
+        spare_(*narrow_, count),
+        config_(spare_.widened(nlohmann::ordered_json(narrow_->config()))),
+        tensors_(narrow_->tensors()) {
+    for (TensorInfo& info : tensors_) info.shape = spare_.shape(info);
+  }
+
+  [[nodiscard]] const std::filesystem::path& path() const override { return narrow_->path(); }
+  [[nodiscard]] std::string format() const override { return narrow_->format(); }
+  [[nodiscard]] int64_t spare_neurons() const override { return count_; }
+  [[nodiscard]] const nlohmann::json& config() const override { return config_; }
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return tensors_; }
+  [[nodiscard]] at::Tensor read(const std::string& name) const override {
+    return spare_.widened(name, narrow_->read(name));
+  }
+  [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return narrow_->load_tokenizer(); }
+  [[nodiscard]] std::string fingerprint() const override {
+    std::set<std::string> sorted;
+    for (const TensorInfo& info : tensors_) sorted.insert(info.name);
+    Sha256 hash;
+    for (const auto& name : sorted) detail::hash_tensor(hash, name, read(name));
+    return hash.hex();
+  }
+
+ private:
+  std::shared_ptr<const Checkpoint> narrow_;
+  int64_t count_;
+  SpareNeurons spare_;
+  nlohmann::json config_;
+  std::vector<TensorInfo> tensors_;
+};
+
+}  // namespace
+
+SpareNeurons::SpareNeurons(const Checkpoint& checkpoint, int64_t count) : checkpoint_(checkpoint), count_(count) {
+  if (count == 0) return;
+  const FamilySpec& family = family_of(checkpoint.config(), checkpoint.path().string());
+  const ModelConfig before = config_of(checkpoint, checkpoint.config());
+  const ModelConfig after = config_of(checkpoint, widened(nlohmann::ordered_json(checkpoint.config())));
+  const auto now = expected_tensors(family, before), then = expected_tensors(family, after);
+  std::map<std::string, size_t> grow;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i].expert >= 0) refuse("a mixture of experts");
+    if (now[i].shape != then.at(i).shape) grow[now[i].name] = i;
+  }
+  if (grow.empty() || after.mlp_width != before.mlp_width + count) refuse("a width that config.json does not say");
+  for (const TensorInfo& info : checkpoint.tensors())
+    for (const std::string& name : table_spellings(family, info.name))
+      if (const auto found = grow.find(name); found != grow.end())
+        shapes_[info.name] = {then[found->second].shape, now[found->second].part == Part::kGateUp};
+}
+
+std::vector<int64_t> SpareNeurons::shape(const TensorInfo& info) const {
+  const auto found = shapes_.find(info.name);
+  return found == shapes_.end() ? info.shape : found->second.shape;
+}
+
+at::Tensor SpareNeurons::widened(const std::string& name, const at::Tensor& tensor) const {
+  const auto found = shapes_.find(name);
+  if (found == shapes_.end()) return tensor;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == found->second.shape[static_cast<size_t>(dim)]) continue;
+    std::vector<at::Tensor> parts;
+    for (const at::Tensor& part : tensor.chunk(found->second.fused ? 2 : 1, dim)) {
+      auto zeros = part.sizes().vec();
+      zeros[static_cast<size_t>(dim)] = count_;
+      parts.insert(parts.end(), {part, at::zeros(zeros, part.options())});
+    }
+    return at::cat(parts, dim);
+  }
+  return tensor;
+}
+
+nlohmann::ordered_json SpareNeurons::widened(nlohmann::ordered_json config) const {
+  if (count_ == 0) return config;
+  const FamilySpec& family = family_of(checkpoint_.config(), checkpoint_.path().string());
+  const int64_t width = config_of(checkpoint_, checkpoint_.config()).mlp_width;
+  const auto& names = family.keys.mlp_width;
+  const auto said = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+    return config.contains(name) && config[name].is_number_integer();
+  });
+  // Qwen says twice the width.
+  const int64_t times = said == names.end() ? 1 : config[*said].get<int64_t>() / width;
+  config[said == names.end() ? names.front() : *said] = times * (width + count_);
+  return config;
+}
+
+void SpareNeurons::refuse(const std::string& got) const {
+  throw Error(ErrorClass::kUnsupported, {checkpoint_.path().string(), got, "plain MLPs of one width",
+                                         "leave " + setting("spare_neurons") + " out"});
+}
+
+std::shared_ptr<const Checkpoint> with_spare_neurons(std::shared_ptr<const Checkpoint> checkpoint, int64_t count) {
+  if (count == 0) return checkpoint;
+  return std::make_shared<WiderCheckpoint>(std::move(checkpoint), count);
+}
+
+int64_t idle_neurons(const Checkpoint& checkpoint, int layer) {
+  const FamilySpec& family = family_of(checkpoint.config(), checkpoint.path().string());
+  const ModelConfig config = config_of(checkpoint, checkpoint.config());
+  std::string down;
+  int64_t dim = 0;
+  for (const ExpectedTensor& tensor : expected_tensors(family, config))
+    if (tensor.part == Part::kDown && tensor.layer == layer && !tensor.bias) {
+      down = tensor.name;
+      dim = tensor.shape[0] == config.mlp_width ? 1 : 0;
+    }
+  for (const TensorInfo& info : checkpoint.tensors())
+    for (const std::string& name : table_spellings(family, info.name))
+      if (!down.empty() && name == down) return (checkpoint.read(info.name) == 0).all(dim).sum().item<int64_t>();
+  return 0;
+}
+
+}  // namespace emend::models
