@@ -132,8 +132,9 @@ int64_t room_to_add(const RunOptions& options, const models::Checkpoint& checkpo
                     std::span<const datasets::Fact> facts) {
   const bool as_needed = options.spare_neurons == kAsNeeded, as_folder = options.saves("model");
   const auto refuse = [](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {setting("spare_neurons"), got, expected,
-                                               "convert the model first: emend convert MODEL DIR --spare-neurons"});
+    throw Error(ErrorClass::kInvalidArgument,
+                {setting("spare_neurons"), got, expected,
+                 "make room first: emend convert MODEL DIR, with " + setting("spare_neurons")});
   };
   if (!as_needed && options.spare_neurons > 0) {
     if (!options.saves("none") && !(as_folder && options.save.size() == 1))

@@ -246,7 +246,7 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
     if (const auto room = pack.extra.find("spare_neurons"); room != pack.extra.end())
       refuse("a pack made for the model " + base + ", with " + room->dump() + " neurons more in every MLP",
              "that model, not " + own.substr(0, 12),
-             "make room first (emend convert MODEL DIR --spare-neurons " + room->dump() + ") and use that folder");
+             "make room first (emend convert, with " + room->dump() + " spare neurons) and use that folder");
     refuse("a pack made for the model " + base, "one for this model, " + own.substr(0, 12),
            "use the pack's own model; if this is the same model in another form, accept that base by name (" +
                setting("accept_base", base) + ") or use " + setting("force"));

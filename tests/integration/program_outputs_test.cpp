@@ -63,7 +63,7 @@ TEST_F(ProgramOutputsTest, AnEditThatTakesNeuronsGetsRoom) {
   std::filesystem::copy_file(path("run/edit.safetensors"), path("wide.pack"));
   auto result = run_program("emend", {"apply", path("wide.pack"), "--model", path("model")});
   EXPECT_EQ(result.status, 2) << result.err;
-  EXPECT_NE(result.err.find("--spare-neurons 32"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("emend convert, with 32 spare neurons"), std::string::npos) << result.err;
   EXPECT_EQ(run_program("emend", {"convert", path("model"), path("wide"), "--spare-neurons", "32"}).status, 0);
   result = run_program("emend", {"apply", path("wide.pack"), "--model", path("wide")});
   EXPECT_EQ(result.status, 0) << result.err;
