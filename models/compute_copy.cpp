@@ -1,12 +1,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/cpu/Utils.h>
 #include <c10/util/Exception.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/devices/placement.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/detail/model_state.h>
+#include <emend/models/products.h>
 
 #include <algorithm>
 
@@ -35,19 +35,6 @@ detail::LayerWeights converted(const detail::LayerWeights& from, at::ScalarType 
 // Parts that stand before the first layer.
 bool is_below(Part part) {
   return part == Part::kEmbedding || part == Part::kPositions || part == Part::kProjectIn;
-}
-
-bool multiplies_bfloat16(c10::Device device) {
-  if (device.is_cuda()) return true;  // since compute capability 8.0, the oldest that LibTorch 2.11 is built for here
-  static const bool cpu = [] {
-    const auto capabilities = at::cpu::get_cpu_capabilities();
-    const auto has = [&](const char* name) {
-      const auto found = capabilities.find(name);
-      return found != capabilities.end() && found->second.isBool() && found->second.toBool();
-    };
-    return has("avx512_bf16") || has("amx_bf16");
-  }();
-  return cpu;
 }
 
 }  // namespace

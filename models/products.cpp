@@ -2,6 +2,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/cpu/Utils.h>
 #include <emend/devices/placement.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
@@ -64,30 +65,48 @@ bool without_gaps(const at::Tensor& weight) {
   return weight.is_contiguous() || weight.t().is_contiguous();
 }
 
+bool on_host_memory(const at::Tensor& x) {
+  return x.is_cpu() || x.device().type() == devices::kSimulated;
+}
+
+bool pays_onednn(const at::Tensor& x, const at::Tensor& weight) {
+  if (!has_fast_products() || x.dim() != 2 || weight.dim() != 2 || !onednn_pays(x.size(0), weight)) return false;
+  return x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && without_gaps(weight);
+}
+
+// LibTorch multiplies matrices of half precision by a loop where the processor has no instruction for them.
+bool in_float32(const at::Tensor& x, const at::Tensor& weight) {
+  return x.scalar_type() == weight.scalar_type() && at::isReducedFloatingType(x.scalar_type()) &&
+         !multiplies_bfloat16(c10::kCPU);
+}
+
+at::Tensor without_gradient(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  if (in_float32(x, weight)) {
+    const auto bias_in = bias ? std::optional(bias->to(at::kFloat)) : std::nullopt;
+    return without_gradient(x.to(at::kFloat), weight.to(at::kFloat), bias_in).to(x.scalar_type());
+  }
+  return pays_onednn(x, weight) ? onednn_product(x, weight, bias) : at::linear(x, weight, bias);
+}
+
 // The gradient of x is g·W. The weight and the bias have none.
 class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
     context->save_for_backward({weight});
-    return onednn_product(x, weight, bias);
+    return without_gradient(x, weight, bias);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const at::Tensor weight = context->get_saved_variables()[0];
-    return {onednn_product(gradients[0], weight.t(), std::nullopt), {}, {}};
+    return {without_gradient(gradients[0], weight.t(), std::nullopt), {}, {}};
   }
 };
 
-bool on_host_memory(const at::Tensor& x) {
-  return x.is_cpu() || x.device().type() == devices::kSimulated;
-}
-
-bool takes_onednn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (plain_products || !has_fast_products()) return false;
-  if (x.dim() != 2 || weight.dim() != 2 || !onednn_pays(x.size(0), weight)) return false;
-  if (x.scalar_type() != at::kFloat || weight.scalar_type() != at::kFloat) return false;
-  if (!on_host_memory(x) || weight.device() != x.device() || !without_gaps(weight)) return false;
+// Whether LibTorch's own way would be the slower one.
+bool takes_another_way(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (!on_host_memory(x) || weight.device() != x.device()) return false;
+  if (!in_float32(x, weight) && (plain_products || !pays_onednn(x, weight))) return false;
   return !at::GradMode::is_enabled() || (!weight.requires_grad() && !(bias.defined() && bias.requires_grad()));
 }
 
@@ -112,9 +131,9 @@ at::Tensor activate(const at::Tensor& x, Activation activation) {
 at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O) {
   count(x_NI, weight_OI);
   const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
-  if (!takes_onednn(x_NI, weight_OI, bias_O)) return at::linear(x_NI, weight_OI, bias);
+  if (!takes_another_way(x_NI, weight_OI, bias_O)) return at::linear(x_NI, weight_OI, bias);
   if (at::GradMode::is_enabled() && x_NI.requires_grad()) return FrozenProduct::apply(x_NI, weight_OI, bias);
-  return onednn_product(x_NI, weight_OI, bias);
+  return without_gradient(x_NI, weight_OI, bias);
 }
 
 bool has_fast_products() noexcept {
@@ -125,6 +144,19 @@ bool has_fast_products() noexcept {
 #else
   return false;
 #endif
+}
+
+bool multiplies_bfloat16(c10::Device device) {
+  if (device.is_cuda()) return true;  // since compute capability 8.0, the oldest that LibTorch 2.11 is built for here
+  static const bool cpu = [] {
+    const auto capabilities = at::cpu::get_cpu_capabilities();
+    const auto has = [&](const char* name) {
+      const auto found = capabilities.find(name);
+      return found != capabilities.end() && found->second.isBool() && found->second.toBool();
+    };
+    return has("avx512_bf16") || has("amx_bf16");
+  }();
+  return cpu;
 }
 
 PlainProducts::PlainProducts(bool on) noexcept : before_(plain_products) {

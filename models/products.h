@@ -19,12 +19,18 @@ enum class Activation;
 /// Float32 products on a CPU (or a simulated device) whose weight needs no gradient go through oneDNN where that is
 /// faster (`has_fast_products()`), the product is large enough to be worth the call, and the weight (or its transpose)
 /// is contiguous; all others are at::linear's.
-/// Both are float32 products of IEEE numbers; they add in another order. The result lies where x lies.
+/// Both are float32 products of IEEE numbers; they add in another order. Where the processor does not multiply bfloat16
+/// (`multiplies_bfloat16()`), products of half-precision numbers on a CPU are computed in float32 and rounded once:
+/// LibTorch has a loop for them that takes some thirty times as long. The result lies where x lies.
 [[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
 
 /// Whether this processor multiplies float32 matrices faster through oneDNN: it has AVX-512 and is not Intel's. The
 /// same in every run on a machine.
 [[nodiscard]] bool has_fast_products() noexcept;
+
+/// Whether that device, the host's processor if it is no CUDA device, multiplies bfloat16 matrices by instructions of
+/// its own.
+[[nodiscard]] bool multiplies_bfloat16(c10::Device device);
 
 /// While it lives, products of this thread are at::linear's. The reference engines work under one: LibTorch's default
 /// is what the published implementations call.

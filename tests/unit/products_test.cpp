@@ -101,6 +101,32 @@ TEST(Products, ArePlainOnRequestAndWhereTheyAreSmall) {
   EXPECT_TRUE(product(wide, wide_weight).equal(at::linear(wide, wide_weight)));
 }
 
+// Where the processor has no instruction for them LibTorch's own loop takes some thirty times as long.
+TEST(Products, OfHalfPrecisionAreRoundedOnceAndTakeNoAge) {
+  const auto [x, weight, bias] = large_operands();
+  const auto seconds = [](const auto& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const double plain = seconds([&] { (void)product(x, weight, bias); });
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor leaf = x.to(dtype).requires_grad_(true), w = weight.to(dtype), b = bias.to(dtype);
+    const at::Tensor seed = at::randn({96, 640}).to(dtype);
+    const double rounding = dtype == at::kHalf ? 0x1p-11 : 0x1p-8;
+    const at::AutoGradMode with_grad(true);
+    at::Tensor y, grad;
+    const double taken = seconds([&] {
+      y = product(leaf, w, b);
+      grad = torch::autograd::grad({y}, {leaf}, {seed})[0];
+    });
+    EXPECT_EQ(y.scalar_type(), dtype);
+    EXPECT_LT(relative_difference(y, leaf.to(at::kDouble).mm(w.to(at::kDouble).t()) + b.to(at::kDouble)), rounding);
+    EXPECT_LT(relative_difference(grad, seed.to(at::kDouble).mm(w.to(at::kDouble))), rounding);
+    if (!models::multiplies_bfloat16(c10::kCPU)) EXPECT_LT(taken, 20 * plain + 0.02);
+  }
+}
+
 TEST(Products, AreTheSameOnASimulatedDevice) {
   devices::enable_simulated_devices(1);
   const auto [x, weight, bias] = large_operands();

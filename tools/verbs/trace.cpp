@@ -6,6 +6,7 @@
 #include <emend/datasets/known.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
+#include <emend/models/products.h>
 #include <emend/workflow/run_directory.h>
 #include <emend/workflow/session.h>
 
@@ -82,14 +83,6 @@ void add_trace_options(Options& o, TraceSettings& settings) {
       .add("--seed", &trace.seed, "random seed");
 }
 
-bool multiplies_bfloat16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return false;
-#endif
-}
-
 std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::string& name) {
   std::vector<KnownFact> known;
   for (const auto& fact : facts.facts) {
@@ -132,7 +125,7 @@ std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Commo
 /// The dtype that "auto" means: bfloat16 where the processor multiplies it, else float32.
 void resolve_trace_dtype(ModelOptions& model, const Common& common) {
   if (model.dtype != "auto") return;
-  model.dtype = multiplies_bfloat16() ? "bfloat16" : "float32";
+  model.dtype = models::multiplies_bfloat16(c10::kCPU) ? "bfloat16" : "float32";
   common.log.info("trace.dtype", "tracing in " + model.dtype + "; --dtype float32 is exact and slower");
 }
 
