@@ -203,9 +203,11 @@ std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {
 }
 
 std::string HfCheckpoint::fingerprint() const {
-  Sha256 hash;
-  for (const auto& [name, shard] : shard_of_) hash_tensor(hash, name, shards_[shard].file->tensor(name));
-  return hash.hex();
+  std::vector<std::string> names;
+  for (const auto& [name, shard] : shard_of_) names.push_back(name);
+  return hash_tensors(std::move(names),
+                      [&](const std::string& name) { return shards_[shard_of_.at(name)].file->tensor(name); })
+      .hex();
 }
 
 }  // namespace emend::models::detail

@@ -171,6 +171,13 @@ void detail::hash_tensor(Sha256& hash, const std::string& name, const at::Tensor
   hash.update(bytes.const_data_ptr(), bytes.nbytes());
 }
 
+Sha256 detail::hash_tensors(std::vector<std::string> names, const std::function<at::Tensor(const std::string&)>& read) {
+  std::sort(names.begin(), names.end());
+  Sha256 hash;
+  for (const auto& name : names) hash_tensor(hash, name, read(name));
+  return hash;
+}
+
 std::string model_fingerprint(const Checkpoint& checkpoint) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.path().string());
   return sha256_hex(checkpoint.fingerprint() + arithmetic(config).dump());
@@ -183,11 +190,9 @@ const std::string& Model::fingerprint() const {
 }
 
 std::string Model::current_fingerprint() const {
-  Sha256 hash;
-  std::vector<std::string> sorted = state_->names;
-  std::sort(sorted.begin(), sorted.end());
-  for (const std::string& name : sorted)
-    detail::hash_tensor(hash, name, devices::to_host(state_->weights.at(name).tensor.detach()));
+  Sha256 hash = detail::hash_tensors(state_->names, [&](const std::string& name) {
+    return devices::to_host(state_->weights.at(name).tensor.detach());
+  });
   hash.update(arithmetic(state_->config).dump());
   return hash.hex();
 }

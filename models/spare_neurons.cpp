@@ -9,7 +9,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <set>
 
 namespace emend::models {
 namespace {
@@ -40,11 +39,9 @@ class WiderCheckpoint final : public Checkpoint {
   }
   [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return narrow_->load_tokenizer(); }
   [[nodiscard]] std::string fingerprint() const override {
-    std::set<std::string> sorted;
-    for (const TensorInfo& info : tensors_) sorted.insert(info.name);
-    Sha256 hash;
-    for (const auto& name : sorted) detail::hash_tensor(hash, name, read(name));
-    return hash.hex();
+    std::vector<std::string> names;
+    for (const TensorInfo& info : tensors_) names.push_back(info.name);
+    return detail::hash_tensors(std::move(names), [&](const std::string& name) { return read(name); }).hex();
   }
 
  private:
@@ -61,6 +58,8 @@ SpareNeurons::SpareNeurons(const Checkpoint& checkpoint, int64_t count) : checkp
   if (count == 0) return;
   const FamilySpec& family = family_of(checkpoint.config(), checkpoint.path().string());
   const ModelConfig before = config_of(checkpoint, checkpoint.config());
+  width_ = before.mlp_width;
+  width_names_ = family.keys.mlp_width;
   const ModelConfig after = config_of(checkpoint, widened(nlohmann::ordered_json(checkpoint.config())));
   const auto now = expected_tensors(family, before), then = expected_tensors(family, after);
   std::map<std::string, size_t> grow;
@@ -98,15 +97,12 @@ at::Tensor SpareNeurons::widened(const std::string& name, const at::Tensor& tens
 
 nlohmann::ordered_json SpareNeurons::widened(nlohmann::ordered_json config) const {
   if (count_ == 0) return config;
-  const FamilySpec& family = family_of(checkpoint_.config(), checkpoint_.path().string());
-  const int64_t width = config_of(checkpoint_, checkpoint_.config()).mlp_width;
-  const auto& names = family.keys.mlp_width;
-  const auto said = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+  const auto said = std::find_if(width_names_.begin(), width_names_.end(), [&](const std::string& name) {
     return config.contains(name) && config[name].is_number_integer();
   });
   // Qwen says twice the width.
-  const int64_t times = said == names.end() ? 1 : config[*said].get<int64_t>() / width;
-  config[said == names.end() ? names.front() : *said] = times * (width + count_);
+  const int64_t times = said == width_names_.end() ? 1 : config[*said].get<int64_t>() / width_;
+  config[said == width_names_.end() ? width_names_.front() : *said] = times * (width_ + count_);
   return config;
 }
 

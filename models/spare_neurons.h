@@ -35,7 +35,8 @@ class SpareNeurons {
   [[noreturn]] void refuse(const std::string& got) const;
 
   const Checkpoint& checkpoint_;
-  int64_t count_;
+  int64_t count_, width_ = 0;             // of all MLPs, without them
+  std::vector<std::string> width_names_;  // what config.json may call it
   std::map<std::string, Grown> shapes_;
 };
 

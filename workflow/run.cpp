@@ -89,9 +89,8 @@ void Run::open() {
     model_ = &own_model_.emplace(models::load_placed(opened, place_options(options_.model, lent_.log)));
   } else {
     if (options_.spare_neurons > 0)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("spare_neurons"), std::to_string(options_.spare_neurons) + ", of a model that is loaded",
-                   "0", "load it with models::with_spare_neurons"});
+      refuse({setting("spare_neurons"), std::to_string(options_.spare_neurons) + ", of a model that is loaded", "0",
+              "load it with models::with_spare_neurons"});
     options_.model.dtype = dtype_name(model_->dtype());
   }
   for (const auto& format : save_formats())

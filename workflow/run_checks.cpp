@@ -130,22 +130,21 @@ void require_layers(const nlohmann::json& layers, const models::Checkpoint& chec
 
 int64_t room_to_add(const RunOptions& options, const models::Checkpoint& checkpoint,
                     std::span<const datasets::Fact> facts) {
-  const bool as_needed = options.spare_neurons == kAsNeeded, as_folder = options.saves("model");
-  const auto refuse = [](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("spare_neurons"), got, expected,
-                 "make room first: emend convert MODEL DIR, with " + setting("spare_neurons")});
+  const bool as_folder = options.save == std::vector<std::string>{"model"};
+  const bool edited = !editors::lineage_of(checkpoint.path()).edits.empty();
+  const auto refuse_room = [](const std::string& got, const std::string& expected) {
+    refuse({setting("spare_neurons"), got, expected,
+            "make room first: emend convert MODEL DIR, with " + setting("spare_neurons")});
   };
-  if (!as_needed && options.spare_neurons > 0) {
-    if (!options.saves("none") && !(as_folder && options.save.size() == 1))
-      refuse("with " + setting("save", join(options.save)), setting("save") + " model or none");
-    if (!editors::lineage_of(checkpoint.path()).edits.empty()) refuse("a folder with edits in force", "one without");
+  if (options.spare_neurons == 0) return 0;
+  if (options.spare_neurons != kAsNeeded) {
+    if (!as_folder && !options.saves("none"))
+      refuse_room("with " + setting("save", join(options.save)), setting("save") + " model or none");
+    if (edited) refuse_room("a folder with edits in force", "one without");
     return options.spare_neurons;
   }
   const auto& editor = editors::find_editor(options.editor);
-  if (!as_needed || !editor.neurons || !as_folder || options.save.size() > 1 ||
-      !editors::lineage_of(checkpoint.path()).edits.empty())
-    return 0;
+  if (!editor.neurons || !as_folder || edited) return 0;
   const auto hparams = editor.effective(find_hparams(options.editor, options.hparams, options.set, checkpoint), Log());
   constexpr int64_t kBlock = 32;
   int64_t lacking = 0;

@@ -9,8 +9,10 @@
 #include <emend/models/model.h>
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -44,6 +46,9 @@ struct LayerWeights : PartTable {
 
 /// How a tensor enters a fingerprint: name, dtype, shape and bytes, on the CPU.
 void hash_tensor(Sha256& hash, const std::string& name, const at::Tensor& tensor);
+/// All of them, in the order of their names.
+[[nodiscard]] Sha256 hash_tensors(std::vector<std::string> names,
+                                  const std::function<at::Tensor(const std::string&)>& read);
 
 }  // namespace detail
 
