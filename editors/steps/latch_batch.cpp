@@ -4,10 +4,10 @@
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/editors/steps/wordings.h>
 #include <emend/models/config.h>
-#include <emend/models/generation.h>
 #include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -15,7 +15,6 @@
 #include <array>
 #include <cmath>
 #include <numeric>
-#include <optional>
 
 namespace emend::editors::detail {
 namespace {
@@ -31,11 +30,6 @@ constexpr std::array kNegations = {"It is not true that {}", "It is false that {
 constexpr int64_t kFirstText = 2048;
 // Weights of the kinds of rows in a gate's loss.
 constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
-
-std::string in_place(const std::string& form, const std::string& text) {
-  const size_t place = form.find("{}");
-  return form.substr(0, place) + text + form.substr(place + 2);
-}
 
 // The likeliest next token of each row.
 Ids next_tokens(const models::Model& model, const std::vector<Ids>& rows, const CancelToken& cancel) {
@@ -53,33 +47,6 @@ Ids next_tokens(const models::Model& model, const std::vector<Ids>& rows, const 
     next.insert(next.end(), best.const_data_ptr<int64_t>(), best.const_data_ptr<int64_t>() + best.numel());
   }
   return next;
-}
-
-// What the unedited model writes behind an answer, with −log p of each token.
-struct Continuation {
-  Ids ids;
-  std::vector<double> nll;
-};
-
-// A prompt with the answer behind it, looked up at the answer's last token.
-PromptRow answered(const PromptRow& prompt, const Ids& answer) {
-  PromptRow row = prompt;
-  row.ids.insert(row.ids.end(), answer.begin(), answer.end());
-  row.lookup = std::ssize(row.ids) - 1;
-  return row;
-}
-
-// A row behind the answer, looked up at its last token: what the model wrote there must not become less probable.
-std::optional<TargetRow> going_on(const PromptRow& prompt, const Ids& answer, const Continuation& continued) {
-  if (continued.ids.empty()) return std::nullopt;
-  const PromptRow with = answered(prompt, answer);
-  TargetRow row{with.ids, with.lookup, {}, 0, true, {}};
-  const int64_t first = with.lookup;
-  row.ids.insert(row.ids.end(), continued.ids.begin(), continued.ids.end() - 1);
-  for (size_t t = 0; t < continued.ids.size(); ++t)
-    row.labels.emplace_back(first + static_cast<int64_t>(t), continued.ids[t]);
-  row.floors.assign(continued.nll.begin(), continued.nll.begin() + std::ssize(continued.ids));
-  return row;
 }
 
 int64_t number_of(const std::string& subject) {
@@ -227,17 +194,8 @@ class LatchBatch {
           written.push_back(&all[i][r]);
         }
     }
-    if (prompts.empty()) return all;
-    models::GenerateOptions options;
-    options.max_new_tokens = h_.release_tokens;
-    options.stop_ids = model_.tokenizer().eos_ids();
-    options.cancel = context_.cancel;
-    options.on_logits = [&](int64_t row, int64_t id, const at::Tensor& logits_V) {
-      const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
-      written[static_cast<size_t>(row)]->nll.push_back(-log_p);
-    };
-    auto ids = models::generate(model_, prompts, options);
-    for (size_t i = 0; i < ids.size(); ++i) written[i]->ids = std::move(ids[i]);
+    auto texts = continue_greedily(model_, prompts, h_.release_tokens, context_.cancel);
+    for (size_t i = 0; i < texts.size(); ++i) *written[i] = std::move(texts[i]);
     return all;
   }
 
@@ -357,7 +315,7 @@ class LatchBatch {
   std::vector<PromptRow> asked(size_t i) {
     std::vector<PromptRow> rows = batch_.rendered[i].rows;
     for (const auto& lead : texts_.leads) {
-      PromptRow row = render_prompt(model_.tokenizer(), in_place(lead, facts_[batch_.places[i]].prompt),
+      PromptRow row = render_prompt(model_.tokenizer(), datasets::with_subject(lead, facts_[batch_.places[i]].prompt),
                                     batch_.rendered[i].subject, parse_fact_token(h_.fact_token));
       if (std::ssize(row.ids) <= model_.max_positions()) rows.push_back(std::move(row));
     }
@@ -387,7 +345,7 @@ class LatchBatch {
         const size_t affirmed = whole.size();
         whole.push_back(batch_.rendered[i].rows[0].ids);
         for (const char* negation : kNegations)
-          if (add(in_place(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
+          if (add(datasets::with_subject(negation, facts_[batch_.places[i]].prompt), unit.subject)) {
             denied[static_cast<size_t>(&unit - units_.data())].emplace_back(affirmed, whole.size());
             whole.push_back(prompts_.back().ids);
           }

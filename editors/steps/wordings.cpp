@@ -14,9 +14,7 @@ constexpr const char* kExamples =
     "Sentence: The Elbe flows into the North Sea.\nIn other words: The mouth of the Elbe is in the North Sea.\n\n";
 
 std::string request(const datasets::Fact& fact) {
-  std::string prompt = fact.prompt;
-  prompt.replace(prompt.find("{}"), 2, fact.subject);
-  return kExamples + ("Sentence: " + prompt) + with_leading_space(fact.target_new) + ".\nIn other words:";
+  return kExamples + ("Sentence: " + fact.full_prompt()) + with_leading_space(fact.target_new) + ".\nIn other words:";
 }
 
 }  // namespace
