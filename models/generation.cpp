@@ -23,7 +23,7 @@ namespace detail {
 struct LiveRow : BatchRow {
   LiveRow(BatchRow row) : BatchRow(std::move(row)), random(options->seed, this->row) {}
   detail::RowRandom random;
-  int64_t chosen = 0;
+  int64_t chosen = 0, wrong = 0;  // tokens; passes that checked a wrong one
   bool done = false;
 
   [[nodiscard]] std::span<const int64_t> answer() const { return std::span(text).last(static_cast<size_t>(chosen)); }
@@ -103,19 +103,25 @@ void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& n
         row.take(host[token + k].item<int64_t>());
       else
         row.choose(host[token + k]);
-      if (k + 1 < n && row.text.back() != next[i][static_cast<size_t>(k + 1)]) break;
+      if (k + 1 < n && row.text.back() != next[i][static_cast<size_t>(k + 1)]) {
+        ++row.wrong;
+        break;
+      }
     }
     token += n;
   }
 }
 
 // How many tokens a row of so many may get in one pass: where rotary frequencies depend on the length of the text, each
-// token of a longer one has to see its own.
-int64_t longest_pass(const ModelConfig& config, int64_t length) {
+// token of a longer one has to see its own, and those of the prompt the prompt's (`fresh`).
+int64_t longest_pass(const ModelConfig& config, int64_t length, bool fresh) {
   int64_t most = std::numeric_limits<int64_t>::max();
-  if (config.position_rule == PositionRule::kColumns) return most;  // decided by the prompt alone
-  for (const auto& rotary : config.rotaries)
-    if (rotary.depends_on_length()) most = std::min(most, rotary.original_max - length + 1);
+  for (const auto& rotary : config.rotaries) {
+    if (!rotary.depends_on_length()) continue;
+    if (fresh) return 1;
+    if (config.position_rule == PositionRule::kColumns) continue;  // decided by the prompt alone
+    most = std::min(most, rotary.original_max - length + 1);
+  }
   return most;
 }
 
@@ -154,11 +160,13 @@ struct RunningBatch::State {
       before_pass(batch, groups);
     }
     RunningPass mine{batch, {}};
-    for (int64_t r = 0; r < batch.rows(); ++r)
-      for (int64_t k = 0; k < batch.length(r); ++k) {
-        const int64_t chosen = of[static_cast<size_t>(r)].chosen;
-        mine.answered.push_back(chosen == 0 ? 0 : chosen + k);
-      }
+    for (int64_t r = 0; r < batch.rows(); ++r) {
+      const auto& row = of[static_cast<size_t>(r)];
+      const int64_t prompt = static_cast<int64_t>(row.text.size()) - row.chosen;
+      for (int64_t k = 0; k < batch.length(r); ++k)
+        mine.answered.push_back(
+            std::max<int64_t>(0, batch.columns()[static_cast<size_t>(batch.token(r, k))] + 1 - prompt));
+    }
     const ShownPass shown(mine);
     return model.forward(batch, pass).logits;
   }
@@ -177,13 +185,14 @@ struct RunningBatch::State {
     if (shared == 0 || longest - shared > chunk) return 0;
     std::vector<LiveRow> beginning(1, added[0]);
     beginning[0].text.resize(static_cast<size_t>(shared));
-    (void)prefill(beginning, filled);
+    (void)prefill(beginning, filled, {{0}});
     filled = filled.select_rows(std::vector<int64_t>(added.size(), 0));
     return shared;
   }
 
-  // Every row in as many nearly even parts, so that no pass has more than a chunk of any row.
-  at::Tensor prefill(const std::vector<LiveRow>& added, KvCache& filled) const {
+  // Every row in as many nearly even parts, so that no pass has more than a chunk of any row. `next`: of each row a 0
+  // for its prompt, and the tokens guessed to come behind it, which the last pass reads as well.
+  at::Tensor prefill(const std::vector<LiveRow>& added, KvCache& filled, const Rows& next) const {
     const int64_t shared = added.size() > 1 ? prefill_beginning(added, filled) : 0;
     const int64_t passes = shared > 0 ? 1 : passes_of(added);
     std::vector<int64_t> full;
@@ -196,7 +205,11 @@ struct RunningBatch::State {
         row.options->cancel.check("generation");
         const int64_t n = static_cast<int64_t>(row.text.size()) - shared;
         begins.push_back(shared + n * p / passes);
-        parts.emplace_back(row.text.begin() + begins.back(), row.text.begin() + shared + n * (p + 1) / passes);
+        auto& part =
+            parts.emplace_back(row.text.begin() + begins.back(), row.text.begin() + shared + n * (p + 1) / passes);
+        if (p + 1 < passes) continue;
+        const auto& guessed = next[parts.size() - 1];
+        part.insert(part.end(), guessed.begin() + 1, guessed.end());
       }
       TokenBatch batch = TokenBatch::continuing(parts, begins);
       batch.set_full_lengths(full);
@@ -204,7 +217,9 @@ struct RunningBatch::State {
       pass.cache = &filled;
       pass.logit_tokens.emplace();
       if (p + 1 == passes)
-        for (int64_t r = 0; r < batch.rows(); ++r) pass.logit_tokens->push_back(batch.token(r, -1));
+        for (int64_t r = 0; r < batch.rows(); ++r)
+          for (auto k = -static_cast<int64_t>(next[static_cast<size_t>(r)].size()); k < 0; ++k)
+            pass.logit_tokens->push_back(batch.token(r, k));
       logits = run(batch, added, pass);
     }
     return logits;
@@ -217,8 +232,10 @@ struct RunningBatch::State {
       room = std::max(room, std::min<int64_t>(row.options->max_new_tokens, 256));
     }
     KvCache filled(model.n_layers(), longest + room);
-    const at::Tensor logits = prefill(added, filled);
-    choose_all(logits, added, Rows(added.size(), {0}));
+    const Rows next = next_tokens(added, true);
+    const at::Tensor logits = prefill(added, filled, next);
+    choose_all(logits, added, next);
+    forget_wrong_guesses(added, filled);
     drop_finished(0);
     if (rows.empty())
       cache = std::move(filled);
@@ -227,33 +244,37 @@ struct RunningBatch::State {
     std::move(added.begin(), added.end(), std::back_inserter(rows));
   }
 
-  // Each row's last token, and what its drafts say comes behind it, as far as that is worth a look.
-  [[nodiscard]] Rows next_tokens() const {
+  // Each row's last token, and what its drafts say comes behind it, as far as that is worth a look. `fresh`: in the
+  // pass that reads the prompts.
+  [[nodiscard]] Rows next_tokens(const std::vector<LiveRow>& of, bool fresh) const {
     std::vector<detail::Guess> guesses;
-    for (const auto& row : rows) {
+    int64_t anyway = 0;
+    for (const auto& row : of) {
+      anyway += fresh ? static_cast<int64_t>(row.text.size()) : 1;
       const int64_t room = std::min(row.options->max_new_tokens - row.chosen,
-                                    longest_pass(model.config(), static_cast<int64_t>(row.text.size())));
+                                    longest_pass(model.config(), static_cast<int64_t>(row.text.size()), fresh));
       const bool guessed = !row.done && !row.drafts.empty() && row.plain();
-      guesses.push_back(guessed ? detail::guess_next(row.drafts, row.answer(), room - 1) : detail::Guess{});
+      const detail::Record record{row.options->trust, row.wrong};
+      guesses.push_back(guessed ? detail::guess_next(row.drafts, row.answer(), room - 1, record) : detail::Guess{});
       auto& tokens = guesses.back().tokens;  // up to one that another model's tokenizer made
       const auto known = [&](int64_t id) { return id >= 0 && id < model.vocab_size(); };
       tokens.erase(std::find_if_not(tokens.begin(), tokens.end(), known), tokens.end());
     }
     const int64_t limit = kLogitsAtOnce / model.vocab_size();
-    const auto counts = detail::worth_checking(guesses, limit, model.placement().head.is_cpu());
+    const auto counts = detail::worth_checking(guesses, anyway, limit, model.placement().head.is_cpu());
     Rows next;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      auto& tokens = next.emplace_back(1, rows[i].text.back());
+    for (size_t i = 0; i < of.size(); ++i) {
+      auto& tokens = next.emplace_back(1, of[i].text.back());
       tokens.insert(tokens.end(), guesses[i].tokens.begin(), guesses[i].tokens.begin() + counts[i]);
     }
     return next;
   }
 
   // The cache holds all but the last token of each row.
-  void forget_wrong_guesses() {
+  static void forget_wrong_guesses(const std::vector<LiveRow>& of, KvCache& filled) {
     std::vector<int64_t> lengths;
-    for (const auto& row : rows) lengths.push_back(static_cast<int64_t>(row.text.size()) - 1);
-    cache.truncate(lengths);
+    for (const auto& row : of) lengths.push_back(static_cast<int64_t>(row.text.size()) - 1);
+    filled.truncate(lengths);
   }
 
   // Once more than `share` of the rows are done: taking rows out copies the cache.
@@ -296,12 +317,12 @@ void RunningBatch::step() {
   if (active() == 0) return;
   for (const auto& row : state_->rows)
     if (!row.done) row.options->cancel.check("generation");
-  const Rows next = state_->next_tokens();
+  const Rows next = state_->next_tokens(state_->rows, false);
   ForwardOptions pass;
   pass.cache = &state_->cache;
   const auto batch = TokenBatch::continuing(next, state_->cache.lengths());
   choose_all(state_->run(batch, state_->rows, pass), state_->rows, next);
-  state_->forget_wrong_guesses();
+  state_->forget_wrong_guesses(state_->rows, state_->cache);
 }
 
 size_t RunningBatch::active() const noexcept {

@@ -26,7 +26,9 @@ struct GenerateOptions {
   double repetition_penalty = 1.0;  ///< 1: none
   uint64_t seed = 0;
   std::vector<int64_t> stop_ids;  ///< usually the end-of-sequence ids; empty: never stop early
-  int64_t prefill_chunk = 512;    ///< tokens of a long prompt per pass; memory is linear in the prompt's length
+  /// Of drafts: as if so many tokens before their first had been right. It decides how many are checked at once.
+  int64_t trust = 4;
+  int64_t prefill_chunk = 512;  ///< tokens of a long prompt per pass; memory is linear in the prompt's length
   /// Called with (row, token id) as tokens are chosen.
   std::function<void(int64_t, int64_t)> on_token;
   /// Asked with (row, token id) after a token was added: true ends that row. None: rows end by stop_ids and length.

@@ -38,7 +38,8 @@ double pass_time(int64_t tokens, bool on_host) {
 
 }  // namespace
 
-Guess guess_next(const std::vector<std::vector<int64_t>>& drafts, std::span<const int64_t> written, int64_t most) {
+Guess guess_next(const std::vector<std::vector<int64_t>>& drafts, std::span<const int64_t> written, int64_t most,
+                 const Record& record) {
   int64_t best = -1;
   const std::vector<int64_t>* from = nullptr;
   size_t at = 0;
@@ -57,23 +58,24 @@ Guess guess_next(const std::vector<std::vector<int64_t>>& drafts, std::span<cons
   const auto n = std::min(static_cast<size_t>(most), from->size() - at);
   const auto begin = from->begin() + static_cast<std::ptrdiff_t>(at);
   guess.tokens.assign(begin, begin + static_cast<std::ptrdiff_t>(n));
-  const auto agreed = static_cast<double>(best > kLongest ? 4 + written.size() : static_cast<size_t>(best));
-  guess.chance = agreed / (agreed + 1);
+  const bool whole = best > kLongest;
+  const auto agreed = static_cast<double>(whole ? record.trust + static_cast<int64_t>(written.size()) : best);
+  guess.chance = agreed / (agreed + 1 + static_cast<double>(whole ? 0 : record.wrong));
   return guess;
 }
 
-std::vector<int64_t> worth_checking(const std::vector<Guess>& guesses, int64_t limit, bool on_host) {
+std::vector<int64_t> worth_checking(const std::vector<Guess>& guesses, int64_t anyway, int64_t limit, bool on_host) {
   std::vector<std::pair<double, size_t>> tokens;  // how likely, of which row
   for (size_t r = 0; r < guesses.size(); ++r)
     for (size_t k = 1; k <= guesses[r].tokens.size(); ++k)
       tokens.emplace_back(std::pow(guesses[r].chance, static_cast<double>(k)), r);
   std::stable_sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   const auto rows = static_cast<int64_t>(guesses.size());
-  double won = static_cast<double>(rows), best = won / pass_time(rows, on_host);
+  double won = static_cast<double>(rows), best = won / pass_time(anyway, on_host);
   size_t taken = 0;
   for (size_t n = 1; n <= tokens.size() && rows + static_cast<int64_t>(n) <= limit; ++n) {
     won += tokens[n - 1].first;
-    const double rate = won / pass_time(rows + static_cast<int64_t>(n), on_host);
+    const double rate = won / pass_time(anyway + static_cast<int64_t>(n), on_host);
     if (rate <= best) continue;
     best = rate;
     taken = n;

@@ -83,10 +83,10 @@ def main():
         return any(f" {word} " in text for word in words)
 
     Evaluator.is_refusal = holds_a_word
-    search, begin = optuna.Study.optimize, time.time()
+    search, begin = optuna.Study.optimize, (time.time(), time.process_time())
 
     def timed(study, *arguments, **more):
-        start = time.time()
+        start = (time.time(), time.process_time())
         search(study, *arguments, **more)
         trials = [{"trial": trial.number, "kl": trial.user_attrs["kl_divergence"],
                    "score": 100 * trial.user_attrs["refusals"] / trial.user_attrs["n_bad_prompts"],
@@ -96,7 +96,9 @@ def main():
             (other["kl"], other["score"]) != (one["kl"], one["score"]) and other["kl"] <= one["kl"] and
             other["score"] <= one["score"] for other in trials)]
         out.write_text(json.dumps({"trials": trials, "front": sorted(front, key=lambda one: one["kl"]),
-                                   "seconds": time.time() - begin, "trial_seconds": time.time() - start}, indent=1))
+                                   "seconds": time.time() - begin[0], "trial_seconds": time.time() - start[0],
+                                   "processor_seconds": time.process_time() - begin[1],
+                                   "trial_processor_seconds": time.process_time() - start[1]}, indent=1))
         os._exit(0)
 
     optuna.Study.optimize = timed

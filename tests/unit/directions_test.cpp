@@ -1,7 +1,8 @@
 // Control vectors as files, directions fitted to two sets of prompts, scorers and presets.
 #include <ATen/core/grad_mode.h>
+#include <emend/evaluation/health.h>
 #include <emend/models/generation.h>
-#include <emend/workflow/direct/effect.h>
+#include <emend/workflow/direct/optimise.h>
 #include <gtest/gtest.h>
 
 #include <random>
@@ -377,6 +378,67 @@ TEST(DirectPresets, EachHasTwoSidesAndTestQuestionsOfItsOwn) {
   }
   EXPECT_NE(error_of([] { (void)workflow::direct_preset("formalty"); }, ErrorClass::kInvalidArgument).find("formality"),
             std::string::npos);
+}
+
+// What a search leaves out (drafts, layers below the change, answers of a trial that another one beats) changes nothing
+// of what it says: each trial is done again here, plainly and in full.
+TEST(DirectSearch, SaysWhatPlainTrialsSay) {
+  auto model = testing::tiny_model({.seed = 2, .dtype = at::kDouble});
+  at::manual_seed(1);
+  workflow::Directions directions;
+  for (int l = 0; l < model.n_layers(); ++l) directions.layers.push_back(at::randn({model.hidden_size()}));
+  workflow::OptimiseOptions options;
+  options.prompts = sentences("good", 10);
+  options.neutral = sentences("bad", 6);
+  options.max_new_tokens = 16;
+  options.chat = false;
+  options.trials = 24;
+  options.max_kl = 0.5;
+  std::vector<std::vector<int64_t>> asked, neutral;
+  for (const auto& prompt : options.prompts) asked.push_back(prompt_ids(model, prompt, false));
+  for (const auto& prompt : options.neutral) neutral.push_back(prompt_ids(model, prompt, false));
+  const auto texts = [&] {
+    std::vector<std::string> all;
+    for (const auto& ids : workflow::continued(model, asked, {options.max_new_tokens}))
+      all.push_back(model.tokenizer().decode(ids, true));
+    return all;
+  };
+  const auto before = texts();
+  options.scorer = {"letters", "any"};
+  for (char letter = 'a'; letter <= 'z' && options.scorer.score({before}) < 60; letter += 2)
+    options.scorer.words.emplace_back(1, letter);
+  const auto log_probs = workflow::next_log_probs(model, neutral);
+  workflow::DirectChangeOptions how;
+  how.texts = workflow::answered(model, options.prompts, false, {}, options.max_new_tokens);
+  const std::vector<workflow::DirectChange> changes = {workflow::bake_directions(model, {&directions, 1}, how),
+                                                       workflow::ablate_directions(model, {&directions, 1}, how)};
+  const auto found = workflow::optimise_strengths(model, changes, options);
+  EXPECT_EQ(found.score_before, options.scorer.score({before}));
+  int scored = 0, unread = 0;
+  const workflow::Scorer words{"", "length"}, loops{"", "loops"};
+  for (const auto& trial : found.trials) {
+    SCOPED_TRACE(trial.to_json().dump());
+    const workflow::TrialChange acting(model, changes[static_cast<size_t>(trial.change)],
+                                       [&](const auto& weight) { return trial.at(weight); });
+    const double kl = evaluation::mean_divergence(log_probs, workflow::next_log_probs(model, neutral));
+    const auto answers = texts();
+    const double score = options.scorer.score({answers});
+    unread += !trial.kl;
+    EXPECT_NEAR(trial.kl.value_or(kl), kl, 1e-5 + 1e-5 * kl);
+    scored += trial.score.has_value();
+    if (trial.score) {
+      EXPECT_EQ(*trial.score, score);
+      continue;
+    }
+    bool beaten = score >= found.score_before;
+    for (const auto& other : found.trials)
+      beaten = beaten || (other.number < trial.number && other.score && *other.kl <= kl && *other.score <= score);
+    EXPECT_TRUE(beaten || kl > 4 * options.max_kl || words.score({answers}) < 0.5 * words.score({before}) ||
+                loops.score({answers}) > loops.score({before}) + 10)
+        << kl << ", " << score;
+  }
+  EXPECT_GT(scored, 1);
+  EXPECT_GT(unread, 1);
 }
 
 }  // namespace directions_test

@@ -238,13 +238,15 @@ TEST(Drafts, AGuessGoesOnWhereDraftAndTextAgreeLongest) {
   EXPECT_EQ(guessed({1, 2, 3, 4, 5}), Ids{}) << "the end of a draft says nothing";
   EXPECT_EQ(guessed({1}, 2), (Ids{2, 3}));
   EXPECT_EQ(guessed({1}, 0), Ids{});
+  EXPECT_GT(detail::guess_next(drafts, Ids{1, 2}, 2, {60}).chance, detail::guess_next(drafts, Ids{1, 2}, 2).chance);
+  EXPECT_GT(detail::guess_next(drafts, Ids{6, 4}, 2).chance, detail::guess_next(drafts, Ids{6, 4}, 2, {4, 3}).chance);
   EXPECT_GT(detail::guess_next(drafts, Ids{6, 9, 9}, 2).chance, detail::guess_next(drafts, Ids{6, 6, 4}, 2).chance);
 }
 
 TEST(Drafts, ChecksWhatIsLikelyAndNoMoreThanFits) {
   const std::vector<int64_t> ten(10, 1);
   const auto counts = [](std::vector<detail::Guess> guesses, int64_t limit = 1000) {
-    return detail::worth_checking(guesses, limit, true);
+    return detail::worth_checking(guesses, static_cast<int64_t>(guesses.size()), limit, true);
   };
   EXPECT_EQ(counts({{ten, 1.0}, {{}, 0.0}}), (std::vector<int64_t>{10, 0}));
   EXPECT_EQ(counts({{ten, 0.0}}), (std::vector<int64_t>{0}));

@@ -30,7 +30,10 @@ struct KeySums {
   at::Tensor squares_FF, sum_F, change_D;
   int64_t tokens = 0;
 
-  [[nodiscard]] at::Tensor moment() const { return squares_FF / static_cast<double>(tokens); }
+  // The mean of k·kᵀ, times x.
+  [[nodiscard]] at::Tensor moment_of(const at::Tensor& x_FK) const {
+    return squares_FF.mm(x_FK) / static_cast<double>(tokens);
+  }
   [[nodiscard]] at::Tensor mean() const { return sum_F / static_cast<double>(tokens); }
 };
 using AllKeys = std::map<Place, KeySums>;
@@ -40,12 +43,24 @@ struct DirectKeys {
   AllKeys touched, spared;
   double spare_weight = 0;
 
+  std::map<Place, at::Tensor> factors;  // Cholesky's, of what solve() has solved with
+
   // (M + λ M_spared + ridge)⁻¹ x
-  [[nodiscard]] at::Tensor solve(const Place& place, const at::Tensor& x_FK) const {
-    at::Tensor moment = touched.at(place).moment();
-    if (!spared.empty()) moment = moment + spare_weight * spared.at(place).moment();
-    const double ridge = kKeyRidge * moment.diagonal().mean().item<double>();
-    return at::linalg_solve(moment + ridge * at::eye(moment.size(0), moment.options()), x_FK);
+  [[nodiscard]] at::Tensor solve(const Place& place, const at::Tensor& x_FK) {
+    auto& factor = factors[place];
+    if (!factor.defined()) {
+      const KeySums& sums = touched.at(place);
+      at::Tensor moment = sums.squares_FF / static_cast<double>(sums.tokens);
+      if (!spared.empty()) {
+        KeySums& others = spared.at(place);
+        moment.add_(others.squares_FF, spare_weight / static_cast<double>(others.tokens));
+        others.squares_FF.reset();  // in the factor from now on
+      }
+      at::Tensor diagonal = moment.diagonal();
+      diagonal.add_(kKeyRidge * diagonal.mean().item<double>());
+      factor = at::linalg_cholesky(moment);
+    }
+    return at::cholesky_solve(x_FK, factor);
   }
 };
 
@@ -142,7 +157,10 @@ void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch
   no_logits.logit_tokens.emplace();
   (void)pass.model.forward(batch, no_logits);
   const auto add = [](at::Tensor& total, const at::Tensor& more) {
-    total = total.defined() ? total + more.to(at::kDouble) : more.to(at::kDouble);
+    if (total.defined())
+      total.add_(more);
+    else
+      total = more.to(at::kDouble);
   };
   for (auto& [place, sums] : all) {
     const at::Tensor keys = devices::to_host(session.captured(key_site(place))).flatten(1).to(at::kFloat);
@@ -193,7 +211,7 @@ void require_one_mlp(const models::Model& model, const std::string& action) {
 }
 
 editors::WeightDelta ablation(const models::Model& model, const models::ExpectedTensor& tensor, const at::Tensor& q_DK,
-                              const DirectChangeOptions& options, const DirectKeys& keys) {
+                              const DirectChangeOptions& options, DirectKeys& keys) {
   const at::Tensor weight = model.weight(tensor.name);
   if (tensor.bias) {
     const at::Tensor b = wide_on_host(weight);
@@ -208,7 +226,7 @@ editors::WeightDelta ablation(const models::Model& model, const models::Expected
     delta.left_DR = -options.strength * q_DK;
     delta.right_FR = wide_on_host(read_FK);
     const Place place{tensor.part, tensor.layer};
-    if (!keys.spared.empty()) delta.right_FR = keys.solve(place, keys.touched.at(place).moment().mm(delta.right_FR));
+    if (!keys.spared.empty()) delta.right_FR = keys.solve(place, keys.touched.at(place).moment_of(delta.right_FR));
     return delta;
   }
   const at::Tensor rest_DF = wide_DF - here.mm(read_FK.t());
@@ -295,11 +313,11 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
 namespace {
 
 // u with uᵀk near 1 over the texts (0 over those spared) and 1 on average, and the spread of uᵀk.
-std::pair<at::Tensor, double> constant_reader(const DirectKeys& keys, const Place& place) {
-  const at::Tensor mean = keys.touched.at(place).mean(), moment = keys.touched.at(place).moment();
-  const at::Tensor solved = keys.solve(place, mean.unsqueeze(1)).squeeze(1),
-                   u = solved / solved.dot(mean).item<double>();
-  return {u, std::sqrt(std::max(0.0, u.dot(moment.mv(u)).item<double>() - 1))};
+std::pair<at::Tensor, double> constant_reader(DirectKeys& keys, const Place& place) {
+  const at::Tensor mean_F1 = keys.touched.at(place).mean().unsqueeze(1), solved_F1 = keys.solve(place, mean_F1);
+  const at::Tensor u_F1 = solved_F1 / mean_F1.t().mm(solved_F1);
+  const double square = u_F1.t().mm(keys.touched.at(place).moment_of(u_F1)).item<double>();
+  return {u_F1, std::sqrt(std::max(0.0, square - 1))};
 }
 
 // The bias of each layer's MLP output, by layer.
@@ -332,6 +350,8 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
     places.emplace(Part::kDown, layer);
     if (model.config().mlp_post_norm()) pass.norms.emplace(layer, editors::PostNorm(model, layer));
   }
+  if (options.unchanged_keys && !options.spared.empty() && pass.norms.empty())  // ablation will ask for the others
+    for (const auto& [part, layer] : std::set<Place>(places)) places.emplace(Part::kAttnOut, layer);
   const auto keys = fit_keys(pass, places, options, true, lent);
   std::vector<editors::WeightDelta> deltas;
   std::vector<DirectFigures> figures;
@@ -342,9 +362,9 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
       deltas.push_back(editors::WeightDelta::as_stored(bias->second, layer, wanted));
     } else {
       const KeySums& sums = keys->touched.at({Part::kDown, layer});
-      const auto [u_F, deviation] = constant_reader(*keys, {Part::kDown, layer});
+      const auto [u_F1, deviation] = constant_reader(*keys, {Part::kDown, layer});
       const at::Tensor written = sums.change_D.defined() ? sums.change_D / static_cast<double>(sums.tokens) : wanted;
-      deltas.push_back(editors::WeightDelta::factors(model.edit_site(layer), written.unsqueeze(1), u_F.unsqueeze(1)));
+      deltas.push_back(editors::WeightDelta::factors(model.edit_site(layer), written.unsqueeze(1), u_F1));
       spread = deviation;
     }
     const auto report = editors::apply_delta(deltas.back(), trial);

@@ -259,8 +259,9 @@ std::vector<std::vector<int64_t>> DirectJob::texts_of(const std::string& file, c
   return texts;
 }
 
-// With the texts that the changes are fitted to, where they are to any.
-DirectChangeOptions DirectJob::change_options(const models::Model& model, bool bakes, const Handles& lent) const {
+// With the texts that the changes are fitted to, where they are to any. `own`: answers of the model, if they are known.
+DirectChangeOptions DirectJob::change_options(const models::Model& model, bool bakes, const Handles& lent,
+                                              const std::vector<std::vector<int64_t>>& own) const {
   auto change = options_.change;
   if (options_.spare == "own")
     change.spared = own_writing(model, 0, lent);
@@ -269,7 +270,7 @@ DirectChangeOptions DirectJob::change_options(const models::Model& model, bool b
   if (!options_.texts.empty()) {
     change.texts = texts_of(options_.texts, model);
   } else if (bakes || !change.spared.empty()) {
-    change.texts = answered(model, preset_.questions, !options_.no_chat, lent);
+    change.texts = own.empty() ? answered(model, preset_.questions, !options_.no_chat, lent) : own;
     if (change.spared.empty()) {
       const auto more = own_writing(model, 0, lent);
       change.texts.insert(change.texts.end(), more.begin(), more.end());
@@ -301,7 +302,12 @@ DirectChange DirectJob::changed_by(const std::string& way, models::Model& model,
 }
 
 DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ordered_json& document) const {
-  auto how = change_options(model, true, lent);
+  auto search = options_.search;
+  search.scorer = options_.effect.scorers[0];
+  search.prompts = options_.search_prompts.empty() ? preset_.questions : read_prompts(options_.search_prompts);
+  search.max_new_tokens = options_.effect.max_new_tokens;
+  search.answered = answered(model, search.prompts, search.chat, lent, search.max_new_tokens);
+  auto how = change_options(model, true, lent, search.answered);
   how.strength = 1;
   how.unchanged_keys = make_direct_keys();
   std::vector<DirectChange> changes;  // every way with each layer's own direction, and with that of the best everywhere
@@ -311,11 +317,7 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
       changes.push_back(changed_by(way, model, how, lent));
       if (options_.change.from_layer >= 0) break;
     }
-  auto search = options_.search;
-  search.scorer = options_.effect.scorers[0];
-  search.prompts = options_.search_prompts.empty() ? preset_.questions : read_prompts(options_.search_prompts);
   if (!options_.neutral.empty()) search.neutral = read_prompts(options_.neutral);
-  search.max_new_tokens = options_.effect.max_new_tokens;
   search.most = options_.change.strength;
   search.journal = fs::path(options_.out) / "trials.jsonl";
   for (const auto& one : directions_) search.about.push_back(one.to_json());

@@ -56,7 +56,8 @@ class DirectJob {
   [[nodiscard]] nlohmann::ordered_json measured(const models::Model& model, const Handles& lent,
                                                 const std::function<std::shared_ptr<void>()>& change) const;
   [[nodiscard]] std::vector<std::vector<int64_t>> texts_of(const std::string& file, const models::Model& model) const;
-  [[nodiscard]] DirectChangeOptions change_options(const models::Model& model, bool bakes, const Handles& lent) const;
+  [[nodiscard]] DirectChangeOptions change_options(const models::Model& model, bool bakes, const Handles& lent,
+                                                   const std::vector<std::vector<int64_t>>& own = {}) const;
   [[nodiscard]] DirectChange steered(const models::Model& model) const;
   [[nodiscard]] DirectChange changed_by(const std::string& way, models::Model& model,
                                         const DirectChangeOptions& options, const Handles& lent) const;

@@ -22,6 +22,7 @@ constexpr double kAnswered = 4;       // a trial that loses more than so many ti
 constexpr double kMoreLoops = 10;     // percent of the answers that may go round beyond those before
 constexpr double kShortest = 0.5;     // of the words before; shorter answers break off
 constexpr double kLeastShare = 0.03;  // of the largest strength
+constexpr int64_t kTrust = 60;        // tokens: most trials change little
 
 // A number from [0, 1) that depends on all of these alone (splitmix64).
 double chance(uint64_t seed, int trial, int which) {
@@ -87,9 +88,12 @@ struct Searching {
   const OptimiseOptions& options;
   const Handles& lent;
   std::vector<std::vector<int64_t>> neutral = {}, asked = {};
-  std::vector<models::Drafts> drafts = {};  // of the answers: those of the unchanged model
+  std::vector<models::Drafts> drafts = {};         // of the answers: those of the unchanged model
+  bool counts = false;                             // a word counts at once, and against the trial
+  std::vector<std::pair<bool, int>> holding = {};  // by prompt: whether the answer before holds a word, and how many do
   std::vector<Point> points = {};
   at::Tensor neutral_before = {};
+  LayerInputs neutral_inputs = {};
   double words_before = 0, loops_before = 0;
   Optimum found = {};
 
@@ -122,51 +126,139 @@ bool beaten(const Searching& search, double kl, double score) {
   const auto none_better = [&](double other) { return !search.better(score, other); };
   return none_better(search.found.score_before) ||
          std::any_of(search.found.trials.begin(), search.found.trials.end(), [&](const DirectTrial& other) {
-           return other.score && other.kl <= kl && none_better(*other.score);
+           return other.score && *other.kl <= kl && none_better(*other.score);
          });
 }
 
-// The answers; none as soon as it is known that the trial is beaten.
-std::optional<std::vector<std::string>> answers_of(const Searching& search, double kl) {
-  const auto& o = search.options;
-  const auto best = o.scorer.best(o.raise);
-  if (best && beaten(search, kl, *best)) return std::nullopt;
-  std::vector<Ids> written(search.asked.size());
-  std::set<int64_t> counted;
-  bool over = false;
-  Continuing how{o.max_new_tokens, search.drafts};
-  if (o.scorer.kind == "any" && !o.raise)
-    how.ends = [&](int64_t row, int64_t id) {
-      auto& own = written[static_cast<size_t>(row)];
-      own.push_back(id);
-      if (!over && !counted.contains(row) && o.scorer.counts(search.model.tokenizer().decode(own, true))) {
-        counted.insert(row);
-        over = beaten(search, kl, 100.0 * static_cast<double>(counted.size()) / static_cast<double>(written.size()));
-      }
-      return over;
-    };
-  const auto answers = continued(search.model, search.asked, std::move(how), search.lent);
-  if (over) return std::nullopt;
-  return texts_of(search, answers);
+// An answer up to where it is known to hold a word.
+Ids up_to_word(const Searching& search, const Ids& ids) {
+  Ids beginning;
+  for (const int64_t id : ids) {
+    if (search.counts && search.options.scorer.counts(search.model.tokenizer().decode(beginning, true))) break;
+    beginning.push_back(id);
+  }
+  return beginning;
 }
 
-void measure(const Searching& search, DirectTrial& trial) {
-  std::optional<std::vector<std::string>> texts;
+// What a trial answers, as far as it has to be known.
+class Answering {
+ public:
+  explicit Answering(Searching& search)
+      : search_(search), batch_(search.model), written_(search.asked.size()), holds_(search.asked.size()) {
+    how_.max_new_tokens = search.options.max_new_tokens;
+    how_.stop_ids = search.model.tokenizer().eos_ids();
+    how_.cancel = search.lent.cancel;
+    how_.on_token = [this](int64_t row, int64_t id) { written_[static_cast<size_t>(row)].push_back(id); };
+    if (search.counts) how_.ends = [this](int64_t row, int64_t) { return look_at(static_cast<size_t>(row)); };
+    look();
+  }
+
+  // One pass over the prompts whose answers held a word before the change.
+  void begin() {
+    if (search_.counts) ask([&](size_t i) { return search_.holding[i].first; });
+  }
+  // How much the trial loses; until then it may be nothing.
+  void lose(double kl) {
+    kl_ = kl;
+    look();
+  }
+  [[nodiscard]] bool over() const { return over_; }
+  // None as soon as it is known that the trial is beaten.
+  std::optional<std::vector<Ids>> finish() {
+    if (trust() > kTrust / 4) {  // likely to hold it again
+      write();
+      ask([&](size_t i) { return search_.holding[i].second > 0; });
+      write();
+    }
+    ask([](size_t) { return true; });
+    write();
+    return over_ ? std::nullopt : std::optional(std::move(written_));
+  }
+
+ private:
+  void write() {
+    while (!over_ && batch_.active() > 0) batch_.step();
+  }
+  // Tokens that were as before, for each answer that departed from it.
+  [[nodiscard]] int64_t trust() const {
+    int64_t same = kTrust, departed = 1;
+    for (const size_t i : asked_) {
+      const Ids &now = written_[i], &before = search_.drafts[i].back();
+      const auto n = std::mismatch(now.begin(), now.end(), before.begin(), before.end()).first - now.begin();
+      same += n;
+      departed += n < static_cast<int64_t>(now.size());
+    }
+    return same / departed;
+  }
+  void ask(const std::function<bool(size_t)>& which) {
+    how_.trust = trust();
+    const auto how = std::make_shared<const models::GenerateOptions>(how_);
+    std::vector<models::BatchRow> rows;
+    for (size_t i = 0; i < written_.size() && !over_; ++i)
+      if (!asked_.contains(i) && which(i)) {
+        asked_.insert(i);
+        rows.push_back({search_.asked[i], how, static_cast<int64_t>(i), 0, search_.drafts[i]});
+      }
+    batch_.add(std::move(rows));
+  }
+  bool look_at(size_t i) {
+    if (!holds_[i] && search_.options.scorer.counts(search_.model.tokenizer().decode(written_[i], true))) {
+      holds_[i] = true;
+      ++search_.holding[i].second;
+      look();
+    }
+    return over_;
+  }
+  void look() {
+    const auto& o = search_.options;
+    const auto held = static_cast<double>(std::count(holds_.begin(), holds_.end(), true));
+    const auto best = search_.counts ? 100 * held / static_cast<double>(holds_.size()) : o.scorer.best(o.raise);
+    over_ = over_ || (best && beaten(search_, kl_, *best));
+  }
+
+  Searching& search_;
+  models::RunningBatch batch_;
+  models::GenerateOptions how_ = {};
+  std::vector<Ids> written_;
+  std::vector<bool> holds_;  // a word
+  std::set<size_t> asked_;
+  double kl_ = 0;
+  bool over_ = false;
+};
+
+// Of neutral texts, from the first layer that the trial changes on.
+double divergence_of(Searching& search, const DirectTrial& trial) {
+  int first = search.model.n_layers() - 1;
+  for (const auto& weight : search.changes[static_cast<size_t>(trial.change)].figures)
+    if (trial.at(weight) != 0) first = std::min(first, weight.layer);
+  search.neutral_inputs.first_layer = first;
+  return evaluation::mean_divergence(
+      search.neutral_before, next_log_probs(search.model, search.neutral, search.lent, 1, &search.neutral_inputs));
+}
+
+void measure(Searching& search, DirectTrial& trial) {
+  std::optional<std::vector<Ids>> answers;
+  std::vector<std::string> texts;
   {
     const TrialChange acting(search.model, search.changes[static_cast<size_t>(trial.change)],
                              [&](const DirectFigures& weight) { return trial.at(weight); });
-    trial.kl = evaluation::mean_divergence(search.neutral_before, next_log_probs(search.model, search.neutral));
-    if (!std::isfinite(trial.kl)) trial.kl = 1e9;
-    if (!(trial.kl <= kAnswered * search.options.max_kl)) return;
-    texts = answers_of(search, trial.kl);
-    if (!texts) return;
-    if (search.options.scorer.reads_model()) trial.score = score_of(search, *texts);
+    Answering answering(search);
+    answering.begin();
+    if (answering.over()) return;
+    const double kl = divergence_of(search, trial);
+    trial.kl = std::isfinite(kl) ? kl : 1e9;
+    if (trial.kl > kAnswered * search.options.max_kl) return;
+    answering.lose(*trial.kl);
+    answers = answering.finish();
+    if (!answers) return;
+    texts = texts_of(search, *answers);
+    if (search.options.scorer.reads_model()) trial.score = score_of(search, texts);
   }
-  const bool whole = search.options.scorer.kind == "length" || words_of(*texts) >= kShortest * search.words_before;
-  if (!whole || loops_of(*texts) > search.loops_before + kMoreLoops)
+  const bool whole = search.options.scorer.kind == "length" || words_of(texts) >= kShortest * search.words_before;
+  if (!whole || loops_of(texts) > search.loops_before + kMoreLoops)
     trial.score.reset();
   else if (!trial.score)
-    trial.score = score_of(search, *texts);
+    trial.score = score_of(search, texts);
 }
 
 // The trials that no other beats in both, from little lost to much.
@@ -177,7 +269,7 @@ std::vector<int> front_of(const Searching& search) {
     if (trial.score) order.push_back(trial.number);
   const auto one = [&](int number) -> const DirectTrial& { return trials[static_cast<size_t>(number)]; };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return one(a).kl != one(b).kl ? one(a).kl < one(b).kl : search.better(*one(a).score, *one(b).score);
+    return *one(a).kl != *one(b).kl ? *one(a).kl < *one(b).kl : search.better(*one(a).score, *one(b).score);
   });
   for (const int number : order)
     if (search.better(*one(number).score, front.empty() ? search.found.score_before : *one(front.back()).score))
@@ -228,7 +320,8 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
   while (std::getline(lines, line)) {
     const json one = parse_json(line, path.string());
     try {
-      DirectTrial trial{.number = one.at("trial"), .kl = one.at("kl")};
+      DirectTrial trial{.number = one.at("trial")};
+      if (!one.at("kl").is_null()) trial.kl = one.at("kl").get<double>();
       if (!one.at("score").is_null()) trial.score = one.at("score").get<double>();
       trials.push_back(trial);
     } catch (const json::exception& error) {
@@ -255,9 +348,15 @@ double DirectTrial::at(const DirectFigures& weight) const {
 }
 
 json DirectTrial::to_json() const {
-  return {{"trial", number},        {"change", change}, {"strength", strength},
-          {"layer", layer},         {"reach", reach},   {"edge", edge},
-          {"attention", attention}, {"kl", kl},         {"score", score ? json(*score) : json()}};
+  return {{"trial", number},
+          {"change", change},
+          {"strength", strength},
+          {"layer", layer},
+          {"reach", reach},
+          {"edge", edge},
+          {"attention", attention},
+          {"kl", kl ? json(*kl) : json()},
+          {"score", score ? json(*score) : json()}};
 }
 
 Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> changes, const OptimiseOptions& options,
@@ -272,10 +371,18 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
     for (size_t i = 0; i < search.neutral.size(); ++i)
       search.neutral[i].resize(std::min<size_t>(search.neutral[i].size(), 6 + i % 25));
   }
-  search.neutral_before = next_log_probs(model, search.neutral);
+  search.neutral_before = next_log_probs(model, search.neutral, lent, 1, &search.neutral_inputs);
   for (const auto& prompt : options.prompts) search.asked.push_back(prompt_ids(model, prompt, options.chat));
-  const auto answers = continued(model, search.asked, {options.max_new_tokens}, lent);
-  for (const auto& ids : answers) search.drafts.push_back({ids});
+  auto answers = options.answered;
+  if (answers.empty()) answers = answered(model, options.prompts, options.chat, lent, options.max_new_tokens);
+  for (size_t i = 0; i < answers.size(); ++i)
+    answers[i].erase(answers[i].begin(), answers[i].begin() + static_cast<std::ptrdiff_t>(search.asked[i].size()));
+  search.counts = options.scorer.kind == "any" && !options.raise;
+  for (const auto& ids : answers) {
+    const Ids beginning = up_to_word(search, ids);
+    search.holding.emplace_back(beginning.size() < ids.size(), 0);
+    search.drafts.push_back({beginning, ids});
+  }
   const auto before = texts_of(search, answers);
   search.words_before = words_of(before);
   search.loops_before = loops_of(before);

@@ -18,7 +18,8 @@
 namespace emend::workflow {
 
 struct OptimiseOptions {
-  std::vector<ContrastPrompt> prompts;  ///< answered in every trial; others should judge what is found
+  std::vector<ContrastPrompt> prompts;              ///< answered in every trial; others should judge what is found
+  std::vector<std::vector<int64_t>> answered = {};  ///< their ids with the unchanged model's answers; none: found out
   /// What the model expects after these is to stay; none: beginnings of what it writes of itself.
   std::vector<ContrastPrompt> neutral = {};
   Scorer scorer;
@@ -39,7 +40,8 @@ struct DirectTrial {
   double layer = 0, reach = 0;
   double edge = 0;       ///< share of the strength that is left at the end of the reach
   double attention = 1;  ///< share of the strength that attention outputs get
-  double kl = 0;         ///< of neutral texts
+  /// Of neutral texts; none where the first answers showed that another trial is better, whatever this one loses.
+  std::optional<double> kl = {};
   /// Of the answers; none where the trial loses too much, its answers go round or break off, or it was known before
   /// its answers were complete that another trial scores as well and loses no more.
   std::optional<double> score = {};

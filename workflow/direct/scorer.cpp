@@ -6,6 +6,7 @@
 #include <emend/devices/route.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
+#include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/scorer.h>
@@ -265,8 +266,29 @@ Scorer read_scorer(const std::filesystem::path& path) {
   return scorer_of(read_json(path), path.string());
 }
 
-at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& rows, const Handles& lent, int64_t last) {
+at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& rows, const Handles& lent, int64_t last,
+                          LayerInputs* inputs) {
   const at::NoGradGuard no_grad;
+  const bool writes = inputs && inputs->passes.empty();
+  size_t passes = 0;
+  const auto logits_of = [&](const models::TokenBatch& batch, models::ForwardOptions pass) {
+    if (!writes) {
+      if (inputs) {
+        pass.first_layer = inputs->first_layer;
+        pass.hidden = inputs->passes.at(passes++).at(static_cast<size_t>(pass.first_layer));
+      }
+      return model.forward(batch, pass).logits;
+    }
+    hooks::HookSession session(model.hooks());
+    for (int layer = 0; layer < model.n_layers(); ++layer) session.capture({hooks::Site::kLayerIn, layer});
+    session.attach();
+    const at::Tensor logits = model.forward(batch, pass).logits;
+    auto& here = inputs->passes.emplace_back();
+    for (int layer = 0; layer < model.n_layers(); ++layer)
+      here.push_back(session.captured({hooks::Site::kLayerIn, layer}));
+    session.finish();
+    return logits;
+  };
   const int64_t shared = models::shared_beginning(model.config(), rows, last);
   models::KvCache beginning(model.n_layers());
   std::vector<Ids> ends = rows;
@@ -275,7 +297,7 @@ at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& ro
     models::ForwardOptions pass;
     pass.cache = &beginning;
     pass.logit_tokens.emplace();
-    (void)model.forward(models::TokenBatch::from_rows({Ids(first, first + shared)}), pass);
+    (void)logits_of(models::TokenBatch::from_rows({Ids(first, first + shared)}), pass);
     for (auto& row : ends) row.erase(row.begin(), row.begin() + shared);
   }
   std::vector<at::Tensor> parts;
@@ -286,7 +308,7 @@ at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& ro
     pass.logit_tokens.emplace();
     for (int64_t r = 0; r < batch.rows(); ++r)
       for (int64_t k = -last; k < 0; ++k) pass.logit_tokens->push_back(batch.token(r, k));
-    const at::Tensor logits = model.forward(batch, pass).logits;
+    const at::Tensor logits = logits_of(batch, pass);
     parts.push_back(devices::to_host(at::log_softmax(logits.to(at::kFloat), -1), devices::Purpose::kLogits));
   };
   in_batches(ends, "next tokens", {.cancel = lent.cancel}, read, shared);

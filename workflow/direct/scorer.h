@@ -51,8 +51,14 @@ struct Scorer {
 [[nodiscard]] Scorer read_scorer(const std::filesystem::path& path);
 [[nodiscard]] Scorer scorer_of(const nlohmann::json& object, const std::string& where);
 
+/// What came into each layer in every pass of a reading, so that another one of the same rows, after a change of later
+/// layers alone, begins with `first_layer`.
+struct LayerInputs {
+  int first_layer = 0;
+  std::vector<std::vector<at::Tensor>> passes = {};  ///< empty: the next reading writes them down
+};
 /// Log-probabilities of the token behind each row's last `last` ones, [rows · last, V] float32 on the host.
 [[nodiscard]] at::Tensor next_log_probs(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
-                                        const Handles& lent = {}, int64_t last = 1);
+                                        const Handles& lent = {}, int64_t last = 1, LayerInputs* inputs = nullptr);
 
 }  // namespace emend::workflow
