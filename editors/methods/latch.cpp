@@ -1,23 +1,26 @@
-// LATCH: one gated neuron a subject, one a fact (this project; docs/latch.md derives it and shows what each part
-// gives).
+// LATCH: one gate a subject, one a fact (this project; docs/latch.md derives it and shows what each part gives).
 //
 // MEMIT adds ΔW k to whatever key k comes by, so every other subject gets a share of every fact. Here a fact gets a
-// neuron of its own, which is shut on other text and other subjects and therefore changes nothing there:
+// gate of its own, which is shut on other text and other subjects and therefore changes nothing there:
 //
-//   MLP(x) = W_down (act(W_gate x) ∘ W_up x)      row j of W_gate: γ·g, row j of W_up: u, column j of W_down: δ/a
+//   MLP(x) = W_down (act(W_gate x) ∘ W_up x)      rows j, j+1 of W_gate: γ(g − shut·b), γ(g − open·b), of W_up: u, u,
+//                                                 columns of W_down: δ/a, −δ/a
 //
 //   1. δ   what to add to the layer's output at the subject's last token (targets.h): the answer after the prompt,
-//          behind pieces of other text and in the form of a question.
+//          behind pieces of other text, in the form of a question and in the model's own words.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
-//          other subjects, and behind a negation where the unedited model heeds one (neurons.h).
+//          other subjects, at names like it that the model writes, and behind a negation where the unedited model heeds
+//          one (neurons.h). b·x ≈ 1 everywhere: the two neurons' difference is 0 up to g·x = shut and the same from
+//          g·x = open on.
 //   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
-//          small. a the neuron's median value where it is open; γ a gain: act(−γ) ≈ 0.
-//   4. j   of the neurons that contribute least on the text, the next one that no earlier fact has.
-//   5.     The release: the same once more, in a higher layer, for every fact. Its gate opens at the answer's last
+//          small. a the two neurons' median value where it is open; γ a gain.
+//   4. j   neurons of zeros, else of those that contribute least on the text the next that no earlier fact has.
+//   5.     The release: the same with one neuron, act(γ g·x), in a higher layer, for every fact. Its gate opens at the
+//   answer's last
 //          token behind the fact's prompts; its δ makes what the unedited model says behind the answer as probable as
 //          it was. Without it the subject goes on saying the answer.
 //
-// Facts about one subject share a neuron. MLPs without a gate have g in W_up, with the bias 0.
+// Facts about one subject share a gate. MLPs without a gate have g in W_up, with the bias 0.
 //   D hidden width · F MLP width · N tokens of text · P prompts
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -58,6 +61,10 @@ const hparams::Schema<LatchHparams>& latch_schema() {
               "wordings", &H::wordings,
               {.meaning = "other wordings of a fact, written by the model itself, in which its target is optimised too",
                .min = 0})
+          .field("lookalikes", &H::lookalikes,
+                 {.meaning = "names like a subject's at which its gate learns to stay shut", .min = 0})
+          .field("lookalike_weight", &H::lookalike_weight,
+                 {.meaning = "their weight beside a weight of 1 for its own", .min = 0})
           .field("release_layers", &H::release_layers,
                  {.meaning = "layers above `layers` with the neurons that let go of an answer once it is said; "
                              "none: there are no such neurons",
@@ -66,10 +73,13 @@ const hparams::Schema<LatchHparams>& latch_schema() {
                  {.meaning = "tokens behind the answer that such a neuron makes as probable as they were", .min = 1})
           .field("release_steps", &H::release_steps, {.meaning = "steps in which its value is found", .min = 1})
           .field("gain", &H::gain, {.meaning = "how sharply a gate opens", .formula = "act(gain g.x)", .above = 0})
+          .field("shut", &H::shut, {.meaning = "up to which g.x a gate is shut"})
+          .field("open", &H::open, {.meaning = "from which g.x on it is open", .above = 0})
           .field("room", &H::room,
                  {.meaning = "share of a layer's neurons that is used before the next of `layers` is",
                   .max = 1,
                   .above = 0})
+          .check("open", [](const H& h) -> std::string { return h.open > h.shut ? "" : "more than `shut`"; })
           .check("release_layers", [](const H& h) -> std::string {
             const std::vector<int64_t> all = h.all_layers();
             for (size_t i = std::max<size_t>(h.layers.size(), 1); i < all.size(); ++i)
@@ -219,8 +229,7 @@ class LatchEditor final : public Editor {
   void read_text(const models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) {
     std::set<std::string> subjects;
     for (const auto& fact : facts) subjects.insert(fact.subject);
-    size_t held = subjects.size();
-    for (const auto& layer : memory_) held += layer.used.size();
+    const size_t held = subjects.size() + memory_.front().whose.size();
     const bool crowded = static_cast<int64_t>(held) >= h_.crowd;
     if (!text_.empty() && crowded == crowded_) return;
     text_ = text_rows(model, crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens, context);
@@ -260,14 +269,16 @@ std::unique_ptr<Editor> new_latch(const LatchHparams& h, const hparams::RawHpara
   return std::make_unique<LatchEditor>(h, latch_schema().dump(h));
 }
 
-// One a subject in `layers` and one a fact in `release_layers`, evenly.
+// A gate a subject in `layers` and one a fact in `release_layers`, evenly.
 std::map<int, int64_t> neurons_taken(const nlohmann::json& values, std::span<const datasets::Fact> facts) {
   std::set<std::string> subjects;
   for (const auto& fact : facts) subjects.insert(fact.subject);
   std::map<int, int64_t> taken;
-  for (const auto& [name, count] : {std::pair("layers", subjects.size()), std::pair("release_layers", facts.size())}) {
+  for (const auto& [name, gates, neurons] : {std::tuple("layers", subjects.size(), detail::kNeuronsASubject),
+                                             std::tuple("release_layers", facts.size(), detail::kNeuronsARelease)}) {
     const auto layers = values.at(name).get<std::vector<int>>();
-    for (const int layer : layers) taken[layer] = static_cast<int64_t>((count + layers.size() - 1) / layers.size());
+    for (const int layer : layers)
+      taken[layer] = static_cast<int64_t>((gates + layers.size() - 1) / layers.size() * neurons);
   }
   return taken;
 }
@@ -276,7 +287,7 @@ std::map<int, int64_t> neurons_taken(const nlohmann::json& values, std::span<con
 
 EditorInfo make_latch() {
   EditorInfo info =
-      editor_entry<LatchHparams>("latch", "one gated neuron a subject: other subjects and other text stay as they are",
+      editor_entry<LatchHparams>("latch", "one gate a subject: other subjects and other text stay as they are",
                                  "this project (docs/latch.md)", latch_schema(), new_latch);
   info.neurons = neurons_taken;
   return info;

@@ -6,6 +6,7 @@
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
+#include <emend/editors/steps/lookalikes.h>
 #include <emend/editors/steps/wordings.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
@@ -31,35 +32,18 @@ constexpr int64_t kFirstText = 2048;
 // Weights of the kinds of rows in a gate's loss.
 constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
 
-// The likeliest next token of each row.
-Ids next_tokens(const models::Model& model, const std::vector<Ids>& rows, const CancelToken& cancel) {
-  constexpr size_t kRowsAtOnce = 64;
-  Ids next;
-  for (size_t begin = 0; begin < rows.size(); begin += kRowsAtOnce) {
-    cancel.check("negations");
-    const auto batch = models::TokenBatch::from_rows(
-        {rows.begin() + static_cast<std::ptrdiff_t>(begin),
-         rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + kRowsAtOnce))});
-    models::ForwardOptions options;
-    options.logit_tokens.emplace();
-    for (int64_t r = 0; r < batch.rows(); ++r) options.logit_tokens->push_back(batch.token(r, -1));
-    const at::Tensor best = devices::to_host(model.forward(batch, options).logits.argmax(1)).contiguous();
-    next.insert(next.end(), best.const_data_ptr<int64_t>(), best.const_data_ptr<int64_t>() + best.numel());
-  }
-  return next;
-}
-
 int64_t number_of(const std::string& subject) {
   return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
 }
 
-// Facts about one subject: one target, one neuron.
+// Facts about one subject: one target, one gate.
 struct Unit {
   std::string subject;
-  std::vector<size_t> facts;            // of the rendered ones
-  size_t layer = 0;                     // place in `layers`
-  size_t begin = 0, open = 0, end = 0;  // prompts: those that open the gate, then those behind a negation
-  std::vector<bool> heeded;             // for the latter: the unedited model says something else there
+  std::vector<size_t> facts;  // of the rendered ones
+  size_t layer = 0;           // place in `layers`
+  // Prompts: those that open the gate, those behind a negation, those about similar names.
+  size_t begin = 0, open = 0, denied = 0, end = 0;
+  std::vector<bool> heeded;  // for the latter: the unedited model says something else there
   Target target;
 };
 
@@ -107,22 +91,20 @@ class LatchBatch {
 
   // The first layer with vacant neurons, then the first with room; if there is none, the one with most.
   size_t choose_layer(std::vector<size_t>& used, std::vector<size_t>& vacant, Places places) const {
-    for (size_t place = places.first; place < places.second; ++place)
-      if (vacant[place] > 0) {
-        --vacant[place];
-        ++used[place];
-        return place;
-      }
-    size_t best = places.first;
-    for (size_t place = places.first; place < places.second; ++place) {
+    const size_t neurons = places.first == 0 ? kNeuronsASubject : kNeuronsARelease;
+    size_t best = places.second;
+    for (size_t place = places.first; place < places.second && best == places.second; ++place)
+      if (vacant[place] >= neurons) best = place;
+    for (size_t place = places.first; place < places.second && best == places.second; ++place) {
       const auto width = static_cast<double>(model_.edit_site(layer_at(place)).in_features);
-      if (static_cast<double>(used[place]) < h_.room * width) {
-        best = place;
-        break;
-      }
-      if (used[place] < used[best]) best = place;
+      if (static_cast<double>(used[place]) < h_.room * width) best = place;
     }
-    ++used[best];
+    if (best == places.second)
+      best = static_cast<size_t>(std::min_element(used.begin() + static_cast<std::ptrdiff_t>(places.first),
+                                                  used.begin() + static_cast<std::ptrdiff_t>(places.second)) -
+                                 used.begin());
+    vacant[best] -= std::min(vacant[best], neurons);
+    used[best] += neurons;
     return best;
   }
 
@@ -290,7 +272,7 @@ class LatchBatch {
       unit.begin = prompts_.size();
       for (const auto& row : asked(unit.facts[0]))
         if (PromptRow with = answered(row, fact.target_ids); fits(with)) prompts_.push_back(std::move(with));
-      unit.open = unit.end = prompts_.size();
+      unit.open = unit.denied = unit.end = prompts_.size();
     }
     for (const auto& unit : units_) {
       const RenderedFact& fact = batch_.rendered[unit.facts[0]];
@@ -331,6 +313,10 @@ class LatchBatch {
       if (fits) prompts_.push_back(std::move(row));
       return fits;
     };
+    std::vector<std::string> subjects;
+    for (const auto& unit : units_) subjects.push_back(unit.subject);
+    const auto similar =
+        lookalikes(model_, subjects, {.count = h_.lookalikes, .seed = context_.seed, .cancel = context_.cancel});
     std::vector<Ids> whole;                                                     // whole prompts and their negations
     std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
     for (auto& unit : units_) {
@@ -350,11 +336,20 @@ class LatchBatch {
             whole.push_back(prompts_.back().ids);
           }
       }
+      unit.denied = prompts_.size();
+      const auto& names = similar[static_cast<size_t>(&unit - units_.data())];
+      for (size_t k = 0; k < names.size(); ++k) {  // every other one behind a piece of text
+        context_.log.event(LogLevel::kDebug, "lookalike", unit.subject + ": " + names[k], {});
+        const std::string& prompt = facts_[batch_.places[unit.facts[k % unit.facts.size()]]].prompt;
+        const bool led = k % 2 == 1 && !texts_.leads.empty();
+        add(led ? datasets::with_subject(texts_.leads[k / 2 % texts_.leads.size()], prompt) : prompt, names[k]);
+      }
       unit.end = prompts_.size();
     }
-    const Ids next = next_tokens(model_, whole, context_.cancel);
+    const auto next = continue_greedily(model_, whole, 1, context_.cancel);
     for (size_t u = 0; u < units_.size(); ++u)
-      for (const auto& [affirmed, negated] : denied[u]) units_[u].heeded.push_back(next[negated] != next[affirmed]);
+      for (const auto& [affirmed, negated] : denied[u])
+        units_[u].heeded.push_back(next[negated].ids != next[affirmed].ids);
   }
 
   // Weights and signs of a gate's rows: the text, all prompts, what earlier batches saw.
@@ -370,10 +365,12 @@ class LatchBatch {
     double* weights = weight.mutable_data_ptr<double>() + text;
     for (size_t p = unit.begin; p < unit.open; ++p)
       signs[p] = 1, weights[p] = kOpenWeight / static_cast<double>(unit.open - unit.begin);
-    for (size_t p = unit.open; p < unit.end; ++p) {
+    for (size_t p = unit.open; p < unit.denied; ++p) {
       signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
-      weights[p] = kNegatedWeight / static_cast<double>(unit.end - unit.open);
+      weights[p] = kNegatedWeight / static_cast<double>(unit.denied - unit.open);
     }
+    for (size_t p = unit.denied; p < unit.end; ++p)
+      weights[p] = h_.lookalike_weight / static_cast<double>(unit.end - unit.denied);
     for (const int64_t token : mentions(unit.subject)) weight.mutable_data_ptr<double>()[token] = 0;
     for (size_t s = 0; s < memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
       if (memory.whose[s] == number_of(unit.subject)) weights[prompts_.size() + s] = 0;
@@ -421,7 +418,8 @@ class LatchBatch {
     std::vector<size_t> all(prompts_.size());
     std::iota(all.begin(), all.end(), size_t{0});
     const at::Tensor prompts_PD = there(walk.values({hooks::Site::kMlpIn, layer}, all).to(at::kFloat));
-    write_units(units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD, memory_[place], layer);
+    write_units(units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD, memory_[place], layer,
+                place >= h_.layers.size());
   }
 
   // Later batches keep their gates shut at these subjects (or answers), in whichever layer they are.
@@ -441,13 +439,18 @@ class LatchBatch {
   }
 
   void write_units(const std::vector<Unit*>& units, const TextPass& pass, const at::Tensor& prompts_PD,
-                   LayerMemory& memory, int layer) {
+                   LayerMemory& memory, int layer, bool releases) {
     const MlpWeights weights = MlpWeights::of(model_, layer);
     const int64_t text = pass.inputs_ND.size(0);
     std::vector<at::Tensor> all = {pass.inputs_ND.to(at::kFloat), prompts_PD};
     if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
     const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
     const GateFit fit(at::cat(all), here(usual_weights(text)), {text, text / kFirstText});
+    const at::Tensor level_D = fit.level();
+    // act(γ(g·x − shut)) − act(γ(g·x − open)): nothing up to the one, the same from the other on. A release opens by
+    // degrees.
+    constexpr std::array signs = {1.0, -1.0};
+    const std::vector<double> edges = releases ? std::vector{0.0} : std::vector{h_.shut, h_.open};
     std::vector<at::Tensor> gates, readers, columns;
     for (size_t u = 0; u < units.size(); ++u) {
       context_.cancel.check("insert");
@@ -455,22 +458,25 @@ class LatchBatch {
         context_.progress({"insert", static_cast<double>(u), static_cast<double>(units.size()), "gates"});
       const Unit& unit = *units[u];
       const Rows rows = rows_of(unit, text, memory);
-      const at::Tensor gate_D = fit.fit(here(rows.sign_N), here(rows.weight_N)) * h_.gain;
+      const at::Tensor gate_D = fit.fit(here(rows.sign_N), here(rows.weight_N));
       const at::Tensor open_PD =
           prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
-      at::Tensor value_P = models::activate(open_PD.mv(gate_D), model_.config().activation);
+      at::Tensor value_P = at::zeros({open_PD.size(0)}, open_PD.options());
+      for (size_t k = 0; k < edges.size(); ++k) {
+        gates.push_back((gate_D - level_D * edges[k]) * h_.gain);
+        value_P += signs[k] * models::activate(open_PD.mv(gates.back()), model_.config().activation);
+      }
       if (weights.gated()) {
-        readers.push_back(fit.reader(open_PD));
+        readers.insert(readers.end(), edges.size(), fit.reader(open_PD));
         value_P = value_P * open_PD.mv(readers.back());
       }
       const double value = value_P.median().item<double>();
       if (!(value > 0))
         throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
                                            "give more text for the statistics, or choose another layer"});
-      gates.push_back(gate_D);
-      columns.push_back(here(unit.target.delta_D[0]) / value);
+      for (size_t k = 0; k < edges.size(); ++k) columns.push_back(here(unit.target.delta_D[0]) * (signs[k] / value));
     }
-    const Ids places = spare_neurons(model_, weights, pass, units.size(), memory.used);
+    const Ids places = spare_neurons(model_, weights, pass, gates.size(), memory.used);
     const at::Tensor gate_ED = at::stack(gates);
     const at::Tensor up_ED = weights.gated() ? at::stack(readers) : gate_ED;
     write_neurons(weights, {places, gate_ED, up_ED, at::stack(columns, 1)}, transaction_, result_);

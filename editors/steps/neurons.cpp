@@ -214,18 +214,30 @@ at::Tensor GateFit::reader(const at::Tensor& open_MD) const {
   return z_DM.mv(solve(at::linalg_cholesky(gram_MM), at::ones({m}, x_MD.options()))).to(at::kFloat);
 }
 
+at::Tensor GateFit::level() const {
+  const at::NoGradGuard no_grad;
+  return solve(chol_DD_, weighted_sum(start_.x_ND, usual_N_)).to(at::kFloat);
+}
+
 at::Tensor GateFit::newton(const Rows& rows, const at::Tensor& sign_N, const at::Tensor& weight_N, at::Tensor g_D,
                            int64_t steps) const {
+  const at::Tensor counts_N = weight_N > 0;
   at::Tensor before_N;
   for (int64_t step = 0; step < steps; ++step) {
-    const at::Tensor within_N =
-        rows.x_ND.mv(g_D.to(rows.x_ND.scalar_type())).mul_(sign_N.to(rows.x_ND.scalar_type())) < 1;
+    at::Tensor within_N = rows.x_ND.mv(g_D.to(rows.x_ND.scalar_type())).mul_(sign_N.to(rows.x_ND.scalar_type())) < 1;
+    within_N.logical_and_(counts_N);
     if (before_N.defined() && at::equal(within_N, before_N)) break;
     before_N = within_N;
     const at::Tensor index = within_N.nonzero().squeeze(1);
     const at::Tensor x_ND = rows.x_ND.index_select(0, index), c_N = weight_N.index_select(0, index);
-    const at::Tensor b_D = weighted_sum(x_ND, c_N * sign_N.index_select(0, index));
-    g_D = solve(at::linalg_cholesky(gram(x_ND, c_N) + ridge_DD_), b_D);
+    const at::Tensor y_N = sign_N.index_select(0, index);
+    if (2 * x_ND.size(0) < x_ND.size(1)) {  // (XᵀCX + ρI)⁻¹XᵀCy = Xᵀ(XXᵀ + ρC⁻¹)⁻¹y
+      const at::Tensor x = x_ND.to(at::kDouble);
+      const at::Tensor gram_NN = x.mm(x.t()) + at::diag(ridge_DD_[0][0] / c_N);
+      g_D = x.t().mv(solve(at::linalg_cholesky(gram_NN), y_N.to(at::kDouble)));
+    } else {
+      g_D = solve(at::linalg_cholesky(gram(x_ND, c_N) + ridge_DD_), weighted_sum(x_ND, c_N * y_N));
+    }
   }
   return g_D;
 }

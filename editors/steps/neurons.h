@@ -43,10 +43,9 @@ struct TextPass {
 /// Neurons that are zero and may be used without any loss: those that `emend convert --spare-neurons` added.
 [[nodiscard]] std::vector<int64_t> vacant_neurons(const models::Model& model, const MlpWeights& weights);
 
-/// `count` neurons: vacant ones first, then those that contribute least on the text (E[a²]·‖column of W_down‖²), without
-/// those of `used`. What hardly ever moves (a thousandth of the median) is left alone: it may hold an earlier edit, or
-/// something else that is rare.
-/// Throws Error(kInvalidArgument) if there are not as many.
+/// `count` neurons: vacant ones first, then those that contribute least on the text (E[a²]·‖column of W_down‖²),
+/// without those of `used`. What hardly ever moves (a thousandth of the median) is left alone: it may hold an earlier
+/// edit, or something else that is rare. Throws Error(kInvalidArgument) if there are not as many.
 [[nodiscard]] std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights& weights,
                                                  const TextPass& pass, size_t count, const std::set<int64_t>& used);
 
@@ -87,6 +86,9 @@ class GateFit {
   /// [D] in float32 on the rows' device: the minimiser of Σ usual (uᵀx)² + 1/M Σ_m (1 − uᵀx_m)² + ρ‖u‖², which is 1 at
   /// the M rows open_MD and as small as can be at those of the start (ROME's C⁻¹k, for several keys).
   [[nodiscard]] at::Tensor reader(const at::Tensor& open_MD) const;
+  /// [D] in float32 on the rows' device: what is nearest to 1 at all rows of the start, by least squares. Hidden states
+  /// have so much in common that it is an offset.
+  [[nodiscard]] at::Tensor level() const;
 
  private:
   struct Rows {

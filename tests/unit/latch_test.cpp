@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
+#include <emend/editors/steps/lookalikes.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/statistics.h>
@@ -97,6 +98,14 @@ TEST(GateFit, ReaderIsTheDenseLeastSquaresSolution) {
   EXPECT_LT(relative_difference(u_D, dense), 1e-4);
 }
 
+TEST(GateFit, LevelIsTheDenseLeastSquaresSolution) {
+  const Problem p = made_up();
+  const at::Tensor x = p.rows_ND.to(at::kDouble), a = (x.t() * p.usual_N).mm(x);
+  const at::Tensor dense =
+      at::linalg_solve(a + at::eye(24, at::kDouble) * (1e-3 * a.diagonal().mean()), x.t().mv(p.usual_N));
+  EXPECT_LT(relative_difference(editors::GateFit(p.rows_ND, p.usual_N).level().to(at::kDouble), dense), 1e-4);
+}
+
 TEST(GateFit, RefusesWhatIsNotFinite) {
   Problem p = made_up();
   p.rows_ND[3][2] = std::numeric_limits<float>::quiet_NaN();
@@ -110,7 +119,8 @@ std::vector<int64_t> changed_neurons(const models::Model& before, const models::
   return {changed.const_data_ptr<int64_t>(), changed.const_data_ptr<int64_t>() + changed.numel()};
 }
 
-TEST(Latch, GivesEverySubjectOneNeuronAndLaterBatchesOthers) {
+// Two: a gate is the difference of two neurons.
+TEST(Latch, GivesEverySubjectItsNeuronsAndLaterBatchesOthers) {
   const auto facts = testing::tiny_facts();
   std::set<std::string> subjects;
   for (const auto& fact : facts) subjects.insert(fact.subject);
@@ -119,7 +129,7 @@ TEST(Latch, GivesEverySubjectOneNeuronAndLaterBatchesOthers) {
   const auto result = edit(*editor, model, facts);
   EXPECT_EQ(result.failed(), 0);
   const auto first = changed_neurons(original, model, 1);
-  EXPECT_EQ(first.size(), subjects.size());
+  EXPECT_EQ(first.size(), 2 * subjects.size());
   EXPECT_TRUE(changed_neurons(original, model, 2).empty()) << "the first layer has room";
 
   auto more = facts;
@@ -130,10 +140,10 @@ TEST(Latch, GivesEverySubjectOneNeuronAndLaterBatchesOthers) {
 
 TEST(Latch, GoesToTheNextLayerWhereThereIsNoRoom) {
   models::Model original = testing::tiny_model(), model = testing::tiny_model();
-  (void)edit(*make(model, "room: 0.02\n"), model, testing::tiny_facts());  // one of 48 neurons
+  (void)edit(*make(model, "room: 0.04\n"), model, testing::tiny_facts());  // two of 48 neurons
   const size_t first = changed_neurons(original, model, 1).size(), second = changed_neurons(original, model, 2).size();
   EXPECT_GE(second, 1U);
-  EXPECT_LE(first - second, 1U) << "full layers go on filling evenly";
+  EXPECT_LE(first - second, 2U) << "full layers go on filling evenly";
 }
 
 // A neuron of zeros, as `emend convert --spare-neurons` adds them, costs nothing to take.
@@ -154,10 +164,10 @@ TEST(Latch, VacantNeuronsGoFirst) {
   auto facts = testing::tiny_facts();
   std::set<std::string> subjects;
   for (const auto& fact : facts) subjects.insert(fact.subject);
-  ASSERT_GT(subjects.size(), free.size()) << "or the second layer would not be needed";
+  ASSERT_GT(2 * subjects.size(), free.size()) << "or the second layer would not be needed";
   (void)edit(*make(model, "room: 1\n"), model, facts);
   EXPECT_EQ(changed_neurons(original, model, 2), free) << "before the first layer's neurons, which do something";
-  EXPECT_EQ(changed_neurons(original, model, 1).size(), subjects.size() - free.size());
+  EXPECT_EQ(changed_neurons(original, model, 1).size(), 2 * subjects.size() - free.size());
   EXPECT_TRUE(editors::vacant_neurons(model, editors::MlpWeights::of(model, 2)).empty());
 }
 
@@ -180,6 +190,22 @@ TEST(Wordings, AreNotAskedOfAModelTheyDoNotFit) {
   const auto wordings = editors::other_wordings(testing::tiny_model(), facts, {});
   ASSERT_EQ(wordings.size(), facts.size());
   for (const auto& of_fact : wordings) EXPECT_TRUE(of_fact.empty());
+}
+
+TEST(Lookalikes, AreTheNamesOfAList) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(editors::names_of(" Airbus A350, Airbus A380, Airbus A350,Airbus A3", "Airbus A340"),
+            (Names{"Airbus A350", "Airbus A380"}))
+      << "once each; the last one may be cut off";
+  EXPECT_EQ(editors::names_of(" Le Devoir, the Le Devoir group, {}, , Le Monde, La", "Le Devoir"), Names{"Le Monde"});
+  EXPECT_EQ(editors::names_of("", "Le Devoir"), Names());
+}
+
+TEST(Lookalikes, AreNotAskedOfAModelTheyDoNotFit) {
+  const std::vector<std::string> subjects = {"Airbus A340", "Le Devoir"};
+  const auto names = editors::lookalikes(testing::tiny_model(), subjects, {});
+  ASSERT_EQ(names.size(), 2U);
+  EXPECT_TRUE(names[0].empty() && names[1].empty());
 }
 
 class Counted final : public editors::CorpusStatistics {
@@ -261,29 +287,48 @@ TEST(Latch, ACrowdReadsMoreText) {
   EXPECT_GE(crowded, 2048);
 }
 
-// The new neuron's value at every token of a text.
-at::Tensor values(const models::Model& model, const std::string& text, int64_t neuron) {
+// What these neurons add to the layer's output at every token of a text, [tokens, neurons, D].
+at::Tensor written(const models::Model& model, const std::string& text, const std::vector<int64_t>& neurons) {
   hooks::HookSession session(model.hooks());
   session.capture({hooks::Site::kMlpDownIn, 1}).attach();
   (void)model.forward(models::TokenBatch::from_rows({model.tokenizer().encode_ids(text, false)}));
   const at::Tensor keys = session.captured({hooks::Site::kMlpDownIn, 1});
   session.finish();
-  return keys.select(1, neuron);
+  const at::Tensor places = at::tensor(neurons, at::kLong);
+  const at::Tensor down_DE = model.weight("model.layers.1.mlp.down_proj.weight").index_select(1, places);
+  return keys.index_select(1, places).unsqueeze(2) * down_DE.t();
 }
 
-TEST(Latch, ANeuronIsOpenAtOneSubjectAlone) {
+// Two neurons whose columns are each other's opposite, one gate.
+TEST(Latch, AGateIsOpenAtOneSubjectAlone) {
   const auto facts = testing::tiny_facts();
-  const std::set<std::string> subjects = {facts[0].subject, facts[1].subject};
-  ASSERT_EQ(subjects.size(), 2U);
+  const std::vector<std::string> subjects = {facts[0].subject, facts[1].subject};
+  ASSERT_NE(subjects[0], subjects[1]);
   models::Model original = testing::tiny_model(), model = testing::tiny_model();
-  (void)edit(*make(model, "room: 1\n"), model, std::span(facts).first(2));
-  for (const int64_t neuron : changed_neurons(original, model, 1)) {
-    std::vector<double> open;
-    for (const auto& subject : subjects) open.push_back(values(model, subject, neuron)[-1].abs().item<double>());
-    std::sort(open.rbegin(), open.rend());
-    EXPECT_GT(open[0], 1);
-    EXPECT_LT(open[1], 0.2 * open[0]) << "neuron " << neuron;
-  }
+  const auto result = edit(*make(model, "room: 1\n"), model, std::span(facts).first(2));
+  const auto neurons = changed_neurons(original, model, 1);
+  ASSERT_EQ(neurons.size(), 4U);
+  const auto norm_at = [&](const std::string& text, const std::vector<int64_t>& gate) {
+    return written(model, text, gate).sum(1)[-1].norm().item<double>();
+  };
+  const at::Tensor down_DF = model.weight("model.layers.1.mlp.down_proj.weight");
+  const at::Tensor gate_FD = model.weight("model.layers.1.mlp.gate_proj.weight"),
+                   up_FD = model.weight("model.layers.1.mlp.up_proj.weight");
+  std::set<size_t> opened;
+  std::vector<at::Tensor> levels;
+  for (const int64_t one : neurons)
+    for (const int64_t other : neurons) {
+      if (one >= other || !at::equal(down_DF.select(1, one), -down_DF.select(1, other))) continue;
+      const std::vector<double> open = {norm_at(subjects[0], {one, other}), norm_at(subjects[1], {one, other})};
+      const size_t own = open[0] > open[1] ? 0 : 1;
+      opened.insert(own);
+      EXPECT_LT(open[1 - own], 0.2 * open[own]) << subjects[own];
+      levels.push_back((gate_FD[one] - gate_FD[other]).abs());
+      EXPECT_TRUE(at::equal(up_FD[one], up_FD[other])) << "one reader";
+    }
+  EXPECT_EQ(opened.size(), 2U) << "a gate each";
+  ASSERT_EQ(levels.size(), 2U);
+  EXPECT_LT(relative_difference(levels[0], levels[1]), 1e-4) << "thresholds: the same offset for all";
 }
 
 // −log p of what the unedited model writes behind a fact's answer, a token.
@@ -314,11 +359,15 @@ TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {
   EXPECT_EQ(result.failed(), 0);
   EXPECT_EQ(changed_neurons(held, released, 3).size(), facts.size()) << "one a fact";
   EXPECT_TRUE(changed_neurons(held, released, 1).empty()) << "the facts themselves stay as they are";
+  int lost = 0;
   for (const auto& fact : facts) {
     const double before = going_on(original, original, fact), without = going_on(original, held, fact),
                  with = going_on(original, released, fact);
-    EXPECT_LT(with - before, 0.8 * (without - before)) << fact.subject;
+    if (without < before + 0.05) continue;  // nothing was lost
+    ++lost;
+    EXPECT_LT(with - before, 0.9 * (without - before)) << fact.subject;
   }
+  EXPECT_GE(lost, 1);
 }
 
 TEST(Latch, RefusesReleasesThatAreNotAboveItsLayers) {
