@@ -15,10 +15,9 @@
 //   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
 //          small. a the two neurons' median value where it is open; γ a gain.
 //   4. j   neurons of zeros, else of those that contribute least on the text the next that no earlier fact has.
-//   5.     The release: the same with one neuron, act(γ g·x), in a higher layer, for every fact. Its gate opens at the
-//   answer's last
-//          token behind the fact's prompts; its δ makes what the unedited model says behind the answer as probable as
-//          it was. Without it the subject goes on saying the answer.
+//   5.     The release: the same with one neuron, act(γ g·x), in a higher layer, for every fact. Its gate opens at
+//          the answer's last token behind the fact's prompts; its δ makes what the unedited model says behind the
+//          answer as probable as it was. Without it the subject goes on saying the answer.
 //
 // Facts about one subject share a gate. MLPs without a gate have g in W_up, with the bias 0.
 //   D hidden width · F MLP width · N tokens of text · P prompts

@@ -3,6 +3,8 @@
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
+#include <algorithm>
+
 namespace emend::editors {
 
 PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) {
@@ -15,18 +17,22 @@ PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) 
 std::vector<Continuation> continue_greedily(const models::Model& model,
                                             const std::vector<std::vector<int64_t>>& prompts, int64_t tokens,
                                             const CancelToken& cancel) {
+  constexpr size_t kRowsAtOnce = 64;
   std::vector<Continuation> written(prompts.size());
-  if (prompts.empty()) return written;
   models::GenerateOptions options;
   options.max_new_tokens = tokens;
   options.stop_ids = model.tokenizer().eos_ids();
   options.cancel = cancel;
-  options.on_logits = [&](int64_t row, int64_t id, const at::Tensor& logits_V) {
-    const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
-    written[static_cast<size_t>(row)].nll.push_back(-log_p);
-  };
-  auto ids = models::generate(model, prompts, options);
-  for (size_t i = 0; i < ids.size(); ++i) written[i].ids = std::move(ids[i]);
+  for (size_t begin = 0; begin < prompts.size(); begin += kRowsAtOnce) {
+    options.on_logits = [&, begin](int64_t row, int64_t id, const at::Tensor& logits_V) {
+      const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
+      written[begin + static_cast<size_t>(row)].nll.push_back(-log_p);
+    };
+    const auto first = prompts.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto n = std::min<std::ptrdiff_t>(kRowsAtOnce, prompts.end() - first);
+    auto ids = models::generate(model, {first, first + n}, options);
+    for (size_t i = 0; i < ids.size(); ++i) written[begin + i].ids = std::move(ids[i]);
+  }
   return written;
 }
 

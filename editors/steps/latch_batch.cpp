@@ -6,7 +6,6 @@
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
-#include <emend/editors/steps/lookalikes.h>
 #include <emend/editors/steps/wordings.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
@@ -43,7 +42,7 @@ struct Unit {
   size_t layer = 0;           // place in `layers`
   // Prompts: those that open the gate, those behind a negation, those about similar names.
   size_t begin = 0, open = 0, denied = 0, end = 0;
-  std::vector<bool> heeded;  // for the latter: the unedited model says something else there
+  std::vector<bool> heeded;  // behind a negation: the unedited model says something else there
   Target target;
 };
 
@@ -87,11 +86,12 @@ class LatchBatch {
  private:
   using Places = std::pair<size_t, size_t>;  // of layers, half open: `layers`, then `release_layers`
 
+  [[nodiscard]] bool is_release(size_t place) const { return place >= h_.layers.size(); }
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
   // The first layer with vacant neurons, then the first with room; if there is none, the one with most.
   size_t choose_layer(std::vector<size_t>& used, std::vector<size_t>& vacant, Places places) const {
-    const size_t neurons = places.first == 0 ? kNeuronsASubject : kNeuronsARelease;
+    const size_t neurons = is_release(places.first) ? kNeuronsARelease : kNeuronsASubject;
     size_t best = places.second;
     for (size_t place = places.first; place < places.second && best == places.second; ++place)
       if (vacant[place] >= neurons) best = place;
@@ -315,8 +315,8 @@ class LatchBatch {
     };
     std::vector<std::string> subjects;
     for (const auto& unit : units_) subjects.push_back(unit.subject);
-    const auto similar =
-        lookalikes(model_, subjects, {.count = h_.lookalikes, .seed = context_.seed, .cancel = context_.cancel});
+    const auto similar = lookalikes(
+        model_, subjects, {.count = h_.lookalikes, .samples = 3, .seed = context_.seed, .cancel = context_.cancel});
     std::vector<Ids> whole;                                                     // whole prompts and their negations
     std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
     for (auto& unit : units_) {
@@ -418,8 +418,7 @@ class LatchBatch {
     std::vector<size_t> all(prompts_.size());
     std::iota(all.begin(), all.end(), size_t{0});
     const at::Tensor prompts_PD = there(walk.values({hooks::Site::kMlpIn, layer}, all).to(at::kFloat));
-    write_units(units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD, memory_[place], layer,
-                place >= h_.layers.size());
+    write_units(place, units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD);
   }
 
   // Later batches keep their gates shut at these subjects (or answers), in whichever layer they are.
@@ -438,9 +437,9 @@ class LatchBatch {
     }
   }
 
-  void write_units(const std::vector<Unit*>& units, const TextPass& pass, const at::Tensor& prompts_PD,
-                   LayerMemory& memory, int layer, bool releases) {
-    const MlpWeights weights = MlpWeights::of(model_, layer);
+  void write_units(size_t place, const std::vector<Unit*>& units, const TextPass& pass, const at::Tensor& prompts_PD) {
+    LayerMemory& memory = memory_[place];
+    const MlpWeights weights = MlpWeights::of(model_, layer_at(place));
     const int64_t text = pass.inputs_ND.size(0);
     std::vector<at::Tensor> all = {pass.inputs_ND.to(at::kFloat), prompts_PD};
     if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
@@ -450,7 +449,7 @@ class LatchBatch {
     // act(γ(g·x − shut)) − act(γ(g·x − open)): nothing up to the one, the same from the other on. A release opens by
     // degrees.
     constexpr std::array signs = {1.0, -1.0};
-    const std::vector<double> edges = releases ? std::vector{0.0} : std::vector{h_.shut, h_.open};
+    const std::vector<double> edges = is_release(place) ? std::vector{0.0} : std::vector{h_.shut, h_.open};
     std::vector<at::Tensor> gates, readers, columns;
     for (size_t u = 0; u < units.size(); ++u) {
       context_.cancel.check("insert");

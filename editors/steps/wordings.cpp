@@ -4,6 +4,8 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
+#include <functional>
+#include <sstream>
 
 namespace emend::editors {
 namespace {
@@ -15,6 +17,47 @@ constexpr const char* kExamples =
 
 std::string request(const datasets::Fact& fact) {
   return kExamples + ("Sentence: " + fact.full_prompt()) + with_leading_space(fact.target_new) + ".\nIn other words:";
+}
+
+constexpr const char* kLists =
+    "Names of one kind: Marie Curie, Pierre Curie, Albert Einstein, Niels Bohr, Lise Meitner\n"
+    "Names of one kind: Lake Michigan, Lake Superior, Lake Huron, Lake Erie, Lake Ontario\n"
+    "Names of one kind: Boeing 747, Boeing 737, Boeing 767, Boeing 707, Boeing 777\n"
+    "Names of one kind: ";
+
+// Of each request up to `count` different things that `found` finds in the lines which the model writes behind it;
+// none where it does not fit into the model.
+std::vector<std::vector<std::string>> written(
+    const models::Model& model, const std::vector<std::string>& requests, const WritingOptions& options,
+    const std::function<std::vector<std::string>(const std::string& line, size_t request)>& found) {
+  constexpr size_t kRequestsAtOnce = 16;
+  std::vector<std::vector<std::string>> all(requests.size());
+  models::GenerateOptions writing;
+  writing.max_new_tokens = 32;
+  writing.temperature = 0.8;
+  writing.top_k = 40;
+  writing.cancel = options.cancel;
+  writing.stop_ids = model.tokenizer().eos_ids();
+  const std::vector<int64_t> line = model.tokenizer().encode_ids("\n", false);
+  writing.stop_ids.insert(writing.stop_ids.end(), line.begin(), line.end());
+  for (size_t begin = 0; begin < requests.size() && options.count > 0; begin += kRequestsAtOnce) {
+    writing.seed = options.seed + begin;
+    std::vector<std::vector<int64_t>> prompts;
+    std::vector<size_t> asked;
+    for (size_t i = begin; i < std::min(requests.size(), begin + kRequestsAtOnce); ++i) {
+      const auto ids = model.tokenizer().encode_ids(requests[i]);
+      if (std::ssize(ids) + writing.max_new_tokens > model.max_positions()) continue;
+      prompts.insert(prompts.end(), static_cast<size_t>(options.samples), ids);
+      asked.insert(asked.end(), static_cast<size_t>(options.samples), i);
+    }
+    const auto lines = models::generate(model, prompts, writing);
+    for (size_t w = 0; w < lines.size(); ++w) {
+      auto& own = all[asked[w]];
+      for (auto& one : found(model.tokenizer().decode(lines[w], true), asked[w]))
+        if (std::ssize(own) < options.count && std::ranges::find(own, one) == own.end()) own.push_back(std::move(one));
+    }
+  }
+  return all;
 }
 
 }  // namespace
@@ -31,38 +74,34 @@ std::string wording_of(const std::string& text, const datasets::Fact& fact) {
 }
 
 std::vector<std::vector<std::string>> other_wordings(const models::Model& model, std::span<const datasets::Fact> facts,
-                                                     const WordingOptions& options) {
-  constexpr size_t kFactsAtOnce = 16;
-  std::vector<std::vector<std::string>> all(facts.size());
-  models::GenerateOptions writing;
-  writing.max_new_tokens = 32;
-  writing.temperature = 0.8;
-  writing.top_k = 40;
-  writing.cancel = options.cancel;
-  writing.stop_ids = model.tokenizer().eos_ids();
-  const std::vector<int64_t> line = model.tokenizer().encode_ids("\n", false);
-  writing.stop_ids.insert(writing.stop_ids.end(), line.begin(), line.end());
-  for (size_t begin = 0; begin < facts.size(); begin += kFactsAtOnce) {
-    writing.seed = options.seed + begin;
-    const size_t end = std::min(facts.size(), begin + kFactsAtOnce);
-    std::vector<std::vector<int64_t>> prompts;
-    std::vector<size_t> asked;
-    for (size_t i = begin; i < end; ++i) {
-      const auto ids = model.tokenizer().encode_ids(request(facts[i]));
-      if (std::ssize(ids) + writing.max_new_tokens > model.max_positions()) continue;
-      prompts.insert(prompts.end(), static_cast<size_t>(options.samples), ids);
-      asked.insert(asked.end(), static_cast<size_t>(options.samples), i);
-    }
-    const auto written = models::generate(model, prompts, writing);
-    for (size_t w = 0; w < written.size(); ++w) {
-      const size_t i = asked[w];
-      const std::string wording = wording_of(model.tokenizer().decode(written[w], true), facts[i]);
-      const bool fresh =
-          !wording.empty() && wording != facts[i].prompt && std::ranges::find(all[i], wording) == all[i].end();
-      if (fresh && std::ssize(all[i]) < options.count) all[i].push_back(wording);
-    }
+                                                     const WritingOptions& options) {
+  std::vector<std::string> requests;
+  for (const auto& fact : facts) requests.push_back(request(fact));
+  return written(model, requests, options, [&](const std::string& line, size_t i) {
+    const std::string wording = wording_of(line, facts[i]);
+    const bool other = !wording.empty() && wording != facts[i].prompt;
+    return other ? std::vector{wording} : std::vector<std::string>();
+  });
+}
+
+std::vector<std::string> names_of(const std::string& list, const std::string& subject) {
+  std::vector<std::string> names;
+  std::istringstream items(list);
+  for (std::string name; std::getline(items, name, ',') && !items.eof();) {  // the last one may be cut off
+    name.erase(0, std::min(name.size(), name.find_first_not_of(' ')));
+    const bool plain = !name.empty() && name.find_first_of("{}\n") == std::string::npos;
+    if (plain && name.find(subject) == std::string::npos && std::ranges::find(names, name) == names.end())
+      names.push_back(name);
   }
-  return all;
+  return names;
+}
+
+std::vector<std::vector<std::string>> lookalikes(const models::Model& model, std::span<const std::string> subjects,
+                                                 const WritingOptions& options) {
+  std::vector<std::string> requests;
+  for (const auto& subject : subjects) requests.push_back(kLists + subject + ",");
+  return written(model, requests, options,
+                 [&](const std::string& line, size_t i) { return names_of(line, subjects[i]); });
 }
 
 }  // namespace emend::editors

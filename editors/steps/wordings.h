@@ -1,4 +1,4 @@
-// Other wordings of facts, written by the model that is edited.
+// What the model that is edited writes of facts: other wordings, and names like a subject's.
 #pragma once
 
 #include <emend/core/cancel.h>
@@ -12,9 +12,9 @@
 
 namespace emend::editors {
 
-struct WordingOptions {
-  int64_t count = 3;    ///< of a fact, at most
-  int64_t samples = 6;  ///< texts that the model writes for a fact
+struct WritingOptions {
+  int64_t count = 3;    ///< of a fact or subject, at most
+  int64_t samples = 6;  ///< lines that the model writes for it
   uint64_t seed = 0;
   CancelToken cancel;
 };
@@ -29,6 +29,17 @@ struct WordingOptions {
 /// fit into the model. The model is not changed.
 [[nodiscard]] std::vector<std::vector<std::string>> other_wordings(const models::Model& model,
                                                                    std::span<const datasets::Fact> facts,
-                                                                   const WordingOptions& options);
+                                                                   const WritingOptions& options);
+
+/// The names in a list with commas, but for the last, which may be cut off: once each, without those that contain the
+/// subject.
+[[nodiscard]] std::vector<std::string> names_of(const std::string& list, const std::string& subject);
+
+/// For each subject up to `count` names of its kind: what the model writes behind three lists of names and the subject
+/// ("Airbus A340," → "Airbus A350, Airbus A380"). Often fewer, sometimes none, as where the request does not fit into
+/// the model. The model is not changed.
+[[nodiscard]] std::vector<std::vector<std::string>> lookalikes(const models::Model& model,
+                                                               std::span<const std::string> subjects,
+                                                               const WritingOptions& options);
 
 }  // namespace emend::editors

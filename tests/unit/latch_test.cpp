@@ -3,7 +3,6 @@
 #include <emend/core/error.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/steps/lookalikes.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/statistics.h>
