@@ -40,7 +40,7 @@ const ErasedField* find_field(const std::vector<ErasedField>& fields, std::strin
   const auto& one_of = field.info.options.one_of;
   if (entry.value.kind == RawValue::Kind::kScalar) advice = did_you_mean(entry.value.text, one_of);
   if (advice.empty() && !field.info.options.meaning.empty())
-    advice = field.info.name + " is the " + field.info.options.meaning;
+    advice = field.info.name + ": " + field.info.options.meaning;
   refuse({entry.where, entry.key + " is " + entry.value.show(), expected, advice});
 }
 

@@ -63,7 +63,7 @@ const hparams::Schema<LatchHparams>& latch_schema() {
           .field("lookalikes", &H::lookalikes,
                  {.meaning = "names like a subject's at which its gate learns to stay shut", .min = 0})
           .field("lookalike_weight", &H::lookalike_weight,
-                 {.meaning = "their weight beside a weight of 1 for its own", .min = 0})
+                 {.meaning = "weight of these names beside the 1 of its own prompts", .min = 0})
           .field("release_layers", &H::release_layers,
                  {.meaning = "layers above `layers` with the neurons that let go of an answer once it is said; "
                              "none: there are no such neurons",
@@ -73,7 +73,7 @@ const hparams::Schema<LatchHparams>& latch_schema() {
           .field("release_steps", &H::release_steps, {.meaning = "steps in which its value is found", .min = 1})
           .field("gain", &H::gain, {.meaning = "how sharply a gate opens", .formula = "act(gain g.x)", .above = 0})
           .field("shut", &H::shut, {.meaning = "up to which g.x a gate is shut"})
-          .field("open", &H::open, {.meaning = "from which g.x on it is open", .above = 0})
+          .field("open", &H::open, {.meaning = "from which g.x on a gate is open", .above = 0})
           .field("room", &H::room,
                  {.meaning = "share of a layer's neurons that is used before the next of `layers` is",
                   .max = 1,
