@@ -12,9 +12,11 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 #include <span>
+#include <tuple>
 
 namespace emend::models {
 // What RunningBatch::State has: with linkage, as that has.
@@ -225,6 +227,24 @@ struct RunningBatch::State {
     return logits;
   }
 
+  // As prefill, with equal rows (several samples of a prompt) read once.
+  at::Tensor prefill_once(const std::vector<LiveRow>& added, KvCache& filled, const Rows& next) const {
+    std::map<std::tuple<int64_t, int64_t, std::vector<int64_t>>, int64_t> seen;
+    std::vector<int64_t> of_row;
+    std::vector<LiveRow> different;
+    for (size_t i = 0; i < added.size(); ++i) {
+      const auto [found, is_new] = seen.emplace(
+          std::tuple(added[i].group, added[i].options->prefill_chunk, added[i].text), std::ssize(different));
+      if (is_new) different.push_back(added[i]);
+      of_row.push_back(found->second);
+    }
+    const bool guessed = std::ranges::any_of(next, [](const auto& tokens) { return tokens.size() > 1; });
+    if (guessed || different.size() == added.size()) return prefill(added, filled, next);
+    const at::Tensor logits = prefill(different, filled, Rows(different.size(), Rows::value_type{0}));
+    filled = filled.select_rows(of_row);
+    return logits.index_select(0, devices::index_on(of_row, logits));
+  }
+
   void add_together(std::vector<LiveRow> added) {
     int64_t longest = 0, room = 0;
     for (const auto& row : added) {
@@ -233,7 +253,7 @@ struct RunningBatch::State {
     }
     KvCache filled(model.n_layers(), longest + room);
     const Rows next = next_tokens(added, true);
-    const at::Tensor logits = prefill(added, filled, next);
+    const at::Tensor logits = prefill_once(added, filled, next);
     choose_all(logits, added, next);
     forget_wrong_guesses(added, filled);
     drop_finished(0);

@@ -60,6 +60,8 @@ const hparams::Schema<LatchHparams>& latch_schema() {
               "wordings", &H::wordings,
               {.meaning = "other wordings of a fact, written by the model itself, in which its target is optimised too",
                .min = 0})
+          .field("sketch_steps", &H::sketch_steps,
+                 {.meaning = "steps on a third of a target's rows, before `v_num_grad_steps` on all", .min = 0})
           .field("lookalikes", &H::lookalikes,
                  {.meaning = "names like a subject's at which its gate learns to stay shut", .min = 0})
           .field("lookalike_weight", &H::lookalike_weight,

@@ -3,10 +3,10 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
-#include <emend/editors/steps/key_cache.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/batch.h>
+#include <emend/models/config.h>
 #include <emend/models/kv_cache.h>
 #include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -22,7 +22,12 @@ namespace detail {
 // Rows cut after the looked-up token, without repeats.
 struct CutRows {
   std::vector<std::vector<int64_t>> unique;
-  std::vector<int64_t> of_row;  // index into unique
+  struct Read {
+    int64_t row = 0, token = 0;  // of unique
+  };
+  std::vector<Read> reads;          // looked-up tokens, row by row, those of a row in ascending order
+  std::vector<int64_t> first_read;  // of each unique row, and their number
+  std::vector<int64_t> of_row;      // index into reads
   // Of each unique row: the group whose beginning it shares, and the tokens of that; 0 where it shares none.
   std::vector<int64_t> group, shared;
 };
@@ -31,8 +36,8 @@ struct CutRows {
 struct Chunk {
   std::vector<int64_t> rows;  // indices into CutRows::unique
   models::TokenBatch batch;
-  at::Tensor hidden_ND;       // undefined at layer 0
-  std::vector<int64_t> last;  // packed index of each row's last token
+  at::Tensor hidden_ND;                // undefined at layer 0
+  std::vector<int64_t> reads, tokens;  // indices into CutRows::reads, and where they are in the batch
   // Beginnings that the rows share, and which of them each row has; none, or each row has one.
   models::TokenBatch heads;
   at::Tensor heads_ND;
@@ -94,21 +99,36 @@ std::vector<at::Tensor> collect_padded(const models::Model& model, const std::ve
   return joined(parts);
 }
 
+// With `share_beginnings` a row that another one begins with is read on the way.
 CutRows cut(const std::vector<PromptRow>& rows, bool share_beginnings = false) {
   CutRows cuts;
-  std::map<std::vector<int64_t>, int64_t> seen;
-  for (const auto& row : rows) {
-    std::vector<int64_t> ids(row.ids.begin(), row.ids.begin() + row.lookup + 1);
-    const auto [found, is_new] = seen.emplace(std::move(ids), static_cast<int64_t>(cuts.unique.size()));
-    if (is_new) cuts.unique.push_back(found->first);
-    cuts.of_row.push_back(found->second);
+  std::map<std::vector<int64_t>, std::vector<size_t>> places;
+  for (size_t i = 0; i < rows.size(); ++i)
+    places[{rows[i].ids.begin(), rows[i].ids.begin() + rows[i].lookup + 1}].push_back(i);
+  std::vector<decltype(places)::iterator> order;
+  for (auto at = places.begin(); at != places.end(); ++at) order.push_back(at);
+  if (!share_beginnings) std::ranges::sort(order, {}, [](const auto& at) { return at->second[0]; });
+  cuts.of_row.resize(rows.size());
+  for (const auto& at : order) {
+    const auto& ids = at->first;
+    const auto begins = [&](const std::vector<int64_t>& row) {
+      return row.size() < ids.size() && std::equal(row.begin(), row.end(), ids.begin());
+    };
+    if (share_beginnings && !cuts.unique.empty() && begins(cuts.unique.back()))  // in their order the last row does
+      cuts.unique.back() = ids;
+    else
+      cuts.unique.push_back(ids), cuts.first_read.push_back(std::ssize(cuts.reads));
+    for (const size_t i : at->second) cuts.of_row[i] = std::ssize(cuts.reads);
+    cuts.reads.push_back({std::ssize(cuts.unique) - 1, std::ssize(ids) - 1});
   }
+  cuts.first_read.push_back(std::ssize(cuts.reads));
   cuts.group.assign(cuts.unique.size(), 0);
   cuts.shared.assign(cuts.unique.size(), 0);
   if (!share_beginnings) return cuts;
-  auto all_but_last = cuts.unique;
-  for (auto& row : all_but_last) row.pop_back();
-  const auto groups = models::share_beginnings(all_but_last, kLeastShared);
+  auto unread = cuts.unique;
+  for (auto read = cuts.reads.rbegin(); read != cuts.reads.rend(); ++read)
+    unread[static_cast<size_t>(read->row)].resize(static_cast<size_t>(read->token));
+  const auto groups = models::share_beginnings(unread, kLeastShared);
   for (size_t g = 0; g < groups.size(); ++g)
     for (const size_t row : groups[g].rows)
       cuts.group[row] = static_cast<int64_t>(g), cuts.shared[row] = groups[g].shared;
@@ -132,7 +152,14 @@ Chunk make_chunk(const CutRows& cuts, std::vector<int64_t> rows) {
   chunk.rows = std::move(rows);
   chunk.batch = heads.empty() ? models::TokenBatch::from_rows(tails) : models::TokenBatch::continuing(tails, begins);
   if (!heads.empty()) chunk.heads = models::TokenBatch::from_rows(heads);
-  for (int64_t r = 0; r < chunk.batch.rows(); ++r) chunk.last.push_back(chunk.batch.token(r, -1));
+  for (size_t r = 0; r < chunk.rows.size(); ++r) {
+    const auto row = static_cast<size_t>(chunk.rows[r]);
+    for (int64_t read = cuts.first_read[row]; read < cuts.first_read[row + 1]; ++read) {
+      chunk.reads.push_back(read);
+      chunk.tokens.push_back(
+          chunk.batch.token(static_cast<int64_t>(r), cuts.reads[static_cast<size_t>(read)].token - cuts.shared[row]));
+    }
+  }
   return chunk;
 }
 
@@ -183,7 +210,7 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
     options.append = false;
   }
   hooks::HookSession session(model.hooks());
-  for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.last});
+  for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.tokens});
   session.stop_after(last).attach();
   options.first_layer = layer;
   options.hidden = chunk.hidden_ND;
@@ -195,17 +222,17 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
   return values;
 }
 
-// Values of unique rows in the order of `rows` (indices into unique), written there as the chunks come: keys of 10,000
-// facts are gigabytes, of which nothing is held twice.
+// Values of reads in the order of `rows` (indices into reads), written there as the chunks come: keys of 10,000 facts
+// are gigabytes, of which nothing is held twice.
 class Gathered {
  public:
-  Gathered(const std::vector<int64_t>& rows, size_t n_unique) : places_(n_unique), n_rows_(rows.size()) {
+  Gathered(const std::vector<int64_t>& rows, size_t n_reads) : places_(n_reads), n_rows_(rows.size()) {
     for (size_t i = 0; i < rows.size(); ++i) places_[static_cast<size_t>(rows[i])].push_back(static_cast<int64_t>(i));
   }
   void add(const Chunk& chunk, const at::Tensor& values) {
     std::vector<int64_t> from, to;
-    for (size_t r = 0; r < chunk.rows.size(); ++r)
-      for (const int64_t place : places_[static_cast<size_t>(chunk.rows[r])]) {
+    for (size_t r = 0; r < chunk.reads.size(); ++r)
+      for (const int64_t place : places_[static_cast<size_t>(chunk.reads[r])]) {
         from.push_back(static_cast<int64_t>(r));
         to.push_back(place);
       }
@@ -245,7 +272,7 @@ std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std:
   if (context.engine == Engine::kReference) return collect_padded(model, rows, sites, context);
   const CutRows cuts = cut(rows);
   const auto chunks = make_chunks(cuts);
-  std::vector<Gathered> gathered(sites.size(), Gathered(cuts.of_row, cuts.unique.size()));
+  std::vector<Gathered> gathered(sites.size(), Gathered(cuts.of_row, cuts.reads.size()));
   for (const auto& chunk : chunks) {
     context.cancel.check("keys");
     const auto values = run_chunk(model, chunk, 0, sites);
@@ -305,7 +332,10 @@ LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, co
   state_->context = &context;
   state_->rows = std::move(rows);
   if (context.engine == Engine::kReference) return;
-  state_->cuts = cut(state_->rows, share_beginnings);
+  const auto& rotaries = model.config().rotaries;  // a beginning turns as its own row's length says
+  state_->cuts =
+      cut(state_->rows,
+          share_beginnings && std::ranges::none_of(rotaries, [](const auto& r) { return r.depends_on_length(); }));
   state_->chunks = make_chunks(state_->cuts);
 }
 
@@ -342,7 +372,7 @@ at::Tensor LayerWalk::keys() {
   const hooks::SiteRef site{hooks::Site::kMlpDownIn, state_->layer};
   if (state_->context->engine == Engine::kReference)
     return collect_padded(*state_->model, state_->rows, {site}, *state_->context)[0];
-  Gathered gathered(state_->cuts.of_row, state_->cuts.unique.size());
+  Gathered gathered(state_->cuts.of_row, state_->cuts.reads.size());
   for (const auto& chunk : state_->chunks) {
     state_->context->cancel.check("keys");
     gathered.add(chunk, run_chunk(*state_->model, chunk, state_->layer, {site})[0]);
@@ -363,9 +393,9 @@ at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& sel
   std::vector<bool> is_wanted(state_->cuts.unique.size(), false);
   for (const size_t i : selected) {
     wanted.push_back(state_->cuts.of_row[i]);
-    is_wanted[static_cast<size_t>(wanted.back())] = true;
+    is_wanted[static_cast<size_t>(state_->cuts.reads[static_cast<size_t>(wanted.back())].row)] = true;
   }
-  Gathered gathered(wanted, state_->cuts.unique.size());
+  Gathered gathered(wanted, state_->cuts.reads.size());
   for (const auto& chunk : state_->chunks) {
     state_->context->cancel.check("keys");
     std::vector<int64_t> rows, tokens, head_of;
@@ -386,121 +416,6 @@ at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& sel
     gathered.add(part, run_chunk(*state_->model, part, state_->layer, {site})[0]);
   }
   return gathered.all();
-}
-
-namespace {
-
-const std::string kPrefix = "original.";
-
-at::Tensor gram(const at::Tensor& keys_FP) {
-  const at::Tensor keys = keys_FP.to(at::kDouble);
-  return keys.mm(keys.t());
-}
-
-// The sum alone, once it is the smaller of the two.
-void fold(EarlierKeys& layer) {
-  const bool many = layer.keys_FP.defined() && layer.keys_FP.size(1) > layer.keys_FP.size(0);
-  if (!layer.sum_FF.defined() && !many) return;
-  if (!layer.keys_FP.defined()) return;
-  const at::Tensor more = gram(layer.keys_FP);
-  layer.sum_FF = layer.sum_FF.defined() ? layer.sum_FF + more : more;
-  layer.keys_FP = at::Tensor();
-}
-
-[[noreturn]] void refuse_memory(const std::string& got) {
-  throw Error(ErrorClass::kCorruption,
-              {"memory of earlier keys", got, "what the editor saved (keys.0, sum.0, …)", "start the run anew"});
-}
-
-}  // namespace
-
-at::Tensor EarlierKeys::gram_FF() const {
-  return sum_FF.defined() || !keys_FP.defined() ? sum_FF : gram(keys_FP);
-}
-
-Preserved EarlierKeys::with(Preserved base) const {
-  base.extra_FF = sum_FF;
-  base.previous_FP = keys_FP;
-  return base;
-}
-
-void KeyCache::add(const std::vector<at::Tensor>& keys_FN, const std::vector<at::Tensor>& values_DN) {
-  if (!layers_.empty() && layers_.size() != keys_FN.size())
-    refuse({"earlier keys", std::to_string(keys_FN.size()) + " layers", std::to_string(layers_.size()),
-            "reset the editor for other layers"});
-  std::vector<EarlierKeys> grown = layers_;  // all or nothing
-  grown.resize(keys_FN.size());
-  for (size_t i = 0; i < keys_FN.size(); ++i) {
-    const at::Tensor keys = devices::to_host(keys_FN[i].detach()).to(at::kFloat).contiguous();
-    EarlierKeys& layer = grown[i];
-    const at::Tensor& there = layer.sum_FF.defined() ? layer.sum_FF : layer.keys_FP;
-    if (there.defined() && there.size(0) != keys.size(0))
-      refuse({"earlier keys", "keys of width " + std::to_string(keys.size(0)), std::to_string(there.size(0)),
-              "one editor serves one model"});
-    layer.keys_FP = layer.keys_FP.defined() ? at::cat({layer.keys_FP, keys}, 1) : keys;
-    fold(layer);
-    if (values_DN.empty()) continue;
-    const at::Tensor product = devices::to_host(values_DN[i].detach()).to(at::kDouble).mm(keys.to(at::kDouble).t());
-    layer.values_DF = layer.values_DF.defined() ? layer.values_DF + product : product;
-  }
-  layers_ = std::move(grown);
-}
-
-EarlierKeys KeyCache::layer(size_t index) const {
-  return index < layers_.size() ? layers_[index] : EarlierKeys{};
-}
-
-std::map<std::string, at::Tensor> KeyCache::state() const {
-  std::map<std::string, at::Tensor> state;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const std::string number = std::to_string(i);
-    if (layers_[i].keys_FP.defined()) state.emplace("keys." + number, layers_[i].keys_FP);
-    if (layers_[i].sum_FF.defined()) state.emplace("sum." + number, layers_[i].sum_FF);
-    if (layers_[i].values_DF.defined()) state.emplace("values." + number, layers_[i].values_DF);
-  }
-  return state;
-}
-
-void KeyCache::load(const std::map<std::string, at::Tensor>& state) {
-  std::vector<EarlierKeys> layers(state.size());
-  for (const auto& [name, tensor] : state) {
-    const size_t dot = name.find('.');
-    const std::string kind = name.substr(0, dot), number = dot == std::string::npos ? "" : name.substr(dot + 1);
-    if ((kind != "keys" && kind != "sum" && kind != "values") || number.empty() || number.size() > 4 ||
-        number.find_first_not_of("0123456789") != std::string::npos || std::stoul(number) >= layers.size())
-      refuse_memory("\"" + name + "\"");
-    EarlierKeys& layer = layers[std::stoul(number)];
-    at::Tensor& place = kind == "keys" ? layer.keys_FP : kind == "sum" ? layer.sum_FF : layer.values_DF;
-    if (tensor.dim() != 2 || (kind == "sum" && tensor.size(0) != tensor.size(1)) || place.defined() ||
-        (kind != "values" && (layer.keys_FP.defined() || layer.sum_FF.defined())))
-      refuse_memory("\"" + name + "\" of an odd shape or twice");
-    place = tensor.to(kind == "keys" ? at::kFloat : at::kDouble).clone();
-  }
-  while (!layers.empty() && !layers.back().keys_FP.defined() && !layers.back().sum_FF.defined()) layers.pop_back();
-  layers_ = std::move(layers);
-}
-
-void OriginalWeights::keep(const models::Model& model, const std::vector<int64_t>& layers) {
-  for (const int64_t layer : layers) {
-    const std::string name = model.edit_site(static_cast<int>(layer)).weight_name;
-    weights_.emplace(name, devices::to_host(model.weight(name).detach(), devices::Purpose::kSnapshot).clone());
-  }
-}
-
-void OriginalWeights::save(std::map<std::string, at::Tensor>& state) const {
-  for (const auto& [name, weight] : weights_) state.emplace(kPrefix + name, weight);
-}
-
-void OriginalWeights::load(std::map<std::string, at::Tensor>& state) {
-  weights_.clear();
-  for (auto entry = state.begin(); entry != state.end();) {
-    if (!entry->first.starts_with(kPrefix)) {
-      ++entry;
-      continue;
-    }
-    weights_.emplace(entry->first.substr(kPrefix.size()), entry->second.clone());
-    entry = state.erase(entry);
-  }
 }
 
 }  // namespace emend::editors

@@ -207,7 +207,8 @@ class LatchBatch {
     for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
       for (const Unit* unit : units) problems.push_back(problem_of(*unit));
-      const TargetSpec spec = spec_at(place);
+      TargetSpec spec = spec_at(place);
+      spec.sketch_steps = h_.sketch_steps;
       const auto targets = optimise_targets(model_, problems, spec, context_);
       for (size_t u = 0; u < units.size(); ++u) {
         units[u]->target = targets[u];

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -34,6 +35,7 @@ void check(const models::Model& model, const std::vector<TargetProblem>& problem
   if (spec.loss_layer && (*spec.loss_layer < spec.sites[0].layer || *spec.loss_layer >= model.n_layers()))
     refuse({"targets", "loss layer " + std::to_string(*spec.loss_layer), "a layer from the edited one to the last",
             "check v_loss_layer"});
+  if (spec.sketch_steps > 0 && spec.sites.size() > 1) refuse({"targets", "a sketch at two sites", "one site", ""});
   for (const auto& problem : problems) {
     if (problem.rows.empty()) refuse_target(problem, "no row", "at least one row");
     for (const auto& row : problem.rows) {
@@ -70,6 +72,59 @@ std::vector<Target> run_engine(const models::Model& model, const std::vector<Tar
   return targets;
 }
 
+// The plain rows and every third of the others. Held vectors are of all rows: such a problem is its own sketch.
+TargetProblem sketch_of(const TargetProblem& problem) {
+  constexpr size_t kEach = 3;
+  TargetProblem sketch = problem;
+  sketch.more_steps = 0;
+  if (!problem.held.empty()) return sketch;
+  sketch.rows.clear();
+  double weight = 0;
+  for (size_t r = 0; r < problem.rows.size(); ++r)
+    if (!problem.rows[r].sampled_context || r % kEach == kEach - 1)
+      weight += sketch.rows.emplace_back(problem.rows[r]).weight;
+  for (auto& row : sketch.rows) row.weight /= weight;
+  return sketch;
+}
+
+// Progress of a part of the work, as the share [from, to) of the whole.
+ProgressFn part_of(const ProgressFn& whole, double from, double to) {
+  if (!whole) return whole;
+  return [&whole, from, to](ProgressUpdate update) {
+    update.done = from * update.total + (to - from) * update.done;
+    whole(update);
+  };
+}
+
+std::vector<Target> run_stages(const models::Model& model, std::vector<TargetProblem> problems, const TargetSpec& spec,
+                               const EditContext& context) {
+  constexpr double kSketchShare = 0.3, kSketchRate = 1.5;
+  EditContext stage = context;
+  stage.progress = part_of(context.progress, 0, kSketchShare);
+  stage.trace = nullptr;
+  TargetSpec first = spec;
+  first.steps = spec.sketch_steps;
+  first.lr = spec.lr * kSketchRate;
+  std::vector<TargetProblem> sketches;
+  for (const auto& problem : problems) sketches.push_back(sketch_of(problem));
+  std::vector<Target> sketched = run_engine(model, sketches, first, stage);
+  for (size_t i = 0; i < problems.size(); ++i) {
+    if (sketched[i].status == FactStatus::kFailed) continue;
+    problems[i].kl_before_start = true;
+    problems[i].start = [delta_D = sketched[i].delta_D[0]](const at::Tensor& initial_D) {
+      return devices::route_like(delta_D, initial_D, devices::Purpose::kDelta, devices::Dtype::kMatch);
+    };
+  }
+  stage.progress = part_of(context.progress, kSketchShare, 1);
+  stage.trace = context.trace;
+  std::vector<Target> targets = run_engine(model, problems, spec, stage);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    targets[i].steps += sketched[i].steps;
+    targets[i].curve.insert(targets[i].curve.begin(), sketched[i].curve.begin(), sketched[i].curve.end());
+  }
+  return targets;
+}
+
 double norm_of(const at::Tensor& x) {
   return x.defined() ? x.norm().item<double>() : 0;
 }
@@ -94,7 +149,9 @@ TargetProblem make_target_problem(const RenderedFact& fact) {
 std::vector<Target> optimise_targets(const models::Model& model, const std::vector<TargetProblem>& problems,
                                      const TargetSpec& spec, const EditContext& context) {
   check(model, problems, spec);
-  const auto optimise = [&](const std::vector<TargetProblem>& some) { return run_engine(model, some, spec, context); };
+  const auto optimise = [&](const std::vector<TargetProblem>& some) {
+    return spec.sketch_steps > 0 ? run_stages(model, some, spec, context) : run_engine(model, some, spec, context);
+  };
   // Traces do not travel between processes: with one, everyone does everything.
   std::vector<Target> targets = context.sharing.alone() || context.trace
                                     ? optimise(problems)

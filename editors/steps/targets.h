@@ -50,6 +50,10 @@ struct TargetSpec {
   StopRule stop_rule = StopRule::kLoss;
   int64_t patience = 1;
   double stop_probability = 1;
+  /// Steps of a sketch of every problem before its own ones, which then begin with the sketch's δ: its plain rows and
+  /// every third of the others, with the same loss and 1.5 times the learning rate. A sketch's step costs less than
+  /// half of a whole one, and brings δ nearly as far. 0: none.
+  int64_t sketch_steps = 0;
 };
 
 /// A row that δ is added to.
@@ -83,6 +87,8 @@ struct TargetProblem {
   std::function<at::Tensor(const at::Tensor& delta_D, const at::Tensor& initial_D)> own_loss = {};
   /// δ of the first site before the first step, made from t0; zero without it.
   std::function<at::Tensor(const at::Tensor& initial_D)> start = {};
+  /// What KL rows are compared with where there is a start: the model as it is, or with δ as it starts.
+  bool kl_before_start = false;
 };
 
 /// Every step of one optimisation, on the host.

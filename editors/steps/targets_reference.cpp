@@ -63,7 +63,8 @@ at::Tensor add_delta(const at::Tensor& output, Variable& variable, size_t site, 
   if (!variable.initial.defined()) {
     const auto work_dtype = output.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     variable.initial = output[padded.lookup[0]].detach().to(work_dtype).clone();
-    const at::Tensor start = site == 0 && problem.start ? problem.start(variable.initial) : at::Tensor();
+    const at::Tensor start =
+        site == 0 && problem.start && !problem.kl_before_start ? problem.start(variable.initial) : at::Tensor();
     variable.delta = (start.defined() ? start.detach() : at::zeros_like(variable.initial)).requires_grad_(true);
     variable.first = at::zeros_like(variable.initial);
     variable.second = at::zeros_like(variable.initial);
@@ -208,6 +209,11 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
   std::vector<at::Tensor> nll_each;
   bool met = false;
   const int64_t steps = spec.steps + problem.more_steps;
+  if (problem.start && problem.kl_before_start) {  // a pass without δ
+    (void)run.forward(spec.nll_factor);
+    Variable& first = run.variables()[0];
+    first.delta = problem.start(first.initial).detach().requires_grad_(true);
+  }
   for (int64_t it = 0; it < steps; ++it) {
     context.cancel.check("targets");
     const StepLoss step = run.forward(spec.nll_factor * stop.nll_factor_scale);

@@ -125,6 +125,10 @@ TEST(Keys, WalkSharesBeginnings) {
     rows.push_back(rows[0]);
     rows.back().ids.resize(12);
     rows.back().lookup = 11;
+    for (const int64_t lookup : {4, 0, 13}) {  // read on the way of others
+      rows.push_back(rows[16]);
+      rows.back().lookup = lookup;
+    }
     EditContext context;
     editors::EditTransaction transaction(model);
     editors::LayerWalk walk(model, rows, context, true);
@@ -132,7 +136,7 @@ TEST(Keys, WalkSharesBeginnings) {
       walk.advance_to(layer);
       EXPECT_LT(relative_difference(walk.keys(), one_by_one(model, rows, {Site::kMlpDownIn, layer})), 1e-5)
           << family << ", layer " << layer;
-      const std::vector<size_t> some = {2, 3, 9, 24};
+      const std::vector<size_t> some = {2, 3, 9, 24, 25, 27};
       std::vector<PromptRow> chosen;
       for (const size_t i : some) chosen.push_back(rows[i]);
       EXPECT_LT(

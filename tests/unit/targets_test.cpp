@@ -178,6 +178,33 @@ TEST(Targets, EnginesAgreeInDoublePrecision) {
   }
 }
 
+// A few steps on some of the rows, then the rest of the way on all: from the sketch's δ, with the divergence from the
+// model as it is.
+TEST(Targets, ASketchComesFirst) {
+  const models::Model model = tiny_model({.dtype = at::kDouble});
+  const auto problems = problems_of(model);
+  TargetSpec spec = spec_of({{Site::kLayerOut, 1}}, 3);
+  spec.sketch_steps = 4;
+  const auto reference = run(model, problems, spec, Engine::kReference);
+  expect_equal_targets(run(model, problems, spec, Engine::kFast), reference, 1e-8, "all at once");
+  expect_equal_targets(run(model, problems, spec, Engine::kFast, 3), reference, 1e-8, "in batches");
+  for (size_t i = 0; i < problems.size(); ++i) {
+    TargetProblem sketch = problems[i];
+    sketch.rows = {sketch.rows[0], sketch.rows[2]};
+    for (auto& row : sketch.rows) row.weight = 0.5;
+    TargetSpec alone = spec;
+    alone.sketch_steps = 0;
+    alone.steps = 4;
+    alone.lr *= 1.5;
+    const Target first = run(model, {sketch}, alone, Engine::kReference)[0];
+    const at::Tensor begins = reference[i].trace->delta_steps[0][0];
+    EXPECT_LT(relative_difference(begins, first.delta_D[0]), 1e-8) << "problem " << i;
+    ASSERT_GE(reference[i].curve.size(), first.curve.size() + 1);
+    EXPECT_NEAR(reference[i].curve[first.curve.size()].loss, PlainLoss(model, problems[i], spec)({begins}), 1e-8)
+        << "problem " << i;
+  }
+}
+
 // Lanes take facts from one queue; more lanes than facts leave some empty.
 TEST(Targets, LanesOverDevicesDoNotChangeThem) {
   const models::Model model = tiny_model({.dtype = at::kDouble, .place = testing::spread_plan});
