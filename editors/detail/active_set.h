@@ -82,6 +82,8 @@ class ActiveSet {
     at::Tensor label_MD, kl_KD;
   };
   [[nodiscard]] Hidden forward(const std::vector<at::Tensor>& delta_BD);
+  /// Sets kl_first_KV from a pass without δ.
+  void compare_with_unchanged();
 
   /// Drops all slots but these (ascending).
   void keep(const std::vector<int64_t>& slots);

@@ -321,6 +321,14 @@ ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
   return result;
 }
 
+void ActiveSet::compare_with_unchanged() {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> zeros;
+  for (const auto& initial_BD : initial_BD_) zeros.push_back(at::zeros_like(initial_BD));
+  const Hidden hidden = forward(zeros);
+  if (hidden.kl_KD.defined()) (void)divergence_loss(*upper_, hidden.kl_KD, index_.kl_weight_K, kl_first_KV, false);
+}
+
 void ActiveSet::keep(const std::vector<int64_t>& slots) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> new_slot(members_.size(), -1);

@@ -150,7 +150,7 @@ class FastRun {
       if (const auto row = static_cast<int64_t>(b); problems_[members[b]].start)
         states[0].delta_BD[row].copy_(problems_[members[b]].start(set.initial(0)[row]).detach());
     if (std::any_of(members.begin(), members.end(), [&](size_t m) { return problems_[m].kl_before_start; }))
-      compare_with_no_delta(set, states);
+      set.compare_with_unchanged();
     std::vector<SlotState> slots;
     for (const size_t member : members) {
       slots.push_back({0, spec_.steps + problems_[member].more_steps - 1, {}});
@@ -160,15 +160,6 @@ class FastRun {
     const at::Tensor ones =
         at::ones({static_cast<int64_t>(members.size()), 1}, states[0].delta_BD.options().dtype(at::kDouble));
     return {std::move(set), std::move(states), std::move(slots), ones.clone(), ones.clone(), {}};
-  }
-
-  void compare_with_no_delta(ActiveSet& set, const std::vector<SiteState>& states) const {
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> zeros;
-    for (const auto& site : states) zeros.push_back(at::zeros_like(site.delta_BD));
-    const auto hidden = set.forward(zeros);
-    if (hidden.kl_KD.defined())
-      (void)divergence_loss(upper_, hidden.kl_KD, set.index().kl_weight_K, set.kl_first_KV, false);
   }
 
   // Facts are at different steps afterwards: all that counts steps is kept for each of them.

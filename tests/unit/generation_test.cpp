@@ -90,13 +90,18 @@ TEST(Generation, ABeginningThatAllShareIsReadOnce) {
   EXPECT_EQ(read(false), all - (std::ssize(different) - 1) * 19) << "the shortest keeps its last token";
 }
 
-TEST(Generation, ARowDoesNotDependOnItsCompanions) {
-  const Model model = testing::debug_model("llama", 5);
+GenerateOptions sampling() {
   GenerateOptions options;
   options.max_new_tokens = 10;
   options.temperature = 0.9;
   options.top_k = 20;
   options.seed = 7;
+  return options;
+}
+
+TEST(Generation, ARowDoesNotDependOnItsCompanions) {
+  const Model model = testing::debug_model("llama", 5);
+  GenerateOptions options = sampling();
   const Rows together = generate(model, kPrompts, options);
   EXPECT_EQ(generate(model, {kPrompts[0]}, options)[0], together[0]);
   EXPECT_EQ(generate(model, kPrompts, options), together);
@@ -107,10 +112,7 @@ TEST(Generation, ARowDoesNotDependOnItsCompanions) {
 // Several samples of a prompt: it is read once, and each row goes its own way.
 TEST(Generation, EqualPromptsAreReadOnce) {
   const Model model = testing::debug_model("llama", 5);
-  GenerateOptions options;
-  options.max_new_tokens = 10;
-  options.temperature = 0.9;
-  options.seed = 7;
+  const GenerateOptions options = sampling();
   const Rows prompts = {kPrompts[0], kPrompts[1], kPrompts[0], kPrompts[0]};
   const Rows together = generate(model, prompts, options);
   RunningBatch batch(model);

@@ -351,21 +351,22 @@ double going_on(const models::Model& original, const models::Model& model, const
 
 TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {
   const auto all = testing::tiny_facts();
-  const auto facts = std::span(all).first(4);
+  const auto facts = std::span(all).first(2);
   models::Model original = testing::tiny_model(), held = testing::tiny_model(), released = testing::tiny_model();
-  (void)edit(*make(held, "room: 1\n"), held, facts);
-  const auto result = edit(*make(released, "room: 1\nrelease_layers: [3]\n"), released, facts);
+  (void)edit(*make(held, "room: 1\nsketch_steps: 0\n"), held, facts);
+  const auto result = edit(*make(released, "room: 1\nrelease_layers: [3]\nsketch_steps: 0\n"), released, facts);
   EXPECT_EQ(result.failed(), 0);
   EXPECT_EQ(changed_neurons(held, released, 3).size(), facts.size()) << "one a fact";
   EXPECT_TRUE(changed_neurons(held, released, 1).empty()) << "the facts themselves stay as they are";
-  double lost = 0, still_lost = 0;
+  int lost = 0;
   for (const auto& fact : facts) {
-    const double before = going_on(original, original, fact);
-    lost += going_on(original, held, fact) - before;
-    still_lost += going_on(original, released, fact) - before;
+    const double before = going_on(original, original, fact), without = going_on(original, held, fact),
+                 with = going_on(original, released, fact);
+    if (without < before + 0.05) continue;  // nothing was lost
+    ++lost;
+    EXPECT_LT(with - before, 0.9 * (without - before)) << fact.subject;
   }
-  EXPECT_GT(lost, 0.05);
-  EXPECT_LT(still_lost, 0.9 * lost);
+  EXPECT_GE(lost, 1);
 }
 
 TEST(Latch, RefusesReleasesThatAreNotAboveItsLayers) {
