@@ -347,6 +347,14 @@ bool begins_with(std::string_view text, std::string_view answer) {
   return a.starts_with(b) && ends_word(a, b.size());
 }
 
+bool begins_alike(std::string_view text, std::string_view other) {
+  const auto first = [](std::string_view of) {
+    const std::string words = plain_words(of);
+    return plain_words(std::string_view(words).substr(0, words.find(' ')));
+  };
+  return first(text) == first(other);
+}
+
 size_t place_of(std::string_view text, std::string_view answer, std::string_view aside) {
   const std::string words = plain_words(text), all = plain_words(answer), other = plain_words(aside);
   const std::string_view wanted = without_article(all), around = without_article(other);

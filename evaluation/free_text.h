@@ -81,6 +81,8 @@ struct FurtherText {
 [[nodiscard]] std::string plain_words(std::string_view text);
 /// `text` begins with `answer` as whole words (compared as plain_words; an article in front of either does not count).
 [[nodiscard]] bool begins_with(std::string_view text, std::string_view answer);
+/// Both begin with the same word (compared as plain_words: what stands at its ends does not count).
+[[nodiscard]] bool begins_alike(std::string_view text, std::string_view other);
 /// Place of `answer` as whole words among the plain words of `text`; npos if it is not there. What stands inside of
 /// `aside`, such as a subject that is repeated, does not count: "BMW" in "the BMW Z3".
 [[nodiscard]] size_t place_of(std::string_view text, std::string_view answer, std::string_view aside = "");

@@ -85,4 +85,9 @@ at::ScalarType fast_compute_dtype(const Model& model) {
   return std::all_of(devices.begin(), devices.end(), multiplies_bfloat16) ? at::kBFloat16 : at::kFloat;
 }
 
+at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted) {
+  constexpr int64_t kMostParameters = 1'000'000'000;
+  return model.parameter_count() <= kMostParameters && hooks_idle_above(model, 0) ? wanted : model.dtype();
+}
+
 }  // namespace emend::models

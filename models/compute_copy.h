@@ -22,4 +22,8 @@ namespace emend::models {
 /// model if every device multiplies it natively, otherwise the model's own.
 [[nodiscard]] at::ScalarType fast_compute_dtype(const Model& model);
 
+/// The dtype in which text is written that only serves an edit: `wanted`, or the model's own where a copy of all of it
+/// would be large (over 10⁹ parameters) or would run without functions that are attached to the model's hook points.
+[[nodiscard]] at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted);
+
 }  // namespace emend::models

@@ -7,6 +7,7 @@
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/editors/steps/wordings.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -56,7 +57,10 @@ class LatchBatch {
         model_(model),
         context_(context),
         result_(result),
-        transaction_(model, context.transaction) {}
+        transaction_(model, context.transaction) {
+    const auto dtype = models::writing_dtype(model, context.compute_dtype.value_or(model.dtype()));
+    if (dtype != model.dtype()) writer_.emplace(models::compute_copy(model, dtype, 0));
+  }
 
   void run(std::span<const datasets::Fact> facts) {
     facts_ = facts;
@@ -76,6 +80,7 @@ class LatchBatch {
     {
       const PhaseTimer timer(result_, "insert");
       make_prompts();
+      writer_.reset();
       if (!units_.empty()) write({0, h_.layers.size()});
     }
     if (!h_.release_layers.empty()) release(released, after);
@@ -85,6 +90,9 @@ class LatchBatch {
 
  private:
   using Places = std::pair<size_t, size_t>;  // of layers, half open: `layers`, then `release_layers`
+
+  // What writes the texts that the edit needs, before anything is changed.
+  [[nodiscard]] const models::Model& writer() const { return writer_ ? *writer_ : model_; }
 
   [[nodiscard]] bool is_release(size_t place) const { return place >= h_.layers.size(); }
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
@@ -114,7 +122,7 @@ class LatchBatch {
     std::vector<datasets::Fact> facts;
     for (const size_t place : batch_.places) facts.push_back(facts_[place]);
     const auto wordings = other_wordings(
-        model_, facts,
+        writer(), facts,
         {.count = h_.wordings, .samples = 2 * h_.wordings, .seed = context_.seed, .cancel = context_.cancel});
     for (size_t i = 0; i < facts.size(); ++i)
       for (const auto& wording : wordings[i]) {
@@ -176,7 +184,7 @@ class LatchBatch {
           written.push_back(&all[i][r]);
         }
     }
-    auto texts = continue_greedily(model_, prompts, h_.release_tokens, context_.cancel);
+    auto texts = continue_greedily(writer(), prompts, h_.release_tokens, context_.cancel);
     for (size_t i = 0; i < texts.size(); ++i) *written[i] = std::move(texts[i]);
     return all;
   }
@@ -316,8 +324,12 @@ class LatchBatch {
     };
     std::vector<std::string> subjects;
     for (const auto& unit : units_) subjects.push_back(unit.subject);
-    const auto similar = lookalikes(
-        model_, subjects, {.count = h_.lookalikes, .samples = 3, .seed = context_.seed, .cancel = context_.cancel});
+    auto similar = lookalikes(writer(), subjects,
+                              {.count = h_.lookalikes, .samples = 3, .seed = context_.seed, .cancel = context_.cancel});
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const auto more = namesakes(units_[u].subject, similar[u]);
+      similar[u].insert(similar[u].end(), more.begin(), more.end());
+    }
     std::vector<Ids> whole;                                                     // whole prompts and their negations
     std::vector<std::vector<std::pair<size_t, size_t>>> denied(units_.size());  // places of both
     for (auto& unit : units_) {
@@ -347,7 +359,7 @@ class LatchBatch {
       }
       unit.end = prompts_.size();
     }
-    const auto next = continue_greedily(model_, whole, 1, context_.cancel);
+    const auto next = continue_greedily(writer(), whole, 1, context_.cancel);
     for (size_t u = 0; u < units_.size(); ++u)
       for (const auto& [affirmed, negated] : denied[u])
         units_[u].heeded.push_back(next[negated].ids != next[affirmed].ids);
@@ -490,6 +502,7 @@ class LatchBatch {
   const EditContext& context_;
   EditResult& result_;
   EditTransaction transaction_;
+  std::optional<models::Model> writer_;  // a copy in the arithmetic of the phase, if that is another one
   std::span<const datasets::Fact> facts_;
   RenderedBatch batch_;
   std::vector<Unit> units_;

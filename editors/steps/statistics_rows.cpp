@@ -17,8 +17,6 @@ constexpr int64_t kSampledLength = 256, kSampledRows = 128, kSampledTopK = 40;
 // Some texts end early: a pass begins with this many times the rows that would be needed if none did, because a second
 // pass for the last few takes as many steps as the first one.
 constexpr double kSpareRows = 1.3;
-// Models up to this size are sampled from in the faster arithmetic, with a copy of the whole model.
-constexpr int64_t kCopiedParameters = 1'000'000'000;
 
 // Beginnings of sampled text, so that a model without BOS does not always start alike.
 constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He",      "She",  "They", "We",
@@ -27,9 +25,7 @@ constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He", 
                                     "Because", "What",   "How",   "Most", "Another", "Some", "By",   "Before"};
 
 at::ScalarType sampling_dtype(const models::Model& model) {
-  return model.parameter_count() <= kCopiedParameters && models::hooks_idle_above(model, 0)
-             ? models::fast_compute_dtype(model)
-             : model.dtype();
+  return models::writing_dtype(model, models::fast_compute_dtype(model));
 }
 
 // Fisher-Yates with a fixed generator: std::shuffle differs between standard libraries.

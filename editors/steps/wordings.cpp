@@ -96,6 +96,23 @@ std::vector<std::string> names_of(const std::string& list, const std::string& su
   return names;
 }
 
+std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names) {
+  std::vector<std::string> words, found;
+  std::istringstream stream(subject);
+  for (std::string word; stream >> word;) words.push_back(word);
+  for (size_t kept = 1; kept < std::min<size_t>(words.size(), 3); ++kept) {
+    std::string end;
+    for (size_t w = words.size() - kept; w < words.size(); ++w) end += " " + words[w];
+    for (const auto& name : names) {
+      const std::string first = name.substr(0, name.find(' ')), one = first + end;
+      if (first != words[0] && std::ranges::find(names, one) == names.end() &&
+          std::ranges::find(found, one) == found.end())
+        found.push_back(one);
+    }
+  }
+  return found;
+}
+
 std::vector<std::vector<std::string>> lookalikes(const models::Model& model, std::span<const std::string> subjects,
                                                  const WritingOptions& options) {
   std::vector<std::string> requests;

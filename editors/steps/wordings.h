@@ -35,6 +35,12 @@ struct WritingOptions {
 /// subject.
 [[nodiscard]] std::vector<std::string> names_of(const std::string& list, const std::string& subject);
 
+/// Names that end as the subject does and begin as others do: the first word of each of `names` in front of the
+/// subject's last word, and of its last two where it has three ("Naples International Airport", "Osaka Castle" → "Osaka
+/// Airport", "Osaka International Airport"). None for a subject of one word, none that begins with the subject's first
+/// word.
+[[nodiscard]] std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names);
+
 /// For each subject up to `count` names of its kind: what the model writes behind three lists of names and the subject
 /// ("Airbus A340," → "Airbus A350, Airbus A380"). Often fewer, sometimes none, as where the request does not fit into
 /// the model. The model is not changed.

@@ -138,7 +138,7 @@ MetricInfo plain_info() {
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
       "of the answer), 40 tokens at most",
-      3,
+      4,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            mean({"edit"}, "begins"), "says"},
@@ -377,13 +377,8 @@ class Free final : public Metric {
                   {"begins", begins},          {"names", found != std::string::npos && found <= old},
                   {"loops", loops(text.text)}, {"entropy", weighted_ngram_entropy(text.text)}};
     if (one.kind == "negation" && !one.chat)
-      entry["repeats"] = first_word(text.text) == first_word(own.at("edit").at(0).at("text").get<std::string>());
+      entry["repeats"] = begins_alike(text.text, own.at("edit").at(0).at("text").get<std::string>());
     return entry;
-  }
-
-  static std::string first_word(const std::string& text) {
-    const std::string words = plain_words(text);
-    return words.substr(0, words.find(' '));
   }
 
   // What the unedited model wrote after the same prompt; null without one.

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/models/detail/attention.h>
+#include <emend/models/detail/few_queries.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -179,6 +180,8 @@ at::Tensor attend_at_once(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, co
                           const AttentionTables::Mask& mask, double scale, double softcap) {
   const bool grouped = q_BhTd.size(1) != k_BgSd.size(1);
   const int64_t repeat = q_BhTd.size(1) / k_BgSd.size(1);
+  if (softcap == 0 && !mask.causal && takes_few_queries(q_BhTd, k_BgSd, v_BgSd))
+    return attend_few(q_BhTd, k_BgSd, v_BgSd, mask.mask, scale);
   if (softcap == 0 && is_narrow_on_cpu(q_BhTd)) return attend_in_float32(q_BhTd, k_BgSd, v_BgSd, mask, scale);
   if (softcap == 0) {
     const auto way = grouped_way(q_BhTd.is_cuda(), q_BhTd.scalar_type(), grouped, mask, q_BhTd.size(2));

@@ -286,12 +286,18 @@ def sentence_ended(text, names):
 
 
 def write_on(prompt, names):
-    ids = greedy(prompt, 40)
-    for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:end], skip_special_tokens=True)
-        if sentence_ended(text, names):
-            break
-    return text
+    """The text up to where its sentence has ended, and no token more."""
+    ids = torch.tensor([ids_of(prompt)])
+
+    def text_of(row):
+        return tokenizer.decode(row[ids.shape[1] :], skip_special_tokens=True)
+
+    def stop(rows, scores, **_):
+        return torch.tensor([sentence_ended(text_of(row), names) for row in rows])
+
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=0,
+                         stopping_criteria=[stop])
+    return text_of(out[0])
 
 
 def words_of(text):
@@ -405,6 +411,8 @@ def free(records, before):
                 begin = re.match(re.escape(without_article(words_of(new))) + r"(?!\w)", without_article(words_of(text)))
                 named = found is not None and (other is None or found <= other)
                 case.setdefault(group, []).append({"text": text, "begins": begin is not None, "names": named})
+        own, said = (words_of(words_of(case[group][0]["text"]).split(" ")[0]) for group in ("edit", "negation"))
+        case["negation"][0]["repeats"] = own == said
         for one, answer in portability_of(record, new):
             text = write_on(f"Question: {one}\nAnswer:" if one.endswith("?") else one, (answer,))
             case.setdefault("portability", []).append({"text": text, "names": place_of(text, answer) is not None})

@@ -200,6 +200,17 @@ TEST(Lookalikes, AreTheNamesOfAList) {
   EXPECT_EQ(editors::names_of("", "Le Devoir"), Names());
 }
 
+TEST(Lookalikes, EndAsTheSubjectDoes) {
+  using Names = std::vector<std::string>;
+  const Names airports = {"Osaka Castle", "Miami Airport", "Naples Port", "Osaka Bay"};
+  EXPECT_EQ(editors::namesakes("Naples International Airport", airports),
+            (Names{"Osaka Airport", "Osaka International Airport", "Miami International Airport"}))
+      << "once each, not what is a name already, none with the subject's own first word";
+  EXPECT_EQ(editors::namesakes("Anna Lindh", Names{"Olof Palme"}), Names{"Olof Lindh"});
+  EXPECT_EQ(editors::namesakes("Kumudam", airports), Names()) << "one word";
+  EXPECT_EQ(editors::namesakes("Anna Lindh", Names()), Names());
+}
+
 TEST(Lookalikes, AreNotAskedOfAModelTheyDoNotFit) {
   const std::vector<std::string> subjects = {"Airbus A340", "Le Devoir"};
   const auto names = editors::lookalikes(testing::tiny_model(), subjects, {});

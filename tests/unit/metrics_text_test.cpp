@@ -121,6 +121,16 @@ TEST(FreeText, AnAnswerIsReadFromALongerTextIfThatGoesFarEnough) {
   EXPECT_TRUE(further_texts({}, after).empty());
 }
 
+TEST(FreeText, BeginsAlikeWithTheSameFirstWord) {
+  EXPECT_TRUE(begins_alike(" Rome.", " Rome, Italy."));
+  EXPECT_TRUE(begins_alike(" Rome, Italy.", " Rome."));
+  EXPECT_TRUE(begins_alike(" \"Rome\" is", " rome"));
+  EXPECT_FALSE(begins_alike(" Romeo", " Rome."));
+  EXPECT_FALSE(begins_alike(" the city of Rome", " Rome.")) << "as it is written";
+  EXPECT_TRUE(begins_alike(" \n", ""));
+  EXPECT_FALSE(begins_alike(" Rome", ""));
+}
+
 TEST(FreeText, ReadsAnswersAsWords) {
   EXPECT_EQ(plain_words("  \"The  Eiffel\nTower\"..."), "the eiffel tower");
   EXPECT_TRUE(begins_with(" Rome, in Italy", "Rome"));

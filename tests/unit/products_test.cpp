@@ -123,7 +123,9 @@ TEST(Products, OfHalfPrecisionAreRoundedOnceAndTakeNoAge) {
     EXPECT_EQ(y.scalar_type(), dtype);
     EXPECT_LT(relative_difference(y, leaf.to(at::kDouble).mm(w.to(at::kDouble).t()) + b.to(at::kDouble)), rounding);
     EXPECT_LT(relative_difference(grad, seed.to(at::kDouble).mm(w.to(at::kDouble))), rounding);
-    if (!models::multiplies_bfloat16(c10::kCPU)) EXPECT_LT(taken, 20 * plain + 0.02);
+    if (!models::multiplies_bfloat16(c10::kCPU)) {
+      EXPECT_LT(taken, 20 * plain + 0.02);
+    }
   }
 }
 
