@@ -1,5 +1,4 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error_parts.h>
 #include <emend/core/staged.h>
 #include <fcntl.h>
 #include <sys/mman.h>

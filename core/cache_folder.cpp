@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error_parts.h>
 #include <emend/core/sha256.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
@@ -122,7 +121,7 @@ std::vector<CacheEntry> list_cache(const fs::path& folder) {
   if (error)
     throw Error(class_of_errno(error.value()), {folder.string(), "cannot be listed (" + error.message() + ")",
                                                 "a readable folder", "check the path and its permissions"});
-  std::sort(entries.begin(), entries.end(), [](const CacheEntry& a, const CacheEntry& b) {
+  std::ranges::sort(entries, [](const CacheEntry& a, const CacheEntry& b) {
     return std::tie(a.last_used, a.path) < std::tie(b.last_used, b.path);
   });
   return entries;
@@ -141,7 +140,7 @@ std::optional<std::string> fault_of(const CacheEntry& entry) {
 
 std::vector<CacheEntry> prune_cache(const fs::path& folder, uint64_t max_bytes, const fs::path& keep) {
   auto entries = list_cache(folder);
-  std::stable_partition(entries.begin(), entries.end(), [](const auto& entry) { return entry.kind == "abandoned"; });
+  std::ranges::stable_partition(entries, [](const auto& entry) { return entry.kind == "abandoned"; });
   uint64_t total = 0;
   for (const auto& entry : entries) total += entry.bytes;
   std::vector<CacheEntry> removed;

@@ -11,13 +11,7 @@
 
 #include <emend/core/safetensors.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <map>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace emend {
 
@@ -49,8 +43,7 @@ struct CacheEntry {
 std::vector<CacheEntry> prune_cache(const std::filesystem::path& folder, uint64_t max_bytes,
                                     const std::filesystem::path& keep = {});
 
-/// One for all projects of a user: $EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache; .cache/emend where no home
-/// is known.
+/// One for a user's projects: $EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache; without a home .cache/emend.
 [[nodiscard]] std::filesystem::path user_cache();
 
 /// What a cache folder may hold: $EMEND_CACHE_GIB, 20 GiB unless it is set; without bound if that is 0.

@@ -1,5 +1,4 @@
 #include <emend/core/error.h>
-#include <emend/core/error_parts.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -30,7 +29,7 @@ static std::string join_parts(const ErrorParts& parts) {
   std::string text = parts.where.empty() ? parts.got : parts.where + ": " + parts.got;
   if (!parts.expected.empty()) text += "; expected " + parts.expected;
   if (!parts.advice.empty()) text += "; " + parts.advice;
-  std::replace(text.begin(), text.end(), '\0', '?');  // the text ends at the first one for everybody who prints it
+  std::ranges::replace(text, '\0', '?');  // the text ends at the first one for everybody who prints it
   return text;
 }
 

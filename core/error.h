@@ -52,6 +52,12 @@ class Error : public std::runtime_error {
 /// The process exit status that a `main` returns for an error of this class
 /// (2 usage or configuration, 3 data or model unusable, 4 numeric, 5 device or memory, 130 cancelled).
 [[nodiscard]] int exit_code(ErrorClass error_class) noexcept;
+/// kDevice where memory is what lacks (ENOMEM), kIo for every other errno.
+[[nodiscard]] ErrorClass class_of_errno(int error) noexcept;
+
+/// Where, got, expected, advice, for programs that show or translate them. Exact for the error that was thrown last on
+/// this thread; of others the text is taken apart at its separators, and what cannot be told apart stays in `got`.
+[[nodiscard]] ErrorParts parts_of(const Error& error);
 
 namespace detail {
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);

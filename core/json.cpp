@@ -39,8 +39,7 @@ std::string printable(std::string text) {
   return text;
 }
 
-/// Builds the document while it watches depth and keys. (The parser's own callbacks take time that grows with the
-/// square of an object's size.)
+/// Builds the document while it watches depth and keys. (The parser's own callbacks take quadratic time in its size.)
 class JsonBuilder final : public nlohmann::json_sax<Json> {
  public:
   JsonBuilder(const JsonRules& rules, const char* begin) : rules_(rules), begin_(begin), reached_(begin) {}

@@ -10,8 +10,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
-#include <string_view>
 
 namespace emend {
 

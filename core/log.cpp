@@ -47,17 +47,10 @@ void Log::event(LogLevel level, std::string_view name, const std::string& text, 
   const LogEvent event{level, std::string(name), text, fields};
   for (const auto& sink : *sinks_) sink->write(event);
 }
-void Log::debug(std::string_view name, const std::string& text) const {
-  event(LogLevel::kDebug, name, text, nullptr);
-}
-void Log::info(std::string_view name, const std::string& text) const {
-  event(LogLevel::kInfo, name, text, nullptr);
-}
-void Log::warning(std::string_view name, const std::string& text) const {
-  event(LogLevel::kWarning, name, text, nullptr);
-}
-void Log::error(std::string_view name, const std::string& text) const {
-  event(LogLevel::kError, name, text, nullptr);
+
+bool is_terminal(int fd) {
+  const char* term = std::getenv("TERM");
+  return ::isatty(fd) && term && std::strcmp(term, "dumb") != 0;
 }
 
 bool wants_colour(int fd) {
@@ -65,16 +58,14 @@ bool wants_colour(int fd) {
   if (none && *none) return false;
   const char* force = std::getenv("CLICOLOR_FORCE");
   if (force && *force && std::strcmp(force, "0") != 0) return true;
-  const char* term = std::getenv("TERM");
-  return ::isatty(fd) && term && std::strcmp(term, "dumb") != 0;
+  return is_terminal(fd);
 }
 
 ProgressFn make_progress(int fd, double seconds) {
   auto state = std::make_shared<ProgressState>();
   state->fd = fd;
   state->seconds = seconds;
-  const char* term = std::getenv("TERM");
-  state->terminal = ::isatty(fd) && term && std::strcmp(term, "dumb") != 0;
+  state->terminal = is_terminal(fd);
   return [state](const ProgressUpdate& update) {
     const auto now = std::chrono::steady_clock::now();
     if (update.phase != state->phase) {

@@ -37,10 +37,11 @@ class Log {
   Log();
   explicit Log(std::vector<std::shared_ptr<LogSink>> sinks);
 
-  void debug(std::string_view name, const std::string& text) const;  ///< an event without fields, of this level
-  void info(std::string_view name, const std::string& text) const;
-  void warning(std::string_view name, const std::string& text) const;
-  void error(std::string_view name, const std::string& text) const;
+  /// An event without fields, of this level.
+  void debug(std::string_view name, const std::string& text) const { event(LogLevel::kDebug, name, text, nullptr); }
+  void info(std::string_view name, const std::string& text) const { event(LogLevel::kInfo, name, text, nullptr); }
+  void warning(std::string_view name, const std::string& text) const { event(LogLevel::kWarning, name, text, nullptr); }
+  void error(std::string_view name, const std::string& text) const { event(LogLevel::kError, name, text, nullptr); }
   /// With fields for the machine-readable twin (a JSON object).
   void event(LogLevel level, std::string_view name, const std::string& text, const nlohmann::json& fields) const;
 
@@ -48,8 +49,7 @@ class Log {
   std::shared_ptr<const std::vector<std::shared_ptr<LogSink>>> sinks_;
 };
 
-/// Sink on standard error: "12:03:04 text", warnings and errors marked; events without text are left out. Colours only
-/// when `colour`.
+/// Sink on standard error: "12:03:04 text", warnings and errors marked; only events with text. Colours if `colour`.
 [[nodiscard]] std::shared_ptr<LogSink> make_terminal_sink(LogLevel lowest, bool colour);
 /// Sink that appends one JSON object a line: ts, level, event, text, fields. Throws Error(kIo) if it cannot open.
 [[nodiscard]] std::shared_ptr<LogSink> make_json_lines_sink(const std::string& path);
@@ -67,6 +67,8 @@ using ProgressFn = std::function<void(const ProgressUpdate&)>;
 /// Honours NO_COLOR and TERM=dumb. Safe to copy; finishing (done == total) ends the line.
 [[nodiscard]] ProgressFn make_progress(int fd, double seconds = 5.0);
 
+/// True if `fd` is a terminal that can move its cursor (not TERM=dumb).
+[[nodiscard]] bool is_terminal(int fd);
 /// True if `fd` is a terminal on which colours are wanted (NO_COLOR, CLICOLOR_FORCE, TERM=dumb honoured).
 [[nodiscard]] bool wants_colour(int fd);
 

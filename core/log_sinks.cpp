@@ -1,5 +1,4 @@
-// Sinks on spdlog. Compiled without LibTorch's include folders, whose own copy of fmt would shadow the one that spdlog
-// is built with.
+// Sinks on spdlog. Compiled without LibTorch's include folders, whose own copy of fmt would shadow spdlog's.
 #include <emend/core/log.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
@@ -9,12 +8,8 @@
 #include <spdlog/sinks/basic_file_sink.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 namespace emend {
 namespace {
@@ -36,8 +31,6 @@ const Level& facts_of(LogLevel level) {
 class TerminalSink final : public LogSink {
  public:
   TerminalSink(LogLevel lowest, bool colour) : logger_("terminal", make(colour)), lowest_(lowest) {
-    const char* term = std::getenv("TERM");
-    clear_ = ::isatty(2) && term && std::strcmp(term, "dumb") != 0;
     logger_.set_level(spdlog::level::trace);
   }
 
@@ -60,7 +53,7 @@ class TerminalSink final : public LogSink {
 
   spdlog::logger logger_;
   LogLevel lowest_;
-  bool clear_ = false;
+  bool clear_ = is_terminal(2);
 };
 
 // What is appended to must be a log, so that a wrong name ruins nothing. Every line of ours begins alike.

@@ -1,11 +1,11 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/core/npz.h>
 #include <emend/core/text.h>
 #include <minizip/unzip.h>
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 
 namespace emend {
 namespace {
@@ -126,7 +126,7 @@ NpzFile::NpzFile(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 bool NpzFile::contains(const std::string& name) const {
-  return std::find(names_.begin(), names_.end(), name) != names_.end();
+  return std::ranges::find(names_, name) != names_.end();
 }
 
 at::Tensor NpzFile::read(const std::string& name) const {
@@ -164,18 +164,13 @@ at::Tensor NpzFile::read(const std::string& name) const {
   if (expected != data)
     member.fail("has " + std::to_string(data) + " bytes for a shape of " + std::to_string(expected));
   std::vector<int64_t> shape = header.shape;
-  if (header.fortran) std::reverse(shape.begin(), shape.end());
+  if (header.fortran) std::ranges::reverse(shape);
   at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(dtype));
   member.read(static_cast<char*>(tensor.mutable_data_ptr()), expected);
   member.finish();
-  return header.fortran ? tensor
-                              .permute(at::DimVector([&] {
-                                at::DimVector order;
-                                for (int64_t d = tensor.dim(); d > 0; --d) order.push_back(d - 1);
-                                return order;
-                              }()))
-                              .contiguous()
-                        : tensor;
+  if (!header.fortran) return tensor;
+  std::iota(shape.rbegin(), shape.rend(), 0);
+  return tensor.permute(shape).contiguous();
 }
 
 }  // namespace emend

@@ -1,10 +1,8 @@
-#include <emend/core/error.h>
 #include <emend/core/option.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iomanip>
 #include <nlohmann/json.hpp>
@@ -97,10 +95,6 @@ void set_option(const Option& option, const nlohmann::json& value) {
 }
 
 }  // namespace
-
-std::vector<std::string> Option::spellings() const {
-  return list_items(names);
-}
 
 std::string Option::text() const {
   return std::visit([](const auto& slot) { return text_of(slot); }, value);

@@ -14,6 +14,9 @@
 
 namespace emend {
 
+/// What stands between the commas of "a,b,c", empty items included.
+[[nodiscard]] std::vector<std::string> list_items(const std::string& text);
+
 /// A number of `unit` from 0 on, or the word auto, which stands for `automatic`.
 struct CountOrAuto {
   int64_t* value;
@@ -21,8 +24,7 @@ struct CountOrAuto {
   std::string unit;
 };
 
-/// Where the value goes; what is there when the option is declared is its default. A bool is a flag, a vector an option
-/// that may be repeated.
+/// Where the value goes, and its default when the option is declared. A bool is a flag, a vector may be repeated.
 using OptionValue = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<std::string>*,
                                  std::vector<int>*, std::vector<int64_t>*, std::vector<double>*, CountOrAuto>;
 
@@ -63,7 +65,7 @@ struct Option : OptionForm {
   OptionValue value;
 
   /// The names one by one.
-  [[nodiscard]] std::vector<std::string> spellings() const;
+  [[nodiscard]] std::vector<std::string> spellings() const { return list_items(names); }
   [[nodiscard]] bool is_flag() const noexcept { return std::holds_alternative<bool*>(value); }
   /// Of the value as it is now (the default, until something is parsed): "float32", "0.5", "end,each"; of a flag "".
   [[nodiscard]] std::string text() const;
@@ -118,11 +120,7 @@ class Options {
   std::vector<std::shared_ptr<void>> kept_;
 };
 
-/// What stands between the commas of "a,b,c", empty items included.
-[[nodiscard]] std::vector<std::string> list_items(const std::string& text);
-
-/// What is wrong with one value of an option; nothing if it can be taken. An empty text is what a shell makes of an
-/// unset variable.
+/// What is wrong with one value of an option; nothing if it can be taken. Empty: what shells make of unset variables.
 [[nodiscard]] std::string fault_of(const Option& option, const std::string& text);
 
 /// "--max-new-tokens" → "max_new_tokens", "DIR" → "dir".

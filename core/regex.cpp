@@ -1,5 +1,4 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <emend/core/error.h>
 #include <emend/core/regex.h>
 #include <emend/core/text.h>
 #include <pcre2.h>

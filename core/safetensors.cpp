@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/text.h>
@@ -14,18 +13,22 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kDtypes = {{
-    {"F64", at::kDouble},
-    {"F32", at::kFloat},
-    {"F16", at::kHalf},
-    {"BF16", at::kBFloat16},
-    {"I64", at::kLong},
-    {"I32", at::kInt},
-    {"I16", at::kShort},
-    {"I8", at::kChar},
-    {"U8", at::kByte},
-    {"BOOL", at::kBool},
-}};
+// In the format's words and, where they are not LibTorch's own, in Python's.
+struct DtypeNames {
+  std::string_view stored;
+  at::ScalarType dtype;
+  const char* python = nullptr;
+};
+constexpr std::array<DtypeNames, 10> kDtypes = {{{"F64", at::kDouble, "float64"},
+                                                 {"F32", at::kFloat, "float32"},
+                                                 {"F16", at::kHalf, "float16"},
+                                                 {"BF16", at::kBFloat16, "bfloat16"},
+                                                 {"I64", at::kLong},
+                                                 {"I32", at::kInt},
+                                                 {"I16", at::kShort},
+                                                 {"I8", at::kChar},
+                                                 {"U8", at::kByte},
+                                                 {"BOOL", at::kBool}}};
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000, kMaxBytes = uint64_t{1} << 62;
 
@@ -70,13 +73,12 @@ TensorInfo parse_tensor(const std::filesystem::path& path, const std::string& na
             "dtype, shape and two data_offsets");
   TensorInfo info;
   info.name = name;
-  const auto known = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                  [&](const auto& d) { return d.first == dtype->get_ref<const std::string&>(); });
+  const auto known = std::ranges::find(kDtypes, dtype->get_ref<const std::string&>(), &DtypeNames::stored);
   if (known == kDtypes.end())
     throw Error(ErrorClass::kUnsupported,
                 {path.string(), "tensor \"" + name + "\" has dtype " + dtype->dump(),
                  "F64, F32, F16, BF16 or an integer type", "convert the checkpoint to one of these"});
-  info.dtype = known->second;
+  info.dtype = known->dtype;
   if (shape->size() > 16)
     corrupt(path, "tensor \"" + name + "\" has " + std::to_string(shape->size()) + " dimensions", "at most 16");
   uint64_t bytes = c10::elementSize(info.dtype), spanned = bytes;  // strides overflow without elements too
@@ -106,7 +108,7 @@ void refuse_overlap(const std::filesystem::path& path, const std::map<std::strin
   std::vector<const TensorInfo*> order;
   for (const auto& [name, info] : tensors)
     if (info.bytes > 0) order.push_back(&info);
-  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
+  std::ranges::sort(order, [](auto* a, auto* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < order.size(); ++i)
     if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
       corrupt(path, "tensors \"" + order[i - 1]->name + "\" and \"" + order[i]->name + "\" overlap",
@@ -117,13 +119,22 @@ at::Tensor host_copy(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU).contiguous();
 }
 
-}  // namespace
-
-static std::string safetensors_dtype_name(at::ScalarType dtype) {
-  for (const auto& [name, type] : kDtypes)
-    if (type == dtype) return std::string(name);
+std::string stored_name(at::ScalarType dtype) {
+  const auto known = std::ranges::find(kDtypes, dtype, &DtypeNames::dtype);
+  if (known != kDtypes.end()) return std::string(known->stored);
   refuse({"safetensors", std::string("dtype ") + c10::toString(dtype), "a floating-point or integer dtype",
           "convert the tensor first"});
+}
+
+}  // namespace
+
+std::string dtype_name(at::ScalarType dtype) {
+  const auto known = std::ranges::find(kDtypes, dtype, &DtypeNames::dtype);
+  return known != kDtypes.end() && known->python ? known->python : c10::toString(dtype);
+}
+
+std::string shape_text(at::IntArrayRef shape) {
+  return "[" + join(shape, ", ", [](int64_t n) { return std::to_string(n); }) + "]";
 }
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
@@ -187,7 +198,7 @@ void write_safetensors(const std::filesystem::path& path,
   for (const auto& [name, tensor] : tensors) {
     if (header.contains(name)) refuse({path.string(), "tensor \"" + name + "\" given twice", "unique names", ""});
     const uint64_t bytes = tensor.numel() * tensor.element_size();
-    header[name] = {{"dtype", safetensors_dtype_name(tensor.scalar_type())},
+    header[name] = {{"dtype", stored_name(tensor.scalar_type())},
                     {"shape", tensor.sizes().vec()},
                     {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
@@ -214,7 +225,7 @@ void patch_safetensors(const std::filesystem::path& source, const std::filesyste
     const at::Tensor old = layout.tensor(name);  // throws if absent
     if (old.scalar_type() != value.scalar_type() || old.sizes() != value.sizes())
       refuse({source.string(), "new value of \"" + name + "\" is " + value.toString() + " of another shape or dtype",
-              safetensors_dtype_name(old.scalar_type()) + " of the stored shape", ""});
+              stored_name(old.scalar_type()) + " of the stored shape", ""});
     const TensorInfo& info = layout.tensors().at(name);
     if (info.bytes > 0) by_offset[info.offset] = {&info, host_copy(value)};
   }

@@ -18,6 +18,12 @@ namespace emend {
 
 class MappedFile;
 
+/// What PyTorch and config.json call it: "float32", "float16", "bfloat16", "float64"; LibTorch's own name for others.
+[[nodiscard]] std::string dtype_name(at::ScalarType dtype);
+
+/// "[2, 3]", for messages.
+[[nodiscard]] std::string shape_text(at::IntArrayRef shape);
+
 /// Name, dtype and shape of one tensor in a file, and where its bytes are.
 struct TensorInfo {
   std::string name;

@@ -1,5 +1,5 @@
-#include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/core/text.h>
 #include <openssl/evp.h>
 
 namespace emend {
@@ -24,12 +24,7 @@ std::string Sha256::hex() {
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
   EMEND_CHECK(EVP_DigestFinal_ex(state_->context, digest, &size) == 1, "SHA-256 final failed");
-  std::string text;
-  for (unsigned int i = 0; i < size; ++i) {
-    text += "0123456789abcdef"[digest[i] >> 4];
-    text += "0123456789abcdef"[digest[i] & 15];
-  }
-  return text;
+  return emend::hex({reinterpret_cast<const char*>(digest), size});
 }
 
 std::string sha256_hex(std::string_view text) {

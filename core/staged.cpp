@@ -1,6 +1,4 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
-#include <emend/core/error_parts.h>
 #include <emend/core/staged.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -152,8 +150,7 @@ class Staged {
     return entries;
   }
 
-  // The new folder, with what stays of the older one, for the older one, in one step. False, with nothing changed,
-  // where the file system cannot.
+  // The new folder, with what stays of the older one, for that one, in one step; false, and nothing, if that cannot be.
   bool exchange(const std::function<bool(const std::string&)>& superseded) {
     if (staging_.parent_path() == target_) return false;
     std::vector<fs::path> linked;
@@ -177,12 +174,12 @@ class Staged {
     std::vector<fs::path> stale, fresh;
     const auto stay = kept(superseded);
     for (const auto& entry : fs::directory_iterator(target_))
-      if (entry.path() != staging_ && std::find(stay.begin(), stay.end(), entry.path()) == stay.end())
+      if (entry.path() != staging_ && std::ranges::find(stay, entry.path()) == stay.end())
         stale.push_back(entry.path());
     for (const auto& entry : fs::directory_iterator(staging_)) fresh.push_back(entry.path());
     const auto is_model = [](const fs::path& path) { return path.filename() == "config.json"; };
-    std::stable_partition(stale.begin(), stale.end(), is_model);
-    std::stable_partition(fresh.begin(), fresh.end(), std::not_fn(is_model));
+    std::ranges::stable_partition(stale, is_model);
+    std::ranges::stable_partition(fresh, std::not_fn(is_model));
     for (const auto& path : stale)
       if (fs::remove_all(path, error); error) throw_io(path, "cannot remove the older file", error);
     for (const auto& path : fresh)

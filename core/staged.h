@@ -10,8 +10,6 @@
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
-#include <functional>
-#include <string>
 
 namespace emend {
 

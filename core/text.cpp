@@ -1,5 +1,5 @@
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 
 #include <algorithm>
@@ -31,13 +31,16 @@ std::string utc_text(std::time_t time) {
   return text;
 }
 
-namespace {
-
-bool continues(char c) {
+static bool continues(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
-}  // namespace
+std::string hex(std::string_view bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const unsigned char c : bytes) text.append({"0123456789abcdef"[c >> 4], "0123456789abcdef"[c & 15]});
+  return text;
+}
 
 std::string percent(double share) {
   const double value = 100 * share;
@@ -50,7 +53,7 @@ std::string short_number(double value) {
 }
 
 size_t width_of(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+  return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return !continues(c); }));
 }
 
 std::string shortened(const std::string& text, size_t width) {
@@ -80,6 +83,27 @@ std::string TextTable::text(const std::string& indent) const {
     out += line + "\n";
   }
   return out;
+}
+
+static std::function<std::string(std::string_view)>& setting_spelling() {
+  static std::function<std::string(std::string_view)> spelling;  // how one process talks; no model state
+  return spelling;
+}
+
+std::string setting(std::string_view name, std::string_view value) {
+  std::string text = setting_spelling() ? setting_spelling()(name) : std::string(name);
+  if (!value.empty()) text.append(" ").append(value);
+  return text;
+}
+
+void spell_settings(std::function<std::string(std::string_view name)> spelling) {
+  setting_spelling() = std::move(spelling);
+}
+
+std::string option_spelling(std::string_view name) {
+  std::string text = "--" + std::string(name);
+  std::ranges::replace(text, '_', '-');
+  return text;
 }
 
 }  // namespace emend

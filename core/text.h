@@ -1,12 +1,12 @@
-// Small pieces of messages: lists, counts, suggestions.
+// Small pieces of messages: lists, counts, suggestions, tables.
 #pragma once
 
 #include <emend/core/error.h>
 
+#include <charconv>
 #include <ctime>
-#include <functional>
-#include <string>
-#include <string_view>
+#include <optional>
+#include <vector>
 
 namespace emend {
 
@@ -31,8 +31,7 @@ inline void append_item(std::string& text, std::string_view item, std::string_vi
   return result;
 }
 
-/// The elements of `range`, each as `projection` gives it (a member, a function; text either way), with `separator`
-/// between them.
+/// The elements of `range`, each as `projection` (a member, a function) gives its text, with `separator` between them.
 template <class Range, class Projection = std::identity>
 [[nodiscard]] std::string join(const Range& range, std::string_view separator = ", ", Projection projection = {}) {
   std::string text;
@@ -50,11 +49,30 @@ inline constexpr auto key_of = [](const auto& entry) -> const auto& {
   return entry.first;
 };
 
+/// The number that `text` is, from end to end (of `base`, for whole ones); nothing if it is none or does not fit.
+template <class Number>
+[[nodiscard]] std::optional<Number> number_in(std::string_view text, auto... base) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base...);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
 /// As printf writes it, at most 511 bytes.
 [[nodiscard, gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
 
 /// Of a variable of the environment; empty if it is not set.
 [[nodiscard]] std::string environment(const char* name);
+
+/// "98.7 %", "0.12 %", "100 %"
+[[nodiscard]] std::string percent(double share);
+/// Three significant digits: "0.0123", "4.56", "1.2e-07".
+[[nodiscard]] std::string short_number(double value);
+/// At most `width` characters, with "…" where something was cut off.
+[[nodiscard]] std::string shortened(const std::string& text, size_t width);
+/// Characters, where every code point counts one.
+[[nodiscard]] size_t width_of(const std::string& text);
+/// Two lower-case hexadecimal digits a byte.
+[[nodiscard]] std::string hex(std::string_view bytes);
 
 /// "2026-11-23T00:15:05Z".
 [[nodiscard]] std::string utc_text(std::time_t time);
@@ -71,5 +89,21 @@ template <class Range, class Projection = std::identity>
   const std::string close = closest_name(word, candidates, projection);
   return close.empty() ? otherwise : "did you mean \"" + close + "\"?";
 }
+
+/// Columns of text for people, padded by characters on the screen: rows of cells under a header; the first columns are
+/// left-aligned, the others right-aligned.
+class TextTable {
+ public:
+  /// So many columns are left-aligned.
+  explicit TextTable(std::vector<std::string> header, size_t left = 1) : rows_{std::move(header)}, left_(left) {}
+  /// What would break the columns is shown escaped.
+  void add(std::vector<std::string> row);
+  /// Every line begins with `indent`.
+  [[nodiscard]] std::string text(const std::string& indent = "  ") const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+  size_t left_;
+};
 
 }  // namespace emend

@@ -91,43 +91,26 @@ bool steers(uint32_t code) {
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
 }
 
-// Calls `keep(bytes)` for what stays and `change(code or byte, is it a character)` for what does not.
-template <class Keep, class Change>
-void look_through(std::string_view text, bool lines, const Keep& keep, const Change& change) {
+}  // namespace
+
+std::string printable(std::string_view text, bool lines) {
+  std::string out;
+  out.reserve(text.size());
   for (size_t position = 0; position < text.size();) {
     size_t broken = 0;
     const size_t length = check_character(text.substr(position), broken);
     const auto first = static_cast<unsigned char>(text[position]);
     const uint32_t code = length > 1 ? code_point(text.substr(position, length)) : first;
     if (length > 0 && (code == '\t' || (code == '\n' && lines) || !steers(code))) {
-      keep(text.substr(position, length));
+      out += text.substr(position, length);
     } else {
-      change(code, length > 0);
+      char escape[8];
+      std::snprintf(escape, sizeof escape, length > 0 ? "\\u%04x" : "\\x%02x", code);
+      out += escape;
     }
     position += std::max<size_t>(1, length);
   }
-}
-
-}  // namespace
-
-std::string printable(std::string_view text, bool lines) {
-  std::string out;
-  out.reserve(text.size());
-  look_through(
-      text, lines, [&](std::string_view bytes) { out += bytes; },
-      [&](uint32_t code, bool character) {
-        char escape[8];
-        std::snprintf(escape, sizeof escape, character ? "\\u%04x" : "\\x%02x", code);
-        out += escape;
-      });
   return out;
-}
-
-bool is_printable(std::string_view text, bool lines) {
-  bool clean = true;
-  look_through(
-      text, lines, [](std::string_view) {}, [&](uint32_t, bool) { clean = false; });
-  return clean;
 }
 
 std::string folded(std::string_view text) {

@@ -23,7 +23,9 @@ namespace emend {
 [[nodiscard]] std::string printable(std::string_view text, bool lines = true);
 
 /// True if printable(text) is `text`.
-[[nodiscard]] bool is_printable(std::string_view text, bool lines = true);
+[[nodiscard]] inline bool is_printable(std::string_view text, bool lines = true) {
+  return printable(text, lines) == text;
+}
 
 /// Without case and in form KC, in which "É", "é" and "e" with a combining accent are one, as are typographic and plain
 /// apostrophes and full and half width. For comparing; text that is not UTF-8 stays.

@@ -1,6 +1,4 @@
-// Through yaml-cpp's event stream: no node graph is built, so anchors cannot multiply, and depth and repeated keys are
-// checked while reading.
-#include <emend/core/error.h>
+// Through yaml-cpp's event stream: without a node graph anchors cannot multiply; depth and keys are checked on the way.
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
@@ -75,10 +73,7 @@ class YamlBuilder final : public YAML::EventHandler {
       fail(line_of(mark), "nesting of more than " + std::to_string(kMaxDepth) + " levels",
            "a flat list of " + names_.thing + "s", "check the file");
     if (wants_key()) fail(line_of(mark), "a list or map as a key", "a name");
-    Open open;
-    open.value.kind = kind;
-    open.value.line = line_of(mark);
-    open_.push_back(std::move(open));
+    open_.push_back({{kind, "", false, false, {}, {}, line_of(mark)}});
   }
   void end() {
     YamlValue value = std::move(open_.back().value);
@@ -96,18 +91,12 @@ class YamlBuilder final : public YAML::EventHandler {
       key(text, line_of(mark));
       return;
     }
-    YamlValue value;
     const bool null = !quoted && (text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL");
-    value.kind = null ? Kind::kNull : Kind::kScalar;
-    value.text = text;
-    value.quoted = quoted;
-    value.json = json_;
-    value.line = line_of(mark);
-    place(std::move(value));
+    place({null ? Kind::kNull : Kind::kScalar, text, quoted, json_, {}, {}, line_of(mark)});
   }
   void key(const std::string& name, int line) {
     Open& map = open_.back();
-    if (std::find(map.value.keys.begin(), map.value.keys.end(), name) != map.value.keys.end())
+    if (std::ranges::find(map.value.keys, name) != map.value.keys.end())
       fail(line, "\"" + name + "\" is given twice", "each key once", "remove one of them");
     map.value.keys.push_back(name);
     map.key_pending = true;

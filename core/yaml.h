@@ -1,8 +1,7 @@
 // YAML and JSON files that people write by hand, read so that every message can name a line.
 //
 // Goals: safe for hostile text (at most 64 levels, no anchors, aliases or tags, no key twice, one document); scalars
-// keep their spelling, because only what uses them knows whether 5e-1 is a number. Non-goal: large documents
-// (core/json.h).
+// keep their spelling, as only their users know whether 5e-1 is a number. Non-goal: large documents (json.h).
 #pragma once
 
 #include <string>

@@ -37,17 +37,12 @@ std::string format_facts(const std::vector<Fact>& facts, const std::string& form
 std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const std::string& format) {
   std::vector<std::string> losses;
   if (facts.empty()) return losses;
-  ReadOptions options;
-  options.format = format;
-  options.zsre_target = "alt";
-  options.allow_empty = true;
-  options.bad_rows = BadRowPolicy::kSkip;
   // A fact without an old answer goes to zsRE as answers[0], one with an old answer as alt; read each the way it was
   // written.
   const auto read_back = [&](const Fact& fact) {
-    ReadOptions own = options;
-    if (format == "zsre" && !fact.target_true) own.zsre_target = "answers";
-    return parse_facts(format_facts({fact}, format), "written", own);
+    const char* target = format == "zsre" && !fact.target_true ? "answers" : "alt";
+    return parse_facts(format_facts({fact}, format), "written",
+                       {.format = format, .zsre_target = target, .bad_rows = BadRowPolicy::kSkip, .allow_empty = true});
   };
   std::map<std::string, size_t> counts;
   for (const Fact& fact : facts) {

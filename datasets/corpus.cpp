@@ -47,7 +47,7 @@ struct CorpusReader::State {
   }
   /// Checks bytes and length and takes the document, or nothing if it is blank.
   std::optional<Document> take(std::string_view bytes, int64_t first_line) const {
-    if (static_cast<int64_t>(bytes.size()) > options.max_document_bytes)
+    if (std::ssize(bytes) > options.max_document_bytes)
       fail(first_line, "a document of " + std::to_string(bytes.size()) + " bytes",
            "documents of at most " + std::to_string(options.max_document_bytes) + " bytes",
            "separate documents with blank lines");

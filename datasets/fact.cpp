@@ -41,11 +41,7 @@ nlohmann::json to_json(const Fact& fact) {
   if (fact.target_true) result["target_true"] = *fact.target_true;
   if (!fact.relation_id.empty()) result["relation_id"] = fact.relation_id;
   put("target_true_aliases", fact.target_true_aliases);
-  put("paraphrase_prompts", fact.paraphrase_prompts);
-  put("neighborhood_prompts", fact.neighborhood_prompts);
-  put("attribute_prompts", fact.attribute_prompts);
-  put("generation_prompts", fact.generation_prompts);
-  put("distracting_neighborhood_prompts", fact.distracting_prompts);
+  for (const auto& prompts : detail::kPromptLists) put(prompts.key, fact.*prompts.member);
   put("locality", probes_json(fact.locality));
   put("portability", probes_json(fact.portability));
   put("extra", fact.extra);
@@ -74,11 +70,7 @@ void each_text(const Fact& fact, const std::function<void(const char* what, cons
     for (const std::string& text : texts) look(what, text);
   };
   list("an alias of target_true", fact.target_true_aliases);
-  list("a paraphrase", fact.paraphrase_prompts);
-  list("a neighbourhood prompt", fact.neighborhood_prompts);
-  list("an attribute prompt", fact.attribute_prompts);
-  list("a generation prompt", fact.generation_prompts);
-  list("a distracting prompt", fact.distracting_prompts);
+  for (const auto& prompts : kPromptLists) list(prompts.what, fact.*prompts.member);
   for (const auto* probes : {&fact.locality, &fact.portability})
     for (const auto& [name, group] : *probes)
       for (const Probe& probe : group) {
@@ -91,8 +83,7 @@ void each_text(const Fact& fact, const std::function<void(const char* what, cons
 
 void validate(const Fact& fact, const std::string& where) {
   const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {where.empty() ? fact.where() : where, got, expected, "correct the fact"});
+    emend::refuse({where.empty() ? fact.where() : where, got, expected, "correct the fact"});
   };
   const size_t slots = detail::count_of(fact.prompt, "{}");
   if (slots != 1)

@@ -72,7 +72,7 @@ std::vector<Instruction> parse_instructions(std::string_view text, const std::st
   std::vector<Instruction> instructions;
   detail::RowReader rows(text, name);
   detail::Row row;
-  while ((limit < 0 || static_cast<int64_t>(instructions.size()) < limit) && rows.next(row)) {
+  while ((limit < 0 || std::ssize(instructions) < limit) && rows.next(row)) {
     Fields fields(row.value, rows.where(row.line));
     Instruction one;
     one.line = row.line;

@@ -14,7 +14,7 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
   detail::RowReader rows(text, name);
   detail::Row row;
   int64_t number = 0;
-  while ((limit < 0 || static_cast<int64_t>(facts.size()) < limit) && rows.next(row)) {
+  while ((limit < 0 || std::ssize(facts) < limit) && rows.next(row)) {
     detail::Fields fields(row.value, rows.where(row.line));
     KnownFact fact;
     fact.known_id = fields.integer_or("known_id", number);

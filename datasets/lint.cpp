@@ -18,8 +18,8 @@ constexpr std::string_view kNoBreakSpace = "\xC2\xA0";
 constexpr std::string_view kInvisible[] = {"\xE2\x80\x8B", "\xE2\x81\xA0", "\xC2\xAD", "\xEF\xBB\xBF"};
 
 bool has_invisible(std::string_view text) {
-  return std::any_of(std::begin(kInvisible), std::end(kInvisible),
-                     [&](std::string_view mark) { return text.find(mark) != std::string_view::npos; });
+  return std::ranges::any_of(kInvisible,
+                             [&](std::string_view mark) { return text.find(mark) != std::string_view::npos; });
 }
 
 /// Collapses runs of white space (and no-break spaces) to one space, drops zero-width characters, trims.
@@ -28,7 +28,7 @@ std::string tidy(std::string_view text) {
   bool pending = false;
   for (size_t i = 0; i < text.size();) {
     const auto starts = [&](std::string_view mark) { return text.substr(i, mark.size()) == mark; };
-    const auto* invisible = std::find_if(std::begin(kInvisible), std::end(kInvisible), starts);
+    const auto* invisible = std::ranges::find_if(kInvisible, starts);
     if (invisible != std::end(kInvisible)) {
       i += invisible->size();
       continue;
@@ -45,23 +45,6 @@ std::string tidy(std::string_view text) {
   }
   return result;
 }
-
-}  // namespace
-
-std::string plain(std::string_view text) {
-  std::string result = folded(tidy(text));
-  if (result.size() > 1 && result.back() == '.') result.pop_back();
-  return result;
-}
-
-void require_prompt_size(const std::string& where, std::string_view prompt) {
-  constexpr size_t kMost = 32 * 1024;
-  if (prompt.size() > kMost)
-    refuse({where, "a prompt of " + std::to_string(prompt.size()) + " bytes", "at most " + std::to_string(kMost),
-            "write one prompt a line"});
-}
-
-namespace {
 
 size_t word_count(std::string_view text) {
   size_t words = 0;
@@ -91,18 +74,13 @@ std::string last_word(const std::string& text) {
   return text.substr(text.find_last_of(' ') + 1);
 }
 
-class Report {
- public:
-  Report(const Fact& fact, size_t index, std::vector<Finding>& findings)
-      : fact_(fact), index_(index), findings_(findings) {}
+struct Report {
+  const Fact& fact;
+  size_t index;
+  std::vector<Finding>& findings;
   void add(Severity severity, const char* check, std::string text, std::function<void(Fact&)> edit = {}) {
-    findings_.push_back({severity, check, index_, fact_.where(), std::move(text), std::move(edit)});
+    findings.push_back({severity, check, index, fact.where(), std::move(text), std::move(edit)});
   }
-
- private:
-  const Fact& fact_;
-  size_t index_;
-  std::vector<Finding>& findings_;
 };
 
 /// What steers a terminal or turns the direction of text: emend shows it escaped, but the model reads it.
@@ -194,7 +172,7 @@ void check_probes(Report& report, const Fact& fact) {
   std::vector<std::string> seen;
   size_t same = 0;
   for (const std::string& prompt : fact.paraphrase_prompts) {
-    same += prompt == fact.full_prompt() || std::find(seen.begin(), seen.end(), prompt) != seen.end() ? 1 : 0;
+    same += prompt == fact.full_prompt() || std::ranges::find(seen, prompt) != seen.end() ? 1 : 0;
     seen.push_back(prompt);
   }
   if (same > 0)
@@ -204,7 +182,7 @@ void check_probes(Report& report, const Fact& fact) {
 
 /// Findings about the text of the fact at `index`.
 void lint_text(const Fact& fact, size_t index, std::vector<Finding>& findings) {
-  Report report(fact, index, findings);
+  Report report{fact, index, findings};
   check_controls(report, fact);
   check_blanks(report, fact);
   check_slot(report, fact);
@@ -282,6 +260,19 @@ void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
 
 }  // namespace
 
+std::string plain(std::string_view text) {
+  std::string result = folded(tidy(text));
+  if (result.size() > 1 && result.back() == '.') result.pop_back();
+  return result;
+}
+
+void require_prompt_size(const std::string& where, std::string_view prompt) {
+  constexpr size_t kMost = 32 * 1024;
+  if (prompt.size() > kMost)
+    refuse({where, "a prompt of " + std::to_string(prompt.size()) + " bytes", "at most " + std::to_string(kMost),
+            "write one prompt a line"});
+}
+
 std::string_view to_string(Severity severity) noexcept {
   return severity == Severity::kError ? "error" : severity == Severity::kWarning ? "warning" : "note";
 }
@@ -308,7 +299,7 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
                ? int64_t{0}
                : static_cast<int64_t>(std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10));
   };
-  std::stable_sort(findings.begin(), findings.end(), [&](const Finding& a, const Finding& b) {
+  std::ranges::stable_sort(findings, [&](const Finding& a, const Finding& b) {
     return std::pair(line_of(a), a.severity) < std::pair(line_of(b), b.severity);
   });
   return findings;

@@ -28,7 +28,7 @@ std::string format_list() {
 void check_options(const ReadOptions& options) {
   std::vector<std::string> names = {"auto"};
   for (const FactReader* reader : fact_readers()) names.emplace_back(reader->name);
-  if (std::find(names.begin(), names.end(), options.format) == names.end()) {
+  if (std::ranges::find(names, options.format) == names.end()) {
     refuse({"facts format", "unknown format \"" + options.format + "\"", "one of auto, " + format_list(),
             did_you_mean(options.format, names, "leave it at auto")});
   }
@@ -100,7 +100,7 @@ class Loader {
       return true;
     }
     const int64_t first_number = facts_seen_;
-    facts_seen_ += static_cast<int64_t>(parsed.facts.size());
+    facts_seen_ += std::ssize(parsed.facts);
     if (usable_++ < options_.offset) return true;
     keep(std::move(parsed), row.line, first_number);
     return options_.limit < 0 || ++kept_ < options_.limit;
@@ -153,7 +153,7 @@ class Loader {
     }
     if (repeated.empty()) return;
     const std::string first = repeated.front()->where();
-    if (highest > INT64_MAX - static_cast<int64_t>(repeated.size())) highest = static_cast<int64_t>(set_.facts.size());
+    if (highest > INT64_MAX - std::ssize(repeated)) highest = std::ssize(set_.facts);
     for (Fact* fact : repeated) {
       while (used.contains(++highest)) {
       }
@@ -202,7 +202,7 @@ FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options
   if (std::filesystem::is_directory(path))
     throw Error(ErrorClass::kNotFound, {path.string(), "a folder", "a facts file", "name the file in it"});
   const MappedFile file(path);
-  if (static_cast<int64_t>(file.size()) > options.max_bytes)
+  if (std::ssize(file) > options.max_bytes)
     throw Error(ErrorClass::kUnsupported, {path.string(), std::to_string(file.size()) + " bytes",
                                            "at most " + std::to_string(options.max_bytes), "split the file"});
   return parse_facts({reinterpret_cast<const char*>(file.data()), file.size()}, path.string(), options, log);

@@ -15,8 +15,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -320,7 +318,7 @@ class GlooGroup final : public Collectives {
   /// Sizes first, then data padded to the longest.
   std::vector<std::string> gather_bytes(std::string_view bytes) {
     int64_t longest = 0;
-    const auto lengths = gather("all_gather", at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong));
+    const auto lengths = gather("all_gather", at::full({1}, std::ssize(bytes), at::kLong));
     for (const auto& length : lengths) longest = std::max(longest, length.item<int64_t>());
     std::vector<std::string> result(static_cast<size_t>(size()));
     if (longest == 0) return result;

@@ -12,10 +12,6 @@
 #include <emend/devices/process_environment.h>
 
 #include <chrono>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace emend::devices {
 

@@ -1,5 +1,4 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/core/yaml.h>
 #include <emend/devices/device_map.h>
@@ -8,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 namespace emend::devices {
 namespace {
@@ -66,9 +64,8 @@ void refuse_odd_mixtures(const DeviceMapSpec& spec) {
 DeviceMapSpec parse_simulated(const std::string& text) {
   DeviceMapSpec spec;
   spec.source = "device map \"" + text + "\"";
-  int count = -1;
-  const auto [end, error] = std::from_chars(text.data() + 4, text.data() + text.size(), count);
-  if (error != std::errc() || end != text.data() + text.size() || count < 0 || count > kMaxSimulated)
+  const int count = number_in<int>(text.substr(4)).value_or(-1);
+  if (count < 0 || count > kMaxSimulated)
     bad_map(spec.source, "\"" + text.substr(4) + "\" is not a number of simulated devices",
             "sim:1 to sim:" + std::to_string(kMaxSimulated) + ", or sim:0 for the first alone");
   spec.kind = count == 0 ? Kind::kSingle : Kind::kSimulated;
@@ -82,11 +79,11 @@ bool looks_like_file(const std::string& text) {
   return extension == ".json" || extension == ".yaml" || extension == ".yml";
 }
 
-DeviceMapSpec parse_file(const std::string& text) {
+DeviceMapSpec parse_modules(const std::string& text, const std::string& source) {
   DeviceMapSpec spec;
   spec.kind = Kind::kExplicit;
-  spec.source = text;
-  read_modules(spec, read_file(text));
+  spec.source = source;
+  read_modules(spec, text);
   refuse_odd_mixtures(spec);
   return spec;
 }
@@ -99,7 +96,7 @@ std::vector<c10::Device> DeviceMapSpec::named_devices() const {
   if (kind == Kind::kSimulated)
     for (int k = 0; k < simulated; ++k) devices.emplace_back(devices::kSimulated, static_cast<c10::DeviceIndex>(k));
   for (const auto& [module, where] : modules)
-    if (std::find(devices.begin(), devices.end(), where) == devices.end()) devices.push_back(where);
+    if (std::ranges::find(devices, where) == devices.end()) devices.push_back(where);
   return devices;
 }
 
@@ -112,14 +109,8 @@ DeviceMapSpec parse_device_map(const std::string& text) {
       return spec;
     }
   if (text.starts_with("sim:")) return parse_simulated(text);
-  if (looks_like_file(text)) return parse_file(text);
-  if (text.starts_with("{")) {
-    spec.kind = Kind::kExplicit;
-    spec.source = "device map";
-    read_modules(spec, text);
-    refuse_odd_mixtures(spec);
-    return spec;
-  }
+  if (looks_like_file(text)) return parse_modules(read_file(text), text);
+  if (text.starts_with("{")) return parse_modules(text, "device map");
   spec.kind = Kind::kSingle;
   try {
     spec.device = parse_device_name(text);
@@ -156,7 +147,7 @@ std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemo
   const int gpus = load_cuda_runtime().devices;
   const auto process = spreads && gpus > 0 ? read_process_environment() : ProcessEnvironment();
   for (const auto& info : visible) {
-    const bool is_named = std::find(named.begin(), named.end(), info.device) != named.end();
+    const bool is_named = std::ranges::find(named, info.device) != named.end();
     const bool spread =
         spreads && info.device.is_cuda() && own_gpu(info.device.index(), gpus, process.local_rank, process.local_size);
     if (!info.device.is_cpu() && (is_named || spread)) usable.push_back(info);
@@ -246,7 +237,7 @@ class ExplicitMap {
   void refuse_gaps() const {
     std::vector<std::string> missing;
     for (const auto& module : known_) {
-      const bool is_head = std::find(names_.head.begin(), names_.head.end(), module) != names_.head.end();
+      const bool is_head = std::ranges::find(names_.head, module) != names_.head.end();
       if (!find(module) && !(tied_ && is_head)) missing.push_back(module);
     }
     if (missing.empty()) return;

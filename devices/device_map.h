@@ -9,10 +9,6 @@
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
 
-#include <string>
-#include <utility>
-#include <vector>
-
 namespace emend::devices {
 
 /// A device map as it was asked for.
@@ -46,10 +42,9 @@ struct DeviceMapSpec {
 /// share them out in runs; where there are fewer GPUs than processes, several share one.
 [[nodiscard]] bool own_gpu(int gpu, int gpus, int local_rank, int local_size);
 
-/// Makes ready what the spec needs: opens the CUDA runtime where there is a driver, switches simulated
-/// devices on and gives those in `max_memory` that limit. Returns the devices that may be used, accelerators
-/// first, then the CPU. Throws Error(kDevice) naming the device for one that the spec or `max_memory` names
-/// and this process cannot see.
+/// Makes ready what the spec needs: opens the CUDA runtime where there is a driver, switches simulated devices on and
+/// gives those in `max_memory` that limit. Returns the devices that may be used, accelerators first, then the CPU.
+/// Throws Error(kDevice) naming the device for one that the spec or `max_memory` names and this process cannot see.
 [[nodiscard]] std::vector<DeviceInfo> prepare_devices(const DeviceMapSpec& spec, const MaxMemory& max_memory = {});
 
 /// An explicit map applied to a model. The longest matching prefix wins; "" stands for the whole model.

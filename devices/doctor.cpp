@@ -174,7 +174,7 @@ std::vector<Check> check_copies(const std::vector<c10::Device>& devices, PeerPol
 
 std::vector<Check> check_machine(const DeviceMapSpec& map, const MaxMemory& max_memory) {
   const auto named = map.named_devices();
-  const bool cuda = named.empty() || std::any_of(named.begin(), named.end(), [](auto d) { return d.is_cuda(); });
+  const bool cuda = named.empty() || std::ranges::any_of(named, [](auto d) { return d.is_cuda(); });
   std::vector<Check> checks = check_cuda(cuda);
   try {
     const auto usable = prepare_devices(map, max_memory);

@@ -2,13 +2,10 @@
 #pragma once
 
 #include <emend/devices/device_map.h>
-#include <emend/devices/placement.h>
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
-#include <vector>
 
 namespace emend::devices {
 

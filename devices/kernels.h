@@ -29,8 +29,7 @@ struct SumAndNorm {
 /// x [N,heads,d] turned by tables [N,1,r] (models/detail/rotary.h), with its gradient.
 [[nodiscard]] at::Tensor rotate_heads(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Tensor& sin,
                                       bool interleaved);
-/// The same of q, which is returned, and of k, which goes to keys_BgSd[row_N, :, slot_N] as v goes to values_BgSd. No
-/// gradient.
+/// The same of q, which is returned, and k, which goes to keys_BgSd[row_N, :, slot_N], v to values_BgSd. No gradient.
 [[nodiscard]] at::Tensor rotate_into_cache(const at::Tensor& q_Nhd, const at::Tensor& k_Ngd, const at::Tensor& v_Ngd,
                                            const at::Tensor& cos, const at::Tensor& sin, bool interleaved,
                                            at::Tensor& keys_BgSd, at::Tensor& values_BgSd, const at::Tensor& row_N,

@@ -1,7 +1,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/memory_model.h>
 
-#include <algorithm>
+#include <numeric>
 
 namespace emend::devices {
 namespace {
@@ -9,16 +9,11 @@ namespace {
 constexpr int64_t kDouble = 8;
 constexpr int64_t kFloat = 4;
 
-void require_not_negative(const char* field, int64_t value) {
-  if (value < 0) refuse({"plan", std::string(field) + " is " + std::to_string(value), "0 or more", ""});
-}
-
 }  // namespace
 
 int64_t ModelShape::total_bytes() const {
-  int64_t sum = embedding_bytes + position_bytes + final_norm_bytes + head_bytes;
-  for (const int64_t bytes : layer_bytes) sum += bytes;
-  return sum;
+  return std::reduce(layer_bytes.begin(), layer_bytes.end(),
+                     embedding_bytes + position_bytes + final_norm_bytes + head_bytes);
 }
 
 nlohmann::ordered_json Figures::to_json() const {
@@ -28,13 +23,9 @@ nlohmann::ordered_json Figures::to_json() const {
 }
 
 Figures& operator+=(Figures& a, const Figures& b) {
-  a.weights += b.weights;
-  a.activations += b.activations;
-  a.statistics += b.statistics;
-  a.solve += b.solve;
-  a.kv_cache += b.kv_cache;
-  a.optimiser += b.optimiser;
-  a.reserved += b.reserved;
+  for (const auto part : {&Figures::weights, &Figures::activations, &Figures::statistics, &Figures::solve,
+                          &Figures::kv_cache, &Figures::optimiser, &Figures::reserved})
+    a.*part += b.*part;
   return a;
 }
 
@@ -51,8 +42,8 @@ MemoryModel::MemoryModel(ModelShape model, WorkShape work) : model_(std::move(mo
                                                               {"facts", work_.facts},
                                                               {"cached_tokens", work_.cached_tokens},
                                                               {"copy_bytes", work_.copy_bytes}})
-    require_not_negative(field, value);
-  if (static_cast<int64_t>(model_.layer_bytes.size()) != model_.n_layers)
+    if (value < 0) refuse({"plan", std::string(field) + " is " + std::to_string(value), "0 or more", ""});
+  if (std::ssize(model_.layer_bytes) != model_.n_layers)
     refuse({"plan", std::to_string(model_.layer_bytes.size()) + " layer sizes",
             std::to_string(model_.n_layers) + ", one a layer", ""});
   for (const int64_t l : work_.editing_layers)
@@ -60,18 +51,6 @@ MemoryModel::MemoryModel(ModelShape model, WorkShape work) : model_(std::move(mo
       refuse({"plan", "editing layer " + std::to_string(l), "0 to " + std::to_string(model_.n_layers - 1), ""});
   if (work_.suffix_tokens == 0) work_.suffix_tokens = work_.tokens;
   if (work_.scored_tokens == 0) work_.scored_tokens = work_.suffix_tokens;
-}
-
-bool MemoryModel::is_editing_layer(int64_t l) const {
-  return std::find(work_.editing_layers.begin(), work_.editing_layers.end(), l) != work_.editing_layers.end();
-}
-
-int64_t MemoryModel::copied(int64_t bytes) const {
-  return work_.gradients ? bytes / model_.weight_bytes * work_.copy_bytes : 0;
-}
-
-int64_t MemoryModel::gradient_element() const noexcept {
-  return work_.copy_bytes > 0 ? work_.copy_bytes : model_.compute_bytes;
 }
 
 Figures MemoryModel::of_layer(int64_t l) const {
@@ -94,7 +73,7 @@ Figures MemoryModel::of_layer(int64_t l) const {
   if (work_.statistics && !work_.statistics_on_host) figures.statistics = m.mlp_width * m.mlp_width * kDouble;
   if (work_.train_weights) figures.optimiser += m.mlp_width * m.hidden * 3 * kFloat;
   // Targets are optimised at the last editing layer: value, gradient and two moments.
-  const auto last = *std::max_element(work_.editing_layers.begin(), work_.editing_layers.end());
+  const auto last = *std::ranges::max_element(work_.editing_layers);
   if (work_.gradients && l == last) figures.optimiser += 4 * work_.facts * m.hidden * kFloat;
   return figures;
 }
@@ -145,24 +124,6 @@ int64_t MemoryModel::activations_of(const std::vector<int64_t>& layers, bool has
   return std::max(before, kept + on_top);
 }
 
-Figures MemoryModel::of_embedding() const {
-  Figures figures;
-  figures.weights = model_.embedding_bytes;
-  return figures;
-}
-
-Figures MemoryModel::of_position() const {
-  Figures figures;
-  figures.weights = model_.position_bytes;
-  return figures;
-}
-
-Figures MemoryModel::of_final_norm() const {
-  Figures figures;
-  figures.weights = model_.final_norm_bytes;
-  return figures;
-}
-
 Figures MemoryModel::of_head(bool with_embedding) const {
   Figures figures;
   figures.weights = model_.tied ? (with_embedding ? 0 : model_.embedding_bytes) : model_.head_bytes;
@@ -200,8 +161,7 @@ std::vector<std::pair<c10::Device, Figures>> MemoryModel::account(const Placemen
   const bool host_solves = work_.statistics_on_host && !work_.editing_layers.empty();
   const c10::Device host(c10::kCPU);
   if (host_solves) {
-    at(host).statistics +=
-        static_cast<int64_t>(work_.editing_layers.size()) * model_.mlp_width * model_.mlp_width * kDouble;
+    at(host).statistics += std::ssize(work_.editing_layers) * model_.mlp_width * model_.mlp_width * kDouble;
   }
   for (auto& [device, figures] : result) {
     std::vector<int64_t> layers;

@@ -1,5 +1,4 @@
-// How many bytes a model and the work on it take on each device. Plain arithmetic on shapes: nothing is
-// loaded.
+// How many bytes a model and the work on it take on each device. Plain arithmetic on shapes: nothing is loaded.
 //
 // Legend: R rows · T tokens a row · S tokens a row that carry gradients · D model width · F MLP width · V
 // vocabulary · L layers · E facts.
@@ -7,10 +6,7 @@
 
 #include <emend/devices/placement.h>
 
-#include <cstdint>
-#include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
+#include <algorithm>
 
 namespace emend::devices {
 
@@ -92,12 +88,11 @@ class MemoryModel {
   [[nodiscard]] const ModelShape& model() const noexcept { return model_; }
   [[nodiscard]] const WorkShape& work() const noexcept { return work_; }
 
-  /// What layer `l` brings wherever it is put: weights, cache, statistics, optimiser state, saved
-  /// activations.
+  /// What layer `l` brings wherever it is put: weights, cache, statistics, optimiser state, saved activations.
   [[nodiscard]] Figures of_layer(int64_t l) const;
-  [[nodiscard]] Figures of_embedding() const;
-  [[nodiscard]] Figures of_position() const;
-  [[nodiscard]] Figures of_final_norm() const;
+  [[nodiscard]] Figures of_embedding() const { return {.weights = model_.embedding_bytes}; }
+  [[nodiscard]] Figures of_position() const { return {.weights = model_.position_bytes}; }
+  [[nodiscard]] Figures of_final_norm() const { return {.weights = model_.final_norm_bytes}; }
   /// `with_embedding`: on the embedding's device, so a tied head brings no weights of its own.
   [[nodiscard]] Figures of_head(bool with_embedding) const;
   /// What a device needs once if it has any layer; `has_editing_layer` adds the solve's workspace.
@@ -105,7 +100,7 @@ class MemoryModel {
   /// Activations of a device that holds these parts at their widest moment. That is less than the sum of the parts'
   /// activations: a block's are gone when the head's logits are made.
   [[nodiscard]] int64_t activations_of(const std::vector<int64_t>& layers, bool has_embedding, bool has_head) const;
-  [[nodiscard]] bool is_editing_layer(int64_t l) const;
+  [[nodiscard]] bool is_editing_layer(int64_t l) const { return std::ranges::count(work_.editing_layers, l) > 0; }
 
   /// Figures of every device that the plan uses, and of the CPU if the work uses it; limits are left at 0.
   [[nodiscard]] std::vector<std::pair<c10::Device, Figures>> account(const PlacementPlan& plan) const;
@@ -114,8 +109,13 @@ class MemoryModel {
   [[nodiscard]] int64_t live_forward() const;   // bytes of one block without gradients, at its widest moment
   [[nodiscard]] int64_t live_backward() const;  // the same on the way back, without what was kept
   [[nodiscard]] int64_t logits(int copies) const;
-  [[nodiscard]] int64_t copied(int64_t bytes) const;        // bytes of the copy of so many bytes of weights
-  [[nodiscard]] int64_t gradient_element() const noexcept;  // bytes of an activation that carries gradients
+  // Bytes of the copy of so many bytes of weights, and of an activation that carries gradients.
+  [[nodiscard]] int64_t copied(int64_t bytes) const {
+    return work_.gradients ? bytes / model_.weight_bytes * work_.copy_bytes : 0;
+  }
+  [[nodiscard]] int64_t gradient_element() const noexcept {
+    return work_.copy_bytes > 0 ? work_.copy_bytes : model_.compute_bytes;
+  }
 
   ModelShape model_;
   WorkShape work_;

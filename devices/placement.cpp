@@ -1,11 +1,9 @@
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace emend::devices {
 namespace {
@@ -17,15 +15,8 @@ constexpr int kMaxIndex = 63;
           "cpu, cuda:<number> or sim:<number>", advice});
 }
 
-/// The number after "cuda:" or "sim:", or -1.
-int parse_index(std::string_view digits) {
-  int index = -1;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-  return error == std::errc() && end == digits.data() + digits.size() && index >= 0 ? index : -1;
-}
-
 void append_new(std::vector<c10::Device>& devices, c10::Device device) {
-  if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+  if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
 }
 
 }  // namespace
@@ -47,7 +38,7 @@ c10::Device parse_device_name(std::string_view text) {
   if (digits.find(',') != std::string_view::npos)
     bad_name(text, "for several devices use " + setting("device_map", "auto") + " and, to limit them, " +
                        setting("max_memory", "0=10GiB,1=10GiB"));
-  const int index = parse_index(digits);
+  const int index = number_in<int>(digits).value_or(-1);
   if (index < 0) bad_name(text, digits.size() == text.size() ? "" : "the number must be 0 or more");
   if (index > kMaxIndex) bad_name(text, "the number must be at most " + std::to_string(kMaxIndex));
   return c10::Device(type, static_cast<c10::DeviceIndex>(index));
@@ -102,7 +93,7 @@ bool PlacementPlan::is_monotone() const {
   std::vector<c10::Device> path{embedding};
   const auto enter = [&path](c10::Device device) {
     if (path.back() == device) return true;
-    const bool is_new = std::find(path.begin(), path.end(), device) == path.end();
+    const bool is_new = std::ranges::find(path, device) == path.end();
     path.push_back(device);
     return is_new;
   };

@@ -22,14 +22,12 @@ inline constexpr c10::DeviceType kSimulated = c10::DeviceType::PrivateUse1;
 /// A device by its name: "cpu", "cuda:1", "cuda" (= cuda:0), "sim:3", or a bare number (a CUDA device).
 /// Throws Error(kInvalidArgument) for anything else. Does not ask whether the device exists.
 [[nodiscard]] c10::Device parse_device_name(std::string_view text);
-/// As parse_device_name; throws Error(kDevice), with a list of what is visible, if this process cannot use
-/// it.
+/// As parse_device_name; throws Error(kDevice), with a list of what is visible, if this process cannot use it.
 [[nodiscard]] c10::Device parse_device(std::string_view text);
 /// "cpu", "cuda:1", "sim:3".
 [[nodiscard]] std::string to_string(c10::Device device);
 
-/// Throws Error(kDevice) naming `where`, the device and what is visible, unless this process can use the
-/// device.
+/// Throws Error(kDevice) naming `where`, the device and what is visible, unless this process can use the device.
 void require_visible(c10::Device device, const std::string& where);
 
 /// Hugging Face module names of a model's parts, as they appear in device maps. Each list's first name is the
@@ -59,8 +57,7 @@ struct PlacementPlan {
   [[nodiscard]] static PlacementPlan single(c10::Device device, int64_t n_layers);
   /// Every device in use, in the order in which a forward pass meets them.
   [[nodiscard]] std::vector<c10::Device> devices() const;
-  /// True if no device is left and entered again between embedding and head (a tied head that sits with the
-  /// embedding does not count).
+  /// True if no device is left and entered again between embedding and head (not counting a tied head that is with it).
   [[nodiscard]] bool is_monotone() const;
   /// {"model.embed_tokens": "cuda:0", "model.layers.0": "cuda:0", …, "lm_head": "cuda:1"}: what Hugging Face
   /// calls hf_device_map. Accepted back by parse_device_map.

@@ -1,11 +1,8 @@
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
-#include <emend/devices/memory_model.h>
 #include <emend/devices/planner.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 namespace emend::devices {
@@ -19,7 +16,7 @@ struct Capacity {
   int64_t bytes = 0;
 };
 
-enum class Strategy { kBalanced, kBalancedLow0, kSequential };
+using Kind = DeviceMapSpec::Kind;
 
 /// One part that is placed as a whole, in the order of the forward pass.
 struct Unit {
@@ -65,16 +62,15 @@ void put(PlacementPlan& plan, const Unit& unit, c10::Device device, bool tied) {
   }
 }
 
-/// What every accelerator may take of the units' bytes: its own limit less what it needs once, and the
-/// balance.
+/// What every accelerator may take of the units' bytes: its own limit less what it needs once, and the balance.
 std::vector<int64_t> caps_of(const MemoryModel& model, const std::vector<Unit>& units,
-                             const std::vector<Capacity>& accelerators, Strategy strategy) {
+                             const std::vector<Capacity>& accelerators, Kind kind) {
   std::vector<int64_t> caps;
   for (const auto& a : accelerators)
     caps.push_back(std::max<int64_t>(a.bytes - model.of_device(a.device, true, false).total(), 0));
-  const auto n = static_cast<int64_t>(caps.size());
-  if (strategy == Strategy::kSequential || n < 2) return caps;
-  const bool low_zero = strategy == Strategy::kBalancedLow0;
+  const auto n = std::ssize(caps);
+  if (kind == Kind::kSequential || n < 2) return caps;
+  const bool low_zero = kind == Kind::kBalancedLow0;
   int64_t total = 0, block = 0;
   for (const auto& unit : units) {
     total += unit.bytes;
@@ -129,28 +125,27 @@ Filled fill_once(const MemoryModel& model, const std::vector<Unit>& units, const
 ///   kBalancedLow0  the same over n − 1 devices; the first takes only what the others cannot
 /// Parts of a tied model's head go with the embedding. The room kept on the first device is given up before a
 /// layer would go to the CPU for it.
-PlacementPlan fill(const MemoryModel& model, const std::vector<Capacity>& accelerators, Strategy strategy) {
+PlacementPlan fill(const MemoryModel& model, const std::vector<Capacity>& accelerators, Kind kind) {
   const auto units = units_of(model);
-  const auto caps = caps_of(model, units, accelerators, strategy);
+  const auto caps = caps_of(model, units, accelerators, kind);
   const auto careful = fill_once(model, units, accelerators, caps, true);
   if (careful.on_host == 0) return careful.plan;
   const auto tight = fill_once(model, units, accelerators, caps, false);
   return tight.on_host < careful.on_host ? tight.plan : careful.plan;
 }
 
-/// Contiguous runs of layers over all `devices`, as equal in bytes as can be (least sum of squares). Every
-/// device gets a layer if there are enough; with more devices than layers the embedding, then the head, get
-/// their own.
+/// Contiguous runs of layers over all `devices`, as equal in bytes as can be (least sum of squares). Every device gets
+/// a layer if there are enough; with more devices than layers the embedding, then the head, get their own.
 PlacementPlan spread_evenly(const MemoryModel& model, const std::vector<c10::Device>& devices) {
   const int64_t n_layers = model.model().n_layers;
   const bool tied = model.model().tied;
   auto remaining = devices;
   auto plan = PlacementPlan::single(devices.front(), n_layers);
-  const auto spare = static_cast<int64_t>(devices.size()) - n_layers;
+  const auto spare = std::ssize(devices) - n_layers;
   const bool own_embedding = spare >= 1, own_head = spare >= 2 && !tied;
   if (own_embedding) remaining.erase(remaining.begin());
   if (own_head) plan.head = plan.final_norm = remaining[static_cast<size_t>(n_layers)];
-  const auto parts = static_cast<size_t>(std::min<int64_t>(n_layers, static_cast<int64_t>(remaining.size())));
+  const auto parts = static_cast<size_t>(std::min<int64_t>(n_layers, std::ssize(remaining)));
   if (parts == 0) return plan;
 
   const auto ends = model.of_embedding().total() + model.of_position().total();
@@ -165,8 +160,7 @@ PlacementPlan spread_evenly(const MemoryModel& model, const std::vector<c10::Dev
       bytes += static_cast<double>(model.of_final_norm().total() + (tied ? 0 : head));
     return bytes * bytes;
   };
-  // cost[k][l]: least sum of squares of the first l layers in k runs; cut[k][l]: where the last of them
-  // begins.
+  // cost[k][l]: least sum of squares of the first l layers in k runs; cut[k][l]: where the last of them begins.
   const auto layers = static_cast<size_t>(n_layers);
   constexpr double kNever = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> cost(parts + 1, std::vector<double>(layers + 1, kNever));
@@ -188,8 +182,6 @@ PlacementPlan spread_evenly(const MemoryModel& model, const std::vector<c10::Dev
   if (!own_head) plan.head = tied ? plan.embedding : plan.layers.back();
   return plan;
 }
-
-using Kind = DeviceMapSpec::Kind;
 
 const DeviceInfo* find_device(const std::vector<DeviceInfo>& machine, c10::Device device) {
   for (const auto& info : machine)
@@ -250,12 +242,8 @@ class Planner {
         return place_explicitly(request_.map, request_.names, n_layers, request_.model.tied, warnings);
       case Kind::kSimulated:
         return spread_simulated(warnings);
-      case Kind::kSequential:
-        return fill(model_, accelerators_, Strategy::kSequential);
-      case Kind::kBalancedLow0:
-        return fill(model_, accelerators_, Strategy::kBalancedLow0);
       default:
-        return fill(model_, accelerators_, Strategy::kBalanced);
+        return fill(model_, accelerators_, request_.map.kind);
     }
   }
 
@@ -282,9 +270,9 @@ class Planner {
 
   /// Uneven limits may need an uneven cut.
   void try_other_cuts(Plan& plan) const {
-    for (const auto strategy : {Strategy::kBalanced, Strategy::kSequential}) {
+    for (const auto kind : {Kind::kBalanced, Kind::kSequential}) {
       Plan other;
-      other.placement = fill(model_, accelerators_, strategy);
+      other.placement = fill(model_, accelerators_, kind);
       count(other);
       if (!other.fits) continue;
       plan.placement = other.placement;
@@ -299,7 +287,7 @@ class Planner {
   void warn_about_host(Plan& plan) const {
     const c10::Device host(c10::kCPU);
     const bool asked_for = request_.map.kind == Kind::kSingle || request_.map.kind == Kind::kExplicit;
-    const auto on_host = std::count(plan.placement.layers.begin(), plan.placement.layers.end(), host);
+    const auto on_host = std::ranges::count(plan.placement.layers, host);
     if (asked_for || accelerators_.empty() || on_host == 0) return;
     plan.warnings.push_back(std::to_string(on_host) + " of " + std::to_string(plan.placement.layers.size()) +
                             " layers do not fit on the accelerators and compute on the CPU");
@@ -434,7 +422,7 @@ std::string Plan::to_text() const {
   std::string text = row("device", {"layers", "weights", "activations", "statistics", "solve", "KV cache", "optimiser",
                                     "reserved", "total", "limit"});
   for (const auto& [device, f] : devices) {
-    const auto layers = std::count(placement.layers.begin(), placement.layers.end(), device);
+    const auto layers = std::ranges::count(placement.layers, device);
     std::vector<std::string> cells{std::to_string(layers)};
     for (const int64_t bytes :
          {f.weights, f.activations, f.statistics, f.solve, f.kv_cache, f.optimiser, f.reserved, f.total(), f.limit})

@@ -7,13 +7,6 @@
 
 #include <emend/devices/device_map.h>
 #include <emend/devices/memory_model.h>
-#include <emend/devices/placement.h>
-#include <emend/devices/units.h>
-
-#include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace emend::devices {
 

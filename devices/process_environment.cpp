@@ -1,9 +1,7 @@
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/process_environment.h>
 
-#include <charconv>
 #include <cstdlib>
-#include <optional>
 
 namespace emend::devices {
 namespace {
@@ -22,11 +20,9 @@ class Reader {
   [[nodiscard]] int number(const std::string& name, int lowest, int highest) const {
     const auto value = text(name);
     if (!value) bad(name, "it is not set", lowest, highest);
-    int number = 0;
-    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
-    if (error != std::errc() || end != value->data() + value->size() || number < lowest || number > highest)
-      bad(name, "\"" + *value + "\"", lowest, highest);
-    return number;
+    const auto number = number_in<int>(*value);
+    if (!number || *number < lowest || *number > highest) bad(name, "\"" + *value + "\"", lowest, highest);
+    return *number;
   }
   [[nodiscard]] int number_or(const std::string& name, int otherwise, int lowest, int highest) const {
     return has(name) ? number(name, lowest, highest) : otherwise;
@@ -58,8 +54,7 @@ constexpr Dialect kDialects[] = {
 const Dialect* spoken(const Reader& reader) {
   for (const auto& dialect : kDialects) {
     const bool slurm = std::string_view(dialect.source) == "Slurm";
-    // A batch script has SLURM_PROCID=0 without being a step; torchrun's two must come together, so one alone is an
-    // error.
+    // A batch script has SLURM_PROCID=0 without being a step; of torchrun's two, one alone is an error.
     if (slurm ? reader.has(dialect.rank) && reader.has(dialect.size) : reader.has(dialect.rank)) return &dialect;
   }
   return reader.has("WORLD_SIZE") ? &kDialects[0] : nullptr;

@@ -156,16 +156,10 @@ std::map<TransferKey, TransferTotal> TransferScope::totals() const {
   return state_->totals;
 }
 
-TransferTotal TransferScope::total() const {
-  TransferTotal sum;
-  for (const auto& [key, total] : totals()) add(sum, total);
-  return sum;
-}
-
-TransferTotal TransferScope::total(Purpose purpose) const {
+TransferTotal TransferScope::total(std::optional<Purpose> purpose) const {
   TransferTotal sum;
   for (const auto& [key, total] : totals())
-    if (key.purpose == purpose) add(sum, total);
+    if (key.purpose == purpose.value_or(key.purpose)) add(sum, total);
   return sum;
 }
 

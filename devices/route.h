@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 namespace emend::devices {
@@ -76,9 +77,8 @@ at::Tensor move(const at::Tensor& src, c10::Device to, at::ScalarType dtype, Pur
   return route_to(src, c10::Device(c10::kCPU), purpose);
 }
 
-/// Sends copies from one device to another through host memory from now on (or directly again). For pairs
-/// whose direct copies were found to be wrong (devices/doctor.h). Process-wide, like the hardware it is
-/// about.
+/// Sends copies from one device to another through host memory from now on (or directly again). For pairs whose direct
+/// copies were found to be wrong (devices/doctor.h). Process-wide, like the hardware it is about.
 void stage_through_host(c10::Device from, c10::Device to, bool staged = true);
 [[nodiscard]] bool is_staged(c10::Device from, c10::Device to);
 
@@ -103,9 +103,8 @@ class TransferScope {
   TransferScope& operator=(const TransferScope&) = delete;
 
   [[nodiscard]] std::map<TransferKey, TransferTotal> totals() const;  ///< of all transfers in the scope so far
-  /// Over all pairs of devices.
-  [[nodiscard]] TransferTotal total() const;
-  [[nodiscard]] TransferTotal total(Purpose purpose) const;
+  /// Over all pairs of devices, for one purpose or all.
+  [[nodiscard]] TransferTotal total(std::optional<Purpose> purpose = {}) const;
   /// [{"from": "cpu", "to": "sim:0", "purpose": "hidden", "count": 3, "bytes": 4096, "largest": 2048}, …]
   [[nodiscard]] nlohmann::json to_json() const;
 

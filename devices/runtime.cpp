@@ -1,18 +1,14 @@
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/simulated.h>
-#include <emend/devices/streams.h>
-#include <emend/devices/tf32.h>
 #include <sched.h>
 
 #include <algorithm>

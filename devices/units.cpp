@@ -3,7 +3,6 @@
 #include <emend/devices/units.h>
 
 #include <array>
-#include <charconv>
 #include <cmath>
 
 namespace emend::devices {

@@ -20,8 +20,7 @@ namespace emend::devices {
 /// "1.5 GiB", "640 B": for people. Negative sizes keep their sign.
 [[nodiscard]] std::string format_bytes(int64_t bytes);
 
-/// What each device may hold. As in accelerate, a device that is not listed is not used once anything is
-/// listed.
+/// What each device may hold. As in accelerate, a device that is not listed is not used once anything is listed.
 struct MaxMemory {
   std::vector<std::pair<c10::Device, int64_t>> limits;
 

@@ -12,15 +12,6 @@ namespace {
 // The first byte of what is exchanged: '+' before bytes, else the error's class before its text.
 constexpr char kFine = '+';
 
-std::string encode_failure(ErrorClass error_class, const std::string& text) {
-  return static_cast<char>('A' + static_cast<int>(error_class)) + text;
-}
-
-[[noreturn]] void throw_failure(const std::string& message, size_t rank, size_t size) {
-  throw Error(static_cast<ErrorClass>(message[0] - 'A'),
-              {"process " + std::to_string(rank) + " of " + std::to_string(size), message.substr(1), "", ""});
-}
-
 }  // namespace
 
 ItemRange share_of(std::span<const int64_t> costs, int parts, int part) {
@@ -46,25 +37,23 @@ int WorkSharing::processes() const noexcept {
 int WorkSharing::rank() const noexcept {
   return group_ ? group_->rank() : 0;
 }
-bool WorkSharing::first() const noexcept {
-  return rank() == 0;
-}
 
 std::vector<std::string> WorkSharing::exchange(const std::function<std::string()>& work) const {
   if (!group_) return {work()};
   std::string mine;
   std::exception_ptr failure;
+  const auto fail = [&](ErrorClass error_class, const std::string& text) {
+    failure = std::current_exception();
+    mine = static_cast<char>('A' + static_cast<int>(error_class)) + text;
+  };
   try {
     mine = kFine + work();
   } catch (const Error& error) {
-    failure = std::current_exception();
-    mine = encode_failure(error.error_class(), error.what());
+    fail(error.error_class(), error.what());
   } catch (const c10::Error& error) {
-    failure = std::current_exception();
-    mine = encode_failure(ErrorClass::kDevice, error.what_without_backtrace());
+    fail(ErrorClass::kDevice, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    failure = std::current_exception();
-    mine = encode_failure(ErrorClass::kDevice, error.what());
+    fail(ErrorClass::kDevice, error.what());
   }
   std::vector<std::string> all;
   try {
@@ -75,24 +64,21 @@ std::vector<std::string> WorkSharing::exchange(const std::function<std::string()
   }
   if (failure) std::rethrow_exception(failure);
   for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].empty() || all[r][0] != kFine) throw_failure(all[r], r, all.size());
+    if (all[r].empty() || all[r][0] != kFine)
+      throw Error(static_cast<ErrorClass>(all[r][0] - 'A'),
+                  {"process " + std::to_string(r) + " of " + std::to_string(all.size()), all[r].substr(1), "", ""});
     all[r].erase(0, 1);
   }
   return all;
 }
 
-std::string WorkSharing::by_first(const std::function<std::string()>& make) const {
-  return exchange([&] { return first() ? make() : std::string(); })[0];
-}
-
 bool WorkSharing::all(bool mine) const {
-  const auto votes = exchange([&] { return std::string(mine ? "1" : "0"); });
-  return std::all_of(votes.begin(), votes.end(), [](const std::string& vote) { return vote == "1"; });
+  return std::ranges::count(exchange([&] { return std::string(mine ? "1" : "0"); }), "0") == 0;
 }
 
 bool WorkSharing::equal(std::string_view bytes) const {
   const auto everyones = exchange([&] { return std::string(bytes); });
-  return std::all_of(everyones.begin(), everyones.end(), [&](const std::string& other) { return other == bytes; });
+  return std::ranges::all_of(everyones, [&](const std::string& other) { return other == bytes; });
 }
 
 }  // namespace emend::devices

@@ -42,13 +42,15 @@ class WorkSharing {
   [[nodiscard]] int processes() const noexcept;  ///< 1 where the work is not shared
   [[nodiscard]] int rank() const noexcept;       ///< number of this process, from 0
   /// True in the one process that writes files and speaks.
-  [[nodiscard]] bool first() const noexcept;
+  [[nodiscard]] bool first() const noexcept { return rank() == 0; }
 
   /// Runs `work` here and returns everyone's bytes in the order of ranks. If it throws in any process, all throw: those
   /// in which it did their own exception, the others an Error of its class that names the process and quotes its text.
   [[nodiscard]] std::vector<std::string> exchange(const std::function<std::string()>& work) const;
   /// What `make` returns in the first process; it is not called in the others.
-  [[nodiscard]] std::string by_first(const std::function<std::string()>& make) const;
+  [[nodiscard]] std::string by_first(const std::function<std::string()>& make) const {
+    return exchange([&] { return first() ? make() : std::string(); })[0];
+  }
   /// True if it is true in every process.
   [[nodiscard]] bool all(bool mine) const;
   /// True if every process gives the same bytes.
@@ -60,30 +62,24 @@ class WorkSharing {
   [[nodiscard]] std::vector<Result> map(std::span<const int64_t> costs,
                                         const std::function<std::vector<Result>(ItemRange)>& work,
                                         const std::function<std::string(const std::vector<Result>&)>& encode,
-                                        const std::function<std::vector<Result>(std::string_view)>& decode) const;
+                                        const std::function<std::vector<Result>(std::string_view)>& decode) const {
+    if (alone()) return work({0, costs.size()});
+    std::vector<Result> mine;
+    const auto shares = exchange([&] {
+      const ItemRange range = share_of(costs, processes(), rank());
+      if (range.size() > 0) mine = work(range);
+      return encode(mine);
+    });
+    std::vector<Result> all;
+    for (size_t r = 0; r < shares.size(); ++r) {
+      auto part = static_cast<int>(r) == rank() ? std::move(mine) : decode(shares[r]);
+      for (auto& result : part) all.push_back(std::move(result));
+    }
+    return all;
+  }
 
  private:
   Collectives* group_ = nullptr;
 };
-
-template <class Result>
-std::vector<Result> WorkSharing::map(std::span<const int64_t> costs,
-                                     const std::function<std::vector<Result>(ItemRange)>& work,
-                                     const std::function<std::string(const std::vector<Result>&)>& encode,
-                                     const std::function<std::vector<Result>(std::string_view)>& decode) const {
-  if (alone()) return work({0, costs.size()});
-  std::vector<Result> mine;
-  const auto shares = exchange([&] {
-    const ItemRange range = share_of(costs, processes(), rank());
-    if (range.size() > 0) mine = work(range);
-    return encode(mine);
-  });
-  std::vector<Result> all;
-  for (size_t r = 0; r < shares.size(); ++r) {
-    auto part = static_cast<int>(r) == rank() ? std::move(mine) : decode(shares[r]);
-    for (auto& result : part) all.push_back(std::move(result));
-  }
-  return all;
-}
 
 }  // namespace emend::devices

@@ -22,12 +22,25 @@ FactStatus parse_status(const std::string& text) {
   return FactStatus::kFailed;
 }
 
-template <class Get>
-nlohmann::json numbers(const std::vector<LossTerms>& curve, Get get) {
-  auto list = nlohmann::json::array();
-  for (const auto& terms : curve) list.push_back(number(get(terms)));
-  return list;
+// What a curve has of each iteration. The last one is "target_probability" in an outcome itself.
+constexpr std::pair<const char*, double LossTerms::*> kTerms[] = {{"loss", &LossTerms::loss},
+                                                                  {"nll", &LossTerms::nll},
+                                                                  {"kl", &LossTerms::kl},
+                                                                  {"weight_decay", &LossTerms::weight_decay},
+                                                                  {"probability", &LossTerms::probability}};
+
+std::string last_name(const std::string& term) {
+  return term == "probability" ? "target_probability" : term;
 }
+
+// What every figure has, and what a solved system adds.
+using Figure = std::pair<const char*, double LayerFigures::*>;
+constexpr Figure kFigures[] = {{"update_norm", &LayerFigures::update_norm},
+                               {"relative_update_norm", &LayerFigures::relative_update_norm},
+                               {"survived", &LayerFigures::survived},
+                               {"residual_norm", &LayerFigures::residual_norm},
+                               {"key_norm", &LayerFigures::key_norm}};
+constexpr Figure kSolveFigures[] = {{"condition", &LayerFigures::condition}, {"jitter", &LayerFigures::jitter}};
 
 }  // namespace
 
@@ -44,11 +57,6 @@ nlohmann::json to_json(const FactOutcome& outcome, bool with_curve) {
   nlohmann::json json = {{"case_id", outcome.case_id},
                          {"status", to_string(outcome.status)},
                          {"steps", outcome.steps},
-                         {"loss", number(outcome.last.loss)},
-                         {"nll", number(outcome.last.nll)},
-                         {"kl", number(outcome.last.kl)},
-                         {"weight_decay", number(outcome.last.weight_decay)},
-                         {"target_probability", number(outcome.last.probability)},
                          {"delta_norm", number(outcome.delta_norm)},
                          {"initial_norm", number(outcome.initial_norm)},
                          {"tokens", outcome.tokens},
@@ -57,29 +65,21 @@ nlohmann::json to_json(const FactOutcome& outcome, bool with_curve) {
                          {"target_span", {outcome.target_span.first, outcome.target_span.second}},
                          {"lookup", outcome.lookup}};
   if (!outcome.reason.empty()) json["reason"] = outcome.reason;
-  if (with_curve) {
-    json["curve"] = {{"loss", numbers(outcome.curve, [](const LossTerms& t) { return t.loss; })},
-                     {"nll", numbers(outcome.curve, [](const LossTerms& t) { return t.nll; })},
-                     {"kl", numbers(outcome.curve, [](const LossTerms& t) { return t.kl; })},
-                     {"weight_decay", numbers(outcome.curve, [](const LossTerms& t) { return t.weight_decay; })},
-                     {"probability", numbers(outcome.curve, [](const LossTerms& t) { return t.probability; })}};
+  for (const auto& [name, term] : kTerms) {
+    json[last_name(name)] = number(outcome.last.*term);
+    if (!with_curve) continue;
+    auto& list = json["curve"][name] = nlohmann::json::array();
+    for (const auto& terms : outcome.curve) list.push_back(number(terms.*term));
   }
   return json;
 }
 
 nlohmann::json to_json(const LayerFigures& figures) {
-  nlohmann::json json = {{"layer", figures.layer},
-                         {"weight", figures.weight},
-                         {"update_norm", number(figures.update_norm)},
-                         {"relative_update_norm", number(figures.relative_update_norm)},
-                         {"survived", number(figures.survived)},
-                         {"residual_norm", number(figures.residual_norm)},
-                         {"key_norm", number(figures.key_norm)}};
-  if (!figures.solver.empty()) {
-    json["solver"] = figures.solver;
-    json["condition"] = number(figures.condition);
-    json["jitter"] = number(figures.jitter);
-  }
+  nlohmann::json json = {{"layer", figures.layer}, {"weight", figures.weight}};
+  for (const auto& [name, figure] : kFigures) json[name] = number(figures.*figure);
+  if (figures.solver.empty()) return json;
+  json["solver"] = figures.solver;
+  for (const auto& [name, figure] : kSolveFigures) json[name] = number(figures.*figure);
   return json;
 }
 
@@ -89,8 +89,6 @@ FactOutcome outcome_from_json(const nlohmann::json& json) {
   outcome.status = parse_status(json.at("status").get<std::string>());
   outcome.reason = json.value("reason", "");
   json.at("steps").get_to(outcome.steps);
-  outcome.last = {value_of(json.at("loss")), value_of(json.at("nll")), value_of(json.at("kl")),
-                  value_of(json.at("weight_decay")), value_of(json.at("target_probability"))};
   outcome.delta_norm = value_of(json.at("delta_norm"));
   outcome.initial_norm = value_of(json.at("initial_norm"));
   json.at("tokens").get_to(outcome.tokens);
@@ -99,10 +97,11 @@ FactOutcome outcome_from_json(const nlohmann::json& json) {
   json.at("target_span").get_to(outcome.target_span);
   json.at("lookup").get_to(outcome.lookup);
   const auto curve = json.value("curve", nlohmann::json::object());
-  for (size_t i = 0; curve.contains("loss") && i < curve["loss"].size(); ++i)
-    outcome.curve.push_back({value_of(curve["loss"][i]), value_of(curve.at("nll").at(i)),
-                             value_of(curve.at("kl").at(i)), value_of(curve.at("weight_decay").at(i)),
-                             value_of(curve.at("probability").at(i))});
+  if (curve.contains("loss")) outcome.curve.resize(curve["loss"].size());
+  for (const auto& [name, term] : kTerms) {
+    outcome.last.*term = value_of(json.at(last_name(name)));
+    for (size_t i = 0; i < outcome.curve.size(); ++i) outcome.curve[i].*term = value_of(curve.at(name).at(i));
+  }
   return outcome;
 }
 
@@ -110,15 +109,10 @@ LayerFigures figures_from_json(const nlohmann::json& json) {
   LayerFigures figures;
   json.at("layer").get_to(figures.layer);
   json.at("weight").get_to(figures.weight);
-  figures.update_norm = value_of(json.at("update_norm"));
-  figures.relative_update_norm = value_of(json.at("relative_update_norm"));
-  figures.survived = value_of(json.at("survived"));
-  figures.residual_norm = value_of(json.at("residual_norm"));
-  figures.key_norm = value_of(json.at("key_norm"));
+  for (const auto& [name, figure] : kFigures) figures.*figure = value_of(json.at(name));
   figures.solver = json.value("solver", "");
   if (figures.solver.empty()) return figures;
-  figures.condition = value_of(json.at("condition"));
-  figures.jitter = value_of(json.at("jitter"));
+  for (const auto& [name, figure] : kSolveFigures) figures.*figure = value_of(json.at(name));
   return figures;
 }
 

@@ -14,13 +14,6 @@
 #include <emend/editors/steps/delta.h>
 #include <emend/models/model.h>
 
-#include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 enum class FactStatus {
@@ -68,13 +61,13 @@ struct LayerFigures {
 };
 
 struct EditResult {
-  std::string editor;
-  nlohmann::json hparams;             ///< effective values
-  std::vector<WeightDelta> deltas;    ///< in the order of writing; a weight may occur more than once
-  std::vector<FactOutcome> outcomes;  ///< one a fact, in the order given
-  std::vector<LayerFigures> layers;
-  std::map<std::string, double> seconds;  ///< "contexts", "statistics", "targets", "insert"
-  std::optional<ContextTemplates> contexts;
+  std::string editor = {};
+  nlohmann::json hparams = {};             ///< effective values
+  std::vector<WeightDelta> deltas = {};    ///< in the order of writing; a weight may occur more than once
+  std::vector<FactOutcome> outcomes = {};  ///< one a fact, in the order given
+  std::vector<LayerFigures> layers = {};
+  std::map<std::string, double> seconds = {};  ///< "contexts", "statistics", "targets", "insert"
+  std::optional<ContextTemplates> contexts = {};
   Engine engine = Engine::kFast;
   uint64_t seed = 0;
 
@@ -120,8 +113,7 @@ class Editor {
   /// model; reset() takes them out. Empty for editors that change weights.
   [[nodiscard]] virtual std::vector<RuntimePart> runtime() const { return {}; }
 
-  /// The facts as they are to be asked while the edits are in force: editors that speak through the prompt (IKE) put
-  /// their text in front of it.
+  /// The facts as they are to be asked while the edits are in force: IKE puts their text in front of it.
   [[nodiscard]] virtual datasets::FactSet asked(datasets::FactSet facts) const { return facts; }
 
   /// Forgets earlier batches. Contexts that were sampled stay.

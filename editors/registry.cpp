@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/editors/register.h>
 #include <emend/editors/registry.h>

@@ -4,15 +4,6 @@
 #include <emend/editors/editor.h>
 #include <emend/hparams/schema.h>
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace emend::editors {
 
 struct EditorInfo {
@@ -47,6 +38,26 @@ struct EditorInfo {
 [[nodiscard]] std::unique_ptr<Editor> make_editor(std::string_view name, const hparams::RawHparams& raw,
                                                   const models::Model& model, const Log& log = {});
 
+/// What an editor is made from beside its hyper-parameters.
+struct RecipeInputs {
+  const std::string& editor;
+  nlohmann::json values;  ///< the effective ones, for the record
+  const models::Model& model;
+  const hparams::RawHparams& raw;  ///< the file, for messages
+};
+
+/// An editor that keeps its name and its effective hyper-parameters as they are given.
+class NamedEditor : public Editor {
+ public:
+  explicit NamedEditor(const RecipeInputs& in) : name_(in.editor), values_(in.values) {}
+  [[nodiscard]] const std::string& name() const final { return name_; }
+  [[nodiscard]] nlohmann::json hparams() const final { return values_; }
+
+ private:
+  std::string name_;
+  nlohmann::json values_;
+};
+
 /// Builds the entry of an editor from its schema; `make` is called with parsed values.
 template <class H>
 [[nodiscard]] EditorInfo editor_entry(
@@ -69,6 +80,17 @@ template <class H>
     return make(fields->parse(raw, log), raw, model, log);
   };
   return info;
+}
+/// The same with what goes with the values.
+template <class H>
+[[nodiscard]] EditorInfo editor_entry(
+    std::string name, std::string summary, std::string paper, const hparams::Schema<H>& schema,
+    std::type_identity_t<std::function<std::unique_ptr<Editor>(const H&, const RecipeInputs&)>> make) {
+  const auto with_values = [name, fields = &schema, make = std::move(make)](const H& h, const hparams::RawHparams& raw,
+                                                                            const models::Model& model, const Log&) {
+    return make(h, {name, fields->dump(h), model, raw});
+  };
+  return editor_entry<H>(name, std::move(summary), std::move(paper), schema, with_values);
 }
 
 }  // namespace emend::editors

@@ -1,5 +1,4 @@
-#include <emend/core/dtype_name.h>
-#include <emend/core/error.h>
+#include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/editors/settings.h>
 #include <emend/models/compute_copy.h>

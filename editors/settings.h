@@ -8,10 +8,6 @@
 #include <emend/editors/steps/contexts.h>
 #include <emend/editors/steps/transaction.h>
 
-#include <map>
-#include <optional>
-#include <string>
-
 namespace emend::editors {
 
 class StatisticsProvider;
@@ -66,8 +62,7 @@ struct EditChoices {
 struct EditLoans {
   /// Second moments of the keys. Null is an Error(kInvalidArgument) for editors that need them.
   StatisticsProvider* statistics = nullptr;
-  /// If named, original weights are also kept there before they are first written, so that the caller can undo several
-  /// edits.
+  /// If named, original weights are also kept there before the first write, so that the caller can undo several edits.
   TransactionRef transaction = {};
   /// The processes that edit together, each with the same model, facts and settings: they share the optimisation of
   /// targets and sample contexts once; everything else each does for itself, with the same outcome.
@@ -75,6 +70,10 @@ struct EditLoans {
   CancelToken cancel = {};
   ProgressFn progress = {};
   Log log = {};
+  /// Tells `progress`, if there is one.
+  void report(const char* phase, double done, double total, std::string detail = {}) const {
+    if (progress) progress({phase, done, total, std::move(detail)});
+  }
   /// If set, editors record their intermediate tensors there (tests, fixtures; slow and large).
   Trace* trace = nullptr;
 };

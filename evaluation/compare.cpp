@@ -1,5 +1,5 @@
 // Two runs side by side: paired differences over the cases that both hold.
-#include <emend/core/text_table.h>
+#include <emend/core/text.h>
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/report.h>
@@ -32,7 +32,7 @@ std::map<std::string, const json*> by_id(const RunReport& run, int64_t& ambiguou
     if (!cases.emplace(id, &line).second) twice.insert(id);
   }
   for (const auto& id : twice) cases.erase(id);
-  ambiguous += static_cast<int64_t>(twice.size());
+  ambiguous += std::ssize(twice);
   return cases;
 }
 
@@ -85,7 +85,7 @@ json score_row(const std::string& family, const MetricField& field, const std::v
     for (auto& i : cases) i = random() % n;
     differences.push_back(score(cases, true) - score(cases, false));
   }
-  std::sort(differences.begin(), differences.end());
+  std::ranges::sort(differences);
   const double low = differences[25], high = differences[974];
   return {{"family", family},
           {"metric", field.key},
@@ -112,7 +112,7 @@ std::vector<Pairs> paired(const MetricInfo& info, const std::vector<std::string>
     const json &first = case_metrics(*a, "post", info.name), &second = case_metrics(*b, "post", info.name);
     std::vector<std::pair<std::optional<double>, std::optional<double>>> both;
     for (const auto& figure : figures) both.emplace_back(figure(first), figure(second));
-    if (!std::all_of(both.begin(), both.end(), [](const auto& pair) { return pair.first && pair.second; })) continue;
+    if (!std::ranges::all_of(both, [](const auto& pair) { return pair.first && pair.second; })) continue;
     for (size_t part = 0; part < parts.size(); ++part) {
       parts[part].first.push_back(*both[part].first);
       parts[part].second.push_back(*both[part].second);

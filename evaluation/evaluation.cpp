@@ -3,7 +3,8 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
-#include <emend/devices/tf32.h>
+#include <emend/devices/runtime.h>
+#include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/metric.h>
@@ -34,7 +35,7 @@ std::vector<Score> score_reference(const models::Model& model, const ScoreSheet&
   const auto scores = score_cases_reference(model, cases, options);
   std::vector<Score> flat;
   for (const auto& [c, r] : place) flat.push_back(scores[c][r]);
-  counts.requests = static_cast<int64_t>(sheet.size());
+  counts.requests = std::ssize(sheet);
   return flat;
 }
 
@@ -42,6 +43,61 @@ std::vector<std::unique_ptr<Metric>> chosen(const std::vector<std::string>& name
   std::vector<std::unique_ptr<Metric>> metrics;
   for (const auto& name : resolve_metrics(names, facts)) metrics.push_back(make_metric(name));
   return metrics;
+}
+
+// By the engine that the options name; adds to `counts`.
+std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options,
+                         ScoreCounts& counts) {
+  if (sheet.size() == 0) return {};
+  const ScoreOptions how = options.scoring();
+  ScoreCounts these;
+  auto scores = options.reference ? score_reference(model, sheet, how, these)
+                                  : score_requests(model, sheet.requests(), how, &these);
+  counts += these;
+  return scores;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+constexpr int kFormat = 3;
+
+json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
+               const EvaluateOptions& options) {
+  json metrics = json::array();
+  for (const auto& metric : chosen(names, facts))
+    metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
+  const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
+  if (options.free_style != "plain") metrics.push_back({"chat template", model.tokenizer().chat_template()});
+  return {{"format", kFormat},
+          {"model", model.fingerprint()},
+          {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},
+          {"tokenizer", model.tokenizer().fingerprint()},
+          {"facts", facts_key},
+          {"metrics", metrics},
+          {"bootstrap", options.bootstrap},
+          {"seed", options.seed},
+          {"reference", options.reference}};
+}
+
+/// The stored evaluation, or nothing with a warning if the file is damaged.
+std::optional<Evaluation> read_stored(const std::filesystem::path& path, const std::string& key, const Log& log) {
+  try {
+    const auto file = open_cached(path);
+    if (!file) return std::nullopt;
+    const auto& metadata = file->metadata();
+    const auto text = metadata.find("evaluation"), stored_key = metadata.find("key");
+    if (text == metadata.end() || stored_key == metadata.end() || stored_key->second != key)
+      throw Error(ErrorClass::kCorruption,
+                  {path.string(), "contents that do not match their key", "an intact file", ""});
+    Evaluation evaluation = evaluation_from_json(json::parse(text->second));
+    for (const auto& [name, info] : file->tensors()) evaluation.kept[name] = file->tensor(name).clone();
+    return evaluation;
+  } catch (const std::exception& error) {
+    log.warning("evaluation.cache", std::string("the stored evaluation is damaged and is made again: ") + error.what());
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -86,31 +142,7 @@ struct Plan {
 
 }  // namespace detail
 
-namespace {
-
 using detail::Plan;
-
-// By the engine that the options name; adds to `counts`.
-std::vector<Score> score(const models::Model& model, const ScoreSheet& sheet, const EvaluateOptions& options,
-                         ScoreCounts& counts) {
-  if (sheet.size() == 0) return {};
-  ScoreOptions how;
-  how.batch_tokens = options.batch_tokens;
-  how.progress = options.progress;
-  how.cancel = options.cancel;
-  how.sharing = options.sharing;
-  ScoreCounts these;
-  auto scores = options.reference ? score_reference(model, sheet, how, these)
-                                  : score_requests(model, sheet.requests(), how, &these);
-  counts += these;
-  return scores;
-}
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                     const EvaluateOptions& options) {
@@ -203,31 +235,26 @@ void RetentionMatrix::add(int64_t edits_applied, const std::vector<Efficacy>& va
 }
 
 json RetentionMatrix::to_json() const {
-  json out = {{"edits_applied", json::array()}, {"success", json::array()},        {"accuracy", json::array()},
-              {"probability", json::array()},   {"edited_success", json::array()}, {"nll_new", json::array()},
-              {"nll_true", json::array()}};
+  json out = json::object();
+  for (const char* key :
+       {"edits_applied", "success", "accuracy", "probability", "edited_success", "nll_new", "nll_true"})
+    out[key] = json::array();
   for (const auto& step : steps_) {
-    json success = json::array(), accuracy = json::array(), probability = json::array(), fresh = json::array(),
-         old = json::array();
-    int64_t kept = 0;
-    const int64_t edited = std::min<int64_t>(step.edits_applied, static_cast<int64_t>(step.values.size()));
-    for (size_t i = 0; i < step.values.size(); ++i) {
-      const auto& value = step.values[i];
-      success.push_back(value.success() ? 1 : 0);
-      accuracy.push_back(value.accurate ? 1 : 0);
-      probability.push_back(std::round(value.probability * 1e4) / 1e4);
-      fresh.push_back(value.nll_new);
-      old.push_back(value.nll_true ? json(*value.nll_true) : json());
-      if (static_cast<int64_t>(i) < edited && value.success()) ++kept;
-    }
     out["edits_applied"].push_back(step.edits_applied);
-    out["success"].push_back(success);
-    out["accuracy"].push_back(accuracy);
-    out["probability"].push_back(probability);
-    out["nll_new"].push_back(fresh);
-    out["nll_true"].push_back(old);
-    out["edited_success"].push_back(edited > 0 ? json(100.0 * static_cast<double>(kept) / static_cast<double>(edited))
-                                               : json());
+    for (const char* key : {"success", "accuracy", "probability", "nll_new", "nll_true"})
+      out[key].push_back(json::array());
+    double kept = 0;
+    const int64_t edited = std::min<int64_t>(step.edits_applied, std::ssize(step.values));
+    for (int64_t i = 0; i < std::ssize(step.values); ++i) {
+      const auto& value = step.values[i];
+      out["success"].back().push_back(value.success() ? 1 : 0);
+      out["accuracy"].back().push_back(value.accurate ? 1 : 0);
+      out["probability"].back().push_back(std::round(value.probability * 1e4) / 1e4);
+      out["nll_new"].back().push_back(value.nll_new);
+      out["nll_true"].back().push_back(value.nll_true ? json(*value.nll_true) : json());
+      kept += i < edited && value.success();
+    }
+    out["edited_success"].push_back(edited > 0 ? json(100 * kept / static_cast<double>(edited)) : json());
   }
   return out;
 }
@@ -257,81 +284,20 @@ RetentionMatrix RetentionMatrix::from_json(const json& json) {
   return matrix;
 }
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, summary, cases, groups, seconds, counts)
+
 json to_json(const Evaluation& evaluation) {
-  const auto& counts = evaluation.counts;
-  return {{"summary", evaluation.summary},
-          {"cases", evaluation.cases},
-          {"groups", evaluation.groups},
-          {"seconds", evaluation.seconds},
-          {"counts",
-           {{"requests", counts.requests},
-            {"unique_prompts", counts.unique_prompts},
-            {"tokens_given", counts.tokens_given},
-            {"tokens_run", counts.tokens_run},
-            {"rows_projected", counts.rows_projected}}}};
+  return evaluation;
 }
 
 Evaluation evaluation_from_json(const json& json) {
-  Evaluation evaluation;
   try {
-    evaluation.summary = json.at("summary");
-    evaluation.cases = json.at("cases").get<std::vector<nlohmann::json>>();
-    evaluation.groups = json.at("groups").get<std::vector<nlohmann::json>>();
-    evaluation.seconds = json.at("seconds").get<double>();
-    const auto& counts = json.at("counts");
-    evaluation.counts = {counts.at("requests").get<int64_t>(), counts.at("unique_prompts").get<int64_t>(),
-                         counts.at("tokens_given").get<int64_t>(), counts.at("tokens_run").get<int64_t>(),
-                         counts.at("rows_projected").get<int64_t>()};
+    return json.get<Evaluation>();
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorClass::kCorruption, {"stored evaluation", error.what(), "what evaluation::to_json writes",
                                           "remove the file; it is made again"});
   }
-  return evaluation;
 }
-
-// The evaluation of the unedited model, remembered; and the facts' own continuations.
-namespace {
-
-constexpr int kFormat = 3;
-
-json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
-               const EvaluateOptions& options) {
-  json metrics = json::array();
-  for (const auto& metric : chosen(names, facts))
-    metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
-  const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
-  if (options.free_style != "plain") metrics.push_back({"chat template", model.tokenizer().chat_template()});
-  return {{"format", kFormat},
-          {"model", model.fingerprint()},
-          {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},
-          {"tokenizer", model.tokenizer().fingerprint()},
-          {"facts", facts_key},
-          {"metrics", metrics},
-          {"bootstrap", options.bootstrap},
-          {"seed", options.seed},
-          {"reference", options.reference}};
-}
-
-/// The stored evaluation, or nothing with a warning if the file is damaged.
-std::optional<Evaluation> read_stored(const std::filesystem::path& path, const std::string& key, const Log& log) {
-  try {
-    const auto file = open_cached(path);
-    if (!file) return std::nullopt;
-    const auto& metadata = file->metadata();
-    const auto text = metadata.find("evaluation"), stored_key = metadata.find("key");
-    if (text == metadata.end() || stored_key == metadata.end() || stored_key->second != key)
-      throw Error(ErrorClass::kCorruption,
-                  {path.string(), "contents that do not match their key", "an intact file", ""});
-    Evaluation evaluation = evaluation_from_json(json::parse(text->second));
-    for (const auto& [name, info] : file->tensors()) evaluation.kept[name] = file->tensor(name).clone();
-    return evaluation;
-  } catch (const std::exception& error) {
-    log.warning("evaluation.cache", std::string("the stored evaluation is damaged and is made again: ") + error.what());
-    return std::nullopt;
-  }
-}
-
-}  // namespace
 
 Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                            const std::vector<std::string>& names, const EvaluateOptions& options,
@@ -374,9 +340,7 @@ std::vector<Continuation> continue_facts(const models::Model& model, const std::
     auto& drafts = free.drafts.emplace_back();
     if (i < before.size()) drafts = {" " + fact.target_new, before[i].text};
   }
-  ScoreOptions score_options;
-  score_options.cancel = cancel;
-  const auto efficacies = evaluate_efficacy(model, facts, score_options);
+  const auto efficacies = evaluate_efficacy(model, facts, {.cancel = cancel});
   std::vector<Continuation> all;
   free.max_tokens = new_tokens;
   free.whole_sentence = false;

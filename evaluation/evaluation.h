@@ -110,26 +110,30 @@ struct EvaluateOptions {
 
   // Generation (slow): fluency, consistency, essence; family "generation" or `fluency` in easyedit.
   bool generation = false;
-  int64_t generation_length = 100;   ///< tokens, prompt included, as published
-  std::filesystem::path snippets;    ///< attribute_snippets.json; empty: no reference score
-  std::filesystem::path idf_corpus;  ///< texts for inverse document frequencies; empty: the snippets themselves
+  int64_t generation_length = 100;        ///< tokens, prompt included, as published
+  std::filesystem::path snippets = {};    ///< attribute_snippets.json; empty: no reference score
+  std::filesystem::path idf_corpus = {};  ///< texts for inverse document frequencies; empty: the snippets themselves
   uint64_t seed = 0;
 
   /// Folder with health_*.json, lambada*.jsonl, *.txt for the family "health".
-  std::filesystem::path health_data;
+  std::filesystem::path health_data = {};
   int64_t health_limit = 100;  ///< items of each health task; -1: all
 
   /// Processes with the same model and facts that share the scoring and the generation of texts; all get the outcome.
-  devices::WorkSharing sharing;
+  devices::WorkSharing sharing = {};
 
   int64_t free_limit = 100;  ///< facts whose text the family "free" has written, from the first; -1: all
   /// How it asks: "plain", a prompt is continued; "chat", a message is answered in the model's chat template; "both".
   std::string free_style = "plain";
 
-  int bootstrap = 1000;  ///< resamples for the score's interval; 0: none
-  ProgressFn progress;   ///< phase "evaluate"
-  CancelToken cancel;
-  Log log;
+  int bootstrap = 1000;      ///< resamples for the score's interval; 0: none
+  ProgressFn progress = {};  ///< phase "evaluate"
+  CancelToken cancel = {};
+  Log log = {};
+
+  [[nodiscard]] ScoreOptions scoring() const {
+    return {.batch_tokens = batch_tokens, .progress = progress, .cancel = cancel, .sharing = sharing};
+  }
 };
 
 /// Evaluates `model` on `facts`. Names as resolve_metrics takes them. The model is not changed.

@@ -17,6 +17,9 @@
 #include <set>
 
 namespace emend::evaluation {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FreeText, text, ids)
+
 namespace {
 
 using Ids = std::vector<int64_t>;
@@ -135,11 +138,11 @@ bool inside_name(std::string_view before, char mark, const std::vector<std::stri
 int64_t room_for(const models::Model& model, const std::vector<Ids>& prompts, const std::vector<size_t>& rows,
                  const FreeTextOptions& options) {
   int64_t longest = 0, room = options.max_tokens;
-  for (const auto& prompt : prompts) longest = std::max(longest, static_cast<int64_t>(prompt.size()));
+  for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
   for (const size_t row : rows)
     if (!options.names.empty())
       for (const auto& name : options.names[row])  // the model may write it in more tokens
-        room = std::max(room, 2 * static_cast<int64_t>(model.tokenizer().encode_ids(" " + name, false).size()) + 4);
+        room = std::max(room, 2 * std::ssize(model.tokenizer().encode_ids(" " + name, false)) + 4);
   if (model.config().positions == models::Positions::kLearned)
     room = std::min(room, model.max_positions() + 1 - longest);
   return std::max(room, options.max_tokens);
@@ -166,10 +169,8 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
       auto& own = chosen[row];
       own.push_back(id);
       const std::string text = behind(tokenizer, {ids[row].back()}, own);
-      if (std::any_of(names(row).begin(), names(row).end(), [&](const auto& name) { return begins_name(text, name); }))
-        return false;
-      return static_cast<int64_t>(own.size()) >= options.max_tokens ||
-             (options.whole_sentence && sentence_ended(text, names(row)));
+      if (std::ranges::any_of(names(row), [&](const auto& name) { return begins_name(text, name); })) return false;
+      return std::ssize(own) >= options.max_tokens || (options.whole_sentence && sentence_ended(text, names(row)));
     };
   std::vector<models::Drafts> drafts(options.drafts.empty() ? 0 : rows.size());
   for (size_t r = 0; r < drafts.size(); ++r)
@@ -183,25 +184,6 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
   return texts;
 }
 
-std::string pack(const std::vector<std::vector<FreeText>>& groups) {
-  nlohmann::json all = nlohmann::json::array();
-  for (const auto& group : groups) {
-    auto& list = all.emplace_back(nlohmann::json::array());
-    for (const auto& text : group) list.push_back({text.text, text.ids});
-  }
-  const auto bytes = nlohmann::json::to_msgpack(all);
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<std::vector<FreeText>> unpack(std::string_view bytes) {
-  std::vector<std::vector<FreeText>> groups;
-  for (const auto& list : nlohmann::json::from_msgpack(bytes.begin(), bytes.end())) {
-    auto& group = groups.emplace_back();
-    for (const auto& entry : list) group.push_back({entry.at(0).get<std::string>(), entry.at(1).get<Ids>()});
-  }
-  return groups;
-}
-
 }  // namespace
 
 std::vector<FreeText> write_on(const models::Model& model, const std::vector<std::string>& prompts,
@@ -213,17 +195,17 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
   // Prompts of about one length go together: attention's width is that of the longest.
   std::vector<size_t> order(prompts.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ids[a].size() < ids[b].size(); });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return ids[a].size() < ids[b].size(); });
   std::vector<std::vector<size_t>> groups;
   std::vector<int64_t> costs;
   for (size_t begin = 0; begin < order.size(); begin += static_cast<size_t>(options.rows)) {
     const size_t end = std::min(begin + static_cast<size_t>(options.rows), order.size());
-    groups.emplace_back(order.begin() + static_cast<std::ptrdiff_t>(begin),
-                        order.begin() + static_cast<std::ptrdiff_t>(end));
+    groups.emplace_back(order.begin() + begin, order.begin() + end);
     costs.push_back(static_cast<int64_t>(end - begin));
   }
+  using Group = std::vector<FreeText>;
   const auto work = [&](devices::ItemRange range) {
-    std::vector<std::vector<FreeText>> done;
+    std::vector<Group> done;
     for (size_t g = range.begin; g < range.end; ++g) {
       done.push_back(continue_rows(model, ids, groups[g], options));
       if (options.progress)
@@ -232,7 +214,8 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
     }
     return done;
   };
-  const auto done = options.sharing.map<std::vector<FreeText>>(costs, work, pack, unpack);
+  const auto done =
+      options.sharing.map<Group>(costs, work, detail::packed<std::vector<Group>>, detail::unpacked<std::vector<Group>>);
   std::vector<FreeText> texts(prompts.size());
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t r = 0; r < groups[g].size(); ++r) texts[groups[g][r]] = done[g][r];
@@ -248,7 +231,7 @@ std::vector<Answer> answers(const models::Model& model, std::span<const datasets
   std::vector<std::string> prompts;
   for (const auto& fact : facts) {
     prompts.push_back(fact.full_prompt());
-    const auto length = static_cast<int64_t>(model.tokenizer().encode_ids(" " + fact.target_new, false).size());
+    const auto length = std::ssize(model.tokenizer().encode_ids(" " + fact.target_new, false));
     own.max_tokens = std::max(own.max_tokens, length + kBehind);
     own.names.push_back({fact.target_new});
     own.drafts.push_back({" " + fact.target_new});
@@ -391,9 +374,7 @@ bool loops(std::string_view text) {
   const auto words = word_tokenize(detail::lower_case(text));
   std::map<std::vector<std::string>, int> seen;
   for (size_t i = 0; i + 3 <= words.size(); ++i)
-    if (++seen[{words.begin() + static_cast<std::ptrdiff_t>(i), words.begin() + static_cast<std::ptrdiff_t>(i) + 3}] >=
-        4)
-      return true;
+    if (++seen[{words.begin() + i, words.begin() + i + 3}] >= 4) return true;
   return false;
 }
 

@@ -1,7 +1,7 @@
 // What a model writes on its own: greedy continuations with a natural end, and how they are read.
 //
 // Goals: the text that a user would see, decoded without the answer's help ("The Mirage of Model Editing", arXiv
-// 2502.11177). Non-goals: sampling (detail/generate_texts.h), probabilities (scoring.h).
+// 2502.11177). Non-goals: sampling (detail/generation.h), probabilities (scoring.h).
 #pragma once
 
 #include <emend/core/cancel.h>

@@ -3,7 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
-#include <emend/core/text_table.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/health.h>
@@ -57,6 +57,106 @@ double f1_of(const std::vector<Choice>& items, const std::vector<int64_t>& chose
   return tp > 0 ? 2 * tp / (2 * tp + fp + fn) : 0;
 }
 
+// Reads the health tasks and turns their rows into prompts. The wordings follow EleutherAI's lm-evaluation-harness,
+// zero-shot.
+
+/// A row with a name for messages.
+struct TaskRow {
+  const json& value;
+  std::string where;
+
+  [[noreturn]] void fail(const std::string& got, const std::string& expected) const {
+    refuse({where, got, expected, "see docs/metrics.md for the files' forms"});
+  }
+  [[nodiscard]] std::string text(const char* key) const {
+    if (!value.is_object() || !value.contains(key) || !value[key].is_string())
+      fail(std::string("no text \"") + key + "\"", "a string");
+    return value[key].get<std::string>();
+  }
+  [[nodiscard]] int64_t index(const char* key, int64_t below) const {
+    if (!value.contains(key) || !value[key].is_number_integer())
+      fail(std::string("no number \"") + key + "\"", "an integer");
+    const auto i = value[key].get<int64_t>();
+    if (i < 0 || i >= below) fail(std::string(key) + " is " + std::to_string(i), "0 to " + std::to_string(below - 1));
+    return i;
+  }
+};
+
+Choice mmlu(const TaskRow& row) {
+  static const char* const letters[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
+  const json choices = row.value.contains("choices") ? row.value["choices"] : json();
+  if (!choices.is_array() || choices.size() < 2 || choices.size() > 8)
+    row.fail("no list \"choices\"", "2 to 8 answers");
+  std::string subject = row.text("subject");
+  std::ranges::replace(subject, '_', ' ');
+  Choice choice;
+  choice.prompt = "The following are multiple choice questions (with answers) about " + subject + ".\n\n" +
+                  row.text("question") + "\n";
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (!choices[i].is_string()) row.fail("an answer that is not a text", "strings");
+    choice.prompt += std::string(letters[i]) + ". " + choices[i].get<std::string>() + "\n";
+    choice.options.emplace_back(letters[i]);
+  }
+  choice.prompt += "Answer:";
+  choice.answer = row.index("answer", std::ssize(choices));
+  return choice;
+}
+
+Choice piqa(const TaskRow& row) {
+  return {"Question: " + row.text("goal") + "\nAnswer:", {row.text("sol1"), row.text("sol2")}, row.index("label", 2)};
+}
+Choice sst2(const TaskRow& row) {
+  return {row.text("sentence") + "\nQuestion: Is this sentence positive or negative?\nAnswer:",
+          {"negative", "positive"},
+          row.index("label", 2)};
+}
+Choice rte(const TaskRow& row) {
+  return {row.text("sentence1") + "\nQuestion: " + row.text("sentence2") + " True or False?\nAnswer:",
+          {"True", "False"},
+          row.index("label", 2)};
+}
+Choice cola(const TaskRow& row) {
+  return {row.text("sentence") + "\nQuestion: Does this sentence make sense?\nAnswer:",
+          {"no", "yes"},
+          row.index("label", 2)};
+}
+
+struct ChoiceFile {
+  const char* file;
+  const char* name;
+  Choice (*read)(const TaskRow&);
+};
+constexpr ChoiceFile kChoiceFiles[] = {{"health_mmlu.json", "mmlu", mmlu},
+                                       {"health_piqa.json", "piqa", piqa},
+                                       {"health_sst2.json", "sst2", sst2},
+                                       {"health_rte.json", "rte", rte},
+                                       {"health_cola.json", "cola", cola}};
+
+HealthTask read_choices(const std::filesystem::path& path, const ChoiceFile& kind, int64_t limit) {
+  const json rows = read_json(path);
+  if (!rows.is_array())
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
+  HealthTask task{kind.name, "choice", path.string(), {}, {}};
+  for (size_t i = 0; i < rows.size() && (limit < 0 || static_cast<int64_t>(i) < limit); ++i)
+    task.choices.push_back(kind.read({rows[i], path.string() + ": row " + std::to_string(i + 1)}));
+  return task;
+}
+
+HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
+  HealthTask task{"lambada", "lambada", path.string(), {}, {}};
+  std::istringstream lines(read_file(path));
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line) && (limit < 0 || std::ssize(task.texts) < limit);) {
+    ++number;
+    if (line.find_first_not_of(" \r\t") == std::string::npos) continue;
+    const std::string where = path.string() + ":" + std::to_string(number);
+    const json row = parse_json(line, where);
+    task.texts.push_back(TaskRow{row, where}.text("text"));
+  }
+  return task;
+}
+
 }  // namespace
 
 Perplexity perplexity(const models::Model& model, const std::string& text, int64_t length, int64_t max_tokens,
@@ -64,9 +164,9 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   const at::NoGradGuard no_grad;
   const auto& tokenizer = model.tokenizer();
   auto ids = tokenizer.encode_ids(text);
-  if (max_tokens >= 0 && static_cast<int64_t>(ids.size()) > max_tokens) ids.resize(static_cast<size_t>(max_tokens));
+  if (max_tokens >= 0 && std::ssize(ids) > max_tokens) ids.resize(static_cast<size_t>(max_tokens));
   const auto& prefix = tokenizer.prefix_ids();
-  const int64_t room = std::min(length, model.max_positions()) - static_cast<int64_t>(prefix.size());
+  const int64_t room = std::min(length, model.max_positions()) - std::ssize(prefix);
   if (room < 2) refuse({"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
   Perplexity result;
   std::vector<std::vector<int64_t>> rows;
@@ -81,12 +181,11 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
     options.cancel.check("perplexity");
     auto row = prefix;
     const size_t end = std::min(ids.size(), at + static_cast<size_t>(room));
-    row.insert(row.end(), ids.begin() + static_cast<std::ptrdiff_t>(at),
-               ids.begin() + static_cast<std::ptrdiff_t>(end));
+    row.insert(row.end(), ids.begin() + at, ids.begin() + end);
     if (row.size() < 2) continue;
-    if (!rows.empty() && row_tokens + static_cast<int64_t>(row.size()) > options.batch_tokens) flush();
-    row_tokens += static_cast<int64_t>(row.size());
-    result.tokens += static_cast<int64_t>(row.size()) - 1;
+    if (!rows.empty() && row_tokens + std::ssize(row) > options.batch_tokens) flush();
+    row_tokens += std::ssize(row);
+    result.tokens += std::ssize(row) - 1;
     rows.push_back(std::move(row));
   }
   flush();
@@ -107,7 +206,7 @@ Lambada lambada(const models::Model& model, const std::vector<std::string>& text
     requests.push_back({text.substr(0, space), text.substr(space + 1, end - space - 1)});
   }
   Lambada result;
-  result.n = static_cast<int64_t>(texts.size());
+  result.n = std::ssize(texts);
   double nll = 0;
   for (const auto& score : score_requests(model, requests, options)) {
     result.accuracy += score.all_correct() ? 1 : 0;
@@ -129,7 +228,7 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
   }
   const auto scores = score_requests(model, requests, options);
   MultipleChoice result;
-  result.n = static_cast<int64_t>(items.size());
+  result.n = std::ssize(items);
   size_t at = 0;
   for (const auto& item : items) {
     size_t best = 0, best_normalised = 0;
@@ -191,118 +290,12 @@ json evaluate_health(const models::Model& model, const std::vector<HealthTask>& 
   return out;
 }
 
-// Reads the health tasks and turns their rows into prompts. The wordings follow EleutherAI's lm-evaluation-harness,
-// zero-shot.
-
-namespace {
-
-using nlohmann::json;
-
-/// A row with a name for messages.
-struct TaskRow {
-  const json& value;
-  std::string where;
-
-  [[noreturn]] void fail(const std::string& got, const std::string& expected) const {
-    refuse({where, got, expected, "see docs/metrics.md for the files' forms"});
-  }
-  [[nodiscard]] std::string text(const char* key) const {
-    if (!value.is_object() || !value.contains(key) || !value[key].is_string())
-      fail(std::string("no text \"") + key + "\"", "a string");
-    return value[key].get<std::string>();
-  }
-  [[nodiscard]] int64_t index(const char* key, int64_t below) const {
-    if (!value.contains(key) || !value[key].is_number_integer())
-      fail(std::string("no number \"") + key + "\"", "an integer");
-    const auto i = value[key].get<int64_t>();
-    if (i < 0 || i >= below) fail(std::string(key) + " is " + std::to_string(i), "0 to " + std::to_string(below - 1));
-    return i;
-  }
-};
-
-Choice mmlu(const TaskRow& row) {
-  static const char* const letters[] = {"A", "B", "C", "D", "E", "F", "G", "H"};
-  const json choices = row.value.contains("choices") ? row.value["choices"] : json();
-  if (!choices.is_array() || choices.size() < 2 || choices.size() > 8)
-    row.fail("no list \"choices\"", "2 to 8 answers");
-  std::string subject = row.text("subject");
-  std::replace(subject.begin(), subject.end(), '_', ' ');
-  Choice choice;
-  choice.prompt = "The following are multiple choice questions (with answers) about " + subject + ".\n\n" +
-                  row.text("question") + "\n";
-  for (size_t i = 0; i < choices.size(); ++i) {
-    if (!choices[i].is_string()) row.fail("an answer that is not a text", "strings");
-    choice.prompt += std::string(letters[i]) + ". " + choices[i].get<std::string>() + "\n";
-    choice.options.emplace_back(letters[i]);
-  }
-  choice.prompt += "Answer:";
-  choice.answer = row.index("answer", static_cast<int64_t>(choices.size()));
-  return choice;
-}
-
-Choice piqa(const TaskRow& row) {
-  return {"Question: " + row.text("goal") + "\nAnswer:", {row.text("sol1"), row.text("sol2")}, row.index("label", 2)};
-}
-Choice sst2(const TaskRow& row) {
-  return {row.text("sentence") + "\nQuestion: Is this sentence positive or negative?\nAnswer:",
-          {"negative", "positive"},
-          row.index("label", 2)};
-}
-Choice rte(const TaskRow& row) {
-  return {row.text("sentence1") + "\nQuestion: " + row.text("sentence2") + " True or False?\nAnswer:",
-          {"True", "False"},
-          row.index("label", 2)};
-}
-Choice cola(const TaskRow& row) {
-  return {row.text("sentence") + "\nQuestion: Does this sentence make sense?\nAnswer:",
-          {"no", "yes"},
-          row.index("label", 2)};
-}
-
-struct ChoiceFile {
-  const char* file;
-  const char* name;
-  Choice (*read)(const TaskRow&);
-};
-constexpr ChoiceFile kChoiceFiles[] = {{"health_mmlu.json", "mmlu", mmlu},
-                                       {"health_piqa.json", "piqa", piqa},
-                                       {"health_sst2.json", "sst2", sst2},
-                                       {"health_rte.json", "rte", rte},
-                                       {"health_cola.json", "cola", cola}};
-
-HealthTask read_choices(const std::filesystem::path& path, const ChoiceFile& kind, int64_t limit) {
-  const json rows = read_json(path);
-  if (!rows.is_array())
-    throw Error(ErrorClass::kCorruption,
-                {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
-  HealthTask task{kind.name, "choice", path.string(), {}, {}};
-  for (size_t i = 0; i < rows.size() && (limit < 0 || static_cast<int64_t>(i) < limit); ++i)
-    task.choices.push_back(kind.read({rows[i], path.string() + ": row " + std::to_string(i + 1)}));
-  return task;
-}
-
-HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
-  HealthTask task{"lambada", "lambada", path.string(), {}, {}};
-  std::istringstream lines(read_file(path));
-  int64_t number = 0;
-  for (std::string line; std::getline(lines, line) && (limit < 0 || static_cast<int64_t>(task.texts.size()) < limit);) {
-    ++number;
-    if (line.find_first_not_of(" \r\t") == std::string::npos) continue;
-    const std::string where = path.string() + ":" + std::to_string(number);
-    const json row = parse_json(line, where);
-    task.texts.push_back(TaskRow{row, where}.text("text"));
-  }
-  return task;
-}
-
-}  // namespace
-
 std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, int64_t limit) {
   std::vector<std::filesystem::path> files;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
     if (entry.is_regular_file()) files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   std::vector<HealthTask> tasks;
   for (const auto& path : files) {
     const std::string name = path.filename().string();

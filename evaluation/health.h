@@ -79,7 +79,7 @@ struct HealthTask {
 struct HealthOptions {  ///< where the data is, and how much of it
   int64_t perplexity_tokens = 8192;
   int64_t perplexity_length = 512;
-  ScoreOptions score;
+  ScoreOptions score = {};
 };
 /// {"perplexity": …, "lambada_accuracy": …, "lambada_perplexity": …, "mmlu_accuracy": …, …, "n": {task: items}}
 [[nodiscard]] nlohmann::json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks,

@@ -35,61 +35,6 @@ std::vector<std::string> names() {
           did_you_mean(name, names())});
 }
 
-}  // namespace
-
-size_t ScoreSheet::add(size_t fact, std::string prompt, std::string target) {
-  requests_.push_back({std::move(prompt), std::move(target)});
-  cases_.push_back(fact);
-  return requests_.size() - 1;
-}
-
-void ScoreSheet::fill(std::vector<Score> scores) {
-  EMEND_CHECK(scores.size() == requests_.size(), "one score a request");
-  scores_ = std::move(scores);
-}
-
-std::unique_ptr<Metric> make_metric(const std::string& name) {
-  for (const auto& family : kFamilies)
-    if (name == family.name) return family.make();
-  unknown(name);
-}
-
-const std::vector<MetricInfo>& metric_families() {
-  static const std::vector<MetricInfo> all = [] {
-    std::vector<MetricInfo> infos;
-    for (const auto& family : kFamilies) infos.push_back(family.make()->info());
-    return infos;
-  }();
-  return all;
-}
-
-const MetricInfo& metric_info(const std::string& name) {
-  for (const auto& info : metric_families())
-    if (info.name == name) return info;
-  unknown(name);
-}
-
-std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted, const datasets::FactSet& facts) {
-  std::vector<std::string> resolved;
-  const auto add = [&](const std::string& name) {
-    if (std::find(resolved.begin(), resolved.end(), name) == resolved.end()) resolved.push_back(name);
-  };
-  for (const auto& name : wanted) {
-    if (name == "none" && wanted.size() > 1)
-      refuse({setting("eval"), "none beside others", "none, or what to measure", ""});
-    if (name == "none" || name.empty()) continue;
-    if (name != "auto") {
-      add(metric_info(name).name);
-      continue;
-    }
-    for (const auto& family : kFamilies)
-      if (family.make()->suits(facts)) add(family.name);
-  }
-  return resolved;
-}
-
-namespace {
-
 using nlohmann::json;
 using Column = std::vector<std::optional<double>>;
 
@@ -133,6 +78,57 @@ json keyed_means(const std::vector<json>& cases, const std::string& name) {
 
 }  // namespace
 
+size_t ScoreSheet::add(size_t fact, std::string prompt, std::string target) {
+  requests_.push_back({std::move(prompt), std::move(target)});
+  cases_.push_back(fact);
+  return requests_.size() - 1;
+}
+
+void ScoreSheet::fill(std::vector<Score> scores) {
+  EMEND_CHECK(scores.size() == requests_.size(), "one score a request");
+  scores_ = std::move(scores);
+}
+
+std::unique_ptr<Metric> make_metric(const std::string& name) {
+  for (const auto& family : kFamilies)
+    if (name == family.name) return family.make();
+  unknown(name);
+}
+
+const std::vector<MetricInfo>& metric_families() {
+  static const std::vector<MetricInfo> all = [] {
+    std::vector<MetricInfo> infos;
+    for (const auto& family : kFamilies) infos.push_back(family.make()->info());
+    return infos;
+  }();
+  return all;
+}
+
+const MetricInfo& metric_info(const std::string& name) {
+  for (const auto& info : metric_families())
+    if (info.name == name) return info;
+  unknown(name);
+}
+
+std::vector<std::string> resolve_metrics(const std::vector<std::string>& wanted, const datasets::FactSet& facts) {
+  std::vector<std::string> resolved;
+  const auto add = [&](const std::string& name) {
+    if (std::ranges::find(resolved, name) == resolved.end()) resolved.push_back(name);
+  };
+  for (const auto& name : wanted) {
+    if (name == "none" && wanted.size() > 1)
+      refuse({setting("eval"), "none beside others", "none, or what to measure", ""});
+    if (name == "none" || name.empty()) continue;
+    if (name != "auto") {
+      add(metric_info(name).name);
+      continue;
+    }
+    for (const auto& family : kFamilies)
+      if (family.make()->suits(facts)) add(family.name);
+  }
+  return resolved;
+}
+
 MetricOutcome Metric::finish(const MetricContext& context, const ScoreSheet& sheet) {
   MetricOutcome outcome = measure(context, sheet);
   summarise(context, outcome);
@@ -158,6 +154,25 @@ void Metric::summarise(const MetricContext& context, MetricOutcome& outcome) con
 std::optional<double> record_mean(const std::vector<double>& values) {
   const auto mean = mean_of(values);
   return mean ? std::optional(mean->value) : std::nullopt;
+}
+
+MetricField difference(MetricField field) {
+  field.difference = true;
+  return field;
+}
+
+MetricField of_groups(MetricField field) {
+  field.of_groups = true;
+  return field;
+}
+
+MetricField optional(MetricField field) {
+  field.optional = true;
+  return field;
+}
+
+MetricField harmonic_score(std::string definition, std::vector<std::string> columns) {
+  return {"score", "S", std::move(definition), "%", true, {}, "score", 100, std::move(columns)};
 }
 
 CaseFigure value_of(std::string key) {

@@ -74,6 +74,13 @@ class Metric {
 /// Mean of a record's values; absent if there are none.
 [[nodiscard]] std::optional<double> record_mean(const std::vector<double>& values);
 
+// Fields that differ from most.
+[[nodiscard]] MetricField difference(MetricField field);  ///< of two shares
+[[nodiscard]] MetricField of_groups(MetricField field);   ///< instead of cases
+[[nodiscard]] MetricField optional(MetricField field);    ///< left out of a summary in which nothing has it
+/// "score", in percent.
+[[nodiscard]] MetricField harmonic_score(std::string definition, std::vector<std::string> columns);
+
 // Readers of raw values for MetricField::of_case.
 [[nodiscard]] CaseFigure value_of(std::string key);       ///< a number, or a truth value as 1 or 0
 [[nodiscard]] CaseFigure share_of_true(std::string key);  ///< in a list of truth values

@@ -60,36 +60,25 @@ std::vector<TableColumn> metric_columns() {
   return columns;
 }
 
-json column_document(const TableColumn& column) {
-  for (const auto& field : metric_info(column.family).fields)
-    if (field.key == column.key)
-      return {{"key", column.name()},
-              {"head", column.head},
-              {"unit", field.unit},
-              {"higher", field.higher_is_better},
-              {"definition", field.definition}};
+json column(const std::string& key, const std::string& head, const std::string& unit, bool higher,
+            const std::string& definition) {
+  return {{"key", key}, {"head", head}, {"unit", unit}, {"higher", higher}, {"definition", definition}};
+}
+
+json column_document(const TableColumn& one) {
+  for (const auto& field : metric_info(one.family).fields)
+    if (field.key == one.key) return column(one.name(), one.head, field.unit, field.higher_is_better, field.definition);
   return nullptr;
 }
 
 // What is no metric.
 std::vector<json> cost_columns() {
-  return {{{"key", "seconds"},
-           {"head", "s a fact"},
-           {"unit", "s"},
-           {"higher", false},
-           {"definition", "Seconds for targets and insertion, by the number of facts."}},
-          {{"key", "pack_bytes"},
-           {"head", "pack"},
-           {"unit", "B"},
-           {"higher", false},
-           {"definition", "Bytes of the edit pack."}}};
+  return {column("seconds", "s a fact", "s", false, "Seconds for targets and insertion, by the number of facts."),
+          column("pack_bytes", "pack", "B", false, "Bytes of the edit pack.")};
 }
 
 // The figures of one measurement of a sequence, as results.json names them within "lifelong".
 json sequence_columns() {
-  const auto column = [](const char* key, const char* head, const char* unit, bool higher, const char* definition) {
-    return json{{"key", key}, {"head", head}, {"unit", unit}, {"higher", higher}, {"definition", definition}};
-  };
   return {
       column("edits", "edits", "", true, "Facts edited when this was measured."),
       column("first", "first", "%", true,
@@ -314,7 +303,7 @@ class QualityTable {
         for (const json* run : runs)
           if (const auto value = detail::as_number(member(*run, {part, key, "value"}))) values.push_back(*value);
         if (values.size() < runs.size()) continue;
-        const auto [low, high] = std::minmax_element(values.begin(), values.end());
+        const auto [low, high] = std::ranges::minmax_element(values);
         row[part][key] = {{"value", mean_of(values)->value}, {"range", {*low, *high}}};
       }
     }
@@ -325,8 +314,8 @@ class QualityTable {
   [[nodiscard]] json used(const json& columns, const char* part) const {
     json out = json::array();
     for (const auto& column : columns)
-      if (std::any_of(rows_.begin(), rows_.end(),
-                      [&](const json& row) { return row.at(part).contains(column.at("key").get<std::string>()); }))
+      if (std::ranges::any_of(
+              rows_, [&](const json& row) { return row.at(part).contains(column.at("key").get<std::string>()); }))
         out.push_back(column);
     return out;
   }

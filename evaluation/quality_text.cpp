@@ -125,7 +125,7 @@ std::string quality_table(const json& document) {
         if (column.at("key") == shown) text += on_the_way(document, column);
   }
   const json& rows = document.at("rows");
-  const auto any = [&](auto what) { return std::any_of(rows.begin(), rows.end(), what); };
+  const auto any = [&](auto what) { return std::ranges::any_of(rows, what); };
   text += "\nIn brackets: 95 % intervals.";
   if (any([](const json& row) { return row.at("kind") == "mean"; }))
     text += " Of means over seeds: the lowest and the highest.";

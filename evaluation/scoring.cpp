@@ -7,7 +7,6 @@
 #include <emend/evaluation/scoring.h>
 #include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -51,7 +50,7 @@ EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& 
   encoded.ids = detail::encode_text(tokenizer, request.prompt + " " + request.target);
   const auto [a, b] = std::mismatch(prompt.begin(), prompt.end(), encoded.ids.begin(), encoded.ids.end());
   encoded.begin = std::max<int64_t>(a - prompt.begin(), 1);  // the very first token cannot be predicted
-  if (encoded.begin >= static_cast<int64_t>(encoded.ids.size()))
+  if (encoded.begin >= std::ssize(encoded.ids))
     refuse({"score of " + detail::quoted(request), "no token of the target can be predicted",
             "a target with at least one token behind the prompt's first", "check the fact's prompt and target"});
   return encoded;
@@ -59,8 +58,8 @@ EncodedRequest assemble(const models::Tokenizer& tokenizer, const ScoreRequest& 
 
 Score read_row(const at::Tensor& logits_TV, const EncodedRequest& row) {
   Score score;
-  for (auto at = row.begin; at < static_cast<int64_t>(row.ids.size()); ++at) {
-    const int64_t label = row.ids[static_cast<size_t>(at)];
+  for (auto at = row.begin; at < std::ssize(row.ids); ++at) {
+    const int64_t label = row.ids[at];
     const at::Tensor log_probs = at::log_softmax(detail::wide_logits(logits_TV[at - 1]), 0);
     score.labels.push_back(label);
     score.log_probs.push_back(log_probs[label].item<double>());
@@ -128,8 +127,7 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
       const auto batch = models::TokenBatch::padded(ids);
       const at::Tensor logits_NV = devices::to_host(model.forward(batch).logits, devices::Purpose::kLogits);
       for (int64_t r = 0; r < batch.rows(); ++r)
-        scores.push_back(
-            read_row(logits_NV.narrow(0, batch.token(r, 0), batch.length(r)), rows[static_cast<size_t>(r)]));
+        scores.push_back(read_row(logits_NV.narrow(0, batch.token(r, 0), batch.length(r)), rows[r]));
     }
     if (options.progress)
       options.progress({options.phase, static_cast<double>(all.size()), static_cast<double>(cases.size()),
@@ -141,17 +139,17 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
 at::Tensor next_token_log_probs(const models::Model& model, const std::vector<std::string>& texts,
                                 const ScoreOptions& options) {
   const at::NoGradGuard no_grad;
-  at::Tensor all_PV = at::empty({static_cast<int64_t>(texts.size()), model.vocab_size()}, at::kFloat);
+  at::Tensor all_PV = at::empty({std::ssize(texts), model.vocab_size()}, at::kFloat);
   for (size_t begin = 0; begin < texts.size();) {
     options.cancel.check("evaluation");
     std::vector<std::vector<int64_t>> rows;
     int64_t tokens = 0;
     size_t end = begin;
-    for (; end < texts.size() && static_cast<int64_t>(rows.size()) < options.project_rows; ++end) {
+    for (; end < texts.size() && std::ssize(rows) < options.project_rows; ++end) {
       auto ids = detail::encode_text(model.tokenizer(), texts[end]);
       if (ids.empty()) refuse({"probe text " + std::to_string(end), "no tokens", "a text", "leave empty texts out"});
-      if (!rows.empty() && tokens + static_cast<int64_t>(ids.size()) > options.batch_tokens) break;
-      tokens += static_cast<int64_t>(ids.size());
+      if (!rows.empty() && tokens + std::ssize(ids) > options.batch_tokens) break;
+      tokens += std::ssize(ids);
       rows.push_back(std::move(ids));
     }
     const auto batch = models::TokenBatch::from_rows(rows);
@@ -186,9 +184,9 @@ std::vector<PromptGroup> group_by_prompt(const std::vector<ScoreRequest>& reques
   std::unordered_map<std::string_view, size_t> group_of;
   for (size_t i = 0; i < requests.size(); ++i) {
     const auto [at, is_new] = group_of.emplace(requests[i].prompt, groups.size());
-    if (is_new) groups.push_back({{}, static_cast<int64_t>(requests[i].prompt.size())});
+    if (is_new) groups.push_back({{}, std::ssize(requests[i].prompt)});
     groups[at->second].requests.push_back(i);
-    groups[at->second].cost += static_cast<int64_t>(requests[i].target.size());
+    groups[at->second].cost += std::ssize(requests[i].target);
   }
   return groups;
 }
@@ -198,26 +196,11 @@ struct Share {
   std::vector<Score> scores;
   ScoreCounts counts;
 };
-
-std::string encode(const Share& share) {
-  json scores = json::array();
-  for (const auto& score : share.scores) scores.push_back({score.labels, score.predicted, score.log_probs});
-  const auto& c = share.counts;
-  const auto bytes =
-      json::to_msgpack({scores, {c.requests, c.unique_prompts, c.tokens_given, c.tokens_run, c.rows_projected}});
-  return {bytes.begin(), bytes.end()};
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Share, scores, counts)
 
 Share decode(std::string_view bytes) {
   try {
-    const json document = json::from_msgpack(bytes.begin(), bytes.end());
-    Share share;
-    for (const auto& score : document.at(0))
-      share.scores.push_back({score.at(0).get<std::vector<int64_t>>(), score.at(1).get<std::vector<int64_t>>(),
-                              score.at(2).get<std::vector<double>>()});
-    const auto& c = document.at(1);
-    share.counts = {c.at(0), c.at(1), c.at(2), c.at(3), c.at(4)};
-    return share;
+    return unpacked<Share>(bytes);
   } catch (const json::exception& error) {
     throw Error(ErrorClass::kCorruption, {"scores of another process", error.what(), "scores",
                                           "run the same version of emend in every process"});
@@ -246,12 +229,12 @@ std::vector<Score> share_scores(const models::Model& model, const std::vector<Sc
       mine.push_back(requests[i]);
     Share share;
     if (!mine.empty()) share.scores = score_requests(model, mine, alone, &share.counts);
-    return encode(share);
+    return packed(share);
   });
   std::vector<Score> scores(requests.size());
   if (counts) *counts = {};
   for (int r = 0; r < processes; ++r) {
-    Share share = decode(shares[static_cast<size_t>(r)]);
+    Share share = decode(shares[r]);
     const auto numbers = numbers_of(devices::share_of(costs, processes, r));
     EMEND_CHECK(numbers.size() == share.scores.size(), "one score a request");
     for (size_t i = 0; i < numbers.size(); ++i) scores[numbers[i]] = std::move(share.scores[i]);

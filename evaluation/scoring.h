@@ -58,10 +58,10 @@ struct ScoreOptions {
   int64_t batch_tokens = 2048;   ///< tokens a forward pass takes at most (one row may be longer)
   int64_t project_rows = 256;    ///< rows projected to the vocabulary at once; bounds the memory for logits
   bool share_beginnings = true;  ///< compute token sequences that many prompts begin with once
-  ProgressFn progress;           ///< phase "evaluate", in requests
+  ProgressFn progress = {};      ///< phase "evaluate", in requests
   std::string phase = "evaluate";
-  CancelToken cancel;
-  devices::WorkSharing sharing;  ///< score_requests: processes with the same model and requests that share them
+  CancelToken cancel = {};
+  devices::WorkSharing sharing = {};  ///< score_requests: processes with the same model and requests that share them
 };
 
 /// What a call did, for reports and benchmarks.

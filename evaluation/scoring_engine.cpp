@@ -34,7 +34,7 @@ struct Row {
   int64_t whole = 0;  // length of the text where the model's rotary frequencies depend on it, else 0
   std::vector<Target> targets;
   size_t longest = 0;  // index into targets
-  [[nodiscard]] int64_t size() const { return static_cast<int64_t>(ids.size()); }
+  [[nodiscard]] int64_t size() const { return std::ssize(ids); }
 };
 
 /// Rows of one group that run in one pass.
@@ -106,8 +106,7 @@ class Readings {
 };
 
 bool starts_with(const Ids& ids, const Ids& beginning, size_t length) {
-  return ids.size() >= length &&
-         std::equal(beginning.begin(), beginning.begin() + static_cast<std::ptrdiff_t>(length), ids.begin());
+  return ids.size() >= length && std::equal(beginning.begin(), beginning.begin() + length, ids.begin());
 }
 
 class Engine {
@@ -119,10 +118,10 @@ class Engine {
     const int64_t limit = sharing_limit();
     for (size_t i = 0; i < encoded.size(); ++i) {
       const auto& request = encoded[i];
-      counts_.tokens_given += static_cast<int64_t>(request.ids.size());
+      counts_.tokens_given += std::ssize(request.ids);
       check_length(request, requests[i]);
       Ids prompt(request.ids.begin(), request.ids.begin() + request.begin);
-      const auto length = static_cast<int64_t>(request.ids.size());
+      const auto length = std::ssize(request.ids);
       const bool alone = length > limit;
       const auto [at, is_new] =
           alone ? row_of_whole.emplace(request.ids, rows_.size()) : row_of.emplace(prompt, rows_.size());
@@ -130,8 +129,8 @@ class Engine {
       place_.emplace_back(at->second,
                           add_target(rows_[at->second], {request.ids.begin() + request.begin, request.ids.end()}));
     }
-    counts_.requests = static_cast<int64_t>(requests.size());
-    counts_.unique_prompts = static_cast<int64_t>(rows_.size());
+    counts_.requests = std::ssize(requests);
+    counts_.unique_prompts = std::ssize(rows_);
     for (auto& row : rows_) lay_out(row);
   }
 
@@ -150,7 +149,7 @@ class Engine {
     std::vector<Score> scores;
     scores.reserve(place_.size());
     for (const auto& [row, target] : place_) scores.push_back(score_of(rows_[row].targets[target]));
-    counts_.rows_projected = static_cast<int64_t>(readings_.size());
+    counts_.rows_projected = std::ssize(readings_);
     return scores;
   }
 
@@ -168,7 +167,7 @@ class Engine {
 
   void check_length(const EncodedRequest& encoded, const ScoreRequest& request) const {
     if (model_.config().positions != models::Positions::kLearned) return;
-    const auto length = static_cast<int64_t>(encoded.ids.size()) - 1;
+    const auto length = std::ssize(encoded.ids) - 1;
     if (length > model_.max_positions())
       refuse({"score of " + detail::quoted(request), std::to_string(length) + " tokens",
               "at most " + std::to_string(model_.max_positions()) + ", the size of the model's position table",
@@ -221,9 +220,8 @@ class Engine {
       return longest;
     };
     for (auto& group : groups)
-      std::stable_sort(group.rows.begin(), group.rows.end(),
-                       [&](size_t a, size_t b) { return rows_[a].size() > rows_[b].size(); });
-    std::stable_sort(groups.begin(), groups.end(), [&](const auto& a, const auto& b) {
+      std::ranges::stable_sort(group.rows, [&](size_t a, size_t b) { return rows_[a].size() > rows_[b].size(); });
+    std::ranges::stable_sort(groups, [&](const auto& a, const auto& b) {
       if ((a.shared > 0) != (b.shared > 0)) return a.shared > 0;
       return length(a) > length(b);
     });
@@ -325,8 +323,8 @@ class Engine {
       const size_t first = at;
       for (; at < branches.size(); ++at) {
         const auto& [row, target] = branches[at];
-        const auto size = static_cast<int64_t>(target->labels.size()) - 1;
-        const int64_t begin = rows[static_cast<size_t>(row)]->begin;
+        const auto size = std::ssize(target->labels) - 1;
+        const int64_t begin = rows[row]->begin;
         if (at > first && (tokens + size > options_.batch_tokens || cached + begin > 4 * options_.batch_tokens)) break;
         tails.emplace_back(target->labels.begin(), target->labels.end() - 1);
         from.push_back(row);

@@ -72,8 +72,8 @@ std::optional<Interval> bootstrap_harmonic(const std::vector<std::vector<std::op
   std::vector<double> scores;
   std::vector<double> sums(columns.size()), counts(columns.size());
   for (int round = 0; round < resamples; ++round) {
-    std::fill(sums.begin(), sums.end(), 0);
-    std::fill(counts.begin(), counts.end(), 0);
+    std::ranges::fill(sums, 0);
+    std::ranges::fill(counts, 0);
     for (size_t i = 0; i < n; ++i) {
       // The remainder's bias is below n / 2^64; std::uniform_int_distribution differs between standard libraries.
       const size_t record = random() % n;
@@ -95,7 +95,7 @@ std::optional<Interval> bootstrap_harmonic(const std::vector<std::vector<std::op
     if (drawn.size() == columns.size()) scores.push_back(*harmonic_mean(drawn));
   }
   if (scores.empty()) return std::nullopt;
-  std::sort(scores.begin(), scores.end());
+  std::ranges::sort(scores);
   const auto quantile = [&](double q) {
     const double at = q * static_cast<double>(scores.size() - 1);
     const auto below = static_cast<size_t>(at);

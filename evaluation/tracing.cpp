@@ -61,7 +61,7 @@ class FactTracer {
       : model_(model),
         options_(options),
         tokens_(detail::trace_tokens(model.tokenizer(), fact)),
-        length_(static_cast<int64_t>(tokens_.ids.size())),
+        length_(std::ssize(tokens_.ids)),
         layers_(model.n_layers()) {
     if (options.noise <= 0 || options.samples < 1 || options.window < 1)
       refuse({"causal tracing", "noise, samples or window not positive", "positive numbers", "see TraceOptions"});
@@ -84,7 +84,8 @@ class FactTracer {
                                           const std::vector<TraceRow>& rows) const;
   [[nodiscard]] at::Tensor restored_outputs(TraceKind kind, int64_t token, int layer,
                                             const std::vector<int64_t>& draws) const;
-  [[nodiscard]] models::KvCache keys_before(int layer, int64_t token, const std::vector<int64_t>& draws) const;
+  [[nodiscard]] at::Tensor run_layer(const models::TokenBatch& batch, int layer, at::Tensor hidden_ND, int64_t token,
+                                     const std::vector<int64_t>& draws) const;
 
   const models::Model& model_;
   const TraceOptions& options_;
@@ -174,7 +175,7 @@ void FactTracer::trace_token(int64_t token) {
       const auto [low, high] = detail::trace_layers(kind, layer, options_.window, layers_);
       cells.push_back({kind, layer, low, high, {}});
     }
-  std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.low < b.low; });
+  std::ranges::stable_sort(cells, [](const Cell& a, const Cell& b) { return a.low < b.low; });
   const int round = options_.precision > 0 ? kDrawsARound : options_.samples;
   const auto most = static_cast<size_t>(std::max<int64_t>(1, options_.batch_tokens / (length_ - token)));
   for (int draw = 0; draw < options_.samples; draw += round) {
@@ -185,50 +186,47 @@ void FactTracer::trace_token(int64_t token) {
     }
     for (size_t begin = 0; begin < rows.size(); begin += most) {
       options_.cancel.check("causal tracing");
-      sweep(token, cells,
-            {rows.begin() + static_cast<std::ptrdiff_t>(begin),
-             rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), begin + most))});
+      sweep(token, cells, {rows.begin() + begin, rows.begin() + std::min(rows.size(), begin + most)});
     }
   }
   for (const auto& cell : cells) {
     double sum = 0;
     for (double x : cell.differences) sum += x;
     trace_.draws += static_cast<double>(cell.differences.size());
-    trace_.restored[cell.kind][static_cast<size_t>(token)][static_cast<size_t>(cell.layer)] +=
-        sum / static_cast<double>(cell.differences.size());
+    trace_.restored[cell.kind][token][cell.layer] += sum / static_cast<double>(cell.differences.size());
   }
 }
 
-models::KvCache FactTracer::keys_before(int layer, int64_t token, const std::vector<int64_t>& draws) const {
-  models::KvCache cache = noised_keys_[static_cast<size_t>(layer)].select_rows(draws);
+/// Output of `layer` for rows that go on from `token` of these draws.
+at::Tensor FactTracer::run_layer(const models::TokenBatch& batch, int layer, at::Tensor hidden_ND, int64_t token,
+                                 const std::vector<int64_t>& draws) const {
+  models::KvCache cache = noised_keys_[layer].select_rows(draws);
   cache.truncate(std::vector<int64_t>(draws.size(), token));
-  return cache;
+  models::ForwardOptions forward;
+  forward.first_layer = layer;
+  forward.end_layer = layer + 1;
+  forward.hidden = std::move(hidden_ND);
+  forward.cache = &cache;
+  forward.append = false;
+  forward.logit_tokens.emplace();
+  return model_.forward(batch, forward).hidden;
 }
 
 /// Output of `layer` at `token` where the MLP or the attention of that layer alone is restored, [rows, D].
 at::Tensor FactTracer::restored_outputs(TraceKind kind, int64_t token, int layer,
                                         const std::vector<int64_t>& draws) const {
-  const at::Tensor& clean = clean_.at(kind)[static_cast<size_t>(layer)];
+  const at::Tensor& clean = clean_.at(kind)[layer];
   hooks::HookSession session(model_.hooks());
   session.edit({detail::trace_site(kind), layer}, [&](const at::Tensor& x) {
     return devices::route_like(clean.narrow(0, token, 1), x, devices::Purpose::kHidden).expand_as(x).contiguous();
   });
   session.attach();
-  const at::Tensor& in = noised_in_[static_cast<size_t>(layer)];
+  const at::Tensor& in = noised_in_[layer];
   std::vector<int64_t> places;
   for (int64_t draw : draws) places.push_back(draw * length_ + token);
-  auto cache = keys_before(layer, token, draws);
-  models::ForwardOptions forward;
-  forward.first_layer = layer;
-  forward.end_layer = layer + 1;
-  forward.hidden = in.index_select(0, devices::index_on(places, in));
-  forward.cache = &cache;
-  forward.append = false;
-  forward.logit_tokens.emplace();
   const auto batch = models::TokenBatch::continuing(
-      std::vector<std::vector<int64_t>>(draws.size(), {tokens_.ids[static_cast<size_t>(token)]}),
-      std::vector<int64_t>(draws.size(), token));
-  at::Tensor out = model_.forward(batch, forward).hidden;
+      std::vector<std::vector<int64_t>>(draws.size(), {tokens_.ids[token]}), std::vector<int64_t>(draws.size(), token));
+  at::Tensor out = run_layer(batch, layer, in.index_select(0, devices::index_on(places, in)), token, draws);
   session.finish();
   return out;
 }
@@ -237,7 +235,7 @@ at::Tensor FactTracer::restored_outputs(TraceKind kind, int64_t token, int layer
 /// what the restoration in the layer below left.
 at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vector<Cell>& cells,
                                       const std::vector<TraceRow>& rows) const {
-  const at::Tensor& noised = noised_in_[static_cast<size_t>(layer)];
+  const at::Tensor& noised = noised_in_[layer];
   const int64_t own = length_ - token;
   std::vector<int64_t> places;
   for (const TraceRow& row : rows)
@@ -251,10 +249,9 @@ at::Tensor FactTracer::joining_states(int64_t token, int layer, const std::vecto
         draws.push_back(rows[r].draw);
       }
     if (firsts.empty()) continue;
-    at::Tensor values = kind == TraceKind::kState ? clean_.at(kind)[static_cast<size_t>(layer - 1)]
-                                                        .narrow(0, token, 1)
-                                                        .expand({static_cast<int64_t>(firsts.size()), -1})
-                                                  : restored_outputs(kind, token, layer - 1, draws);
+    at::Tensor values = kind == TraceKind::kState
+                            ? clean_.at(kind)[layer - 1].narrow(0, token, 1).expand({std::ssize(firsts), -1})
+                            : restored_outputs(kind, token, layer - 1, draws);
     states.index_copy_(0, devices::index_on(firsts, states),
                        devices::route_like(values.contiguous(), states, devices::Purpose::kHidden));
   }
@@ -272,8 +269,7 @@ void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vecto
   for (int layer = cells[rows[0].cell].joins(); layer <= layers_; ++layer) {
     const size_t begin = active;
     while (active < rows.size() && cells[rows[active].cell].joins() == layer) ++active;
-    const std::vector<TraceRow> joining(rows.begin() + static_cast<std::ptrdiff_t>(begin),
-                                        rows.begin() + static_cast<std::ptrdiff_t>(active));
+    const std::vector<TraceRow> joining(rows.begin() + begin, rows.begin() + active);
     if (!joining.empty()) {
       const at::Tensor more = joining_states(token, layer, cells, joining);
       for (size_t r = begin; r < active; ++r) {
@@ -293,29 +289,20 @@ void FactTracer::sweep(int64_t token, std::vector<Cell>& cells, const std::vecto
         if (const Cell& cell = cells[rows[r].cell]; cell.kind == kind && cell.high > layer)
           firsts.push_back(static_cast<int64_t>(r) * own);
       if (firsts.empty()) continue;
-      session.edit({detail::trace_site(kind), layer}, [&clean = clean_.at(kind)[static_cast<size_t>(layer)], token,
-                                                       firsts](const at::Tensor& x) {
-        const at::Tensor value = devices::route_like(clean.narrow(0, token, 1), x, devices::Purpose::kHidden)
-                                     .expand({static_cast<int64_t>(firsts.size()), -1});
-        return x.index_copy(0, devices::index_on(firsts, x), value);
-      });
+      session.edit(
+          {detail::trace_site(kind), layer}, [&clean = clean_.at(kind)[layer], token, firsts](const at::Tensor& x) {
+            const at::Tensor value = devices::route_like(clean.narrow(0, token, 1), x, devices::Purpose::kHidden)
+                                         .expand({std::ssize(firsts), -1});
+            return x.index_copy(0, devices::index_on(firsts, x), value);
+          });
     }
     session.attach();
-    auto cache = keys_before(layer, token, draws);
-    models::ForwardOptions forward;
-    forward.first_layer = layer;
-    forward.end_layer = layer + 1;
-    forward.hidden = std::move(hidden_ND);
-    forward.cache = &cache;
-    forward.append = false;
-    forward.logit_tokens.emplace();
-    hidden_ND = model_.forward(batch, forward).hidden;
+    hidden_ND = run_layer(batch, layer, std::move(hidden_ND), token, draws);
     session.finish();
   }
   const auto p = detail::answer_probabilities(
       model_.project(hidden_ND.index_select(0, devices::index_on(ends, hidden_ND))), trace_.answer);
-  for (size_t r = 0; r < rows.size(); ++r)
-    cells[rows[r].cell].differences.push_back(p[r] - noised_p_[static_cast<size_t>(rows[r].draw)]);
+  for (size_t r = 0; r < rows.size(); ++r) cells[rows[r].cell].differences.push_back(p[r] - noised_p_[rows[r].draw]);
 }
 
 }  // namespace
@@ -361,7 +348,7 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
   summary.samples = options.samples;
   summary.precision = options.precision;
   summary.n_layers = model.n_layers();
-  const int64_t most = options.max_facts < 0 ? static_cast<int64_t>(facts.size()) : options.max_facts;
+  const int64_t most = options.max_facts < 0 ? std::ssize(facts) : options.max_facts;
   for (const auto& fact : facts) {
     if (summary.facts == most) break;
     options.cancel.check("causal tracing");
@@ -369,7 +356,7 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
     tracer.run_clean();
     if (!options.any_answer) {
       const auto expected = encode_request(model.tokenizer(), {fact.prompt, fact.attribute});
-      if (tracer.trace().answer != expected.ids[static_cast<size_t>(expected.begin)]) {
+      if (tracer.trace().answer != expected.ids[expected.begin]) {
         ++summary.skipped;
         continue;
       }
@@ -378,7 +365,7 @@ TraceSummary trace_facts(const models::Model& model, const std::vector<KnownFact
     ++summary.facts;
     if (options.progress)
       options.progress({"trace", static_cast<double>(summary.facts),
-                        static_cast<double>(std::min<int64_t>(most, static_cast<int64_t>(facts.size()))),
+                        static_cast<double>(std::min<int64_t>(most, std::ssize(facts))),
                         counted(static_cast<size_t>(summary.facts), "fact") + ", " + std::to_string(summary.skipped) +
                             " not known to the model"});
   }

@@ -20,7 +20,7 @@ const char* const kRowNames[kRows] = {"first subject token",    "middle subject 
 /// The row that a token's effect belongs to; -1: before the subject. A subject of one token is its last one; a token
 /// that ends both the subject and the prompt counts as the subject's.
 int row_of(const FactTrace& trace, int64_t token) {
-  const auto length = static_cast<int64_t>(trace.tokens.size());
+  const auto length = std::ssize(trace.tokens);
   if (token < trace.subject_begin) return -1;
   if (token == trace.subject_end - 1) return kLastSubject;
   if (token < trace.subject_end) return token == trace.subject_begin ? 0 : 1;
@@ -39,8 +39,7 @@ double peak_error(const TraceSummary& summary, size_t layer) {
   double sum = 0, squares = 0;
   const auto n = static_cast<double>(summary.traces.size());
   for (const auto& trace : summary.traces) {
-    const double effect =
-        trace.restored.at(TraceKind::kMlp)[static_cast<size_t>(trace.subject_end - 1)][layer] - trace.corrupted;
+    const double effect = trace.restored.at(TraceKind::kMlp)[trace.subject_end - 1][layer] - trace.corrupted;
     sum += effect;
     squares += effect * effect;
   }
@@ -68,8 +67,8 @@ void average(TraceSummary& summary, const std::vector<TraceKind>& kinds) {
       for (size_t t = 0; t < restored.size(); ++t) {
         const int row = row_of(trace, static_cast<int64_t>(t));
         if (row < 0) continue;
-        n[static_cast<size_t>(row)] += 1;
-        for (size_t l = 0; l < layers; ++l) own[static_cast<size_t>(row)][l] += restored[t][l] - trace.corrupted;
+        n[row] += 1;
+        for (size_t l = 0; l < layers; ++l) own[row][l] += restored[t][l] - trace.corrupted;
       }
       for (size_t row = 0; row < kRows; ++row) {
         if (n[row] == 0) continue;
@@ -118,7 +117,7 @@ json suggest_layers(const TraceSummary& summary, int count) {
   auto first = effect.begin() + std::min<std::ptrdiff_t>(summary.window / 2 + 1, std::ssize(effect));
   if (first == effect.end()) first = effect.begin();
   const auto peak = std::max_element(first, effect.end()) - effect.begin();
-  const double best = effect[static_cast<size_t>(peak)], error = peak_error(summary, static_cast<size_t>(peak));
+  const double best = effect[peak], error = peak_error(summary, static_cast<size_t>(peak));
   // The published choice: layers up to and including the peak, which the causal path from the subject to the answer
   // passes.
   const auto n = static_cast<std::ptrdiff_t>(effect.size());

@@ -114,6 +114,21 @@ std::vector<std::string_view> sentences(std::string_view text) {
   return out;
 }
 
+using Vector = Eigen::SparseVector<double>;
+
+/// Counts times idf, scaled to length 1.
+Vector weigh(std::string_view text, const std::unordered_map<std::string, int64_t>& vocabulary,
+             const std::vector<double>& idf) {
+  std::map<int64_t, double> counts;
+  for (const auto& token : tfidf_tokens(text))
+    if (const auto at = vocabulary.find(token); at != vocabulary.end()) counts[at->second] += 1;
+  Vector vector(static_cast<Eigen::Index>(idf.size()));
+  for (const auto& [index, count] : counts) vector.insert(index) = count * idf[index];
+  const double length = vector.norm();
+  if (length > 0) vector /= length;
+  return vector;
+}
+
 }  // namespace
 
 std::vector<std::string> word_tokenize(std::string_view raw) {
@@ -161,25 +176,6 @@ double mean_ngram_entropy(const std::vector<std::string>& texts) {
   return sum / static_cast<double>(texts.size());
 }
 
-namespace {
-
-using Vector = Eigen::SparseVector<double>;
-
-/// Counts times idf, scaled to length 1.
-Vector weigh(std::string_view text, const std::unordered_map<std::string, int64_t>& vocabulary,
-             const std::vector<double>& idf) {
-  std::map<int64_t, double> counts;
-  for (const auto& token : tfidf_tokens(text))
-    if (const auto at = vocabulary.find(token); at != vocabulary.end()) counts[at->second] += 1;
-  Vector vector(static_cast<Eigen::Index>(idf.size()));
-  for (const auto& [index, count] : counts) vector.insert(index) = count * idf[static_cast<size_t>(index)];
-  const double length = vector.norm();
-  if (length > 0) vector /= length;
-  return vector;
-}
-
-}  // namespace
-
 std::vector<std::string> tfidf_tokens(std::string_view text) {
   static const Regex words("\\b\\w\\w+\\b");
   return words.find_all(detail::lower_case(text));
@@ -196,7 +192,7 @@ TfIdf::TfIdf(const std::vector<std::string>& documents) {
             "at least one word of two letters", "check the file with the reference texts"});
   const auto n = static_cast<double>(documents.size());
   for (const auto& [token, count] : document_counts) {
-    vocabulary_.emplace(token, static_cast<int64_t>(idf_.size()));
+    vocabulary_.emplace(token, std::ssize(idf_));
     idf_.push_back(std::log((1 + n) / (1 + static_cast<double>(count))) + 1);
   }
 }

@@ -1,20 +1,16 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/safetensors.h>
 #include <emend/hooks/hook_point.h>
-
-#include <sstream>
 
 namespace emend::hooks {
 
-namespace detail {
-struct Attached {
-  int id;
-  HookFn fn;
-};
-}  // namespace detail
-
 struct HookPoint::State {
-  std::vector<detail::Attached> attached;
+  struct Attached {
+    int id;
+    HookFn fn;
+  };
+  std::vector<Attached> attached;
   int next_id = 0;
 };
 
@@ -22,12 +18,10 @@ HookHandle::HookHandle(HookHandle&& other) noexcept
     : state_(std::move(other.state_)), remove_(other.remove_), id_(std::exchange(other.id_, -1)) {}
 
 HookHandle& HookHandle::operator=(HookHandle&& other) noexcept {
-  if (this != &other) {
-    remove();
-    state_ = std::move(other.state_);
-    remove_ = other.remove_;
-    id_ = std::exchange(other.id_, -1);
-  }
+  HookHandle taken(std::move(other));
+  std::swap(state_, taken.state_);
+  std::swap(remove_, taken.remove_);
+  std::swap(id_, taken.id_);
   return *this;
 }
 
@@ -55,9 +49,7 @@ bool HookPoint::idle() const noexcept {
 }
 
 static std::string describe(const at::Tensor& x) {
-  std::ostringstream out;
-  out << c10::toString(x.scalar_type()) << " " << x.sizes() << " on " << x.device();
-  return out.str();
+  return std::string(c10::toString(x.scalar_type())) + " " + shape_text(x.sizes()) + " on " + x.device().str();
 }
 
 at::Tensor HookPoint::run(at::Tensor x) const {
@@ -79,16 +71,9 @@ static constexpr int kGlobalSites = 3;
 static constexpr int kLayerSites = static_cast<int>(Site::kLayerOut) - static_cast<int>(Site::kLayerIn) + 1;
 
 static int slot(Site site, int layer) noexcept {
-  switch (site) {
-    case Site::kEmbedding:
-      return 0;
-    case Site::kFinalNorm:
-      return 1;
-    case Site::kLogits:
-      return 2;
-    default:
-      return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
-  }
+  if (site == Site::kEmbedding) return 0;
+  if (site > Site::kLayerOut) return site == Site::kFinalNorm ? 1 : 2;
+  return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
 }
 
 HookTable::HookTable(int n_layers) : n_layers_(n_layers) {

@@ -1,7 +1,6 @@
 // A place in the forward path where functions may look at or replace a tensor.
 //
-// LibTorch's C++ modules have no forward hooks, so the executor calls a HookPoint at each site. An idle point costs
-// one branch.
+// LibTorch's C++ modules have no forward hooks, so the executor calls a HookPoint at each site; idle, it is one branch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace emend::hooks {
 

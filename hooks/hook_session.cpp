@@ -1,8 +1,9 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
+
+#include <array>
 
 namespace emend::hooks {
 
@@ -10,20 +11,14 @@ struct HookSession::Entry {
   enum class Kind { kCapture, kEdit, kStop };
   Kind kind;
   SiteRef ref;
-  CaptureOptions options;
-  HookFn fn;
+  CaptureOptions options = {};
+  HookFn fn = {};
   bool fired = false;
-  at::Tensor value;
+  at::Tensor value = {};
 };
 
-namespace {
-
-const char* verb(int kind) {
-  return kind == 0 ? "capture" : kind == 1 ? "edit" : "stop";
-}
-
 // Rows of a packed tensor, copied unless a reference was asked for.
-at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRef& ref) {
+static at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRef& ref) {
   at::Tensor kept = options.reference ? x : x.detach();
   if (!options.tokens) return options.reference ? kept : kept.clone();
   for (const int64_t token : *options.tokens)
@@ -34,25 +29,25 @@ at::Tensor take(const at::Tensor& x, const CaptureOptions& options, const SiteRe
   return kept.index_select(0, rows);
 }
 
-}  // namespace
-
 HookSession::~HookSession() {
   detach();
 }
 
-HookSession& HookSession::capture(SiteRef ref, CaptureOptions options) {
-  entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kCapture, ref, std::move(options), {}, false, {}}));
+HookSession& HookSession::add(Entry entry) {
+  entries_.push_back(std::make_shared<Entry>(std::move(entry)));
   return *this;
+}
+
+HookSession& HookSession::capture(SiteRef ref, CaptureOptions options) {
+  return add({Entry::Kind::kCapture, ref, std::move(options)});
 }
 
 HookSession& HookSession::edit(SiteRef ref, HookFn fn) {
-  entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kEdit, ref, {}, std::move(fn), false, {}}));
-  return *this;
+  return add({Entry::Kind::kEdit, ref, {}, std::move(fn)});
 }
 
 HookSession& HookSession::stop_after(SiteRef ref) {
-  entries_.push_back(std::make_shared<Entry>(Entry{Entry::Kind::kStop, ref, {}, {}, false, {}}));
-  return *this;
+  return add({Entry::Kind::kStop, ref});
 }
 
 void HookSession::attach() {
@@ -68,15 +63,9 @@ void HookSession::attach() {
       entry->value = at::Tensor();
       handles_.push_back(points[i]->add([entry](const at::Tensor& x) -> at::Tensor {
         entry->fired = true;
-        switch (entry->kind) {
-          case Entry::Kind::kCapture:
-            entry->value = take(x, entry->options, entry->ref);
-            return {};
-          case Entry::Kind::kEdit:
-            return entry->fn(x);
-          case Entry::Kind::kStop:
-            throw StopForward{};
-        }
+        if (entry->kind == Entry::Kind::kStop) throw StopForward{};
+        if (entry->kind == Entry::Kind::kEdit) return entry->fn(x);
+        entry->value = take(x, entry->options, entry->ref);
         return {};
       }));
     }
@@ -103,10 +92,10 @@ at::Tensor HookSession::captured(const SiteRef& ref) const {
 }
 
 void HookSession::finish() {
+  static constexpr std::array<const char*, 3> kVerbs = {"capture at ", "edit at ", "stop at "};
   std::string missed;
   for (const auto& entry : entries_)
-    if (!entry->fired)
-      append_item(missed, std::string(verb(static_cast<int>(entry->kind))) + " at " + to_string(entry->ref));
+    if (!entry->fired) append_item(missed, kVerbs[static_cast<size_t>(entry->kind)] + to_string(entry->ref));
   detach();
   if (!missed.empty())
     refuse({"hook session", "these hooks did not fire: " + missed, "every hook to fire at least once",

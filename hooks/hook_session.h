@@ -44,6 +44,7 @@ class HookSession {
 
  private:
   struct Entry;
+  HookSession& add(Entry entry);
   HookTable* table_;
   std::vector<std::shared_ptr<Entry>> entries_;
   std::vector<HookHandle> handles_;

@@ -1,9 +1,7 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/hooks/site.h>
 
 #include <array>
-#include <charconv>
 
 namespace emend::hooks {
 namespace {
@@ -63,10 +61,10 @@ SiteRef parse_site(std::string_view text) {
   int layer = -1;
   if (text.starts_with(kLayerPrefix)) {
     const std::string_view rest = text.substr(kLayerPrefix.size());
-    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), layer);
-    const size_t digits = static_cast<size_t>(end - rest.data());
-    if (error != std::errc() || layer < 0 || digits >= rest.size() || rest[digits] != '.') bad_site(text);
-    name = rest.substr(digits + 1);
+    const size_t dot = rest.find('.');
+    layer = number_in<int>(rest.substr(0, dot)).value_or(-1);
+    if (layer < 0 || dot == rest.npos) bad_site(text);
+    name = rest.substr(dot + 1);
   }
   for (const auto& s : kSites)
     if (s.name == name && s.in_layer == (layer >= 0)) return {s.site, layer};

@@ -1,6 +1,5 @@
 // Hyper-parameters shared by all editors that look a fact up at one token and rewrite MLP output matrices there
-// (ROME, MEMIT and their descendants). Declared here once; an editor derives from LocateHparams and includes
-// locate_schema().
+// (ROME, MEMIT and their descendants). Declared once: an editor derives from LocateHparams, includes locate_schema().
 #pragma once
 
 #include <emend/hparams/schema.h>
@@ -32,5 +31,9 @@ struct LocateHparams {
   ModuleNames modules;
 };
 [[nodiscard]] const Schema<LocateHparams>& locate_schema();  ///< the fields above
+
+/// A check of `layers`: each above the one before it. And what is expected of them.
+[[nodiscard]] bool ascending(const std::vector<int64_t>& layers);
+inline constexpr const char* kAscending = "different layers in ascending order";
 
 }  // namespace emend::hparams

@@ -42,8 +42,7 @@ constexpr std::array kMachineKeys{
 };
 
 const MachineKey* find_key(std::string_view key) {
-  const auto* found =
-      std::find_if(kMachineKeys.begin(), kMachineKeys.end(), [&](const MachineKey& k) { return k.name == key; });
+  const auto* found = std::ranges::find(kMachineKeys, key, &MachineKey::name);
   return found == kMachineKeys.end() ? nullptr : found;
 }
 

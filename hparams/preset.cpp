@@ -6,7 +6,6 @@
 #include <emend/hparams/schema.h>
 
 #include <algorithm>
-#include <filesystem>
 
 namespace emend::hparams {
 namespace {
@@ -120,8 +119,7 @@ const std::vector<Preset>& all_presets() {
   static const std::vector<Preset> presets = [] {
     std::vector<Preset> list;
     const auto& files = detail::preset_files();
-    const auto table =
-        std::find_if(files.begin(), files.end(), [](const auto& file) { return file.editor == "models"; });
+    const auto table = std::ranges::find(files, "models", &detail::PresetFile::editor);
     EMEND_CHECK(table != files.end(), "hparams/models.yaml is not built in");
     const RawValue models = parse_yaml(table->text, {"hparams/models.yaml", "model"});
     for (const auto& file : files)

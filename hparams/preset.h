@@ -13,10 +13,6 @@
 
 #include <emend/hparams/raw.h>
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 namespace emend::hparams {
 
 /// One entry of hparams/models.yaml.
@@ -62,8 +58,7 @@ struct ModelHints {
 /// The preset's hyper-parameters, as load_hparams would give them.
 [[nodiscard]] RawHparams load_preset(const Preset& preset);
 
-/// What --hparams takes: an existing file, else a preset's name. Throws Error(kNotFound) listing the presets of the
-/// editor.
+/// What --hparams takes: an existing file, else a preset's name. Throws Error(kNotFound) listing presets of the editor.
 [[nodiscard]] RawHparams load_file_or_preset(std::string_view editor, const std::string& file_or_name);
 
 }  // namespace emend::hparams

@@ -12,6 +12,11 @@ namespace {
 
 constexpr size_t kMaxBytes = 256 * 1024;  // the largest published file has 3 KiB
 
+void require_short(size_t bytes, const std::string& source) {
+  if (bytes > kMaxBytes)
+    refuse({source, std::to_string(bytes) + " bytes", "a hyper-parameter file of at most 256 KiB", "check the path"});
+}
+
 }  // namespace
 
 void RawHparams::add(RawEntry entry) {
@@ -39,16 +44,12 @@ void RawHparams::set(std::string_view assignment) {
   if (text.find_first_not_of(" \t") != std::string::npos)
     entry.value = parse_yaml(text, {where, "hyper-parameter", /*lines=*/false});
   entry.value.line = 0;  // of no file: 5 may stand for [5]
-  const auto old = std::find_if(entries_.begin(), entries_.end(), [&](const RawEntry& e) { return e.key == key; });
-  if (old == entries_.end()) {
-    entries_.push_back(std::move(entry));
-  } else {
-    *old = std::move(entry);
-  }
+  const auto old = std::ranges::find(entries_, key, &RawEntry::key);
+  (old == entries_.end() ? entries_.emplace_back() : *old) = std::move(entry);
 }
 
 const RawEntry* RawHparams::find(std::string_view key) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const RawEntry& e) { return e.key == key; });
+  const auto found = std::ranges::find(entries_, key, &RawEntry::key);
   return found == entries_.end() ? nullptr : &*found;
 }
 
@@ -58,9 +59,7 @@ std::string RawHparams::where(std::string_view key) const {
 }
 
 RawHparams parse_hparams(std::string_view text, const std::string& source) {
-  if (text.size() > kMaxBytes)
-    refuse({source, std::to_string(text.size()) + " bytes", "a hyper-parameter file of at most 256 KiB",
-            "check the path"});
+  require_short(text.size(), source);
   if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
   if (const auto bad = first_invalid_utf8(text))
     refuse({source + ":" + std::to_string(line_of_offset(text, *bad)), "a byte that is not UTF-8", "UTF-8 text",
@@ -83,9 +82,7 @@ RawHparams parse_hparams(std::string_view text, const std::string& source) {
 RawHparams load_hparams(const std::filesystem::path& path) {
   std::error_code failure;
   const auto size = std::filesystem::file_size(path, failure);  // refuse before reading gigabytes
-  if (!failure && size > kMaxBytes)
-    refuse({path.string(), std::to_string(size) + " bytes", "a hyper-parameter file of at most 256 KiB",
-            "check the path"});
+  if (!failure) require_short(size, path.string());
   return parse_hparams(read_file(path), path.string());
 }
 

@@ -9,9 +9,6 @@
 #include <emend/core/yaml.h>
 
 #include <filesystem>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace emend::hparams {
 
@@ -30,16 +27,14 @@ class RawHparams {
   RawHparams() = default;
   explicit RawHparams(std::string source) : source_(std::move(source)) {}
 
-  /// "KEY=VALUE" as given to --set; VALUE is read as YAML and replaces an earlier value. Throws
-  /// Error(kInvalidArgument).
+  /// "KEY=VALUE" as given to --set; VALUE is read as YAML and replaces an earlier one. Throws Error(kInvalidArgument).
   void set(std::string_view assignment);
   /// Adds an entry. Throws Error(kInvalidArgument) if the key exists.
   void add(RawEntry entry);
 
   [[nodiscard]] const std::vector<RawEntry>& entries() const noexcept { return entries_; }
   [[nodiscard]] const RawEntry* find(std::string_view key) const;  ///< null if there is none
-  /// "file:line" of a key; the file's name if the key is absent. For errors found after parsing (a layer the model
-  /// lacks).
+  /// "file:line" of a key; the file's name if the key is absent. For errors after parsing (a layer the model lacks).
   [[nodiscard]] std::string where(std::string_view key) const;
   [[nodiscard]] const std::string& source() const noexcept { return source_; }
 

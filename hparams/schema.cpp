@@ -64,6 +64,12 @@ void warn_ignored(const ErasedSchema& schema, const RawHparams& raw, const std::
   log.event(LogLevel::kWarning, "hparams.ignored", source + ": keys that do not describe the edit: " + text, fields);
 }
 
+// "number, at least 0".
+std::string type_text(const FieldInfo& info) {
+  const std::string limits = limits_text(info.options);
+  return info.type + (limits.empty() ? "" : ", " + limits);
+}
+
 std::string pad(std::string text, size_t width) {
   if (text.size() < width) text.append(width - text.size(), ' ');
   return text;
@@ -122,8 +128,7 @@ void ErasedSchema::parse(void* object, const RawHparams& raw, const Log& log) co
         refuse_value(*field, entry, expected);
       continue;
     }
-    const auto known =
-        std::find_if(unused.begin(), unused.end(), [&](const auto& pair) { return pair.first == entry.key; });
+    const auto known = std::ranges::find(unused, entry.key, [](const auto& pair) { return pair.first; });
     if (known != unused.end()) {
       ignored.push_back(entry.key + ": " + known->second);
     } else if (entry.key != "preset" && !is_machine_key(entry.key)) {
@@ -158,8 +163,7 @@ std::string ErasedSchema::help() const {
     const FieldOptions& options = field.info.options;
     text += "  " + pad(field.info.name, width) + "  " + options.meaning;
     if (!options.formula.empty()) text += " (" + options.formula + ")";
-    const std::string limits = limits_text(options);
-    text += "\n  " + pad("", width) + "  " + field.info.type + (limits.empty() ? "" : ", " + limits) + "; " +
+    text += "\n  " + pad("", width) + "  " + type_text(field.info) + "; " +
             (options.required ? "required" : "default " + field.info.default_text) + "\n";
   }
   return text;
@@ -169,8 +173,7 @@ std::string ErasedSchema::markdown() const {
   std::string text = "| name | type | default | meaning |\n|---|---|---|---|\n";
   for (const ErasedField& field : fields) {
     const FieldOptions& options = field.info.options;
-    const std::string limits = limits_text(options);
-    text += "| `" + field.info.name + "` | " + cell(field.info.type + (limits.empty() ? "" : ", " + limits)) + " | " +
+    text += "| `" + field.info.name + "` | " + cell(type_text(field.info)) + " | " +
             (options.required ? "required" : "`" + cell(field.info.default_text) + "`") + " | " +
             cell(options.meaning + (options.formula.empty() ? "" : " (" + options.formula + ")")) + " |\n";
   }

@@ -22,17 +22,13 @@
 
 #include <concepts>
 #include <cstdint>
-#include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace emend::hparams {
 
 /// Everything about a field but its name, type and default.
 struct FieldOptions {
-  std::string meaning;       ///< for people, one line, no full stop
+  std::string meaning = {};  ///< for people, one line, no full stop
   std::string formula = {};  ///< the paper's formula or section
   bool required = false;
   std::optional<double> min = {};         ///< inclusive; holds for every item of a list
@@ -150,6 +146,11 @@ class Schema {
     erased_.add(std::move(field));
     return *this;
   }
+  template <class V, class C, std::convertible_to<std::string> Text>  ///< the same with its meaning in front
+  Schema& field(const std::string& name, V C::*member, const Text& meaning, FieldOptions options = {}) {
+    options.meaning = meaning;
+    return field(name, member, std::move(options));
+  }
 
   /// Takes over the fields and checks of a base's schema. The defaults shown are those of T.
   template <class B>
@@ -180,13 +181,19 @@ class Schema {
     erased_.unused.emplace_back(std::move(name), std::move(why));
     return *this;
   }
-  /// A rule over several fields: returns what is expected if it does not hold, else an empty text. `field` gives the
-  /// line.
+  /// A rule over several fields: returns what is expected if it does not hold, else nothing. `field` gives the line.
   Schema& check(std::string field, std::function<std::string(const T&)> test) {
     erased_.checks.push_back({std::move(field), [test = std::move(test)](const void* object) {
                                 return test(*static_cast<const T*>(object));
                               }});
     return *this;
+  }
+
+  /// A rule with one answer: what is expected where it does not hold.
+  Schema& check(std::string field, std::string expected, std::function<bool(const T&)> holds) {
+    return check(std::move(field), [expected = std::move(expected), holds = std::move(holds)](const T& value) {
+      return holds(value) ? std::string() : expected;
+    });
   }
 
   /// Typed values, defaults where the file is silent. Throws Error(kInvalidArgument) with file:line, the value, what
@@ -196,8 +203,7 @@ class Schema {
     erased_.parse(&result, raw, log);
     return result;
   }
-  /// All fields with their effective values, as reports store them; parse(parse_hparams(dump().dump(), …)) gives them
-  /// back.
+  /// All fields with effective values, as reports store them; parse(parse_hparams(dump().dump(), …)) gives them back.
   [[nodiscard]] nlohmann::json dump(const T& value) const { return erased_.dump(&value); }
   /// One paragraph a field: name, type, default, meaning, formula, range.
   [[nodiscard]] std::string help() const { return erased_.help(); }

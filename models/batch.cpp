@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/safetensors.h>
 #include <emend/devices/route.h>
 #include <emend/models/batch.h>
 #include <emend/models/config.h>
@@ -21,12 +22,8 @@ std::string row_name(int64_t row) {
 // [B,T] on the CPU as int64; `what` for messages.
 at::Tensor host_matrix(const at::Tensor& x, const at::Tensor& like, const char* what) {
   if (!x.defined() || x.dim() != 2) bad_batch(std::string(what) + " is not a matrix", "[rows, columns]");
-  if (like.defined() && x.sizes() != like.sizes()) {
-    std::ostringstream got, expected;
-    got << what << " has shape " << x.sizes();
-    expected << "the shape of input_ids, " << like.sizes();
-    bad_batch(got.str(), expected.str());
-  }
+  if (like.defined() && x.sizes() != like.sizes())
+    bad_batch(what + (" has shape " + shape_text(x.sizes())), "the shape of input_ids, " + shape_text(like.sizes()));
   if (!x.device().is_cpu() || !(at::isIntegralType(x.scalar_type(), /*includeBool=*/true)))
     bad_batch(std::string(what) + " is " + c10::toString(x.scalar_type()) + " on " + x.device().str(),
               "integers or booleans on the cpu");
@@ -42,7 +39,7 @@ void TokenBatch::add_row(const std::vector<int64_t>& ids, int64_t begin) {
     positions_.push_back(begin + static_cast<int64_t>(k));
   }
   row_begin_.push_back(tokens());
-  width_ = std::max(width_, static_cast<int64_t>(ids.size()));
+  width_ = std::max(width_, std::ssize(ids));
 }
 
 TokenBatch TokenBatch::continuing(const std::vector<std::vector<int64_t>>& rows, const std::vector<int64_t>& begins) {
@@ -119,12 +116,12 @@ TokenBatch TokenBatch::from_padded(const at::Tensor& input_ids, const at::Tensor
 TokenBatch TokenBatch::padded(const std::vector<std::vector<int64_t>>& rows, int64_t pad) {
   size_t width = 0;
   for (const auto& row : rows) width = std::max(width, row.size());
-  const auto n = static_cast<int64_t>(rows.size());
+  const auto n = std::ssize(rows);
   at::Tensor ids = at::full({n, static_cast<int64_t>(width)}, pad, at::kLong), mask = at::zeros_like(ids);
   for (int64_t r = 0; r < n; ++r) {
     const auto& row = rows[static_cast<size_t>(r)];
     std::copy(row.begin(), row.end(), ids.mutable_data_ptr<int64_t>() + r * ids.size(1));
-    mask[r].narrow(0, 0, static_cast<int64_t>(row.size())).fill_(1);
+    mask[r].narrow(0, 0, std::ssize(row)).fill_(1);
   }
   return from_padded(ids, mask, {}, /*keep_padding=*/true);
 }
@@ -144,7 +141,7 @@ int64_t TokenBatch::token(int64_t row, int64_t k) const {
 }
 
 void TokenBatch::set_full_lengths(std::vector<int64_t> lengths) {
-  if (!lengths.empty() && static_cast<int64_t>(lengths.size()) != rows())
+  if (!lengths.empty() && std::ssize(lengths) != rows())
     bad_batch(std::to_string(lengths.size()) + " full lengths for " + std::to_string(rows()) + " rows", "one a row");
   full_lengths_ = std::move(lengths);
 }
@@ -177,22 +174,19 @@ int64_t common_prefix(const std::vector<int64_t>& a, const std::vector<int64_t>&
 
 struct Best {
   int64_t saved = 0;
-  std::vector<SharedGroup> groups;
+  std::vector<SharedGroup> groups = {};
 };
 
 /// rows[begin, end) are sorted and have the first `depth` tokens in common.
 Best best_partition(const std::vector<std::vector<int64_t>>& sequences, const std::vector<size_t>& rows, size_t begin,
                     size_t end, int64_t least) {
+  if (end - begin == 1) return {0, {{0, {rows[begin]}}}};
   Best alone;
-  if (end - begin == 1) {
-    alone.groups.push_back({0, {rows[begin]}});
-    return alone;
-  }
   const int64_t depth = common_prefix(sequences[rows[begin]], sequences[rows[end - 1]]);
   for (size_t i = begin; i < end;) {
     size_t j = i + 1;
     const auto& first = sequences[rows[i]];
-    if (static_cast<int64_t>(first.size()) > depth)
+    if (std::ssize(first) > depth)
       while (j < end && sequences[rows[j]][static_cast<size_t>(depth)] == first[static_cast<size_t>(depth)]) ++j;
     Best part = best_partition(sequences, rows, i, j, least);
     alone.saved += part.saved;
@@ -201,11 +195,9 @@ Best best_partition(const std::vector<std::vector<int64_t>>& sequences, const st
   }
   const int64_t together = static_cast<int64_t>(end - begin - 1) * depth;
   if (depth == 0 || together < least || together <= alone.saved) return alone;
-  Best shared;
-  shared.saved = together;
-  shared.groups.push_back(
-      {depth, {rows.begin() + static_cast<std::ptrdiff_t>(begin), rows.begin() + static_cast<std::ptrdiff_t>(end)}});
-  return shared;
+  return {
+      together,
+      {{depth, {rows.begin() + static_cast<std::ptrdiff_t>(begin), rows.begin() + static_cast<std::ptrdiff_t>(end)}}}};
 }
 
 }  // namespace
@@ -214,17 +206,16 @@ std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>
   if (sequences.empty()) return {};
   std::vector<size_t> rows(sequences.size());
   std::iota(rows.begin(), rows.end(), size_t{0});
-  std::stable_sort(rows.begin(), rows.end(), [&](size_t a, size_t b) { return sequences[a] < sequences[b]; });
+  std::ranges::stable_sort(rows, [&](size_t a, size_t b) { return sequences[a] < sequences[b]; });
   return best_partition(sequences, rows, 0, rows.size(), least).groups;
 }
 
 int64_t shared_beginning(const ModelConfig& config, const std::vector<std::vector<int64_t>>& rows, int64_t left) {
   constexpr int64_t kLeastSaved = 96;  // tokens; a pass of its own costs as much as some of them
   const auto varies = [](const Rotary& rotary) { return rotary.depends_on_length(); };
-  if (rows.empty() || std::any_of(config.rotaries.begin(), config.rotaries.end(), varies)) return 0;
-  auto shared = static_cast<int64_t>(rows[0].size());
-  for (const auto& row : rows)
-    shared = std::min({shared, common_prefix(rows[0], row), static_cast<int64_t>(row.size()) - left});
+  if (rows.empty() || std::ranges::any_of(config.rotaries, varies)) return 0;
+  auto shared = std::ssize(rows[0]);
+  for (const auto& row : rows) shared = std::min({shared, common_prefix(rows[0], row), std::ssize(row) - left});
   return shared * static_cast<int64_t>(rows.size() - 1) < kLeastSaved ? 0 : shared;
 }
 

@@ -38,8 +38,8 @@ class TokenBatch {
   /// The same of rows that are filled up on the right with `pad`, with keep_padding.
   [[nodiscard]] static TokenBatch padded(const std::vector<std::vector<int64_t>>& rows, int64_t pad = 0);
 
-  [[nodiscard]] int64_t rows() const noexcept { return static_cast<int64_t>(row_begin_.size()) - 1; }
-  [[nodiscard]] int64_t tokens() const noexcept { return static_cast<int64_t>(ids_.size()); }
+  [[nodiscard]] int64_t rows() const noexcept { return std::ssize(row_begin_) - 1; }
+  [[nodiscard]] int64_t tokens() const noexcept { return std::ssize(ids_); }
   [[nodiscard]] int64_t length(int64_t row) const { return row_begin_[row + 1] - row_begin_[row]; }
   [[nodiscard]] int64_t longest() const;  ///< length of the longest row
   /// Packed index of the k-th token of a row; negative k counts from the row's end.

@@ -1,7 +1,7 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/chat.h>
 
+#include <algorithm>
 #include <array>
 
 namespace emend::models {
@@ -39,10 +39,10 @@ constexpr std::array<Turns, 10> kFormats = {{
      false},
 }};
 
-const Turns& turns_of(const ChatFormat& format) {
-  for (const auto& turns : kFormats)
-    if (turns.name == format.name) return turns;
-  refuse({"chat format", "\"" + format.name + "\"", "a known format", ""});
+// Null: no such format.
+const Turns* find_turns(std::string_view name) {
+  const auto found = std::ranges::find(kFormats, name, &Turns::name);
+  return found == kFormats.end() ? nullptr : &*found;
 }
 
 ChatFormat make(const Turns& turns) {
@@ -64,27 +64,14 @@ std::string default_system_in(std::string_view text, const Turns& turns) {
 }
 
 std::string unescape_newlines(std::string_view text) {
-  std::string plain;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 1 < text.size() && text[i + 1] == 'n') {
-      plain += '\n';
-      ++i;
-    } else {
-      plain += text[i];
-    }
-  }
+  std::string plain(text);
+  for (size_t at = 0; (at = plain.find("\\n", at)) != std::string::npos; ++at) plain.replace(at, 2, "\n");
   return plain;
 }
 
 std::string trimmed(const std::string& text) {
   const size_t begin = text.find_first_not_of(" \t\n\r"), end = text.find_last_not_of(" \t\n\r");
   return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
-}
-
-std::string replace_once(std::string_view pattern, const std::string& value) {
-  std::string text(pattern);
-  const size_t at = text.find("%s");
-  return at == std::string::npos ? text : text.replace(at, 2, value);
 }
 
 }  // namespace
@@ -96,8 +83,7 @@ std::vector<std::string> chat_format_names() {
 }
 
 ChatFormat chat_format(std::string_view name) {
-  for (const auto& turns : kFormats)
-    if (turns.name == name) return make(turns);
+  if (const auto* turns = find_turns(name)) return make(*turns);
   refuse({"chat format", "\"" + std::string(name) + "\"", "a known format", did_you_mean(name, chat_format_names())});
 }
 
@@ -115,14 +101,17 @@ ChatFormat detect_chat_format(std::string_view chat_template) {
 }
 
 RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage>& messages, bool open_reply) {
-  const Turns& turns = turns_of(format);
+  const Turns* found = find_turns(format.name);
+  if (!found) refuse({"chat format", "\"" + format.name + "\"", "a known format", ""});
+  const Turns& turns = *found;
   const auto content_of = [&](const ChatMessage& m) { return turns.trim ? trimmed(m.content) : m.content; };
   RenderedChat chat;
   chat.text = format.begin;
   std::string pending_system;
   const auto add_system = [&](const std::string& content) {
     if (!turns.joined_system.empty()) {
-      pending_system = replace_once(turns.joined_system, content);
+      pending_system = turns.joined_system;
+      pending_system.replace(pending_system.find("%s"), 2, content);
     } else {
       chat.text += std::string(turns.system_open) + content + std::string(turns.system_close);
     }

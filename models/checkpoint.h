@@ -1,17 +1,10 @@
 // Where a model's configuration, weights and vocabulary come from: a Hugging Face folder or a GGUF file.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/core/safetensors.h>
 #include <emend/devices/placement.h>
 
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace emend {
 class Log;
@@ -24,8 +17,7 @@ class Tokenizer;
 struct FamilySpec;
 struct ModelConfig;
 
-/// An opened checkpoint; no weight has been read yet. Implementations: HfCheckpoint, GgufCheckpoint, and what
-/// with_spare_neurons gives.
+/// An opened checkpoint; no weight has been read yet. See HfCheckpoint, GgufCheckpoint, with_spare_neurons.
 class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
@@ -50,15 +42,20 @@ class Checkpoint {
 /// .bin/.pt (pickle) checkpoints with the conversion to use; Error(kCorruption) for damaged files.
 [[nodiscard]] std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name);
 
-/// What Model::fingerprint() of this checkpoint would be, without loading it: its own fingerprint and what decides the
-/// arithmetic in its configuration.
+/// What Model::fingerprint() would be, without loading: the checkpoint's, and what its config.json says of arithmetic.
 [[nodiscard]] std::string model_fingerprint(const Checkpoint& checkpoint);
 
-/// "ORG/NAME" of a folder that is a snapshot in a Hugging Face cache (models--ORG--NAME/snapshots/REVISION); empty for
-/// any other path.
+/// "ORG/NAME" of a snapshot in a Hugging Face cache (models--ORG--NAME/snapshots/REVISION); empty for other paths.
 [[nodiscard]] std::string hub_name(const std::filesystem::path& folder);
 /// What people call a model: ORG/NAME, the name of its folder, or that of its file without ".gguf".
 [[nodiscard]] std::string model_name(const std::filesystem::path& path);
+
+/// Whether `path` is `folder` or lies in it; both canonical.
+[[nodiscard]] bool is_within(const std::filesystem::path& path, const std::filesystem::path& folder);
+
+/// Throws Error(kInvalidArgument) if `out` is `source`, the file or folder that a model was loaded from, or lies in it:
+/// everything that saves a loaded model, or an edit of it, asks this first.
+void require_apart(const std::filesystem::path& out, const std::filesystem::path& source);
 
 struct LoadOptions {
   /// float32 (default), bfloat16, or float64 for tests.
@@ -71,9 +68,8 @@ struct LoadOptions {
   const Log* log = nullptr;
 };
 
-/// Loads the weights, each straight to its device. Throws Error with file, tensor or key, what was got and expected:
-/// unknown model_type, missing or malformed configuration keys, missing, extra, misshaped or non-finite (sampled)
-/// tensors.
+/// Loads the weights, each straight to its device. Throws Error with file, tensor or key, got and expected: unknown
+/// model_type, missing or malformed configuration keys, missing, extra, misshaped or non-finite (sampled) tensors.
 [[nodiscard]] Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options = {});
 [[nodiscard]] Model load_model(const std::string& path_or_name, const LoadOptions& options = {});
 

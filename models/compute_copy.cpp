@@ -82,7 +82,7 @@ bool hooks_idle_above(const Model& model, int first_layer) {
 at::ScalarType fast_compute_dtype(const Model& model) {
   if (model.dtype() != at::kFloat) return model.dtype();
   const auto devices = model.placement().devices();
-  return std::all_of(devices.begin(), devices.end(), multiplies_bfloat16) ? at::kBFloat16 : at::kFloat;
+  return std::ranges::all_of(devices, multiplies_bfloat16) ? at::kBFloat16 : at::kFloat;
 }
 
 at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted) {

@@ -1,8 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/models/config.h>
-#include <emend/models/config_reader.h>
 #include <emend/models/detail/rotary.h>
-#include <emend/models/family.h>
 
 #include <cmath>
 
@@ -176,8 +174,6 @@ Json arithmetic(const ModelConfig& c) {
 
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int64_t kLargestSize = int64_t{1} << 31;
 const Json kNothing = Json::object();
 
@@ -198,10 +194,6 @@ ConfigReader::ConfigReader(const Json& object, std::string where) : object_(&obj
   if (!object.is_object())
     throw Error(ErrorClass::kCorruption, {where_, "found " + shown(object), "a JSON object",
                                           "compare with the published config.json of the model"});
-}
-
-bool ConfigReader::has(const std::string& key) const {
-  return find({key}) != nullptr;
 }
 
 bool ConfigReader::is_null(const std::string& key) const {
@@ -226,20 +218,12 @@ int64_t ConfigReader::integer(const Names& names, int64_t least) const {
   return n;
 }
 
-int64_t ConfigReader::integer_or(const Names& names, int64_t otherwise, int64_t least) const {
-  return find(names) ? integer(names, least) : otherwise;
-}
-
 double ConfigReader::number(const Names& names) const {
   const Json* value = find(names);
   if (!value) fail(spelled(names), "missing", "a number");
   const double x = value->is_number() ? value->get<double>() : 0;
   if (!(x > 0) || !std::isfinite(x)) fail(spelled(names), shown(*value), "a positive number");
   return x;
-}
-
-double ConfigReader::number_or(const Names& names, double otherwise) const {
-  return find(names) ? number(names) : otherwise;
 }
 
 bool ConfigReader::flag_or(const Names& names, bool otherwise) const {

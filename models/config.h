@@ -144,8 +144,7 @@ struct ModelConfig {
 /// The same for a family that is not in families.def.
 [[nodiscard]] ModelConfig parse_config(const nlohmann::json& config, const std::string& file, const FamilySpec& family);
 
-/// Everything that decides the arithmetic, in a form that does not depend on how config.json spelled it; for
-/// fingerprints.
+/// Everything that decides the arithmetic, however config.json spelled it; for fingerprints.
 [[nodiscard]] nlohmann::json arithmetic(const ModelConfig& config);
 
 }  // namespace emend::models

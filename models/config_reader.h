@@ -14,7 +14,7 @@ class ConfigReader {
   /// `where` is the file, and the path inside it for nested objects ("config.json: rope_scaling").
   ConfigReader(const nlohmann::json& object, std::string where);
 
-  [[nodiscard]] bool has(const std::string& key) const;  ///< present and not null
+  [[nodiscard]] bool has(const std::string& key) const { return find({key}) != nullptr; }  ///< present and not null
   /// True if the key is there with the value null (where that differs from being absent).
   [[nodiscard]] bool is_null(const std::string& key) const;
   /// The value under the first of the names that is present and not null, or nullptr.
@@ -23,9 +23,13 @@ class ConfigReader {
   /// Readers of a required value throw Error(kCorruption) if it is absent; all throw if it has another type.
   /// Integers must be positive and at most 2^31, unless `least` says otherwise.
   [[nodiscard]] int64_t integer(const Names& names, int64_t least = 1) const;
-  [[nodiscard]] int64_t integer_or(const Names& names, int64_t otherwise, int64_t least = 1) const;
+  [[nodiscard]] int64_t integer_or(const Names& names, int64_t otherwise, int64_t least = 1) const {
+    return find(names) ? integer(names, least) : otherwise;
+  }
   [[nodiscard]] double number(const Names& names) const;  ///< positive and finite
-  [[nodiscard]] double number_or(const Names& names, double otherwise) const;
+  [[nodiscard]] double number_or(const Names& names, double otherwise) const {
+    return find(names) ? number(names) : otherwise;
+  }
   [[nodiscard]] bool flag_or(const Names& names, bool otherwise) const;
   [[nodiscard]] std::string text_or(const Names& names, const std::string& otherwise) const;
   [[nodiscard]] std::vector<double> numbers(const Names& names) const;

@@ -3,8 +3,8 @@
 #include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/models/control_vector.h>
+#include <emend/models/generation.h>
 #include <emend/models/gguf/detail/gguf_container.h>
-#include <emend/models/running_pass.h>
 
 #include <algorithm>
 #include <charconv>
@@ -79,7 +79,7 @@ void write_control_vector(const std::filesystem::path& path, const ControlVector
   GgufMetadata metadata;
   metadata.set_text("general.architecture", kArchitecture);
   metadata.set_text("controlvector.model_hint", vector.model_hint);
-  metadata.set_integer("controlvector.layer_count", static_cast<int64_t>(outputs.size()));
+  metadata.set_integer("controlvector.layer_count", std::ssize(outputs));
   for (const auto& [layer, from] : vector.origin)
     if (layer > 0 && vector.layers.contains(layer))
       metadata.set_number("controlvector.origin." + std::to_string(layer), from);

@@ -4,14 +4,10 @@
 // Tensor N acts behind block N, counted from 0 as everywhere in emend; llama.cpp's have none behind block 0.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <emend/hooks/hook_point.h>
 #include <emend/models/model.h>
 
 #include <filesystem>
 #include <map>
-#include <string>
-#include <vector>
 
 namespace emend::models {
 
@@ -31,12 +27,10 @@ struct LayerRange {
   [[nodiscard]] static LayerRange parse(const std::string& text);
 };
 
-/// Throws Error(kNotFound), Error(kCorruption) naming file and tensor for a file that is no control vector (another
-/// architecture, no tensor direction.N, N = 0 unless EasySteer wrote it, another type than F32, several widths, values
-/// that are not finite).
+/// Throws Error(kNotFound), Error(kCorruption) naming file and tensor if it is no control vector (another architecture,
+/// no tensor direction.N, N = 0 unless EasySteer wrote it, another type than F32, several widths, non-finite values).
 [[nodiscard]] ControlVector read_control_vector(const std::filesystem::path& path);
-/// Writes what llama.cpp reads, atomically; a vector behind block 0 is left out. Throws Error(kInvalidArgument) if
-/// nothing is left, Error(kIo).
+/// Writes what llama.cpp reads, atomically, without block 0. Throws Error(kInvalidArgument) if that is all, Error(kIo).
 void write_control_vector(const std::filesystem::path& path, const ControlVector& vector);
 
 struct SteerOptions {

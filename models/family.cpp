@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/family.h>
 #include <emend/models/model.h>

@@ -8,10 +8,6 @@
 #include <emend/models/config_reader.h>
 #include <emend/models/gguf/gguf_form.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
 namespace emend::models {
 
 enum class Orientation;
@@ -52,8 +48,7 @@ struct TensorSpec {
   /// "model.layers.{layer}.mlp.down_proj.weight"; {expert} where the part is an expert's.
   std::string name;
   /// Stored shape: one term a dimension. Symbols: D hidden, F MLP width, V vocabulary, P position rows, Q heads times
-  /// head size, K key-value heads times head size, d head size, E embedding width, X experts; "3D", "Q+2K" as they
-  /// read.
+  /// head size, K key-value heads times head size, d head size, E embedding width, X experts; also "3D", "Q+2K".
   std::string shape;
   /// The tensor exists only if this holds; absent: always. Takes `&ModelConfig::qkv_bias` or a lambda.
   std::function<bool(const ModelConfig&)> when = {};
@@ -143,8 +138,7 @@ struct ExpectedTensor {
 /// The family's table for one configuration, layers and experts written out; without the head's weight if it is tied.
 [[nodiscard]] std::vector<ExpectedTensor> expected_tensors(const FamilySpec& family, const ModelConfig& config);
 
-/// What a tensor of a file may be called in the family's table: files may leave the base prefix out, multimodal ones
-/// put one of their own in front.
+/// What a file's tensor may be called in the table: without the base prefix, in multimodal files behind another.
 [[nodiscard]] std::vector<std::string> table_spellings(const FamilySpec& family, const std::string& name);
 
 /// Module names for device maps (devices/placement.h).

@@ -6,16 +6,13 @@
 #include <emend/models/detail/drafts.h>
 #include <emend/models/detail/sampling.h>
 #include <emend/models/generation.h>
-#include <emend/models/running_pass.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <set>
-#include <span>
 #include <tuple>
 
 namespace emend::models {
@@ -35,7 +32,7 @@ struct LiveRow : BatchRow {
   void take(int64_t id) {
     text.push_back(id);
     const auto& stops = options->stop_ids;
-    done = std::find(stops.begin(), stops.end(), id) != stops.end();
+    done = std::ranges::find(stops, id) != stops.end();
     if (done) return;
     ++chosen;
     if (options->on_token) options->on_token(row, id);
@@ -63,24 +60,21 @@ constexpr int64_t kLogitsAtOnce = int64_t{1} << 25;  // of a pass with guessed t
 
 void check_row(const Model& model, const BatchRow& row) {
   const auto& options = *row.options;
-  if (options.max_new_tokens < 0)
-    refuse({"generation", "max_new_tokens " + std::to_string(options.max_new_tokens), "0 or more", ""});
-  if (!(options.temperature >= 0))
-    refuse({"generation", "temperature " + std::to_string(options.temperature), "0 (greedy) or more", ""});
-  if (options.top_k < 0) refuse({"generation", "top_k " + std::to_string(options.top_k), "0 (no limit) or more", ""});
-  if (!(options.top_p > 0 && options.top_p <= 1))
-    refuse({"generation", "top_p " + std::to_string(options.top_p), "above 0, at most 1", ""});
-  if (!(options.min_p >= 0 && options.min_p <= 1))
-    refuse({"generation", "min_p " + std::to_string(options.min_p), "0 to 1", ""});
-  if (!(options.repetition_penalty > 0))
-    refuse({"generation", "repetition_penalty " + std::to_string(options.repetition_penalty),
-            "a positive number, 1 for none", ""});
-  if (options.prefill_chunk < 1)
-    refuse({"generation", "prefill_chunk " + std::to_string(options.prefill_chunk), "1 or more", ""});
+  const auto require = [](bool good, const char* name, auto value, const char* expected) {
+    if (!good) refuse({"generation", name + (" " + std::to_string(value)), expected, ""});
+  };
+  require(options.max_new_tokens >= 0, "max_new_tokens", options.max_new_tokens, "0 or more");
+  require(options.temperature >= 0, "temperature", options.temperature, "0 (greedy) or more");
+  require(options.top_k >= 0, "top_k", options.top_k, "0 (no limit) or more");
+  require(options.top_p > 0 && options.top_p <= 1, "top_p", options.top_p, "above 0, at most 1");
+  require(options.min_p >= 0 && options.min_p <= 1, "min_p", options.min_p, "0 to 1");
+  require(options.repetition_penalty > 0, "repetition_penalty", options.repetition_penalty,
+          "a positive number, 1 for none");
+  require(options.prefill_chunk >= 1, "prefill_chunk", options.prefill_chunk, "1 or more");
   const std::string prompt = "prompt " + std::to_string(row.row);
   if (row.text.empty())
     refuse({"generation", prompt + " has no tokens", "at least one token", "start with the BOS token"});
-  const int64_t length = static_cast<int64_t>(row.text.size()) + options.max_new_tokens;
+  const int64_t length = std::ssize(row.text) + options.max_new_tokens;
   if (model.config().positions == Positions::kLearned && length > model.max_positions() + 1)
     refuse({"generation",
             prompt + " of " + std::to_string(row.text.size()) + " tokens with " +
@@ -89,16 +83,15 @@ void check_row(const Model& model, const BatchRow& row) {
             "shorten the prompt or ask for fewer tokens"});
 }
 
-// Chooses from the logits behind each row's next tokens [N, V]: behind the first, and behind those that were guessed as
-// long as they are what is chosen.
+// Chooses from the logits behind each row's next tokens [N, V]: the first, and guessed ones as long as they are right.
 void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& next) {
-  const bool plain = std::all_of(rows.begin(), rows.end(), [](const LiveRow& row) { return row.done || row.plain(); });
+  const bool plain = std::ranges::all_of(rows, [](const LiveRow& row) { return row.done || row.plain(); });
   const at::Tensor host = plain ? devices::to_host(logits.argmax(-1), devices::Purpose::kLogits)
                                 : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
   int64_t token = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     LiveRow& row = rows[i];
-    const auto n = static_cast<int64_t>(next[i].size());
+    const auto n = std::ssize(next[i]);
     if (row.done) row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
     for (int64_t k = 0; k < n && !row.done; ++k) {
       if (plain)
@@ -131,7 +124,7 @@ int64_t passes_of(const std::vector<LiveRow>& rows) {
   int64_t passes = 1;
   for (const auto& row : rows) {
     const int64_t chunk = row.options->prefill_chunk;
-    passes = std::max(passes, (static_cast<int64_t>(row.text.size()) + chunk - 1) / chunk);
+    passes = std::max(passes, (std::ssize(row.text) + chunk - 1) / chunk);
   }
   return passes;
 }
@@ -164,7 +157,7 @@ struct RunningBatch::State {
     RunningPass mine{batch, {}};
     for (int64_t r = 0; r < batch.rows(); ++r) {
       const auto& row = of[static_cast<size_t>(r)];
-      const int64_t prompt = static_cast<int64_t>(row.text.size()) - row.chosen;
+      const int64_t prompt = std::ssize(row.text) - row.chosen;
       for (int64_t k = 0; k < batch.length(r); ++k)
         mine.answered.push_back(
             std::max<int64_t>(0, batch.columns()[static_cast<size_t>(batch.token(r, k))] + 1 - prompt));
@@ -180,7 +173,7 @@ struct RunningBatch::State {
     for (const auto& row : added) {
       if (row.group != added[0].group) return 0;
       texts.push_back(row.text);
-      longest = std::max(longest, static_cast<int64_t>(row.text.size()));
+      longest = std::max(longest, std::ssize(row.text));
       chunk = std::min(chunk, row.options->prefill_chunk);
     }
     const int64_t shared = shared_beginning(model.config(), texts);
@@ -198,14 +191,14 @@ struct RunningBatch::State {
     const int64_t shared = added.size() > 1 ? prefill_beginning(added, filled) : 0;
     const int64_t passes = shared > 0 ? 1 : passes_of(added);
     std::vector<int64_t> full;
-    for (const auto& row : added) full.push_back(static_cast<int64_t>(row.text.size()));
+    for (const auto& row : added) full.push_back(std::ssize(row.text));
     at::Tensor logits;
     for (int64_t p = 0; p < passes; ++p) {
       Rows parts;
       std::vector<int64_t> begins;
       for (const auto& row : added) {
         row.options->cancel.check("generation");
-        const int64_t n = static_cast<int64_t>(row.text.size()) - shared;
+        const int64_t n = std::ssize(row.text) - shared;
         begins.push_back(shared + n * p / passes);
         auto& part =
             parts.emplace_back(row.text.begin() + begins.back(), row.text.begin() + shared + n * (p + 1) / passes);
@@ -248,7 +241,7 @@ struct RunningBatch::State {
   void add_together(std::vector<LiveRow> added) {
     int64_t longest = 0, room = 0;
     for (const auto& row : added) {
-      longest = std::max(longest, static_cast<int64_t>(row.text.size()));
+      longest = std::max(longest, std::ssize(row.text));
       room = std::max(room, std::min<int64_t>(row.options->max_new_tokens, 256));
     }
     KvCache filled(model.n_layers(), longest + room);
@@ -264,15 +257,14 @@ struct RunningBatch::State {
     std::move(added.begin(), added.end(), std::back_inserter(rows));
   }
 
-  // Each row's last token, and what its drafts say comes behind it, as far as that is worth a look. `fresh`: in the
-  // pass that reads the prompts.
+  // Each row's last token, and what its drafts say comes next, if worth a look. `fresh`: the pass that reads prompts.
   [[nodiscard]] Rows next_tokens(const std::vector<LiveRow>& of, bool fresh) const {
     std::vector<detail::Guess> guesses;
     int64_t anyway = 0;
     for (const auto& row : of) {
-      anyway += fresh ? static_cast<int64_t>(row.text.size()) : 1;
-      const int64_t room = std::min(row.options->max_new_tokens - row.chosen,
-                                    longest_pass(model.config(), static_cast<int64_t>(row.text.size()), fresh));
+      anyway += fresh ? std::ssize(row.text) : 1;
+      const int64_t room =
+          std::min(row.options->max_new_tokens - row.chosen, longest_pass(model.config(), std::ssize(row.text), fresh));
       const bool guessed = !row.done && !row.drafts.empty() && row.plain();
       const detail::Record record{row.options->trust, row.wrong};
       guesses.push_back(guessed ? detail::guess_next(row.drafts, row.answer(), room - 1, record) : detail::Guess{});
@@ -293,7 +285,7 @@ struct RunningBatch::State {
   // The cache holds all but the last token of each row.
   static void forget_wrong_guesses(const std::vector<LiveRow>& of, KvCache& filled) {
     std::vector<int64_t> lengths;
-    for (const auto& row : of) lengths.push_back(static_cast<int64_t>(row.text.size()) - 1);
+    for (const auto& row : of) lengths.push_back(std::ssize(row.text) - 1);
     filled.truncate(lengths);
   }
 
@@ -324,8 +316,7 @@ void RunningBatch::add(std::vector<BatchRow> rows) {
   while (!waiting.empty()) {
     const int64_t passes = passes_of(waiting);
     std::vector<LiveRow> together, later;
-    for (auto& row : waiting)
-      (static_cast<int64_t>(row.text.size()) >= passes ? together : later).push_back(std::move(row));
+    for (auto& row : waiting) (std::ssize(row.text) >= passes ? together : later).push_back(std::move(row));
     state_->add_together(std::move(together));
     waiting = std::move(later);
   }
@@ -347,7 +338,7 @@ void RunningBatch::step() {
 
 size_t RunningBatch::active() const noexcept {
   const auto& rows = state_->rows;
-  return static_cast<size_t>(std::count_if(rows.begin(), rows.end(), [](const LiveRow& row) { return !row.done; }));
+  return static_cast<size_t>(std::ranges::count_if(rows, [](const LiveRow& row) { return !row.done; }));
 }
 
 int64_t RunningBatch::cache_bytes() const {

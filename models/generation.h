@@ -10,9 +10,8 @@
 #include <emend/core/cancel.h>
 #include <emend/models/model.h>
 
+#include <cstdint>
 #include <functional>
-#include <memory>
-#include <vector>
 
 namespace emend::models {
 
@@ -50,8 +49,7 @@ struct BatchRow {
   Drafts drafts = {};                              ///< of greedy rows; others do not look at them
 };
 
-/// Rows with a key-value cache that are continued together, and come and go between two steps. A row's tokens do not
-/// depend on who else is there.
+/// Rows with a key-value cache that are continued together, and come and go. A row's tokens depend on no other row.
 class RunningBatch {
  public:
   /// Called before a pass with its tokens and the group of each of its rows.
@@ -72,6 +70,15 @@ class RunningBatch {
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+/// How far the rows of a pass are in their answers, for hooks that act by that: tensors do not show it.
+struct RunningPass {
+  const TokenBatch& batch;
+  std::vector<int64_t> answered;  ///< by token: tokens of the answer up to it, itself included; 0: of the prompt
+
+  /// Of the thread; null while no text is being continued (generation.h).
+  [[nodiscard]] static const RunningPass* now() noexcept;
 };
 
 /// Continues every prompt, batched; returns only the new tokens of each (the stop id is not included).

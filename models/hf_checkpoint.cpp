@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error_parts.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/models/detail/hf_checkpoint.h>
@@ -156,7 +155,7 @@ void HfCheckpoint::read_index(const fs::path& path) {
     file_of[tensor] = name;
     files.push_back(name);
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   files.erase(std::unique(files.begin(), files.end()), files.end());
   if (files.empty()) corrupt("an empty weight_map", "at least one tensor");
   std::string missing;

@@ -40,7 +40,7 @@ void KvCache::store(int layer, const at::Tensor& keys_BgTd, const at::Tensor& va
 KvCache KvCache::select_rows(const std::vector<int64_t>& rows) const {
   KvCache selected(n_layers_, capacity_);
   for (const int64_t r : rows) {
-    if (r < 0 || r >= static_cast<int64_t>(lengths_.size()))
+    if (r < 0 || r >= std::ssize(lengths_))
       refuse({"key-value cache", "row " + std::to_string(r), "a row of " + std::to_string(lengths_.size()),
               "check the row numbers"});
     selected.lengths_.push_back(lengths_[r]);

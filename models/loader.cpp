@@ -1,14 +1,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/core/log.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/route.h>
 #include <emend/devices/units.h>
-#include <emend/models/checkpoint.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_state.h>
-#include <emend/models/family.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -79,9 +76,7 @@ class Resolver {
   }
 
   [[nodiscard]] bool is_head(const std::string& name) const {
-    for (const std::string& spelling : table_spellings(family_, name))
-      if (spelling == head_) return true;
-    return false;
+    return std::ranges::count(table_spellings(family_, name), head_) > 0;
   }
 
   [[nodiscard]] bool is_ignored(const std::string& name) const {
@@ -102,12 +97,9 @@ class Resolver {
         continue;
       }
       const TensorInfo& info = *infos.at(it->second);
-      if (info.shape != tensor.shape) {
-        std::ostringstream got, wanted;
-        got << "tensor \"" << info.name << "\" has shape " << at::IntArrayRef(info.shape);
-        wanted << at::IntArrayRef(tensor.shape) << " for this config.json";
-        damaged(info.name, got.str(), wanted.str());
-      }
+      if (info.shape != tensor.shape)
+        damaged(info.name, "tensor \"" + info.name + "\" has shape " + shape_text(info.shape),
+                shape_text(tensor.shape) + " for this config.json");
       if (!at::isFloatingType(info.dtype))
         throw Error(ErrorClass::kUnsupported,
                     {file_of(checkpoint_, info.name), "tensor \"" + info.name + "\" is " + c10::toString(info.dtype),
@@ -152,17 +144,8 @@ class Resolver {
 
 c10::Device device_of(const ExpectedTensor& tensor, const devices::PlacementPlan& plan) {
   if (tensor.layer >= 0) return plan.layers[tensor.layer];
-  switch (tensor.part) {
-    case Part::kEmbedding:
-    case Part::kProjectIn:
-      return plan.embedding;
-    case Part::kPositions:
-      return plan.position;
-    case Part::kHead:
-      return plan.head;
-    default:
-      return plan.final_norm;
-  }
+  if (tensor.part == Part::kEmbedding || tensor.part == Part::kProjectIn) return plan.embedding;
+  return tensor.part == Part::kPositions ? plan.position : tensor.part == Part::kHead ? plan.head : plan.final_norm;
 }
 
 // A sum is not finite if any term is not; one pass over memory that the first forward pass reads anyway.
@@ -214,7 +197,7 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
   const Resolution resolution = Resolver(*checkpoint, family, config, expected).resolve();
   devices::PlacementPlan plan = options.place ? options.place(config, *checkpoint)
                                               : devices::PlacementPlan::single(c10::Device(c10::kCPU), config.n_layers);
-  EMEND_CHECK(static_cast<int64_t>(plan.layers.size()) == config.n_layers, "a placement plan covers every layer");
+  EMEND_CHECK(std::ssize(plan.layers) == config.n_layers, "a placement plan covers every layer");
 
   auto state = std::make_unique<Model::State>(std::move(config), family, std::move(plan));
   state->dtype = options.dtype;
@@ -266,19 +249,13 @@ devices::ModelShape model_shape(const ModelConfig& config, at::ScalarType dtype)
   // Exact sizes from the family's table rather than the planner's rule of thumb.
   shape.layer_bytes.assign(config.n_layers, 0);
   for (const auto& tensor : expected_tensors(family_named(config.family), config)) {
-    int64_t bytes = shape.weight_bytes;
-    for (const int64_t n : tensor.shape) bytes *= n;
-    if (tensor.layer >= 0) {
-      shape.layer_bytes[tensor.layer] += bytes;
-    } else if (tensor.part == Part::kHead || tensor.part == Part::kProjectOut) {
-      shape.head_bytes += bytes;
-    } else if (tensor.part == Part::kFinalNorm) {
-      shape.final_norm_bytes += bytes;
-    } else if (tensor.part == Part::kPositions) {
-      shape.position_bytes += bytes;
-    } else {
-      shape.embedding_bytes += bytes;
-    }
+    const bool head = tensor.part == Part::kHead || tensor.part == Part::kProjectOut;
+    int64_t& bytes = tensor.layer >= 0                 ? shape.layer_bytes[tensor.layer]
+                     : head                            ? shape.head_bytes
+                     : tensor.part == Part::kFinalNorm ? shape.final_norm_bytes
+                     : tensor.part == Part::kPositions ? shape.position_bytes
+                                                       : shape.embedding_bytes;
+    bytes += shape.weight_bytes * c10::multiply_integers(tensor.shape);
   }
   return shape;
 }
@@ -296,8 +273,7 @@ devices::Plan plan_model(const PlaceOptions& options, const ModelConfig& config,
   return devices::make_plan(request);
 }
 
-// Copies between GPUs are tried before a model relies on them, some milliseconds a pair; wrong ones go through host
-// memory from now on.
+// Copies between GPUs are tried first, some milliseconds a pair; wrong ones go through host memory from now on.
 static void try_copies(const devices::PlacementPlan& plan, const Log& log) {
   auto gpus = plan.devices();
   std::erase_if(gpus, [](c10::Device device) { return !device.is_cuda(); });

@@ -1,12 +1,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
-#include <emend/models/adapter.h>
 #include <emend/models/detail/decoder_pass.h>
-#include <emend/models/detail/model_state.h>
+#include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <array>
@@ -80,8 +78,7 @@ ForwardResult Model::forward(const TokenBatch& batch, const ForwardOptions& opti
 
 at::Tensor Model::project(const at::Tensor& hidden, bool raw_head) const {
   if (hidden.dim() < 1 || hidden.size(-1) != hidden_size())
-    refuse({"project",
-            "a tensor of shape [" + join(hidden.sizes(), ", ", [](int64_t n) { return std::to_string(n); }) + "]",
+    refuse({"project", "a tensor of shape " + shape_text(hidden.sizes()),
             "[rows, " + std::to_string(hidden_size()) + "]", ""});
   return detail::project_rows(*state_, hidden.to(state_->dtype), raw_head, /*fire_hooks=*/false);
 }
@@ -153,10 +150,9 @@ void Model::set_weight(const std::string& name, const at::Tensor& value) {
   const State::Weight& weight = state_->find(name);
   if (value.sizes() != weight.tensor.sizes() || !at::isFloatingType(value.scalar_type()) ||
       value.device() != weight.tensor.device()) {
-    std::ostringstream got, expected;
-    got << c10::toString(value.scalar_type()) << " " << value.sizes() << " on " << value.device();
-    expected << "a floating type, " << weight.tensor.sizes() << " on " << weight.tensor.device();
-    refuse({"weight \"" + name + "\"", got.str(), expected.str(), "move the tensor with route_like first"});
+    const auto place = [](const at::Tensor& x) { return shape_text(x.sizes()) + " on " + x.device().str(); };
+    refuse({"weight \"" + name + "\"", std::string(c10::toString(value.scalar_type())) + " " + place(value),
+            "a floating type, " + place(weight.tensor), "move the tensor with route_like first"});
   }
   const at::NoGradGuard no_grad;
   for (at::Tensor target : weight_copies(name))
@@ -165,14 +161,12 @@ void Model::set_weight(const std::string& name, const at::Tensor& value) {
 
 void detail::hash_tensor(Sha256& hash, const std::string& name, const at::Tensor& tensor) {
   const at::Tensor bytes = tensor.contiguous();
-  std::ostringstream header;
-  header << name << '\n' << c10::toString(bytes.scalar_type()) << ' ' << bytes.sizes() << '\n';
-  hash.update(header.str());
+  hash.update(name + '\n' + c10::toString(bytes.scalar_type()) + ' ' + shape_text(bytes.sizes()) + '\n');
   hash.update(bytes.const_data_ptr(), bytes.nbytes());
 }
 
 Sha256 detail::hash_tensors(std::vector<std::string> names, const std::function<at::Tensor(const std::string&)>& read) {
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   Sha256 hash;
   for (const auto& name : names) hash_tensor(hash, name, read(name));
   return hash;
@@ -203,14 +197,7 @@ constexpr std::array kAdaptable = {Part::kQkv,    Part::kQ,    Part::kK,  Part::
                                    Part::kGateUp, Part::kGate, Part::kUp, Part::kDown};
 
 bool adaptable(const ExpectedTensor& expected) {
-  return !expected.bias && expected.expert < 0 &&
-         std::find(kAdaptable.begin(), kAdaptable.end(), expected.part) != kAdaptable.end();
-}
-
-std::string shape_text(const at::Tensor& tensor) {
-  std::ostringstream text;
-  text << tensor.sizes();
-  return text.str();
+  return !expected.bias && expected.expert < 0 && std::ranges::find(kAdaptable, expected.part) != kAdaptable.end();
 }
 
 }  // namespace
@@ -231,7 +218,8 @@ void Model::set_adapter(const std::string& weight, std::shared_ptr<const LinearA
     const bool fits = adapter->a_RI.dim() == 2 && adapter->b_OR.dim() == 2 && adapter->a_RI.size(1) == in &&
                       adapter->b_OR.size(0) == out && adapter->a_RI.size(0) == adapter->b_OR.size(1);
     if (!fits)
-      refuse({"adapter of " + weight, "factors " + shape_text(adapter->a_RI) + " and " + shape_text(adapter->b_OR),
+      refuse({"adapter of " + weight,
+              "factors " + shape_text(adapter->a_RI.sizes()) + " and " + shape_text(adapter->b_OR.sizes()),
               "[R, " + std::to_string(in) + "] and [" + std::to_string(out) + ", R]", ""});
     const auto home = entry.tensor.device();
     if (adapter->a_RI.device() != home || adapter->b_OR.device() != home)

@@ -5,20 +5,16 @@
 // Non-goals: training whole models, encoder-decoder models.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/core/Generator.h>
 #include <emend/devices/placement.h>
 #include <emend/hooks/hook_point.h>
 #include <emend/models/batch.h>
 #include <emend/models/kv_cache.h>
 
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace emend::models {
 
-struct LinearAdapter;
 struct ModelConfig;
 struct FamilySpec;
 class Tokenizer;
@@ -30,6 +26,18 @@ struct Trace;
 
 /// How a stored matrix acts: kOutIn computes x·Wᵀ (nn.Linear), kInOut computes x·W (GPT-2's Conv1D).
 enum class Orientation { kOutIn, kInOut };
+
+/// A low-rank addition to one linear layer, for fine-tuning and for running an adapter without merging it:
+/// y = x·Wᵀ + b + scale · dropout(x)·Aᵀ·Bᵀ (Hu et al. 2021). Attached with Model::set_adapter.
+///   I input width · O output width · R rank
+struct LinearAdapter {
+  at::Tensor a_RI,
+      b_OR;            ///< on the device of the weight, in the model's dtype or wider (results take the model's dtype)
+  double scale = 1;    ///< lora_alpha / rank
+  double dropout = 0;  ///< share of the inputs left out; only where `generator` is set
+  /// CPU generator of the dropout masks; absent outside training. The masks do not depend on the device.
+  mutable std::optional<at::Generator> generator;
+};
 
 /// The matrix that locate-then-edit methods rewrite in one layer.
 struct EditSite {
@@ -57,6 +65,24 @@ struct ForwardResult {
   at::Tensor hidden;     ///< [N,D] output of the last layer that ran (before the final norm), on that layer's device
   at::Tensor logits;     ///< [M,V] on the head's device, in the model's compute dtype; undefined if none were asked for
   bool stopped = false;  ///< a hook ended the pass
+};
+
+// What passes over a batch need on every device besides the weights: indices, masks, rotary tables. They are made on
+// the host and copied at a device's first layer, which stalls a GPU at every pass. Who runs a batch often keeps them.
+
+struct PassTables;  ///< of one batch, in front of one state of a cache
+
+/// While it lives, passes of this thread take from `kept` what they need, if that was made for the same batch, cache
+/// lengths and model, and otherwise put there what they have made. Scopes nest.
+class KeptTables {
+ public:
+  explicit KeptTables(std::shared_ptr<PassTables>& kept) noexcept;
+  ~KeptTables();
+  KeptTables(const KeptTables&) = delete;
+  KeptTables& operator=(const KeptTables&) = delete;
+
+ private:
+  std::shared_ptr<PassTables>* before_;
 };
 
 class Model {
@@ -106,14 +132,12 @@ class Model {
 
   /// Weights under the checkpoint's own names and layout; names with the base prefix ("transformer.", "model.") that
   /// the file leaves out, and the head's name in a tied model, are understood too. The returned tensor shares storage
-  /// with the model; only editors::apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the
-  /// closest name.
+  /// with the model; only apply_delta and EditTransaction write to it. Throws Error(kNotFound) with the closest name.
   [[nodiscard]] at::Tensor weight(const std::string& name) const;
   /// The table of token embeddings [V,D].
   [[nodiscard]] at::Tensor embedding() const;
   /// The matrix that a site's tensor comes out of, read as [out, in] whatever the checkpoint's layout, for kAttnQ, K
-  /// and V [heads, d, D] also where it is a part of a fused one; for reading. Throws Error(kUnsupported) where no one
-  /// matrix makes it.
+  /// and V [heads, d, D] also where it is a part of a fused one; to be read. Throws Error(kUnsupported) if none is.
   [[nodiscard]] at::Tensor weight_at(const hooks::SiteRef& site) const;
   [[nodiscard]] bool has_weight(const std::string& name) const noexcept;
   [[nodiscard]] const std::vector<std::string>& weight_names() const noexcept;
@@ -125,14 +149,12 @@ class Model {
 
   /// Weights of the linear layers inside blocks, which can carry an adapter (no experts).
   [[nodiscard]] std::vector<std::string> adaptable_weights() const;
-  /// Adds a low-rank addition to a linear layer (replacing an earlier one), or takes it away (null). The weight itself
-  /// does not change. Throws Error(kInvalidArgument) if shapes or device do not fit, Error(kNotFound) if the weight
-  /// cannot carry one.
+  /// Adds a low-rank addition to a linear layer (replacing an earlier one), or takes it away (null); the weight stays.
+  /// Throws Error(kInvalidArgument) if shapes or device do not fit, Error(kNotFound) if the weight cannot carry one.
   void set_adapter(const std::string& weight, std::shared_ptr<const LinearAdapter> adapter);
 
-  /// sha256 over names, dtypes, shapes and bytes of the weights as loaded from the file, and of what decides the
-  /// arithmetic in the configuration. Computed on first use from the checkpoint, not from the (possibly edited)
-  /// weights.
+  /// sha256 over names, dtypes, shapes and bytes of the weights in the file, and of what decides the arithmetic in the
+  /// configuration. Computed on first use from the checkpoint, not from the (possibly edited) weights.
   [[nodiscard]] const std::string& fingerprint() const;
   /// sha256 over the weights in memory as they compute: compare it with itself, not with fingerprint() of the file.
   [[nodiscard]] std::string current_fingerprint() const;

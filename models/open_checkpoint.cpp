@@ -1,14 +1,8 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/dtype_name.h>
-#include <emend/core/error.h>
-#include <emend/core/safetensors.h>
 #include <emend/core/text.h>
-#include <emend/models/checkpoint.h>
 #include <emend/models/detail/hf_checkpoint.h>
-#include <emend/models/detail/model_folder.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
 #include <emend/models/published_shapes.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 
@@ -30,9 +24,8 @@ bool is_hub_name(const std::string& name) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
            c == '.' || c == '/';
   };
-  return !name.empty() && std::all_of(name.begin(), name.end(), allowed) &&
-         std::count(name.begin(), name.end(), '/') <= 1 && name.front() != '/' && name.back() != '/' &&
-         name.front() != '.' && name.find("..") == std::string::npos;
+  return !name.empty() && std::ranges::all_of(name, allowed) && std::ranges::count(name, '/') <= 1 &&
+         name.front() != '/' && name.back() != '/' && name.front() != '.' && name.find("..") == std::string::npos;
 }
 
 std::string hub_folder_name(const std::string& name) {

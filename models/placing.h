@@ -11,9 +11,6 @@
 #include <emend/models/config.h>
 #include <emend/models/model.h>
 
-#include <memory>
-#include <string>
-
 namespace emend::models {
 
 /// Where a model goes and in which dtype it computes.
@@ -37,8 +34,7 @@ struct PlaceOptions {
 /// Placement for loading. Throws Error(kDevice) with the plan's figures and suggestions if the weights do not fit.
 [[nodiscard]] devices::PlacementPlan place_model(const PlaceOptions& options, const ModelConfig& config);
 
-/// Opens, plans and loads: a folder, a .gguf file, or ORG/NAME. Throws what open_checkpoint, place_model and load_model
-/// throw.
+/// Opens, plans and loads a folder, a .gguf file, or ORG/NAME. Throws as open_checkpoint, place_model and load_model.
 [[nodiscard]] Model load_placed(const std::string& path_or_name, const PlaceOptions& options = {});
 /// The same for a checkpoint that is open already.
 [[nodiscard]] Model load_placed(std::shared_ptr<const Checkpoint> checkpoint, const PlaceOptions& options = {});

@@ -10,8 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
-#include <string_view>
 
 namespace emend::models {
 namespace {

@@ -24,12 +24,10 @@ enum class Activation;
 /// LibTorch has a loop for them that takes some thirty times as long. The result lies where x lies.
 [[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
 
-/// Whether this processor multiplies float32 matrices faster through oneDNN: it has AVX-512 and is not Intel's. The
-/// same in every run on a machine.
+/// Whether this processor multiplies float32 faster through oneDNN (AVX-512, not Intel's); the same in every run.
 [[nodiscard]] bool has_fast_products() noexcept;
 
-/// Whether that device, the host's processor if it is no CUDA device, multiplies bfloat16 matrices by instructions of
-/// its own.
+/// Whether that device (the host's processor if it is no GPU) multiplies bfloat16 by instructions of its own.
 [[nodiscard]] bool multiplies_bfloat16(c10::Device device);
 
 /// While it lives, products of this thread are at::linear's. The reference engines work under one: LibTorch's default

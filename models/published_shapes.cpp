@@ -87,11 +87,11 @@ class RandomWeights final : public Checkpoint {
   }
 
   [[nodiscard]] at::Tensor read(const std::string& name) const override {
-    const auto info = std::find_if(infos_.begin(), infos_.end(), [&](const auto& i) { return i.name == name; });
+    const auto info = std::ranges::find_if(infos_, [&](const auto& i) { return i.name == name; });
     if (info == infos_.end())
       throw Error(ErrorClass::kNotFound,
                   {name_.string(), "no tensor \"" + name + "\"", "one of the checkpoint's tensors", ""});
-    if (std::find(biases_.begin(), biases_.end(), name) != biases_.end()) return at::zeros(info->shape);
+    if (std::ranges::find(biases_, name) != biases_.end()) return at::zeros(info->shape);
     if (info->shape.size() == 1) return norm_one_plus_ ? at::zeros(info->shape) : at::ones(info->shape);
     const uint64_t own = std::stoull(sha256_hex(name).substr(0, 15), nullptr, 16);
     constexpr double kLimit = 0.02 * 1.7320508;

@@ -3,12 +3,6 @@
 
 #include <emend/models/checkpoint.h>
 
-#include <functional>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
-
 namespace emend::models {
 
 /// "gpt2-xl", "gpt-j-6b", "llama-3-8b", …

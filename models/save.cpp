@@ -1,17 +1,13 @@
 // Writing a model as a Hugging Face folder.
 //
 // A tensor counts as changed when its weight differs from what the checkpoint gives in the model's own dtype: loading a
-// float32 file in bfloat16 changes nothing by itself. Files without a changed tensor are copied; changed ones keep
-// their layout and every other byte.
+// float32 file in bfloat16 changes nothing by itself. Unchanged files are copied; others keep every other byte.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/staged.h>
 #include <emend/devices/route.h>
-#include <emend/models/apart.h>
 #include <emend/models/detail/hf_checkpoint.h>
-#include <emend/models/detail/model_folder.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -126,8 +122,7 @@ void require_apart(const fs::path& out, const fs::path& source) {
 
 std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   if (dtype && *dtype != at::kFloat && *dtype != at::kHalf && *dtype != at::kBFloat16)
-    throw Error(ErrorClass::kInvalidArgument,
-                {"save_model", std::string("dtype ") + c10::toString(*dtype), "float32, float16 or bfloat16", ""});
+    refuse({"save_model", std::string("dtype ") + c10::toString(*dtype), "float32, float16 or bfloat16", ""});
   require_apart(folder, model.checkpoint().path());
   const at::NoGradGuard no_grad;
   std::vector<std::string> changed;

@@ -1,10 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
-#include <emend/core/sha256.h>
-#include <emend/models/config.h>
 #include <emend/models/detail/model_state.h>
-#include <emend/models/family.h>
 #include <emend/models/spare_neurons.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -97,9 +94,8 @@ at::Tensor SpareNeurons::widened(const std::string& name, const at::Tensor& tens
 
 nlohmann::ordered_json SpareNeurons::widened(nlohmann::ordered_json config) const {
   if (count_ == 0) return config;
-  const auto said = std::find_if(width_names_.begin(), width_names_.end(), [&](const std::string& name) {
-    return config.contains(name) && config[name].is_number_integer();
-  });
+  const auto said = std::ranges::find_if(
+      width_names_, [&](const std::string& name) { return config.contains(name) && config[name].is_number_integer(); });
   // Qwen says twice the width.
   const int64_t times = said == width_names_.end() ? 1 : config[*said].get<int64_t>() / width_;
   config[said == width_names_.end() ? width_names_.front() : *said] = times * (width_ + count_);

@@ -5,10 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 namespace emend::models {
 
@@ -40,9 +36,8 @@ class SpareNeurons {
   std::map<std::string, Grown> shapes_;
 };
 
-/// The checkpoint as it is read with `count` neurons of zeros more in every MLP; itself for 0. Its path and vocabulary
-/// are the narrow one's, its fingerprint is that of the folder which convert_model writes with as many. Throws as
-/// SpareNeurons does.
+/// The checkpoint with `count` neurons of zeros more in every MLP; itself for 0. Path and vocabulary are the narrow
+/// one's, the fingerprint is that of the folder which convert_model writes with as many. Throws as SpareNeurons does.
 [[nodiscard]] std::shared_ptr<const Checkpoint> with_spare_neurons(std::shared_ptr<const Checkpoint> checkpoint,
                                                                    int64_t count);
 

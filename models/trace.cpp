@@ -8,7 +8,6 @@
 #include <emend/models/trace.h>
 
 #include <algorithm>
-#include <sstream>
 
 namespace emend::models {
 
@@ -28,12 +27,6 @@ bool has_heads(Site site) {
 
 at::Tensor like(const at::Tensor& value, const at::Tensor& x) {
   return devices::route_like(value, x, Purpose::kHidden, devices::Dtype::kMatch);
-}
-
-std::string shape(const at::Tensor& x) {
-  std::ostringstream text;
-  text << x.sizes();
-  return text.str();
 }
 
 }  // namespace
@@ -61,7 +54,7 @@ at::Tensor Trace::at(const SiteRef& site, int64_t row, int64_t token) const {
 }
 
 std::pair<int64_t, int64_t> Trace::span(std::string_view part, int64_t row) const {
-  const bool known = row >= 0 && row < static_cast<int64_t>(texts.size());
+  const bool known = row >= 0 && row < std::ssize(texts);
   const size_t begin = known && !part.empty() ? texts[row].find(part) : std::string::npos;
   const std::pair<int64_t, int64_t> none{-1, -1},
       found = begin == std::string::npos ? none : encodings[row].overlapping(begin, begin + part.size());
@@ -75,7 +68,8 @@ Patch::Patch(SiteRef site, hooks::HookFn function)
     : Patch(site, [fn = std::move(function)](const at::Tensor& x, const TokenBatch& batch, const Patch& self) {
         const at::Tensor given = by_rows(x, batch, self.site_.site).clone(), made = fn(given);
         if (made.defined() && made.sizes() != given.sizes())
-          self.misfit("the function made " + shape(made), shape(given), "an edit keeps the shape");
+          self.misfit("the function made " + shape_text(made.sizes()), shape_text(given.sizes()),
+                      "an edit keeps the shape");
         return like(packed_again(made.defined() ? made : given, batch, self.site_.site), x);
       }) {}
 
@@ -93,7 +87,8 @@ Patch Patch::set(SiteRef site, at::Tensor value) {
             try {
               return like(value, x).expand_as(x);
             } catch (const c10::Error&) {
-              self.misfit("a value of shape " + shape(value), "one that fits " + shape(x), "");
+              self.misfit("a value of shape " + shape_text(value.sizes()), "one that fits " + shape_text(x.sizes()),
+                          "");
             }
           })};
 }
@@ -125,7 +120,8 @@ Patch Patch::swap(SiteRef site, const Trace& from) {
             }
             const at::Tensor rows = theirs.index_select(0, devices::index_on(there, theirs));
             if (rows.sizes().slice(1) != x.sizes().slice(1))
-              self.misfit("a trace with " + shape(rows), shape(x), "scores and patterns need as many keys");
+              self.misfit("a trace with " + shape_text(rows.sizes()), shape_text(x.sizes()),
+                          "scores and patterns need as many keys");
             return x.index_copy(0, devices::index_on(here, x), like(rows, x));
           })};
 }

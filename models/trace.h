@@ -8,15 +8,10 @@
 // caller's grad mode. For passes in pieces, with a cache, or that stop early: hooks/hook_session.h.
 #pragma once
 
-#include <emend/hooks/hook_point.h>
-#include <emend/models/batch.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace emend::models {
 

@@ -1,4 +1,4 @@
-#include "bench_quality.h"
+#include "benchmarks.h"
 
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <set>
-
-#include "model_options.h"
 
 namespace emend::tools {
 namespace {

@@ -26,13 +26,6 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::vector<c10::Device> devices_of(const models::Model& model) {
-  std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
-  for (const auto device : model.placement().devices())
-    if (!device.is_cpu()) devices.push_back(device);
-  return devices;
-}
-
 // Of products as LibTorch makes them by default, or as the models make them.
 double gemm_peak(at::ScalarType dtype, c10::Device device, int64_t size, bool as_models) {
   const models::PlainProducts plain(!as_models);
@@ -62,53 +55,6 @@ double load() {
   std::ifstream("/proc/loadavg") >> one;
   return one;
 }
-
-}  // namespace
-
-Measure measured(const models::Model& model, const std::function<void()>& work) {
-  const auto devices = devices_of(model);
-  for (const auto device : devices) devices::reset_peak_memory(device);
-  const int64_t flops = models::linear_flops();
-  const double begin = now();
-  work();
-  Measure measure{now() - begin, 1e-9 * static_cast<double>(models::linear_flops() - flops), {}};
-  for (const auto device : devices)
-    measure.peak_bytes[device.is_cpu() ? "host" : devices::to_string(device)] =
-        devices::device_memory_stats(device).peak;
-  return measure;
-}
-
-ordered_json describe_machine(const models::Model& model) {
-  const c10::Device device = model.placement().layers.front();
-  const int64_t size = device.is_cuda() ? 8192 : 1536;
-  const double plain = gemm_peak(at::kFloat, device, size, false), best = gemm_peak(at::kFloat, device, size, true);
-  return {{"cpu", processor()},
-          {"cores", static_cast<int64_t>(std::thread::hardware_concurrency())},
-          {"threads", at::get_num_threads()},
-          {"load", load()},
-          {"device", devices::to_string(device)},
-          {"gemm_peak_gflops",
-           {{"float32", std::max(plain, best)},
-            {"float32_libtorch", plain},
-            {"bfloat16", gemm_peak(at::kBFloat16, device, size, true)}}}};
-}
-
-ordered_json phase_document(const Measure& reference, const Measure& fast, double peak, int64_t facts) {
-  ordered_json document;
-  if (reference.seconds > 0) document["reference_s"] = reference.seconds;
-  document["fast_s"] = fast.seconds;
-  if (reference.seconds > 0) document["ratio"] = reference.seconds / fast.seconds;
-  if (facts > 0) document["facts_per_second"] = static_cast<double>(facts) / fast.seconds;
-  if (fast.gflop > 0) {
-    document["gflop"] = fast.gflop;
-    if (reference.gflop > 0) document["reference_gflop"] = reference.gflop;
-    document["fraction_of_peak"] = fast.gflop / fast.seconds / peak;
-  }
-  if (!fast.peak_bytes.is_null()) document["peak_bytes"] = fast.peak_bytes;
-  return document;
-}
-
-namespace {
 
 // Means; lengths differ by up to as much less one, as those of real facts do.
 constexpr int64_t kContexts = 6, kContextTokens = 9, kSubjectTokens = 3, kPromptTokens = 4, kAnswerTokens = 2;
@@ -165,10 +111,10 @@ class SyntheticBench {
         editors::TargetRow row;
         row.ids = context;
         row.ids.insert(row.ids.end(), subject.begin(), subject.end());
-        row.lookup = static_cast<int64_t>(row.ids.size()) - 1;
+        row.lookup = std::ssize(row.ids) - 1;
         row.ids.insert(row.ids.end(), prompt.begin(), prompt.end());
         for (int64_t t = 0; t < std::ssize(answer); ++t)
-          row.labels.emplace_back(static_cast<int64_t>(row.ids.size()) - 1 + t, answer[static_cast<size_t>(t)]);
+          row.labels.emplace_back(std::ssize(row.ids) - 1 + t, answer[t]);
         row.ids.insert(row.ids.end(), answer.begin(), answer.end() - 1);
         row.weight = 1.0 / static_cast<double>(kContexts);
         problem.rows.push_back(std::move(row));
@@ -191,8 +137,7 @@ class SyntheticBench {
     Measure reference;
     if (options_.reference_facts > 0) {
       const auto some = std::min<size_t>(static_cast<size_t>(options_.reference_facts), all.size());
-      reference =
-          optimise({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(some)}, editors::Engine::kReference, {});
+      reference = optimise({all.begin(), all.begin() + some}, editors::Engine::kReference, {});
       const double scale = static_cast<double>(all.size()) / static_cast<double>(some);
       reference.seconds *= scale;
       reference.gflop *= scale;
@@ -225,7 +170,7 @@ class SyntheticBench {
 
   void statistics(ordered_json& phases) {
     std::vector<std::vector<int64_t>> rows;
-    for (int64_t left = options_.statistics_tokens; left > 0; left -= static_cast<int64_t>(rows.back().size()))
+    for (int64_t left = options_.statistics_tokens; left > 0; left -= std::ssize(rows.back()))
       rows.push_back(tokens(std::min<int64_t>({left, 256, model_.max_positions()})));
     const Measure fast = measured(model_, [&] { (void)editors::collect_second_moments(model_, rows, layers_, {}); });
     phases["statistics"] = phase_document({}, fast, own_peak_);
@@ -285,6 +230,46 @@ class SyntheticBench {
 };
 
 }  // namespace
+
+Measure measured(const models::Model& model, const std::function<void()>& work) {
+  devices::reset_peak_memory(c10::Device(c10::kCPU));
+  for (const auto device : model.placement().devices())
+    if (!device.is_cpu()) devices::reset_peak_memory(device);
+  const int64_t flops = models::linear_flops();
+  const double begin = now();
+  work();
+  return {now() - begin, 1e-9 * static_cast<double>(models::linear_flops() - flops), workflow::peak_bytes(model)};
+}
+
+ordered_json describe_machine(const models::Model& model) {
+  const c10::Device device = model.placement().layers.front();
+  const int64_t size = device.is_cuda() ? 8192 : 1536;
+  const double plain = gemm_peak(at::kFloat, device, size, false), best = gemm_peak(at::kFloat, device, size, true);
+  return {{"cpu", processor()},
+          {"cores", static_cast<int64_t>(std::thread::hardware_concurrency())},
+          {"threads", at::get_num_threads()},
+          {"load", load()},
+          {"device", devices::to_string(device)},
+          {"gemm_peak_gflops",
+           {{"float32", std::max(plain, best)},
+            {"float32_libtorch", plain},
+            {"bfloat16", gemm_peak(at::kBFloat16, device, size, true)}}}};
+}
+
+ordered_json phase_document(const Measure& reference, const Measure& fast, double peak, int64_t facts) {
+  ordered_json document;
+  if (reference.seconds > 0) document["reference_s"] = reference.seconds;
+  document["fast_s"] = fast.seconds;
+  if (reference.seconds > 0) document["ratio"] = reference.seconds / fast.seconds;
+  if (facts > 0) document["facts_per_second"] = static_cast<double>(facts) / fast.seconds;
+  if (fast.gflop > 0) {
+    document["gflop"] = fast.gflop;
+    if (reference.gflop > 0) document["reference_gflop"] = reference.gflop;
+    document["fraction_of_peak"] = fast.gflop / fast.seconds / peak;
+  }
+  if (!fast.peak_bytes.is_null()) document["peak_bytes"] = fast.peak_bytes;
+  return document;
+}
 
 ordered_json bench_synthetic(const models::Model& model, const SyntheticOptions& options, const Common& common,
                              const ordered_json& machine) {

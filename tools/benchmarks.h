@@ -1,8 +1,9 @@
-// What `emend bench` measures, how it is written down, and the phases of an edit on random weights of a published
-// model's size: what they cost, without fetching anything.
+// What `emend bench` and `emend doctor --full` measure and how it is written down: the engines, the phases of an edit
+// on random weights of a published model's size (what they cost, without fetching anything), editors beside each other
+// (--quality), and the machine.
 #pragma once
 
-#include "model_options.h"
+#include "options.h"
 
 namespace emend::tools {
 
@@ -39,5 +40,31 @@ struct SyntheticOptions {
 /// prompts of 4 behind them, answers of 2) made of random tokens.
 [[nodiscard]] nlohmann::ordered_json bench_synthetic(const models::Model& model, const SyntheticOptions& options,
                                                      const Common& common, const nlohmann::ordered_json& machine);
+
+struct QualityArguments {
+  bool wanted = false;
+  std::vector<std::string> editors;
+  std::vector<int64_t> seeds;
+};
+
+/// As --limit, where none was given: eight facts to be timed, all to be compared.
+inline constexpr int64_t kFactsByPurpose = -2;
+
+/// Adds --quality, --editors, --seeds, --out and --resume, and says which options of an edit go with them alone.
+void add_quality_options(Options& o, QualityArguments& quality, workflow::RunOptions& edit);
+
+/// Lets --resume go on from the command line that the folder keeps.
+void resume_quality(Options& o, const QualityArguments& quality, const workflow::RunOptions& edit);
+
+/// Runs what is not finished and prints the table of all; without editors and --resume only the table. `o` are the
+/// options that were parsed. Throws what compare_variants and draw_comparison throw.
+int run_quality(const Options& o, const QualityArguments& quality, workflow::RunOptions edit, Common& common);
+
+/// Looks for GPUs, driver and LibTorch's CUDA half; copies between all devices of the device map; edits a tiny built-in
+/// model with ROME, MEMIT and LoRA on each device, every pair, the CPU with each and all together, in three dtypes, and
+/// compares with the CPU; times products, attention and the solve. Prints the verdicts, or
+/// {"devices", "checks", "timings", "ok"}. Returns 0, or kDevice's status if a check failed. Never throws for a
+/// finding.
+int run_full_check(const ModelOptions& options, const Common& common);
 
 }  // namespace emend::tools

@@ -1,11 +1,10 @@
 #include "cli.h"
 
 #include <ATen/Parallel.h>
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/process_environment.h>
@@ -26,7 +25,6 @@
 #include <system_error>
 
 #include "help.h"
-#include "places.h"
 #include "programs.h"
 #include "version.h"
 

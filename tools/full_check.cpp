@@ -1,10 +1,10 @@
-#include "full_check.h"
+#include "benchmarks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/core/text_table.h>
+#include <emend/core/text.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
@@ -91,12 +91,6 @@ std::vector<Placed> placements(const std::vector<c10::Device>& gpus) {
   return all;
 }
 
-std::string names_of(const std::vector<c10::Device>& devices) {
-  std::string text;
-  for (const auto device : devices) text += (text.empty() ? "" : "+") + devices::to_string(device);
-  return text;
-}
-
 class FullCheck {
  public:
   FullCheck(const ModelOptions& options, const Common& common) : options_(options), common_(common) {}
@@ -130,7 +124,7 @@ class FullCheck {
     machine_ = devices::prepare_devices(map, limits);
     for (const auto& info : machine_)
       if (!info.device.is_cpu()) gpus_.push_back(info.device);
-    n_layers_ = std::max<int64_t>(4, static_cast<int64_t>(gpus_.size()));
+    n_layers_ = std::max<int64_t>(4, std::ssize(gpus_));
   }
 
   // The first flavour of the llama family, its layers shared out in order.
@@ -142,9 +136,7 @@ class FullCheck {
     load.dtype = dtype;
     load.place = [&](const models::ModelConfig& parsed, const models::Checkpoint&) {
       auto plan = devices::PlacementPlan::single(where.front(), n_layers_);
-      for (int64_t l = 0; l < n_layers_; ++l)
-        plan.layers[static_cast<size_t>(l)] =
-            where[static_cast<size_t>(l * static_cast<int64_t>(where.size()) / n_layers_)];
+      for (int64_t l = 0; l < n_layers_; ++l) plan.layers[l] = where[l * std::ssize(where) / n_layers_];
       plan.final_norm = plan.head = where.back();
       plan.tied_copy = parsed.tied_head && plan.head != plan.embedding;
       return plan;
@@ -198,13 +190,10 @@ class FullCheck {
     for (const auto& method : kMethods)
       for (size_t d = 0; d < std::size(kDtypes); ++d) {
         common_.cancel.check("doctor");
-        Check check{std::string("edit ") + placed.kind + ": " + method.name + ", " + kDtypeNames[d],
-                    CheckStatus::kOk,
-                    "",
-                    "",
-                    names_of(placed.devices),
-                    0,
-                    method.limits[d]};
+        Check check;
+        check.name = "edit " + placed.kind + ": " + method.name + ", " + kDtypeNames[d];
+        check.device = join(placed.devices, "+", [](c10::Device device) { return devices::to_string(device); });
+        check.limit = method.limits[d];
         try {
           const auto engine = host && d == 0 ? editors::Engine::kReference : editors::Engine::kFast;
           auto got = edit(method, placed.devices, kDtypes[d], engine);

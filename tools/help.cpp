@@ -1,7 +1,6 @@
 #include "help.h"
 
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 
 #include <algorithm>
 
@@ -58,8 +57,8 @@ std::string type_of(const Option& option) {
 std::string meaning_of(const Option& option) {
   std::string text = option.meaning;
   if (!option.only.empty() && lower(option.group) != option.only[0]) text = join(option.only) + ": " + text;
-  const bool said = std::all_of(option.choices.begin(), option.choices.end(),
-                                [&](const auto& choice) { return text.find(choice) != std::string::npos; });
+  const bool said =
+      std::ranges::all_of(option.choices, [&](const auto& choice) { return text.find(choice) != std::string::npos; });
   if (!said) text += " {" + join(option.choices) + "}";
   if (option.required) text += " (required)";
   const std::string value = option.shown.empty() ? option.text() : option.shown;
@@ -71,7 +70,7 @@ std::string meaning_of(const Option& option) {
 std::vector<std::string> groups_of(const Options& options) {
   std::vector<std::string> groups = {""};
   for (const Option& option : options.all())
-    if (std::find(groups.begin(), groups.end(), option.group) == groups.end()) groups.push_back(option.group);
+    if (std::ranges::find(groups, option.group) == groups.end()) groups.push_back(option.group);
   return groups;
 }
 
@@ -114,7 +113,7 @@ std::string words_of(const Options& options) {
 // Whether what follows the option is a path.
 bool takes_path(const Option& option) {
   static const std::vector<std::string> kPaths = {"FILE", "DIR", "PATH", "MODEL", "FILE|NAME"};
-  return std::find(kPaths.begin(), kPaths.end(), option.type) != kPaths.end();
+  return std::ranges::find(kPaths, option.type) != kPaths.end();
 }
 
 // Of a verb: "convert facts" is a spelling of convert-facts, but completes as one word.

@@ -1,7 +1,7 @@
 #include "packs.h"
 
 #include <emend/core/error.h>
-#include <emend/core/text_table.h>
+#include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 

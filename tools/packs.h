@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model_options.h"
+#include "options.h"
 
 namespace emend::tools {
 

@@ -1,8 +1,8 @@
-#include "places.h"
+#include "cli.h"
 
 #include <emend/core/error.h>
 #include <emend/devices/process_environment.h>
-#include <emend/models/apart.h>
+#include <emend/models/checkpoint.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -45,8 +45,7 @@ void require_apart(const std::string& given, const fs::path& place, const std::s
   const auto real = fs::canonical(input, failure);
   if (failure) return;  // a name, or said by require_there
   const auto refuse = [&](const std::string& got) {
-    throw Error(ErrorClass::kInvalidArgument,
-                {given, got, "a place that this command does not read", "choose another place"});
+    emend::refuse({given, got, "a place that this command does not read", "choose another place"});
   };
   if (real == place) refuse("it is also what is read");
   if (is_within(place, real) && fs::exists(real / "config.json", failure))
@@ -60,7 +59,7 @@ std::string settled(const Option& option, const std::string& path, bool log) {
   const auto own = fs::symlink_status(path, failure);
   const auto status = fs::status(path, failure);
   const auto refuse = [&](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {path, got, expected, option.spellings().back() + " names another"});
+    emend::refuse({path, got, expected, option.spellings().back() + " names another"});
   };
   if (fs::is_symlink(own) && !fs::exists(status)) refuse("a link to a place that is not there", "a new place");
   const bool plain = !fs::exists(status) || fs::is_regular_file(status) || fs::is_directory(status);

@@ -9,21 +9,13 @@ namespace emend::tools {
 namespace {
 
 // Errors of one process of several, with its rank.
-class RankedErrors final : public LogSink {
- public:
-  RankedErrors(int rank, int size)
-      : who_("process " + std::to_string(rank) + " of " + std::to_string(size)),
-        terminal_(make_terminal_sink(LogLevel::kError, wants_colour(2))) {}
-  void write(const LogEvent& event) override {
-    LogEvent named = event;
-    if (named.text.rfind(who_, 0) != 0) named.text = who_ + ": " + named.text;
-    terminal_->write(named);
-  }
-
- private:
-  std::string who_;
-  std::shared_ptr<LogSink> terminal_;
-};
+std::shared_ptr<LogSink> ranked_errors(int rank, int size) {
+  const std::string who = "process " + std::to_string(rank) + " of " + std::to_string(size);
+  return workflow::make_sink([who, terminal = make_terminal_sink(LogLevel::kError, wants_colour(2))](LogEvent event) {
+    if (!event.text.starts_with(who)) event.text = who + ": " + event.text;
+    terminal->write(event);
+  });
+}
 
 // What belongs to the group goes with it: the log of errors that end the process stays.
 class Membership {
@@ -33,7 +25,7 @@ class Membership {
     common.sharing = devices::WorkSharing(group);
     if (group.rank() == 0) return;
     common.progress = {};
-    common.log = Log({std::make_shared<RankedErrors>(group.rank(), group.size())});
+    common.log = Log({ranked_errors(group.rank(), group.size())});
   }
   ~Membership() {
     common_.group = nullptr;

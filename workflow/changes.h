@@ -24,8 +24,6 @@ class Changes {
   explicit Changes(models::Model& model);
   /// The changes stay.
   ~Changes();
-  Changes(const Changes&) = delete;
-  Changes& operator=(const Changes&) = delete;
 
   /// Writes a pack; the only change of this party. Throws what apply_pack throws, and Error(kInvalidArgument) naming
   /// `where` if the same pack is in force.

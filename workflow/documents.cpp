@@ -2,7 +2,6 @@
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_svdvals.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/units.h>
@@ -24,6 +23,9 @@
 #include <thread>
 
 namespace emend::workflow {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EfficacyStep, edits, efficacy_success)
+
 namespace {
 
 std::string fixed(double value, int digits) {
@@ -79,12 +81,6 @@ nlohmann::json to_json(const datasets::Finding& finding) {
           {"check", finding.check},
           {"where", finding.where},
           {"text", finding.text}};
-}
-
-nlohmann::json to_json(const std::vector<EfficacyStep>& steps) {
-  auto list = nlohmann::json::array();
-  for (const auto& step : steps) list.push_back({{"edits", step.edits}, {"efficacy_success", step.efficacy_success}});
-  return list;
 }
 
 nlohmann::json templates_of(const Batch& batch) {
@@ -143,11 +139,10 @@ nlohmann::json layer_figures(const std::vector<editors::EditResult>& batches, co
 nlohmann::json machine_figures() {
   utsname system{};
   ::uname(&system);
-  std::string devices;
-  for (const auto& device : devices::visible_devices())
-    devices += (devices.empty() ? "" : "; ") + devices::to_string(device.device) + ": " + device.name + ", " +
-               devices::format_bytes(device.total_bytes);
-  return {{"devices", devices},
+  const auto told = [](const devices::DeviceInfo& device) {
+    return devices::to_string(device.device) + ": " + device.name + ", " + devices::format_bytes(device.total_bytes);
+  };
+  return {{"devices", join(devices::visible_devices(), "; ", told)},
           {"processors", std::thread::hardware_concurrency()},
           {"threads", at::get_num_threads()},
           {"system", std::string(system.sysname) + " " + system.release + " " + system.machine}};
@@ -196,7 +191,7 @@ std::string verdicts_text(const RunRecord& record, const datasets::FactSet& fact
   const int64_t said = record.count(Verdict::kSaid), failed = record.count(Verdict::kFailed);
   std::ostringstream out;
   out << counted(facts.facts.size(), "fact") << ": " << said << " said by the model now";
-  if (const auto all = static_cast<int64_t>(record.verdicts.size()); all > 0) {
+  if (const auto all = std::ssize(record.verdicts); all > 0) {
     const double share = static_cast<double>(said) / static_cast<double>(all);
     const auto [low, high] = evaluation::share_interval(share, all);
     out << " (" << fixed(100 * share, 0) << " %; 95 % interval " << fixed(100 * low, 0) << "–" << fixed(100 * high, 0)
@@ -251,16 +246,14 @@ std::map<std::string, double> survived_by_weight(const std::vector<editors::Edit
 // As a shell takes it.
 static std::string quoted(const std::string& word) {
   const auto plain = [](unsigned char c) { return std::isalnum(c) || c >= 0x80 || std::strchr("_-+=:,./@%", c); };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
+  if (!word.empty() && std::ranges::all_of(word, plain)) return word;
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return text + "'";
 }
 
 std::string command_text(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) append_item(text, quoted(word), " ");
-  return text;
+  return join(words, " ", quoted);
 }
 
 nlohmann::json batch_document(const Batch& batch) {
@@ -298,7 +291,7 @@ Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low
 }
 
 nlohmann::json measured_document(const Measured& measured) {
-  return {{"efficacy_by_edits", to_json(measured.efficacy)},
+  return {{"efficacy_by_edits", measured.efficacy},
           {"retention", measured.retention.to_json()},
           {"lifelong", measured.lifelong}};
 }
@@ -306,9 +299,8 @@ nlohmann::json measured_document(const Measured& measured) {
 std::optional<Measured> read_measured_document(const nlohmann::json& document, int64_t edits) {
   try {
     Measured measured;
-    for (const auto& step : document.at("efficacy_by_edits"))
-      measured.efficacy.push_back({step.at("edits").get<int64_t>(), step.at("efficacy_success").get<double>()});
-    for (const auto& entry : document.at("lifelong")) measured.lifelong.push_back(entry);
+    document.at("efficacy_by_edits").get_to(measured.efficacy);
+    document.at("lifelong").get_to(measured.lifelong);
     if (measured.edits() == 0 || measured.edits() > edits) return std::nullopt;
     measured.retention = evaluation::RetentionMatrix::from_json(document.at("retention"));
     return measured;
@@ -387,7 +379,7 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
 nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& facts, const models::Model& model) {
   nlohmann::json extras = {{"directory", record.out},
                            {"versions", {{"libtorch", TORCH_VERSION}, {"compiler", __VERSION__}}},
-                           {"efficacy_by_edits", to_json(record.measured.efficacy)}};
+                           {"efficacy_by_edits", record.measured.efficacy}};
   extras["command"] = command_text(record.command_line);
   auto& continuations = extras["continuations"] = nlohmann::json::array();
   for (size_t i = 0; i < record.text_before.size() && i < record.text_after.size(); ++i)
@@ -438,8 +430,8 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
     for (const auto& [state, figures] : columns) out << padded(state, 10, true);
     out << '\n';
     for (const auto& field : family.fields) {
-      if (std::none_of(columns.begin(), columns.end(),
-                       [&](const auto& one) { return one.second.value(field.key, nlohmann::json()).is_number(); }))
+      if (std::ranges::none_of(
+              columns, [&](const auto& one) { return one.second.value(field.key, nlohmann::json()).is_number(); }))
         continue;  // the facts do not support it
       const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
       out << padded(label, 36, false);

@@ -58,20 +58,17 @@ std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, con
   std::vector<datasets::Finding> findings;
   if (facts.facts.empty()) return findings;
   const size_t asked = std::min(facts.facts.size(), kAsked);
-  evaluation::ScoreOptions options;
-  options.sharing = lent.sharing;
-  const auto efficacy = evaluation::evaluate_efficacy(
-      model, {facts.facts.begin(), facts.facts.begin() + static_cast<std::ptrdiff_t>(asked)}, options);
+  const auto efficacy = evaluation::evaluate_efficacy(model, {facts.facts.begin(), facts.facts.begin() + asked},
+                                                      {.sharing = lent.sharing});
   for (size_t i = 0; i < efficacy.size(); ++i) {
     if (!efficacy[i].accurate) continue;
-    datasets::Finding finding;
-    finding.severity = datasets::Severity::kNote;
-    finding.check = "already-known";
-    finding.fact = i;
-    finding.where = facts.facts[i].where();
-    finding.text = "the model already answers \"" + facts.facts[i].target_new + "\"; leave the fact out";
-    finding.remove = true;
-    findings.push_back(std::move(finding));
+    findings.push_back({datasets::Severity::kNote,
+                        "already-known",
+                        i,
+                        facts.facts[i].where(),
+                        "the model already answers \"" + facts.facts[i].target_new + "\"; leave the fact out",
+                        {},
+                        /*remove=*/true});
   }
   return findings;
 }
@@ -154,7 +151,7 @@ int64_t pass_tokens(const models::ModelConfig& config, const std::vector<c10::De
                     const std::vector<devices::DeviceInfo>& machine) {
   int64_t tokens = 8 * kPassTokens;
   for (const auto& info : machine) {
-    const auto own = std::count(layers.begin(), layers.end(), info.device);
+    const auto own = std::ranges::count(layers, info.device);
     if (own > 0 && !info.device.is_cuda()) return kPassTokens;
     // Of a token a layer's activations, and keys and values of the beginnings that four tokens share.
     const int64_t numbers =

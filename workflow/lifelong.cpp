@@ -12,8 +12,7 @@ using nlohmann::json;
 // Percent of the facts [begin, end) that are answered as asked.
 double held(const std::vector<evaluation::Efficacy>& efficacy, size_t begin, size_t end) {
   const auto count =
-      std::count_if(efficacy.begin() + static_cast<std::ptrdiff_t>(begin),
-                    efficacy.begin() + static_cast<std::ptrdiff_t>(end), [](const auto& one) { return one.success(); });
+      std::count_if(efficacy.begin() + begin, efficacy.begin() + end, [](const auto& one) { return one.success(); });
   return 100.0 * static_cast<double>(count) / static_cast<double>(std::max<size_t>(1, end - begin));
 }
 
@@ -34,7 +33,22 @@ json figure(const nlohmann::json& summary, const char* family, std::initializer_
   return nullptr;
 }
 
-std::string cell(const json& entry, const char* key, const char* group = nullptr) {
+struct Column {
+  const char *head, *key, *group = nullptr;  // group: member of an entry that has the key
+};
+constexpr Column kColumns[] = {{"edits", "edits"},
+                               {"first", "first"},
+                               {"last", "last"},
+                               {"all", "all"},
+                               {"paraphrase", "paraphrase"},
+                               {"neighb.", "neighborhood"},
+                               {"says", "edit_begins", "free"},
+                               {"says it paraphrased", "paraphrase_begins", "free"},
+                               {"LAMBADA", "lambada", "health"},
+                               {"perplexity", "wikitext2_perplexity", "health"},
+                               {"s so far", "seconds"}};
+
+std::string cell(const json& entry, const char* key, const char* group) {
   static const json none = json::object();
   const auto inner = group ? entry.find(group) : entry.end();
   const json& from = !group ? entry : inner != entry.end() && inner->is_object() ? *inner : none;
@@ -47,13 +61,10 @@ std::string cell(const json& entry, const char* key, const char* group = nullptr
 
 json measure_sequence(const models::Model& model, const datasets::FactSet& asked, size_t edits,
                       const at::Tensor& neutral_PV, const MetricOptions& options, const Handles& lent, uint64_t seed) {
-  evaluation::ScoreOptions score;
-  score.batch_tokens = evaluate_options(model, options, lent, seed).batch_tokens;
-  score.cancel = lent.cancel;
-  score.sharing = lent.sharing;
-  const std::vector<datasets::Fact> so_far(asked.facts.begin(),
-                                           asked.facts.begin() + static_cast<std::ptrdiff_t>(edits));
-  const auto efficacy = evaluation::evaluate_efficacy(model, so_far, score);
+  auto evaluate = evaluate_options(model, options, lent, seed);
+  const std::vector<datasets::Fact> so_far(asked.facts.begin(), asked.facts.begin() + edits);
+  const auto efficacy = evaluation::evaluate_efficacy(
+      model, so_far, {.batch_tokens = evaluate.batch_tokens, .cancel = lent.cancel, .sharing = lent.sharing});
   const size_t end = std::min(edits, kEnds);
   json entry = {{"edits", edits},
                 {"first", held(efficacy, 0, end)},
@@ -63,7 +74,6 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& asked
   // The sample changes from one measurement to the next, so only neutral text is compared.
   evaluation::Evaluation before;
   before.kept = {{"free.neutral", neutral_PV}, {"health", neutral_PV}};
-  auto evaluate = evaluate_options(model, options, lent, seed);
   evaluate.before = &before;
   evaluate.free_limit = -1;
   evaluate.bootstrap = 0;
@@ -82,25 +92,16 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& asked
   return entry;
 }
 
-const std::vector<std::string>& lifelong_heads() {
-  static const std::vector<std::string> heads = {"edits",      "first",      "last",    "all",
-                                                 "paraphrase", "neighb.",    "says",    "says it paraphrased",
-                                                 "LAMBADA",    "perplexity", "s so far"};
+std::vector<std::string> lifelong_heads() {
+  std::vector<std::string> heads;
+  for (const auto& column : kColumns) heads.emplace_back(column.head);
   return heads;
 }
 
 std::vector<std::string> lifelong_cells(const json& entry) {
-  return {cell(entry, "edits"),
-          cell(entry, "first"),
-          cell(entry, "last"),
-          cell(entry, "all"),
-          cell(entry, "paraphrase"),
-          cell(entry, "neighborhood"),
-          cell(entry, "edit_begins", "free"),
-          cell(entry, "paraphrase_begins", "free"),
-          cell(entry, "lambada", "health"),
-          cell(entry, "wikitext2_perplexity", "health"),
-          cell(entry, "seconds")};
+  std::vector<std::string> cells;
+  for (const auto& column : kColumns) cells.push_back(cell(entry, column.key, column.group));
+  return cells;
 }
 
 }  // namespace emend::workflow

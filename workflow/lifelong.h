@@ -25,6 +25,6 @@ inline constexpr size_t kEnds = 100;
 
 /// The figures of one entry in the order of lifelong_heads(), "-" for those that were not measured.
 [[nodiscard]] std::vector<std::string> lifelong_cells(const nlohmann::json& entry);
-[[nodiscard]] const std::vector<std::string>& lifelong_heads();
+[[nodiscard]] std::vector<std::string> lifelong_heads();
 
 }  // namespace emend::workflow

@@ -11,13 +11,11 @@ namespace emend::workflow {
 
 void require_valid(const RunOptions& options) {
   const auto at_least = [](const char* name, auto value, decltype(value) least, const char* expected) {
-    if (!(value >= least))
-      throw Error(ErrorClass::kInvalidArgument, {setting(name), std::to_string(value), expected, ""});
+    if (!(value >= least)) refuse({setting(name), std::to_string(value), expected, ""});
   };
   const auto one_of = [](const char* name, const std::string& value, const std::vector<std::string>& known) {
     if (std::ranges::find(known, value) == known.end())
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting(name), "\"" + value + "\"", "one of " + join(known), did_you_mean(value, known)});
+      refuse({setting(name), "\"" + value + "\"", "one of " + join(known), did_you_mean(value, known)});
   };
   at_least("batch_size", options.batch_size, 0, "a whole number from 0 on");
   at_least("spare_neurons", options.spare_neurons, kAsNeeded, "a whole number from 0 on");
@@ -38,16 +36,14 @@ EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
   for (const auto& item : items) {
     if (item == "end") continue;  // it always is
     if (schedule.each || schedule.every > 0)
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("eval_at"), "\"" + join(items, ",") + "\"", "each or every=N, once", ""});
+      refuse({setting("eval_at"), "\"" + join(items, ",") + "\"", "each or every=N, once", ""});
     if (item == "each") {
       schedule.each = true;
     } else if (item.rfind("every=", 0) == 0 && item.size() > 6 && item.size() < 16 &&
                item.find_first_not_of("0123456789", 6) == std::string::npos && std::stoll(item.substr(6)) > 0) {
       schedule.every = std::stoll(item.substr(6));
     } else {
-      throw Error(ErrorClass::kInvalidArgument,
-                  {setting("eval_at"), "\"" + item + "\"", "end, each or every=N with N of at least 1", ""});
+      refuse({setting("eval_at"), "\"" + item + "\"", "end, each or every=N with N of at least 1", ""});
     }
   }
   return schedule;
@@ -58,8 +54,7 @@ OnCollapse parse_on_collapse(const std::string& text) {
   if (text == "skip") return OnCollapse::kSkip;
   if (text == "stop") return OnCollapse::kStop;
   if (text == "revert") return OnCollapse::kRevert;
-  throw Error(ErrorClass::kInvalidArgument,
-              {setting("on_collapse"), "\"" + text + "\"", "warn, skip, stop or revert", ""});
+  refuse({setting("on_collapse"), "\"" + text + "\"", "warn, skip, stop or revert", ""});
 }
 
 double parse_percent(const std::string& text, const std::string& name) {
@@ -68,8 +63,7 @@ double parse_percent(const std::string& text, const std::string& name) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
   if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100) ||
       (text == digits && percent > 0 && percent < 1))  // 0.95: of a hundred, or of one?
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
+    refuse({setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
   return percent;
 }
 

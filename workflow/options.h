@@ -85,9 +85,7 @@ struct RunOptions {
 
   [[nodiscard]] bool single() const { return protocol == "single"; }
   [[nodiscard]] bool lifelong() const { return protocol == "lifelong"; }
-  [[nodiscard]] bool saves(const std::string& what) const {
-    return std::find(save.begin(), save.end(), what) != save.end();
-  }
+  [[nodiscard]] bool saves(const std::string& what) const { return std::ranges::find(save, what) != save.end(); }
 };
 
 /// Throws Error(kInvalidArgument) naming a setting that is out of range or not one of its words.

@@ -1,5 +1,5 @@
-#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
+#include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/memory_model.h>
@@ -46,7 +46,7 @@ struct FactTokens {
 };
 
 FactTokens count_tokens(const models::Tokenizer& tokenizer, const datasets::FactSet& facts) {
-  const auto length = [&](const std::string& text) { return static_cast<int64_t>(tokenizer.encode_ids(text).size()); };
+  const auto length = [&](const std::string& text) { return std::ssize(tokenizer.encode_ids(text)); };
   FactTokens count;
   for (const auto& fact : facts.facts) {
     const int64_t whole = length(fact.full_prompt() + " " + fact.target_new), target = length(" " + fact.target_new);
@@ -58,7 +58,7 @@ FactTokens count_tokens(const models::Tokenizer& tokenizer, const datasets::Fact
     int64_t prompts = 1 + static_cast<int64_t>(fact.paraphrase_prompts.size() + fact.neighborhood_prompts.size() +
                                                fact.attribute_prompts.size());
     for (const auto* probes : {&fact.locality, &fact.portability})
-      for (const auto& [name, list] : *probes) prompts += static_cast<int64_t>(list.size());
+      for (const auto& [name, list] : *probes) prompts += std::ssize(list);
     count.prompts += prompts;
   }
   return count;
@@ -127,7 +127,7 @@ EditPhase training_phase(const nlohmann::json& hparams, const FactTokens& count)
   work.tokens = count.longest;
   work.scored_tokens = count.target;
   work.gradients = true;
-  work.first_gradient_layer = *std::min_element(layers.begin(), layers.end());
+  work.first_gradient_layer = *std::ranges::min_element(layers);
   work.editing_layers = layers;
   return phase;
 }
@@ -195,8 +195,8 @@ class Preflight {
   }
 
   [[nodiscard]] bool fits(const std::vector<EditPhase>& phases) const {
-    return plan_.fits && std::all_of(phases.begin(), phases.end(),
-                                     [&](const auto& phase) { return phase.may_be_cached || shortage(phase).empty(); });
+    return plan_.fits && std::ranges::all_of(
+                             phases, [&](const auto& phase) { return phase.may_be_cached || shortage(phase).empty(); });
   }
 
   /// The most that any phase takes, by device.
@@ -230,7 +230,7 @@ class Preflight {
   [[nodiscard]] std::vector<std::pair<c10::Device, devices::Figures>> figures_of(const EditPhase& phase) const {
     auto all = devices::MemoryModel(shape_, phase.work).account(plan_.placement);
     if (phase.held_tokens == 0) return all;
-    const auto home = plan_.placement.layers.at(static_cast<size_t>(phase.held_at_layer));
+    const auto home = plan_.placement.layers.at(phase.held_at_layer);
     for (auto& [device, figures] : all)
       if (device == home)
         figures.activations +=
@@ -295,7 +295,7 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   std::vector<EditPhase> phases;
   if (!layers_of(hparams).empty()) {
     phases.push_back(solves ? target_phase(options, hparams, config, count) : training_phase(hparams, count));
-    const auto all = static_cast<int64_t>(facts.facts.size());
+    const auto all = std::ssize(facts.facts);
     const int64_t together = !editor.batch ? 1 : options.batch_size > 0 ? std::min(options.batch_size, all) : all;
     if (solves) phases.push_back(insert_phase(together, hparams, count));
     if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
@@ -342,7 +342,7 @@ nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Mo
     seconds["training"] = hparams.value("num_steps", 0) * static_cast<double>(count.sum) * kBackward * token;
   }
   const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
-  const bool writes = std::find(names.begin(), names.end(), "free") != names.end();
+  const bool writes = std::ranges::find(names, "free") != names.end();
   const double styles = options.metrics.free_style == "both" ? 2 : 1;
   if (!names.empty())
     seconds["evaluate"] = 2 * token *

@@ -75,7 +75,7 @@ struct RunRecord {
   std::vector<FactVerdict> verdicts;                                        ///< one a fact, once all are judged
   [[nodiscard]] std::vector<const editors::FactOutcome*> outcomes() const;  ///< of all batches, in the facts' order
   [[nodiscard]] int64_t count(Verdict verdict) const {
-    return std::count_if(verdicts.begin(), verdicts.end(), [&](const auto& one) { return one.verdict == verdict; });
+    return std::ranges::count_if(verdicts, [&](const auto& one) { return one.verdict == verdict; });
   }
 };
 

@@ -1,16 +1,16 @@
-#include <emend/core/dtype_name.h>
 #include <emend/core/error.h>
+#include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
-#include <emend/devices/tf32.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/report.h>
-#include <emend/models/apart.h>
+#include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
 #include <emend/models/spare_neurons.h>
 #include <emend/workflow/documents.h>
@@ -217,9 +217,8 @@ void Run::evaluate_before() {
 void Run::edit_all() {
   auto batches = checkpoint_->load(lent_.log);
   if (!lent_.sharing.equal(std::to_string(batches.size())))
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("resume"), "the processes find different numbers of finished batches",
-                 "one run folder for all", "put " + setting("out") + " on a file system that all machines share"});
+    refuse({setting("resume"), "the processes find different numbers of finished batches", "one run folder for all",
+            "put " + setting("out") + " on a file system that all machines share"});
   if (!batches.empty()) resume(std::move(batches));
   const auto& done = session_->results();
   const devices::TransferScope transfers;
@@ -241,7 +240,7 @@ void Run::resume(std::vector<Batch> batches) {
   // In the single protocol each is put in force once more to be judged. One that left no delta (it failed, was taken
   // back, or lay beside the weights) is edited again, with those after it.
   if (options_.single())
-    batches.erase(std::find_if(batches.begin(), batches.end(), [](const Batch& batch) { return batch.deltas.empty(); }),
+    batches.erase(std::ranges::find_if(batches, [](const Batch& batch) { return batch.deltas.empty(); }),
                   batches.end());
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
   session_->resume(batches, std::span(facts_.facts).first(done), checkpoint_->editor_state(batches.size()));
@@ -326,9 +325,8 @@ void Run::evaluate_between(size_t edits) {
   if (!due(edits)) return;
   if (options_.lifelong()) return measure(edits);
   const PhaseTimer timer(record_.seconds, "evaluate");
-  evaluation::ScoreOptions score;
-  score.sharing = lent_.sharing;
-  const auto efficacy = evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts, score);
+  const auto efficacy =
+      evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts, {.sharing = lent_.sharing});
   record_.measured.retention.add(static_cast<int64_t>(edits), efficacy);
   int64_t successes = 0;
   for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
@@ -381,10 +379,7 @@ void Run::ask(const datasets::FactSet& asked, size_t begin, size_t end) {
       places.push_back(i);
     }
   }
-  evaluation::FreeTextOptions free;
-  free.cancel = lent_.cancel;
-  free.sharing = lent_.sharing;
-  auto written = evaluation::answers(*model_, rest, free);
+  auto written = evaluation::answers(*model_, rest, {.cancel = lent_.cancel, .sharing = lent_.sharing});
   for (size_t i = 0; i < written.size(); ++i) answers_[places[i]] = std::move(written[i]);
 }
 

@@ -36,8 +36,6 @@ class Run {
   Run(models::Model& model, datasets::FactSet facts, RunOptions options = {}, Handles lent = {});
   /// A run that did not come to its end leaves a lent model as it was, and its folder resumable.
   ~Run();
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
 
   /// Does the work. Of several processes the first one has the folder and writes. Throws Error(kCancelled) after saving
   /// the state, Error(kNumeric) if the collapse guard takes everything back.

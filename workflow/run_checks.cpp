@@ -51,23 +51,20 @@ nlohmann::json Run::choices() const {
 
 // Everything that decides the result; two runs with equal settings give equal packs.
 nlohmann::json Run::settings() const {
-  return {{"model", model_->fingerprint()},
-          {"facts", facts_.fingerprint},
-          {"editor", record_.editor},
-          {"hparams", record_.hparams},
-          {"seed", options_.seed},
-          {"engine", options_.engine},
-          {"dtype", options_.model.dtype},
-          {"batch_size", batch_size()},
-          {"protocol", options_.protocol},
-          {"corpus", options_.corpus},
-          {"stats_tokens", options_.stats_tokens},
-          {"stats_import", options_.stats_import},
-          {"stats_length", options_.stats_length},
-          {"stats_dtype", options_.stats_dtype},
-          {"solve_dtype", options_.solve_dtype},
-          {"compute_dtype", record_.compute_dtype},
-          {"contexts", options_.contexts}};
+  auto json = statistics_settings(options_);
+  json.erase("corpus_size");
+  json.update({{"model", model_->fingerprint()},
+               {"facts", facts_.fingerprint},
+               {"editor", record_.editor},
+               {"hparams", record_.hparams},
+               {"engine", options_.engine},
+               {"dtype", options_.model.dtype},
+               {"batch_size", batch_size()},
+               {"protocol", options_.protocol},
+               {"solve_dtype", options_.solve_dtype},
+               {"compute_dtype", record_.compute_dtype},
+               {"contexts", options_.contexts}});
+  return json;
 }
 
 // The single protocol leaves no edits behind, so there is nothing to save and nothing to retain.
@@ -92,7 +89,7 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
   check_protocol(options, metrics);
   if (options.saves("none") && options.save.size() > 1)
     refuse({setting("save"), "none beside others", "none, or what to write", ""});
-  if (options.metrics.health_data.empty() && std::find(metrics.begin(), metrics.end(), "health") != metrics.end())
+  if (options.metrics.health_data.empty() && std::ranges::find(metrics, "health") != metrics.end())
     refuse({setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
   if (const auto& pattern = options.stats_import; !pattern.empty() && pattern.find("{layer}") == std::string::npos)
     refuse({setting("stats_import"), "\"" + pattern + "\"", "a file a layer, {layer} standing for its number", ""});

@@ -1,10 +1,11 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/devices/route.h>
 #include <emend/workflow/checkpoint.h>
@@ -37,17 +38,18 @@ void require_new(const std::string& path, bool force) {
   remove_abandoned_of(path);
 }
 
-Log log_also_to(const Log& log, const std::filesystem::path& path) {
-  // Hands events on to the sinks of another log.
-  class Onward final : public LogSink {
-   public:
-    explicit Onward(Log log) : log_(std::move(log)) {}
-    void write(const LogEvent& event) override { log_.event(event.level, event.name, event.text, event.fields); }
-
-   private:
-    Log log_;
+std::shared_ptr<LogSink> make_sink(std::function<void(const LogEvent&)> take) {
+  struct Sink final : LogSink {
+    explicit Sink(std::function<void(const LogEvent&)> onward) : take(std::move(onward)) {}
+    void write(const LogEvent& event) override { take(event); }
+    std::function<void(const LogEvent&)> take;
   };
-  return Log({std::make_shared<Onward>(log), make_json_lines_sink(path.string())});
+  return std::make_shared<Sink>(std::move(take));
+}
+
+Log log_also_to(const Log& log, const std::filesystem::path& path) {
+  const auto onward = [log](const LogEvent& event) { log.event(event.level, event.name, event.text, event.fields); };
+  return Log({make_sink(onward), make_json_lines_sink(path.string())});
 }
 
 // Nothing but the log and the settings of a run that finished no batch.
@@ -127,9 +129,8 @@ namespace {
 
 using editors::WeightDelta;
 
-std::string numbered(const std::string& stem, size_t index) {
-  std::string digits = std::to_string(index);
-  return stem + std::string(digits.size() < 6 ? 6 - digits.size() : 0, '0') + digits + ".safetensors";
+std::string numbered(const char* stem, size_t index) {
+  return formatted("%s%06zu.safetensors", stem, index);
 }
 
 void save_document(const std::filesystem::path& path, std::vector<std::pair<std::string, at::Tensor>> tensors,

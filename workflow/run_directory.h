@@ -4,6 +4,8 @@
 #include <emend/core/log.h>
 
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -41,6 +43,9 @@ class RunDirectory {
 /// Throws Error(kInvalidArgument) if there is something at `path` and not `force`, Error(kIo) if nothing can be written
 /// there.
 void require_new(const std::string& path, bool force);
+
+/// A sink that hands every event to `take`.
+[[nodiscard]] std::shared_ptr<LogSink> make_sink(std::function<void(const LogEvent&)> take);
 
 /// A log that also writes to `path`, as JSON lines.
 [[nodiscard]] Log log_also_to(const Log& log, const std::filesystem::path& path);

@@ -4,7 +4,7 @@
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
-#include <emend/models/apart.h>
+#include <emend/models/checkpoint.h>
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/save_formats.h>
@@ -54,8 +54,6 @@ class Session::Scope {
     context_.transaction = {};
     changes_.wrote({});
   }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
 
   editors::EditTransaction transaction;
 
@@ -251,10 +249,8 @@ FactVerdict judge(const editors::FactOutcome* outcome, const evaluation::Answer&
 nlohmann::json Session::verdicts() const {
   datasets::FactSet set;
   set.facts = facts_;
-  evaluation::FreeTextOptions options;
-  options.cancel = lent_.cancel;
-  options.sharing = lent_.sharing;
-  const auto answers = evaluation::answers(model_, asked(std::move(set)).facts, options);
+  const auto answers =
+      evaluation::answers(model_, asked(std::move(set)).facts, {.cancel = lent_.cancel, .sharing = lent_.sharing});
   auto list = nlohmann::json::array();
   for (const auto& batch : results_)
     for (const auto& outcome : batch.outcomes) {

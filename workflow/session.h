@@ -36,8 +36,6 @@ class Session {
   /// With an editor of the caller's own; `editor`, `hparams` and `set` of the options are not looked at.
   Session(models::Model& model, std::unique_ptr<editors::Editor> editor, RunOptions options = {}, Handles lent = {});
   ~Session();
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
 
   /// Writes one batch of facts into the model. Same promises as Editor::edit. Where the collapse guard raises an alarm,
   /// options.on_collapse decides: a batch that is taken back has failed facts and no deltas, and after "stop" nothing

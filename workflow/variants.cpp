@@ -7,7 +7,7 @@
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/quality.h>
-#include <emend/models/apart.h>
+#include <emend/models/checkpoint.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
@@ -17,6 +17,9 @@
 #include <cctype>
 
 namespace emend::workflow {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Variant, name, group, folder, editor, hparams, set, seed)
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -93,15 +96,9 @@ std::string folder_of(const std::string& name, const std::vector<Variant>& other
         std::isalnum(static_cast<unsigned char>(c)) || std::string_view("._=+").find(c) != std::string::npos;
     if (plain || !folder.ends_with('-')) folder += plain ? c : '-';
   }
-  const bool taken = std::any_of(others.begin(), others.end(), [&](const auto& one) { return one.folder == folder; });
+  const bool taken = std::ranges::any_of(others, [&](const auto& one) { return one.folder == folder; });
   if (taken || folder.size() > kLongest) folder = folder.substr(0, kLongest) + "-" + sha256_hex(name).substr(0, 8);
   return folder;
-}
-
-json to_json(const Variant& variant) {
-  return {{"name", variant.name},     {"group", variant.group},     {"folder", variant.folder},
-          {"editor", variant.editor}, {"hparams", variant.hparams}, {"set", variant.set},
-          {"seed", variant.seed}};
 }
 
 // The variants that the folder of a comparison knows of; none if it is no such folder.
@@ -111,17 +108,10 @@ std::vector<Variant> known_variants(const fs::path& folder) {
   if (!fs::exists(path)) return variants;
   try {
     const json document = read_json(path);
-    for (const auto& entry : document.at("variants")) {
-      auto& one = variants.emplace_back();
-      for (auto [key, value] :
-           {std::pair("name", &one.name), std::pair("group", &one.group), std::pair("folder", &one.folder),
-            std::pair("editor", &one.editor), std::pair("hparams", &one.hparams)})
-        entry.at(key).get_to(*value);
-      entry.at("set").get_to(one.set);
-      entry.at("seed").get_to(one.seed);
+    document.at("variants").get_to(variants);
+    for (const auto& one : variants)
       if (one.folder.empty() || one.folder.find('/') != std::string::npos || one.folder.starts_with('.'))
         throw Error(ErrorClass::kCorruption, {path.string(), "a folder \"" + one.folder + "\"", "one within it", ""});
-    }
   } catch (const json::exception&) {
     throw Error(ErrorClass::kCorruption,
                 {path.string(), "no list of variants", "as emend wrote it", "start anew in another folder"});
@@ -149,7 +139,7 @@ void require_usable(const fs::path& folder, bool resume) {
 std::vector<Variant> united(std::vector<Variant> known, const std::vector<Variant>& given) {
   for (const auto& variant : given) {
     const auto same = [&](const Variant& other) { return other.name == variant.name; };
-    if (std::any_of(known.begin(), known.end(), same)) continue;
+    if (std::ranges::any_of(known, same)) continue;
     known.push_back(variant);
     known.back().folder.clear();
     known.back().folder = folder_of(variant.name, known);
@@ -252,14 +242,13 @@ std::vector<Variant> parse_variants(const std::vector<std::string>& texts, const
         if (!seeds.empty()) variant.name += ", seed " + std::to_string(seeds[s]);
         const auto same = [&](const Variant& other) {
           const auto sorted = [](std::vector<std::string> set) {
-            std::sort(set.begin(), set.end());
+            std::ranges::sort(set);
             return set;
           };
           return other.editor == variant.editor && other.hparams == variant.hparams && other.seed == variant.seed &&
                  sorted(other.set) == sorted(variant.set);
         };
-        if (std::any_of(variants.begin(), variants.end(), same))
-          refuse_variant(variant.name, "named twice", "leave one out");
+        if (std::ranges::any_of(variants, same)) refuse_variant(variant.name, "named twice", "leave one out");
         variant.folder = folder_of(variant.name, variants);
         variants.push_back(std::move(variant));
       }
@@ -276,9 +265,7 @@ void compare_variants(Comparison comparison, Handles& lent) {
   const RunDirectory held(folder, true);
   const RunCheckpoint settings(folder / "checkpoint", comparison.settings, comparison.common.resume);
   settings.keep_command(lent.command_line);
-  json list = {{"schema", 1}, {"variants", json::array()}};
-  for (const auto& variant : variants) list["variants"].push_back(to_json(variant));
-  held.write_json(kVariants, list);
+  held.write_json(kVariants, json{{"schema", 1}, {"variants", variants}});
   for (size_t i = 0; i < variants.size(); ++i) {
     const auto& variant = variants[i];
     const std::string place =
@@ -301,7 +288,7 @@ json draw_comparison(const fs::path& folder) {
     std::vector<fs::path> runs;
     for (const auto& entry : fs::directory_iterator(folder))
       if (fs::exists(entry.path() / "results.json")) runs.push_back(entry.path());
-    std::sort(runs.begin(), runs.end());
+    std::ranges::sort(runs);
     for (const auto& run : runs) entries.push_back({run.filename().string(), run.filename().string(), run});
   }
   if (entries.empty())

@@ -34,7 +34,7 @@ struct FactReader {
 /// All formats, in the order of readers.def.
 [[nodiscard]] const std::vector<const FactReader*>& fact_readers();
 
-#define EMEND_FACT_READER(name) const FactReader& name##_reader();
+#define EMEND_FACT_READER(name) extern const FactReader name##_reader;
 #include <emend/datasets/readers.def>
 #undef EMEND_FACT_READER
 
@@ -48,8 +48,17 @@ constexpr int64_t kNoCaseId = std::numeric_limits<int64_t>::min();
 /// case_id, prompt (slotted), subject and target_new; `target_key` names the field of the target. False, with the
 /// reason in `row.skipped`, if the target is absent or blank.
 bool read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact, ParsedRow& row);
-/// The lists that CounterFact rows have: paraphrase_prompts, neighborhood_prompts, attribute_prompts,
-/// generation_prompts.
+/// A list of prompts that CounterFact rows have.
+struct PromptList {
+  const char *key, *what;  ///< "paraphrase_prompts", "a paraphrase"
+  std::vector<std::string> Fact::*member;
+};
+inline constexpr PromptList kPromptLists[] = {
+    {"paraphrase_prompts", "a paraphrase", &Fact::paraphrase_prompts},
+    {"neighborhood_prompts", "a neighbourhood prompt", &Fact::neighborhood_prompts},
+    {"attribute_prompts", "an attribute prompt", &Fact::attribute_prompts},
+    {"generation_prompts", "a generation prompt", &Fact::generation_prompts},
+    {"distracting_neighborhood_prompts", "a distracting prompt", &Fact::distracting_prompts}};
 void read_prompt_lists(Fields& fields, Fact& fact);
 void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row);
 /// EasyEdit's flat row, which KnowEdit and the short form share.
@@ -58,11 +67,13 @@ void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row);
 [[nodiscard]] std::string write_prompt(const Fact& fact);
 /// The first answer is target_true, the rest its aliases.
 void set_true_answers(Fact& fact, std::vector<std::string> answers);
+[[nodiscard]] std::vector<std::string> true_answers(const Fact& fact);
 /// EasyEdit's and KnowEdit's dictionaries of probes: {key: [{prompt, ground_truth}]} or {key: {prompt, ground_truth}}
 /// with strings or parallel lists. Probes without prompt or answer are dropped.
 [[nodiscard]] std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key);
 /// {"Recalled Relation", "New Question", "New Answer"} into portability["one_hop"]; the relation stays in extra.
 void read_one_hop(Fields& fields, Fact& fact);
+void write_one_hop(const Fact& fact, nlohmann::ordered_json& row);
 /// The inverse of read_probes: {key: [{prompt, ground_truth}]}.
 [[nodiscard]] nlohmann::ordered_json write_probes(const std::map<std::string, std::vector<Probe>>& probes);
 /// One string for one answer, a list for several.

@@ -17,6 +17,8 @@ bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+constexpr std::string_view kSpace = " \t\r\n\f\v";
+
 }  // namespace
 
 void check_text(std::string_view text, const std::string& name) {
@@ -145,7 +147,7 @@ bool RowReader::begin_table() {
   form_ = Form::kTable;
   for (const auto& name : cells()) {
     names_.push_back(lower(trim(name)));
-    if (names_.back().empty() || std::count(names_.begin(), names_.end(), names_.back()) > 1)
+    if (names_.back().empty() || std::ranges::count(names_, names_.back()) > 1)
       throw Error(ErrorClass::kCorruption, {where(1), "the column name \"" + names_.back() + "\"",
                                             "a name of its own for every column", "prompt, subject, target_new, …"});
   }
@@ -207,17 +209,10 @@ bool RowReader::next(Row& row) {
   const size_t end = object_end(at_);
   row.line = line_;
   parse(at_, end, row);
-  line_ += std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_),
-                      text_.begin() + static_cast<std::ptrdiff_t>(end), '\n');
+  line_ += std::count(text_.begin() + at_, text_.begin() + end, '\n');
   at_ = end;
   return true;
 }
-
-namespace {
-
-constexpr std::string_view kSpace = " \t\r\n\f\v";
-
-}  // namespace
 
 std::string trim(std::string_view text) {
   const size_t begin = text.find_first_not_of(kSpace);
@@ -312,8 +307,7 @@ const nlohmann::json& Fields::list(const char* key) {
 std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const std::string& name) const {
   std::vector<std::string> result;
   const auto add = [&](std::string text) {
-    if (!text.empty() && std::find(result.begin(), result.end(), text) == result.end())
-      result.push_back(std::move(text));
+    if (!text.empty() && std::ranges::find(result, text) == result.end()) result.push_back(std::move(text));
   };
   if (value.is_null()) return result;
   if (value.is_string()) {
@@ -368,7 +362,7 @@ std::string slot_prompt(const std::string& prompt, const std::string& subject, c
 
 const std::vector<const FactReader*>& fact_readers() {
   static const std::vector<const FactReader*> readers = {
-#define EMEND_FACT_READER(name) &name##_reader(),
+#define EMEND_FACT_READER(name) &name##_reader,
 #include <emend/datasets/readers.def>
 #undef EMEND_FACT_READER
   };
@@ -376,8 +370,8 @@ const std::vector<const FactReader*>& fact_readers() {
 }
 
 bool any_has(const std::vector<nlohmann::json>& rows, std::initializer_list<const char*> keys) {
-  return std::any_of(rows.begin(), rows.end(), [&](const nlohmann::json& row) {
-    return std::all_of(keys.begin(), keys.end(), [&](const char* key) { return row.contains(key); });
+  return std::ranges::any_of(rows, [&](const nlohmann::json& row) {
+    return std::ranges::all_of(keys, [&](const char* key) { return row.contains(key); });
   });
 }
 
@@ -406,20 +400,20 @@ void set_true_answers(Fact& fact, std::vector<std::string> answers) {
   fact.target_true_aliases = std::move(answers);
 }
 
+std::vector<std::string> true_answers(const Fact& fact) {
+  auto answers = fact.target_true_aliases;
+  if (fact.target_true) answers.insert(answers.begin(), *fact.target_true);
+  return answers;
+}
+
 void read_prompt_lists(Fields& fields, Fact& fact) {
-  fact.paraphrase_prompts = fields.texts("paraphrase_prompts");
-  fact.neighborhood_prompts = fields.texts("neighborhood_prompts");
-  fact.attribute_prompts = fields.texts("attribute_prompts");
-  fact.generation_prompts = fields.texts("generation_prompts");
-  fact.distracting_prompts = fields.texts("distracting_neighborhood_prompts");
+  for (const auto& list : kPromptLists) fact.*list.member = fields.texts(list.key);
 }
 
 void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row) {
-  row["paraphrase_prompts"] = fact.paraphrase_prompts;
-  row["neighborhood_prompts"] = fact.neighborhood_prompts;
-  row["attribute_prompts"] = fact.attribute_prompts;
-  row["generation_prompts"] = fact.generation_prompts;
-  if (!fact.distracting_prompts.empty()) row["distracting_neighborhood_prompts"] = fact.distracting_prompts;
+  for (const auto& list : kPromptLists)
+    if (list.member != &Fact::distracting_prompts || !fact.distracting_prompts.empty())
+      row[list.key] = fact.*list.member;
 }
 
 /// One {prompt, ground_truth} object; both may be parallel lists.
@@ -474,6 +468,15 @@ void read_one_hop(Fields& fields, Fact& fact) {
   if (hop.has("Recalled Relation")) fact.extra["recalled_relation"] = hop.text_or("Recalled Relation");
   const nlohmann::json rest = hop.rest();
   for (const auto& [key, value] : rest.items()) fact.extra["portability." + key] = value;
+}
+
+void write_one_hop(const Fact& fact, nlohmann::ordered_json& row) {
+  const auto hop = fact.portability.find("one_hop");
+  if (hop == fact.portability.end()) return;
+  const Probe& probe = hop->second.front();
+  row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", "")},
+                        {"New Question", probe.prompt},
+                        {"New Answer", write_answers(probe.answers)}};
 }
 
 nlohmann::ordered_json write_answers(const std::vector<std::string>& answers) {

@@ -70,10 +70,7 @@ ParsedRow read_conflictedit(Fields& fields, const ReadOptions&) {
 
 }  // namespace
 
-const FactReader& conflictedit_reader() {
-  static const FactReader reader{"conflictedit", "ConflictEdit (edits, triples) and RoundEdit (edit, true_objects)",
-                                 is_conflictedit, read_conflictedit};
-  return reader;
-}
+const FactReader conflictedit_reader{"conflictedit", "ConflictEdit (edits, triples) and RoundEdit (edit, true_objects)",
+                                     is_conflictedit, read_conflictedit};
 
 }  // namespace emend::datasets::detail

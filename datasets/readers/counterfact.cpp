@@ -67,11 +67,7 @@ nlohmann::ordered_json write_counterfact(const Fact& fact) {
   if (fact.extra.contains("requested_rewrite_extra"))
     for (const auto& [key, value] : fact.extra["requested_rewrite_extra"].items()) rewrite[key] = value;
   write_prompt_lists(fact, row);
-  if (const auto hop = fact.portability.find("one_hop"); hop != fact.portability.end()) {
-    row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", "")},
-                          {"New Question", hop->second.front().prompt},
-                          {"New Answer", write_answers(hop->second.front().answers)}};
-  }
+  write_one_hop(fact, row);
   if (const auto unrelated = fact.locality.find("unrelated_relation"); unrelated != fact.locality.end()) {
     row["unrelated_relation"] = {{"relation_id", fact.extra.value("unrelated_relation_id", "")},
                                  {"object", write_answers(unrelated->second.front().answers)},
@@ -80,17 +76,14 @@ nlohmann::ordered_json write_counterfact(const Fact& fact) {
   static const std::vector<std::string> kPlaced = {"target_new_id", "target_true_id", "requested_rewrite_extra",
                                                    "recalled_relation", "unrelated_relation_id"};
   for (const auto& [key, value] : fact.extra.items())
-    if (!row.contains(key) && std::find(kPlaced.begin(), kPlaced.end(), key) == kPlaced.end()) row[key] = value;
+    if (!row.contains(key) && std::ranges::find(kPlaced, key) == kPlaced.end()) row[key] = value;
   return row;
 }
 
 }  // namespace
 
-const FactReader& counterfact_reader() {
-  static const FactReader reader{"counterfact",
-                                 "CounterFact rows: requested_rewrite, paraphrase_prompts, neighborhood_prompts, …",
-                                 is_counterfact, read_counterfact, write_counterfact};
-  return reader;
-}
+const FactReader counterfact_reader{"counterfact",
+                                    "CounterFact rows: requested_rewrite, paraphrase_prompts, neighborhood_prompts, …",
+                                    is_counterfact, read_counterfact, write_counterfact};
 
 }  // namespace emend::datasets::detail

@@ -37,8 +37,7 @@ nlohmann::ordered_json write_easyedit(const Fact& fact) {
   row["prompt"] = write_prompt(fact);
   row["target_new"] = fact.target_new;
   row["subject"] = fact.subject;
-  std::vector<std::string> truth = fact.target_true_aliases;
-  if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
+  const auto truth = true_answers(fact);
   if (!truth.empty()) row["ground_truth"] = write_answers(truth);
   if (!fact.paraphrase_prompts.empty()) row["rephrase_prompt"] = write_answers(fact.paraphrase_prompts);
   const auto neighbours = fact.locality.find("neighborhood");
@@ -66,7 +65,7 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
   if (!read_core(fields, "prompt", "target_new", fact, row)) return row;
   std::vector<std::string> truth = fields.answers("target_true");
   for (std::string& answer : fields.answers("ground_truth"))
-    if (std::find(truth.begin(), truth.end(), answer) == truth.end()) truth.push_back(std::move(answer));
+    if (std::ranges::find(truth, answer) == truth.end()) truth.push_back(std::move(answer));
   set_true_answers(fact, std::move(truth));
   fact.relation_id = fields.text_or("relation_id");
   read_prompt_lists(fields, fact);
@@ -87,12 +86,8 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
   return row;
 }
 
-const FactReader& easyedit_reader() {
-  static const FactReader reader{
-      "easyedit",
-      "EasyEdit's flat rows: prompt, subject, target_new, ground_truth, rephrase_prompt, locality_prompt, …",
-      is_easyedit, read_flat, write_easyedit};
-  return reader;
-}
+const FactReader easyedit_reader{
+    "easyedit", "EasyEdit's flat rows: prompt, subject, target_new, ground_truth, rephrase_prompt, locality_prompt, …",
+    is_easyedit, read_flat, write_easyedit};
 
 }  // namespace emend::datasets::detail

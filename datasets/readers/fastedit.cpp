@@ -29,10 +29,7 @@ nlohmann::ordered_json write_fastedit(const Fact& fact) {
 
 }  // namespace
 
-const FactReader& fastedit_reader() {
-  static const FactReader reader{"fastedit", "FastEdit rows: prompt, subject, target, queries", is_fastedit,
+const FactReader fastedit_reader{"fastedit", "FastEdit rows: prompt, subject, target, queries", is_fastedit,
                                  read_fastedit, write_fastedit};
-  return reader;
-}
 
 }  // namespace emend::datasets::detail

@@ -12,8 +12,7 @@ bool is_jsonl(const std::vector<nlohmann::json>& rows) {
 nlohmann::ordered_json write_jsonl(const Fact& fact) {
   nlohmann::ordered_json row = {
       {"case_id", fact.case_id}, {"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
-  std::vector<std::string> truth = fact.target_true_aliases;
-  if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
+  const auto truth = true_answers(fact);
   if (!truth.empty()) row["target_true"] = write_answers(truth);
   if (!fact.relation_id.empty()) row["relation_id"] = fact.relation_id;
   nlohmann::ordered_json lists;
@@ -28,10 +27,7 @@ nlohmann::ordered_json write_jsonl(const Fact& fact) {
 
 }  // namespace
 
-const FactReader& jsonl_reader() {
-  static const FactReader reader{"jsonl", "the short form: prompt, subject, target_new; everything else optional",
-                                 is_jsonl, read_flat, write_jsonl};
-  return reader;
-}
+const FactReader jsonl_reader{"jsonl", "the short form: prompt, subject, target_new; everything else optional",
+                              is_jsonl, read_flat, write_jsonl};
 
 }  // namespace emend::datasets::detail

@@ -81,8 +81,7 @@ nlohmann::ordered_json write_knowedit(const Fact& fact) {
   row["subject"] = fact.subject;
   row["prompt"] = write_prompt(fact);
   row["target_new"] = fact.target_new;
-  std::vector<std::string> truth = fact.target_true_aliases;
-  if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
+  const auto truth = true_answers(fact);
   if (!truth.empty()) row["ground_truth"] = truth;
   if (!fact.paraphrase_prompts.empty()) row["rephrase_prompt"] = write_answers(fact.paraphrase_prompts);
   auto locality = fact.locality;
@@ -98,10 +97,7 @@ nlohmann::ordered_json write_knowedit(const Fact& fact) {
 
 }  // namespace
 
-const FactReader& knowedit_reader() {
-  static const FactReader reader{"knowedit", "KnowEdit: wiki_recent, wiki_counterfact, ZsRE, WikiBio, ConvSent",
+const FactReader knowedit_reader{"knowedit", "KnowEdit: wiki_recent, wiki_counterfact, ZsRE, WikiBio, ConvSent",
                                  is_knowedit, read_knowedit, write_knowedit};
-  return reader;
-}
 
 }  // namespace emend::datasets::detail

@@ -11,7 +11,7 @@ bool is_mquake(const std::vector<nlohmann::json>& rows) {
 std::vector<std::string> with_aliases(Fields& fields, const char* key, const char* alias_key) {
   std::vector<std::string> answers = fields.answers(key);
   for (std::string& alias : fields.answers(alias_key))
-    if (std::find(answers.begin(), answers.end(), alias) == answers.end()) answers.push_back(std::move(alias));
+    if (std::ranges::find(answers, alias) == answers.end()) answers.push_back(std::move(alias));
   return answers;
 }
 
@@ -64,11 +64,8 @@ ParsedRow read_mquake(Fields& fields, const ReadOptions&) {
 
 }  // namespace
 
-const FactReader& mquake_reader() {
-  static const FactReader reader{
-      "mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", is_mquake,
-      read_mquake};
-  return reader;
-}
+const FactReader mquake_reader{
+    "mquake", "MQuAKE instances: requested_rewrite (a list), questions, answer, new_answer, single_hops", is_mquake,
+    read_mquake};
 
 }  // namespace emend::datasets::detail

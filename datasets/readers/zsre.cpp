@@ -45,8 +45,7 @@ nlohmann::ordered_json write_zsre(const Fact& fact) {
   row["pred"] = fact.extra.value("pred", "");
   row["rephrase"] =
       fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
-  std::vector<std::string> truth = fact.target_true_aliases;
-  if (fact.target_true) truth.insert(truth.begin(), *fact.target_true);
+  auto truth = true_answers(fact);
   if (truth.empty() && !fact.extra.contains("alt")) truth = {fact.target_new};
   row["alt"] = fact.extra.contains("alt") ? nlohmann::ordered_json(fact.extra["alt"])
                                           : nlohmann::ordered_json(fact.target_true ? fact.target_new : "");
@@ -56,11 +55,7 @@ nlohmann::ordered_json write_zsre(const Fact& fact) {
   row["loc"] = locality == fact.locality.end() ? "" : locality->second.front().prompt;
   row["loc_ans"] =
       locality == fact.locality.end() ? nlohmann::ordered_json("") : write_answers(locality->second.front().answers);
-  if (const auto hop = fact.portability.find("one_hop"); hop != fact.portability.end()) {
-    row["portability"] = {{"Recalled Relation", fact.extra.value("recalled_relation", "")},
-                          {"New Question", hop->second.front().prompt},
-                          {"New Answer", write_answers(hop->second.front().answers)}};
-  }
+  write_one_hop(fact, row);
   for (const auto& [key, value] : fact.extra.items())
     if (!row.contains(key) && key != "recalled_relation") row[key] = value;
   return row;
@@ -68,10 +63,7 @@ nlohmann::ordered_json write_zsre(const Fact& fact) {
 
 }  // namespace
 
-const FactReader& zsre_reader() {
-  static const FactReader reader{"zsre", "zsRE rows in MEND's form: subject, src, alt, answers, rephrase, loc, loc_ans",
-                                 is_zsre, read_zsre, write_zsre};
-  return reader;
-}
+const FactReader zsre_reader{"zsre", "zsRE rows in MEND's form: subject, src, alt, answers, rephrase, loc, loc_ans",
+                             is_zsre, read_zsre, write_zsre};
 
 }  // namespace emend::datasets::detail

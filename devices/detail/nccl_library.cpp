@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 
 namespace emend::devices::detail {
 namespace {

@@ -8,16 +8,13 @@
 #include <emend/core/log.h>
 #include <emend/devices/plugins/nccl_plugin.h>
 
-#include <string>
-
 namespace emend::devices::detail {
 
 struct NcclOpened {
   const NcclPlugin* plugin = nullptr;  ///< null if there is none to use
   std::string text;                    ///< what was opened, or why not, for people
 };
-/// Opens one file (a name without a folder is searched for by the dynamic linker) and checks its ABI version. Never
-/// throws; libraries stay open.
+/// Opens one file (without a folder: where the dynamic linker looks) and checks its ABI. Never throws; it stays open.
 [[nodiscard]] NcclOpened open_nccl_plugin(const std::string& file);
 
 /// This process's plug-in, looked for at the first call, which writes one line to `log`: a debug line, or a warning

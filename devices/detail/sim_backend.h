@@ -8,13 +8,11 @@
 
 namespace emend::devices::detail {
 
-/// A CPU tensor over the same bytes as `simulated`, with the same sizes and strides. Other tensors pass
-/// through.
+/// A CPU tensor over the same bytes as `simulated`, with the same sizes and strides. Other tensors pass through.
 [[nodiscard]] at::Tensor host_view(const at::Tensor& simulated);
 
-/// Runs any operator: checks that all operands are on one device, gives the CPU's kernel host views of them,
-/// and turns its results into simulated tensors. A result that shares an operand's storage becomes a view of
-/// that operand.
+/// Runs any operator: checks that all operands are on one device, gives the CPU's kernel host views of them, and turns
+/// its results into simulated tensors. A result that shares an operand's storage becomes a view of that operand.
 void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 /// The generator of a simulated device (of the current one for a negative index).
@@ -23,8 +21,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 /// The CPU generator inside a simulated one. Throws c10::Error for a generator of another device.
 [[nodiscard]] at::Generator host_generator(const at::Generator& generator);
 
-/// Makes `device` current while alive. Throws c10::Error if it is not switched on; a missing index means the
-/// current.
+/// Makes `device` current while alive. Throws c10::Error if it is not switched on; a missing index means the current.
 class CurrentSimulated {
  public:
   explicit CurrentSimulated(std::optional<c10::Device> device);
@@ -53,8 +50,7 @@ void count_simulated_copy(const at::Tensor& from, const at::Tensor& to, bool non
 /// with broken peer-to-peer transfers does. Index -1 ends it.
 void break_simulated_copies(c10::DeviceIndex from, c10::DeviceIndex to);
 
-/// Operators that the fallback cannot serve: allocation, copies, resizing, set_. Registers them and the
-/// fallback.
+/// Operators that the fallback cannot serve: allocation, copies, resizing, set_. Registers them and the fallback.
 void register_simulated_operators();
 
 }  // namespace emend::devices::detail

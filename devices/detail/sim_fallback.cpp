@@ -1,5 +1,4 @@
-// The boxed fallback of the simulated devices: every operator that has no kernel of its own comes through
-// here.
+// The boxed fallback of the simulated devices: every operator that has no kernel of its own comes through here.
 #include <ATen/ATen.h>
 #include <emend/devices/detail/sim_backend.h>
 #include <emend/devices/detail/sim_memory.h>
@@ -19,6 +18,14 @@ using OptionalTensors = c10::List<std::optional<Tensor>>;
 
 std::atomic<int64_t> g_launches{0}, g_host_reads{0}, g_uploads{0}, g_waits{0};
 
+Tensor with_shape_of(Tensor tensor, const Tensor& other) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(other.sizes(), other.strides(), other.storage_offset());
+  if (other.is_conj()) impl->_set_conj(true);
+  if (other.is_neg()) impl->_set_neg(true);
+  return tensor;
+}
+
 bool is_simulated(const Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kSimulated;
 }
@@ -36,7 +43,7 @@ struct OperatorInfo {
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 std::optional<OperatorInfo::Kind> kind_of(const c10::Argument& argument) {
@@ -205,14 +212,6 @@ class HostCall {
     }
   }
 
-  static Tensor with_shape_of(Tensor tensor, const Tensor& host) {
-    auto* impl = tensor.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
-    if (host.is_conj()) impl->_set_conj(true);
-    if (host.is_neg()) impl->_set_neg(true);
-    return tensor;
-  }
-
   Tensor simulated_of(const Tensor& host) {
     if (!host.defined() || is_simulated(host)) return host;
     TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided, "simulated devices hold strided tensors only, and ",
@@ -264,13 +263,11 @@ class HostCall {
 
 at::Tensor host_view(const at::Tensor& simulated) {
   if (!is_simulated(simulated)) return simulated;
-  auto host = at::detail::make_tensor<c10::TensorImpl>(host_alias(simulated.storage()),
-                                                       c10::DispatchKeySet(c10::DispatchKey::CPU), simulated.dtype());
-  auto* impl = host.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(simulated.sizes(), simulated.strides(), simulated.storage_offset());
-  if (simulated.is_conj()) impl->_set_conj(true);
-  if (simulated.is_neg()) impl->_set_neg(true);
-  if (simulated.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  auto host =
+      with_shape_of(at::detail::make_tensor<c10::TensorImpl>(
+                        host_alias(simulated.storage()), c10::DispatchKeySet(c10::DispatchKey::CPU), simulated.dtype()),
+                    simulated);
+  if (simulated.unsafeGetTensorImpl()->is_wrapped_number()) host.unsafeGetTensorImpl()->set_wrapped_number(true);
   return host;
 }
 

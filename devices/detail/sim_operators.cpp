@@ -94,9 +94,8 @@ int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& v
                                enable_gqa);
 }
 
-/// Sends every operator that has a CPU kernel to that kernel. Without this, those that also have a composite
-/// kernel (layer_norm, structured operators) would take another path than on the CPU and differ in the last
-/// bits.
+/// Sends every operator that has a CPU kernel to that kernel. Without this, those that also have a composite kernel
+/// (layer_norm, structured operators) would take another path than on the CPU and differ in the last bits.
 void register_host_operators(torch::Library& aten, const std::set<std::string>& by_hand) {
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNamesForDispatchKey(c10::DispatchKey::CPU)) {
     const std::string name = c10::toString(op);

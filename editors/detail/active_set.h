@@ -10,7 +10,6 @@
 
 #include <emend/editors/steps/targets.h>
 #include <emend/models/batch.h>
-#include <emend/models/kept_tables.h>
 #include <emend/models/kv_cache.h>
 #include <emend/models/model.h>
 

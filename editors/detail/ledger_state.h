@@ -3,12 +3,6 @@
 
 #include <emend/editors/packs/ledger.h>
 
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace emend::editors::detail {
 
 struct StoredState {

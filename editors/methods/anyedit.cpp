@@ -16,25 +16,6 @@ struct AnyEditHparams : MemitHparams {
   int64_t overlap = 0;
 };
 
-const hparams::Schema<AnyEditHparams>& anyedit_schema() {
-  static const auto schema =
-      hparams::Schema<AnyEditHparams>("anyedit")
-          .include(memit_hparams_schema())
-          .field("window_size", &AnyEditHparams::window_size, {.meaning = "tokens a window", .min = 1})
-          .field("overlap", &AnyEditHparams::overlap,
-                 {.meaning = "tokens that a window shares with the one before it", .min = 0})
-          .check("overlap",
-                 [](const AnyEditHparams& h) -> std::string {
-                   return h.overlap >= h.window_size ? "less than window_size" : "";
-                 })
-          .check("merge_equal_keys",
-                 [](const AnyEditHparams& h) -> std::string {
-                   return h.merge_equal_keys ? "false: every window has a target of its own" : "";
-                 })
-          .check("rounds", one_round);
-  return schema;
-}
-
 LocateRecipe anyedit_recipe(const AnyEditHparams& h, const RecipeInputs& in) {
   LocateRecipe recipe = memit_recipe(h, in);
   recipe.windows = {h.window_size, h.overlap};
@@ -44,9 +25,19 @@ LocateRecipe anyedit_recipe(const AnyEditHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_anyedit() {
-  return locate_entry<AnyEditHparams>("anyedit", "long answers, written window by window",
-                                      "Jiang et al., AnyEdit: Edit Any Knowledge Encoded in Language Models, ICML 2025",
-                                      anyedit_schema(), anyedit_recipe);
+  using H = AnyEditHparams;
+  static const auto schema =
+      hparams::Schema<H>("anyedit")
+          .include(memit_hparams_schema())
+          .field("window_size", &H::window_size, "tokens a window", {.min = 1})
+          .field("overlap", &H::overlap, "tokens that a window shares with the one before it", {.min = 0})
+          .check("overlap", "less than window_size", [](const H& h) { return h.overlap < h.window_size; })
+          .check("merge_equal_keys", "false: every window has a target of its own",
+                 [](const H& h) { return !h.merge_equal_keys; })
+          .check("rounds", one_round);
+  return locate_entry("anyedit", "long answers, written window by window",
+                      "Jiang et al., AnyEdit: Edit Any Knowledge Encoded in Language Models, ICML 2025", schema,
+                      anyedit_recipe);
 }
 
 }  // namespace emend::editors

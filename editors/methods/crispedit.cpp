@@ -10,16 +10,10 @@
 //
 //   F key width · D hidden width
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/registry.h>
 #include <emend/editors/steps/curvature.h>
 #include <emend/editors/steps/finetune.h>
-#include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/training_loop.h>
-#include <emend/editors/steps/transaction.h>
-
-#include <map>
 
 namespace emend::editors {
 namespace {
@@ -34,38 +28,12 @@ struct CrispHparams : FineTuneHparams {
   std::string edit_cache_style = "sequential";
 };
 
-const hparams::Schema<CrispHparams>& crisp_schema() {
-  using H = CrispHparams;
-  static const auto schema =
-      hparams::Schema<H>("crispedit")
-          .include(finetune_schema())
-          .field("energy_threshold", &H::energy_threshold,
-                 {.meaning = "share of the curvature that is protected",
-                  .formula = "M: eigenvalues of A x B below the largest ones that hold this share of their sum",
-                  .min = 0,
-                  .max = 1})
-          .field("text_tokens", &H::text_tokens,
-                 {.meaning = "tokens of ordinary text that the curvature is taken from", .min = 64})
-          .field("edit_cache_style", &H::edit_cache_style,
-                 {.meaning = "whether the curvature of a batch's facts is protected from the next ones",
-                  .one_of = {"sequential", "disable"}})
-          .unused("mom2_dataset", "the corpus is given on the command line")
-          .unused("mom2_n_samples", "text_tokens says how much is read")
-          .unused("mom2_dtype", "sums are float64")
-          .check("objective_optimization", [](const H& h) -> std::string {
-            return h.objective_optimization == "target_new" ? "" : "target_new, as the authors train";
-          });
-  return schema;
-}
-
 // What a run knows of every layer, by its place in `layers`.
 using Curvatures = std::vector<Curvature>;
 
-class CrispEditor final : public Editor {
+class CrispEditor final : public NamedEditor {
  public:
-  CrispEditor(CrispHparams hparams, nlohmann::json values) : h_(std::move(hparams)), values_(std::move(values)) {}
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
+  CrispEditor(CrispHparams hparams, const RecipeInputs& in) : NamedEditor(in), h_(std::move(hparams)) {}
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 const EditContext& context) override {
@@ -74,7 +42,7 @@ class CrispEditor final : public Editor {
       EditTransaction transaction(model, context.transaction);
       EditContext inside = context;
       inside.transaction = &transaction;
-      finetune(h_, name_, model, batch, inside, result, rule(model, known));
+      finetune(h_, name(), model, batch, inside, result, rule(model, known));
       if (h_.edit_cache_style == "sequential") {
         const auto rows = learning_rows(batch, 0, std::ssize(batch.rendered), Objective::kTargetNew);
         const Curvatures facts_own = curvature_of(model, rows, layers(), context);
@@ -97,13 +65,13 @@ class CrispEditor final : public Editor {
     Curvatures known;
     for (size_t i = 0; i < h_.layers.size() && !state.empty(); ++i) {
       std::map<std::string, at::Tensor> of_layer;
-      for (const char* name : {"inputs", "gradients", "tokens"}) {
-        const auto found = state.find(name + ("." + std::to_string(i)));
+      for (const char* part : {"inputs", "gradients", "tokens"}) {
+        const auto found = state.find(part + ("." + std::to_string(i)));
         if (found == state.end())
           throw Error(ErrorClass::kCorruption,
-                      {"memory of " + name_, "no " + std::string(name) + " of layer " + std::to_string(h_.layers[i]),
+                      {"memory of " + name(), "no " + std::string(part) + " of layer " + std::to_string(h_.layers[i]),
                        "what an edit of these layers kept", ""});
-        of_layer[name] = found->second;
+        of_layer[part] = found->second;
       }
       known.push_back(curvature(of_layer));
     }
@@ -152,15 +120,13 @@ class CrispEditor final : public Editor {
     };
   }
 
-  std::string name_ = "crispedit";
   CrispHparams h_;
-  nlohmann::json values_;
   Curvatures known_;
 };
 
 // The file may name the rewritten matrix, also with the ".weight" that the authors' files have.
-std::unique_ptr<Editor> new_crispedit(const CrispHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                                      const Log&) {
+std::unique_ptr<Editor> new_crispedit(const CrispHparams& h, const RecipeInputs& in) {
+  const auto& [name, values, model, raw] = in;
   CrispHparams own = h;
   std::string& module = own.modules.rewrite_module_tmp;
   if (module.ends_with(".weight")) module.resize(module.size() - std::string_view(".weight").size());
@@ -171,15 +137,32 @@ std::unique_ptr<Editor> new_crispedit(const CrispHparams& h, const hparams::RawH
       throw Error(ErrorClass::kUnsupported, {raw.where("rewrite_module_tmp"), "\"" + module + "\"", weight,
                                              "the curvature is that of MLP output matrices"});
   }
-  return std::make_unique<CrispEditor>(std::move(own), crisp_schema().dump(h));
+  return std::make_unique<CrispEditor>(std::move(own), in);
 }
 
 }  // namespace
 
 EditorInfo make_crispedit() {
-  EditorInfo info =
-      editor_entry<CrispHparams>("crispedit", "fine-tuning in the directions that ordinary text does not feel",
-                                 "CrispEdit, 2026 (arXiv 2602.15823)", crisp_schema(), new_crispedit);
+  using H = CrispHparams;
+  static const auto schema =
+      hparams::Schema<H>("crispedit")
+          .include(finetune_schema())
+          .field("energy_threshold", &H::energy_threshold, "share of the curvature that is protected",
+                 {.formula = "M: eigenvalues of A x B below the largest ones that hold this share of their sum",
+                  .min = 0,
+                  .max = 1})
+          .field("text_tokens", &H::text_tokens, "tokens of ordinary text that the curvature is taken from",
+                 {.min = 64})
+          .field("edit_cache_style", &H::edit_cache_style,
+                 "whether the curvature of a batch's facts is protected from the next ones",
+                 {.one_of = {"sequential", "disable"}})
+          .unused("mom2_dataset", "the corpus is given on the command line")
+          .unused("mom2_n_samples", "text_tokens says how much is read")
+          .unused("mom2_dtype", "sums are float64")
+          .check("objective_optimization", "target_new, as the authors train",
+                 [](const H& h) { return h.objective_optimization == "target_new"; });
+  EditorInfo info = editor_entry("crispedit", "fine-tuning in the directions that ordinary text does not feel",
+                                 "CrispEdit, 2026 (arXiv 2602.15823)", schema, new_crispedit);
   info.trains = true;
   return info;
 }

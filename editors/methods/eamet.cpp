@@ -24,43 +24,6 @@ struct EametHparams : SharedHparams {
   std::string delta_init = "target_init", weight_decay_method = "norm";
 };
 
-const hparams::Schema<EametHparams>& eamet_schema() {
-  static const auto schema =
-      hparams::Schema<EametHparams>("eamet")
-          .include(shared_hparams_schema())
-          .field("mom2_update_weight", &EametHparams::mom2_update_weight,
-                 {.meaning = "weight of what a layer already does: one for all layers, or one a layer",
-                  .formula = "lambda in dW = R Kt (lambda C + K Kt)^-1",
-                  .above = 0,
-                  .min_items = 1})
-          .field("cs_factor", &EametHparams::cs_factor,
-                 {.meaning = "weight of the order in which earlier targets resemble this one; 0 disables it",
-                  .formula = "times KL(p, q), p = softmax(cos(k, kj)/tau), q = softmax(cos(d, dj)/tau)",
-                  .min = 0})
-          .field("mse_factor", &EametHparams::mse_factor,
-                 {.meaning = "weight of how much they do, over the 50 whose keys are nearest; 0 disables it",
-                  .formula = "times sum p (cos(k, kj) - cos(d, dj))^2",
-                  .min = 0})
-          .field("tau", &EametHparams::tau, {.meaning = "temperature of p and q", .above = 0})
-          .field("delta_init", &EametHparams::delta_init,
-                 {.meaning = "where the change begins; target_init: along the hidden state, as long as the key, unless "
-                             "the hidden state is longer than 100",
-                  .one_of = {"target_init", "zero"}})
-          .field("weight_decay_method", &EametHparams::weight_decay_method,
-                 {.meaning = "norm: weight decay and the limit relative to the hidden state; the authors' other form, "
-                             "fix_ks, is not carried",
-                  .formula = "v_weight_decay |d| / |t0|",
-                  .one_of = {"norm"}})
-          .unused("clamp_ks_factor", "of weight_decay_method fix_ks")
-          .unused("norm_factor", "of weight_decay_method fix_ks")
-          .unused("ks_bs", "read by no implementation")
-          .check("mom2_update_weight", [](const EametHparams& h) -> std::string {
-            const size_t given = h.mom2_update_weight.size();
-            return given == 1 || given == h.layers.size() ? "" : "one number, or one a layer";
-          });
-  return schema;
-}
-
 // Rows of length 1.
 at::Tensor unit(const at::Tensor& x) {
   return x / x.norm(2, -1, /*keepdim=*/true).clamp_min(1e-12);
@@ -121,9 +84,7 @@ std::vector<Target> optimise_in_turn(const EametHparams& h, const models::Model&
       earlier.push_back(targets.back().delta_D[0]);
       of_fact.push_back(n);
     }
-    if (context.progress)
-      context.progress({"targets", static_cast<double>(i + 1), static_cast<double>(problems.size()),
-                        formatted("%zu/%zu facts", i + 1, problems.size())});
+    context.report("targets", i + 1, problems.size(), formatted("%zu/%zu facts", i + 1, problems.size()));
   }
   return targets;
 }
@@ -144,9 +105,36 @@ LocateRecipe eamet_recipe(const EametHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_eamet() {
-  return locate_entry<EametHparams>(
-      "eamet", "MEMIT whose targets lie to each other as their keys do, optimised one after the other",
-      "EAMET: Robust Massive Model Editing via Embedding Alignment Optimization", eamet_schema(), eamet_recipe);
+  using H = EametHparams;
+  static const auto schema =
+      hparams::Schema<H>("eamet")
+          .include(shared_hparams_schema())
+          .field("mom2_update_weight", &H::mom2_update_weight,
+                 "weight of what a layer already does: one for all layers, or one a layer",
+                 {.formula = "lambda in dW = R Kt (lambda C + K Kt)^-1", .above = 0, .min_items = 1})
+          .field("cs_factor", &H::cs_factor,
+                 "weight of the order in which earlier targets resemble this one; 0 disables it",
+                 {.formula = "times KL(p, q), p = softmax(cos(k, kj)/tau), q = softmax(cos(d, dj)/tau)", .min = 0})
+          .field("mse_factor", &H::mse_factor,
+                 "weight of how much they do, over the 50 whose keys are nearest; 0 disables it",
+                 {.formula = "times sum p (cos(k, kj) - cos(d, dj))^2", .min = 0})
+          .field("tau", &H::tau, "temperature of p and q", {.above = 0})
+          .field("delta_init", &H::delta_init,
+                 "where the change begins; target_init: along the hidden state, as long as the key, unless "
+                 "the hidden state is longer than 100",
+                 {.one_of = {"target_init", "zero"}})
+          .field("weight_decay_method", &H::weight_decay_method,
+                 "norm: weight decay and the limit relative to the hidden state; the authors' other form, "
+                 "fix_ks, is not carried",
+                 {.formula = "v_weight_decay |d| / |t0|", .one_of = {"norm"}})
+          .unused("clamp_ks_factor", "of weight_decay_method fix_ks")
+          .unused("norm_factor", "of weight_decay_method fix_ks")
+          .unused("ks_bs", "read by no implementation")
+          .check("mom2_update_weight", "one number, or one a layer", [](const H& h) {
+            return h.mom2_update_weight.size() == 1 || h.mom2_update_weight.size() == h.layers.size();
+          });
+  return locate_entry("eamet", "MEMIT whose targets lie to each other as their keys do, optimised one after the other",
+                      "EAMET: Robust Massive Model Editing via Embedding Alignment Optimization", schema, eamet_recipe);
 }
 
 }  // namespace emend::editors

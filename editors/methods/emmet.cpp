@@ -8,8 +8,7 @@
 //         do: one fact alone is R-ROME.
 //   F key width · N facts
 //
-// Facts with equal keys make D singular if λ_e = 0. Then the least-squares solution is taken, which averages their
-// targets.
+// Facts with equal keys make D singular if λ_e = 0. The least-squares solution then averages their targets.
 #include <ATen/ATen.h>
 #include <emend/editors/steps/locate.h>
 
@@ -21,23 +20,6 @@ struct EmmetHparams : hparams::LocateHparams {
   double update_norm_lambda = 0;
   double emmet_lambda = 0.1;
 };
-
-const hparams::Schema<EmmetHparams>& emmet_schema() {
-  static const auto schema =
-      hparams::Schema<EmmetHparams>("emmet")
-          .include(hparams::locate_schema())
-          .field(
-              "mom2_update_weight", &EmmetHparams::mom2_update_weight,
-              {.meaning = "weight of the second moment", .formula = "C' = weight C + update_norm_lambda I", .above = 0})
-          .field("update_norm_lambda", &EmmetHparams::update_norm_lambda,
-                 {.meaning = "weight of the size of the change; 0 disables it", .min = 0})
-          .field("emmet_lambda", &EmmetHparams::emmet_lambda,
-                 {.meaning = "how far the facts may be missed; 0 asks for all of them exactly. Not added for one fact",
-                  .formula = "D = Kt C'^-1 K + lambda I",
-                  .min = 0})
-          .unused("calculate_objective_value", "a printout of the reference");
-  return schema;
-}
 
 // The condition number from which on D counts as singular: float64 keeps less than a third of its digits beyond.
 constexpr double kSingular = 1e11;
@@ -72,9 +54,20 @@ LocateRecipe emmet_recipe(const EmmetHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_emmet() {
-  return locate_entry<EmmetHparams>("emmet", "many facts at once, each met exactly instead of weighed",
-                                    "Gupta et al., A Unified Framework for Model Editing, EMNLP Findings 2024",
-                                    emmet_schema(), emmet_recipe);
+  using H = EmmetHparams;
+  static const auto schema =
+      hparams::Schema<H>("emmet")
+          .include(hparams::locate_schema())
+          .field("mom2_update_weight", &H::mom2_update_weight, "weight of the second moment",
+                 {.formula = "C' = weight C + update_norm_lambda I", .above = 0})
+          .field("update_norm_lambda", &H::update_norm_lambda, "weight of the size of the change; 0 disables it",
+                 {.min = 0})
+          .field("emmet_lambda", &H::emmet_lambda,
+                 "how far the facts may be missed; 0 asks for all of them exactly. Not added for one fact",
+                 {.formula = "D = Kt C'^-1 K + lambda I", .min = 0})
+          .unused("calculate_objective_value", "a printout of the reference");
+  return locate_entry("emmet", "many facts at once, each met exactly instead of weighed",
+                      "Gupta et al., A Unified Framework for Model Editing, EMNLP Findings 2024", schema, emmet_recipe);
 }
 
 }  // namespace emend::editors

@@ -22,47 +22,6 @@ struct EncoreHparams : MemitHparams {
   bool random_vector_preservation = false;
 };
 
-// Other ways to hold the norm back that the authors' code tries out; their published settings switch them all off.
-const hparams::Schema<EncoreHparams>& encore_schema() {
-  static const auto off = [](bool value) { return value ? "off: this trial of the reference is not carried" : ""; };
-  static const auto schema =
-      hparams::Schema<EncoreHparams>("encore")
-          .include(memit_hparams_schema())
-          .field("update_norm_lambda", &EncoreHparams::update_norm_lambda,
-                 {.meaning = "weight of the size of the change; 0 disables it",
-                  .formula = "dW = R Kt (lambda C + update_norm_lambda I + earlier + K Kt)^-1",
-                  .min = 0})
-          .field("prob_cutoff", &EncoreHparams::prob_cutoff,
-                 {.meaning = "-n: stop when the target was the most probable n times; p above 0: when its mean "
-                             "probability exceeds p; 0 disables both",
-                  .max = 1})
-          .field("add_prev_edits", &EncoreHparams::add_prev_edits,
-                 {.meaning = "whether keys of earlier batches are preserved"})
-          .field("norm_control", &EncoreHparams::norm_control, {.meaning = "not carried; must be 0"})
-          .field("use_gd", &EncoreHparams::use_gd, {.meaning = "not carried; must be false"})
-          .field("random_vector_preservation", &EncoreHparams::random_vector_preservation,
-                 {.meaning = "not carried; must be false"})
-          .unused("emmet_lambda", "belongs to EMMET")
-          .unused("dynamic_multiplier", "belongs to norm_control")
-          .unused("spectral_norm", "belongs to norm_control")
-          .unused("condition_num", "belongs to norm_control")
-          .unused("grad_desc_lr", "belongs to use_gd")
-          .unused("grad_desc_steps", "belongs to use_gd")
-          .unused("gd_lambda", "belongs to use_gd")
-          .unused("calculate_norms", "a printout of the reference")
-          .unused("calculate_objective_value", "a printout of the reference")
-          .check("prob_cutoff",
-                 [](const EncoreHparams& h) -> std::string {
-                   return h.prob_cutoff < 0 && h.prob_cutoff != std::floor(h.prob_cutoff) ? "a whole number below 0"
-                                                                                          : "";
-                 })
-          .check("norm_control", [](const EncoreHparams& h) -> std::string { return off(h.norm_control != 0); })
-          .check("use_gd", [](const EncoreHparams& h) -> std::string { return off(h.use_gd); })
-          .check("random_vector_preservation",
-                 [](const EncoreHparams& h) -> std::string { return off(h.random_vector_preservation); });
-  return schema;
-}
-
 LocateRecipe encore_recipe(const EncoreHparams& h, const RecipeInputs& in) {
   LocateRecipe recipe = shared_recipe(h, in);
   if (h.prob_cutoff < 0) {
@@ -82,10 +41,40 @@ LocateRecipe encore_recipe(const EncoreHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_encore() {
-  return locate_entry<EncoreHparams>(
+  // Other ways to hold the norm back that the authors' code tries out; their published settings switch them all off.
+  using H = EncoreHparams;
+  const std::string off = "off: this trial of the reference is not carried";
+  static const auto schema =
+      hparams::Schema<H>("encore")
+          .include(memit_hparams_schema())
+          .field("update_norm_lambda", &H::update_norm_lambda, "weight of the size of the change; 0 disables it",
+                 {.formula = "dW = R Kt (lambda C + update_norm_lambda I + earlier + K Kt)^-1", .min = 0})
+          .field("prob_cutoff", &H::prob_cutoff,
+                 "-n: stop when the target was the most probable n times; p above 0: when its mean "
+                 "probability exceeds p; 0 disables both",
+                 {.max = 1})
+          .field("add_prev_edits", &H::add_prev_edits, "whether keys of earlier batches are preserved")
+          .field("norm_control", &H::norm_control, "not carried; must be 0")
+          .field("use_gd", &H::use_gd, "not carried; must be false")
+          .field("random_vector_preservation", &H::random_vector_preservation, "not carried; must be false")
+          .unused("emmet_lambda", "belongs to EMMET")
+          .unused("dynamic_multiplier", "belongs to norm_control")
+          .unused("spectral_norm", "belongs to norm_control")
+          .unused("condition_num", "belongs to norm_control")
+          .unused("grad_desc_lr", "belongs to use_gd")
+          .unused("grad_desc_steps", "belongs to use_gd")
+          .unused("gd_lambda", "belongs to use_gd")
+          .unused("calculate_norms", "a printout of the reference")
+          .unused("calculate_objective_value", "a printout of the reference")
+          .check("prob_cutoff", "a whole number below 0",
+                 [](const H& h) { return h.prob_cutoff >= 0 || h.prob_cutoff == std::floor(h.prob_cutoff); })
+          .check("norm_control", off, [](const H& h) { return h.norm_control == 0; })
+          .check("use_gd", off, [](const H& h) { return !h.use_gd; })
+          .check("random_vector_preservation", off, [](const H& h) { return !h.random_vector_preservation; });
+  return locate_entry(
       "encore", "MEMIT for thousands of sequential edits: stops early and holds the norm back",
-      "Gupta et al., Lifelong Sequential Knowledge Editing without Model Degradation, ACL Findings 2025",
-      encore_schema(), encore_recipe);
+      "Gupta et al., Lifelong Sequential Knowledge Editing without Model Degradation, ACL Findings 2025", schema,
+      encore_recipe);
 }
 
 }  // namespace emend::editors

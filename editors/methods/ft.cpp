@@ -9,6 +9,7 @@
 //          drops the decay without a word because it tests for a tuple where JSON gives a list); a norm constraint may
 //          be given as well
 #include <emend/editors/steps/finetune.h>
+#include <emend/editors/steps/training_loop.h>
 
 namespace emend::editors {
 namespace {
@@ -24,10 +25,31 @@ struct FtWHparams : FineTuneHparams {
   FtWHparams() { wd_power_law = {-0.87028798, 0.15589562}; }
 };
 
+class FineTuneEditor final : public NamedEditor {
+ public:
+  FineTuneEditor(FineTuneHparams hparams, const RecipeInputs& in) : NamedEditor(in), hparams_(std::move(hparams)) {
+    check_finetune(hparams_, in.raw, in.model);
+  }
+  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
+                                const EditContext& context) override {
+    return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
+      finetune(hparams_, name(), model, batch, context, result);
+    });
+  }
+
+ private:
+  FineTuneHparams hparams_;
+};
+
 template <class H>
 EditorInfo ft_entry(const std::string& name, std::string summary, std::string paper) {
   static const auto schema = hparams::Schema<H>(name).include(finetune_schema());
-  return finetune_entry<H>(name, std::move(summary), std::move(paper), schema);
+  EditorInfo info =
+      editor_entry(name, std::move(summary), std::move(paper), schema,
+                   [](const H& h, const RecipeInputs& in) { return std::make_unique<FineTuneEditor>(h, in); });
+  info.statistics = false;
+  info.trains = true;
+  return info;
 }
 
 }  // namespace

@@ -12,11 +12,8 @@
 // is not defined for packed or cached passes.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/packs/grace_book.h>
-#include <emend/editors/registry.h>
-#include <emend/editors/steps/keys.h>
+#include <emend/editors/packs/stores.h>
 #include <emend/editors/steps/layer_choice.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/runtime_editor.h>
@@ -34,44 +31,10 @@ struct GraceHparams : LayerChoice {
   double dropout = 0;
 };
 
-const hparams::Schema<GraceHparams>& grace_schema() {
-  using H = GraceHparams;
-  static const auto schema =
-      hparams::Schema<H>("grace")
-          .include(layer_choice_schema())
-          .field("edit_lr", &H::edit_lr, {.meaning = "learning rate of Adam for a value", .max = 1e30, .above = 0})
-          .field("n_iter", &H::n_iter, {.meaning = "most steps for a value", .min = 1})
-          .field("eps", &H::eps, {.meaning = "radius of a new entry, in units of the layer's keys", .above = 0})
-          .field("batch_size", &H::batch_size, {.meaning = "facts whose values are trained together", .min = 1})
-          .field("dist_fn", &H::dist_fn, {.meaning = "distance of keys", .one_of = {"euc"}})
-          .field("val_init", &H::val_init,
-                 {.meaning = "first value of an entry: uniform numbers from 0 to 1, or the layer's own output",
-                  .one_of = {"cold", "warm"}})
-          .field("val_train", &H::val_train,
-                 {.meaning = "how values are trained: without perturbations", .one_of = {"sgd"}})
-          .field("reg", &H::reg,
-                 {.meaning = "whether training stops below stop_loss", .one_of = {"early_stop", "none"}})
-          .field("stop_loss", &H::stop_loss, {.meaning = "mean loss of a chunk at which training stops", .min = 0})
-          .field("replacement", &H::replacement,
-                 {.meaning = "which outputs are replaced: those of the tokens within the radius",
-                  .one_of = {"replace_last"}})
-          .field("eps_expand", &H::eps_expand,
-                 {.meaning = "what a wider radius does to its key: nothing, or halfway to the new one",
-                  .one_of = {"coverage", "moving_average", "moving_avg"}})
-          .field("dropout", &H::dropout,
-                 {.meaning = "must be 0: the published code reads it and drops nothing", .min = 0})
-          .unused("val_reg", "read by no implementation")
-          .unused("num_pert", "only matters for training with perturbations, which val_train: sgd is not")
-          .check("dropout", [](const H& h) -> std::string { return h.dropout == 0 ? "" : "0"; });
-  return schema;
-}
-
 class Grace final : public RuntimeEditor {
  public:
-  Grace(GraceHparams hparams, int layer, const models::Model& model)
-      : RuntimeEditor("grace", "grace", grace_schema().dump(hparams), model),
-        hparams_(std::move(hparams)),
-        layer_(layer) {}
+  Grace(GraceHparams hparams, const RecipeInputs& in)
+      : RuntimeEditor(in), hparams_(std::move(hparams)), layer_(chosen_layer(hparams_, in.model, in.raw)) {}
 
  protected:
   [[nodiscard]] RuntimePart learn(models::Model& model, std::span<const datasets::Fact>, const RenderedBatch& batch,
@@ -101,10 +64,8 @@ class Grace final : public RuntimeEditor {
     Adam adam({.lr = hparams_.edit_lr});
     const TrainingSteps steps = {
         .rows = [&](int64_t begin, int64_t end) { return learning_rows(batch, begin, end, Objective::kTargetNew); },
-        .prepare = {},
         .leaves = [&] { return std::vector<at::Tensor>{values_ED}; },
-        .update = [&](const PassResult& pass) { adam.step({values_ED}, pass.gradients); },
-        .finish = {}};
+        .update = [&](const PassResult& pass) { adam.step({values_ED}, pass.gradients); }};
     const double stop = hparams_.reg == "early_stop" ? hparams_.stop_loss : 0;
     const auto facts = static_cast<int64_t>(batch.rendered.size());
     const TrainingRecord record = train(model, facts, {hparams_.n_iter, facts, stop, layer_}, steps, context);
@@ -143,27 +104,17 @@ at::Tensor stacked(const at::Tensor& rows, const at::Tensor& added) {
   return rows.defined() ? at::cat({rows, added}) : added.clone();
 }
 
-class GraceRuntime final : public RuntimeEdit {
- public:
-  GraceRuntime(GraceBook book, int layer) : book_(std::move(book)), layer_(layer) {}
-  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
-    if (book_.size() == 0) return {};
-    const at::Tensor home = model.weight(model.edit_site(layer_).weight_name);
-    const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
-    const at::Tensor values_ED = there(book_.values_ED);
-    return attach_grace(model, layer_, {there(book_.keys_EF), there(book_.radius_E)},
-                        [values_ED] { return values_ED; });
-  }
-
- private:
-  GraceBook book_;
-  int layer_;
-};
-
 std::unique_ptr<RuntimeEdit> make_grace_runtime(const RuntimePart& part, const models::Model& model,
                                                 const std::string& where) {
   const models::EditSite site = detail::part_site(part, model, where);
-  return std::make_unique<GraceRuntime>(GraceBook::from(part, site, where), site.layer);
+  return detail::hooked(
+      [site, book = GraceBook::from(part, site, where)](const models::Model& to) -> std::vector<hooks::HookHandle> {
+        if (book.size() == 0) return {};
+        const at::Tensor home = to.weight(site.weight_name);
+        const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
+        return attach_grace(to, site.layer, {there(book.keys_EF), there(book.radius_E)},
+                            [values_ED = there(book.values_ED)] { return values_ED; });
+      });
 }
 
 }  // namespace
@@ -203,15 +154,13 @@ int64_t GraceBook::admit(const at::Tensor& key_F, const at::Tensor& value_D, con
 }
 
 RuntimePart GraceBook::part(int layer, const models::EditSite& site) const {
-  RuntimePart part;
-  part.kind = "grace";
-  part.values = {{"layer", layer},
-                 {"shape", {site.out_features, site.in_features}},
-                 {"distance", "euclidean"},
-                 {"labels", labels},
-                 {"case_ids", case_ids}};
-  part.tensors = {{"keys", keys_EF}, {"values", values_ED}, {"radius", radius_E}};
-  return part;
+  return {.kind = "grace",
+          .values = {{"layer", layer},
+                     {"shape", {site.out_features, site.in_features}},
+                     {"distance", "euclidean"},
+                     {"labels", labels},
+                     {"case_ids", case_ids}},
+          .tensors = {{"keys", keys_EF}, {"values", values_ED}, {"radius", radius_E}}};
 }
 
 GraceBook GraceBook::from(const RuntimePart& part, const models::EditSite& site, const std::string& where) {
@@ -257,17 +206,34 @@ std::vector<hooks::HookHandle> attach_grace(const models::Model& model, int laye
 }
 
 EditorInfo make_grace() {
-  EditorInfo info = editor_entry<GraceHparams>(
+  using H = GraceHparams;
+  static const auto schema =
+      hparams::Schema<H>("grace")
+          .include(layer_choice_schema())
+          .field("edit_lr", &H::edit_lr, "learning rate of Adam for a value", {.max = 1e30, .above = 0})
+          .field("n_iter", &H::n_iter, "most steps for a value", {.min = 1})
+          .field("eps", &H::eps, "radius of a new entry, in units of the layer's keys", {.above = 0})
+          .field("batch_size", &H::batch_size, "facts whose values are trained together", {.min = 1})
+          .field("dist_fn", &H::dist_fn, "distance of keys", {.one_of = {"euc"}})
+          .field("val_init", &H::val_init,
+                 "first value of an entry: uniform numbers from 0 to 1, or the layer's own output",
+                 {.one_of = {"cold", "warm"}})
+          .field("val_train", &H::val_train, "how values are trained: without perturbations", {.one_of = {"sgd"}})
+          .field("reg", &H::reg, "whether training stops below stop_loss", {.one_of = {"early_stop", "none"}})
+          .field("stop_loss", &H::stop_loss, "mean loss of a chunk at which training stops", {.min = 0})
+          .field("replacement", &H::replacement, "which outputs are replaced: those of the tokens within the radius",
+                 {.one_of = {"replace_last"}})
+          .field("eps_expand", &H::eps_expand,
+                 "what a wider radius does to its key: nothing, or halfway to the new one",
+                 {.one_of = {"coverage", "moving_average", "moving_avg"}})
+          .field("dropout", &H::dropout, "must be 0: the published code reads it and drops nothing", {.min = 0})
+          .unused("val_reg", "read by no implementation")
+          .unused("num_pert", "only matters for training with perturbations, which val_train: sgd is not")
+          .check("dropout", "0", [](const H& h) { return h.dropout == 0; });
+  return runtime_entry<Grace>(
       "grace", "a codebook beside the weights: values with a radius at one layer",
       "Hartvigsen et al., Aging with GRACE: Lifelong Model Editing with Discrete Key-Value Adaptors, NeurIPS 2023",
-      grace_schema(),
-      [](const GraceHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
-        return std::make_unique<Grace>(h, chosen_layer(h, model, raw), model);
-      });
-  info.statistics = info.changes_weights = false;
-  info.trains = true;
-  info.runtime = {"grace", 1, make_grace_runtime};
-  return info;
+      schema, make_grace_runtime);
 }
 
 }  // namespace emend::editors

@@ -5,16 +5,10 @@
 //
 // No weight and no activation changes, and nothing is trained. The published method fills the demonstrations up with
 // facts of a training set; here they are the edited facts themselves.
-#include <emend/core/error.h>
-#include <emend/editors/packs/runtime.h>
-#include <emend/editors/registry.h>
-#include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/runtime_editor.h>
-#include <emend/editors/steps/targets.h>
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <map>
 
 namespace emend::editors {
 namespace {
@@ -24,24 +18,9 @@ struct IkeHparams {
   double threshold = 0.5;
 };
 
-const hparams::Schema<IkeHparams>& ike_schema() {
-  using H = IkeHparams;
-  static const auto schema =
-      hparams::Schema<H>("ike")
-          .field("k", &H::k, {.meaning = "most facts told in front of a prompt", .min = 1})
-          .field("threshold", &H::threshold,
-                 {.meaning = "least similarity of prompt and fact",
-                  .formula = "cosine of TF-IDF vectors",
-                  .min = 0,
-                  .max = 1})
-          .unused("sentence_model_name", "similarity is that of TF-IDF vectors; no sentence encoder is loaded");
-  return schema;
-}
-
 class Ike final : public RuntimeEditor {
  public:
-  Ike(IkeHparams hparams, const models::Model& model)
-      : RuntimeEditor("ike", "ike", ike_schema().dump(hparams), model), hparams_(hparams) {}
+  Ike(IkeHparams hparams, const RecipeInputs& in) : RuntimeEditor(in), hparams_(hparams) {}
 
  protected:
   [[nodiscard]] RuntimePart learn(models::Model& model, std::span<const datasets::Fact> facts,
@@ -171,15 +150,16 @@ std::unique_ptr<RuntimeEdit> make_ike_runtime(const RuntimePart& part, const mod
 }  // namespace
 
 EditorInfo make_ike() {
-  EditorInfo info = editor_entry<IkeHparams>(
-      "ike", "no change at all: similar edited facts are told in front of a prompt",
-      "Zheng et al., Can We Edit Factual Knowledge by In-Context Learning?, EMNLP 2023", ike_schema(),
-      [](const IkeHparams& h, const hparams::RawHparams&, const models::Model& model, const Log&) {
-        return std::make_unique<Ike>(h, model);
-      });
-  info.statistics = info.changes_weights = false;
-  info.runtime = {"ike", 1, make_ike_runtime};
-  return info;
+  using H = IkeHparams;
+  static const auto schema =
+      hparams::Schema<H>("ike")
+          .field("k", &H::k, "most facts told in front of a prompt", {.min = 1})
+          .field("threshold", &H::threshold, "least similarity of prompt and fact",
+                 {.formula = "cosine of TF-IDF vectors", .min = 0, .max = 1})
+          .unused("sentence_model_name", "similarity is that of TF-IDF vectors; no sentence encoder is loaded");
+  return runtime_entry<Ike>("ike", "no change at all: similar edited facts are told in front of a prompt",
+                            "Zheng et al., Can We Edit Factual Knowledge by In-Context Learning?, EMNLP 2023", schema,
+                            make_ike_runtime, /*trains=*/false);
 }
 
 }  // namespace emend::editors

@@ -9,10 +9,7 @@
 //   O output width · I input width · R rank
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/registry.h>
-#include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/layer_choice.h>
 #include <emend/editors/steps/lora.h>
 #include <emend/editors/steps/optimiser.h>
@@ -33,40 +30,6 @@ struct LoraHparams {
   std::optional<double> norm_constraint;
   hparams::ModuleNames modules;
 };
-
-const hparams::Schema<LoraHparams>& lora_schema() {
-  using H = LoraHparams;
-  static const auto schema =
-      hparams::Schema<H>("lora")
-          .field("lora_type", &H::lora_type,
-                 {.meaning = "two factors, or three with a penalty that keeps the outer ones orthogonal",
-                  .one_of = {"lora", "adalora"}})
-          .field("rank", &H::rank, {.meaning = "rank of every adapter", .formula = "r", .min = 1, .aliases = {"r"}})
-          .field("lora_alpha", &H::lora_alpha,
-                 {.meaning = "scale of an adapter", .formula = "(alpha/r) B A", .above = 0})
-          .field("lora_dropout", &H::lora_dropout,
-                 {.meaning = "share of an adapter's inputs left out in training", .min = 0, .max = 0.99})
-          .field(
-              "target_modules", &H::target_modules,
-              {.meaning = "names of the linear layers, such as [q_proj, v_proj]; [all-linear] means every one; [] the "
-                          "query and value projections"})
-          .field("layers", &H::layers, {.meaning = "blocks that get adapters; [] means all", .min = 0})
-          .field("num_steps", &H::num_steps, {.meaning = "epochs over the facts", .min = 1})
-          .field("batch_size", &H::batch_size, {.meaning = "facts in one step", .min = 1})
-          .field("lr", &H::lr, {.meaning = "learning rate of Adam", .max = 1e30, .above = 0})
-          .field("weight_decay", &H::weight_decay, {.meaning = "Adam's weight decay; 0 disables it", .min = 0})
-          .field("stop_loss", &H::stop_loss,
-                 {.meaning = "loss below which training stops; 0 (as published) disables it", .min = 0})
-          .field("norm_constraint", &H::norm_constraint,
-                 {.meaning = "must be none: the published code reads it and limits nothing"})
-          .field("kl_factor", &H::kl_factor,
-                 {.meaning = "must be 0: the published code reads it and computes nothing with it", .min = 0})
-          .include(hparams::module_names_schema(), &H::modules)
-          .check("norm_constraint",
-                 [](const H& h) -> std::string { return h.norm_constraint ? "none: adapters have no box" : ""; })
-          .check("kl_factor", [](const H& h) -> std::string { return h.kl_factor == 0 ? "" : "0"; });
-  return schema;
-}
 
 // The three factors of AdaLoRA, put in place of the two that LoraAdapters attached (and takes away again).
 class OrthogonalAdapters {
@@ -142,18 +105,18 @@ class OrthogonalAdapters {
   std::vector<at::Generator> generators_;
 };
 
-class LoraEditor final : public Editor {
+class LoraEditor final : public NamedEditor {
  public:
-  explicit LoraEditor(LoraHparams hparams) : hparams_(std::move(hparams)), values_(lora_schema().dump(hparams_)) {}
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
+  LoraEditor(LoraHparams hparams, const RecipeInputs& in) : NamedEditor(in), hparams_(std::move(hparams)) {
+    require_layers(hparams_.layers, in.model, in.raw);
+  }
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 const EditContext& context) override {
     return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
       const auto deltas = trained(model, batch, context, result);
       EditTransaction transaction(model, context.transaction);
-      for (const auto& delta : deltas) write(delta, transaction, result);
+      for (const auto& delta : deltas) add_delta(delta, transaction, result);
       context.cancel.check("insert");
       transaction.commit();
     });
@@ -197,30 +160,43 @@ class LoraEditor final : public Editor {
     return orthogonal ? orthogonal->deltas(adapters.deltas()) : adapters.deltas();
   }
 
-  static void write(const WeightDelta& delta, EditTransaction& transaction, EditResult& result) {
-    const ApplyReport report = apply_delta(delta, transaction);
-    result.layers.push_back(figures_of_write(delta.layer, delta.weight, report));
-    result.deltas.push_back(delta);
-  }
-
-  std::string name_ = "lora";
   LoraHparams hparams_;
-  nlohmann::json values_;
 };
-
-std::unique_ptr<Editor> new_lora(const LoraHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                                 const Log&) {
-  require_layers(h.layers, model, raw);
-  return std::make_unique<LoraEditor>(h);
-}
 
 }  // namespace
 
 EditorInfo make_lora() {
-  EditorInfo info = editor_entry<LoraHparams>("lora", "low-rank adapters trained on the facts, then merged",
-                                              "Hu et al., LoRA, ICLR 2022; Zhang et al., AdaLoRA, "
-                                              "ICLR 2023",
-                                              lora_schema(), new_lora);
+  using H = LoraHparams;
+  static const auto schema =
+      hparams::Schema<H>("lora")
+          .field("lora_type", &H::lora_type,
+                 "two factors, or three with a penalty that keeps the outer ones orthogonal",
+                 {.one_of = {"lora", "adalora"}})
+          .field("rank", &H::rank, "rank of every adapter", {.formula = "r", .min = 1, .aliases = {"r"}})
+          .field("lora_alpha", &H::lora_alpha, "scale of an adapter", {.formula = "(alpha/r) B A", .above = 0})
+          .field("lora_dropout", &H::lora_dropout, "share of an adapter's inputs left out in training",
+                 {.min = 0, .max = 0.99})
+          .field("target_modules", &H::target_modules,
+                 "names of the linear layers, such as [q_proj, v_proj]; [all-linear] means every one; [] the "
+                 "query and value projections")
+          .field("layers", &H::layers, "blocks that get adapters; [] means all", {.min = 0})
+          .field("num_steps", &H::num_steps, "epochs over the facts", {.min = 1})
+          .field("batch_size", &H::batch_size, "facts in one step", {.min = 1})
+          .field("lr", &H::lr, "learning rate of Adam", {.max = 1e30, .above = 0})
+          .field("weight_decay", &H::weight_decay, "Adam's weight decay; 0 disables it", {.min = 0})
+          .field("stop_loss", &H::stop_loss, "loss below which training stops; 0 (as published) disables it",
+                 {.min = 0})
+          .field("norm_constraint", &H::norm_constraint, "must be none: the published code reads it and limits nothing")
+          .field("kl_factor", &H::kl_factor, "must be 0: the published code reads it and computes nothing with it",
+                 {.min = 0})
+          .include(hparams::module_names_schema(), &H::modules)
+          .check("norm_constraint", "none: adapters have no box", [](const H& h) { return !h.norm_constraint; })
+          .check("kl_factor", "0", [](const H& h) { return h.kl_factor == 0; });
+  EditorInfo info =
+      editor_entry("lora", "low-rank adapters trained on the facts, then merged",
+                   "Hu et al., LoRA, ICLR 2022; Zhang et al., AdaLoRA, "
+                   "ICLR 2023",
+                   schema, [](const H& h, const RecipeInputs& in) { return std::make_unique<LoraEditor>(h, in); });
   info.statistics = false;
   info.trains = true;
   return info;

@@ -13,7 +13,6 @@
 //   F key width · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/devices/route.h>
 #include <emend/editors/steps/locate.h>
 
 #include <algorithm>
@@ -25,32 +24,17 @@ struct LyapLockHparams : MemitHparams {
   double alpha = 60;
 };
 
-const hparams::Schema<LyapLockHparams>& lyaplock_schema() {
-  static const auto schema =
-      hparams::Schema<LyapLockHparams>("lyaplock")
-          .include(memit_hparams_schema())
-          .field("alpha", &LyapLockHparams::alpha,
-                 {.meaning = "how many times the first batch's damage to the corpus the batches may do on average",
-                  .formula = "q <- max(q + P/(alpha P_1) - 1, 1), P = tr((W - W0) C (W - W0)t)",
-                  .above = 0})
-          .check("rounds", one_round);
-  return schema;
-}
-
 // tr((W − W0) C (W − W0)ᵀ); without second moments ‖W − W0‖².
 double preservation_loss(const LayerProblem& problem) {
   if (!problem.original_DF.defined()) return 0;
   const at::NoGradGuard no_grad;
-  const auto here = [&](const at::Tensor& x) {
-    return devices::route_like(x, problem.keys_FN, devices::Purpose::kSolve).to(at::kDouble);
-  };
+  const auto here = [&](const at::Tensor& x) { return routed(x, problem.keys_FN, at::kDouble); };
   const at::Tensor change_DF = here(problem.weight_DF) - here(problem.original_DF);
   const at::Tensor weighed_DF = problem.moment ? change_DF.mm(here(problem.moment.cov_FF())) : change_DF;
   return (weighed_DF * change_DF).sum().item<double>();
 }
 
-// What a layer carries from batch to batch. The weights have not changed since the last one, so its loss is taken when
-// the next one begins.
+// What a layer carries from batch to batch. Weights stay in between: a batch's loss is taken when the next one begins.
 struct Queue {
   double base = 0;  // P_1; 0 until a batch has changed something
   double length = 1;
@@ -81,10 +65,18 @@ LocateRecipe lyaplock_recipe(const LyapLockHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_lyaplock() {
-  return locate_entry<LyapLockHparams>(
+  using H = LyapLockHparams;
+  static const auto schema =
+      hparams::Schema<H>("lyaplock")
+          .include(memit_hparams_schema())
+          .field("alpha", &H::alpha,
+                 "how many times the first batch's damage to the corpus the batches may do on average",
+                 {.formula = "q <- max(q + P/(alpha P_1) - 1, 1), P = tr((W - W0) C (W - W0)t)", .above = 0})
+          .check("rounds", one_round);
+  return locate_entry(
       "lyaplock", "many batches, with a queue that weighs the corpus once they have damaged it too much",
       "Wang et al., LyapLock: Bounded Knowledge Preservation in Sequential Large Language Model Editing, EMNLP 2025",
-      lyaplock_schema(), lyaplock_recipe);
+      schema, lyaplock_recipe);
 }
 
 }  // namespace emend::editors

@@ -9,11 +9,9 @@
 // facts come, as long as their keys differ.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/locate_parts.h>
-#include <emend/editors/packs/neural_store.h>
-#include <emend/editors/registry.h>
+#include <emend/editors/packs/stores.h>
 #include <emend/editors/steps/runtime_editor.h>
 
 #include <algorithm>
@@ -25,25 +23,11 @@ struct NeuralDbHparams : hparams::LocateHparams {
   double gamma = 0.6;
 };
 
-const hparams::Schema<NeuralDbHparams>& neuraldb_schema() {
-  static const auto schema =
-      hparams::Schema<NeuralDbHparams>("neuraldb")
-          .include(hparams::locate_schema())
-          .field("gamma", &NeuralDbHparams::gamma,
-                 {.meaning = "cosine of a token's key and a stored one above which the stored residual is added",
-                  .formula = "γ",
-                  .min = 0,
-                  .max = 1})
-          .check("layers", [](const NeuralDbHparams& h) -> std::string {
-            return h.layers.size() == 1 ? "" : "one layer: the store answers there";
-          });
-  return schema;
-}
-
 class NeuralDb final : public RuntimeEditor {
  public:
-  NeuralDb(NeuralDbHparams hparams, const models::Model& model)
-      : RuntimeEditor("neuraldb", "neuraldb", neuraldb_schema().dump(hparams), model), hparams_(std::move(hparams)) {}
+  NeuralDb(NeuralDbHparams hparams, const RecipeInputs& in) : RuntimeEditor(in), hparams_(std::move(hparams)) {
+    check_locate_hparams(hparams_, in.model, in.raw);
+  }
 
  protected:
   [[nodiscard]] RuntimePart learn(models::Model& model, std::span<const datasets::Fact> facts, const RenderedBatch&,
@@ -88,32 +72,22 @@ class NeuralDb final : public RuntimeEditor {
 };
 
 // The store beside a model. Tokens that resemble no key keep their bytes.
-class NeuralDbRuntime final : public RuntimeEdit {
- public:
-  NeuralDbRuntime(NeuralStore store, int layer) : store_(std::move(store)), layer_(layer) {}
-  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
-    const at::Tensor home = model.weight(model.edit_site(layer_).weight_name);
+std::unique_ptr<RuntimeEdit> make_neuraldb_runtime(const RuntimePart& part, const models::Model& model,
+                                                   const std::string& where) {
+  const models::EditSite site = detail::part_site(part, model, where);
+  return detail::hooked([site, store = NeuralStore::from(part, site, where)](const models::Model& to) {
+    const at::Tensor home = to.weight(site.weight_name);
     const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kDelta); };
-    const at::Tensor keys_EF = there(store_.keys_EF), residuals_ED = there(store_.residuals_ED);
     return detail::attach_answer(
-        model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer_,
-        [keys_EF, residuals_ED, gamma = store_.gamma](const at::Tensor& keys_NF, const at::Tensor& x) {
+        to, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, site.layer,
+        [keys_EF = there(store.keys_EF), residuals_ED = there(store.residuals_ED), gamma = store.gamma](
+            const at::Tensor& keys_NF, const at::Tensor& x) {
           const auto [entry_N, found_N] = find_in_store(keys_NF.to(keys_EF.scalar_type()), keys_EF, gamma);
           if (!found_N.any().item<bool>()) return at::Tensor();
           const at::Tensor added_ND = residuals_ED.index_select(0, entry_N).to(x.scalar_type());
           return at::where(found_N.unsqueeze(1), x + added_ND, x);
         });
-  }
-
- private:
-  NeuralStore store_;
-  int layer_;
-};
-
-std::unique_ptr<RuntimeEdit> make_neuraldb_runtime(const RuntimePart& part, const models::Model& model,
-                                                   const std::string& where) {
-  const models::EditSite site = detail::part_site(part, model, where);
-  return std::make_unique<NeuralDbRuntime>(NeuralStore::from(part, site, where), site.layer);
+  });
 }
 
 }  // namespace
@@ -177,18 +151,18 @@ std::pair<at::Tensor, at::Tensor> find_in_store(const at::Tensor& query_NF, cons
 }
 
 EditorInfo make_neuraldb() {
-  EditorInfo info = editor_entry<NeuralDbHparams>(
+  using H = NeuralDbHparams;
+  static const auto schema =
+      hparams::Schema<H>("neuraldb")
+          .include(hparams::locate_schema())
+          .field("gamma", &H::gamma,
+                 "cosine of a token's key and a stored one above which the stored residual is added",
+                 {.formula = "γ", .min = 0, .max = 1})
+          .check("layers", "one layer: the store answers there", [](const H& h) { return h.layers.size() == 1; });
+  return runtime_entry<NeuralDb>(
       "neuraldb", "keys and residuals in a store beside the weights, added where a key resembles one",
-      "Fei et al., Scaling Knowledge Editing in LLMs to 100,000 Facts with Neural KV Database, ICLR 2026",
-      neuraldb_schema(),
-      [](const NeuralDbHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
-        check_locate_hparams(h, model, raw);
-        return std::make_unique<NeuralDb>(h, model);
-      });
-  info.statistics = info.changes_weights = false;
-  info.trains = true;
-  info.runtime = {"neuraldb", 1, make_neuraldb_runtime};
-  return info;
+      "Fei et al., Scaling Knowledge Editing in LLMs to 100,000 Facts with Neural KV Database, ICLR 2026", schema,
+      make_neuraldb_runtime);
 }
 
 }  // namespace emend::editors

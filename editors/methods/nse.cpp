@@ -21,26 +21,6 @@ struct NseHparams : MemitHparams {
   double neuron_threshold = 1;
 };
 
-const hparams::Schema<NseHparams>& nse_schema() {
-  static const auto schema =
-      hparams::Schema<NseHparams>("nse")
-          .include(memit_hparams_schema())
-          .field("alpha", &NseHparams::alpha,
-                 {.meaning = "facts with a residual of at most this size count as written", .min = 0})
-          .field("upper_bound", &NseHparams::upper_bound,
-                 {.meaning = "facts with a residual of at least this size are not written", .above = 0})
-          .field("max_iterations", &NseHparams::max_iterations,
-                 {.meaning = "passes over the layers; the last one only measures", .min = 2})
-          .field("neuron_threshold", &NseHparams::neuron_threshold,
-                 {.meaning = "share of the keys' size that the written neurons hold; 1 writes all",
-                  .formula = "largest Σ|k| first, while their sum ≤ threshold · the whole",
-                  .max = 1,
-                  .above = 0})
-          .check("upper_bound",
-                 [](const NseHparams& h) -> std::string { return h.upper_bound > h.alpha ? "" : "more than alpha"; });
-  return schema;
-}
-
 // Indices of the neurons to write, ascending; undefined for all of them.
 at::Tensor influential(const at::Tensor& keys_FN, double share) {
   if (share >= 1) return {};
@@ -81,9 +61,21 @@ LocateRecipe nse_recipe(const NseHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_nse() {
-  return locate_entry<NseHparams>("nse", "many batches, in passes, into the neurons that the facts use most",
-                                  "Jiang et al., Neuron-Level Sequential Editing for Large Language Models, 2024",
-                                  nse_schema(), nse_recipe);
+  using H = NseHparams;
+  static const auto schema =
+      hparams::Schema<H>("nse")
+          .include(memit_hparams_schema())
+          .field("alpha", &H::alpha, "facts with a residual of at most this size count as written", {.min = 0})
+          .field("upper_bound", &H::upper_bound, "facts with a residual of at least this size are not written",
+                 {.above = 0})
+          .field("max_iterations", &H::max_iterations, "passes over the layers; the last one only measures", {.min = 2})
+          .field("neuron_threshold", &H::neuron_threshold,
+                 "share of the keys' size that the written neurons hold; 1 writes all",
+                 {.formula = "largest Σ|k| first, while their sum ≤ threshold · the whole", .max = 1, .above = 0})
+          .check("upper_bound", "more than alpha", [](const H& h) { return h.upper_bound > h.alpha; });
+  return locate_entry("nse", "many batches, in passes, into the neurons that the facts use most",
+                      "Jiang et al., Neuron-Level Sequential Editing for Large Language Models, 2024", schema,
+                      nse_recipe);
 }
 
 }  // namespace emend::editors

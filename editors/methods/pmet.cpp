@@ -8,7 +8,6 @@
 //      go).
 //
 // Only the MLP's matrix is written; the attention's target is left, as in all published settings.
-#include <emend/core/error.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
@@ -21,19 +20,7 @@ struct PmetHparams : MemitHparams {
   std::vector<std::string> rewrite_module_tmps;
 };
 
-const hparams::Schema<PmetHparams>& pmet_schema() {
-  static const auto schema =
-      hparams::Schema<PmetHparams>("pmet")
-          .include(memit_hparams_schema())
-          .field("nll_loss_factor", &PmetHparams::nll_loss_factor,
-                 {.meaning = "weight of the target's likelihood in the loss", .min = 0})
-          .field("rewrite_module_tmps", &PmetHparams::rewrite_module_tmps,
-                 {.meaning = "paths of the rewritten matrices; the MLP's output matrix is the one that can be"});
-  return schema;
-}
-
-// The reference can be told to write the attention's matrix too; nobody publishes settings that do, and its keys have
-// no statistics here.
+// The reference can write the attention's matrix too; no published settings do, and its keys have no statistics here.
 void check_rewritten(const PmetHparams& h, const hparams::RawHparams& raw, const models::Model& model) {
   if (h.rewrite_module_tmps.size() > 1)
     throw Error(ErrorClass::kUnsupported,
@@ -57,9 +44,15 @@ LocateRecipe pmet_recipe(const PmetHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_pmet() {
-  return locate_entry<PmetHparams>("pmet", "many facts at once; attention and MLP optimised together, the MLP written",
-                                   "Li et al., PMET: Precise Model Editing in a Transformer, AAAI 2024", pmet_schema(),
-                                   pmet_recipe);
+  using H = PmetHparams;
+  static const auto schema =
+      hparams::Schema<H>("pmet")
+          .include(memit_hparams_schema())
+          .field("nll_loss_factor", &H::nll_loss_factor, "weight of the target's likelihood in the loss", {.min = 0})
+          .field("rewrite_module_tmps", &H::rewrite_module_tmps,
+                 "paths of the rewritten matrices; the MLP's output matrix is the one that can be");
+  return locate_entry("pmet", "many facts at once; attention and MLP optimised together, the MLP written",
+                      "Li et al., PMET: Precise Model Editing in a Transformer, AAAI 2024", schema, pmet_recipe);
 }
 
 }  // namespace emend::editors

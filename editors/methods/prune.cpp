@@ -20,18 +20,6 @@ struct PruneHparams : MemitHparams {
   bool history = false;
 };
 
-const hparams::Schema<PruneHparams>& prune_schema() {
-  static const auto schema =
-      hparams::Schema<PruneHparams>("prune")
-          .include(memit_hparams_schema())
-          .field("restraint_base", &PruneHparams::restraint_base,
-                 {.meaning = "base of the logarithm that shortens large singular values; a larger one shortens more",
-                  .formula = "α in F(σ) = log_α σ − log_α s + s for σ > s = σmax(W)",
-                  .above = 1})
-          .field("history", &PruneHparams::history, history_field());
-  return schema;
-}
-
 std::optional<LayerUpdate> restrain(const models::EditSite& site, const at::Tensor& original_DF,
                                     const at::Tensor& change_DF, double base) {
   const double limit = at::linalg_svdvals(original_DF).max().item<double>();
@@ -59,9 +47,17 @@ LocateRecipe prune_recipe(const PruneHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_prune() {
-  return locate_entry<PruneHparams>(
-      "prune", "MEMIT in many batches; at the end the singular values of the whole change are restrained",
-      "Ma et al., Perturbation-Restrained Sequential Model Editing, ICLR 2025", prune_schema(), prune_recipe);
+  using H = PruneHparams;
+  static const auto schema =
+      hparams::Schema<H>("prune")
+          .include(memit_hparams_schema())
+          .field("restraint_base", &H::restraint_base,
+                 "base of the logarithm that shortens large singular values; a larger one shortens more",
+                 {.formula = "α in F(σ) = log_α σ − log_α s + s for σ > s = σmax(W)", .above = 1})
+          .field("history", &H::history, history_field());
+  return locate_entry("prune",
+                      "MEMIT in many batches; at the end the singular values of the whole change are restrained",
+                      "Ma et al., Perturbation-Restrained Sequential Model Editing, ICLR 2025", schema, prune_recipe);
 }
 
 }  // namespace emend::editors

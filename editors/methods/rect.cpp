@@ -20,19 +20,6 @@ struct RectHparams : MemitHparams {
   bool history = false;
 };
 
-const hparams::Schema<RectHparams>& rect_schema() {
-  static const auto schema = hparams::Schema<RectHparams>("rect")
-                                 .include(memit_hparams_schema())
-                                 .field("k_percent", &RectHparams::k_percent,
-                                        {.meaning = "share of the entries that are written, in percent",
-                                         .formula = "the k % with the largest |ΔW / (W + 1e-8)|",
-                                         .max = 100,
-                                         .above = 0})
-                                 .field("history", &RectHparams::history, history_field())
-                                 .check("rounds", one_round);
-  return schema;
-}
-
 WeightDelta largest_changes(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF,
                             double k_percent) {
   const at::Tensor delta_DF = solved.matrix();
@@ -56,11 +43,19 @@ LocateRecipe rect_recipe(const RectHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_rect() {
-  return locate_entry<RectHparams>(
+  using H = RectHparams;
+  static const auto schema =
+      hparams::Schema<H>("rect")
+          .include(memit_hparams_schema())
+          .field("k_percent", &H::k_percent, "share of the entries that are written, in percent",
+                 {.formula = "the k % with the largest |ΔW / (W + 1e-8)|", .max = 100, .above = 0})
+          .field("history", &H::history, history_field())
+          .check("rounds", one_round);
+  return locate_entry(
       "rect", "MEMIT, of whose change only the entries with the largest relative size are written",
       "Gu et al., Model Editing Harms General Abilities of Large Language Models: Regularization to the Rescue, EMNLP "
       "2024",
-      rect_schema(), rect_recipe);
+      schema, rect_recipe);
 }
 
 }  // namespace emend::editors

@@ -21,23 +21,6 @@ struct RlsHparams : MemitHparams {
   double mu_reg = 1;
 };
 
-const hparams::Schema<RlsHparams>& rls_schema() {
-  static const auto schema =
-      hparams::Schema<RlsHparams>("rlsedit")
-          .include(memit_hparams_schema())
-          .field("lambda_reg", &RlsHparams::lambda_reg,
-                 {.meaning = "weight of the distance from the unedited weight", .formula = "λ² ‖W − W0‖²", .min = 0})
-          .field("mu_reg", &RlsHparams::mu_reg,
-                 {.meaning = "weight of what the unedited weight does with the corpus, times mom2_update_weight",
-                  .formula = "μ² · w · tr((W − W0) C (W − W0)ᵀ)",
-                  .above = 0})
-          .unused("nullspace_threshold", "belongs to AlphaEdit")
-          .unused("L2", "belongs to AlphaEdit")
-          .unused("weight_reg", "read by no code of the reference")
-          .unused("solve_method", "a Cholesky factorisation in every case");
-  return schema;
-}
-
 LocateRecipe rls_recipe(const RlsHparams& h, const RecipeInputs& in) {
   LocateRecipe recipe = shared_recipe(h, in);
   recipe.remembers_keys = recipe.keys_as_written = true;
@@ -51,11 +34,24 @@ LocateRecipe rls_recipe(const RlsHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_rlsedit() {
-  return locate_entry<RlsHparams>(
+  using H = RlsHparams;
+  static const auto schema =
+      hparams::Schema<H>("rlsedit")
+          .include(memit_hparams_schema())
+          .field("lambda_reg", &H::lambda_reg, "weight of the distance from the unedited weight",
+                 {.formula = "λ² ‖W − W0‖²", .min = 0})
+          .field("mu_reg", &H::mu_reg,
+                 "weight of what the unedited weight does with the corpus, times mom2_update_weight",
+                 {.formula = "μ² · w · tr((W − W0) C (W − W0)ᵀ)", .above = 0})
+          .unused("nullspace_threshold", "belongs to AlphaEdit")
+          .unused("L2", "belongs to AlphaEdit")
+          .unused("weight_reg", "read by no code of the reference")
+          .unused("solve_method", "a Cholesky factorisation in every case");
+  return locate_entry(
       "rlsedit", "many batches as one least-squares problem, anchored to the unedited weights",
       "Wang et al., Beyond Hard Writes and Rigid Preservation: Soft Recursive Least-Squares for Lifelong LLM Editing, "
       "2026",
-      rls_schema(), rls_recipe);
+      schema, rls_recipe);
 }
 
 }  // namespace emend::editors

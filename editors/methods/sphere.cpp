@@ -18,24 +18,6 @@ struct SphereHparams : NullSpaceHparams {
   double suppression_strength = 0.5;
 };
 
-const hparams::Schema<SphereHparams>& sphere_schema() {
-  static const auto schema =
-      hparams::Schema<SphereHparams>("sphere")
-          .include(null_space_schema())
-          .field("cumulative_ratio", &SphereHparams::cumulative_ratio,
-                 {.meaning = "share of the rows' spread that the principal directions hold; 0 disables the step",
-                  .formula = "η",
-                  .min = 0,
-                  .max = 1})
-          .field("suppression_strength", &SphereHparams::suppression_strength,
-                 {.meaning = "how much of the change along them is taken away; 0 disables the step",
-                  .formula = "α in ΔW(I − α U Uᵀ)",
-                  .min = 0,
-                  .max = 1})
-          .check("rounds", one_round);
-  return schema;
-}
-
 WeightDelta weakened(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF, double ratio,
                      double strength) {
   const at::Tensor right_FR = solved.right_FR.to(at::kDouble);
@@ -62,10 +44,20 @@ LocateRecipe sphere_recipe(const SphereHparams& h, const RecipeInputs& in) {
 }  // namespace
 
 EditorInfo make_sphere() {
-  return locate_entry<SphereHparams>(
-      "sphere", "AlphaEdit, weakened along the principal directions of the weight's rows",
-      "Liu et al., Energy-Regularized Sequential Model Editing on Hyperspheres, ICLR 2026", sphere_schema(),
-      sphere_recipe);
+  using H = SphereHparams;
+  static const auto schema =
+      hparams::Schema<H>("sphere")
+          .include(null_space_schema())
+          .field("cumulative_ratio", &H::cumulative_ratio,
+                 "share of the rows' spread that the principal directions hold; 0 disables the step",
+                 {.formula = "η", .min = 0, .max = 1})
+          .field("suppression_strength", &H::suppression_strength,
+                 "how much of the change along them is taken away; 0 disables the step",
+                 {.formula = "α in ΔW(I − α U Uᵀ)", .min = 0, .max = 1})
+          .check("rounds", one_round);
+  return locate_entry("sphere", "AlphaEdit, weakened along the principal directions of the weight's rows",
+                      "Liu et al., Energy-Regularized Sequential Model Editing on Hyperspheres, ICLR 2026", schema,
+                      sphere_recipe);
 }
 
 }  // namespace emend::editors

@@ -12,14 +12,8 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
-#include <emend/editors/registry.h>
-#include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/layer_choice.h>
-#include <emend/editors/steps/learning_pass.h>
-#include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/training_loop.h>
-
-#include <limits>
 
 namespace emend::editors {
 namespace {
@@ -32,30 +26,6 @@ struct UltraEditHparams : LayerChoice {
   int64_t batch_size_once = 10;
   double dropout = 0;
 };
-
-const hparams::Schema<UltraEditHparams>& ultraedit_schema() {
-  using H = UltraEditHparams;
-  static const auto schema =
-      hparams::Schema<H>("ultraedit")
-          .include(layer_choice_schema())
-          .field("lr", &H::lr, {.meaning = "size of the change", .formula = "V = -lr |k|^2 g", .above = 0})
-          .field("ridge", &H::ridge,
-                 {.meaning = "weight of leaving other keys alone", .formula = "KTK + ridge I", .above = 0})
-          .field("token", &H::token,
-                 {.meaning = "tokens that are used: every one, or those where the target is predicted",
-                  .one_of = {"mask", "ans"}})
-          .field("batch_size", &H::batch_size, {.meaning = "facts in one turn", .min = 1})
-          .field("batch_size_once", &H::batch_size_once,
-                 {.meaning = "facts in one forward and backward pass; the loss is the mean over their targets' tokens",
-                  .min = 1})
-          .field("dropout", &H::dropout,
-                 {.meaning = "must be 0: the published code reads it and drops nothing", .min = 0})
-          .unused("editor_batch_size", "it only bounds memory in the published code; turns are small here")
-          .unused("alg", "the editor is chosen elsewhere")
-          .unused("no_grad_layers", "gradients are computed for the chosen layers alone")
-          .check("dropout", [](const H& h) -> std::string { return h.dropout == 0 ? "" : "0"; });
-  return schema;
-}
 
 // Running mean and variance of rows, as the published code sums them (each turn's variance with n−1), in float64.
 struct RunningMoments {
@@ -159,27 +129,21 @@ class UltraEditTurn {
     const at::Tensor k_hat = normal_NS.narrow(1, 0, site.in_features),
                      g_hat = normal_NS.narrow(1, site.in_features, site.out_features);
     const at::Tensor value_ND = k_hat.square().sum(1, true) * g_hat * -hparams_.lr;
-    WeightDelta delta = solve(site, keys_NF, value_ND);
-    const ApplyReport report = apply_delta(delta, transaction);
+    const WeightDelta delta = solve(site, keys_NF, value_ND);
+    LayerFigures& figures = add_delta(delta, transaction, result_);
     const std::string name = "layer." + std::to_string(site.layer) + ".";
     record(context_, name + "keys", keys_NF.t());
     record(context_, name + "values", value_ND.t());
     if (context_.trace) record(context_, name + "update", delta.matrix());
-    LayerFigures figures = figures_of_write(site.layer, site.weight_name, report);
     figures.key_norm = keys_NF.norm(2, 1).mean().item<double>();
     figures.solver = keys_NF.size(0) < site.in_features ? "push-through" : "dense";
-    result_.layers.push_back(std::move(figures));
-    result_.deltas.push_back(std::move(delta));
   }
 
   // (KᵀK + ridge·I)⁻¹KᵀV = Kᵀ(KKᵀ + ridge·I)⁻¹V: the smaller of the two systems is solved.
   [[nodiscard]] WeightDelta solve(const models::EditSite& site, const at::Tensor& keys_NF,
                                   const at::Tensor& value_ND) const {
     const at::Tensor home = solve_home(model_, site);
-    const auto at_home = [&](const at::Tensor& x) {
-      return devices::route_like(x, home, devices::Purpose::kSolve).to(context_.solve_dtype);
-    };
-    const at::Tensor K = at_home(keys_NF), V = at_home(value_ND);
+    const at::Tensor K = routed(keys_NF, home, context_.solve_dtype), V = routed(value_ND, home, context_.solve_dtype);
     const bool few = K.size(0) < K.size(1);
     at::Tensor system = few ? K.mm(K.t()) : K.t().mm(K);
     system.diagonal().add_(hparams_.ridge);
@@ -209,12 +173,10 @@ class UltraEditTurn {
   std::vector<std::vector<at::Tensor>> keys_, grads_;  // [layer][pass]
 };
 
-class UltraEdit final : public Editor {
+class UltraEdit final : public NamedEditor {
  public:
-  UltraEdit(UltraEditHparams hparams, std::vector<int> layers)
-      : hparams_(std::move(hparams)), layers_(std::move(layers)), values_(ultraedit_schema().dump(hparams_)) {}
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
+  UltraEdit(UltraEditHparams hparams, const RecipeInputs& in)
+      : NamedEditor(in), hparams_(std::move(hparams)), layers_(chosen_layers(hparams_, in.model, in.raw)) {}
 
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 const EditContext& context) override {
@@ -224,9 +186,7 @@ class UltraEdit final : public Editor {
       const auto turn = static_cast<size_t>(hparams_.batch_size);
       for (size_t begin = 0; begin < batch.rendered.size(); begin += turn) {
         const size_t end = std::min(batch.rendered.size(), begin + turn);
-        if (context.progress)
-          context.progress({"edit", static_cast<double>(begin), static_cast<double>(batch.rendered.size()),
-                            batch.rendered[begin].where});
+        context.report("edit", begin, batch.rendered.size(), batch.rendered[begin].where);
         UltraEditTurn(hparams_, layers_, model, context, memory, result).run(batch, begin, end, transaction);
       }
       context.cancel.check("edit");
@@ -269,23 +229,34 @@ class UltraEdit final : public Editor {
     }
   }
 
-  std::string name_ = "ultraedit";
   UltraEditHparams hparams_;
   std::vector<int> layers_;
-  nlohmann::json values_;
   Memory memory_;
 };
 
 }  // namespace
 
 EditorInfo make_ultraedit() {
-  EditorInfo info = editor_entry<UltraEditHparams>(
+  using H = UltraEditHparams;
+  static const auto schema =
+      hparams::Schema<H>("ultraedit")
+          .include(layer_choice_schema())
+          .field("lr", &H::lr, "size of the change", {.formula = "V = -lr |k|^2 g", .above = 0})
+          .field("ridge", &H::ridge, "weight of leaving other keys alone", {.formula = "KTK + ridge I", .above = 0})
+          .field("token", &H::token, "tokens that are used: every one, or those where the target is predicted",
+                 {.one_of = {"mask", "ans"}})
+          .field("batch_size", &H::batch_size, "facts in one turn", {.min = 1})
+          .field("batch_size_once", &H::batch_size_once,
+                 "facts in one forward and backward pass; the loss is the mean over their targets' tokens", {.min = 1})
+          .field("dropout", &H::dropout, "must be 0: the published code reads it and drops nothing", {.min = 0})
+          .unused("editor_batch_size", "it only bounds memory in the published code; turns are small here")
+          .unused("alg", "the editor is chosen elsewhere")
+          .unused("no_grad_layers", "gradients are computed for the chosen layers alone")
+          .check("dropout", "0", [](const H& h) { return h.dropout == 0; });
+  EditorInfo info = editor_entry(
       "ultraedit", "thousands of facts in turns, one pass a fact, no targets and no statistics",
-      "Gu et al., UltraEdit: Training-, Subject-, and Memory-Free Lifelong Editing in Language Models, 2025",
-      ultraedit_schema(),
-      [](const UltraEditHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
-        return std::make_unique<UltraEdit>(h, chosen_layers(h, model, raw));
-      });
+      "Gu et al., UltraEdit: Training-, Subject-, and Memory-Free Lifelong Editing in Language Models, 2025", schema,
+      [](const H& h, const RecipeInputs& in) { return std::make_unique<UltraEdit>(h, in); });
   info.statistics = false;
   info.trains = true;
   return info;

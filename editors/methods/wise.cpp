@@ -16,9 +16,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
-#include <emend/editors/packs/wise_memory.h>
-#include <emend/editors/registry.h>
-#include <emend/editors/steps/keys.h>
+#include <emend/editors/packs/stores.h>
 #include <emend/editors/steps/layer_choice.h>
 #include <emend/editors/steps/runtime_editor.h>
 #include <emend/editors/steps/training_loop.h>
@@ -39,49 +37,7 @@ struct WiseHparams : LayerChoice {
                                           "The results of the study show that", "You can cook rice by"};
 };
 
-const hparams::Schema<WiseHparams>& wise_schema() {
-  using H = WiseHparams;
-  static const auto schema =
-      hparams::Schema<H>("wise")
-          .include(layer_choice_schema())
-          .field("mask_ratio", &H::mask_ratio,
-                 {.meaning = "share of a memory's entries that may move", .max = 1, .above = 0})
-          .field("edit_lr", &H::edit_lr, {.meaning = "learning rate of gradient descent", .max = 1e30, .above = 0})
-          .field("n_iter", &H::n_iter, {.meaning = "most steps for one memory", .min = 1})
-          .field("norm_constraint", &H::norm_constraint,
-                 {.meaning = "largest change of any entry; none disables it", .above = 0})
-          .field(
-              "act_margin", &H::act_margin,
-              {.meaning = "alpha, beta, gamma: how little the memory may change other tokens, how much it must change "
-                          "the facts', and how far apart they must be",
-               .min = 0,
-               .min_items = 3})
-          .field("act_ratio", &H::act_ratio,
-                 {.meaning = "threshold in units of the smallest change at a fact", .above = 0})
-          .field("save_freq", &H::save_freq, {.meaning = "facts of one memory", .min = 1})
-          .field("merge_freq", &H::merge_freq, {.meaning = "facts after which their memories become one", .min = 1})
-          .field("merge_alg", &H::merge_alg, {.meaning = "how memories are merged", .one_of = {"ties", "linear"}})
-          .field("densities", &H::densities,
-                 {.meaning = "share of the largest entries that ties keeps", .max = 1, .above = 0})
-          .field("weights", &H::weights, {.meaning = "weight of the memories together in a merge", .above = 0})
-          .field("retrieve", &H::retrieve,
-                 {.meaning = "several memories, of which each token takes one; false: one alone"})
-          .field("replay", &H::replay, {.meaning = "must be false: earlier facts are not trained on again"})
-          .field("objective_optimization", &H::objective_optimization,
-                 {.meaning = "which tokens are learnt: the target's", .one_of = {"only_label"}})
-          .field("stop_loss", &H::stop_loss, {.meaning = "mean loss at which training of a memory stops", .min = 0})
-          .field("loc_prompts", &H::loc_prompts, {.meaning = "sentences that no memory may answer"})
-          .check("replay", [](const H& h) -> std::string { return h.replay ? "false" : ""; })
-          .check("act_margin",
-                 [](const H& h) -> std::string { return h.act_margin.size() == 3 ? "" : "three numbers"; })
-          .check("merge_freq", [](const H& h) -> std::string {
-            return h.merge_freq % h.save_freq == 0 ? "" : "a multiple of save_freq";
-          });
-  return schema;
-}
-
-// TIES (Yadav et al., 2023): keep the largest entries of each, agree on a sign, average those that have it. Linear:
-// sum.
+// TIES (Yadav et al., 2023): keep the largest entries of each, agree on a sign, average what has it. Linear: sum.
 at::Tensor merged(const std::vector<WiseMemory>& memories, const WiseHparams& h) {
   std::vector<at::Tensor> parts;
   for (const auto& memory : memories) {
@@ -189,10 +145,8 @@ class WiseTraining {
     const auto facts = static_cast<int64_t>(batch_->rendered.size());
     routed_N = devices::route_like(routed_tokens(), home_, devices::Purpose::kInput);
     const TrainingSteps steps = {.rows = [&](int64_t, int64_t) { return rows(); },
-                                 .prepare = {},
                                  .leaves = [&] { return std::vector<at::Tensor>{delta_DF_}; },
-                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0)); },
-                                 .finish = {}};
+                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0)); }};
     const TrainingRecord record = train(model_, facts, {h_.n_iter, facts, h_.stop_loss, site_.layer}, steps, context_);
     note_outcomes(result, model_, *batch_, record, h_.stop_loss);
   }
@@ -233,10 +187,8 @@ class WiseTraining {
 
 class Wise final : public RuntimeEditor {
  public:
-  Wise(WiseHparams hparams, int layer, const models::Model& model)
-      : RuntimeEditor("wise", "wise", wise_schema().dump(hparams), model),
-        hparams_(std::move(hparams)),
-        layer_(layer) {}
+  Wise(WiseHparams hparams, const RecipeInputs& in)
+      : RuntimeEditor(in), hparams_(std::move(hparams)), layer_(chosen_layer(hparams_, in.model, in.raw)) {}
 
  protected:
   [[nodiscard]] RuntimePart learn(models::Model& model, std::span<const datasets::Fact>, const RenderedBatch& batch,
@@ -288,52 +240,45 @@ class Wise final : public RuntimeEditor {
 };
 
 // WISE beside a model: each token asks every side memory how much it would change the layer's output. The one that
-// would change it most, if that is more than its threshold, is added; other tokens keep the main memory's output, byte
-// for byte.
-class WiseRuntime final : public RuntimeEdit {
- public:
-  WiseRuntime(std::vector<WiseMemory> memories, int layer) : memories_(std::move(memories)), layer_(layer) {}
-
-  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
-    if (memories_.empty()) return {};
-    const at::Tensor home = model.weight(model.edit_site(layer_).weight_name);
-    std::vector<at::Tensor> deltas_DF;
-    std::vector<double> thresholds;
-    for (const auto& memory : memories_) {
-      deltas_DF.push_back(devices::route_like(memory.delta_DF, home, devices::Purpose::kDelta));
-      thresholds.push_back(memory.threshold);
-    }
-    const at::Tensor threshold_M1 =
-        devices::route_like(at::tensor(thresholds, at::kDouble).to(at::kFloat), home, devices::Purpose::kDelta)
-            .unsqueeze(1);
-    return detail::attach_answer(
-        model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, layer_,
-        [=](const at::Tensor& keys, const at::Tensor& x) {
-          const at::NoGradGuard no_grad;
-          const at::Tensor keys_NF = keys.to(at::kFloat);
-          std::vector<at::Tensor> change_MND;
-          for (const auto& delta_DF : deltas_DF) change_MND.push_back(keys_NF.mm(delta_DF.t()));
-          const at::Tensor all_MND = at::stack(change_MND);
-          at::Tensor activation_MN = all_MND.norm(2, 2);
-          activation_MN = at::where(activation_MN > threshold_M1, activation_MN, at::zeros_like(activation_MN));
-          const auto [strongest_N, which_N] = activation_MN.max(0);
-          const at::Tensor routed_N = strongest_N > 0;
-          if (!routed_N.any().item<bool>()) return at::Tensor();
-          const at::Tensor index_1ND = which_N.view({1, -1, 1}).expand({1, all_MND.size(1), all_MND.size(2)});
-          const at::Tensor added_ND = all_MND.gather(0, index_1ND).squeeze(0);
-          return at::where(routed_N.unsqueeze(1), (x.to(at::kFloat) + added_ND).to(x.scalar_type()), x);
-        });
+// would change it most, if more than its threshold, is added; others keep the main memory's output, byte for byte.
+std::vector<hooks::HookHandle> attach_memories(const models::Model& model, const models::EditSite& site,
+                                               const std::vector<WiseMemory>& memories) {
+  if (memories.empty()) return {};
+  const at::Tensor home = model.weight(site.weight_name);
+  std::vector<at::Tensor> deltas_DF;
+  std::vector<double> thresholds;
+  for (const auto& memory : memories) {
+    deltas_DF.push_back(devices::route_like(memory.delta_DF, home, devices::Purpose::kDelta));
+    thresholds.push_back(memory.threshold);
   }
-
- private:
-  std::vector<WiseMemory> memories_;
-  int layer_;
-};
+  const at::Tensor threshold_M1 =
+      devices::route_like(at::tensor(thresholds, at::kDouble).to(at::kFloat), home, devices::Purpose::kDelta)
+          .unsqueeze(1);
+  return detail::attach_answer(
+      model, hooks::Site::kMlpDownIn, hooks::Site::kMlpDownOut, site.layer,
+      [=](const at::Tensor& keys, const at::Tensor& x) {
+        const at::NoGradGuard no_grad;
+        const at::Tensor keys_NF = keys.to(at::kFloat);
+        std::vector<at::Tensor> change_MND;
+        for (const auto& delta_DF : deltas_DF) change_MND.push_back(keys_NF.mm(delta_DF.t()));
+        const at::Tensor all_MND = at::stack(change_MND);
+        at::Tensor activation_MN = all_MND.norm(2, 2);
+        activation_MN = at::where(activation_MN > threshold_M1, activation_MN, at::zeros_like(activation_MN));
+        const auto [strongest_N, which_N] = activation_MN.max(0);
+        const at::Tensor routed_N = strongest_N > 0;
+        if (!routed_N.any().item<bool>()) return at::Tensor();
+        const at::Tensor index_1ND = which_N.view({1, -1, 1}).expand({1, all_MND.size(1), all_MND.size(2)});
+        const at::Tensor added_ND = all_MND.gather(0, index_1ND).squeeze(0);
+        return at::where(routed_N.unsqueeze(1), (x.to(at::kFloat) + added_ND).to(x.scalar_type()), x);
+      });
+}
 
 std::unique_ptr<RuntimeEdit> make_wise_runtime(const RuntimePart& part, const models::Model& model,
                                                const std::string& where) {
   const models::EditSite site = detail::part_site(part, model, where);
-  return std::make_unique<WiseRuntime>(wise_memories(part, site, where), site.layer);
+  return detail::hooked([site, memories = wise_memories(part, site, where)](const models::Model& to) {
+    return attach_memories(to, site, memories);
+  });
 }
 
 }  // namespace
@@ -365,17 +310,38 @@ std::vector<WiseMemory> wise_memories(const RuntimePart& part, const models::Edi
 }
 
 EditorInfo make_wise() {
-  EditorInfo info = editor_entry<WiseHparams>(
+  using H = WiseHparams;
+  static const auto schema =
+      hparams::Schema<H>("wise")
+          .include(layer_choice_schema())
+          .field("mask_ratio", &H::mask_ratio, "share of a memory's entries that may move", {.max = 1, .above = 0})
+          .field("edit_lr", &H::edit_lr, "learning rate of gradient descent", {.max = 1e30, .above = 0})
+          .field("n_iter", &H::n_iter, "most steps for one memory", {.min = 1})
+          .field("norm_constraint", &H::norm_constraint, "largest change of any entry; none disables it", {.above = 0})
+          .field("act_margin", &H::act_margin,
+                 "alpha, beta, gamma: how little the memory may change other tokens, how much it must change "
+                 "the facts', and how far apart they must be",
+                 {.min = 0, .min_items = 3})
+          .field("act_ratio", &H::act_ratio, "threshold in units of the smallest change at a fact", {.above = 0})
+          .field("save_freq", &H::save_freq, "facts of one memory", {.min = 1})
+          .field("merge_freq", &H::merge_freq, "facts after which their memories become one", {.min = 1})
+          .field("merge_alg", &H::merge_alg, "how memories are merged", {.one_of = {"ties", "linear"}})
+          .field("densities", &H::densities, "share of the largest entries that ties keeps", {.max = 1, .above = 0})
+          .field("weights", &H::weights, "weight of the memories together in a merge", {.above = 0})
+          .field("retrieve", &H::retrieve, "several memories, of which each token takes one; false: one alone")
+          .field("replay", &H::replay, "must be false: earlier facts are not trained on again")
+          .field("objective_optimization", &H::objective_optimization, "which tokens are learnt: the target's",
+                 {.one_of = {"only_label"}})
+          .field("stop_loss", &H::stop_loss, "mean loss at which training of a memory stops", {.min = 0})
+          .field("loc_prompts", &H::loc_prompts, "sentences that no memory may answer")
+          .check("replay", "false", [](const H& h) { return !h.replay; })
+          .check("act_margin", "three numbers", [](const H& h) { return h.act_margin.size() == 3; })
+          .check("merge_freq", "a multiple of save_freq", [](const H& h) { return h.merge_freq % h.save_freq == 0; });
+  return runtime_entry<Wise>(
       "wise", "side memories beside the weights, entered by activation",
       "Wang et al., WISE: Rethinking the Knowledge Memory for Lifelong Model Editing of Large Language Models, "
       "NeurIPS 2024",
-      wise_schema(), [](const WiseHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
-        return std::make_unique<Wise>(h, chosen_layer(h, model, raw), model);
-      });
-  info.statistics = info.changes_weights = false;
-  info.trains = true;
-  info.runtime = {"wise", 1, make_wise_runtime};
-  return info;
+      schema, make_wise_runtime);
 }
 
 }  // namespace emend::editors

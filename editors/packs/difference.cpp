@@ -1,12 +1,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
 
 #include <algorithm>
-#include <map>
 
 namespace emend::editors {
 namespace {
@@ -29,8 +27,7 @@ struct Questions {
 };
 
 const WeightDelta* find(const std::vector<WeightDelta>& deltas, const std::string& weight) {
-  const auto found =
-      std::find_if(deltas.begin(), deltas.end(), [&](const WeightDelta& delta) { return delta.weight == weight; });
+  const auto found = std::ranges::find(deltas, weight, &WeightDelta::weight);
   return found == deltas.end() ? nullptr : &*found;
 }
 

@@ -4,11 +4,6 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/models/checkpoint.h>
 
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 /// A fact that both have, with different answers.

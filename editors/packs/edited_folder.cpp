@@ -1,6 +1,5 @@
 // Model folders that are written edited: the model, and its ledger beside it.
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/staged.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>

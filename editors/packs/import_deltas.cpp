@@ -10,8 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <nlohmann/json.hpp>
 
 namespace emend::editors {
 namespace {

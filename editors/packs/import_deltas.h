@@ -1,14 +1,12 @@
 // Changes of weights that other programs have saved, as deltas.
 //
-// Goals: exact, or refused; nothing in the source is passed over. Non-goal: pickles (.pt, .bin), which are never
-// opened.
+// Goals: exact, or refused; nothing in the source is passed over. Non-goal: pickles (.pt, .bin), never opened.
 #pragma once
 
 #include <emend/editors/steps/delta.h>
 #include <emend/models/model.h>
 
 #include <filesystem>
-#include <vector>
 
 namespace emend::editors {
 

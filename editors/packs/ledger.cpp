@@ -1,6 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
@@ -15,9 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <ctime>
 #include <set>
-#include <utility>
 
 namespace emend::editors {
 

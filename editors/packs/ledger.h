@@ -13,12 +13,6 @@
 #include <emend/core/log.h>
 #include <emend/editors/packs/merge.h>
 
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 /// One pack in a ledger.

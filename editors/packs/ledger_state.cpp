@@ -1,9 +1,7 @@
-#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/editors/detail/ledger_state.h>
 
 #include <set>
-#include <stdexcept>
 
 namespace emend::editors::detail {
 namespace {

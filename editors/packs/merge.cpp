@@ -1,13 +1,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/steer_part.h>
 
 #include <algorithm>
-#include <map>
 
 namespace emend::editors {
 namespace {
@@ -112,8 +110,7 @@ std::string describe(const MergeConflict& conflict, std::span<const NamedPack> p
   return packs[conflict.first].name + " and " + packs[conflict.second].name + ": " + conflict.what;
 }
 
-// The packs that stay: in list order for kFirst, from the end for kLast, each only if it agrees with those taken
-// before.
+// The packs that stay: in list order for kFirst, from the end for kLast, each only if it agrees with all taken before.
 std::vector<size_t> choose(std::span<const NamedPack> packs, const std::vector<MergeConflict>& conflicts,
                            OnConflict on_conflict) {
   std::vector<size_t> order, used;

@@ -11,17 +11,10 @@
 // weights' type: one rounding instead of one a pack.
 //
 // Goals: nothing is lost or counted twice without a word. Non-goal: making edits compatible. Each pack was computed for
-// the unedited model; facts that lie close to each other may disturb each other when both packs are in force
-// (`emend eval --pack` tells).
+// the unedited model; facts close to each other may disturb each other with both in force (`emend eval --pack` tells).
 #pragma once
 
 #include <emend/editors/packs/pack.h>
-
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace emend::editors {
 
@@ -73,8 +66,7 @@ struct Merge {
 [[nodiscard]] std::vector<MergeConflict> find_conflicts(std::span<const NamedPack> packs);
 
 /// The one judgement of merging and applying: throws Error(kInvalidArgument) naming `where`, packs and facts if there
-/// is a conflict; with `allow` only for those that cannot be added at all (kBase, kWeight). `advice`: how else to go
-/// on.
+/// is a conflict; with `allow` only for what cannot be added at all (kBase, kWeight). `advice`: how else to go on.
 void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,
                           const std::string& where, const std::string& advice);
 /// The same for packs that come to `before` others, the first of the list, which are together already.

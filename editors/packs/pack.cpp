@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>

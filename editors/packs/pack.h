@@ -5,12 +5,6 @@
 #include <emend/editors/steps/delta.h>
 #include <emend/editors/steps/transaction.h>
 
-#include <filesystem>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 /// The newest version. Packs without runtime parts are written as version 1.
@@ -49,8 +43,7 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
 /// EditPack::id of a file: equal packs have equal ids. Throws as read_file does.
 [[nodiscard]] std::string pack_id(const std::filesystem::path& path);
 
-/// What was edited (facts), with what (editor, settings, seed) and on which base, as one line of JSON: for files that
-/// have room for no more.
+/// Facts, editor, settings, seed and base of an edit as one line of JSON: for files that have room for no more.
 [[nodiscard]] std::string describe_edit(const EditPack& pack);
 
 struct ApplyPackOptions {

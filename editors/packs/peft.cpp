@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
@@ -12,8 +11,6 @@
 #include <emend/editors/packs/peft.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
-
-#include <nlohmann/json.hpp>
 
 namespace emend::editors {
 namespace {

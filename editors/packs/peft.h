@@ -4,11 +4,6 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/models/model.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 struct PeftOptions {
@@ -26,8 +21,7 @@ struct AdapterFactors {
   double error = 0;       ///< ‖ΔW − BA‖/‖ΔW‖
 };
 /// The changes of a pack, one a weight. Throws Error(kInvalidArgument) if a cut to `max_rank` leaves more than
-/// max_error, naming weight, rank and error; Error(kUnsupported) for changes of biases and for edits beside the
-/// weights.
+/// max_error, naming weight, rank and error; Error(kUnsupported) for changes of biases and edits beside the weights.
 [[nodiscard]] std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options = {});
 
 struct PeftLayer {

@@ -1,11 +1,8 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/packs/steer_part.h>
 #include <emend/editors/registry.h>
-
-#include <utility>
 
 namespace emend::editors {
 
@@ -68,6 +65,27 @@ datasets::FactSet RuntimeScope::with_prefixes(datasets::FactSet facts) const {
         for (auto& probe : list) extend(probe.prompt);
   }
   return facts;
+}
+
+namespace {
+
+using Attach = std::function<std::vector<hooks::HookHandle>(const models::Model&)>;
+
+class HookedEdit final : public RuntimeEdit {
+ public:
+  explicit HookedEdit(Attach attach) : attach_(std::move(attach)) {}
+  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
+    return attach_(model);
+  }
+
+ private:
+  Attach attach_;
+};
+
+}  // namespace
+
+std::unique_ptr<RuntimeEdit> detail::hooked(Attach attach) {
+  return std::make_unique<HookedEdit>(std::move(attach));
 }
 
 at::Tensor detail::part_tensor(const RuntimePart& part, const std::string& name, const std::vector<int64_t>& sizes,

@@ -11,27 +11,19 @@
 // Goals: every token is decided by itself, so that padded, packed and cached passes agree. Non-goals: changing weights.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/datasets/fact.h>
 #include <emend/hooks/hook_point.h>
 #include <emend/models/model.h>
-
-#include <functional>
-#include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace emend::editors {
 
 /// The data of one edit beside the weights. Tensors are on the host, float32, float64 or int64.
 struct RuntimePart {
-  std::string kind;  ///< "grace", "neuraldb", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part.h)
-  int version = 1;   ///< of the kind's own layout
+  std::string kind =
+      {};           ///< "grace", "neuraldb", "wise", "ike": that of an editor's RuntimeKind; "steer" (steer_part.h)
+  int version = 1;  ///< of the kind's own layout
   nlohmann::json values = nlohmann::json::object();
-  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, at::Tensor> tensors = {};
 };
 
 /// The behaviour of one part. Immutable.
@@ -59,8 +51,7 @@ struct RuntimeKind {
 [[nodiscard]] std::vector<RuntimeKind> all_runtimes();
 
 /// Checks a part against the model. Throws, naming `where`: Error(kUnsupported) for an unknown kind or a newer version,
-/// Error(kCorruption) for missing or ill-shaped tensors and values, Error(kInvalidArgument) if it does not fit the
-/// model.
+/// Error(kCorruption) for missing or ill-shaped tensors and values, Error(kInvalidArgument) if it misfits the model.
 [[nodiscard]] std::unique_ptr<RuntimeEdit> make_runtime(const RuntimePart& part, const models::Model& model,
                                                         const std::string& where);
 
@@ -93,6 +84,10 @@ namespace detail {
 [[nodiscard]] std::vector<hooks::HookHandle> attach_answer(
     const models::Model& model, hooks::Site in, hooks::Site out, int layer,
     std::function<at::Tensor(const at::Tensor& in, const at::Tensor& out)> answer);
+
+/// An edit that works inside the model, by what `attach` does.
+[[nodiscard]] std::unique_ptr<RuntimeEdit> hooked(
+    std::function<std::vector<hooks::HookHandle>(const models::Model& model)> attach);
 
 }  // namespace detail
 }  // namespace emend::editors

@@ -7,20 +7,6 @@
 namespace emend::editors {
 namespace {
 
-class SteerRuntime final : public RuntimeEdit {
- public:
-  SteerRuntime(models::ControlVector vector, models::SteerOptions options, std::string where)
-      : vector_(std::move(vector)), options_(std::move(options)), where_(std::move(where)) {}
-  [[nodiscard]] std::vector<hooks::HookHandle> attach(const models::Model& model) const override {
-    return models::attach_steering(model, vector_, options_, where_);
-  }
-
- private:
-  models::ControlVector vector_;
-  models::SteerOptions options_;
-  std::string where_;
-};
-
 std::unique_ptr<RuntimeEdit> make_steer_runtime(const RuntimePart& part, const models::Model& model,
                                                 const std::string& where) {
   models::ControlVector vector;
@@ -39,18 +25,19 @@ std::unique_ptr<RuntimeEdit> make_steer_runtime(const RuntimePart& part, const m
   if (!std::isfinite(options.strength) || options.decay < 0)
     throw Error(ErrorClass::kCorruption, {where, "a strength or decay that cannot be", "finite, and from 0 on", ""});
   (void)models::attach_steering(model, vector, options, where);  // it fits the model
-  return std::make_unique<SteerRuntime>(std::move(vector), std::move(options), where);
+  return detail::hooked([vector = std::move(vector), options = std::move(options), where](const models::Model& to) {
+    return models::attach_steering(to, vector, options, where);
+  });
 }
 
 }  // namespace
 
 RuntimePart steer_part(const models::ControlVector& vector, const models::SteerOptions& options) {
-  RuntimePart part;
-  part.kind = kSteerKind;
-  part.values = {{"strength", options.strength},
-                 {"by", options.by},
-                 {"decay", options.decay},
-                 {"origin", nlohmann::json::object()}};
+  RuntimePart part{.kind = kSteerKind,
+                   .values = {{"strength", options.strength},
+                              {"by", options.by},
+                              {"decay", options.decay},
+                              {"origin", nlohmann::json::object()}}};
   for (const auto& [layer, values] : vector.layers)
     if (options.layers.contains(layer)) part.tensors["direction." + std::to_string(layer)] = values;
   for (const auto& [layer, from] : vector.origin) part.values["origin"][std::to_string(layer)] = from;

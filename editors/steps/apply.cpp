@@ -1,11 +1,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
-#include <emend/editors/steps/changed_by.h>
-#include <emend/editors/steps/transaction.h>
 #include <emend/models/family.h>
 
 #include <cmath>
@@ -128,6 +125,12 @@ LayerFigures figures_of_write(int layer, const std::string& weight, const ApplyR
   return figures;
 }
 
+LayerFigures& add_delta(const WeightDelta& delta, EditTransaction& transaction, EditResult& result) {
+  const ApplyReport report = apply_delta(delta, transaction);
+  result.deltas.push_back(delta);
+  return result.layers.emplace_back(figures_of_write(delta.layer, delta.weight, report));
+}
+
 WeightChange weight_change(const EditTransaction& transaction, const std::string& weight, int layer) {
   const at::NoGradGuard no_grad;
   const models::Model& model = transaction.model();
@@ -139,11 +142,8 @@ WeightChange weight_change(const EditTransaction& transaction, const std::string
     change.delta.orientation = models::Orientation::kInOut;
     change.delta.dense_DF = change.delta.dense_DF.t().contiguous();
   }
-  const double norm = original.norm().item<double>();
-  change.figures.layer = layer;
-  change.figures.weight = weight;
-  change.figures.update_norm = change.delta.norm();
-  change.figures.relative_update_norm = norm > 0 ? change.figures.update_norm / norm : 0;
+  change.figures = figures_of_write(layer, weight,
+                                    {.weight_norm = original.norm().item<double>(), .delta_norm = change.delta.norm()});
   return change;
 }
 

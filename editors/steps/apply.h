@@ -21,9 +21,17 @@ struct ApplyReport {
 /// transaction has the original.
 ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction);
 
+/// What apply_delta makes of a weight, bit for bit, as a tensor of its own: for who computes with edited weights and
+/// leaves the model alone. `weight_DF` is turned as the delta is. Throws Error(kInvalidArgument) for another shape.
+[[nodiscard]] at::Tensor changed_by(const WeightDelta& delta, const at::Tensor& weight_DF);
+
 /// What a write says of its layer: norms and what survived the rounding.
 void note_write(LayerFigures& figures, const ApplyReport& report);
 [[nodiscard]] LayerFigures figures_of_write(int layer, const std::string& weight, const ApplyReport& report);
+
+/// apply_delta, with the delta and the figures of its write added to `result`. Returns the figures, whose `solver` and
+/// norms of what was solved for are the caller's to fill in.
+LayerFigures& add_delta(const WeightDelta& delta, EditTransaction& transaction, EditResult& result);
 
 /// As apply_delta, for a whole new value (training editors, masks): `value` in the stored orientation and shape.
 void write_weight(const std::string& weight, const at::Tensor& value, EditTransaction& transaction);

@@ -7,11 +7,6 @@
 #include <emend/core/log.h>
 #include <emend/models/model.h>
 
-#include <cstdint>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 /// Groups of templates with one "{}" each, the place of the prompt. Keys are averaged within a group, then over groups.

@@ -6,10 +6,6 @@
 #include <emend/editors/steps/targets.h>
 #include <emend/models/model.h>
 
-#include <cstdint>
-#include <optional>
-#include <vector>
-
 namespace emend::editors {
 
 struct Continuation {

@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/curvature.h>
+#include <emend/editors/steps/solver.h>
 
 namespace emend::editors {
 
@@ -55,8 +55,7 @@ std::vector<Curvature> curvature_of(const models::Model& model, const std::vecto
     tokens += rows[r].ids.size();
     if (tokens < kTokensAtOnce && r + 1 < rows.size()) continue;
     context.cancel.check("curvature");
-    if (context.progress)
-      context.progress({"statistics", static_cast<double>(r), static_cast<double>(rows.size()), "curvature"});
+    context.report("statistics", r, rows.size(), "curvature");
     add_pass(model, some, layers, sums);
     some.clear();
     tokens = 0;
@@ -81,9 +80,7 @@ FlatDirections FlatDirections::of(const Curvature& curvature, double energy) {
 
 at::Tensor FlatDirections::project(const at::Tensor& x_DF) const {
   const at::NoGradGuard no_grad;
-  const auto here = [&](const at::Tensor& x) {
-    return devices::route_like(x, x_DF, devices::Purpose::kSolve).to(x_DF.scalar_type());
-  };
+  const auto here = [&](const at::Tensor& x) { return routed(x, x_DF, x_DF.scalar_type()); };
   const at::Tensor out_DD = here(out_DD_), in_FF = here(in_FF_);
   return out_DD.mm(out_DD.t().mm(x_DF).mm(in_FF) * here(mask_DF_)).mm(in_FF.t());
 }

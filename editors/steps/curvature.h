@@ -8,8 +8,6 @@
 #include <emend/editors/editor.h>
 #include <emend/editors/steps/learning_pass.h>
 
-#include <vector>
-
 namespace emend::editors {
 
 /// Sums over tokens of one layer, float64, host.

@@ -4,7 +4,6 @@
 #include <emend/editors/steps/delta.h>
 
 #include <cmath>
-#include <map>
 
 namespace emend::editors {
 namespace {

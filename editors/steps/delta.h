@@ -1,10 +1,7 @@
 // A change of one weight: two factors, or a dense matrix.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/models/model.h>
-
-#include <string>
 
 namespace emend::editors {
 
@@ -37,8 +34,7 @@ struct WeightDelta {
   void require_finite() const;
 };
 
-/// One delta a weight: later deltas of a weight are added to its first (factors are put side by side; mixed forms
-/// become dense).
+/// One delta a weight: later ones are added to its first (factors are put side by side; mixed forms become dense).
 [[nodiscard]] std::vector<WeightDelta> merge_deltas(const std::vector<WeightDelta>& deltas);
 
 }  // namespace emend::editors

@@ -1,12 +1,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
-#include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/finetune.h>
 #include <emend/editors/steps/layer_choice.h>
-#include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/training_loop.h>
 #include <emend/models/config.h>
@@ -105,10 +102,8 @@ class FineTuneRun {
     const TrainableScope trainable(weights);
     Adam adam({.lr = hparams_.lr, .weight_decay = hparams_.decay(facts)});
     const TrainingSteps steps = {.rows = [&](int64_t begin, int64_t end) { return rows(begin, end); },
-                                 .prepare = {},
                                  .leaves = [&] { return trainable.weights(); },
-                                 .update = [&](const PassResult& result) { update(result, adam, masters); },
-                                 .finish = {}};
+                                 .update = [&](const PassResult& result) { update(result, adam, masters); }};
     losses_ = train(model_, facts, {hparams_.num_steps, hparams_.batch_size, hparams_.stop_loss, lowest_layer()}, steps,
                     context_);
     note_outcomes(result_, model_, *batch_, losses_, hparams_.stop_loss);
@@ -170,26 +165,6 @@ class FineTuneRun {
   std::vector<std::vector<at::Tensor>> first_gradients_;
 };
 
-class FineTuneEditor final : public Editor {
- public:
-  FineTuneEditor(std::string name, nlohmann::json values, FineTuneHparams hparams)
-      : name_(std::move(name)), values_(std::move(values)), hparams_(std::move(hparams)) {}
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
-
-  [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
-                                const EditContext& context) override {
-    return edit_plain_prompts(*this, model, facts, context, [&](const RenderedBatch& batch, EditResult& result) {
-      finetune(hparams_, name_, model, batch, context, result);
-    });
-  }
-
- private:
-  std::string name_;
-  nlohmann::json values_;
-  FineTuneHparams hparams_;
-};
-
 }  // namespace
 
 void finetune(const FineTuneHparams& hparams, const std::string& editor, models::Model& model,
@@ -207,53 +182,39 @@ const hparams::Schema<FineTuneHparams>& finetune_schema() {
   using H = FineTuneHparams;
   static const auto schema =
       hparams::Schema<H>("fine-tuning")
-          .field("layers", &H::layers,
-                 {.meaning = "blocks that are trained, counted from 0", .required = true, .min = 0, .min_items = 1})
-          .field("num_steps", &H::num_steps, {.meaning = "most epochs over the facts", .min = 1})
-          .field("batch_size", &H::batch_size, {.meaning = "facts in one step", .min = 1})
-          .field("lr", &H::lr, {.meaning = "learning rate of Adam", .max = 1e30, .above = 0})
-          .field("weight_decay", &H::weight_decay,
-                 {.meaning = "Adam's weight decay; 0 disables it", .formula = "gradient + weight_decay W", .min = 0})
+          .field("layers", &H::layers, "blocks that are trained, counted from 0",
+                 {.required = true, .min = 0, .min_items = 1})
+          .field("num_steps", &H::num_steps, "most epochs over the facts", {.min = 1})
+          .field("batch_size", &H::batch_size, "facts in one step", {.min = 1})
+          .field("lr", &H::lr, "learning rate of Adam", {.max = 1e30, .above = 0})
+          .field("weight_decay", &H::weight_decay, "Adam's weight decay; 0 disables it",
+                 {.formula = "gradient + weight_decay W", .min = 0})
           .field("wd_power_law", &H::wd_power_law,
-                 {.meaning = "two numbers [a, b]: weight decay by the number of facts instead; [] disables it",
-                  .formula = "n^a e^b"})
-          .field("norm_constraint", &H::norm_constraint,
-                 {.meaning = "largest change of any entry of a weight; none disables it",
-                  .formula = "|W - W0|_inf <= norm_constraint",
-                  .above = 0})
+                 "two numbers [a, b]: weight decay by the number of facts instead; [] disables it",
+                 {.formula = "n^a e^b"})
+          .field("norm_constraint", &H::norm_constraint, "largest change of any entry of a weight; none disables it",
+                 {.formula = "|W - W0|_inf <= norm_constraint", .above = 0})
           .field("objective_optimization", &H::objective_optimization,
-                 {.meaning = "where the target's tokens are scored: all of them after the last prompt token, or each "
-                             "after the ones before it",
-                  .one_of = {"prompt_last", "target_new"}})
-          .field("stop_loss", &H::stop_loss,
-                 {.meaning = "loss below which a chunk is not trained on, and an epoch is the last", .min = 0})
+                 "where the target's tokens are scored: all of them after the last prompt token, or each "
+                 "after the ones before it",
+                 {.one_of = {"prompt_last", "target_new"}})
+          .field("stop_loss", &H::stop_loss, "loss below which a chunk is not trained on, and an epoch is the last",
+                 {.min = 0})
           .field("score_padding", &H::score_padding,
-                 {.meaning = "score the padding of shorter targets and leave out unknown tokens, as the published "
-                             "prompt_last code does by mistake"})
-          .field("kl_factor", &H::kl_factor,
-                 {.meaning = "must be 0: the published code reads it and computes nothing with it", .min = 0})
+                 "score the padding of shorter targets and leave out unknown tokens, as the published "
+                 "prompt_last code does by mistake")
+          .field("kl_factor", &H::kl_factor, "must be 0: the published code reads it and computes nothing with it",
+                 {.min = 0})
           .include(hparams::module_names_schema(), &H::modules)
-          .check("kl_factor",
-                 [](const H& h) -> std::string {
-                   return h.kl_factor == 0 ? "" : "0: fine-tuning has no divergence term in any published code";
-                 })
-          .check("wd_power_law",
-                 [](const H& h) -> std::string {
-                   if (h.wd_power_law.empty()) return "";
-                   if (h.wd_power_law.size() != 2) return "two numbers, such as [-0.87028798, 0.15589562], or []";
-                   return h.weight_decay.value_or(0) == 0 ? "" : "[] where weight_decay is given too";
-                 })
-          .check("score_padding",
-                 [](const H& h) -> std::string {
-                   return h.score_padding && h.objective_optimization != "prompt_last"
-                              ? "false unless objective_optimization is prompt_last"
-                              : "";
-                 })
-          .check("layers", [](const H& h) -> std::string {
-            for (size_t i = 1; i < h.layers.size(); ++i)
-              if (h.layers[i] <= h.layers[i - 1]) return "different layers in ascending order";
-            return "";
-          });
+          .check("kl_factor", "0: fine-tuning has no divergence term in any published code",
+                 [](const H& h) { return h.kl_factor == 0; })
+          .check("wd_power_law", "two numbers, such as [-0.87028798, 0.15589562], or []",
+                 [](const H& h) { return h.wd_power_law.empty() || h.wd_power_law.size() == 2; })
+          .check("wd_power_law", "[] where weight_decay is given too",
+                 [](const H& h) { return h.wd_power_law.empty() || h.weight_decay.value_or(0) == 0; })
+          .check("score_padding", "false unless objective_optimization is prompt_last",
+                 [](const H& h) { return !h.score_padding || h.objective_optimization == "prompt_last"; })
+          .check("layers", hparams::kAscending, [](const H& h) { return hparams::ascending(h.layers); });
   return schema;
 }
 
@@ -288,12 +249,6 @@ void check_finetune(const FineTuneHparams& hparams, const hparams::RawHparams& r
                              {names.layer_module_tmp, names.attn_module_tmp, names.mlp_module_tmp, "",
                               names.ln_f_module, names.lm_head_module},
                              raw.source());
-}
-
-std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values, const FineTuneHparams& hparams,
-                                      const hparams::RawHparams& raw, const models::Model& model) {
-  check_finetune(hparams, raw, model);
-  return std::make_unique<FineTuneEditor>(std::move(name), std::move(values), hparams);
 }
 
 }  // namespace emend::editors

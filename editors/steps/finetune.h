@@ -13,12 +13,6 @@
 #include <emend/editors/steps/learning_pass.h>
 #include <emend/hparams/locate.h>
 
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 struct RenderedBatch;
@@ -53,25 +47,6 @@ void finetune(const FineTuneHparams& hparams, const std::string& editor, models:
 
 /// Throws Error(kInvalidArgument) naming the place in the file if the values do not fit the model.
 void check_finetune(const FineTuneHparams& hparams, const hparams::RawHparams& raw, const models::Model& model);
-
-/// Builds an editor; throws Error(kInvalidArgument) naming the place in the file if the values do not fit the model.
-[[nodiscard]] std::unique_ptr<Editor> make_finetune(std::string name, nlohmann::json values,
-                                                    const FineTuneHparams& hparams, const hparams::RawHparams& raw,
-                                                    const models::Model& model);
-
-/// Registry entry of an editor whose hyper-parameters H derive from FineTuneHparams.
-template <class H>
-[[nodiscard]] EditorInfo finetune_entry(std::string name, std::string summary, std::string paper,
-                                        const hparams::Schema<H>& schema) {
-  const hparams::Schema<H>* fields = &schema;
-  EditorInfo info =
-      editor_entry<H>(name, std::move(summary), std::move(paper), schema,
-                      [name, fields](const H& h, const hparams::RawHparams& raw, const models::Model& model,
-                                     const Log&) { return make_finetune(name, fields->dump(h), h, raw, model); });
-  info.statistics = false;
-  info.trains = true;
-  return info;
-}
 
 /// Weights of one layer whose module path begins with `module_template` ("{}" is the layer; empty: the family's
 /// rewritten matrix), weights before biases. Throws Error(kInvalidArgument) naming `where` if there is none.

@@ -10,10 +10,6 @@
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/transaction.h>
 
-#include <map>
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 /// Earlier keys of one layer. Exactly one of the two is defined once something was added; both undefined: nothing yet.

@@ -1,23 +1,21 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/hooks/hook_session.h>
-#include <emend/models/batch.h>
 #include <emend/models/config.h>
-#include <emend/models/kv_cache.h>
 #include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <map>
 
 namespace emend::editors {
 
 // What LayerWalk::State has: with linkage, as that has.
 namespace detail {
+
+const std::vector<int64_t> kNoTokens;  // no logits
 
 // Rows cut after the looked-up token, without repeats.
 struct CutRows {
@@ -45,12 +43,7 @@ struct Chunk {
 
   /// Layers [first, end) of the heads; their keys and values go into `cache`, a row of the chunk each.
   at::Tensor run_heads(const models::Model& model, int first, int end, models::KvCache& cache) const {
-    models::ForwardOptions options;
-    options.first_layer = first;
-    options.hidden = heads_ND;
-    options.end_layer = end;
-    options.cache = &cache;
-    options.logit_tokens = std::vector<int64_t>{};
+    const models::ForwardOptions options{first, heads_ND, end, &cache, true, kNoTokens};
     const at::Tensor hidden = model.forward(heads, options).hidden;
     cache = cache.select_rows(head_of);
     return hidden;
@@ -61,7 +54,7 @@ struct Chunk {
 
 namespace {
 
-using detail::Chunk, detail::CutRows;
+using detail::Chunk, detail::CutRows, detail::kNoTokens;
 
 constexpr int64_t kChunkTokens = 4096;
 constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
@@ -201,7 +194,7 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
   };
   const auto last =
       *std::max_element(sites.begin(), sites.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
-  models::ForwardOptions options;
+  models::ForwardOptions options{.first_layer = layer, .hidden = chunk.hidden_ND, .logit_tokens = kNoTokens};
   models::KvCache cache(model.n_layers());
   if (!chunk.head_of.empty()) {
     (void)chunk.run_heads(model, layer, last.layer + 1, cache);
@@ -212,9 +205,6 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
   hooks::HookSession session(model.hooks());
   for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.tokens});
   session.stop_after(last).attach();
-  options.first_layer = layer;
-  options.hidden = chunk.hidden_ND;
-  options.logit_tokens = std::vector<int64_t>{};
   (void)model.forward(chunk.batch, options);
   std::vector<at::Tensor> values;
   for (const auto& site : sites) values.push_back(session.captured(site));
@@ -305,9 +295,7 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
     });
     for (const auto& one : sites) session.capture(one, {.reference = false, .tokens = last});
     session.attach();
-    models::ForwardOptions options;
-    options.logit_tokens = std::vector<int64_t>{};
-    (void)model.forward(batch, options);
+    (void)model.forward(batch, {.hidden = {}, .logit_tokens = kNoTokens});
     for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(session.captured(sites[s]));
     session.finish();
   }
@@ -350,17 +338,14 @@ void LayerWalk::advance_to(int layer) {
     for (int at = state_->layer, end; at < layer; at = end) {
       end = shares ? at + 1 : layer;  // keys and values of one layer at a time
       state_->context->cancel.check("keys");
-      models::ForwardOptions options;
+      models::ForwardOptions options{
+          .first_layer = at, .hidden = chunk.hidden_ND, .end_layer = end, .logit_tokens = kNoTokens};
       models::KvCache cache(model.n_layers());
       if (shares) {
         chunk.heads_ND = chunk.run_heads(model, at, end, cache);
         options.cache = &cache;
         options.append = false;
       }
-      options.first_layer = at;
-      options.hidden = chunk.hidden_ND;
-      options.end_layer = end;
-      options.logit_tokens = std::vector<int64_t>{};
       chunk.hidden_ND = model.forward(chunk.batch, options).hidden;
     }
   }

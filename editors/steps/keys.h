@@ -2,13 +2,9 @@
 //   P rows · F key width · D hidden width · N facts
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/editors/editor.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/hooks/site.h>
-
-#include <memory>
-#include <vector>
 
 namespace emend::editors {
 

@@ -42,18 +42,15 @@ int layer_of(const std::string& parameter, const models::Model& model, const std
 }  // namespace
 
 const hparams::Schema<LayerChoice>& layer_choice_schema() {
+  using H = LayerChoice;
   static const auto schema =
-      hparams::Schema<LayerChoice>("layer choice")
-          .field("layers", &LayerChoice::layers,
-                 {.meaning = "blocks whose MLP output matrix is meant, counted from 0; or give inner_params", .min = 0})
-          .field("inner_params", &LayerChoice::inner_params,
-                 {.meaning = "the same by name, such as model.layers[27].mlp.down_proj.weight"})
-          .check("layers", [](const LayerChoice& choice) -> std::string {
-            if (choice.layers.empty() == choice.inner_params.empty()) return "either layers or inner_params";
-            for (size_t i = 1; i < choice.layers.size(); ++i)
-              if (choice.layers[i] <= choice.layers[i - 1]) return "different layers in ascending order";
-            return "";
-          });
+      hparams::Schema<H>("layer choice")
+          .field("layers", &H::layers, "blocks whose MLP output matrix is meant, counted from 0; or give inner_params",
+                 {.min = 0})
+          .field("inner_params", &H::inner_params, "the same by name, such as model.layers[27].mlp.down_proj.weight")
+          .check("layers", "either layers or inner_params",
+                 [](const H& h) { return h.layers.empty() != h.inner_params.empty(); })
+          .check("layers", hparams::kAscending, [](const H& h) { return hparams::ascending(h.layers); });
   return schema;
 }
 

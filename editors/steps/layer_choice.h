@@ -4,9 +4,6 @@
 #include <emend/hparams/schema.h>
 #include <emend/models/model.h>
 
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 struct LayerChoice {

@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
@@ -67,9 +66,7 @@ LearningPass::LearningPass(const models::Model& model, const std::vector<Learnin
   if (engine == Engine::kReference || first_layer <= 0) return;
   const at::NoGradGuard no_grad;
   first_layer_ = first_layer;
-  models::ForwardOptions options;
-  options.end_layer = first_layer;
-  entering_ND_ = model.forward(batch_, options).hidden;
+  entering_ND_ = model.forward(batch_, {.hidden = {}, .end_layer = first_layer, .logit_tokens = {}}).hidden;
 }
 
 at::Tensor LearningPass::coefficients(std::span<const double> weight_R) const {
@@ -96,10 +93,8 @@ std::vector<double> LearningPass::row_means(const at::Tensor& nll_M) const {
 
 at::Tensor LearningPass::forward() const {
   const models::KeptTables kept(tables_);
-  models::ForwardOptions options;
-  options.first_layer = first_layer_;
-  options.hidden = entering_ND_;
-  options.logit_tokens.emplace();
+  const models::ForwardOptions options{
+      .first_layer = first_layer_, .hidden = entering_ND_, .logit_tokens = std::vector<int64_t>{}};
   const at::Tensor hidden_ND = model_->forward(batch_, options).hidden;
   return hidden_ND.index_select(0, devices::index_on(label_token_, hidden_ND));
 }
@@ -143,11 +138,10 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
   };
   const models::KeptTables kept(tables_);
   const auto through = [&](const Segment& segment, const at::Tensor& entering_ND) {
-    models::ForwardOptions options;
-    options.first_layer = segment.begin;
-    options.end_layer = segment.end;
-    options.hidden = entering_ND;
-    options.logit_tokens.emplace();
+    const models::ForwardOptions options{.first_layer = segment.begin,
+                                         .hidden = entering_ND,
+                                         .end_layer = segment.end,
+                                         .logit_tokens = std::vector<int64_t>{}};
     return model_->forward(batch_, options).hidden;
   };
   std::vector<Segment> segments;

@@ -12,12 +12,7 @@
 #include <emend/editors/editor.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/models/batch.h>
-#include <emend/models/kept_tables.h>
-
-#include <functional>
-#include <span>
-#include <utility>
-#include <vector>
+#include <emend/models/model.h>
 
 namespace emend::editors {
 

@@ -1,13 +1,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
-#include <emend/devices/tf32.h>
 #include <emend/editors/detail/locate_parts.h>
 #include <emend/editors/steps/learning_pass.h>
 #include <emend/editors/steps/post_norm.h>
-#include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -395,13 +392,10 @@ class BatchEdit {
     for (size_t n = 0; n < columns_.size(); ++n) plain.push_back(n * contexts_->size());
     const auto& layers = recipe_.common.layers;
     for (size_t i = 0; i < layers.size(); ++i) {
-      if (context_.progress)
-        context_.progress({"insert", static_cast<double>(i), static_cast<double>(layers.size()),
-                           "layer " + std::to_string(layers[i])});
+      context_.report("insert", i, layers.size(), "layer " + std::to_string(layers[i]));
       write_layer(walk, i, recipe_.replays_forward ? target_matrix(i) : targets_DN, plain);
     }
-    if (context_.progress)
-      context_.progress({"insert", static_cast<double>(layers.size()), static_cast<double>(layers.size()), ""});
+    context_.report("insert", layers.size(), layers.size());
     detail::warn_if_little(most_reached_, batch_, result_, context_.log);
   }
 

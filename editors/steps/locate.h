@@ -1,8 +1,7 @@
 // What all locate-then-edit methods do around the one step in which they differ.
 //
 // An editor is a LocateRecipe: settings, and as functions the steps in which it differs. Steps of an edit: contexts →
-// prompts → targets → for each layer: keys and current values with the model as it is now → residual → update →
-// apply_delta.
+// prompts → targets → for each layer: keys and current values of the model as it is → residual → update → apply_delta.
 #pragma once
 
 #include <emend/editors/registry.h>
@@ -14,11 +13,7 @@
 #include <emend/editors/steps/targets.h>
 #include <emend/hparams/locate.h>
 
-#include <chrono>
-#include <functional>
 #include <limits>
-#include <string>
-#include <vector>
 
 namespace emend::editors {
 
@@ -70,45 +65,44 @@ struct Passes {
 };
 
 /// How often a batch is optimised and written. The later rounds are for the facts whose target is still less probable
-/// than `probability` after the plain prompt; they begin from the model as the earlier rounds left it. Not together
-/// with windows or `settle`.
+/// than `probability` after the plain prompt, on the model as it is then. Not together with windows or `settle`.
 struct Rounds {
   int64_t count = 1;
   double probability = 0.1;
 };
 
 struct LocateRecipe {
-  std::string editor;
-  nlohmann::json hparams;  ///< effective values, for the record
-  hparams::LocateHparams common;
-  TargetSpec targets;  ///< memit_targets, rome_targets, or built by hand
+  std::string editor = {};
+  nlohmann::json hparams = {};  ///< effective values, for the record
+  hparams::LocateHparams common = {};
+  TargetSpec targets = {};  ///< memit_targets, rome_targets, or built by hand
   ContextGrouping grouping = ContextGrouping::kPlainApart;
   KeyWeighting weighting = KeyWeighting::kByGroup;
   ResidualSpread spread = ResidualSpread::kEqual;
   bool needs_statistics = true;
   std::vector<std::string> kl_prompts = {"{} is a"};
   bool merge_equal_keys = false;  ///< facts whose plain prompts are equal up to the looked-up token share one target
-  Passes passes;
-  Rounds rounds;
-  TargetWindows windows;  ///< long targets window by window; not together with merge_equal_keys
+  Passes passes = {};
+  Rounds rounds = {};
+  TargetWindows windows = {};  ///< long targets window by window; not together with merge_equal_keys
   /// Given where targets hang on each other: in the place of optimise_targets. keys_FN: what each problem's key in the
   /// targets' layer is before anything is written, on the host, in the solve dtype. Not together with windows.
   std::function<std::vector<Target>(const models::Model& model, std::vector<TargetProblem> problems,
                                     const at::Tensor& keys_FN, const TargetSpec& spec, const EditContext& context)>
-      optimise;
+      optimise = {};
 
   /// The step in which methods differ: the change of one layer's weight. MEMIT's own is memit_update.
-  std::function<LayerUpdate(const LayerProblem& problem)> update;
+  std::function<LayerUpdate(const LayerProblem& problem)> update = {};
   /// Given where what is written in the end is not what `update` solved for. Then the layers are solved with the solved
   /// changes written below them, all weights are put back, and what `settle` makes of each change is written.
   /// weight_DF: the weight before this batch, a view in paper orientation.
   std::function<WeightDelta(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF)>
-      settle;
+      settle = {};
   /// Given where the sum of all changes is corrected after the last batch: the correction of one layer, if it needs
   /// one. Both matrices in paper orientation, float64, on the host.
   std::function<std::optional<LayerUpdate>(const models::EditSite& site, const at::Tensor& original_DF,
                                            const at::Tensor& change_DF)>
-      correct;
+      correct = {};
   /// The keys of every batch, taken again from the model as the batch has left it (as the published code does), are
   /// LayerProblem::earlier of the next ones.
   bool remembers_keys = false;
@@ -118,7 +112,7 @@ struct LocateRecipe {
   bool values_as_given = false;  ///< earlier batches asked for no more than what the weights gave them (compensates)
   /// The targets' site is the first rewritten layer; those above get targets from a pass with its value in place.
   bool replays_forward = false;
-  Modifiers modifiers;
+  Modifiers modifiers = {};
   bool rewinds_targets = false;  ///< targets are optimised with the weights as they were before the first batch
 };
 
@@ -158,24 +152,15 @@ class LocateEditor final : public Editor {
   std::optional<ContextTemplates> contexts_;  ///< sampled at the first edit
 };
 
-/// What a recipe is made from beside the hyper-parameters.
-struct RecipeInputs {
-  const std::string& editor;
-  nlohmann::json values;  ///< the effective ones, for the record
-  const models::Model& model;
-  const hparams::RawHparams& raw;  ///< the file, for messages
-};
-
 /// Entry of a locate-then-edit method in the table of editors; `recipe` throws like check_locate_hparams.
 template <class H>
-[[nodiscard]] EditorInfo locate_entry(std::string name, std::string summary, std::string paper,
-                                      const hparams::Schema<H>& schema,
-                                      std::function<LocateRecipe(const H&, const RecipeInputs&)> recipe) {
-  const auto make = [name, fields = &schema, recipe = std::move(recipe)](const H& h, const hparams::RawHparams& raw,
-                                                                         const models::Model& model, const Log&) {
-    return std::make_unique<LocateEditor>(recipe(h, {name, fields->dump(h), model, raw}));
-  };
-  return editor_entry<H>(name, std::move(summary), std::move(paper), schema, make);
+[[nodiscard]] EditorInfo locate_entry(
+    std::string name, std::string summary, std::string paper, const hparams::Schema<H>& schema,
+    std::type_identity_t<std::function<LocateRecipe(const H&, const RecipeInputs&)>> recipe) {
+  return editor_entry(std::move(name), std::move(summary), std::move(paper), schema,
+                      [recipe = std::move(recipe)](const H& h, const RecipeInputs& in) {
+                        return std::make_unique<LocateEditor>(recipe(h, in));
+                      });
 }
 
 /// How a batch is put together, whatever solves it.
@@ -219,8 +204,7 @@ struct MemitHparams : SharedHparams {  ///< what MEMIT and its descendants share
 void check_locate_hparams(const hparams::LocateHparams& hparams, const models::Model& model,
                           const hparams::RawHparams& raw);
 
-/// The contexts of an edit: those chosen, else those that an earlier edit has sampled (`kept`), else sampled now and
-/// kept there.
+/// The contexts of an edit: those chosen, else what an earlier edit sampled (`kept`), else sampled now and kept there.
 const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,
                                         ContextGrouping grouping, const EditContext& context,
                                         std::optional<ContextTemplates>& kept);
@@ -235,13 +219,11 @@ struct RenderedBatch {
 [[nodiscard]] RenderedBatch render_batch(const models::Model& model, std::span<const datasets::Fact> facts,
                                          const ContextTemplates& contexts, const RenderOptions& options);
 
-/// The moments of these layers from the context's provider, prepared. Throws Error(kInvalidArgument) if there is no
-/// provider.
+/// Prepares the moments of these layers by the context's provider. Throws Error(kInvalidArgument) without a provider.
 void prepare_statistics(const models::Model& model, const std::vector<int>& layers, const std::string& editor,
                         const EditContext& context);
 
-/// A tensor on the device where the layer's systems are solved: the weight's device, or the host if a width F system
-/// does not fit.
+/// A tensor where the layer's systems are solved: on the weight's device, or the host if F×F does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
 
 /// Ordinary text as rows of ids, of at least `tokens` tokens: that of the statistics, else text that the model writes.

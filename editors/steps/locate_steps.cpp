@@ -6,9 +6,8 @@
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/detail/locate_parts.h>
-#include <emend/editors/detail/statistics_rows.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/post_norm.h>
-#include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
 
@@ -18,19 +17,27 @@ namespace emend::editors {
 namespace {
 
 TargetSpec targets_at(hooks::Site site, int layer, const hparams::LocateHparams& hparams) {
-  TargetSpec spec;
-  spec.sites = {{site, layer}};
-  spec.steps = hparams.v_num_grad_steps;
-  spec.lr = hparams.v_lr;
-  spec.weight_decay = hparams.v_weight_decay;
-  spec.clamp_norm_factor = hparams.clamp_norm_factor;
-  spec.kl_factor = hparams.kl_factor;
-  spec.stop_loss = hparams.v_stop_loss;
-  return spec;
+  return {.sites = {{site, layer}},
+          .loss_layer = {},
+          .steps = hparams.v_num_grad_steps,
+          .lr = hparams.v_lr,
+          .weight_decay = hparams.v_weight_decay,
+          .clamp_norm_factor = hparams.clamp_norm_factor,
+          .kl_factor = hparams.kl_factor,
+          .stop_loss = hparams.v_stop_loss};
 }
 
 std::vector<int> layers_of(const LocateRecipe& recipe) {
   return {recipe.common.layers.begin(), recipe.common.layers.end()};
+}
+
+// Another processor may round a logit to another token: everyone uses what the first process makes.
+nlohmann::json of_first_process(const EditContext& context, const std::function<nlohmann::json()>& make) {
+  const std::string bytes = context.sharing.by_first([&] {
+    const auto packed = nlohmann::json::to_msgpack(make());
+    return std::string(packed.begin(), packed.end());
+  });
+  return nlohmann::json::from_msgpack(bytes);
 }
 
 double mean_column_norm(const at::Tensor& x_DN) {
@@ -168,18 +175,12 @@ void warn_if_little(const std::map<size_t, double>& most_reached, const Rendered
 }  // namespace detail
 
 Preserved preserved_of(const LayerProblem& problem, double lambda, double ridge) {
-  Preserved preserved;
-  preserved.moment = problem.moment;
-  preserved.lambda = lambda;
-  preserved.ridge = problem.moment ? ridge : lambda + ridge;
-  return preserved;
+  return {.moment = problem.moment, .lambda = lambda, .ridge = problem.moment ? ridge : lambda + ridge};
 }
 
 // The least-squares answer to this batch and all earlier ones, from whatever the weight is now.
 static LayerUpdate joint_form(const LayerProblem& problem, const Preserved& preserved) {
-  const auto here = [&](const at::Tensor& x) {
-    return devices::route_like(x, problem.keys_FN, devices::Purpose::kSolve).to(problem.dtype);
-  };
+  const auto here = [&](const at::Tensor& x) { return routed(x, problem.keys_FN, problem.dtype); };
   const at::Tensor weight_DF = here(problem.weight_DF);
   const at::Tensor owed_DF =
       problem.residual_DN.mm(problem.keys_FN.t()) + here(problem.earlier.values_DF) -
@@ -208,51 +209,43 @@ std::function<LayerUpdate(const LayerProblem&)> memit_update(double lambda) {
 }
 
 const hparams::Schema<SharedHparams>& shared_hparams_schema() {
+  using H = SharedHparams;
   static const auto schema =
-      hparams::Schema<SharedHparams>("batch")
+      hparams::Schema<H>("batch")
           .include(hparams::locate_schema())
-          .field("merge_equal_keys", &SharedHparams::merge_equal_keys,
-                 {.meaning = "facts about the same subject with equal keys share one target",
-                  .formula = "MEMIT-Merge, arXiv 2502.07322"})
-          .field("rounds", &SharedHparams::rounds,
-                 {.meaning = "number of times a batch is edited; from the second on only the facts that have not taken",
-                  .min = 1})
-          .field("round_probability", &SharedHparams::round_probability,
-                 {.meaning = "probability of the target below which a fact has not taken",
-                  .formula = "exp(mean log p of the target's tokens after the plain prompt)",
+          .field("merge_equal_keys", &H::merge_equal_keys,
+                 "facts about the same subject with equal keys share one target",
+                 {.formula = "MEMIT-Merge, arXiv 2502.07322"})
+          .field("rounds", &H::rounds,
+                 "number of times a batch is edited; from the second on only the facts that have not taken", {.min = 1})
+          .field("round_probability", &H::round_probability,
+                 "probability of the target below which a fact has not taken",
+                 {.formula = "exp(mean log p of the target's tokens after the plain prompt)", .min = 0, .max = 1})
+          .field("nas", &H::nas, "on top: values come back to the norm they have in the unedited model",
+                 {.formula = "z = (t0 - m) + v a/|v|, v = m + delta, m the MLP's output (NAS, arXiv 2602.02543)"})
+          .field("nas_norm", &H::nas_norm, "that norm; 0: the mean of the first batch's, without the largest twentieth",
+                 {.min = 0})
+          .field("revive", &H::revive,
+                 "on top: parts of the change in the unedited weight's leading singular directions go; 0 disables it",
+                 {.formula = "share of the sum of squared singular values that they hold (REVIVE, arXiv 2601.11042)",
                   .min = 0,
                   .max = 1})
-          .field("nas", &SharedHparams::nas,
-                 {.meaning = "on top: values come back to the norm they have in the unedited model",
-                  .formula = "z = (t0 - m) + v a/|v|, v = m + delta, m the MLP's output (NAS, arXiv 2602.02543)"})
-          .field("nas_norm", &SharedHparams::nas_norm,
-                 {.meaning = "that norm; 0: the mean of the first batch's, without the largest twentieth", .min = 0})
-          .field(
-              "revive", &SharedHparams::revive,
-              {.meaning =
-                   "on top: parts of the change in the unedited weight's leading singular directions go; 0 disables it",
-               .formula = "share of the sum of squared singular values that they hold (REVIVE, arXiv 2601.11042)",
-               .min = 0,
-               .max = 1})
-          .field("simie", &SharedHparams::simie,
-                 {.meaning = "on top: each batch's change acts on its own keys only; 0 disables it",
-                  .formula = "lambda in dW K Kt (lambda I + earlier + K Kt)^-1 (SimIE)",
-                  .min = 0})
-          .field("suit", &SharedHparams::suit,
-                 {.meaning = "on top: keys lose the directions that names share; 0 disables it",
-                  .formula = "share of the sum of squared singular values of names' keys (SUIT, arXiv 2509.24502)",
+          .field("simie", &H::simie, "on top: each batch's change acts on its own keys only; 0 disables it",
+                 {.formula = "lambda in dW K Kt (lambda I + earlier + K Kt)^-1 (SimIE)", .min = 0})
+          .field("suit", &H::suit, "on top: keys lose the directions that names share; 0 disables it",
+                 {.formula = "share of the sum of squared singular values of names' keys (SUIT, arXiv 2509.24502)",
                   .min = 0,
                   .max = 1});
   return schema;
 }
 
 const hparams::Schema<MemitHparams>& memit_hparams_schema() {
-  static const auto schema = hparams::Schema<MemitHparams>("memit")
-                                 .include(shared_hparams_schema())
-                                 .field("mom2_update_weight", &MemitHparams::mom2_update_weight,
-                                        {.meaning = "weight of what the layer already does",
-                                         .formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹",
-                                         .above = 0});
+  using H = MemitHparams;
+  static const auto schema =
+      hparams::Schema<H>("memit")
+          .include(shared_hparams_schema())
+          .field("mom2_update_weight", &H::mom2_update_weight, "weight of what the layer already does",
+                 {.formula = "λ in ΔW = R Kᵀ (λC + K Kᵀ)⁻¹", .above = 0});
   return schema;
 }
 
@@ -268,13 +261,11 @@ std::string one_round(const SharedHparams& hparams) {
 
 LocateRecipe locate_recipe(const hparams::LocateHparams& hparams, const RecipeInputs& in) {
   check_locate_hparams(hparams, in.model, in.raw);
-  LocateRecipe recipe;
-  recipe.editor = in.editor;
-  recipe.hparams = in.values;
-  recipe.common = hparams;
-  recipe.targets = memit_targets(hparams, in.model);
-  recipe.needs_statistics = hparams.mom2_adjustment;
-  return recipe;
+  return {.editor = in.editor,
+          .hparams = in.values,
+          .common = hparams,
+          .targets = memit_targets(hparams, in.model),
+          .needs_statistics = hparams.mom2_adjustment};
 }
 
 LocateRecipe shared_recipe(const SharedHparams& hparams, const RecipeInputs& in) {
@@ -333,12 +324,7 @@ const ContextTemplates& ensure_contexts(const models::Model& model, const hparam
     return sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);
   };
   if (context.sharing.alone()) return kept.emplace(sample());
-  // Another processor may round a logit to another token: everyone uses the first process's.
-  const std::string bytes = context.sharing.by_first([&] {
-    const auto packed = nlohmann::json::to_msgpack(sample().groups);
-    return std::string(packed.begin(), packed.end());
-  });
-  kept = parse_contexts(nlohmann::json::from_msgpack(bytes), "contexts of the first process");
+  kept = parse_contexts(of_first_process(context, [&] { return sample().groups; }), "contexts of the first process");
   kept->sampled = true;
   kept->seed = context.seed;
   return *kept;
@@ -375,18 +361,11 @@ std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t 
   const auto read = [&] {
     auto rows = context.statistics ? context.statistics->rows(model, tokens) : Rows();
     if (!rows.empty()) return rows;
-    StatisticsOptions options;
-    options.seed = context.seed;
-    options.cancel = context.cancel;
-    options.progress = context.progress;
+    const StatisticsOptions options{.seed = context.seed, .cancel = context.cancel, .progress = context.progress};
     return detail::make_row_source(model, std::nullopt, options)->take(tokens);
   };
   if (context.sharing.alone()) return read();
-  const std::string bytes = context.sharing.by_first([&] {
-    const auto packed = nlohmann::json::to_msgpack(read());
-    return std::string(packed.begin(), packed.end());
-  });
-  return nlohmann::json::from_msgpack(bytes).get<Rows>();
+  return of_first_process(context, read).get<Rows>();
 }
 
 at::Tensor solve_home(const models::Model& model, const models::EditSite& site) {
@@ -417,25 +396,21 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
   if (!recipe_.correct) return std::nullopt;
   const at::NoGradGuard no_grad;
   EditTransaction transaction(model, context.transaction);
-  EditResult result;
-  result.editor = name();
-  result.hparams = hparams();
-  result.contexts = context.contexts ? context.contexts : contexts_;
-  result.engine = context.engine;
-  result.seed = context.seed;
+  EditResult result{.editor = name(),
+                    .hparams = hparams(),
+                    .contexts = context.contexts ? context.contexts : contexts_,
+                    .engine = context.engine,
+                    .seed = context.seed};
   for (const int layer : layers_of(recipe_)) {
     context.cancel.check("finish");
     const models::EditSite site = model.edit_site(layer);
     const auto original = originals_.weights().find(site.weight_name);
     if (original == originals_.weights().end()) continue;  // nothing was written
     const at::Tensor original_DF = oriented_original(site, original->second);
-    auto correction =
+    const auto correction =
         recipe_.correct(site, original_DF, oriented_original(site, model.weight(site.weight_name)) - original_DF);
     if (!correction) continue;
-    const ApplyReport report = apply_delta(correction->delta, transaction);
-    result.layers.push_back(figures_of_write(site.layer, site.weight_name, report));
-    result.layers.back().solver = correction->solve.method;
-    result.deltas.push_back(std::move(correction->delta));
+    add_delta(correction->delta, transaction, result).solver = correction->solve.method;
   }
   transaction.commit();
   return result.deltas.empty() ? std::nullopt : std::optional(std::move(result));

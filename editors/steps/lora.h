@@ -8,12 +8,7 @@
 #pragma once
 
 #include <emend/editors/steps/delta.h>
-#include <emend/models/adapter.h>
 #include <emend/models/model.h>
-
-#include <cstdint>
-#include <string>
-#include <vector>
 
 namespace emend::editors {
 

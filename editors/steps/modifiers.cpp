@@ -1,7 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
-#include <emend/datasets/fact.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/modifiers.h>

@@ -16,9 +16,6 @@
 #include <emend/editors/steps/delta.h>
 
 #include <map>
-#include <memory>
-#include <utility>
-#include <vector>
 
 namespace emend::editors {
 

@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/neurons.h>
@@ -26,11 +25,8 @@ at::Tensor columns_at(const at::Tensor& places_E, int64_t width) {
   return at::one_hot(places_E, width).t().to(at::kDouble).contiguous();
 }
 
-void write(WeightDelta delta, EditTransaction& transaction, EditResult& result) {
-  const ApplyReport report = apply_delta(delta, transaction);
-  result.layers.push_back(figures_of_write(delta.layer, delta.weight, report));
-  result.layers.back().solver = kWholeNeurons;
-  result.deltas.push_back(std::move(delta));
+void write(const WeightDelta& delta, EditTransaction& transaction, EditResult& result) {
+  add_delta(delta, transaction, result).solver = kWholeNeurons;
 }
 
 void write_rows(const models::EditSite& site, const at::Tensor& places_E, const at::Tensor& rows_ED,
@@ -88,8 +84,7 @@ std::map<int, TextPass> TextPass::of(const models::Model& model, const std::vect
     });
   }
   session.stop_after({hooks::Site::kMlpDownIn, *std::max_element(layers.begin(), layers.end())}).attach();
-  models::ForwardOptions no_logits;
-  no_logits.logit_tokens = std::vector<int64_t>{};
+  const models::ForwardOptions no_logits{.hidden = {}, .logit_tokens = std::vector<int64_t>{}};
   for (size_t begin = 0; begin < rows.size();) {
     context.cancel.check("text");
     std::vector<std::vector<int64_t>> some;

@@ -6,11 +6,7 @@
 
 #include <emend/editors/steps/apply.h>
 
-#include <cstdint>
-#include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 namespace emend::editors {
 

@@ -1,17 +1,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/null_space.h>
 
-#include <map>
-
 namespace emend::editors {
 namespace {
-
-at::Tensor as_like(const at::Tensor& x, const at::Tensor& like) {
-  return devices::route_like(x, like, devices::Purpose::kSolve).to(like.scalar_type());
-}
 
 // Layers' projectors with the moments they were made from: work saved, not state.
 class Projectors {
@@ -53,7 +46,7 @@ NullSpace NullSpace::of(const SecondMoment& moment, double threshold, const at::
 }
 
 at::Tensor NullSpace::project(const at::Tensor& x_FN) const {
-  const at::Tensor basis_FB = as_like(basis_FB_, x_FN);
+  const at::Tensor basis_FB = routed(basis_FB_, x_FN, x_FN.scalar_type());
   const at::Tensor part_FN = basis_FB.mm(basis_FB.t().mm(x_FN));
   return of_kept_ ? part_FN : x_FN - part_FN;
 }
@@ -68,21 +61,18 @@ at::Tensor NullSpace::matrix_FF() const {
 }
 
 const hparams::Schema<NullSpaceHparams>& null_space_schema() {
+  using H = NullSpaceHparams;
   static const auto schema =
-      hparams::Schema<NullSpaceHparams>("alphaedit")
+      hparams::Schema<H>("alphaedit")
           .include(shared_hparams_schema())
-          .field("nullspace_threshold", &NullSpaceHparams::nullspace_threshold,
-                 {.meaning = "directions of the second moment with a smaller eigenvalue may be written",
-                  .formula = "P = Σ e eᵀ over the eigenvectors e of C with eigenvalue < threshold",
-                  .above = 0})
-          .field("L2", &NullSpaceHparams::L2,
-                 {.meaning = "weight of the size of the change",
-                  .formula = "(P(K Kᵀ + ΣKpKpᵀ)P + L2 I) X = P K Rᵀ, ΔW = Xᵀ",
-                  .above = 0})
+          .field("nullspace_threshold", &H::nullspace_threshold,
+                 "directions of the second moment with a smaller eigenvalue may be written",
+                 {.formula = "P = Σ e eᵀ over the eigenvectors e of C with eigenvalue < threshold", .above = 0})
+          .field("L2", &H::L2, "weight of the size of the change",
+                 {.formula = "(P(K Kᵀ + ΣKpKpᵀ)P + L2 I) X = P K Rᵀ, ΔW = Xᵀ", .above = 0})
           .unused("mom2_update_weight", "the second moment only says which directions may be written")
-          .check("mom2_adjustment", [](const NullSpaceHparams& h) -> std::string {
-            return h.mom2_adjustment ? "" : "true: the null space is that of the second moment";
-          });
+          .check("mom2_adjustment", "true: the null space is that of the second moment",
+                 [](const H& h) { return h.mom2_adjustment; });
   return schema;
 }
 
@@ -93,11 +83,12 @@ LocateRecipe null_space_recipe(const NullSpaceHparams& hparams, const RecipeInpu
   recipe.update = [projectors, ridge = hparams.L2](const LayerProblem& problem) {
     const at::NoGradGuard no_grad;
     const NullSpace& space = projectors->of(problem);
+    const auto here = [&](const at::Tensor& x) { return routed(x, problem.keys_FN, problem.keys_FN.scalar_type()); };
     LayerProblem inside = problem;
     inside.keys_FN = space.project(problem.keys_FN);
     at::Tensor &keys_FP = inside.earlier.keys_FP, &sum_FF = inside.earlier.sum_FF;
-    if (keys_FP.defined()) keys_FP = space.project(as_like(keys_FP, problem.keys_FN));
-    if (sum_FF.defined()) sum_FF = space.project_both(as_like(sum_FF, problem.keys_FN));
+    if (keys_FP.defined()) keys_FP = space.project(here(keys_FP));
+    if (sum_FF.defined()) sum_FF = space.project_both(here(sum_FF));
     Preserved size;
     size.ridge = ridge;
     return closed_form(inside, size);

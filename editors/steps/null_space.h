@@ -11,8 +11,6 @@
 
 #include <emend/editors/steps/locate.h>
 
-#include <string>
-
 namespace emend::editors {
 
 /// P, kept as a basis of the smaller one of the two spaces.

@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/post_norm.h>
+#include <emend/editors/steps/solver.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
 
@@ -61,9 +62,7 @@ PostNorm::PostNorm(const models::Model& model, int layer) {
 
 PostNorm::Parts PostNorm::parts(const std::vector<at::Tensor>& values_ND) const {
   EMEND_CHECK(values_ND.size() == sites_.size(), "values of all sites");
-  const auto like = [&](const at::Tensor& x) {
-    return devices::route_like(x, values_ND[0], devices::Purpose::kSolve).to(values_ND[0].scalar_type());
-  };
+  const auto like = [&](const at::Tensor& x) { return routed(x, values_ND[0], values_ND[0].scalar_type()); };
   Parts parts{like(gain_D_), like(bias_D_), {}, {}, values_ND[0]};
   if (values_ND.size() > 1) parts.input_ND = parts.input_ND + like(values_ND[1]);
   parts.mean_N1 = centred_ ? parts.input_ND.mean(1, true) : at::zeros_like(parts.input_ND.mean(1, true));

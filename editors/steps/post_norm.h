@@ -12,11 +12,8 @@
 //   N rows · D hidden width
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/hooks/site.h>
 #include <emend/models/model.h>
-
-#include <vector>
 
 namespace emend::editors {
 

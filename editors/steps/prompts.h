@@ -1,18 +1,11 @@
 // From facts to token rows: which tokens a prompt has, where its subject is, which tokens the target adds.
 //
 // Every row's tokens come from encoding its whole string once; the subject is then found by character offsets, never by
-// adding up the lengths of separately encoded pieces. The target's tokens are appended as ids and never decoded and
-// encoded again.
+// adding up the lengths of separately encoded pieces. The target's tokens are appended as ids, not encoded again.
 #pragma once
 
 #include <emend/datasets/fact.h>
 #include <emend/editors/steps/contexts.h>
-
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace emend::models {
 class Tokenizer;
@@ -27,8 +20,7 @@ enum class FactToken {
   kSubjectFirstAfterLast,  ///< the token after the subject; the subject's last token if nothing follows
   kLast,                   ///< last token of the prompt
 };
-/// "subject_last", "subject_first", "subject_first_after_last", "last". Throws Error(kInvalidArgument) with the closest
-/// name.
+/// "subject_last", "subject_first", "subject_first_after_last", "last". Throws Error(kInvalidArgument) with a near one.
 [[nodiscard]] FactToken parse_fact_token(std::string_view text);
 
 /// One sentence with its subject filled in, without the target.
@@ -57,8 +49,7 @@ struct RenderOptions {
 [[nodiscard]] std::string with_leading_space(std::string_view target);
 
 /// Ids of `target` (already with its space) as they follow `prompt`: encoded without special tokens; a leading BOS or
-/// UNK is dropped, and so is a lone-space piece that SentencePiece vocabularies put first only because the string
-/// stands alone.
+/// UNK is dropped, and so is a lone-space piece that SentencePiece puts first only because the string stands alone.
 [[nodiscard]] std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt,
                                                     std::string_view target);
 

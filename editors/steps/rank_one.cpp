@@ -1,19 +1,11 @@
 #include <ATen/ATen.h>
 #include <emend/devices/route.h>
-#include <emend/devices/tf32.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/steps/rank_one.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 namespace emend::editors {
 namespace {
-
-LayerFigures figures_of(const models::EditSite& site, const ApplyReport& report, const SolveReport& solve) {
-  LayerFigures figures = figures_of_write(site.layer, site.weight_name, report);
-  figures.solver = solve.method;
-  figures.condition = solve.condition;
-  figures.jitter = solve.jitter;
-  return figures;
-}
 
 // One fact in one layer.
 class RankOneStep {
@@ -81,17 +73,17 @@ class RankOneStep {
     const auto current =
         collect_at_lookup(model_, rows_of(recipe_.constraint),
                           {{hooks::Site::kMlpDownIn, site_.layer}, {hooks::Site::kMlpDownOut, site_.layer}}, context_);
-    const auto like_u = [&](const at::Tensor& x) {
-      return devices::route_like(x, u_F, devices::Purpose::kSolve).to(u_F.scalar_type());
-    };
+    const auto like_u = [&](const at::Tensor& x) { return routed(x, u_F, u_F.scalar_type()); };
     const at::Tensor key_F = like_u(current[0].mean(0)), value_D = like_u(current[1].mean(0));
     const at::Tensor gap_D =
         recipe_.target_is_current_plus_delta ? like_u(target.delta_D[0]) : like_u(target.target_D[0]) - value_D;
     const at::Tensor divisor = key_F.dot(u_F);
     const at::Tensor v_D = gap_D / divisor;
-    WeightDelta delta = WeightDelta::factors(site_, v_D.unsqueeze(1), u_F.unsqueeze(1));
-    const ApplyReport report = apply_delta(delta, transaction);
-    LayerFigures figures = figures_of(site_, report, solve_);
+    const WeightDelta delta = WeightDelta::factors(site_, v_D.unsqueeze(1), u_F.unsqueeze(1));
+    LayerFigures& figures = add_delta(delta, transaction, result_);
+    figures.solver = solve_.method;
+    figures.condition = solve_.condition;
+    figures.jitter = solve_.jitter;
     figures.residual_norm = gap_D.norm().item<double>();
     figures.key_norm = key_F.norm().item<double>();
     if (context_.trace) {
@@ -103,8 +95,6 @@ class RankOneStep {
       record(context_, prefix_ + "division_factor", divisor);
       record(context_, prefix_ + "weight_change", delta.matrix());
     }
-    result_.layers.push_back(std::move(figures));
-    result_.deltas.push_back(std::move(delta));
   }
 
   const RankOneRecipe& recipe_;
@@ -138,10 +128,16 @@ FactOutcome edit_fact(const RankOneRecipe& recipe, models::Model& model, const R
 }  // namespace
 
 const hparams::Schema<RankOneHparams>& rank_one_schema() {
-  static const auto schema = hparams::Schema<RankOneHparams>("rank one")
+  using H = RankOneHparams;
+  static const auto schema = hparams::Schema<H>("rank one")
                                  .include(hparams::locate_schema())
                                  .unused("mom2_update_weight", "the constraint is satisfied exactly");
   return schema;
+}
+
+RankOneEditor::RankOneEditor(RankOneRecipe recipe, const RecipeInputs& in)
+    : NamedEditor(in), recipe_(std::move(recipe)) {
+  check_locate_hparams(recipe_.common, in.model, in.raw);
 }
 
 std::vector<int> RankOneEditor::statistics_layers() const {
@@ -152,10 +148,7 @@ std::vector<int> RankOneEditor::statistics_layers() const {
 EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::Fact> facts,
                                const EditContext& context) {
   const devices::Tf32Products products(context.tf32);
-  EditResult result;
-  result.editor = recipe_.editor;
-  result.hparams = recipe_.hparams;
-  result.engine = context.engine;
+  EditResult result{.editor = name(), .hparams = hparams(), .engine = context.engine};
   if (facts.empty()) return result;
   {
     const PhaseTimer timer(result, "contexts");
@@ -164,19 +157,18 @@ EditResult RankOneEditor::edit(models::Model& model, std::span<const datasets::F
   }
   if (const auto layers = statistics_layers(); !layers.empty()) {
     const PhaseTimer timer(result, "statistics");
-    prepare_statistics(model, layers, recipe_.editor, context);
+    prepare_statistics(model, layers, name(), context);
   }
-  RenderedBatch batch =
-      render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token), recipe_.kl_prompts});
+  RenderedBatch batch = render_batch(model, facts, *result.contexts, {parse_fact_token(recipe_.common.fact_token)});
   result.outcomes = std::move(batch.outcomes);
   EditTransaction transaction(model, context.transaction);
-  const auto total = static_cast<double>(batch.rendered.size());
+  const size_t total = batch.rendered.size();
   for (size_t i = 0; i < batch.rendered.size(); ++i) {
     context.cancel.check("edit");
-    if (context.progress) context.progress({"edit", static_cast<double>(i), total, batch.rendered[i].where});
+    context.report("edit", i, total, batch.rendered[i].where);
     result.outcomes[batch.places[i]] = edit_fact(recipe_, model, batch.rendered[i], context, transaction, result);
   }
-  if (context.progress) context.progress({"edit", total, total, ""});
+  context.report("edit", total, total);
   transaction.commit();
   return result;
 }

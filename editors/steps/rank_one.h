@@ -7,8 +7,6 @@
 
 #include <emend/editors/steps/locate.h>
 
-#include <string>
-
 namespace emend::editors {
 
 /// Which prompts a key (and value) is taken from.
@@ -27,21 +25,17 @@ struct RankOneHparams : hparams::LocateHparams {
 [[nodiscard]] const hparams::Schema<RankOneHparams>& rank_one_schema();  ///< the fields above
 
 struct RankOneRecipe {
-  std::string editor;
-  nlohmann::json hparams;  ///< effective values, for the record
   hparams::LocateHparams common;
-  std::vector<std::string> kl_prompts = {"{} is a"};
   KeySource direction = KeySource::kMean;     ///< k
   KeySource constraint = KeySource::kPlain;   ///< k' and m
   bool target_is_current_plus_delta = false;  ///< v* = m + δ instead of t0 + δ
 };
 
-class RankOneEditor final : public Editor {
+class RankOneEditor final : public NamedEditor {
  public:
-  explicit RankOneEditor(RankOneRecipe recipe) : recipe_(std::move(recipe)) {}
+  /// Throws like check_locate_hparams.
+  RankOneEditor(RankOneRecipe recipe, const RecipeInputs& in);
 
-  [[nodiscard]] const std::string& name() const override { return recipe_.editor; }
-  [[nodiscard]] nlohmann::json hparams() const override { return recipe_.hparams; }
   [[nodiscard]] bool is_batch_editor() const override { return false; }
   [[nodiscard]] std::vector<int> statistics_layers() const override;
   /// Facts in order, each on the model that the earlier ones left; the layers of a fact in ascending order.

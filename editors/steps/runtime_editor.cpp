@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/editors/steps/runtime_editor.h>
 #include <emend/editors/steps/training_loop.h>
 
@@ -59,9 +58,9 @@ void RuntimeEditor::load_state(const std::map<std::string, at::Tensor>& state) {
   if (state.empty()) return reset();
   const auto values = state.find("values.json");
   if (values == state.end())
-    throw Error(ErrorClass::kCorruption, {name_, "a memory without values", "the memory that this editor saved", ""});
+    throw Error(ErrorClass::kCorruption, {name(), "a memory without values", "the memory that this editor saved", ""});
   RuntimePart part;
-  part.kind = kind_;
+  part.kind = name();
   part.values = json_of(values->second);
   part.tensors = state;
   part.tensors.erase("values.json");
@@ -70,7 +69,7 @@ void RuntimeEditor::load_state(const std::map<std::string, at::Tensor>& state) {
 
 void RuntimeEditor::put_in_force(std::optional<RuntimePart> part, const models::Model& model) {
   scope_.clear();
-  if (part) scope_.add(*part, model, name_);
+  if (part) scope_.add(*part, model, name());
   part_ = std::move(part);
 }
 

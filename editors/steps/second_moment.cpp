@@ -1,14 +1,12 @@
 // Second moments as values and as files.
 #include <ATen/ATen.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/npz.h>
 #include <emend/core/text.h>
-#include <emend/devices/placement.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/solver.h>
-#include <emend/editors/steps/statistics.h>
 
 #include <mutex>
 
@@ -160,6 +158,14 @@ std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path
   return std::nullopt;
 }
 
+const SecondMoment& detail::prepared(const std::map<int, SecondMoment>& moments, int layer) {
+  const auto found = moments.find(layer);
+  if (found == moments.end())
+    refuse({"statistics", "layer " + std::to_string(layer) + " was not prepared", "a prepared layer",
+            "call prepare first"});
+  return found->second;
+}
+
 namespace {
 
 constexpr std::string_view kPlace = "{layer}";
@@ -186,13 +192,7 @@ class PublishedStatistics final : public StatisticsProvider {
     }
   }
 
-  [[nodiscard]] const SecondMoment& get(int layer) const override {
-    const auto found = moments_.find(layer);
-    if (found == moments_.end())
-      refuse({"statistics", "layer " + std::to_string(layer) + " was not prepared", "a prepared layer",
-              "call prepare first"});
-    return found->second;
-  }
+  [[nodiscard]] const SecondMoment& get(int layer) const override { return detail::prepared(moments_, layer); }
 
   [[nodiscard]] nlohmann::json describe() const override {
     nlohmann::json json = {{"source", "published"}, {"pattern", pattern_}, {"files", nlohmann::json::array()}};

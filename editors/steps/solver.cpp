@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/solver.h>
@@ -9,10 +8,6 @@
 
 namespace emend::editors {
 namespace {
-
-at::Tensor routed(const at::Tensor& x, const at::Tensor& like, at::ScalarType dtype) {
-  return devices::route_like(x, like, devices::Purpose::kSolve).to(dtype);
-}
 
 void require_rows(const char* what, const at::Tensor& x, int64_t rows) {
   if (x.size(0) == rows) return;
@@ -88,6 +83,10 @@ SolveMethod choose(const Preserved& preserved, double f, double n_new, at::Scala
 }
 
 }  // namespace
+
+at::Tensor routed(const at::Tensor& x, const at::Tensor& like, at::ScalarType dtype) {
+  return devices::route_like(x, like, devices::Purpose::kSolve).to(dtype);
+}
 
 // Calls `factorise` with 0 and, while that fails, with growing multiples of `mean`, which it is to add to the diagonal.
 // It returns nothing where the matrix is not positive definite.

@@ -2,14 +2,12 @@
 //   F key width · E edits · D value width · P earlier keys
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/editors/steps/statistics.h>
 
-#include <functional>
-#include <optional>
-#include <string>
-
 namespace emend::editors {
+
+/// x for systems solved beside `like`: on its device, in `dtype`.
+[[nodiscard]] at::Tensor routed(const at::Tensor& x, const at::Tensor& like, at::ScalarType dtype);
 
 /// Cholesky factor of a symmetric positive definite matrix.
 class SpdFactor {
@@ -40,11 +38,11 @@ class SpdFactor {
 
 /// λ·C + ridge·I + extra + P·Pᵀ: everything in the system except the new keys.
 struct Preserved {
-  SecondMoment moment;     ///< C; may be absent
-  double lambda = 1;       ///< `mom2_update_weight`
-  double ridge = 0;        ///< `update_norm_lambda`, L2
-  at::Tensor extra_FF;     ///< a dense cache ΣKKᵀ, or undefined
-  at::Tensor previous_FP;  ///< earlier keys, or undefined
+  SecondMoment moment = {};     ///< C; may be absent
+  double lambda = 1;            ///< `mom2_update_weight`
+  double ridge = 0;             ///< `update_norm_lambda`, L2
+  at::Tensor extra_FF = {};     ///< a dense cache ΣKKᵀ, or undefined
+  at::Tensor previous_FP = {};  ///< earlier keys, or undefined
 
   /// The dense matrix, in `dtype`.
   [[nodiscard]] at::Tensor matrix(at::ScalarType dtype, const at::Tensor& like) const;

@@ -1,20 +1,16 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/cache_folder.h>
-#include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/datasets/corpus.h>
-#include <emend/devices/collectives.h>
 #include <emend/devices/route.h>
-#include <emend/devices/tf32.h>
-#include <emend/editors/detail/statistics_rows.h>
-#include <emend/editors/detail/statistics_sums.h>
+#include <emend/devices/runtime.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/solver.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <chrono>
 #include <set>
 
 namespace emend::editors {
@@ -23,8 +19,7 @@ namespace {
 constexpr int kCacheVersion = 1;
 constexpr int64_t kTokensPerDimension = 10;
 constexpr int64_t kFirstAsked = 8, kMostPerDimension = 128;  // tokens a dimension, for kAutoTokens
-// Two halves are kept apart, and compared, as long as they are this narrow or the rule needs them: they take twice the
-// memory.
+// Two halves are kept apart, and compared, if they are this narrow or the rule needs them: they take twice the memory.
 constexpr int64_t kHalvesUpTo = 8192;
 constexpr int64_t kChunkTokens = 65536;  // between two chances to save what has been summed
 
@@ -437,11 +432,7 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
 }
 
 const SecondMoment& CorpusStatistics::get(int layer) const {
-  const auto found = state_->moments.find(layer);
-  if (found == state_->moments.end())
-    refuse({"statistics", "layer " + std::to_string(layer) + " was not prepared", "a prepared layer",
-            "call prepare first"});
-  return found->second;
+  return detail::prepared(state_->moments, layer);
 }
 
 // Rows that the model writes are kept like its moments: to write them takes longer than to use them.

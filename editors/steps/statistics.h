@@ -4,21 +4,13 @@
 // numbers depend on). Non-goal: the published 44 million tokens by default; about ten tokens a key dimension suffice.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/core/cancel.h>
 #include <emend/core/log.h>
 #include <emend/models/model.h>
 
 #include <chrono>
-#include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace emend::devices {
 class Collectives;
@@ -64,8 +56,7 @@ class StatisticsProvider {
   virtual void prepare(const models::Model& model, const std::vector<int>& layers) = 0;
   /// Throws Error(kInvalidArgument) if the layer was not prepared.
   [[nodiscard]] virtual const SecondMoment& get(int layer) const = 0;
-  /// At least `tokens` tokens of the text that the moments are taken from, as rows of ids; nothing where there is no
-  /// text.
+  /// At least `tokens` tokens of the text that the moments are taken from, as rows of ids; nothing if there is no text.
   [[nodiscard]] virtual std::vector<std::vector<int64_t>> rows(const models::Model& model, int64_t tokens) {
     (void)model, (void)tokens;
     return {};
@@ -114,10 +105,10 @@ struct StatisticsOptions {
   int64_t batch_tokens = 4096;          ///< tokens a forward pass
   std::chrono::seconds save_every{60};  ///< with a cache: how often the sums of an unfinished collection are saved
   uint64_t seed = 0;                    ///< order of the documents; sampled text where there is no corpus
-  std::filesystem::path cache;          ///< folder; empty: no cache
-  CancelToken cancel;
-  ProgressFn progress;
-  Log log;
+  std::filesystem::path cache = {};     ///< folder; empty: no cache
+  CancelToken cancel = {};
+  ProgressFn progress = {};
+  Log log = {};
 };
 
 /// Documents to take statistics from.

@@ -1,6 +1,5 @@
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
-#include <emend/editors/detail/statistics_rows.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>

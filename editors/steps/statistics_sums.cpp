@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
-#include <emend/editors/detail/statistics_sums.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/products.h>
 
@@ -65,8 +65,7 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
     });
   }
   session.stop_after({hooks::Site::kMlpDownIn, last}).attach();
-  models::ForwardOptions no_logits;
-  no_logits.logit_tokens = std::vector<int64_t>{};
+  const models::ForwardOptions no_logits{.hidden = {}, .logit_tokens = std::vector<int64_t>{}};
   bool fired = false;
   for (size_t begin = 0; begin < order.size();) {
     options.cancel.check("statistics");

@@ -11,8 +11,6 @@
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
-#include <emend/devices/streams.h>
-#include <emend/devices/tf32.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_budget.h>
 #include <emend/editors/detail/target_engines.h>

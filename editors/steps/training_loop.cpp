@@ -1,14 +1,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/optimiser.h>
-#include <emend/editors/steps/targets.h>
 #include <emend/editors/steps/training_loop.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 namespace emend::editors {
@@ -29,8 +26,7 @@ class Training {
   TrainingRecord run() {
     hold_passes();
     for (int64_t epoch = 0; epoch < options_.epochs; ++epoch) {
-      if (context_.progress)
-        context_.progress({"train", static_cast<double>(epoch), static_cast<double>(options_.epochs), loss_text()});
+      context_.report("train", epoch, options_.epochs, loss_text());
       double sum = 0;
       for (size_t chunk = 0; chunk < begins_.size(); ++chunk) {
         context_.cancel.check("train");
@@ -124,11 +120,8 @@ EditResult edit_plain_prompts(const Editor& editor, const models::Model& model, 
                               const EditContext& context,
                               const std::function<void(const RenderedBatch&, EditResult&)>& work) {
   const auto start = std::chrono::steady_clock::now();
-  EditResult result;
-  result.editor = editor.name();
-  result.hparams = editor.hparams();
-  result.engine = context.engine;
-  result.seed = context.seed;
+  EditResult result{
+      .editor = editor.name(), .hparams = editor.hparams(), .engine = context.engine, .seed = context.seed};
   RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
   result.outcomes = std::move(batch.outcomes);
   if (!batch.rendered.empty()) work(batch, result);

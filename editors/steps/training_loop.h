@@ -4,10 +4,6 @@
 #include <emend/editors/steps/learning_pass.h>
 #include <emend/editors/steps/locate.h>
 
-#include <functional>
-#include <span>
-#include <vector>
-
 namespace emend::editors {
 
 struct TrainingOptions {
@@ -22,13 +18,13 @@ struct TrainingSteps {
   /// Rows of the facts [begin, end), one a fact.
   std::function<std::vector<LearningRow>(int64_t begin, int64_t end)> rows;
   /// Before each pass over them; may be empty.
-  std::function<void(int64_t begin, int64_t end)> prepare;
+  std::function<void(int64_t begin, int64_t end)> prepare = {};
   /// What gradients are taken for.
   std::function<std::vector<at::Tensor>()> leaves;
   /// Moves the variables by the gradient of the chunk's mean loss.
   std::function<void(const PassResult& result)> update;
   /// After training, before the losses are measured once more; may be empty.
-  std::function<void()> finish;
+  std::function<void()> finish = {};
 };
 
 struct TrainingRecord {

@@ -1,13 +1,9 @@
 // Scoped change of weights: originals are kept first and come back, bit for bit, unless the scope commits.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/models/model.h>
 
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 namespace emend::editors {
 

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/optimiser.h>

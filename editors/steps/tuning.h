@@ -13,9 +13,6 @@
 #include <emend/editors/steps/lora.h>
 #include <emend/models/chat.h>
 
-#include <string>
-#include <vector>
-
 namespace emend::editors {
 
 /// A conversation as tokens: labels are the tokens of the assistant's turns, each with the token that ends the turn.

@@ -4,7 +4,6 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <functional>
 #include <sstream>
 
 namespace emend::editors {

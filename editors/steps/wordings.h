@@ -5,10 +5,7 @@
 #include <emend/datasets/fact.h>
 #include <emend/models/model.h>
 
-#include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 namespace emend::editors {
 
@@ -31,8 +28,7 @@ struct WritingOptions {
                                                                    std::span<const datasets::Fact> facts,
                                                                    const WritingOptions& options);
 
-/// The names in a list with commas, but for the last, which may be cut off: once each, without those that contain the
-/// subject.
+/// The names in a list with commas but the last, perhaps cut off: once each, without those that contain the subject.
 [[nodiscard]] std::vector<std::string> names_of(const std::string& list, const std::string& subject);
 
 /// Names that end as the subject does and begin as others do: the first word of each of `names` in front of the

@@ -109,8 +109,7 @@ std::vector<AskedText> asked_texts(const datasets::FactSet& set, size_t begin, s
   }
   for (const auto& group : set.groups) {
     const auto asked = [&](size_t fact) { return fact >= begin && fact < end; };
-    if (group.kind != "mquake" || group.facts.empty() || !std::all_of(group.facts.begin(), group.facts.end(), asked))
-      continue;
+    if (group.kind != "mquake" || group.facts.empty() || !std::ranges::all_of(group.facts, asked)) continue;
     std::vector<const Fact*> own;
     for (const size_t fact : group.facts) own.push_back(&set.facts[fact]);
     add_group({all, group.facts[0], own[0]->subject, chat, told ? told_facts(own) : ""}, group);

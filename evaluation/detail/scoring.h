@@ -4,11 +4,28 @@
 #include <ATen/core/Tensor.h>
 #include <emend/evaluation/scoring.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace emend::evaluation::detail {
+namespace emend::evaluation {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Score, labels, predicted, log_probs)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoreCounts, requests, unique_prompts, tokens_given, tokens_run, rows_projected)
+
+namespace detail {
+
+/// How results go from one process to another.
+template <class Value>
+[[nodiscard]] std::string packed(const Value& value) {
+  const auto bytes = nlohmann::json::to_msgpack(value);
+  return {bytes.begin(), bytes.end()};
+}
+template <class Value>
+[[nodiscard]] Value unpacked(std::string_view bytes) {
+  return nlohmann::json::from_msgpack(bytes.begin(), bytes.end()).template get<Value>();
+}
 
 /// Ids with what the tokenizer puts in front of a text, without what it puts behind.
 [[nodiscard]] std::vector<int64_t> encode_text(const models::Tokenizer& tokenizer, std::string_view text);
@@ -24,4 +41,5 @@ namespace emend::evaluation::detail {
 [[nodiscard]] std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
                                               const ScoreOptions& options, ScoreCounts* counts);
 
-}  // namespace emend::evaluation::detail
+}  // namespace detail
+}  // namespace emend::evaluation

@@ -45,11 +45,6 @@ CaseFigure magnitude(const Prompts& prompts) {
   return over_pairs(prompts, [](double right, double wrong) { return std::exp(-right) - std::exp(-wrong); });
 }
 
-MetricField difference(MetricField field) {
-  field.difference = true;
-  return field;
-}
-
 CaseFigure accuracy(const Prompts& prompts) {
   return share_of_true(prompts.raw_name + "_correct");
 }
@@ -79,15 +74,8 @@ const MetricInfo& counterfact_info() {
       "ROME and MEMIT (Meng et al. 2022/23): eval_utils_counterfact.py, summarize.py",
       1,
       {
-          {"score",
-           "S",
-           "Harmonic mean of the three success rates; 0 if one of them is 0.",
-           "%",
-           true,
-           {},
-           "score",
-           100,
-           {"efficacy_success", "paraphrase_success", "neighborhood_success"}},
+          harmonic_score("Harmonic mean of the three success rates; 0 if one of them is 0.",
+                         {"efficacy_success", "paraphrase_success", "neighborhood_success"}),
           {"efficacy_success", "ES",
            "Facts whose new target is more probable than the old one after the fact's own prompt (mean negative "
            "log-likelihood per token, strictly lower).",

@@ -6,7 +6,7 @@
 //   locality      share of positions of the given answer at which the edited model predicts the token that it predicted
 //                 before the edit; the answer only fixes the positions, it need not be what the model says
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
-#include <emend/evaluation/detail/generate_texts.h>
+#include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 
@@ -36,17 +36,8 @@ const MetricInfo& easyedit_info() {
            "Tokens of the answers to questions that follow from the edit, mean over all of a record's portability "
            "keys.",
            "%", true, mean_of_keys("portability"), "portability"},
-          {"fluency",
-           "Fluency",
-           "Weighted entropy of 2- and 3-grams of text generated from the edit prompt.",
-           "bit × 100",
-           true,
-           value_of("fluency"),
-           "",
-           100,
-           {},
-           /*of_groups=*/false,
-           /*optional=*/true},
+          optional({"fluency", "Fluency", "Weighted entropy of 2- and 3-grams of text generated from the edit prompt.",
+                    "bit × 100", true, value_of("fluency")}),
       },
       [](const json& raw) { return said_in_full(value_of("rewrite_acc")(raw)); },
       /*keyed=*/{"locality", "portability"}};

@@ -67,11 +67,8 @@ CaseVerdict judge(const json& raw) {
 // Left out of the summary where no text of the kind was written.
 MetricField optional_share(std::string key, std::string paper, std::string definition, bool higher,
                            std::vector<std::string> groups, std::string what, std::string label = "") {
-  MetricField field = {std::move(key), std::move(paper), std::move(definition), "%", higher};
-  field.of_case = mean(std::move(groups), std::move(what));
-  field.label = std::move(label);
-  field.optional = true;
-  return field;
+  return optional({std::move(key), std::move(paper), std::move(definition), "%", higher,
+                   mean(std::move(groups), std::move(what)), std::move(label)});
 }
 
 std::vector<MetricField> probe_fields() {
@@ -114,12 +111,9 @@ std::vector<MetricField> chat_fields() {
                      "Neighbours that are answered word for word as before the edit.", true, {"neighbor_chat"},
                      "text_kept"),
       optional_share("loops_chat", "Loops chat", "Answers in which a 3-gram stands four times.", false, kAskedInChat,
-                     "loops")};
-  MetricField entropy = {"entropy_chat", "Entropy chat", "n-gram entropy of the answers.", "bit", true};
-  entropy.of_case = mean(kAskedInChat, "entropy");
-  entropy.scale = 1;
-  entropy.optional = true;
-  fields.push_back(std::move(entropy));
+                     "loops"),
+      optional({"entropy_chat", "Entropy chat", "n-gram entropy of the answers.", "bit", true,
+                mean(kAskedInChat, "entropy"), "", 1})};
   for (auto field : probe_fields()) {
     field.key += "_chat";
     field.paper_name += " chat";
@@ -164,51 +158,19 @@ MetricInfo plain_info() {
           {"loops", "Loops", "Continuations in which a 3-gram stands four times.", "%", false, mean(kAsked, "loops")},
           {"entropy", "Entropy", "n-gram entropy of the continuations: mean of 2/3·H₂ and 4/3·H₃.", "bit", true,
            mean(kAsked, "entropy"), "", 1},
-          {"neighborhood_first_token_kept",
-           "NK1",
-           "Neighbours (at most three a fact) continued with the same first token as before the edit.",
-           "%",
-           true,
-           mean({"neighbor"}, "first_kept"),
-           "neighbours kept",
-           100,
-           {},
-           false,
-           true},
-          {"neighborhood_ten_tokens_kept",
-           "NK10",
-           "Neighbours whose first ten tokens are the same as before the edit.",
-           "%",
-           true,
-           mean({"neighbor"}, "ten_kept"),
-           "",
-           100,
-           {},
-           false,
-           true},
-          {"neighborhood_kl",
-           "NKL",
-           "Mean Kullback-Leibler divergence of the next-token distribution after neighbours' prompts, unedited "
-           "relative to edited.",
-           "nat",
-           false,
-           mean({"neighbor"}, "kl"),
-           "",
-           1,
-           {},
-           false,
-           true},
-          {"neutral_kl",
-           "KL",
-           "The same on 32 beginnings of sentences that have nothing to do with the facts.",
-           "nat",
-           false,
-           {},
-           "",
-           1,
-           {},
-           false,
-           true},
+          optional({"neighborhood_first_token_kept", "NK1",
+                    "Neighbours (at most three a fact) continued with the same first token as before the edit.", "%",
+                    true, mean({"neighbor"}, "first_kept"), "neighbours kept"}),
+          optional({"neighborhood_ten_tokens_kept", "NK10",
+                    "Neighbours whose first ten tokens are the same as before the edit.", "%", true,
+                    mean({"neighbor"}, "ten_kept")}),
+          optional(
+              {"neighborhood_kl", "NKL",
+               "Mean Kullback-Leibler divergence of the next-token distribution after neighbours' prompts, unedited "
+               "relative to edited.",
+               "nat", false, mean({"neighbor"}, "kl"), "", 1}),
+          optional({"neutral_kl", "KL",
+                    "The same on 32 beginnings of sentences that have nothing to do with the facts.", "nat", false}),
       },
       judge};
 }
@@ -230,7 +192,7 @@ struct Styles {
 Styles styles_of(const EvaluateOptions& options) {
   static const std::vector<std::string> names = {"plain", "chat", "both"};
   const std::string& style = options.free_style;
-  if (std::find(names.begin(), names.end(), style) == names.end())
+  if (std::ranges::find(names, style) == names.end())
     refuse({setting("free_style"), "\"" + style + "\"", "plain, chat or both", did_you_mean(style, names)});
   return {style != "chat", style != "plain"};
 }
@@ -266,7 +228,7 @@ class Free final : public Metric {
   [[nodiscard]] const MetricInfo& info() const override { return free_info(); }
   [[nodiscard]] bool suits(const datasets::FactSet& set) const override {
     if (set.format == "mquake" || set.facts.empty()) return false;  // its own protocol writes
-    const auto any = [&](const auto& has) { return std::any_of(set.facts.begin(), set.facts.end(), has); };
+    const auto any = [&](const auto& has) { return std::ranges::any_of(set.facts, has); };
     return any([](const auto& fact) { return !fact.paraphrase_prompts.empty(); }) ||
            !any([](const auto& fact) { return !fact.neighborhood_prompts.empty() || !fact.locality.empty(); });
   }
@@ -416,9 +378,7 @@ class Free final : public Metric {
 
   // Next-token distributions after the neighbours of these facts, and once after the neutral texts.
   void divergences(const models::Model& model, const MetricContext& context, size_t begin, size_t end) {
-    ScoreOptions score;
-    score.batch_tokens = context.options.batch_tokens;
-    score.cancel = context.options.cancel;
+    const ScoreOptions score = context.options.scoring();
     std::vector<std::string> prompts;
     std::vector<std::pair<size_t, size_t>> places;
     size_t earlier = 0;
@@ -431,10 +391,7 @@ class Free final : public Metric {
     constexpr size_t kRows = 256;
     for (size_t from = 0; from < prompts.size(); from += kRows) {
       const size_t to = std::min(from + kRows, prompts.size());
-      const at::Tensor now = next_token_log_probs(
-          model,
-          {prompts.begin() + static_cast<std::ptrdiff_t>(from), prompts.begin() + static_cast<std::ptrdiff_t>(to)},
-          score);
+      const at::Tensor now = next_token_log_probs(model, {prompts.begin() + from, prompts.begin() + to}, score);
       compare(context, now, places, from, earlier + from);
       if (!context.options.before) neighbors_.push_back(now.to(at::kHalf));
     }

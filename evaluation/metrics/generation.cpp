@@ -8,8 +8,7 @@
 //                    tokens), the first token counted in the divisor as published; null where there is none
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/evaluation/detail/generate_texts.h>
-#include <emend/evaluation/detail/snippets.h>
+#include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 #include <emend/models/tokenizer/tokenizer.h>

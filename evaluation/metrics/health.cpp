@@ -3,7 +3,7 @@
 // unedited model.
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
-#include <emend/evaluation/detail/snippets.h>
+#include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/metric.h>
 
@@ -58,12 +58,8 @@ class Health final : public Metric {
 
   [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet&) override {
     EMEND_CHECK(context.model != nullptr, "health needs a model");
-    HealthOptions options;
-    options.score.batch_tokens = context.options.batch_tokens;
-    options.score.cancel = context.options.cancel;
-    options.score.progress = context.options.progress;
+    HealthOptions options{.score = context.options.scoring()};
     options.score.phase = "health";
-    options.score.sharing = context.options.sharing;
     MetricOutcome outcome;
     outcome.summary = evaluate_health(*context.model, tasks_, options);
     outcome.summary["counts"] = outcome.summary["n"];

@@ -18,10 +18,10 @@ namespace {
 using nlohmann::json;
 
 bool all(const json& verdicts) {
-  return std::all_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
+  return std::ranges::all_of(verdicts, [](const json& v) { return v.get<bool>(); });
 }
 bool any(const json& verdicts) {
-  return std::any_of(verdicts.begin(), verdicts.end(), [](const json& v) { return v.get<bool>(); });
+  return std::ranges::any_of(verdicts, [](const json& v) { return v.get<bool>(); });
 }
 
 /// Whether an instance still gets the answer from before the edits.
@@ -40,36 +40,13 @@ const MetricInfo& mquake_info() {
           {"edit_wise", "Edit-wise",
            "Edited statements completed with the new object, token for token (teacher forcing).", "%", true,
            value_of("edit_wise")},
-          {"instance_wise",
-           "Instance-wise",
-           "Instances of which every single hop is answered.",
-           "%",
-           true,
-           value_of("instance_wise"),
-           "",
-           100,
-           {},
-           /*of_groups=*/true},
-          {"multi_hop",
-           "Multi-hop",
-           "Instances of which at least one multi-hop question is answered with the new answer or an alias.",
-           "%",
-           true,
-           value_of("multi_hop"),
-           "",
-           100,
-           {},
-           /*of_groups=*/true},
-          {"multi_hop_old",
-           "Multi-hop (old)",
-           "The same with the answer from before the edits.",
-           "%",
-           false,
-           old_answer,
-           "",
-           100,
-           {},
-           /*of_groups=*/true},
+          of_groups({"instance_wise", "Instance-wise", "Instances of which every single hop is answered.", "%", true,
+                     value_of("instance_wise")}),
+          of_groups({"multi_hop", "Multi-hop",
+                     "Instances of which at least one multi-hop question is answered with the new answer or an alias.",
+                     "%", true, value_of("multi_hop")}),
+          of_groups({"multi_hop_old", "Multi-hop (old)", "The same with the answer from before the edits.", "%", false,
+                     old_answer}),
       },
       [](const json& raw) { return said_in_full(value_of("edit_wise")(raw)); },
       /*keyed=*/{},

@@ -5,14 +5,12 @@
 // different length are unpacked to the longest by a gather whose gradient is again a gather.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/models/batch.h>
 #include <emend/models/config.h>
 #include <emend/models/kv_cache.h>
 
 #include <functional>
 #include <map>
-#include <vector>
 
 namespace emend::models::detail {
 

@@ -25,8 +25,7 @@ at::Tensor index_on(const std::vector<int64_t>& values, c10::Device device, Purp
   return devices::route_to(at::tensor(values, at::kLong), device, purpose);
 }
 
-// The own keys go into the cache's buffer, and attention reads them there, unless a gradient may have to flow through
-// them.
+// Own keys go into the cache's buffer, where attention reads them, unless a gradient may have to flow through them.
 detail::KeySource key_source(const ForwardOptions& options) {
   if (!options.cache) return detail::KeySource::kOwn;
   if (options.append && !at::GradMode::is_enabled()) return detail::KeySource::kCache;
@@ -88,12 +87,9 @@ void DecoderPass::check_batch() const {
              "a layer that the copy has", "run the layers below with the model itself");
   if (options_.hidden.defined()) {
     if (options_.hidden.dim() != 2 || options_.hidden.size(0) != batch_.tokens() ||
-        options_.hidden.size(1) != config_.hidden_size) {
-      std::ostringstream got;
-      got << "hidden states of shape " << options_.hidden.sizes();
-      bad_pass(got.str(), "[" + std::to_string(batch_.tokens()) + ", " + std::to_string(config_.hidden_size) + "]",
-               "pack them as the batch is packed");
-    }
+        options_.hidden.size(1) != config_.hidden_size)
+      bad_pass("hidden states of shape " + shape_text(options_.hidden.sizes()),
+               shape_text({batch_.tokens(), config_.hidden_size}), "pack them as the batch is packed");
     return;  // the ids are not looked up
   }
   for (int64_t r = 0; r < batch_.rows(); ++r) {
@@ -137,8 +133,7 @@ void DecoderPass::decide_positions() {
       real += !padding;
       largest = std::max(largest, positions_[i]);
     }
-    // Qwen v1 counts the prompt's real tokens, and keeps the count while a cached text goes on; the others look at the
-    // largest position so far.
+    // Qwen v1 counts the prompt's real tokens, also while a cached text goes on; others look at the largest position.
     const int64_t whole = batch_.full_lengths().empty() ? 0 : batch_.full_lengths()[r];
     int64_t length = std::max(whole, largest + 1);
     if (config_.position_rule == PositionRule::kColumns) {

@@ -5,10 +5,6 @@
 #include <emend/models/detail/attention.h>
 #include <emend/models/detail/model_state.h>
 #include <emend/models/detail/rotary.h>
-#include <emend/models/kept_tables.h>
-
-#include <map>
-#include <memory>
 
 namespace emend::models {
 namespace detail {

@@ -59,7 +59,7 @@ Guess guess_next(const std::vector<std::vector<int64_t>>& drafts, std::span<cons
   const auto begin = from->begin() + static_cast<std::ptrdiff_t>(at);
   guess.tokens.assign(begin, begin + static_cast<std::ptrdiff_t>(n));
   const bool whole = best > kLongest;
-  const auto agreed = static_cast<double>(whole ? record.trust + static_cast<int64_t>(written.size()) : best);
+  const auto agreed = static_cast<double>(whole ? record.trust + std::ssize(written) : best);
   guess.chance = agreed / (agreed + 1 + static_cast<double>(whole ? 0 : record.wrong));
   return guess;
 }
@@ -69,8 +69,8 @@ std::vector<int64_t> worth_checking(const std::vector<Guess>& guesses, int64_t a
   for (size_t r = 0; r < guesses.size(); ++r)
     for (size_t k = 1; k <= guesses[r].tokens.size(); ++k)
       tokens.emplace_back(std::pow(guesses[r].chance, static_cast<double>(k)), r);
-  std::stable_sort(tokens.begin(), tokens.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  const auto rows = static_cast<int64_t>(guesses.size());
+  std::ranges::stable_sort(tokens, [](const auto& a, const auto& b) { return a.first > b.first; });
+  const auto rows = std::ssize(guesses);
   double won = static_cast<double>(rows), best = won / pass_time(anyway, on_host);
   size_t taken = 0;
   for (size_t n = 1; n <= tokens.size() && rows + static_cast<int64_t>(n) <= limit; ++n) {

@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/models/detail/decoder_pass.h>
 #include <emend/models/products.h>
@@ -45,7 +44,7 @@ struct ExpertShare {
 
 // The outputs of all experts side by side, [N, X, D], for hooks; what they leave goes back into the shares.
 void show_experts(std::vector<ExpertShare>& shares, const at::Tensor& x, const hooks::HookPoint& point) {
-  const auto n_experts = static_cast<int64_t>(shares.size());
+  const auto n_experts = std::ssize(shares);
   at::Tensor all = at::zeros({x.size(0) * n_experts, x.size(1)}, x.options());
   for (int64_t e = 0; e < n_experts; ++e)
     if (const auto& share = shares[e]; share.out.defined())

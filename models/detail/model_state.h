@@ -1,20 +1,14 @@
 // What a Model owns.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <emend/core/sha256.h>
-#include <emend/models/adapter.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
 #include <emend/models/model.h>
 
 #include <array>
-#include <functional>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 namespace emend::models {
 

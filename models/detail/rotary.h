@@ -6,10 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <emend/models/config_reader.h>
 #include <emend/models/family.h>
-
-#include <vector>
 
 namespace emend::models::detail {
 

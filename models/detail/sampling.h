@@ -3,9 +3,7 @@
 
 #include <emend/models/generation.h>
 
-#include <cstdint>
 #include <random>
-#include <vector>
 
 namespace emend::models::detail {
 

@@ -1,5 +1,4 @@
-// Baichuan 7B (rotary) and 13B (ALiBi), versions 1 and 2: Llama with q, k, v in one W_pack; version 2 normalises the
-// rows of its head.
+// Baichuan 7B (rotary) and 13B (ALiBi): Llama with q, k, v in one W_pack; version 2 normalises the rows of its head.
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -29,11 +28,8 @@ FamilySpec baichuan_family() {
   spec.keys.max_positions = {"max_position_embeddings", "model_max_length"};
   spec.block.qkv = Qkv::kBlocks;
   spec.refine = refine_baichuan;
-  std::erase_if(spec.tensors, [](const TensorSpec& row) {
-    return row.part == Part::kK || row.part == Part::kV || (row.part == Part::kQ && is_bias(row));
-  });
-  for (TensorSpec& row : spec.tensors)
-    if (row.part == Part::kQ) row = {Part::kQkv, "model.layers.{layer}.self_attn.W_pack.weight", "3Q D"};
+  families::fuse(spec.tensors, {Part::kQ, Part::kK, Part::kV},
+                 {Part::kQkv, "model.layers.{layer}.self_attn.W_pack.weight", "3Q D"});
   spec.gguf = families::plain_gguf("baichuan", "BaiChuanForCausalLM");
   spec.gguf.paired_rotary_rows = spec.gguf.splits_qkv = true;
   spec.gguf.not_in_config = {"head_dim"};

@@ -1,6 +1,7 @@
 #include <emend/models/families/common.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace emend::models::families {
 
@@ -8,20 +9,28 @@ void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more) {
   for (auto& row : more) table.push_back(std::move(row));
 }
 
-static std::string bias_shape(const std::string& shape, bool conv1d) {
+std::vector<TensorSpec> linear(Part part, const std::string& name, const std::string& shape, Bias bias, bool conv1d) {
   const size_t space = shape.find(' ');
-  return conv1d ? shape.substr(space + 1) : shape.substr(0, space);
-}
-
-std::vector<TensorSpec> linear(Part part, const std::string& name, const std::string& shape, bool ModelConfig::*bias,
-                               bool conv1d) {
-  return {{part, name + ".weight", shape}, {part, name + ".bias", bias_shape(shape, conv1d), bias}};
-}
-
-std::vector<TensorSpec> linear(Part part, const std::string& name, const std::string& shape, bool bias, bool conv1d) {
-  std::vector<TensorSpec> rows{{part, name + ".weight", shape}};
-  if (bias) rows.push_back({part, name + ".bias", bias_shape(shape, conv1d)});
+  std::vector<TensorSpec> rows{{part, name + ".weight", shape},
+                               {part, name + ".bias", conv1d ? shape.substr(space + 1) : shape.substr(0, space)}};
+  if (const auto* flag = std::get_if<bool ModelConfig::*>(&bias))
+    rows.back().when = *flag;
+  else if (!std::get<bool>(bias))
+    rows.pop_back();
   return rows;
+}
+
+std::vector<TensorSpec> attention(const std::string& module, const std::string& out, Bias qkv, Bias out_bias) {
+  std::vector<TensorSpec> rows = linear(Part::kQ, module + "q_proj", "Q D", qkv);
+  append(rows, linear(Part::kK, module + "k_proj", "K D", qkv));
+  append(rows, linear(Part::kV, module + "v_proj", "K D", qkv));
+  append(rows, linear(Part::kAttnOut, module + out, "D Q", out_bias));
+  return rows;
+}
+
+void fuse(std::vector<TensorSpec>& table, const std::vector<Part>& parts, const TensorSpec& row) {
+  *std::ranges::find(table, parts.front(), &TensorSpec::part) = row;
+  std::erase_if(table, [&](const TensorSpec& old) { return std::ranges::count(parts, old.part) > 0; });
 }
 
 std::vector<TensorSpec> norm(Part part, const std::string& name, bool bias,
@@ -36,10 +45,7 @@ static std::vector<TensorSpec> llama_tensors() {
   const std::string layer = "model.layers.{layer}.";
   std::vector<TensorSpec> table{{Part::kEmbedding, "model.embed_tokens.weight", "V D"}};
   append(table, norm(Part::kAttnNorm, layer + "input_layernorm", false));
-  append(table, linear(Part::kQ, layer + "self_attn.q_proj", "Q D", &ModelConfig::qkv_bias));
-  append(table, linear(Part::kK, layer + "self_attn.k_proj", "K D", &ModelConfig::qkv_bias));
-  append(table, linear(Part::kV, layer + "self_attn.v_proj", "K D", &ModelConfig::qkv_bias));
-  append(table, linear(Part::kAttnOut, layer + "self_attn.o_proj", "D Q", &ModelConfig::out_bias));
+  append(table, attention(layer + "self_attn.", "o_proj", &ModelConfig::qkv_bias, &ModelConfig::out_bias));
   append(table, norm(Part::kMlpNorm, layer + "post_attention_layernorm", false));
   append(table, linear(Part::kGate, layer + "mlp.gate_proj", "F D", &ModelConfig::mlp_bias));
   append(table, linear(Part::kUp, layer + "mlp.up_proj", "F D", &ModelConfig::mlp_bias));
@@ -71,6 +77,24 @@ ModuleNames modules_of(const std::vector<TensorSpec>& table) {
           .lm_head = module(Part::kHead),
           .embedding = module(Part::kEmbedding),
           .position = module(Part::kPositions)};
+}
+
+DebugFlavour tiny(const FamilySpec& spec, const std::string& name, const std::string& changes) {
+  const ConfigKeys& keys = spec.keys;
+  nlohmann::json config = {{"model_type", spec.model_types.front()},
+                           {keys.hidden.front(), 32},
+                           {keys.layers.front(), 3},
+                           {keys.heads.front(), 4},
+                           {keys.vocab.front(), 101},
+                           {keys.max_positions.front(), 64}};
+  if (keys.mlp_width_factor == 0) config[keys.mlp_width.front()] = 56;
+  config.merge_patch(nlohmann::json::parse(changes));
+  return {name, config.dump()};
+}
+
+void read_gemma(const ConfigReader& reader, ModelConfig& config) {
+  config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
+  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
 }
 
 FamilySpec named(const std::string& name, const std::string& base_prefix) {
@@ -111,11 +135,7 @@ FamilySpec glm_relative(const std::string& name) {
   spec.keys.default_head_dim = 128;
   spec.keys.rotary_fraction = 0.5;
   spec.block.mlp = Mlp::kGatedFused;
-  std::erase_if(spec.tensors, [](const TensorSpec& row) {
-    return row.part == Part::kUp || (row.part == Part::kGate && is_bias(row));
-  });
-  for (TensorSpec& row : spec.tensors)
-    if (row.part == Part::kGate) row = {Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"};
+  fuse(spec.tensors, {Part::kGate, Part::kUp}, {Part::kGateUp, "model.layers.{layer}.mlp.gate_up_proj.weight", "2F D"});
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
     config.qkv_bias = reader.flag_or({"attention_bias"}, true);
     config.rotaries.front().interleaved = true;
@@ -165,7 +185,7 @@ void read_windows(const ConfigReader& reader, ModelConfig& config, int64_t windo
                   const std::function<bool(int64_t)>& slides) {
   config.windows.assign(config.n_layers, 0);
   const auto types = reader.texts({"layer_types"});
-  if (!types.empty() && static_cast<int64_t>(types.size()) != config.n_layers)
+  if (!types.empty() && std::ssize(types) != config.n_layers)
     reader.fail("layer_types", std::to_string(types.size()) + " entries",
                 std::to_string(config.n_layers) + ", one a layer");
   for (int64_t l = 0; l < config.n_layers; ++l) {

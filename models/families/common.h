@@ -4,18 +4,23 @@
 #include <emend/models/family.h>
 #include <emend/models/model.h>
 
+#include <variant>
+
 namespace emend::models::families {
 
 /// Adds `more` to the end of `table`.
 void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more);
 
-/// A weight and, where `bias` holds, its bias: NAME.weight with `shape`, NAME.bias with the first dimension of it (the
-/// last for a Conv1D, whose weight is [in, out]).
-[[nodiscard]] std::vector<TensorSpec> linear(Part part, const std::string& name, const std::string& shape,
-                                             bool ModelConfig::*bias, bool conv1d = false);
-/// The same with a bias that is always or never there.
-[[nodiscard]] std::vector<TensorSpec> linear(Part part, const std::string& name, const std::string& shape, bool bias,
+/// Whether there is one: always, never, or where a flag of the configuration holds.
+using Bias = std::variant<bool, bool ModelConfig::*>;
+/// NAME.weight with `shape`, NAME.bias with its first dimension (the last for a Conv1D, whose weight is [in, out]).
+[[nodiscard]] std::vector<TensorSpec> linear(Part part, const std::string& name, const std::string& shape, Bias bias,
                                              bool conv1d = false);
+/// q_proj, k_proj, v_proj and the output's matrix `out` under `module`, a name ending in ".".
+[[nodiscard]] std::vector<TensorSpec> attention(const std::string& module, const std::string& out, Bias qkv,
+                                                Bias out_bias);
+/// Puts `row` in the place of the first row of these parts, and takes their others away.
+void fuse(std::vector<TensorSpec>& table, const std::vector<Part>& parts, const TensorSpec& row);
 /// NAME.weight [D] and NAME.bias [D] (LayerNorm), or the weight alone (RMS).
 [[nodiscard]] std::vector<TensorSpec> norm(Part part, const std::string& name, bool bias,
                                            std::function<bool(const ModelConfig&)> when = {});
@@ -24,6 +29,12 @@ void append(std::vector<TensorSpec>& table, std::vector<TensorSpec> more);
 [[nodiscard]] std::vector<TensorSpec> head_norms(const std::string& attention);
 /// Names of modules as a table has them: a block's rewritten matrix, and what it and the attention lie in.
 [[nodiscard]] ModuleNames modules_of(const std::vector<TensorSpec>& table);
+
+/// A debug flavour: JSON `changes` (null takes a key away) of a model with 3 layers, 4 heads, width 32, MLP width 56
+/// (unless it follows from the width), 101 tokens and 64 positions, under the family's keys.
+[[nodiscard]] DebugFlavour tiny(const FamilySpec& spec, const std::string& name, const std::string& changes = "{}");
+/// Gemma's biases, and its scale of the embedding.
+void read_gemma(const ConfigReader& reader, ModelConfig& config);
 
 /// A family of that name and model_type, all else as the defaults have it.
 [[nodiscard]] FamilySpec named(const std::string& name, const std::string& base_prefix);
@@ -42,8 +53,7 @@ void read_qwen_windows(const ConfigReader& reader, ModelConfig& config);
 [[nodiscard]] GgufForm plain_gguf(const std::string& architecture, const std::string& class_name);
 /// Windows of Qwen2 and Qwen3: llama.cpp's converter leaves them out; emend writes them.
 void read_qwen_gguf_windows(const GgufConfigReader& reader, nlohmann::json& config);
-/// Gemma 2 and 3: the scale of attention is not in the files. As llama.cpp has it, the member of `layers_of_largest`
-/// layers uses hidden / heads.
+/// The scale of attention of Gemma 2 and 3, as llama.cpp has it: with `layers_of_largest` layers, hidden / heads.
 void read_gemma_gguf_scale(const GgufConfigReader& reader, int64_t layers_of_largest, nlohmann::json& config);
 
 /// The window of every layer whose `layer_types` entry is "sliding_attention"; without that list, of the layers for

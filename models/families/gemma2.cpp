@@ -8,8 +8,7 @@ namespace emend::models {
 FamilySpec gemma2_family() {
   FamilySpec spec = families::gemma_relative("gemma2", true);
   spec.refine = [](const ConfigReader& reader, ModelConfig& config) {
-    config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
-    config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+    families::read_gemma(reader, config);
     config.attention_scale = 1 / std::sqrt(reader.number_or({"query_pre_attn_scalar"}, 256));
     config.attention_softcap =
         reader.is_null("attn_logit_softcapping") ? 0 : reader.number_or({"attn_logit_softcapping"}, 50);
@@ -29,11 +28,8 @@ FamilySpec gemma2_family() {
     if (r.window() > 0) config["layer_types"] = r.layer_types(2);
     r.put_rotary(config);
   };
-  spec.debug = {
-      {"plain", R"({"model_type": "gemma2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-                              "num_key_value_heads": 2, "head_dim": 12, "intermediate_size": 56, "vocab_size": 101,
-                              "max_position_embeddings": 64, "query_pre_attn_scalar": 20, "sliding_window": 4,
-                              "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0})"}};
+  spec.debug = {families::tiny(spec, "plain", R"({"num_key_value_heads": 2, "head_dim": 12, "query_pre_attn_scalar": 20,
+                      "sliding_window": 4, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0})")};
   return spec;
 }
 

@@ -1,5 +1,4 @@
-// Gemma 3 (text): as Gemma 2 with norms on query and key heads instead of soft caps, and a rotary base of its own for
-// the layers with a window.
+// Gemma 3 (text): Gemma 2 with norms on query and key heads instead of soft caps, and another rotary base in windows.
 #include <emend/models/detail/rotary.h>
 #include <emend/models/families/common.h>
 
@@ -37,8 +36,7 @@ FamilySpec gemma3_family() {
   spec.ignored = {"*.rotary_emb.inv_freq", "vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*",
                   "model.multi_modal_projector.*"};
   spec.refine = [keys = spec.keys](const ConfigReader& reader, ModelConfig& config) {
-    config.qkv_bias = config.out_bias = reader.flag_or({"attention_bias"}, false);
-    config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+    families::read_gemma(reader, config);
     config.attention_scale = 1 / std::sqrt(reader.number_or({"query_pre_attn_scalar"}, 256));
     config.attention_softcap = reader.number_or({"attn_logit_softcapping"}, 0);
     config.logit_softcap = reader.number_or({"final_logit_softcapping"}, 0);
@@ -62,11 +60,9 @@ FamilySpec gemma3_family() {
     r.put_rotary(config);
     config["rope_local_base_freq"] = r.number("rope.freq_base_swa").value_or(10000.0);
   };
-  spec.debug = {
-      {"plain", R"({"model_type": "gemma3_text", "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4,
-                              "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "vocab_size": 101,
-                              "max_position_embeddings": 64, "query_pre_attn_scalar": 10, "sliding_window": 4,
-                              "sliding_window_pattern": 3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})"}};
+  spec.debug = {families::tiny(spec, "plain", R"({"hidden_size": 24, "num_hidden_layers": 4, "num_key_value_heads": 2,
+                      "head_dim": 8, "intermediate_size": 40, "query_pre_attn_scalar": 10, "sliding_window": 4,
+                      "sliding_window_pattern": 3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})")};
   return spec;
 }
 

@@ -45,8 +45,7 @@ FamilySpec gpt2_family() {
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) {
     config["n_positions"] = r.dimension("position_embd.weight", 0).value_or(r.positions);
   };
-  spec.debug = {{"plain", R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
-                              "vocab_size": 101})"}};
+  spec.debug = {families::tiny(spec, "plain")};
   return spec;
 }
 

@@ -46,12 +46,10 @@ FamilySpec gpt_neox_family() {
   spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) {
     out.metadata.set_flag(out.prefix + "use_parallel_residual", c.residual == Residual::kParallel);
   };
-  spec.debug = {
-      {"parallel", R"({"model_type": "gpt_neox", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
-                                 "intermediate_size": 64, "vocab_size": 101, "max_position_embeddings": 64})"},
-      {"sequential", R"({"model_type": "gpt_neox", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-                                   "intermediate_size": 72, "vocab_size": 90, "max_position_embeddings": 64, "rotary_pct": 0.5,
-                                   "hidden_act": "gelu_fast", "use_parallel_residual": false})"}};
+  spec.debug = {families::tiny(spec, "parallel", R"({"num_attention_heads": 2, "intermediate_size": 64})"),
+                families::tiny(spec, "sequential", R"({"hidden_size": 24, "num_hidden_layers": 2,
+                      "num_attention_heads": 3, "intermediate_size": 72, "vocab_size": 90, "rotary_pct": 0.5,
+                      "hidden_act": "gelu_fast", "use_parallel_residual": false})")};
   return spec;
 }
 

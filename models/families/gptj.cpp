@@ -1,5 +1,4 @@
-// GPT-J: parallel residual under one LayerNorm, interleaved rotary on the first rotary_dim dimensions, a head with a
-// bias.
+// GPT-J: parallel residual under one LayerNorm, interleaved rotary on rotary_dim dimensions, a head with a bias.
 #include <emend/models/families/common.h>
 
 namespace emend::models {
@@ -31,10 +30,7 @@ FamilySpec gptj_family() {
   const std::string layer = "transformer.h.{layer}.";
   spec.tensors = {{Part::kEmbedding, "transformer.wte.weight", "V D"}};
   append(spec.tensors, norm(Part::kAttnNorm, layer + "ln_1", true));
-  append(spec.tensors, linear(Part::kQ, layer + "attn.q_proj", "Q D", false));
-  append(spec.tensors, linear(Part::kK, layer + "attn.k_proj", "K D", false));
-  append(spec.tensors, linear(Part::kV, layer + "attn.v_proj", "K D", false));
-  append(spec.tensors, linear(Part::kAttnOut, layer + "attn.out_proj", "D Q", false));
+  append(spec.tensors, families::attention(layer + "attn.", "out_proj", false, false));
   append(spec.tensors, linear(Part::kUp, layer + "mlp.fc_in", "F D", true));
   append(spec.tensors, linear(Part::kDown, layer + "mlp.fc_out", "D F", true));
   append(spec.tensors, norm(Part::kFinalNorm, "transformer.ln_f", true));
@@ -45,8 +41,7 @@ FamilySpec gptj_family() {
   spec.gguf.not_run_by_llama_cpp = true;
   spec.gguf.not_in_config = {"head_dim"};
   spec.gguf.read = [](const GgufConfigReader& r, nlohmann::json& config) { config["rotary_dim"] = r.rotary_dims(); };
-  spec.debug = {{"plain", R"({"model_type": "gptj", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
-                              "rotary_dim": 4, "vocab_size": 101})"}};
+  spec.debug = {families::tiny(spec, "plain", R"({"rotary_dim": 4})")};
   return spec;
 }
 

@@ -11,9 +11,7 @@ FamilySpec internlm_family() {
   };
   spec.gguf = families::llama_gguf("InternLMForCausalLM");
   spec.gguf.claims = [](const GgufConfigReader&) { return false; };  // read as Llama with biases
-  spec.debug = {
-      {"plain", R"({"model_type": "internlm", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
-                              "num_attention_heads": 4, "vocab_size": 101, "max_position_embeddings": 64})"}};
+  spec.debug = {families::tiny(spec, "plain")};
   return spec;
 }
 

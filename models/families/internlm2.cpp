@@ -30,10 +30,8 @@ FamilySpec internlm2_family() {
     config["bias"] = false;
     r.put_rotary(config);
   };
-  spec.debug = {
-      {"dynamic", R"({"model_type": "internlm2", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
-                                "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101, "rope_theta": 1000000,
-                                "max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}})"}};
+  spec.debug = {families::tiny(spec, "dynamic", R"({"num_key_value_heads": 2, "rope_theta": 1000000,
+                      "max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}})")};
   return spec;
 }
 

@@ -22,14 +22,12 @@ FamilySpec llama_family() {
     }
     r.put_rotary(config);
   };
-  spec.debug = {
-      {"plain", R"({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-                    "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 101, "max_position_embeddings": 64})"},
-      {"llama3", R"({"model_type": "llama", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-                     "num_key_value_heads": 1, "head_dim": 6, "intermediate_size": 40, "vocab_size": 90,
-                     "max_position_embeddings": 64, "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true,
-                     "rope_scaling": {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16}})"},
-  };
+  spec.debug = {families::tiny(spec, "plain", R"({"num_key_value_heads": 2})"),
+                families::tiny(spec, "llama3", R"({"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+                      "num_key_value_heads": 1, "head_dim": 6, "intermediate_size": 40, "vocab_size": 90,
+                      "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true,
+                      "rope_scaling": {"rope_type": "llama3", "factor": 4.0,
+                      "original_max_position_embeddings": 16}})")};
   return spec;
 }
 

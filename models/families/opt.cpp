@@ -38,22 +38,17 @@ FamilySpec opt_family() {
                   {Part::kProjectIn, "model.decoder.project_in.weight", "D E", projected},
                   {Part::kProjectOut, "model.decoder.project_out.weight", "E D", projected}};
   append(spec.tensors, norm(Part::kAttnNorm, layer + "self_attn_layer_norm", true));
-  append(spec.tensors, linear(Part::kQ, layer + "self_attn.q_proj", "Q D", &ModelConfig::qkv_bias));
-  append(spec.tensors, linear(Part::kK, layer + "self_attn.k_proj", "K D", &ModelConfig::qkv_bias));
-  append(spec.tensors, linear(Part::kV, layer + "self_attn.v_proj", "K D", &ModelConfig::qkv_bias));
-  append(spec.tensors, linear(Part::kAttnOut, layer + "self_attn.out_proj", "D Q", &ModelConfig::out_bias));
+  append(spec.tensors,
+         families::attention(layer + "self_attn.", "out_proj", &ModelConfig::qkv_bias, &ModelConfig::out_bias));
   append(spec.tensors, norm(Part::kMlpNorm, layer + "final_layer_norm", true));
   append(spec.tensors, linear(Part::kUp, layer + "fc1", "F D", &ModelConfig::mlp_bias));
   append(spec.tensors, linear(Part::kDown, layer + "fc2", "D F", &ModelConfig::mlp_bias));
   append(spec.tensors, norm(Part::kFinalNorm, "model.decoder.final_layer_norm", true, &ModelConfig::final_norm));
   spec.tensors.push_back({Part::kHead, "lm_head.weight", "V E"});
   spec.modules = families::modules_of(spec.tensors);
-  spec.debug = {
-      {"pre_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-                                 "ffn_dim": 64, "vocab_size": 101, "max_position_embeddings": 64})"},
-      {"post_norm", R"({"model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-                                  "ffn_dim": 48, "vocab_size": 90, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
-                                  "do_layer_norm_before": false})"}};
+  spec.debug = {families::tiny(spec, "pre_norm", R"({"ffn_dim": 64})"),
+                families::tiny(spec, "post_norm", R"({"num_hidden_layers": 2, "ffn_dim": 48, "vocab_size": 90,
+                      "word_embed_proj_dim": 16, "do_layer_norm_before": false})")};
   return spec;
 }
 

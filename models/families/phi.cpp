@@ -22,10 +22,7 @@ FamilySpec phi_family() {
   const std::string layer = "model.layers.{layer}.";
   spec.tensors = {{Part::kEmbedding, "model.embed_tokens.weight", "V D"}};
   append(spec.tensors, norm(Part::kAttnNorm, layer + "input_layernorm", true));
-  append(spec.tensors, linear(Part::kQ, layer + "self_attn.q_proj", "Q D", true));
-  append(spec.tensors, linear(Part::kK, layer + "self_attn.k_proj", "K D", true));
-  append(spec.tensors, linear(Part::kV, layer + "self_attn.v_proj", "K D", true));
-  append(spec.tensors, linear(Part::kAttnOut, layer + "self_attn.dense", "D Q", true));
+  append(spec.tensors, families::attention(layer + "self_attn.", "dense", true, true));
   append(spec.tensors, linear(Part::kUp, layer + "mlp.fc1", "F D", true));
   append(spec.tensors, linear(Part::kDown, layer + "mlp.fc2", "D F", true));
   append(spec.tensors, norm(Part::kFinalNorm, "model.final_layernorm", true));
@@ -38,8 +35,7 @@ FamilySpec phi_family() {
     config["qk_layernorm"] = false;
     r.put_rotary(config);
   };
-  spec.debug = {{"plain", R"({"model_type": "phi", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-                              "intermediate_size": 56, "vocab_size": 101, "max_position_embeddings": 64})"}};
+  spec.debug = {families::tiny(spec, "plain")};
   return spec;
 }
 

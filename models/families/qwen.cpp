@@ -51,11 +51,10 @@ FamilySpec qwen_family() {
     config["use_dynamic_ntk"] = config["use_logn_attn"] = false;  // llama.cpp does neither, and the file does not say
   };
   spec.gguf.write = [](const ModelConfig& c, GgufConfig& out) { out.integer("feed_forward_length", 2 * c.mlp_width); };
-  spec.debug = {{"plain", R"({"model_type": "qwen", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3,
-                              "num_attention_heads": 4, "kv_channels": 8, "vocab_size": 101, "seq_length": 64})"},
-                {"ntk", R"({"model_type": "qwen", "hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2,
-                            "num_attention_heads": 3, "kv_channels": 8, "vocab_size": 90, "seq_length": 8,
-                            "max_position_embeddings": 64})"}};
+  spec.debug = {families::tiny(spec, "plain", R"({"intermediate_size": 96, "kv_channels": 8, "seq_length": 64,
+                      "max_position_embeddings": null})"),
+                families::tiny(spec, "ntk", R"({"hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2,
+                      "num_attention_heads": 3, "kv_channels": 8, "vocab_size": 90, "seq_length": 8})")};
   return spec;
 }
 

@@ -12,13 +12,11 @@ FamilySpec qwen2_family() {
     families::read_qwen_gguf_windows(r, config);
     r.put_rotary(config);
   };
-  spec.debug = {
-      {"plain", R"({"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-                              "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 101, "rope_theta": 1000000.0,
-                              "max_position_embeddings": 64, "tie_word_embeddings": true})"},
-      {"window", R"({"model_type": "qwen2", "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
-                               "num_key_value_heads": 1, "intermediate_size": 40, "vocab_size": 90, "max_window_layers": 1,
-                               "use_sliding_window": true, "sliding_window": 3, "max_position_embeddings": 64})"}};
+  spec.debug = {families::tiny(spec, "plain", R"({"num_key_value_heads": 2, "rope_theta": 1000000.0,
+                      "tie_word_embeddings": true})"),
+                families::tiny(spec, "window", R"({"hidden_size": 24, "num_attention_heads": 3,
+                      "num_key_value_heads": 1, "intermediate_size": 40, "vocab_size": 90, "max_window_layers": 1,
+                      "use_sliding_window": true, "sliding_window": 3})")};
   return spec;
 }
 

@@ -1,20 +1,15 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
-#include <emend/models/checkpoint.h>
-#include <emend/models/config.h>
 #include <emend/models/detail/hf_checkpoint.h>
-#include <emend/models/detail/model_folder.h>
 #include <emend/models/family.h>
 #include <emend/models/gguf/convert.h>
 #include <emend/models/spare_neurons.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace emend::models {
 namespace {
@@ -23,25 +18,14 @@ namespace fs = std::filesystem;
 
 std::optional<at::ScalarType> folder_dtype(const std::string& type) {
   if (type.empty()) return std::nullopt;
-  switch (parse_ggml_type(type)) {
-    case GgmlType::kF32:
-      return at::kFloat;
-    case GgmlType::kF16:
-      return at::kHalf;
-    case GgmlType::kBF16:
-      return at::kBFloat16;
-    default:
-      throw Error(ErrorClass::kInvalidArgument,
-                  {"convert", "type " + type + " for a Hugging Face folder", "F32, F16 or BF16",
-                   "name a target that ends in .gguf for quantised types"});
-  }
+  if (const auto dtype = plain_dtype(parse_ggml_type(type))) return dtype;
+  refuse({"convert", "type " + type + " for a Hugging Face folder", "F32, F16 or BF16",
+          "name a target that ends in .gguf for quantised types"});
 }
 
 std::string type_name(at::ScalarType dtype) {
-  return dtype == at::kFloat      ? "F32"
-         : dtype == at::kHalf     ? "F16"
-         : dtype == at::kBFloat16 ? "BF16"
-                                  : c10::toString(dtype);
+  const auto type = plain_type(dtype);
+  return type ? to_string(*type) : c10::toString(dtype);
 }
 
 /// Writes the weights and the small files of a checkpoint into a folder.
@@ -142,7 +126,7 @@ class FolderWriter {
 ConvertReport to_folder(const Checkpoint& checkpoint, const fs::path& target, const ConvertOptions& options) {
   std::error_code error;
   if (fs::exists(target, error) && !fs::is_directory(target, error))
-    throw Error(ErrorClass::kInvalidArgument, {target.string(), "a file", "a folder, or a name that is free", ""});
+    refuse({target.string(), "a file", "a folder, or a name that is free", ""});
   if (!options.overwrite && fs::exists(target, error) && !fs::is_empty(target, error))
     throw Error(
         ErrorClass::kInvalidArgument,
@@ -156,19 +140,17 @@ ConvertReport to_folder(const Checkpoint& checkpoint, const fs::path& target, co
     for (const auto& entry : fs::directory_iterator(folder)) report.files.push_back(target / entry.path().filename());
   };
   write_whole(target, write, detail::is_model_file);
-  std::sort(report.files.begin(), report.files.end());
+  std::ranges::sort(report.files);
   return report;
 }
 
 ConvertReport to_gguf(const Checkpoint& checkpoint, const fs::path& target, const ConvertOptions& options) {
   std::error_code error;
   if (fs::is_directory(target, error))
-    throw Error(ErrorClass::kInvalidArgument,
-                {target.string(), "a folder", "the name of a GGUF file", "name a file in it, such as model.gguf"});
+    refuse({target.string(), "a folder", "the name of a GGUF file", "name a file in it, such as model.gguf"});
   if (fs::exists(target, error) && !options.overwrite)
-    throw Error(ErrorClass::kInvalidArgument,
-                {target.string(), "the file is already there", "a name that is free",
-                 "choose another target, or replace the file (" + setting("force") + ")"});
+    refuse({target.string(), "the file is already there", "a name that is free",
+            "choose another target, or replace the file (" + setting("force") + ")"});
   GgufWriteOptions writing;
   if (!options.type.empty()) writing.type = parse_ggml_type(options.type);
   writing.vocabulary = options.vocabulary;
@@ -180,7 +162,7 @@ ConvertReport to_gguf(const Checkpoint& checkpoint, const fs::path& target, cons
   ConvertReport report;
   report.files = {target};
   report.bytes = written.bytes;
-  report.tensors = static_cast<int64_t>(written.tensors.size());
+  report.tensors = std::ssize(written.tensors);
   report.notes = written.notes;
   for (const auto& tensor : written.tensors) ++report.types[std::string(to_string(tensor.type))];
   return report;
@@ -192,8 +174,7 @@ ModelFormat parse_model_format(std::string_view name) {
   if (name == "auto") return ModelFormat::kAuto;
   if (name == "huggingface" || name == "hf") return ModelFormat::kHuggingFace;
   if (name == "gguf") return ModelFormat::kGguf;
-  throw Error(ErrorClass::kInvalidArgument,
-              {"model format", "\"" + std::string(name) + "\"", "auto, huggingface or gguf", ""});
+  refuse({"model format", "\"" + std::string(name) + "\"", "auto, huggingface or gguf", ""});
 }
 
 ConvertReport convert_model(const std::string& source, const fs::path& target, const ConvertOptions& options) {
@@ -201,15 +182,14 @@ ConvertReport convert_model(const std::string& source, const fs::path& target, c
   const auto checkpoint = open_checkpoint(source);
   std::error_code ignored;
   if (fs::equivalent(checkpoint->path(), target, ignored))
-    throw Error(ErrorClass::kInvalidArgument, {target.string(), "the target is the source", "another path", ""});
+    refuse({target.string(), "the target is the source", "another path", ""});
   const bool gguf =
       options.format == ModelFormat::kGguf || (options.format == ModelFormat::kAuto && target.extension() == ".gguf");
   if (options.spare_neurons < 0)
-    throw Error(ErrorClass::kInvalidArgument,
-                {setting("spare_neurons"), std::to_string(options.spare_neurons), "0 or more", ""});
+    refuse({setting("spare_neurons"), std::to_string(options.spare_neurons), "0 or more", ""});
   if (gguf && options.spare_neurons > 0)
-    throw Error(ErrorClass::kInvalidArgument, {target.string(), "spare neurons in a GGUF file", "a folder",
-                                               "convert to a folder first, and that to GGUF"});
+    refuse(
+        {target.string(), "spare neurons in a GGUF file", "a folder", "convert to a folder first, and that to GGUF"});
   return (gguf ? to_gguf : to_folder)(*checkpoint, target, options);
 }
 

@@ -1,13 +1,9 @@
 // Converting a model between a Hugging Face folder and a GGUF file, without loading it as a model.
 #pragma once
 
-#include <emend/core/log.h>
 #include <emend/models/gguf/gguf_writer.h>
 
-#include <filesystem>
 #include <map>
-#include <string>
-#include <vector>
 
 namespace emend::models {
 
@@ -30,7 +26,7 @@ struct ConvertOptions {
   /// Neurons that are added to every MLP, all zero: the model computes what it did, and LATCH has free places (folders
   /// only; not for mixtures of experts).
   int64_t spare_neurons = 0;
-  std::vector<std::string> edits = {};       ///< GgufWriteOptions::edits
+  std::vector<std::string> edits = {};  ///< GgufWriteOptions::edits
   const Log* log = nullptr;
   ProgressFn progress = {};  ///< phase "convert", in tensors
 };

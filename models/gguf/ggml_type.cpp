@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/gguf/ggml_type.h>
 #include <ggml.h>
@@ -32,6 +31,10 @@ constexpr std::array<NamedType, 15> kNamed = {{
     {GgmlType::kIQ4_NL, "IQ4_NL"},
     {GgmlType::kIQ4_XS, "IQ4_XS"},
 }};
+
+constexpr std::array<std::pair<GgmlType, c10::ScalarType>, 3> kPlain = {{{GgmlType::kF32, c10::ScalarType::Float},
+                                                                         {GgmlType::kF16, c10::ScalarType::Half},
+                                                                         {GgmlType::kBF16, c10::ScalarType::BFloat16}}};
 
 ggml_type native(GgmlType type) {
   return static_cast<ggml_type>(type);
@@ -67,6 +70,18 @@ GgmlType parse_ggml_type(std::string_view name) {
   const bool mixture = std::ranges::any_of(kNamed, [&](const auto& named) { return named.name == most; });
   refuse({"GGUF type", "\"" + shorten(name, 40) + "\"", "one of " + join(kNamed, ", ", name_of),
           mixture ? "use " + most + ": all matrices get the one type" : did_you_mean(upper, kNamed, "", name_of)});
+}
+
+std::optional<c10::ScalarType> plain_dtype(GgmlType type) {
+  for (const auto& [plain, dtype] : kPlain)
+    if (plain == type) return dtype;
+  return std::nullopt;
+}
+
+std::optional<GgmlType> plain_type(c10::ScalarType dtype) {
+  for (const auto& [type, plain] : kPlain)
+    if (plain == dtype) return type;
+  return std::nullopt;
 }
 
 bool is_readable(GgmlType type) noexcept {

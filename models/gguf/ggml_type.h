@@ -1,8 +1,11 @@
 // Storage types of GGUF tensors: names, block sizes, and conversion from and to float32 through ggml.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,9 +33,13 @@ enum class GgmlType : uint32_t {
 
 /// "F32", "Q4_K", …; "type 99" for a number that ggml does not know.
 [[nodiscard]] std::string to_string(GgmlType type);
-/// Reads a name of a writable type, any case; also float32, float16 and bfloat16. Throws Error(kInvalidArgument)
-/// listing the names.
+/// A writable type by name, in any case; also float32, float16, bfloat16. Throws Error(kInvalidArgument) with the list.
 [[nodiscard]] GgmlType parse_ggml_type(std::string_view name);
+
+/// The dtype of F32, F16 and BF16, whose values are stored as they are; nothing for other types.
+[[nodiscard]] std::optional<c10::ScalarType> plain_dtype(GgmlType type);
+/// The reverse.
+[[nodiscard]] std::optional<GgmlType> plain_type(c10::ScalarType dtype);
 
 /// Whether ggml can turn the type into float32. False for integers, removed types and unknown numbers.
 [[nodiscard]] bool is_readable(GgmlType type) noexcept;

@@ -1,13 +1,10 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
-#include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_checkpoint.h>
-#include <emend/models/tokenizer/gguf_vocabulary.h>
 
 #include <map>
 #include <mutex>
@@ -71,7 +68,7 @@ class GgufCheckpoint : public Checkpoint {
     const std::string key = detail::kNormKey + recipe.expected.name;
     const std::vector<double> kept = files_.metadata().numbers(key);
     if (kept.empty()) return values;
-    if (static_cast<int64_t>(kept.size()) != values.numel())
+    if (std::ssize(kept) != values.numel())
       files_.metadata().fail_key(key, std::to_string(kept.size()) + " numbers", std::to_string(values.numel()));
     const at::Tensor exact = at::tensor(kept, at::kDouble).to(values.scalar_type()).view(values.sizes());
     return at::where((exact - values).abs() <= 2.4e-7 * (1 + values.abs()), exact, values);

@@ -10,9 +10,6 @@
 
 #include <emend/models/checkpoint.h>
 
-#include <filesystem>
-#include <memory>
-
 namespace emend::models {
 
 /// Opens `path` (for a model in several files: the first one, named …-00001-of-000NN.gguf).

@@ -1,11 +1,10 @@
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/gguf_file.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -22,19 +21,20 @@ constexpr uint32_t kMaxDimensions = 4;
 struct ScalarType {
   std::string_view name;
   uint32_t bytes;  // 0: not a scalar
+  bool is_signed = false;
 };
 constexpr std::array<ScalarType, 13> kScalars = {{{"uint8", 1},
-                                                  {"int8", 1},
+                                                  {"int8", 1, true},
                                                   {"uint16", 2},
-                                                  {"int16", 2},
+                                                  {"int16", 2, true},
                                                   {"uint32", 4},
-                                                  {"int32", 4},
+                                                  {"int32", 4, true},
                                                   {"float32", 4},
                                                   {"bool", 1},
                                                   {"string", 0},
                                                   {"array", 0},
                                                   {"uint64", 8},
-                                                  {"int64", 8},
+                                                  {"int64", 8, true},
                                                   {"float64", 8}}};
 
 uint32_t scalar_bytes(GgufValueType type) {
@@ -145,10 +145,7 @@ class GgufFile::Parser {
 
   static std::string printable(std::string_view bytes) {
     std::string text = "bytes";
-    for (const unsigned char c : bytes) {
-      constexpr std::string_view digits = "0123456789abcdef";
-      text += std::string(" ") + digits[c >> 4] + digits[c & 15];
-    }
+    for (size_t i = 0; i < bytes.size(); ++i) text += " " + hex(bytes.substr(i, 1));
     return text;
   }
 
@@ -238,7 +235,7 @@ class GgufFile::Parser {
       tensor.offset += begin;
       order.push_back(&tensor);
     }
-    std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
+    std::ranges::sort(order, [](auto* a, auto* b) { return a->offset < b->offset; });
     for (size_t i = 1; i < order.size(); ++i)
       if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
         corrupt("tensors " + in_quotes(order[i - 1]->name) + " and " + in_quotes(order[i]->name) + " overlap",
@@ -279,28 +276,13 @@ namespace {
 
 // An integer where the type is one and the value fits int64; bool counts as 0 and 1.
 std::optional<int64_t> integer_of(GgufValueType type, const char* at) {
-  switch (type) {
-    case GgufValueType::kUint8:
-    case GgufValueType::kBool:
-      return load<uint8_t>(at);
-    case GgufValueType::kInt8:
-      return load<int8_t>(at);
-    case GgufValueType::kUint16:
-      return load<uint16_t>(at);
-    case GgufValueType::kInt16:
-      return load<int16_t>(at);
-    case GgufValueType::kUint32:
-      return load<uint32_t>(at);
-    case GgufValueType::kInt32:
-      return load<int32_t>(at);
-    case GgufValueType::kUint64:
-      if (load<int64_t>(at) < 0) return std::nullopt;
-      [[fallthrough]];
-    case GgufValueType::kInt64:
-      return load<int64_t>(at);
-    default:
-      return std::nullopt;
-  }
+  const uint32_t bytes = scalar_bytes(type);
+  if (bytes == 0 || type == GgufValueType::kFloat32 || type == GgufValueType::kFloat64) return std::nullopt;
+  int64_t value = 0;
+  std::memcpy(&value, at, bytes);
+  if (type == GgufValueType::kUint64 && value < 0) return std::nullopt;
+  const uint32_t unused = kScalars[static_cast<size_t>(type)].is_signed ? 64 - 8 * bytes : 0;
+  return value << unused >> unused;
 }
 
 std::optional<double> number_of(GgufValueType type, const char* at) {

@@ -1,18 +1,11 @@
 // What a family's file says about GGUF: the architecture, and what llama.cpp names, orders or stores in another way
-// than the family's own tables. Everything usual follows from ConfigKeys, the block and the tensor table
-// (docs/formats/gguf.md).
+// than the family's own tables. The rest follows from ConfigKeys, the block and the table (docs/formats/gguf.md).
 #pragma once
 
 #include <emend/models/gguf/gguf_file.h>
-#include <emend/models/gguf/gguf_metadata.h>
 
-#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace emend::models {
 
@@ -99,8 +92,7 @@ struct GgufForm {
   /// attn_q, attn_k, attn_v are stored apart although the Hugging Face checkpoint has one matrix.
   bool splits_qkv = false;
   bool not_run_by_llama_cpp = false;  ///< it has a name for the architecture, and cannot run it
-  /// A tensor's name inside its block ("attn_norm") where it is not the usual one; an empty text leaves that. May be
-  /// empty.
+  /// A tensor's name inside its block ("attn_norm") where it is not the usual one, else "". May be empty.
   std::function<std::string(const ModelConfig&, Part)> tensor_name;
 
   /// Every layer but each n-th has the window unless the file says otherwise; 0: llama.cpp ignores windows.

@@ -13,7 +13,7 @@ namespace {
 
 const ExpectedTensor& find_matrix(const std::vector<ExpectedTensor>& all, const Model& model,
                                   const std::string& weight) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const ExpectedTensor& tensor) {
+  const auto found = std::ranges::find_if(all, [&](const ExpectedTensor& tensor) {
     return tensor.name == weight || tensor.name == model.family().base_prefix + weight;
   });
   if (found == all.end() || found->bias || found->layer < 0 || found->expert >= 0 || found->shape.size() != 2)

@@ -20,8 +20,7 @@ struct LoraFactors {
 
 /// Writes the adapter (atomically). Rows of queries and keys are put into llama.cpp's order, projections that it keeps
 /// apart are cut. Returns the names of the GGUF tensors that are adapted. Throws Error(kUnsupported) for a family
-/// without a GGUF architecture or a weight that is not a matrix of a block; Error(kInvalidArgument) if shapes do not
-/// fit; Error(kIo).
+/// without a GGUF architecture or a weight that is no block's matrix, Error(kInvalidArgument) for shapes, Error(kIo).
 std::vector<std::string> write_gguf_lora(const Model& model, const std::vector<LoraFactors>& factors,
                                          const std::filesystem::path& path);
 

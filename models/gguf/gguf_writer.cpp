@@ -1,20 +1,15 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/core/log.h>
 #include <emend/devices/route.h>
-#include <emend/models/apart.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/detail/gguf_container.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
-#include <emend/models/gguf/detail/kept_tokenizer.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/models/model.h>
-#include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 namespace emend::models {
@@ -126,8 +121,7 @@ class Writer {
     for (const auto& part : base_->files.parts())
       for (const GgufTensor& tensor : part->tensors()) {
         const auto& of_tensor = users[&tensor];
-        const bool changed =
-            std::any_of(of_tensor.begin(), of_tensor.end(), [&](auto* recipe) { return is_changed(*recipe); });
+        const bool changed = std::ranges::any_of(of_tensor, [&](auto* recipe) { return is_changed(*recipe); });
         const GgmlType type = of_tensor.empty() ? tensor.type : type_over_base(tensor, changed);
         if (!changed && type == tensor.type)
           add_copy(*part, tensor);
@@ -145,11 +139,8 @@ class Writer {
     for (const GgufTensor& tensor : layout_.tensors) {
       const auto& of_tensor = users.at(&tensor);
       const at::ScalarType stored = source_.stored_dtype.at(of_tensor.front()->expected.name);
-      const GgmlType own = stored == at::kHalf       ? GgmlType::kF16
-                           : stored == at::kBFloat16 ? GgmlType::kBF16
-                                                     : GgmlType::kF32;
-      const bool changed =
-          std::any_of(of_tensor.begin(), of_tensor.end(), [&](auto* recipe) { return is_changed(*recipe); });
+      const GgmlType own = plain_type(stored).value_or(GgmlType::kF32);
+      const bool changed = std::ranges::any_of(of_tensor, [&](auto* recipe) { return is_changed(*recipe); });
       add_encoded(tensor, of_tensor, type_of(tensor, options_.type.value_or(own)), changed);
     }
   }
@@ -192,7 +183,7 @@ class Writer {
 
   void add_table(const std::string& name, const std::vector<float>& values) {
     report_.tensors.push_back({name, GgmlType::kF32, false, false, false, 0, 0});
-    outputs_.push_back({name, GgmlType::kF32, {static_cast<int64_t>(values.size())}, [values, name] {
+    outputs_.push_back({name, GgmlType::kF32, {std::ssize(values)}, [values, name] {
                           return detail::encode(at::tensor(values, at::kFloat), GgmlType::kF32, name);
                         }});
   }
@@ -237,8 +228,8 @@ class Writer {
         {GgmlType::kQ3_K, 11},   {GgmlType::kQ4_K, 14},   {GgmlType::kQ5_K, 16}, {GgmlType::kQ6_K, 18},
         {GgmlType::kIQ4_NL, 25}, {GgmlType::kIQ4_XS, 30}, {GgmlType::kBF16, 32}};
     if (base_ && !options_.type) return base_->files.metadata().integer("general.file_type").value_or(0);
-    const auto most = std::max_element(values_of_type_.begin(), values_of_type_.end(),
-                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::ranges::max_element(values_of_type_, [](const auto& a, const auto& b) { return a.second < b.second; });
     const auto number =
         most == values_of_type_.end() ? numbers.end() : numbers.find(options_.type.value_or(most->first));
     return number == numbers.end() ? 0 : number->second;

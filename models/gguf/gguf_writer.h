@@ -8,11 +8,8 @@
 #include <emend/core/log.h>
 #include <emend/models/gguf/ggml_type.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace emend::models {
 

@@ -1,4 +1,3 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/detail/sources.h>
@@ -10,7 +9,6 @@
 #include <cctype>
 #include <cmath>
 #include <map>
-#include <vector>
 
 namespace emend::models {
 namespace {
@@ -116,8 +114,7 @@ void rank_by_score(const GgufVocabulary& source, PipelineSpec& spec) {
     if (std::isnan(source.scores[id])) damaged(source, "scores[" + std::to_string(id) + "]", "not a number", "a score");
     if (type_of(source, id) == kNormal) order.push_back(id);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return source.scores[a] > source.scores[b]; });
+  std::ranges::stable_sort(order, [&](uint32_t a, uint32_t b) { return source.scores[a] > source.scores[b]; });
   std::vector<uint32_t> ranks(source.tokens.size(), kNoToken);
   for (uint32_t i = 0; i < order.size(); ++i) {
     const bool tie = i > 0 && source.scores[order[i]] == source.scores[order[i - 1]];
@@ -197,8 +194,6 @@ std::unique_ptr<Tokenizer> tokenizer_from_gguf(const GgufVocabulary& source, con
 
 namespace detail {
 namespace {
-
-using nlohmann::json;
 
 json sequence(std::vector<json> steps) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};

@@ -4,12 +4,6 @@
 
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace emend::models {
 
 struct GgufPre;

@@ -1,5 +1,5 @@
-#include <emend/core/error_parts.h>
-#include <emend/core/utf8.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -49,17 +49,9 @@ Encoding Tokenizer::encode_prompt(std::string_view text) const {
   return encoding;
 }
 
-std::vector<int64_t> Tokenizer::encode_ids(std::string_view text, bool add_special) const {
-  return encode(text, add_special).ids;
-}
-
 bool Tokenizer::adds_bos() const {
-  return special_.bos &&
-         std::find(special_.prefix_ids.begin(), special_.prefix_ids.end(), *special_.bos) != special_.prefix_ids.end();
+  return special_.bos && std::ranges::count(special_.prefix_ids, *special_.bos) > 0;
 }
-
-StreamDecoder::StreamDecoder(const Tokenizer& tokenizer, bool skip_special)
-    : tokenizer_(tokenizer), skip_special_(skip_special) {}
 
 std::string StreamDecoder::push(int64_t id) {
   if (skip_special_ && tokenizer_.is_special(id)) return {};
@@ -78,6 +70,15 @@ std::string StreamDecoder::finish() {
   pending_.clear();
   at_start_ = true;
   return text;
+}
+
+void Tokenizer::save(const std::filesystem::path& folder) const {
+  for (const auto& [name, content] : kept_) write_file(folder / name, content);
+  for (const auto& file : kept_.empty() ? files_ : std::vector<std::filesystem::path>()) {
+    const auto target = folder / file.filename();
+    std::error_code ignored;
+    if (!std::filesystem::equivalent(file, target, ignored)) write_file(target, read_file(file));
+  }
 }
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder) {

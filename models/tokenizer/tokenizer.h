@@ -71,7 +71,9 @@ class Tokenizer {
   /// A text that goes on: with what stands in front of it, without what stands behind.
   [[nodiscard]] Encoding encode_prompt(std::string_view text) const;
   /// Like encode(), ids only.
-  [[nodiscard]] virtual std::vector<int64_t> encode_ids(std::string_view text, bool add_special = false) const;
+  [[nodiscard]] virtual std::vector<int64_t> encode_ids(std::string_view text, bool add_special = false) const {
+    return encode(text, add_special).ids;
+  }
 
   /// Text of `ids`, always valid UTF-8 (broken sequences become U+FFFD). Ids without a token are left out, because
   /// models often have a few more rows than the vocabulary has tokens.
@@ -108,12 +110,16 @@ class Tokenizer {
 
   /// Writes the files from which load_tokenizer (and transformers) get this tokenizer back into an existing folder:
   /// the original files, or a tokenizer.json made from the GGUF vocabulary. See save_tokenizer.
-  virtual void save(const std::filesystem::path& folder) const = 0;
+  virtual void save(const std::filesystem::path& folder) const;
+  /// From now on save() writes these files (names and contents), for a tokenizer whose own are momentary.
+  void keep_files(std::vector<std::pair<std::string, std::string>> files) { kept_ = std::move(files); }
 
  protected:
   Tokenizer() = default;
   SpecialTokens special_;
   std::string fingerprint_;
+  std::vector<std::filesystem::path> files_;               ///< what save() copies …
+  std::vector<std::pair<std::string, std::string>> kept_;  ///< … unless these are there
 };
 
 /// Turns a stream of ids into text that is valid UTF-8 at every step.
@@ -121,7 +127,8 @@ class Tokenizer {
 class StreamDecoder {
  public:
   /// `tokenizer` must outlive the decoder.
-  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true);
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)
+      : tokenizer_(tokenizer), skip_special_(skip_special) {}
   /// The characters completed by `id`; may be empty.
   [[nodiscard]] std::string push(int64_t id);
   /// What is left: one U+FFFD if the stream ended inside a character. The decoder is then as new.

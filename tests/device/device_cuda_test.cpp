@@ -6,7 +6,6 @@
 #include <emend/devices/planner.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
-#include <emend/devices/streams.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 

@@ -10,7 +10,7 @@
 #include <emend/editors/steps/transaction.h>
 #include <emend/editors/steps/tuning.h>
 #include <emend/evaluation/scoring.h>
-#include <emend/models/adapter.h>
+#include <emend/models/model.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/runtime.h>
-#include <emend/devices/tf32.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/models/config.h>

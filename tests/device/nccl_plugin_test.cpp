@@ -7,7 +7,7 @@
 #include <emend/devices/collectives.h>
 #include <emend/devices/detail/nccl_library.h>
 #include <emend/devices/runtime.h>
-#include <emend/editors/detail/statistics_sums.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <gtest/gtest.h>
 
 #include <array>

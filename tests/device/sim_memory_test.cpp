@@ -8,7 +8,6 @@
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/devices/simulated.h>
-#include <emend/devices/streams.h>
 #include <gtest/gtest.h>
 
 #include "support/simulated.h"

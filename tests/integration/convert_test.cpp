@@ -5,7 +5,7 @@
 #include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/gguf/convert.h>
-#include <emend/models/gguf/detail/kept_tokenizer.h>
+#include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 

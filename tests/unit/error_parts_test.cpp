@@ -1,7 +1,7 @@
 // The four parts of an error, and the page that explains the classes.
 #include <emend/core/atomic_file.h>
 #include <emend/core/cancel.h>
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <gtest/gtest.h>
 
 namespace emend {

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/devices/tf32.h>
+#include <emend/devices/runtime.h>
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/text_metrics.h>

@@ -232,7 +232,6 @@ TEST(Lint, EveryLibrarySourceIsInTheBuild) {
 TEST(Lint, TheLibraryNamesNoCommandLineOption) {
   const std::regex option(R"("[^"\n]*--[a-z][a-z-]+[^"\n]*")");
   for (const auto& file : library()) {
-    if (file.path == "core/setting.cpp") continue;
     for (const auto& found : matches(file, code_of(file, false), option, {"--"}))
       if (found.find("llama-gguf-split --merge") == std::string::npos && found.find("style=") == std::string::npos)
         ADD_FAILURE() << found << "\n  messages name settings: setting(\"name\") of core/setting.h";

@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
-#include <emend/devices/tf32.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/models/tokenizer/tokenizer.h>

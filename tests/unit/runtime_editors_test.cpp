@@ -1,11 +1,9 @@
 // Edits beside the weights: GRACE, WISE, NeuralDB and IKE on tiny models, their packs, and letting go of them.
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
-#include <emend/editors/packs/grace_book.h>
-#include <emend/editors/packs/neural_store.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
-#include <emend/editors/packs/wise_memory.h>
+#include <emend/editors/packs/stores.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/learning_pass.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/devices/tf32.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>

@@ -1,11 +1,10 @@
 // The parts of the tokenizer: patterns, splitting, Unicode, added tokens, the cache of words.
 #include <emend/core/error.h>
 #include <emend/models/tokenizer/detail/added_tokens.h>
+#include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/regex.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-#include <emend/models/tokenizer/detail/vocabulary.h>
-#include <emend/models/tokenizer/detail/word_cache.h>
 #include <gtest/gtest.h>
 
 namespace emend::models::detail {

@@ -25,7 +25,7 @@ bool Answer::push(int64_t id) {
   const std::lock_guard lock(mutex_);
   if (count_ == 0) first_ = Clock::now();
   const auto& ends = tokenizer_.eos_ids();
-  const bool end = std::find(ends.begin(), ends.end(), id) != ends.end();
+  const bool end = std::ranges::find(ends, id) != ends.end();
   if (end) {
     if (!ready_.tokens.empty()) ready_.tokens.pop_back();
     pending_ += decoder_.finish();
@@ -94,7 +94,7 @@ bool Answer::next(Piece& piece) {
   // A row that runs ends itself at its next token; one that waits is not begun any more.
   if (!more_.wait_until(lock, options_.deadline + std::chrono::seconds(5), some)) {
     abandoned_ = true;
-    throw HttpError(503, "server_error", "the time for this request is over before the model came to it");
+    throw HttpError(503, "the time for this request is over before the model came to it");
   }
   if (error_) std::rethrow_exception(error_);
   piece = std::move(ready_);
@@ -109,21 +109,6 @@ Piece Answer::whole() {
     std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(all.tokens));
   }
   return all;
-}
-
-void Answer::abandon() {
-  const std::lock_guard lock(mutex_);
-  abandoned_ = true;
-}
-
-std::string Answer::finish_reason() const {
-  const std::lock_guard lock(mutex_);
-  return reason_;
-}
-
-int64_t Answer::tokens() const {
-  const std::lock_guard lock(mutex_);
-  return count_;
 }
 
 double Answer::seconds_to_first() const {

@@ -49,9 +49,18 @@ class Answer {
   bool next(Piece& piece);
   /// All of it.
   Piece whole();
-  void abandon();
-  [[nodiscard]] std::string finish_reason() const;  ///< "stop" or "length"
-  [[nodiscard]] int64_t tokens() const;
+  void abandon() {
+    const std::lock_guard lock(mutex_);
+    abandoned_ = true;
+  }
+  [[nodiscard]] std::string finish_reason() const {  ///< "stop" or "length"
+    const std::lock_guard lock(mutex_);
+    return reason_;
+  }
+  [[nodiscard]] int64_t tokens() const {
+    const std::lock_guard lock(mutex_);
+    return count_;
+  }
   [[nodiscard]] double seconds_to_first() const;  ///< since it was made; 0 before
 
  private:

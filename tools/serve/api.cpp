@@ -14,8 +14,6 @@
 #include <atomic>
 #include <cmath>
 
-#include "schema.h"
-
 namespace emend::tools::serve {
 namespace {
 
@@ -41,7 +39,7 @@ ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model
   for (const auto& one : prompts) {
     const std::string prompt = one.at("prompt"), text = beside.prefix(prompt) + prompt;
     rows.push_back(model.tokenizer().encode_ids(text, true));
-    const auto length = static_cast<int64_t>(rows.back().size()) + tokens;
+    const auto length = std::ssize(rows.back()) + tokens;
     if (rows.back().empty() || length > model.max_positions())
       refuse("prompts: " + std::to_string(length) + " tokens with the new ones; expected a text, and at most " +
              std::to_string(model.max_positions()));
@@ -111,10 +109,8 @@ Reply trace(Api& api, const Request& asked) {
 Reply lint(const Request& asked) {
   const auto request = asked.json();
   const auto& given = request["facts"];
-  datasets::ReadOptions read;
-  read.format = request.value("format", "auto");
-  read.bad_rows = datasets::BadRowPolicy::kSkip;
-  read.allow_empty = true;
+  const datasets::ReadOptions read{
+      .format = request.value("format", "auto"), .bad_rows = datasets::BadRowPolicy::kSkip, .allow_empty = true};
   const auto facts = datasets::parse_facts(given.is_string() ? given.get<std::string>() : given.dump(), "facts", read);
   auto findings = ordered_json::array(), rows = ordered_json::array();
   for (const auto& finding : datasets::lint_facts(facts)) {
@@ -146,23 +142,17 @@ std::string tar(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder))
     if (entry.is_regular_file()) files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   for (const auto& file : files) {
     const std::string bytes = read_file(file), name = (folder.filename() / fs::relative(file, folder)).string();
     std::string head(512, '\0');
     const auto put = [&](size_t at, const std::string& text) { head.replace(at, text.size(), text); };
     char size[16];
     std::snprintf(size, sizeof size, "%011zo", bytes.size());
-    put(0, name.substr(0, 99));
-    put(100, "0000644");
-    put(108, "0000000");
-    put(116, "0000000");
-    put(124, size);
-    put(136, "00000000000");
-    put(148, "        ");
-    put(156, "0");
-    put(257, "ustar");
-    put(263, "00");
+    const std::pair<size_t, std::string> fields[] = {
+        {0, name.substr(0, 99)}, {100, "0000644"},  {108, "0000000"}, {116, "0000000"}, {124, size},
+        {136, "00000000000"},    {148, "        "}, {156, "0"},       {257, "ustar"},   {263, "00"}};
+    for (const auto& [at, text] : fields) put(at, text);
     unsigned sum = 0;
     for (const unsigned char c : head) sum += c;
     std::snprintf(size, sizeof size, "%06o", sum);

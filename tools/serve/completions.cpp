@@ -72,8 +72,7 @@ Reply Completions::models() const {
 PackSet Completions::packs_of(const std::string& text) const {
   if (text.empty() || text == base_) return packs_.in_force();
   if (!text.starts_with(base_ + "+"))
-    throw HttpError(404, "invalid_request_error",
-                    "there is no such model; expected " + base_ + " or " + base_ + "+PACK", "model_not_found");
+    throw HttpError(404, "there is no such model; expected " + base_ + " or " + base_ + "+PACK", "model_not_found");
   std::vector<std::string> names;
   for (size_t begin = base_.size() + 1; begin <= text.size();) {
     const size_t end = std::min(text.find('+', begin), text.size());
@@ -158,7 +157,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   const int64_t n = request.value("n", 1), room = engine_.model().max_positions(), least = 1;
   const int64_t most = options.max_tokens;
   for (auto& ids : prompts(request, packs, chat)) {
-    const auto length = static_cast<int64_t>(ids.size());
+    const auto length = std::ssize(ids);
     asked.prompt_tokens += length;
     if (unlimited)
       sampling.max_new_tokens = options.max_tokens = std::clamp(room - length, least, std::max(least, most));
@@ -281,7 +280,7 @@ void Completions::stream(const Asked& asked, const Write& write) {
   } catch (const HttpError& error) {
     write(event_line(error.body()));
   } catch (const std::exception& error) {
-    write(event_line(HttpError(500, "server_error", error.what()).body()));
+    write(event_line(HttpError(500, error.what()).body()));
   }
   for (const auto& answer : asked.answers) answer->abandon();
   if (there) write("data: [DONE]\n\n");

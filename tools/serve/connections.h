@@ -31,8 +31,6 @@ class Workers : public httplib::TaskQueue {
     }
   }
   ~Workers() override { Workers::shutdown(); }
-  Workers(const Workers&) = delete;
-  Workers& operator=(const Workers&) = delete;
   void enqueue(std::function<void()> task) override {
     {
       const std::lock_guard lock(mutex_);

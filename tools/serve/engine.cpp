@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
-#include <emend/editors/steps/changed_by.h>
+#include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
@@ -70,14 +70,14 @@ Engine::~Engine() {
 }
 
 void Engine::submit(std::vector<Task> tasks) {
-  if (static_cast<int64_t>(tasks.size()) > options_.queue)
+  if (std::ssize(tasks) > options_.queue)
     refuse("prompt, n: " + std::to_string(tasks.size()) + " answers; expected at most " +
            std::to_string(options_.queue) + " in one request");
   for (const auto& task : tasks) {
-    const auto length = static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens;
+    const auto length = std::ssize(task.prompt) + task.sampling.max_new_tokens;
     const auto most = std::min<int64_t>(options_.cache_bytes / token_bytes_, model_.max_positions());
     if (task.prompt.empty() || length > most)
-      throw HttpError(400, "invalid_request_error",
+      throw HttpError(400,
                       std::to_string(task.prompt.size()) + " tokens with " +
                           std::to_string(task.sampling.max_new_tokens) +
                           " new ones; expected at least one and at most " + std::to_string(most) + " together",
@@ -85,9 +85,9 @@ void Engine::submit(std::vector<Task> tasks) {
   }
   {
     const std::lock_guard lock(mutex_);
-    if (stop_) throw HttpError(503, "server_error", "the server is being stopped");
+    if (stop_) throw HttpError(503, "the server is being stopped");
     if (static_cast<int64_t>(waiting_.size() + tasks.size()) > options_.queue)
-      throw HttpError(429, "rate_limit_error", "the queue is full; ask again in a moment");
+      throw HttpError(429, "the queue is full; ask again in a moment");
     std::move(tasks.begin(), tasks.end(), std::back_inserter(waiting_));
   }
   wake_.notify_all();
@@ -96,7 +96,7 @@ void Engine::submit(std::vector<Task> tasks) {
 void Engine::with(const PackSet& packs, const std::function<void(models::Model&, const editors::RuntimeScope&)>& work) {
   Exclusive mine{packs, work, {}};
   std::unique_lock lock(mutex_);
-  if (stop_) throw HttpError(503, "server_error", "the server is being stopped");
+  if (stop_) throw HttpError(503, "the server is being stopped");
   exclusive_.push_back(&mine);
   wake_.notify_all();
   wake_.wait(lock, [&] { return mine.done; });
@@ -106,7 +106,7 @@ void Engine::with(const PackSet& packs, const std::function<void(models::Model&,
 EngineFigures Engine::figures() const {
   const std::lock_guard lock(mutex_);
   auto figures = figures_;
-  figures.waiting = static_cast<int64_t>(waiting_.size());
+  figures.waiting = std::ssize(waiting_);
   return figures;
 }
 
@@ -125,7 +125,7 @@ void Engine::loop() {
     for (auto* one : exclusive) run(*one);
     advance(std::move(joined));
   }
-  const auto stopped = std::make_exception_ptr(HttpError(503, "server_error", "the server is being stopped"));
+  const auto stopped = std::make_exception_ptr(HttpError(503, "the server is being stopped"));
   fail_all(stopped);
   in_force_.reset();
   const std::lock_guard lock(mutex_);
@@ -143,11 +143,10 @@ std::vector<Task> Engine::admit() {
   int64_t longest = 0;
   const auto room_for = [&](const Task& task) {
     const auto rows = static_cast<int64_t>(running_.size() + joined.size()) + 1;
-    const auto length = std::max(longest, static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens);
+    const auto length = std::max(longest, std::ssize(task.prompt) + task.sampling.max_new_tokens);
     return rows <= options_.rows && (rows == 1 || rows * length * token_bytes_ <= options_.cache_bytes);
   };
-  for (const auto& task : running_)
-    longest = std::max(longest, static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens);
+  for (const auto& task : running_) longest = std::max(longest, std::ssize(task.prompt) + task.sampling.max_new_tokens);
   std::string alone = in_force_ && !running_.empty() ? in_force_->key : "";
   while (!waiting_.empty()) {
     Task& task = waiting_.front();
@@ -155,10 +154,10 @@ std::vector<Task> Engine::admit() {
         beside(task.packs) ? (running_.empty() && joined.empty()) || alone == key_of(task.packs) : alone.empty();
     if (!task.answer->unwanted() && (!fits || !room_for(task))) break;
     if (task.answer->unwanted()) {
-      task.answer->fail(std::make_exception_ptr(HttpError(503, "server_error", "the time for this request is over")));
+      task.answer->fail(std::make_exception_ptr(HttpError(503, "the time for this request is over")));
     } else {
       if (beside(task.packs)) alone = key_of(task.packs);
-      longest = std::max(longest, static_cast<int64_t>(task.prompt.size()) + task.sampling.max_new_tokens);
+      longest = std::max(longest, std::ssize(task.prompt) + task.sampling.max_new_tokens);
       joined.push_back(std::move(task));
     }
     waiting_.pop_front();
@@ -178,13 +177,12 @@ void Engine::advance(std::vector<Task> joined) {
   // An answer knows when it has ended.
   std::erase_if(running_, [](const Task& task) { return !task.answer->finish_reason().empty(); });
   for (size_t g = 0; g < groups_.size(); ++g)
-    if (std::none_of(running_.begin(), running_.end(),
-                     [&](const Task& task) { return task.group == static_cast<int64_t>(g); }))
+    if (std::ranges::none_of(running_, [&](const Task& task) { return task.group == static_cast<int64_t>(g); }))
       groups_[g] = nullptr;
   const std::lock_guard lock(mutex_);
-  figures_.running = static_cast<int64_t>(running_.size());
+  figures_.running = std::ssize(running_);
   figures_.cache_bytes = batch_->cache_bytes();
-  figures_.sets = static_cast<int64_t>(sets_.size());
+  figures_.sets = std::ssize(sets_);
 }
 
 void Engine::fail_all(const std::exception_ptr& error) {
@@ -214,8 +212,8 @@ void Engine::begin(std::vector<Task> tasks) {
       continue;
     }
     if (set) {
-      auto group = std::find(groups_.begin(), groups_.end(), set);
-      if (group == groups_.end()) group = std::find(groups_.begin(), groups_.end(), nullptr);
+      auto group = std::ranges::find(groups_, set);
+      if (group == groups_.end()) group = std::ranges::find(groups_, nullptr);
       if (group == groups_.end()) group = groups_.insert(group, nullptr);
       *group = set;
       task.group = group - groups_.begin();
@@ -240,8 +238,7 @@ bool Engine::beside(const PackSet& packs) const {
   for (const auto& one : packs) {
     if (!one.pack->runtime.empty()) return true;
     for (const auto& delta : one.pack->deltas)
-      if (std::none_of(places_.begin(), places_.end(),
-                       [&](const Place& place) { return place.matrix.weight_name == delta.weight; }))
+      if (std::ranges::none_of(places_, [&](const Place& place) { return place.matrix.weight_name == delta.weight; }))
         return true;
   }
   return false;
@@ -249,7 +246,7 @@ bool Engine::beside(const PackSet& packs) const {
 
 Engine::Shared Engine::edited(const PackSet& packs) {
   const std::string key = key_of(packs);
-  auto found = std::find_if(sets_.begin(), sets_.end(), [&](const Shared& set) { return set->key == key; });
+  auto found = std::ranges::find_if(sets_, [&](const Shared& set) { return set->key == key; });
   if (found == sets_.end()) {
     sets_.push_front(make_edited(packs));
     int64_t bytes = 0;
@@ -285,12 +282,11 @@ void Engine::attach(const models::TokenBatch& batch, const std::vector<int64_t>&
   handles_.clear();
   std::set<int64_t> used(groups.begin(), groups.end());
   for (const int64_t group : used) {
-    const Shared set = group < 0 ? nullptr : groups_[static_cast<size_t>(group)];
+    const Shared set = group < 0 ? nullptr : groups_[group];
     if (!set) continue;
     std::vector<int64_t> tokens;
     for (int64_t r = 0; r < batch.rows(); ++r)
-      for (int64_t k = 0; groups[static_cast<size_t>(r)] == group && k < batch.length(r); ++k)
-        tokens.push_back(batch.token(r, k));
+      for (int64_t k = 0; groups[r] == group && k < batch.length(r); ++k) tokens.push_back(batch.token(r, k));
     const bool all = used.size() == 1;
     const at::Tensor index = at::tensor(tokens, at::kLong);
     for (const auto& matrix : set->matrices) {

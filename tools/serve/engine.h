@@ -52,8 +52,6 @@ class Engine {
   Engine(models::Model& model, EngineOptions options);
   ~Engine();
   void stop();  ///< answers that are not finished fail, and no more are taken
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   /// All of them or none: throws HttpError 429 if the queue is full, 400 for a text that never fits.
   void submit(std::vector<Task> tasks);

@@ -9,7 +9,6 @@
 #include <mutex>
 
 #include "connections.h"
-#include "schema.h"
 
 namespace emend::tools::serve {
 namespace {
@@ -38,11 +37,11 @@ HttpError to_http(const Error& error) {
     case ErrorClass::kInvalidArgument:
     case ErrorClass::kCorruption:
     case ErrorClass::kUnsupported:
-      return {400, "invalid_request_error", error.what()};
+      return {400, error.what()};
     case ErrorClass::kNotFound:
-      return {404, "invalid_request_error", error.what()};
+      return {404, error.what()};
     default:
-      return {500, "server_error", error.what()};
+      return {500, error.what()};
   }
 }
 
@@ -55,15 +54,19 @@ void write_error(const HttpError& error, httplib::Response& response) {
 }  // namespace
 
 nlohmann::ordered_json HttpError::body() const {
+  const char* type = status_ == 401                     ? "authentication_error"
+                     : status_ == 429                   ? "rate_limit_error"
+                     : status_ == 500 || status_ == 503 ? "server_error"
+                                                        : "invalid_request_error";
   return {{"error",
            {{"message", what()},
-            {"type", type_},
+            {"type", type},
             {"param", nullptr},
             {"code", code_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(code_)}}}};
 }
 
 void refuse(const std::string& text) {
-  throw HttpError(400, "invalid_request_error", text);
+  throw HttpError(400, text);
 }
 
 nlohmann::json Request::json() const {
@@ -101,29 +104,28 @@ struct HttpServer::State {
   void admit(const httplib::Request& request) const {
     const std::string host = request.get_header_value("Host");
     if (is_loopback(options.host) && !is_loopback(host_of(host)))
-      throw HttpError(403, "invalid_request_error", "Host is not a name of this machine's loopback");
+      throw HttpError(403, "Host is not a name of this machine's loopback");
     if (request.has_header("Origin")) {
       const std::string origin = request.get_header_value("Origin");
       if (origin != "http://" + host && origin != "https://" + host)
-        throw HttpError(403, "invalid_request_error", "requests of other sites are not answered");
+        throw HttpError(403, "requests of other sites are not answered");
     }
     const auto open = [&](const Route& route) {
       return route.open && route.path == request.path && (request.method == route.method || request.method == "HEAD");
     };
-    if (options.token.empty() || std::any_of(routes.begin(), routes.end(), open)) return;
+    if (options.token.empty() || std::ranges::any_of(routes, open)) return;
     const std::string given = request.get_header_value("Authorization");
     if (!given.starts_with("Bearer ") || !same_token(given.substr(7), options.token))
-      throw HttpError(401, "authentication_error", "Authorization: Bearer TOKEN is missing or wrong");
+      throw HttpError(401, "Authorization: Bearer TOKEN is missing or wrong");
   }
 
   // Before the body is read: of what is refused here none is.
   void welcome(const httplib::Request& request) const {
     admit(request);
     if (!body_length(request))
-      throw HttpError(411, "invalid_request_error",
-                      "Content-Length: missing or not one number; send the body in one piece");
+      throw HttpError(411, "Content-Length: missing or not one number; send the body in one piece");
     if (request.has_header("Content-Encoding"))
-      throw HttpError(415, "invalid_request_error", "Content-Encoding: not offered here; send the body as it is");
+      throw HttpError(415, "Content-Encoding: not offered here; send the body as it is");
   }
 
   void answer(const Route& route, const nlohmann::json& schema, const httplib::Request& from,
@@ -158,7 +160,7 @@ struct HttpServer::State {
     } catch (const Error& error) {
       write_error(to_http(error), response);
     } catch (const std::exception& error) {
-      write_error({500, "server_error", error.what()}, response);
+      write_error({500, error.what()}, response);
     }
     const std::lock_guard lock(mutex);
     if (failed || !route.empty()) ++counts[{route, response.status}];
@@ -201,7 +203,7 @@ HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
                              : response.status == 413 ? "a body of more than " + std::to_string(most) + " bytes"
                              : response.status == 414 ? "a path that is too long"
                                                       : "a request that cannot be read";
-    if (response.body.empty()) write_error({response.status, "invalid_request_error", text}, response);
+    if (response.body.empty()) write_error({response.status, text}, response);
   });
   for (const auto& route : state_->routes) state_->add(route);
   state_->port = chosen.port;

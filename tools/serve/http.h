@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -18,15 +19,30 @@ namespace emend::tools::serve {
 /// An answer other than 200, in OpenAI's form.
 class HttpError : public std::runtime_error {
  public:
-  HttpError(int status, std::string type, const std::string& text, std::string code = {})
-      : std::runtime_error(text), status_(status), type_(std::move(type)), code_(std::move(code)) {}
+  HttpError(int status, const std::string& text, std::string code = {})
+      : std::runtime_error(text), status_(status), code_(std::move(code)) {}
   [[nodiscard]] int status() const noexcept { return status_; }
   [[nodiscard]] nlohmann::ordered_json body() const;
 
  private:
   int status_;
-  std::string type_, code_;
+  std::string code_;
 };
+
+// What a JSON document must be, in the part of JSON Schema that /openapi.json speaks: requests, and the server's own
+// files.
+
+struct SchemaFault {
+  std::string where, got, expected;  ///< "prompts[2].targets"
+};
+
+/// {"type": "object", …} of the keywords in `text`. Known are type, enum, minimum, maximum, minItems, maxItems,
+/// uniqueItems, items, properties, required, additionalProperties; where there are properties there are no others.
+[[nodiscard]] nlohmann::json object_schema(const std::string& text);
+
+/// The first fault of a value; fields that are null are taken away first. Integers are written as such and fit 64 bits.
+[[nodiscard]] std::optional<SchemaFault> schema_fault(nlohmann::json& value, const nlohmann::json& schema,
+                                                      const std::string& where = "");
 
 /// Throws HttpError 400.
 [[noreturn]] void refuse(const std::string& text);

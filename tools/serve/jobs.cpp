@@ -50,15 +50,6 @@ std::pair<double, double> share_of(const std::string& phase) {
   return {0, 0};
 }
 
-class EventSink : public LogSink {
- public:
-  explicit EventSink(std::function<void(const LogEvent&)> take) : take_(std::move(take)) {}
-  void write(const LogEvent& event) override { take_(event); }
-
- private:
-  std::function<void(const LogEvent&)> take_;
-};
-
 }  // namespace
 
 struct Jobs::Job {
@@ -121,9 +112,8 @@ ordered_json Jobs::add(const json& request) {
   options.metrics.names = request.value("eval", defaults_.metrics.names);
   job->activate = request.value("active", true);
   const auto& facts = request["facts"];
-  datasets::ReadOptions read;
-  read.format = request.value("format", "auto");
-  job->facts = datasets::parse_facts(facts.is_string() ? facts.get<std::string>() : facts.dump(), "facts", read);
+  job->facts = datasets::parse_facts(facts.is_string() ? facts.get<std::string>() : facts.dump(), "facts",
+                                     {.format = request.value("format", "auto")});
   check_(options, job->facts);
   job->name = request.value("name", "");
   const std::lock_guard lock(mutex_);
@@ -133,8 +123,8 @@ ordered_json Jobs::add(const json& request) {
   }
   require_pack_name(job->name);
   const auto taken = [&](const JobPtr& other) { return !is_over(other->status) && other->name == job->name; };
-  if (packs_.taken(job->name) || std::any_of(jobs_.begin(), jobs_.end(), taken))
-    throw HttpError(409, "invalid_request_error", "there is a pack or a file of this name", "pack_exists");
+  if (packs_.taken(job->name) || std::ranges::any_of(jobs_, taken))
+    throw HttpError(409, "there is a pack or a file of this name", "pack_exists");
   enqueue(job);
   forget_old();
   jobs_.push_back(job);
@@ -143,16 +133,15 @@ ordered_json Jobs::add(const json& request) {
 
 // With the mutex held.
 void Jobs::enqueue(const JobPtr& job) {
-  if (stop_) throw HttpError(503, "server_error", "the server is being stopped");
-  if (queue_.size() >= kWaiting) throw HttpError(429, "rate_limit_error", "too many edits wait; ask again later");
+  if (stop_) throw HttpError(503, "the server is being stopped");
+  if (queue_.size() >= kWaiting) throw HttpError(429, "too many edits wait; ask again later");
   queue_.push_back(job);
   changed_.notify_all();
 }
 
 void Jobs::forget_old() {
   while (jobs_.size() >= kKept) {
-    const auto oldest =
-        std::find_if(jobs_.begin(), jobs_.end(), [](const JobPtr& job) { return is_over(job->status); });
+    const auto oldest = std::ranges::find_if(jobs_, [](const JobPtr& job) { return is_over(job->status); });
     if (oldest == jobs_.end()) return;
     std::error_code ignored;
     fs::remove_all(work_ / (*oldest)->id, ignored);
@@ -161,8 +150,8 @@ void Jobs::forget_old() {
 }
 
 Jobs::JobPtr Jobs::find(const std::string& id) const {
-  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobPtr& job) { return job->id == id; });
-  if (found == jobs_.end()) throw HttpError(404, "invalid_request_error", "there is no such edit", "edit_not_found");
+  const auto found = std::ranges::find_if(jobs_, [&](const JobPtr& job) { return job->id == id; });
+  if (found == jobs_.end()) throw HttpError(404, "there is no such edit", "edit_not_found");
   return *found;
 }
 
@@ -197,7 +186,7 @@ ordered_json Jobs::cancel(const std::string& id) {
   const std::lock_guard lock(mutex_);
   const auto job = find(id);
   job->cancel.request();
-  if (const auto place = std::find(queue_.begin(), queue_.end(), job); place != queue_.end()) {
+  if (const auto place = std::ranges::find(queue_, job); place != queue_.end()) {
     queue_.erase(place);
     job->status = "cancelled";
     changed_.notify_all();
@@ -229,7 +218,7 @@ std::string Jobs::report(const std::string& id) const {
     const std::lock_guard lock(mutex_);
     path = work_ / find(id)->id / "report.html";
   }
-  if (!fs::exists(path)) throw HttpError(404, "invalid_request_error", "this edit has no report", "no_report");
+  if (!fs::exists(path)) throw HttpError(404, "this edit has no report", "no_report");
   return read_file(path);
 }
 
@@ -288,7 +277,7 @@ void Jobs::edit(Job& job) {
   job.options.out = folder.string();
   workflow::Handles lent = lent_;
   lent.cancel = job.cancel;
-  lent.log = Log({std::make_shared<EventSink>([&](const LogEvent& event) {
+  lent.log = Log({workflow::make_sink([&](const LogEvent& event) {
     if (event.text.empty()) return;
     tell(job, {{"event", event.name},
                {"level", event.level == LogLevel::kWarning ? "warning" : "info"},
@@ -304,7 +293,7 @@ void Jobs::edit(Job& job) {
     workflow::Run run(*model_, job.facts, job.options, lent);
     run.execute();
     run.session().undo();
-    whole = run.record().batches.size() > 0 && run.session().failed() < static_cast<int64_t>(job.facts.facts.size());
+    whole = run.record().batches.size() > 0 && run.session().failed() < std::ssize(job.facts.facts);
     const std::lock_guard lock(mutex_);
     job.results = run.results();
     job.options.editor = run.record().editor;

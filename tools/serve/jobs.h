@@ -33,8 +33,6 @@ class Jobs {
        workflow::RunOptions defaults, workflow::Handles lent);
   ~Jobs();
   void stop();  ///< cancels what runs and what waits
-  Jobs(const Jobs&) = delete;
-  Jobs& operator=(const Jobs&) = delete;
 
   /// {"facts": […], "editor", "name", "settings": {}, "hparams", "seed", "eval": […], "active": true} → {"id": …}.
   /// Throws HttpError 400 for what can be seen to be wrong at once, 409 for a name that is taken, 429 if too many wait.

@@ -18,7 +18,6 @@
 #include <cmath>
 
 #include "http.h"
-#include "schema.h"
 
 namespace emend::tools::serve {
 namespace {
@@ -27,7 +26,7 @@ namespace fs = std::filesystem;
 
 bool is_pack_name(const std::string& name) {
   const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == '.'; };
-  return !name.empty() && name.size() <= 64 && name[0] != '.' && std::all_of(name.begin(), name.end(), allowed);
+  return !name.empty() && name.size() <= 64 && name[0] != '.' && std::ranges::all_of(name, allowed);
 }
 
 void require_together(const PackSet& packs) {
@@ -71,13 +70,13 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
   // Let go by the system when the process ends, however it ends.
   lock_ = ::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
   if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
-    throw Error(ErrorClass::kInvalidArgument, {folder_.string(), "in use by another server, or not to be written",
-                                               "a folder of its own", "stop the other one, or name another folder"});
+    emend::refuse({folder_.string(), "in use by another server, or not to be written", "a folder of its own",
+                   "stop the other one, or name another folder"});
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder_))
     if (entry.path().extension() == ".safetensors" && is_pack_name(entry.path().stem().string()))
       files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   for (const auto& path : files) {
     try {
       packs_.push_back(load(path.stem().string(), path));
@@ -133,13 +132,13 @@ ServedPack PackFolder::load(const std::string& name, const fs::path& path) const
 }
 
 const ServedPack* PackFolder::search(const std::string& name) const {
-  const auto found = std::find_if(packs_.begin(), packs_.end(), [&](const auto& one) { return one.name == name; });
+  const auto found = std::ranges::find_if(packs_, [&](const auto& one) { return one.name == name; });
   return found == packs_.end() ? nullptr : &*found;
 }
 
 const ServedPack& PackFolder::find(const std::string& name) const {
   if (const auto* found = search(name)) return *found;
-  throw HttpError(404, "invalid_request_error", "there is no such pack", "pack_not_found");
+  throw HttpError(404, "there is no such pack", "pack_not_found");
 }
 
 PackSet PackFolder::collect(const std::vector<std::string>& names) const {
@@ -164,7 +163,7 @@ PackSet PackFolder::named(const std::vector<std::string>& names) const {
 }
 
 nlohmann::ordered_json PackFolder::describe(const ServedPack& one) const {
-  const auto place = std::find(active_.begin(), active_.end(), one.name);
+  const auto place = std::ranges::find(active_, one.name);
   const bool active = place != active_.end();
   std::error_code gone;
   return {{"name", one.name},
@@ -205,8 +204,7 @@ bool PackFolder::taken(const std::string& name) const {
 void PackFolder::add(const std::string& name, const fs::path& from) {
   require_pack_name(name);
   auto loaded = load(name, from);
-  if (taken(name))
-    throw HttpError(409, "invalid_request_error", "there is a pack or a file of this name", "pack_exists");
+  if (taken(name)) throw HttpError(409, "there is a pack or a file of this name", "pack_exists");
   const std::lock_guard lock(mutex_);
   fs::rename(from, file(name));
   packs_.push_back(std::move(loaded));
@@ -216,7 +214,7 @@ void PackFolder::set_active(const std::string& name, bool active, std::optional<
   const std::lock_guard lock(mutex_);
   (void)find(name);
   auto wanted = active_;
-  const auto place = std::find(wanted.begin(), wanted.end(), name);
+  const auto place = std::ranges::find(wanted, name);
   const size_t before = place == wanted.end() ? wanted.size() : static_cast<size_t>(place - wanted.begin());
   std::erase(wanted, name);
   if (active)
@@ -225,7 +223,7 @@ void PackFolder::set_active(const std::string& name, bool active, std::optional<
   try {
     require_together(collect(wanted));
   } catch (const Error& error) {
-    throw HttpError(409, "invalid_request_error", error.what(), "packs_conflict");
+    throw HttpError(409, error.what(), "packs_conflict");
   }
   keep(std::move(wanted));
 }
@@ -250,7 +248,7 @@ void PackFolder::scale(ServedPack& one, double strength) const {
 void PackFolder::set_strength(const std::string& name, double strength) {
   const std::lock_guard lock(mutex_);
   (void)find(name);
-  scale(*std::find_if(packs_.begin(), packs_.end(), [&](const auto& one) { return one.name == name; }), strength);
+  scale(*std::ranges::find_if(packs_, [&](const auto& one) { return one.name == name; }), strength);
   keep(active_);
 }
 

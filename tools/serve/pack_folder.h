@@ -46,8 +46,6 @@ class PackFolder {
   /// no server can have written.
   PackFolder(std::filesystem::path folder, const models::Model& model, const Log& log);
   ~PackFolder();
-  PackFolder(const PackFolder&) = delete;
-  PackFolder& operator=(const PackFolder&) = delete;
 
   [[nodiscard]] PackSet in_force() const;
   /// Throws HttpError 404 for a name that is none, 400 for one given twice, and Error(kInvalidArgument) if they do not

@@ -1,4 +1,4 @@
-#include "schema.h"
+#include "http.h"
 
 #include <emend/core/text.h>
 
@@ -95,7 +95,7 @@ std::optional<SchemaFault> schema_fault(json& value, const json& schema, const s
   if (const auto type = schema.find("type"); type != schema.end()) {
     const json types = type->is_array() ? *type : json::array({*type});
     const double number = value.is_number() ? value.get<double>() : 0;
-    if (std::none_of(types.begin(), types.end(), [&](const json& one) { return is_of(value, one); }) ||
+    if (std::ranges::none_of(types, [&](const json& one) { return is_of(value, one); }) ||
         number < schema.value("minimum", number) || number > schema.value("maximum", number))
       return SchemaFault{where, shown(value), spelled(schema, "minimum", "maximum")};
   }

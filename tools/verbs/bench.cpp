@@ -1,10 +1,9 @@
 // The fast engine beside the reference engine, in one run on one machine: seconds are only worth their ratio. With
-// --quality editors beside each other, on the same facts (bench_quality.h).
+// --quality editors beside each other, on the same facts (benchmarks.h).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
@@ -20,9 +19,7 @@
 #include <random>
 #include <thread>
 
-#include "../bench_quality.h"
 #include "../benchmarks.h"
-#include "../edit/options.h"
 
 namespace emend::tools {
 namespace {
@@ -39,16 +36,14 @@ struct BenchArguments {
   std::vector<std::string> phases = {"targets", "statistics", "evaluate"};
   std::vector<int64_t> neighbours, over_threads;
 
-  [[nodiscard]] bool has(const char* phase) const {
-    return std::find(phases.begin(), phases.end(), phase) != phases.end();
-  }
+  [[nodiscard]] bool has(const char* phase) const { return std::ranges::find(phases, phase) != phases.end(); }
 };
 
 // So many programs, each of which keeps a core busy, while it lives.
 class Neighbours {
  public:
   explicit Neighbours(int64_t busy) {
-    while (static_cast<int64_t>(threads_.size()) < busy)
+    while (std::ssize(threads_) < busy)
       threads_.emplace_back([](const std::stop_token& stop) {
         while (!stop.stop_requested()) {
         }
@@ -161,11 +156,9 @@ class Bench {
     if (result.contexts) contexts = result.contexts;
     edited.targets = {result.seconds["targets"], all.gflop, all.peak_bytes};
     edited.insert.seconds = result.seconds["insert"];
-    if (facts.size() == facts_.facts.size()) {
-      evaluation::EvaluateOptions evaluate;
-      evaluate.cancel = common_.cancel;
-      edited.metrics = evaluation::evaluate(*model_, facts_, {"counterfact"}, evaluate).summary["counterfact"];
-    }
+    if (facts.size() == facts_.facts.size())
+      edited.metrics =
+          evaluation::evaluate(*model_, facts_, {"counterfact"}, {.cancel = common_.cancel}).summary["counterfact"];
     session.undo();
     return edited;
   }
@@ -173,7 +166,7 @@ class Bench {
   void edit() {
     const auto statistics = workflow::statistics_provider(options_.edit, common_);
     std::optional<editors::ContextTemplates> contexts = workflow::named_contexts(options_.edit);
-    const auto n = static_cast<int64_t>(facts_.facts.size());
+    const auto n = std::ssize(facts_.facts);
     const auto fast_with = [&](bool narrow) {
       return edit_with(editors::Engine::kFast, narrow, facts_.facts, *statistics, contexts);
     };
@@ -281,9 +274,7 @@ class Bench {
   }
 
   void evaluate() {
-    evaluation::EvaluateOptions settings;
-    settings.cancel = common_.cancel;
-    settings.bootstrap = 0;
+    evaluation::EvaluateOptions settings{.bootstrap = 0, .cancel = common_.cancel};
     const auto judge = [&](bool reference) {
       settings.reference = reference;
       return measured(*model_, [&] { (void)evaluation::evaluate(*model_, facts_, {"counterfact"}, settings); });

@@ -2,10 +2,9 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/devices/units.h>
 
-#include "../fact_options.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

@@ -5,7 +5,6 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
@@ -143,9 +142,7 @@ class Speaker {
 
   [[nodiscard]] at::Tensor log_probs(std::vector<std::string> prompts, const Common& common) const {
     for (auto& prompt : prompts) prompt = packs_.runtime().prefix(prompt) + prompt;
-    evaluation::ScoreOptions score;
-    score.cancel = common.cancel;
-    return evaluation::next_token_log_probs(model_, prompts, score);
+    return evaluation::next_token_log_probs(model_, prompts, {.cancel = common.cancel});
   }
   [[nodiscard]] const models::Model& model() const noexcept { return model_; }
 
@@ -178,8 +175,7 @@ ordered_json compare_speech(const EditSource& a, const EditSource& b, const Diff
   double sum = 0;
   for (size_t begin = 0; begin < prompts.size(); begin += kPromptsAtOnce) {
     const size_t end = std::min(begin + kPromptsAtOnce, prompts.size());
-    const std::vector<std::string> some(prompts.begin() + static_cast<std::ptrdiff_t>(begin),
-                                        prompts.begin() + static_cast<std::ptrdiff_t>(end));
+    const std::vector<std::string> some(prompts.begin() + begin, prompts.begin() + end);
     const at::Tensor said_a = one.log_probs(some, common), said_b = two.log_probs(some, common);
     const at::Tensor kl = evaluation::divergences(said_a, said_b);
     for (size_t i = 0; i < some.size(); ++i) {
@@ -192,9 +188,8 @@ ordered_json compare_speech(const EditSource& a, const EditSource& b, const Diff
                       {"b", top_tokens(said_b[row], options.tokens, two.model().tokenizer())}});
     }
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const ordered_json& x, const ordered_json& y) {
-    return x["kl"].get<double>() > y["kl"].get<double>();
-  });
+  std::ranges::stable_sort(
+      rows, [](const ordered_json& x, const ordered_json& y) { return x["kl"].get<double>() > y["kl"].get<double>(); });
   const double mean = sum / static_cast<double>(rows.size());
   const double largest = rows.front()["kl"];
   if (rows.size() > options.top) rows.resize(options.top);

@@ -1,14 +1,80 @@
+// edit, eval, stats, direct: what changes a model and what judges it, as the library does both.
 #include <emend/core/error.h>
+#include <emend/workflow/direct/job.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
 
 #include <iostream>
+#include <optional>
 
-#include "../edit/options.h"
+#include "../packs.h"
 
 namespace emend::tools {
+namespace {
+
+struct EvalArguments {
+  ModelOptions model;
+  FactOptions facts;
+  MetricOptions metrics;
+  std::vector<std::string> packs;
+  uint64_t seed = 0;
+};
+
+// Both states of the model where packs are given; all processes of a group share the scoring.
+int evaluate_named(const EvalArguments& options, Common& common) {
+  const auto facts = workflow::load_named_facts(options.facts, common);
+  const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
+  auto model = load_named(options.model, common);
+  auto evaluate = workflow::evaluate_options(model, options.metrics, common, options.seed);
+  workflow::Packs packs(model);
+  (void)workflow::Packs::load(model, options.packs);  // what is wrong with one is known before anything is measured
+  // What lies beside the weights is not in the model's fingerprint: such a state is not kept.
+  const auto before = packs.runtime().empty()
+                          ? workflow::evaluate_unedited(model, facts, names, options.metrics, common, options.seed)
+                          : evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
+  std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
+  nlohmann::ordered_json document = {
+      {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
+  if (!options.packs.empty()) {
+    packs.add(model, options.packs);
+    evaluate.before = &before;
+    const auto after = evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
+    states.emplace_back("after", after.summary);
+    document["metrics"] = {{"pre", before.summary}, {"post", after.summary}};
+  }
+  if (common.sharing.first()) common.print(document, metrics_table(states));
+  return 0;
+}
+
+struct StatsArguments {
+  RunOptions edit;
+  std::vector<int> layers;
+};
+
+int run_stats(const StatsArguments& options, const Common& common) {
+  const auto& edit = options.edit;
+  const auto checkpoint = open_named(edit.model);
+  workflow::require_layers(options.layers, *checkpoint, "--layers");
+  const auto& editor = workflow::chosen_editor(edit);
+  std::optional<hparams::RawHparams> raw;
+  if (options.layers.empty()) try {
+      raw = workflow::find_hparams(editor.name, "", {}, *checkpoint, common.log);
+    } catch (const Error& error) {
+      if (error.error_class() != ErrorClass::kNotFound) throw;
+      throw Error(ErrorClass::kNotFound, {"--layers", "no preset of " + editor.name + " fits this model",
+                                          "the layers whose keys are to be read, such as 4,5,6", ""});
+    }
+  const auto model = load_named(checkpoint, edit.model, common);
+  const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
+  workflow::require_same(common.sharing, workflow::statistics_settings(edit));
+  const auto statistics = workflow::statistics_provider(edit, common);
+  statistics->prepare(model, layers);
+  if (common.sharing.first()) std::cout << dump_json(statistics->describe()) << '\n';
+  return 0;
+}
 
 // 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run.
-static int run_edit(RunOptions options, Common& common) {
+int run_edit(RunOptions options, Common& common) {
   if (options.model.model.empty()) options.model.model = default_model_path().string();
   if (options.facts.file.empty())
     refuse({"--resume", (options.out.empty() ? "no --out" : options.out + " holds no run that was interrupted"),
@@ -25,6 +91,8 @@ static int run_edit(RunOptions options, Common& common) {
   return run.said_enough() ? 0 : 6;
 }
 
+}  // namespace
+
 VerbRun setup_edit(Options& o) {
   auto& options = o.arguments<RunOptions>();
   add_edit_options(o, options);
@@ -37,6 +105,64 @@ VerbRun setup_edit(Options& o) {
     return options.resume ? workflow::RunCheckpoint::command_of(options.out) : std::vector<std::string>();
   };
   return [&options](Common& common) { return run_together(common, [&] { return run_edit(options, common); }); };
+}
+
+VerbRun setup_eval(Options& o) {
+  auto& options = o.arguments<EvalArguments>();
+  add_model_options(o, options.model);
+  add_fact_options(o, options.facts, true);
+  add_metric_options(o, options.metrics);
+  add_pack_option(o, options.packs, "apply this edit pack first and show both states (repeatable)");
+  o.group("Evaluation").add("--seed", &options.seed, "random seed");
+  o.footer =
+      "Examples:\n"
+      "  emend eval --facts facts.json\n"
+      "  emend eval --model DIR --facts facts.json --pack run/edit.safetensors --json";
+  return [&options](Common& common) { return run_together(common, [&] { return evaluate_named(options, common); }); };
+}
+
+VerbRun setup_stats(Options& o) {
+  auto& options = o.arguments<StatsArguments>();
+  auto& edit = options.edit;
+  add_model_options(o, edit.model);
+  o.add("--layers", &options.layers, "layers; default: those of the editor's preset",
+        {.limits = kNonNegative, .list = true})
+      .add("--editor", &edit.editor, "whose preset names the layers", {.type = "NAME", .shown = "memit"})
+      .add("--corpus", &edit.corpus,
+           "text file or JSON lines with \"text\"; default: text sampled from the model itself", {.type = "FILE"});
+  add_stats_amount_options(o.group(""), edit);
+  o.add("--stats-length", &edit.stats_length, "longest document in tokens", {.limits = kPositive})
+      .add("--stats-cache", &edit.stats_cache, "folder of cached statistics; default: <cache>/statistics",
+           {.type = "DIR"});
+  add_cache_option(o.group(""), edit.metrics.cache, "folder of caches");
+  o.add("--seed", &edit.seed, "random seed of sampled text and of the order of documents");
+  o.footer =
+      "Example:\n"
+      "  emend stats --model DIR --corpus text.jsonl --stats-tokens auto";
+  return [&options](Common& common) { return run_together(common, [&] { return run_stats(options, common); }); };
+}
+
+VerbRun setup_direct(Options& o) {
+  struct Arguments {
+    ModelOptions model;
+    workflow::DirectOptions direct;
+  };
+  auto& options = o.arguments<Arguments>();
+  add_model_options(o, options.model);
+  workflow::declare_direct(o, options.direct);
+  o.footer =
+      "Examples\n"
+      "  emend direct fit --preset slop --out slop\n"
+      "  emend generate --control-vector slop/direction.gguf --strength -0.2 --layers 10-20 --prompt 'The old town'\n"
+      "  emend direct ablate slop --layers 10-20 --out plain --save pack,lora\n"
+      "  emend direct optimise slop --spare own --out plain";
+  return [&options](Common& common) {
+    const workflow::DirectJob job(options.direct);
+    auto model = load_named(options.model, common);
+    const auto result = job.run(model, common);
+    common.print(result.document, result.text);
+    return 0;
+  };
 }
 
 }  // namespace emend::tools

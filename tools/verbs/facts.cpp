@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <map>
 
-#include "../fact_options.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {
@@ -56,7 +56,7 @@ void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) 
 
 bool writable(const std::string& format) {
   const auto& all = datasets::fact_formats();
-  return std::any_of(all.begin(), all.end(), [&](const auto& f) { return f.name == format && f.writable; });
+  return std::ranges::any_of(all, [&](const auto& f) { return f.name == format && f.writable; });
 }
 
 /// Writes the repaired facts in the format they came in. A file is only replaced if the format keeps everything.

@@ -3,7 +3,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/core/utf8.h>
 #include <emend/models/chat.h>
 #include <emend/models/generation.h>
@@ -56,7 +55,7 @@ void add_sampling_options(Options& o, models::GenerateOptions& generate) {
 // "5,17 3" as token ids.
 std::vector<int64_t> parse_ids(const std::string& text) {
   const auto refuse = [&](const std::string& what) {
-    throw Error(ErrorClass::kInvalidArgument, {"--ids", "\"" + text + "\"" + what, "token ids such as 5,17,3", ""});
+    emend::refuse({"--ids", "\"" + text + "\"" + what, "token ids such as 5,17,3", ""});
   };
   std::vector<int64_t> ids;
   for (const auto& item : list_items(text)) {
@@ -75,9 +74,9 @@ std::vector<int64_t> parse_ids(const std::string& text) {
 // Rows that are longer than the model can read would take minutes and end in noise; some grow with the text.
 void require_room(const std::string& where, const std::vector<std::vector<int64_t>>& rows, const models::Model& model) {
   const auto& rotaries = model.config().rotaries;
-  if (std::any_of(rotaries.begin(), rotaries.end(), [](const auto& r) { return r.depends_on_length(); })) return;
+  if (std::ranges::any_of(rotaries, [](const auto& r) { return r.depends_on_length(); })) return;
   for (const auto& row : rows)
-    if (static_cast<int64_t>(row.size()) > model.max_positions())
+    if (std::ssize(row) > model.max_positions())
       refuse({where, "a prompt of " + counted(row.size(), "token"),
               "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
 }
@@ -198,7 +197,7 @@ class Chat {
     if (name == "/help") std::cerr << kChatHelp;
     if (name == "/history")
       for (const auto& message : messages_) std::cerr << message.role << ": " << printable(message.content) << '\n';
-    if (std::find(kCommands.begin(), kCommands.end(), name) == kCommands.end())
+    if (std::ranges::find(kCommands, name) == kCommands.end())
       std::cerr << "no command " << printable(name, false) << "; " << did_you_mean(name, kCommands, "/help lists them")
                 << '\n';
     return name != "/exit";

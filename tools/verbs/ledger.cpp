@@ -1,7 +1,6 @@
 // apply, revert, list, reorder: the edits of a model folder.
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 

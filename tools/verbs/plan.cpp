@@ -4,7 +4,7 @@
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include "../full_check.h"
+#include "../benchmarks.h"
 
 namespace emend::tools {
 namespace {

@@ -11,8 +11,7 @@
 #include <iostream>
 #include <optional>
 
-#include "../edit/options.h"
-#include "../fact_options.h"
+#include "../options.h"
 #include "../serve/api.h"
 
 namespace emend::tools {

@@ -7,7 +7,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "../model_options.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

@@ -2,7 +2,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/datasets/known.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
@@ -14,7 +13,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "../edit/options.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {
@@ -133,8 +132,7 @@ std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
   std::vector<TraceKind> kinds;
   for (const auto& name : names)
     for (TraceKind kind : {TraceKind::kState, TraceKind::kMlp, TraceKind::kAttention})
-      if (name == evaluation::to_string(kind) && std::find(kinds.begin(), kinds.end(), kind) == kinds.end())
-        kinds.push_back(kind);
+      if (name == evaluation::to_string(kind) && std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
   return kinds;
 }
 
@@ -152,7 +150,7 @@ std::string summary_text(const evaluation::TraceSummary& summary, double seconds
                                              " outputs of " + std::to_string(summary.window) + " layers") +
             ": layer with the largest effect\n";
     for (size_t row = 0; row < effect.size(); ++row) {
-      const auto best = std::max_element(effect[row].begin(), effect[row].end());
+      const auto best = std::ranges::max_element(effect[row]);
       if (*best == *best)
         text += formatted("  %-24s %4lld  %+.3f\n", summary.rows[row].c_str(),
                           static_cast<long long>(best - effect[row].begin()), *best);
@@ -231,10 +229,7 @@ Trial try_weight(models::Model& model, const datasets::FactSet& facts, const Sug
   workflow::Session session(model, editors::make_editor(options.editor, raw, model, common.log),
                             {.seed = options.trace.trace.seed, .watch = false}, lent);
   (void)session.edit(facts.facts);
-  evaluation::EvaluateOptions evaluate;
-  evaluate.bootstrap = 0;
-  evaluate.cancel = common.cancel;
-  const auto after = evaluation::evaluate(model, facts, {"counterfact"}, evaluate);
+  const auto after = evaluation::evaluate(model, facts, {"counterfact"}, {.bootstrap = 0, .cancel = common.cancel});
   session.undo();
   const auto& summary = after.summary["counterfact"];
   Trial trial{weight, 0,

@@ -1,5 +1,4 @@
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/editors/steps/apply.h>
@@ -12,7 +11,7 @@
 
 #include <sstream>
 
-#include "../model_options.h"
+#include "../options.h"
 
 namespace emend::tools {
 namespace {

@@ -268,6 +268,48 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
   return change;
 }
 
+// u with uᵀk near 1 over the texts (0 over those spared) and 1 on average, and the spread of uᵀk.
+std::pair<at::Tensor, double> constant_reader(DirectKeys& keys, const Place& place) {
+  const at::Tensor mean_F1 = keys.touched.at(place).mean().unsqueeze(1), solved_F1 = keys.solve(place, mean_F1);
+  const at::Tensor u_F1 = solved_F1 / mean_F1.t().mm(solved_F1);
+  const double square = u_F1.t().mm(keys.touched.at(place).moment_of(u_F1)).item<double>();
+  return {u_F1, std::sqrt(std::max(0.0, square - 1))};
+}
+
+// The bias of each layer's MLP output, by layer.
+std::map<int, std::string> output_biases(const models::Model& model) {
+  std::map<int, std::string> names;
+  if (model.config().mlp_post_norm()) return names;
+  for (const auto& tensor : tables_of(model))
+    if (tensor.part == Part::kDown && tensor.bias) names[tensor.layer] = tensor.name;
+  return names;
+}
+
+void scale(editors::WeightDelta& delta, double by) {
+  at::Tensor& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
+  factor = by * factor;
+}
+
+// y + s·left·rightᵀx behind the matrix whose input is x, or y + s·b.
+void attach_delta(hooks::HookSession& session, const editors::WeightDelta& delta, Part part) {
+  const hooks::SiteRef out{part == Part::kAttnOut ? hooks::Site::kAttnOut : hooks::Site::kMlpDownOut, delta.layer};
+  const auto like = [](at::Tensor& factor, const at::Tensor& x) -> const at::Tensor& {
+    return factor = devices::route_like(factor, x, devices::Purpose::kDelta, devices::Dtype::kMatch);
+  };
+  if (!delta.low_rank()) {
+    session.edit(out, [like, bias = delta.dense_DF](const at::Tensor& y) mutable { return y + like(bias, y); });
+    return;
+  }
+  const auto read = std::make_shared<at::Tensor>();
+  session.edit(key_site({part, delta.layer}), [like, read, right = delta.right_FR](const at::Tensor& x) mutable {
+    *read = x.flatten(1).mm(like(right, x));
+    return at::Tensor();
+  });
+  session.edit(out, [like, read, left = delta.left_DR.t()](const at::Tensor& y) mutable {
+    return at::addmm(y, *read, like(left, y));
+  });
+}
+
 }  // namespace
 
 std::shared_ptr<DirectKeys> make_direct_keys() {
@@ -310,27 +352,6 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
   return finish(model, "ablate", std::move(deltas), std::move(figures), directions, options);
 }
 
-namespace {
-
-// u with uᵀk near 1 over the texts (0 over those spared) and 1 on average, and the spread of uᵀk.
-std::pair<at::Tensor, double> constant_reader(DirectKeys& keys, const Place& place) {
-  const at::Tensor mean_F1 = keys.touched.at(place).mean().unsqueeze(1), solved_F1 = keys.solve(place, mean_F1);
-  const at::Tensor u_F1 = solved_F1 / mean_F1.t().mm(solved_F1);
-  const double square = u_F1.t().mm(keys.touched.at(place).moment_of(u_F1)).item<double>();
-  return {u_F1, std::sqrt(std::max(0.0, square - 1))};
-}
-
-// The bias of each layer's MLP output, by layer.
-std::map<int, std::string> output_biases(const models::Model& model) {
-  std::map<int, std::string> names;
-  if (model.config().mlp_post_norm()) return names;
-  for (const auto& tensor : tables_of(model))
-    if (tensor.part == Part::kDown && tensor.bias) names[tensor.layer] = tensor.name;
-  return names;
-}
-
-}  // namespace
-
 DirectChange bake_directions(models::Model& model, std::span<const Directions> directions,
                              const DirectChangeOptions& options, const Handles& lent) {
   const at::NoGradGuard no_grad;
@@ -372,35 +393,6 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
   }
   return finish(model, "bake", std::move(deltas), std::move(figures), directions, options);
 }
-
-namespace {
-
-void scale(editors::WeightDelta& delta, double by) {
-  at::Tensor& factor = delta.low_rank() ? delta.left_DR : delta.dense_DF;
-  factor = by * factor;
-}
-
-// y + s·left·rightᵀx behind the matrix whose input is x, or y + s·b.
-void attach_delta(hooks::HookSession& session, const editors::WeightDelta& delta, Part part) {
-  const hooks::SiteRef out{part == Part::kAttnOut ? hooks::Site::kAttnOut : hooks::Site::kMlpDownOut, delta.layer};
-  const auto like = [](at::Tensor& factor, const at::Tensor& x) -> const at::Tensor& {
-    return factor = devices::route_like(factor, x, devices::Purpose::kDelta, devices::Dtype::kMatch);
-  };
-  if (!delta.low_rank()) {
-    session.edit(out, [like, bias = delta.dense_DF](const at::Tensor& y) mutable { return y + like(bias, y); });
-    return;
-  }
-  const auto read = std::make_shared<at::Tensor>();
-  session.edit(key_site({part, delta.layer}), [like, read, right = delta.right_FR](const at::Tensor& x) mutable {
-    *read = x.flatten(1).mm(like(right, x));
-    return at::Tensor();
-  });
-  session.edit(out, [like, read, left = delta.left_DR.t()](const at::Tensor& y) mutable {
-    return at::addmm(y, *read, like(left, y));
-  });
-}
-
-}  // namespace
 
 DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
   DirectChange other{change.pack, {}};

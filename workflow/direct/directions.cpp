@@ -50,8 +50,7 @@ std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
     prompts.push_back(text[0] == '{' ? read_prompt_object(text, path.string() + ":" + std::to_string(number))
                                      : ContrastPrompt{.prompt = text});
   }
-  if (prompts.empty())
-    throw Error(ErrorClass::kInvalidArgument, {path.string(), "no prompt", "one a line", "write some prompts into it"});
+  if (prompts.empty()) refuse({path.string(), "no prompt", "one a line", "write some prompts into it"});
   return prompts;
 }
 
@@ -75,7 +74,7 @@ void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase
   int64_t tokens = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     batch.push_back(rows[i]);
-    tokens += static_cast<int64_t>(rows[i].size());
+    tokens += std::ssize(rows[i]);
     if (i + 1 < rows.size() && tokens + static_cast<int64_t>(rows[i + 1].size()) <= kTokens) continue;
     lent.cancel.check(phase);
     pass(begin == 0 ? models::TokenBatch::from_rows(batch)
@@ -127,9 +126,9 @@ Directions load_directions(const std::filesystem::path& given) {
     directions.method = "control vector";
     directions.about["model_hint"] = vector.model_hint;
     directions.layers.resize(static_cast<size_t>(vector.layers.rbegin()->first) + 1);
-    for (const auto& [layer, values] : vector.layers) directions.layers[static_cast<size_t>(layer)] = values;
+    for (const auto& [layer, values] : vector.layers) directions.layers[layer] = values;
     if (!vector.origin.empty()) directions.separation.resize(directions.layers.size());
-    for (const auto& [layer, from] : vector.origin) directions.separation[static_cast<size_t>(layer)].origin = from;
+    for (const auto& [layer, from] : vector.origin) directions.separation[layer].origin = from;
     return directions;
   }
   const auto refuse = [&](const std::string& got) {

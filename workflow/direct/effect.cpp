@@ -100,9 +100,7 @@ EffectReading read_effect(const models::Model& model, const EffectOptions& optio
       reading.scores[scorer.name] = scorer.score({reading.texts, options.prompts, &model, options.chat, lent});
   reading.neutral_ids =
       continued(model, neutral_rows(model), {kNeutralTokens, drafts(&EffectReading::neutral_ids)}, lent);
-  evaluation::HealthOptions health;
-  health.score.cancel = lent.cancel;
-  health.score.progress = lent.progress;
+  const evaluation::HealthOptions health{.score = {.progress = lent.progress, .cancel = lent.cancel}};
   reading.neutral_log_probs = evaluation::next_token_log_probs(model, evaluation::probe_prompts(), health.score);
   if (!options.health_data.empty())
     reading.health = evaluation::evaluate_health(

@@ -33,8 +33,7 @@ std::vector<at::Tensor> last_states(const models::Model& model, const std::vecto
     session.attach();
     (void)model.forward(batch, no_logits);
     for (int l = 0; l < n_layers; ++l)
-      parts[static_cast<size_t>(l)].push_back(
-          devices::to_host(session.captured({hooks::Site::kLayerOut, l})).to(at::kFloat));
+      parts[l].push_back(devices::to_host(session.captured({hooks::Site::kLayerOut, l})).to(at::kFloat));
     session.finish();
   });
   std::vector<at::Tensor> states;
@@ -128,7 +127,7 @@ at::Tensor apart(at::Tensor direction, const std::vector<Directions>& others, si
 void require_contrast(std::span<const ContrastPrompt> positive, std::span<const ContrastPrompt> negative,
                       const FitOptions& options) {
   const auto refuse = [](const std::string& got, const std::string& expected) {
-    throw Error(ErrorClass::kInvalidArgument, {"directions", got, expected, ""});
+    emend::refuse({"directions", got, expected, ""});
   };
   if (positive.size() < 2 || negative.size() < 2)
     refuse(std::to_string(positive.size()) + " and " + std::to_string(negative.size()) + " prompts",
@@ -156,7 +155,7 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
                       {"negative", negative.size()},
                       {"folds", options.folds},
                       {"chat", options.chat && !model.tokenizer().chat_template().empty()}};
-  const auto border = static_cast<int64_t>(positive.size());
+  const auto border = std::ssize(positive);
   const auto folds = std::min<int64_t>(options.folds, static_cast<int64_t>(std::min(positive.size(), negative.size())));
   for (size_t l = 0; l < states.size(); ++l) {
     const at::Tensor all = states[l].to(at::kDouble), a = all.slice(0, 0, border), b = all.slice(0, border);
@@ -169,13 +168,11 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
     figures.origin = (b.mean(0).dot(direction) / direction.square().sum().clamp_min(1e-60)).item<double>();
     directions.layers.push_back(direction.to(at::kFloat));
     directions.separation.push_back(figures);
-    if (figures.effect > directions.separation[static_cast<size_t>(directions.best)].effect)
-      directions.best = static_cast<int>(l);
+    if (figures.effect > directions.separation[directions.best].effect) directions.best = static_cast<int>(l);
   }
-  if (std::all_of(directions.separation.begin(), directions.separation.end(),
-                  [](const Separation& s) { return s.size < 1e-6; }))
-    throw Error(ErrorClass::kInvalidArgument, {"directions", "two sets of prompts that end in the same states",
-                                               "prompts that differ in one respect", "check that the files differ"});
+  if (std::ranges::all_of(directions.separation, [](const Separation& s) { return s.size < 1e-6; }))
+    refuse({"directions", "two sets of prompts that end in the same states", "prompts that differ in one respect",
+            "check that the files differ"});
   return directions;
 }
 

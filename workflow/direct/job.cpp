@@ -3,10 +3,9 @@
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
-#include <emend/core/text_table.h>
 #include <emend/editors/packs/steer_part.h>
 #include <emend/evaluation/report.h>
-#include <emend/models/apart.h>
+#include <emend/models/checkpoint.h>
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/packs.h>
@@ -32,7 +31,7 @@ void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   if (effect.scorers.empty() && !preset.name.empty()) effect.scorers.push_back(preset.scorer);
   for (const char* kind : {"length", "loops", "entropy"}) {
     const std::string name = kind == std::string("length") ? "words" : kind;
-    if (std::none_of(effect.scorers.begin(), effect.scorers.end(), [&](const auto& one) { return one.name == name; }))
+    if (std::ranges::none_of(effect.scorers, [&](const auto& one) { return one.name == name; }))
       effect.scorers.push_back({.name = name, .kind = kind});
   }
 }
@@ -63,7 +62,7 @@ std::string front_text(const ordered_json& search) {
   if (search.is_null()) return "";
   TextTable table({"trial", "by", "strength", "layer", "reach", "divergence", search["scorer"].get<std::string>()});
   for (const int number : search["front"]) {
-    const auto& one = search["trials"][static_cast<size_t>(number)];
+    const auto& one = search["trials"][number];
     table.add({std::to_string(number) + (number == search["chosen"] ? " *" : ""), one["by"].get<std::string>(),
                short_number(one["strength"]), short_number(one["layer"]), short_number(one["reach"]),
                short_number(one["kl"]), short_number(one["score"])});
@@ -332,7 +331,7 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
                                       {"trials", ordered_json::array()},
                                       {"front", best.front}};
   for (const auto& trial : best.trials) {
-    const auto& made = changes[static_cast<size_t>(trial.change)].pack;
+    const auto& made = changes[trial.change].pack;
     ordered_json one = trial.to_json();
     one["by"] = made.editor;
     one["from_layer"] = made.hparams["from_layer"];
@@ -343,10 +342,9 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
                 {"optimise", "no trial whose answers score better at a divergence of " + short_number(search.max_kl),
                  "one at least",
                  "allow more (" + setting("max_kl") + "), try more (" + setting("trials") + "), or another direction"});
-  const auto& chosen = best.trials[static_cast<size_t>(*best.chosen)];
+  const auto& chosen = best.trials[*best.chosen];
   found["chosen"] = chosen.number;
-  auto change = scaled(changes[static_cast<size_t>(chosen.change)],
-                       [&](const DirectFigures& weight) { return chosen.at(weight); });
+  auto change = scaled(changes[chosen.change], [&](const DirectFigures& weight) { return chosen.at(weight); });
   change.pack.extra["trial"] = chosen.to_json();
   for (const auto& weight : change.figures)
     if (weight.part != models::Part::kAttnOut)

@@ -67,7 +67,7 @@ Point near_to(const Point& parent, uint64_t seed, int trial, double width) {
 
 DirectTrial trial_at(const Point& point, int number, std::span<const DirectChange> changes, double most) {
   DirectTrial trial{.number = number, .change = static_cast<int>(point[0] * static_cast<double>(changes.size()))};
-  const auto& change = changes[static_cast<size_t>(trial.change)];
+  const auto& change = changes[trial.change];
   int first = change.figures.front().layer, last = first;
   for (const auto& figures : change.figures) {
     first = std::min(first, figures.layer);
@@ -125,7 +125,7 @@ double score_of(const Searching& search, const std::vector<std::string>& texts) 
 bool beaten(const Searching& search, double kl, double score) {
   const auto none_better = [&](double other) { return !search.better(score, other); };
   return none_better(search.found.score_before) ||
-         std::any_of(search.found.trials.begin(), search.found.trials.end(), [&](const DirectTrial& other) {
+         std::ranges::any_of(search.found.trials, [&](const DirectTrial& other) {
            return other.score && *other.kl <= kl && none_better(*other.score);
          });
 }
@@ -148,7 +148,7 @@ class Answering {
     how_.max_new_tokens = search.options.max_new_tokens;
     how_.stop_ids = search.model.tokenizer().eos_ids();
     how_.cancel = search.lent.cancel;
-    how_.on_token = [this](int64_t row, int64_t id) { written_[static_cast<size_t>(row)].push_back(id); };
+    how_.on_token = [this](int64_t row, int64_t id) { written_[row].push_back(id); };
     if (search.counts) how_.ends = [this](int64_t row, int64_t) { return look_at(static_cast<size_t>(row)); };
     look();
   }
@@ -186,7 +186,7 @@ class Answering {
       const Ids &now = written_[i], &before = search_.drafts[i].back();
       const auto n = std::mismatch(now.begin(), now.end(), before.begin(), before.end()).first - now.begin();
       same += n;
-      departed += n < static_cast<int64_t>(now.size());
+      departed += n < std::ssize(now);
     }
     return same / departed;
   }
@@ -211,7 +211,7 @@ class Answering {
   }
   void look() {
     const auto& o = search_.options;
-    const auto held = static_cast<double>(std::count(holds_.begin(), holds_.end(), true));
+    const auto held = static_cast<double>(std::ranges::count(holds_, true));
     const auto best = search_.counts ? 100 * held / static_cast<double>(holds_.size()) : o.scorer.best(o.raise);
     over_ = over_ || (best && beaten(search_, kl_, *best));
   }
@@ -229,7 +229,7 @@ class Answering {
 // Of neutral texts, from the first layer that the trial changes on.
 double divergence_of(Searching& search, const DirectTrial& trial) {
   int first = search.model.n_layers() - 1;
-  for (const auto& weight : search.changes[static_cast<size_t>(trial.change)].figures)
+  for (const auto& weight : search.changes[trial.change].figures)
     if (trial.at(weight) != 0) first = std::min(first, weight.layer);
   search.neutral_inputs.first_layer = first;
   return evaluation::mean_divergence(
@@ -240,7 +240,7 @@ void measure(Searching& search, DirectTrial& trial) {
   std::optional<std::vector<Ids>> answers;
   std::vector<std::string> texts;
   {
-    const TrialChange acting(search.model, search.changes[static_cast<size_t>(trial.change)],
+    const TrialChange acting(search.model, search.changes[trial.change],
                              [&](const DirectFigures& weight) { return trial.at(weight); });
     Answering answering(search);
     answering.begin();
@@ -267,8 +267,8 @@ std::vector<int> front_of(const Searching& search) {
   const auto& trials = search.found.trials;
   for (const auto& trial : trials)
     if (trial.score) order.push_back(trial.number);
-  const auto one = [&](int number) -> const DirectTrial& { return trials[static_cast<size_t>(number)]; };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+  const auto one = [&](int number) -> const DirectTrial& { return trials[number]; };
+  std::ranges::stable_sort(order, [&](int a, int b) {
     return *one(a).kl != *one(b).kl ? *one(a).kl < *one(b).kl : search.better(*one(a).score, *one(b).score);
   });
   for (const int number : order)
@@ -286,7 +286,7 @@ Point next_point(const Searching& search, int number) {
     return first_point(options.seed, number);
   const auto which = static_cast<size_t>(chance(options.seed, number, 2) * static_cast<double>(front.size()));
   const double left = static_cast<double>(options.trials - number) / options.trials;
-  return near_to(search.points[static_cast<size_t>(front[which])], options.seed, number, 0.1 + 0.3 * left);
+  return near_to(search.points[front[which]], options.seed, number, 0.1 + 0.3 * left);
 }
 
 json settings_of(const Searching& search) {
@@ -376,7 +376,7 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
   auto answers = options.answered;
   if (answers.empty()) answers = answered(model, options.prompts, options.chat, lent, options.max_new_tokens);
   for (size_t i = 0; i < answers.size(); ++i)
-    answers[i].erase(answers[i].begin(), answers[i].begin() + static_cast<std::ptrdiff_t>(search.asked[i].size()));
+    answers[i].erase(answers[i].begin(), answers[i].begin() + search.asked[i].size());
   search.counts = options.scorer.kind == "any" && !options.raise;
   for (const auto& ids : answers) {
     const Ids beginning = up_to_word(search, ids);
@@ -393,8 +393,8 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
     search.points.push_back(next_point(search, number));
     auto trial = trial_at(search.points.back(), number, changes, options.most);
     if (static_cast<size_t>(number) < earlier.size()) {
-      trial.kl = earlier[static_cast<size_t>(number)].kl;
-      trial.score = earlier[static_cast<size_t>(number)].score;
+      trial.kl = earlier[number].kl;
+      trial.score = earlier[number].score;
     } else {
       measure(search, trial);
     }
@@ -405,7 +405,7 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
   }
   search.found.front = front_of(search);
   for (const int number : search.found.front)
-    if (search.found.trials[static_cast<size_t>(number)].kl <= options.max_kl) search.found.chosen = number;
+    if (search.found.trials[number].kl <= options.max_kl) search.found.chosen = number;
   return search.found;
 }
 

@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
@@ -73,7 +73,7 @@ double score_texts(const Scorer& scorer, const std::vector<std::string>& texts) 
     found += here - static_cast<double>(occurrences(own, scorer.against));
     with_any += here > 0;
     loop += scorer.kind == "loops" && evaluation::loops(text);
-    words_in_all += static_cast<double>(std::count(own.begin(), own.end(), ' ') - 1);
+    words_in_all += static_cast<double>(std::ranges::count(own, ' ') - 1);
   }
   const auto n = static_cast<double>(texts.size());
   if (scorer.kind == "length") return words_in_all / n;
@@ -89,7 +89,7 @@ std::set<Ids> beginnings(const models::Model& model, const std::vector<std::stri
       if (auto ids = model.tokenizer().encode_ids(form, false); !ids.empty()) all.insert(std::move(ids));
   std::set<Ids> kept;  // in their order, a beginning comes before what goes on from it
   for (const auto& ids : all)
-    if (std::none_of(kept.begin(), kept.end(), [&](const Ids& shorter) {
+    if (std::ranges::none_of(kept, [&](const Ids& shorter) {
           return shorter.size() < ids.size() && std::equal(shorter.begin(), shorter.end(), ids.begin());
         }))
       kept.insert(ids);
@@ -102,16 +102,15 @@ at::Tensor probability_of(const models::Model& model, const std::vector<Ids>& ro
                           const std::vector<std::string>& words, const Handles& lent) {
   std::map<Ids, std::vector<int64_t>> by_front;
   for (const auto& ids : beginnings(model, words)) by_front[{ids.begin(), ids.end() - 1}].push_back(ids.back());
-  const auto n = static_cast<int64_t>(rows.size());
+  const auto n = std::ssize(rows);
   at::Tensor total = at::zeros({n}, at::kDouble);
   for (const auto& [front, ends] : by_front) {
     auto extended = rows;
     for (auto& row : extended) row.insert(row.end(), front.begin(), front.end());
-    const auto last = static_cast<int64_t>(front.size()) + 1;
+    const auto last = std::ssize(front) + 1;
     const at::Tensor log_probs = next_log_probs(model, extended, lent, last).view({n, last, -1});
     at::Tensor sum = at::zeros({n}, at::kDouble);
-    for (int64_t k = 0; k + 1 < last; ++k)
-      sum += log_probs.select(1, k).select(1, front[static_cast<size_t>(k)]).to(at::kDouble);
+    for (int64_t k = 0; k + 1 < last; ++k) sum += log_probs.select(1, k).select(1, front[k]).to(at::kDouble);
     const at::Tensor end = log_probs.select(1, last - 1).index_select(1, at::tensor(ends, at::kLong));
     total += (sum.unsqueeze(1) + end).exp().sum(1);
   }
@@ -242,7 +241,7 @@ Scorer scorer_of(const json& object, const std::string& where) {
       scorer.against = {"No", "no"};
     }
     for (const auto& [key, value] : object.items()) {
-      const auto member = std::find(members.begin(), members.end(), key) - members.begin();
+      const auto member = std::ranges::find(members, key) - members.begin();
       if (key == "name" || key == "kind") continue;
       if (member == static_cast<ptrdiff_t>(members.size()))
         refuse("\"" + key + "\"", "for " + scorer.kind + ": " + (members.empty() ? "nothing more" : join(members)));
@@ -275,7 +274,7 @@ at::Tensor next_log_probs(const models::Model& model, const std::vector<Ids>& ro
     if (!writes) {
       if (inputs) {
         pass.first_layer = inputs->first_layer;
-        pass.hidden = inputs->passes.at(passes++).at(static_cast<size_t>(pass.first_layer));
+        pass.hidden = inputs->passes.at(passes++).at(pass.first_layer);
       }
       return model.forward(batch, pass).logits;
     }

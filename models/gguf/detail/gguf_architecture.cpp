@@ -83,10 +83,7 @@ const GgufForm& gguf_architecture_for(const std::string& model_type, const std::
   std::string list;
   const auto types = [](const FamilySpec& family) { return family.model_types; };
   const GgufForm* form = find_form(
-      own, list,
-      [&](const FamilySpec& family) {
-        return std::count(family.model_types.begin(), family.model_types.end(), model_type) > 0;
-      },
+      own, list, [&](const FamilySpec& family) { return std::ranges::count(family.model_types, model_type) > 0; },
       types);
   if (form) return *form;
   throw Error(ErrorClass::kUnsupported, {where, "GGUF has no architecture for model_type \"" + model_type + "\"",
@@ -131,7 +128,7 @@ bool is_transposed(const FamilySpec& family, const ExpectedTensor& tensor) {
 bool is_stored_plus_one(const ModelConfig& config, const ExpectedTensor& tensor) {
   static constexpr std::array kNorms = {Part::kFinalNorm,   Part::kAttnNorm, Part::kAttnPostNorm, Part::kMlpNorm,
                                         Part::kMlpPostNorm, Part::kQNorm,    Part::kKNorm};
-  return config.norm_one_plus && !tensor.bias && std::count(kNorms.begin(), kNorms.end(), tensor.part) > 0;
+  return config.norm_one_plus && !tensor.bias && std::ranges::count(kNorms, tensor.part) > 0;
 }
 
 bool is_rotary_table(std::string_view name) {

@@ -2,15 +2,10 @@
 // names of tensors and orders of rows. Everything here is a pure function.
 #pragma once
 
-#include <emend/models/config.h>
 #include <emend/models/family.h>
-#include <emend/models/gguf/detail/gguf_files.h>
+#include <emend/models/gguf/gguf_file.h>
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace emend::models::detail {
 
@@ -18,6 +13,31 @@ namespace emend::models::detail {
 inline constexpr const char* kConfigKey = "emend.config";
 /// "emend.norm.<name>": a norm as the checkpoint had it, where the file's 1 + w lost bits of w.
 inline constexpr const char* kNormKey = "emend.norm.";
+
+/// A tensor and the file it lies in; null pointers if there is none.
+struct LocatedTensor {
+  const GgufFile* file = nullptr;
+  const GgufTensor* tensor = nullptr;
+  explicit operator bool() const noexcept { return tensor != nullptr; }
+};
+
+/// All parts of a model. Metadata are those of the first part.
+class GgufFiles {
+ public:
+  /// Opens `path`, and the other parts if its metadata name some. Throws Error(kInvalidArgument) if it is not the
+  /// first, Error(kNotFound) naming a missing part, Error(kCorruption) if a tensor is in two.
+  explicit GgufFiles(const std::filesystem::path& path);
+
+  [[nodiscard]] const GgufFile& metadata() const noexcept { return *parts_.front(); }
+  [[nodiscard]] const std::vector<std::shared_ptr<const GgufFile>>& parts() const noexcept { return parts_; }
+  [[nodiscard]] LocatedTensor find(std::string_view name) const;
+
+ private:
+  std::vector<std::shared_ptr<const GgufFile>> parts_;
+};
+
+/// float32 values of a whole small tensor (rotary tables).
+[[nodiscard]] std::vector<double> small_tensor(const LocatedTensor& located);
 
 /// The form of a general.architecture, from the first family that has it. `own` is a family that is not in
 /// families.def, or null. Throws Error(kUnsupported) with `where` and the list of names.

@@ -1,5 +1,4 @@
 // Configuration in both directions: GGUF metadata ↔ config.json.
-#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/gguf/detail/gguf_architecture.h>
@@ -22,8 +21,8 @@ std::vector<double> factors(const GgufFiles& files, const std::string& name, int
   const LocatedTensor located = files.find(name);
   if (!located) return {};
   std::vector<double> values = detail::small_tensor(located);
-  const bool positive = std::all_of(values.begin(), values.end(), [](double x) { return x > 0 && std::isfinite(x); });
-  if (static_cast<int64_t>(values.size()) != expected || !positive)
+  const bool positive = std::ranges::all_of(values, [](double x) { return x > 0 && std::isfinite(x); });
+  if (std::ssize(values) != expected || !positive)
     throw Error(ErrorClass::kCorruption,
                 {located.file->path().string() + ": tensor " + name,
                  positive ? std::to_string(values.size()) + " values" : "values that are not positive",
@@ -69,7 +68,7 @@ Json llama3(const std::vector<double>& divisors, const GgufConfigReader& reader)
   Rotary rotary;
   rotary.theta = reader.rotary_base();
   rotary.dims = reader.rotary_dims();
-  rotary.factor = *std::max_element(divisors.begin(), divisors.end());
+  rotary.factor = *std::ranges::max_element(divisors);
   std::vector<int64_t> lengths{8192};
   for (int64_t length = 8; length <= int64_t{1} << 22; length *= 2) lengths.push_back(length);
   for (const int64_t length : lengths) {
@@ -145,7 +144,7 @@ std::optional<int64_t> GgufConfigReader::per_layer(std::string_view name) const 
   if (!value || value->type != GgufValueType::kArray) return integer(name);
   const auto list = meta_.integers(key(name));
   if (list.empty()) meta_.fail_key(key(name), "an empty list", "one number a layer");
-  if (std::any_of(list.begin(), list.end(), [&](int64_t n) { return n != list.front(); }))
+  if (std::ranges::any_of(list, [&](int64_t n) { return n != list.front(); }))
     throw Error(ErrorClass::kUnsupported, {meta_.path().string() + ": key " + key(name), "layers of different sizes",
                                            "the same number in every layer", ""});
   return list.front();
@@ -194,7 +193,7 @@ Json GgufConfigReader::layer_types(int64_t period) const {
   std::vector<int64_t> flags;
   if (value && value->type == GgufValueType::kArray) {
     flags = meta_.integers(name);
-    if (static_cast<int64_t>(flags.size()) < layers)
+    if (std::ssize(flags) < layers)
       meta_.fail_key(name, std::to_string(flags.size()) + " flags", std::to_string(layers) + ", one a layer");
   } else {
     if (const auto stored = integer("attention.sliding_window_pattern")) {
@@ -223,8 +222,7 @@ Json GgufConfigReader::rotary_scaling() const {
     return scaling;
   }
   const auto divisors = factors(files_, "rope_freqs.weight", rotary_dims() / 2);
-  if (std::any_of(divisors.begin(), divisors.end(), [](double x) { return std::abs(x - 1) > 1e-6; }))
-    return llama3(divisors, *this);
+  if (std::ranges::any_of(divisors, [](double x) { return std::abs(x - 1) > 1e-6; })) return llama3(divisors, *this);
 
   const double factor = number("rope.scaling.factor").value_or(number("rope.scale_linear").value_or(1.0));
   const std::string type = meta_.text(key("rope.scaling.type")).value_or("linear");
@@ -259,8 +257,7 @@ Json common_config(const GgufFiles& files, const GgufConfigReader& r, const Fami
   Json config = {{"model_type", family.model_types.front()}, {"architectures", {family.gguf.class_name}}};
   const auto put = [&](const ConfigKeys::Names& names, const Json& value) {
     const auto& left_out = family.gguf.not_in_config;
-    if (!names.empty() && std::count(left_out.begin(), left_out.end(), names.front()) == 0)
-      config[names.front()] = value;
+    if (!names.empty() && std::ranges::count(left_out, names.front()) == 0) config[names.front()] = value;
   };
   put(keys.hidden, r.hidden);
   put(keys.layers, r.layers);
@@ -274,8 +271,7 @@ Json common_config(const GgufFiles& files, const GgufConfigReader& r, const Fami
   for (const auto& name : keys.activation) config[name] = keys.default_activation;
   config["tie_word_embeddings"] = !r.has("output.weight");
   const LocatedTensor matrix = files.find("blk.0.ffn_down.weight");
-  const GgmlType type = matrix ? matrix.tensor->type : GgmlType::kF32;
-  config["torch_dtype"] = type == GgmlType::kF16 ? "float16" : type == GgmlType::kBF16 ? "bfloat16" : "float32";
+  config["torch_dtype"] = dtype_name(plain_dtype(matrix ? matrix.tensor->type : GgmlType::kF32).value_or(at::kFloat));
   for (const auto& [name, id] : {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"},
                                  std::pair{"eos_token_id", "tokenizer.ggml.eos_token_id"},
                                  std::pair{"pad_token_id", "tokenizer.ggml.padding_token_id"}})
@@ -301,7 +297,7 @@ Json kept_config(const GgufFile& meta, const std::string& architecture, const Fa
     known.insert(known.end(), family->model_types.begin(), family->model_types.end());
   const auto type = config.is_object() ? config.find("model_type") : config.end();
   if (!config.is_object() || type == config.end() || !type->is_string() ||
-      std::find(known.begin(), known.end(), type->get<std::string>()) == known.end())
+      std::ranges::find(known, type->get<std::string>()) == known.end())
     meta.fail_key(kConfigKey, "text that is not a config.json of architecture " + architecture,
                   "what emend wrote there, or no such key");
   const int64_t blocks = meta.required_integer(architecture + ".block_count");
@@ -352,7 +348,7 @@ class ConfigWriter {
 
   void write_rotary() {
     const bool two = c_.rotaries.size() > 1;  // Gemma 3: the windowed layers have a base of their own
-    const auto layer = std::find(c_.windows.begin(), c_.windows.end(), 0);
+    const auto layer = std::ranges::find(c_.windows, 0);
     const Rotary& rotary =
         c_.rotary(two && layer != c_.windows.end() ? static_cast<int>(layer - c_.windows.begin()) : 0);
     integer("rope.dimension_count", rotary.dims);
@@ -409,7 +405,7 @@ class ConfigWriter {
   }
 
   void write_windows() {
-    const int64_t window = c_.windows.empty() ? 0 : *std::max_element(c_.windows.begin(), c_.windows.end());
+    const int64_t window = c_.windows.empty() ? 0 : *std::ranges::max_element(c_.windows);
     if (window == 0) return;
     integer("attention.sliding_window", window);
     const int64_t period = form_.window_period;

@@ -3,7 +3,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/models/gguf/detail/gguf_container.h>
-#include <emend/models/gguf/gguf_metadata.h>
 
 #include <algorithm>
 #include <limits>
@@ -40,13 +39,6 @@ int64_t grain(int64_t columns) {
 std::pair<int64_t, int64_t> matrix_of(const at::Tensor& values) {
   const int64_t columns = values.dim() == 1 ? values.numel() : values.size(-1);
   return {columns == 0 ? 0 : values.numel() / columns, columns};
-}
-
-std::optional<at::ScalarType> plain_dtype(GgmlType type) {
-  if (type == GgmlType::kF32) return at::kFloat;
-  if (type == GgmlType::kF16) return at::kHalf;
-  if (type == GgmlType::kBF16) return at::kBFloat16;
-  return std::nullopt;
 }
 
 // A sum is not finite if any term is not; only a sum that overflows needs the second look.
@@ -159,7 +151,7 @@ std::string list(GgufValueType element, const List& values) {
 }  // namespace
 
 void GgufMetadata::set(std::string_view key, std::string value) {
-  const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.key == key; });
+  const auto it = std::ranges::find_if(entries_, [&](const Entry& entry) { return entry.key == key; });
   if (it != entries_.end())
     it->value = std::move(value);
   else
@@ -219,7 +211,7 @@ void GgufMetadata::append(const GgufMetadata& other) {
 }
 
 bool GgufMetadata::contains(std::string_view key) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.key == key; });
+  return std::ranges::any_of(entries_, [&](const Entry& entry) { return entry.key == key; });
 }
 
 std::string GgufMetadata::encoded() const {

@@ -3,12 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <emend/models/gguf/gguf_file.h>
-#include <emend/models/gguf/gguf_metadata.h>
 
-#include <filesystem>
 #include <functional>
-#include <string>
-#include <vector>
 
 namespace emend::models::detail {
 

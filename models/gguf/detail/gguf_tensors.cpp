@@ -1,9 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
-#include <emend/models/gguf/detail/gguf_files.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,21 +13,6 @@
 
 namespace emend::models::detail {
 namespace {
-
-std::string shown(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t n : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(n);
-  return text + "]";
-}
-
-at::ScalarType stored_dtype(GgmlType type) {
-  if (type == GgmlType::kF16) return at::kHalf;
-  if (type == GgmlType::kBF16) return at::kBFloat16;
-  return at::kFloat;
-}
-bool is_float(GgmlType type) {
-  return type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16;
-}
 
 int64_t row_count(const GgufTensor& tensor) {
   return tensor.shape.size() == 1 ? tensor.shape[0] : tensor.rows();
@@ -120,23 +103,23 @@ class Planner {
 
   [[noreturn]] void fail_shape(const GgufTensor& tensor, const std::string& expected) const {
     throw Error(ErrorClass::kCorruption,
-                {files_.metadata().path().string() + ": tensor " + tensor.name, "shape " + shown(tensor.shape),
+                {files_.metadata().path().string() + ": tensor " + tensor.name, "shape " + shape_text(tensor.shape),
                  expected, "the file is damaged, or its metadata belong to another model"});
   }
 
   void check_shape(const GgufRecipe& recipe) const {
     std::vector<int64_t> wanted = recipe.expected.shape;
-    if (recipe.transposed) std::reverse(wanted.begin(), wanted.end());
+    if (recipe.transposed) std::ranges::reverse(wanted);
     int64_t rows = 0;
     for (const GgufPiece& piece : recipe.pieces) {
       const GgufTensor& tensor = *piece.source.tensor;
       rows += piece.rows;
       const bool matrix = wanted.size() == 2;
       if ((tensor.shape.size() > 1) != matrix || (matrix && tensor.row_values() != wanted[1]))
-        fail_shape(tensor, shown(wanted) + " for " + recipe.expected.name);
+        fail_shape(tensor, shape_text(wanted) + " for " + recipe.expected.name);
     }
     if (rows != wanted[0])
-      fail_shape(*recipe.pieces.front().source.tensor, shown(wanted) + " for " + recipe.expected.name);
+      fail_shape(*recipe.pieces.front().source.tensor, shape_text(wanted) + " for " + recipe.expected.name);
     if (recipe.order && static_cast<int64_t>(recipe.order->size()) != rows)
       fail_shape(*recipe.pieces.front().source.tensor, std::to_string(recipe.order->size()) + " rows of heads");
   }
@@ -146,7 +129,7 @@ class Planner {
     info.name = recipe.expected.name;
     info.shape = recipe.expected.shape;
     const GgufTensor& first = *recipe.pieces.front().source.tensor;
-    info.dtype = stored_dtype(first.type);
+    info.dtype = plain_dtype(first.type).value_or(at::kFloat);
     for (const GgufPiece& piece : recipe.pieces)
       if (piece.source.tensor->type != first.type) info.dtype = at::kFloat;
     if (recipe.plus_one) info.dtype = at::kFloat;
@@ -175,7 +158,7 @@ class Planner {
       for (const GgufTensor& tensor : part->tensors())
         if (!used_.count(tensor.name) && !is_rotary_table(tensor.name) && !is_extra_block(tensor.name))
           throw Error(ErrorClass::kUnsupported, {part->path().string(),
-                                                 "tensor \"" + tensor.name + "\" " + shown(tensor.shape) +
+                                                 "tensor \"" + tensor.name + "\" " + shape_text(tensor.shape) +
                                                      " has no place in a " + form_.architecture + " model",
                                                  "the tensors of family " + family_.name,
                                                  "use the model's Hugging Face checkpoint if its family is supported"});
@@ -227,12 +210,11 @@ at::Tensor read_vector(const GgufRecipe& recipe) {
 
 at::Tensor read_matrix(const GgufRecipe& recipe) {
   std::vector<int64_t> shape = recipe.expected.shape;
-  if (recipe.transposed) std::reverse(shape.begin(), shape.end());
+  if (recipe.transposed) std::ranges::reverse(shape);
   const int64_t rows = shape[0], columns = shape[1];
   at::Tensor result = at::empty(shape, at::TensorOptions().dtype(recipe.info.dtype));
-  const bool same_type = std::all_of(recipe.pieces.begin(), recipe.pieces.end(), [&](const GgufPiece& piece) {
-    const GgmlType type = piece.source.tensor->type;
-    return is_float(type) && stored_dtype(type) == recipe.info.dtype;
+  const bool same_type = std::ranges::all_of(recipe.pieces, [&](const GgufPiece& piece) {
+    return plain_dtype(piece.source.tensor->type) == recipe.info.dtype;
   });
   const size_t out_bytes = columns * result.element_size();
   auto* out = static_cast<char*>(result.mutable_data_ptr());
@@ -269,7 +251,7 @@ std::vector<GgufRecipe> plan_tensors(const GgufFiles& files, const GgufForm& for
 }
 
 at::Tensor read_tensor(const GgufRecipe& recipe) {
-  if (recipe.is_plain() && is_float(recipe.pieces.front().source.tensor->type)) return copy_of(recipe);
+  if (recipe.is_plain() && plain_dtype(recipe.pieces.front().source.tensor->type)) return copy_of(recipe);
   if (recipe.expected.shape.size() == 1) return read_vector(recipe);
   EMEND_CHECK(!recipe.plus_one, "only vectors are shifted");
   return read_matrix(recipe);
@@ -288,7 +270,7 @@ GgufLayout new_layout(const GgufForm& form, const FamilySpec& family, const Mode
     if (auto order = gguf_row_order(form, config, expected.part); !order.empty())
       recipe.order = std::make_shared<const std::vector<int64_t>>(std::move(order));
     std::vector<int64_t> shape = expected.shape;
-    if (recipe.transposed) std::reverse(shape.begin(), shape.end());
+    if (recipe.transposed) std::ranges::reverse(shape);
     const auto names = gguf_names(form, config, expected);
     const auto rows = gguf_rows(config, names.size(), shape[0]);
     for (size_t i = 0; i < names.size(); ++i) {
@@ -330,7 +312,7 @@ at::Tensor assemble(const GgufTensor& target, const std::vector<const GgufRecipe
       ours.push_back(r);
       theirs.push_back(recipe->pieces[p].first_row + from);
     }
-    covered += static_cast<int64_t>(ours.size());
+    covered += std::ssize(ours);
     const auto index = [](const std::vector<int64_t>& list) {
       return at::tensor(at::ArrayRef<int64_t>(list), at::kLong);
     };

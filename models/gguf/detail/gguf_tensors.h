@@ -2,15 +2,10 @@
 #pragma once
 
 #include <emend/core/safetensors.h>
-#include <emend/models/family.h>
 #include <emend/models/gguf/detail/gguf_architecture.h>
-#include <emend/models/gguf/detail/gguf_files.h>
 
 #include <deque>
 #include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 namespace emend::models::detail {
 

@@ -6,7 +6,6 @@
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 
 namespace emend::models::detail {
@@ -125,21 +124,22 @@ void put_pieces(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
   if (spec.options.unk != kNoToken && spec.options.unk < count) vocabulary.token_types[spec.options.unk] = kUnknown;
 }
 
+std::vector<Merge> sorted_merges(std::vector<Merge> merges) {
+  std::ranges::stable_sort(merges, {}, &Merge::rank);
+  return merges;
+}
+
 void put_merges(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
-  std::vector<Merge> merges = spec.merges;
-  std::stable_sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
-  for (const Merge& merge : merges)
+  for (const Merge& merge : sorted_merges(spec.merges))
     vocabulary.merges.push_back(std::string(*spec.vocabulary.piece(merge.left)) + " " +
                                 std::string(*spec.vocabulary.piece(merge.right)));
 }
 
 // SentencePiece's scores order the pieces by when they were merged; the first merge that makes a piece tells the same.
 void put_scores(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
-  std::vector<Merge> merges = spec.merges;
-  std::stable_sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
   vocabulary.scores.assign(vocabulary.tokens.size(), -1e6F);
   int64_t next = 0;
-  for (const Merge& merge : merges)
+  for (const Merge& merge : sorted_merges(spec.merges))
     if (vocabulary.scores[merge.result] == -1e6F) vocabulary.scores[merge.result] = -static_cast<float>(next++);
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id)
     if (vocabulary.token_types[id] != kNormal) vocabulary.scores[id] = 0;

@@ -1,11 +1,9 @@
 #include <emend/core/error.h>
 #include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-#include <emend/models/tokenizer/detail/vocabulary.h>
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <queue>
 #include <tuple>
 #include <utility>
@@ -24,6 +22,10 @@ uint64_t hash_pair(uint32_t left, uint32_t right) {
 std::string byte_piece(int byte) {
   constexpr const char* kDigits = "0123456789ABCDEF";
   return std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + ">";
+}
+
+bool by_rank(const Merge& a, const Merge& b) {
+  return std::tie(a.rank, a.left, a.right) < std::tie(b.rank, b.left, b.right);
 }
 
 }  // namespace
@@ -50,9 +52,7 @@ std::vector<Merge> MergeTable::sorted() const {
   std::vector<Merge> merges;
   for (const Merge& merge : slots_)
     if (merge.result != kNoToken) merges.push_back(merge);
-  std::sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) {
-    return std::tie(a.rank, a.left, a.right) < std::tie(b.rank, b.left, b.right);
-  });
+  std::ranges::sort(merges, by_rank);
   return merges;
 }
 
@@ -64,7 +64,7 @@ Bpe::Bpe(Vocabulary vocabulary, const std::vector<Merge>& merges, BpeOptions opt
     const char character = static_cast<char>(byte);
     ascii_ids_[byte] = vocabulary_.find({&character, 1});
   }
-  has_byte_pieces_ = options_.byte_fallback && std::count(byte_ids_.begin(), byte_ids_.end(), kNoToken) < 256;
+  has_byte_pieces_ = options_.byte_fallback && std::ranges::count(byte_ids_, kNoToken) < 256;
   splits_at_metaspace_ = check_metaspace();
 }
 
@@ -225,9 +225,7 @@ std::vector<Merge> merges_from_ranks(const Vocabulary& vocabulary, const std::ve
       merges.push_back({left, right, id, ranks[id]});
     }
   }
-  std::stable_sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) {
-    return std::tie(a.rank, a.left, a.right) < std::tie(b.rank, b.left, b.right);
-  });
+  std::ranges::stable_sort(merges, by_rank);
   return merges;
 }
 

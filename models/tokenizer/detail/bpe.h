@@ -1,15 +1,124 @@
 // Byte pair encoding: words to tokens by a ranked list of merges.
 #pragma once
 
-#include <emend/models/tokenizer/detail/vocabulary.h>
-#include <emend/models/tokenizer/detail/word_cache.h>
-
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace emend::models::detail {
+
+// Pieces and their ids, both ways.
+
+inline constexpr uint32_t kNoToken = std::numeric_limits<uint32_t>::max();
+/// Larger ids are refused: no model has so many rows, and the table is indexed by id.
+inline constexpr int64_t kMaxTokenId = (1 << 24) - 1;
+
+/// A fast hash of short strings; the same on every machine of one byte order.
+[[nodiscard]] uint64_t hash_bytes(std::string_view bytes);
+
+class Vocabulary {
+ public:
+  void reserve(size_t pieces);
+  /// Adds a piece. A piece that is there already keeps its first id for find(); an id's first piece is kept.
+  /// `id` must be in [0, kMaxTokenId].
+  void add(std::string_view piece, uint32_t id);
+
+  /// The id of `piece`, or kNoToken.
+  [[nodiscard]] uint32_t find(std::string_view piece) const;
+  /// The piece of `id`, or nothing.
+  [[nodiscard]] std::optional<std::string_view> piece(uint32_t id) const;
+  /// Number of different pieces.
+  [[nodiscard]] size_t size() const { return count_; }
+  /// Largest id + 1.
+  [[nodiscard]] uint32_t id_end() const { return static_cast<uint32_t>(places_.size()); }
+
+ private:
+  struct Place {
+    uint32_t offset = 0, length = kNoToken;  // length kNoToken: no piece
+  };
+  [[nodiscard]] std::string_view text(uint32_t id) const {
+    return {text_.data() + places_[id].offset, places_[id].length};
+  }
+  void insert(uint32_t id);
+  void grow(size_t slots);
+
+  std::string text_;             // all pieces, one after another
+  std::vector<Place> places_;    // by id
+  std::vector<uint32_t> slots_;  // open addressing: ids, or kNoToken
+  size_t count_ = 0;
+};
+
+// A bounded cache of tokenised words that any number of threads share without waiting.
+
+/// One token of a word: its id and the bytes [begin, end) of the word that it stands for.
+struct WordToken {
+  uint32_t id = 0;
+  uint32_t begin = 0, end = 0;
+};
+
+/// Fixed number of slots of one cache line; a new word replaces the one in its slot. A slot that another thread is
+/// using at this moment counts as a miss, so nobody ever waits.
+class WordCache {
+ public:
+  static constexpr size_t kSlots = size_t{1} << 15;  // 2 MiB
+  static constexpr size_t kMaxKey = 31, kMaxTokens = 6;
+
+  /// Appends the tokens of `word` to `out` and returns true if they are known. `hash` must depend on `word` alone.
+  [[nodiscard]] bool find(std::string_view word, uint64_t hash, std::vector<WordToken>& out) const {
+    if (word.size() > kMaxKey) return false;
+    Slot& slot = slots_[hash & (kSlots - 1)];
+    if (slot.busy.test_and_set(std::memory_order_acquire)) return false;
+    const bool hit = slot.size == word.size() && std::memcmp(slot.key, word.data(), word.size()) == 0;
+    if (hit) {
+      uint32_t at = 0;
+      for (uint8_t i = 0; i < slot.count; ++i) {
+        out.push_back({slot.ids[i], at, at + slot.lengths[i]});
+        at += slot.lengths[i];
+      }
+    }
+    slot.busy.clear(std::memory_order_release);
+    return hit;
+  }
+
+  /// Remembers `tokens`, which must cover `word` without gaps to be kept.
+  void store(std::string_view word, uint64_t hash, const WordToken* tokens, size_t count) const {
+    if (word.empty() || word.size() > kMaxKey || count > kMaxTokens) return;
+    uint32_t at = 0;
+    for (size_t i = 0; i < count; at = tokens[i++].end)
+      if (tokens[i].begin != at) return;
+    if (at != word.size()) return;
+    Slot& slot = slots_[hash & (kSlots - 1)];
+    if (slot.busy.test_and_set(std::memory_order_acquire)) return;
+    slot.size = static_cast<uint8_t>(word.size());
+    slot.count = static_cast<uint8_t>(count);
+    std::memcpy(slot.key, word.data(), word.size());
+    for (size_t i = 0; i < count; ++i) {
+      slot.ids[i] = tokens[i].id;
+      slot.lengths[i] = static_cast<uint8_t>(tokens[i].end - tokens[i].begin);
+    }
+    slot.busy.clear(std::memory_order_release);
+  }
+
+ private:
+  struct alignas(64) Slot {
+    uint32_t ids[kMaxTokens];
+    std::atomic_flag busy;
+    uint8_t size = 0;  // 0: empty
+    uint8_t count = 0;
+    uint8_t lengths[kMaxTokens];
+    char key[kMaxKey];
+  };
+  static_assert(sizeof(Slot) == 64);
+
+  std::unique_ptr<Slot[]> slots_ = std::make_unique<Slot[]>(kSlots);
+};
 
 /// Two adjacent tokens become one. Lower ranks go first; merges of one rank go from left to right.
 struct Merge {

@@ -1,10 +1,9 @@
 #include <emend/core/text.h>
+#include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-#include <emend/models/tokenizer/detail/vocabulary.h>
 
-#include <charconv>
-#include <utility>
+#include <algorithm>
 
 namespace emend::models::detail {
 namespace {
@@ -108,9 +107,7 @@ DecodeStep metaspace(const std::string& replacement, bool drops_first) {
 
 int byte_of_piece(std::string_view piece) {
   if (piece.size() != 6 || piece.substr(0, 3) != "<0x" || piece[5] != '>') return -1;
-  int byte = 0;
-  const auto [end, error] = std::from_chars(piece.data() + 3, piece.data() + 5, byte, 16);
-  return error == std::errc() && end == piece.data() + 5 && byte >= 0 ? byte : -1;
+  return std::max(number_in<int>(piece.substr(3, 2), 16).value_or(-1), -1);
 }
 
 DecoderChain::DecoderChain(const JsonView& decoder) {

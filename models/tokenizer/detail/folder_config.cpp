@@ -1,11 +1,9 @@
 #include <emend/core/atomic_file.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/folder_config.h>
-#include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
-#include <emend/models/tokenizer/detail/steps.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace emend::models::detail {
 namespace {
@@ -39,6 +37,10 @@ std::vector<int64_t> id_list(const JsonView& file, const std::string& key) {
   return ids;
 }
 
+bool has_token(const std::vector<AddedToken>& tokens, const std::string& content) {
+  return std::ranges::count(tokens, content, &AddedToken::content) > 0;
+}
+
 bool adds_bos_by_class(const std::string& name) {
   return name.rfind("Llama", 0) == 0 || name.rfind("CodeLlama", 0) == 0 || name.rfind("Gemma", 0) == 0;
 }
@@ -51,54 +53,52 @@ FolderConfig::FolderConfig(const std::filesystem::path& folder)
       map_(read_object(folder / "special_tokens_map.json")),
       generation_(read_object(folder / "generation_config.json")),
       model_config_(read_object(folder / "config.json")) {
-  class_ = JsonView(config_, (folder / kConfigFile).string()).string_or("tokenizer_class", "");
+  class_ = tokenizer_config().string_or("tokenizer_class", "");
   read_added_tokens();
 }
 
 void FolderConfig::read_added_tokens() {
-  const JsonView config(config_, (folder_ / kConfigFile).string());
+  const JsonView config = tokenizer_config();
   if (config.has("added_tokens_decoder")) {
     const JsonView decoder = config.at("added_tokens_decoder");
     if (!decoder.value().is_object()) decoder.fail("an object");
     for (const auto& [key, ignored] : decoder.value().items()) {
       AddedToken token = read_added_token(decoder.at(key));
-      const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token.id);
-      if (error != std::errc() || end != key.data() + key.size() || token.id > kMaxTokenId)
-        decoder.at(key).fail("an id as key");
+      token.id = number_in<uint32_t>(key).value_or(kNoToken);
+      if (token.id > kMaxTokenId) decoder.at(key).fail("an id as key");
       added_.push_back(std::move(token));
     }
   }
   const json extra = read_object(folder_ / "added_tokens.json");
   const JsonView view(extra, (folder_ / "added_tokens.json").string());
   for (const auto& [content, ignored] : extra.items()) {
-    AddedToken token;
-    token.content = content;
-    token.id = static_cast<uint32_t>(view.at(content).integer(0, kMaxTokenId));
-    token.special = false;
-    if (std::none_of(added_.begin(), added_.end(),
-                     [&](const AddedToken& other) { return other.content == token.content; }))
-      added_.push_back(std::move(token));
+    const auto id = static_cast<uint32_t>(view.at(content).integer(0, kMaxTokenId));
+    if (!has_token(added_, content)) added_.push_back({.content = content, .id = id, .special = false});
   }
-  std::sort(added_.begin(), added_.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  std::ranges::sort(added_, {}, &AddedToken::id);
+}
+
+JsonView FolderConfig::tokenizer_config() const {
+  return {config_, (folder_ / kConfigFile).string()};
 }
 
 std::optional<std::string> FolderConfig::special_text(const std::string& key) const {
-  const auto text = token_text({config_, (folder_ / kConfigFile).string()}, key);
+  const auto text = token_text(tokenizer_config(), key);
   return text ? text : token_text({map_, (folder_ / "special_tokens_map.json").string()}, key);
 }
 
 std::optional<bool> FolderConfig::flag(const std::string& key) const {
-  const JsonView config(config_, (folder_ / kConfigFile).string());
+  const JsonView config = tokenizer_config();
   return config.has(key) ? std::optional<bool>(config.at(key).boolean()) : std::nullopt;
 }
 
 std::optional<int64_t> FolderConfig::id(const std::string& key) const {
-  const JsonView config(config_, (folder_ / kConfigFile).string());
+  const JsonView config = tokenizer_config();
   return config.has(key) ? std::optional<int64_t>(config.at(key).integer(0, kMaxTokenId)) : std::nullopt;
 }
 
 std::vector<std::pair<std::string, int64_t>> FolderConfig::special_token_ids() const {
-  const JsonView config(config_, (folder_ / kConfigFile).string());
+  const JsonView config = tokenizer_config();
   std::vector<std::pair<std::string, int64_t>> result;
   if (!config.has("special_tokens")) return result;
   const JsonView tokens = config.at("special_tokens");
@@ -116,7 +116,7 @@ std::string FolderConfig::chat_template() const {
     const json document = read_object(path);
     return JsonView(document, path.string()).string_or("chat_template", "");
   }
-  const JsonView config(config_, (folder_ / kConfigFile).string());
+  const JsonView config = tokenizer_config();
   if (!config.has("chat_template")) return {};
   const JsonView view = config.at("chat_template");
   if (view.value().is_string()) return view.string();
@@ -147,25 +147,17 @@ void FolderConfig::fill(SpecialTokens& special, const FindId& find) const {
   special.eos_ids = id_list(generation, "eos_token_id");
   if (special.eos_ids.empty()) special.eos_ids = id_list(model, "eos_token_id");
   std::erase_if(special.eos_ids, [](int64_t value) { return value < 0; });
-  if (special.eos && std::find(special.eos_ids.begin(), special.eos_ids.end(), *special.eos) == special.eos_ids.end())
+  if (special.eos && std::ranges::find(special.eos_ids, *special.eos) == special.eos_ids.end())
     special.eos_ids.insert(special.eos_ids.begin(), *special.eos);
   special.chat_template = chat_template();
 }
 
 void FolderConfig::apply(PipelineSpec& spec) const {
   for (const AddedToken& token : added_)
-    if (std::none_of(spec.added.begin(), spec.added.end(),
-                     [&](const AddedToken& other) { return other.content == token.content; }))
-      spec.add_token_with_id(token, (folder_ / kConfigFile).string());
+    if (!has_token(spec.added, token.content)) spec.add_token_with_id(token, (folder_ / kConfigFile).string());
   for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
     const auto text = special_text(key);
-    if (!text || spec.find(*text) == kNoToken) continue;
-    if (std::any_of(spec.added.begin(), spec.added.end(),
-                    [&](const AddedToken& other) { return other.content == *text; }))
-      continue;
-    AddedToken token;
-    token.content = *text;
-    spec.add_token(std::move(token));
+    if (text && spec.find(*text) != kNoToken && !has_token(spec.added, *text)) spec.add_token({.content = *text});
   }
   fill(spec.special, [&spec](const std::string& piece) -> std::optional<int64_t> {
     const uint32_t found = spec.find(piece);

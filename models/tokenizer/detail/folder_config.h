@@ -4,16 +4,13 @@
 #include <emend/models/tokenizer/detail/added_tokens.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
-#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace emend::models::detail {
 
 struct PipelineSpec;
+class JsonView;
 
 class FolderConfig {
  public:
@@ -45,6 +42,7 @@ class FolderConfig {
 
  private:
   void read_added_tokens();
+  [[nodiscard]] JsonView tokenizer_config() const;
   [[nodiscard]] std::string chat_template() const;
 
   std::filesystem::path folder_;

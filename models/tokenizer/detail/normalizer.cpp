@@ -1,11 +1,9 @@
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <utf8proc.h>
 
 #include <cstdlib>
-#include <optional>
 
 namespace emend::models::detail {
 namespace {

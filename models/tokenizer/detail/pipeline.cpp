@@ -1,13 +1,9 @@
-#include <emend/core/error.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/added_tokens.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
-#include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace emend::models::detail {
 namespace {
@@ -41,7 +37,7 @@ std::string fingerprint_of(const PipelineSpec& spec) {
 
 class Pipeline final : public Tokenizer {
  public:
-  Pipeline(PipelineSpec spec, PreTokenizerChain pre_tokenizers)
+  Pipeline(PipelineSpec spec, PreTokenizerChain pre_tokenizers, std::string fingerprint)
       : normalizer_json_(spec.normalizer),
         pre_tokenizer_json_(spec.pre_tokenizer),
         post_processor_json_(spec.post_processor),
@@ -50,9 +46,10 @@ class Pipeline final : public Tokenizer {
         pre_tokenizers_(std::move(pre_tokenizers)),
         decoder_({decoder_json_, spec.file, "decoder"}),
         bpe_(std::move(spec.vocabulary), spec.merges, spec.options),
-        added_(std::move(spec.added)),
-        files_(std::move(spec.files)) {
+        added_(std::move(spec.added)) {
+    files_ = std::move(spec.files);
     special_ = std::move(spec.special);
+    fingerprint_ = std::move(fingerprint);
     id_end_ = bpe_.vocabulary().id_end();
     for (const AddedToken& token : added_) {
       id_end_ = std::max(id_end_, token.id + 1);
@@ -63,8 +60,6 @@ class Pipeline final : public Tokenizer {
       by_id_[token.id] = {std::move(pattern), token.special || by_id_[token.id].special};
     }
   }
-
-  void set_fingerprint(std::string fingerprint) { fingerprint_ = std::move(fingerprint); }
 
   Encoding encode(std::string_view text, bool add_special) const override {
     Encoding encoding;
@@ -111,7 +106,7 @@ class Pipeline final : public Tokenizer {
   int64_t vocab_size() const override { return id_end_; }
 
   void save(const std::filesystem::path& folder) const override {
-    if (!files_.empty()) return copy_files(files_, folder);
+    if (!files_.empty() || !kept_.empty()) return Tokenizer::save(folder);
     write_tokenizer_json(
         {normalizer_json_, pre_tokenizer_json_, post_processor_json_, decoder_json_, bpe_, added_, special_}, folder);
   }
@@ -212,7 +207,6 @@ class Pipeline final : public Tokenizer {
   DecoderChain decoder_;
   Bpe bpe_;
   std::vector<AddedToken> added_;
-  std::vector<std::filesystem::path> files_;
   AddedTokenSearch raw_search_, normalised_search_;
   std::unordered_map<std::string, uint32_t> added_ids_;
   std::unordered_map<uint32_t, AddedPiece> by_id_;
@@ -270,22 +264,8 @@ std::unique_ptr<Tokenizer> make_pipeline(PipelineSpec spec) {
   spec.options.byte_level = chain.byte_level;
   read_post_processor({spec.post_processor, spec.file, "post_processor"}, spec.special);
   std::string fingerprint = fingerprint_of(spec);
-  auto pipeline = std::make_unique<Pipeline>(std::move(spec), std::move(chain));
-  pipeline->set_fingerprint(std::move(fingerprint));
-  return pipeline;
+  return std::make_unique<Pipeline>(std::move(spec), std::move(chain), std::move(fingerprint));
 }
-
-namespace {
-
-bool ends_with_word(std::string_view text) {
-  return !text.empty() && is_word(decode_utf8(text.data() + last_character(text)));
-}
-
-bool starts_with_word(std::string_view text) {
-  return !text.empty() && is_word(decode_utf8(text.data()));
-}
-
-}  // namespace
 
 uint32_t AddedTokenSearch::step(uint32_t node, char byte) const {
   for (uint32_t child = nodes_[node].child; child != 0; child = nodes_[child].sibling)
@@ -327,18 +307,17 @@ const AddedToken* AddedTokenSearch::longest(std::string_view text, size_t at, si
 void AddedTokenSearch::split(std::string_view text, std::vector<AddedSpan>& spans) const {
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
-    if (roots_[static_cast<unsigned char>(text[at])] == 0) {
-      ++at;
-      continue;
-    }
     size_t begin = at, end = 0;
-    const AddedToken* token = longest(text, at, end);
+    const AddedToken* token = roots_[static_cast<unsigned char>(text[at])] == 0 ? nullptr : longest(text, at, end);
     if (!token) {
       ++at;
       continue;
     }
     at = end;
-    if (token->single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) continue;
+    const auto is_word_at = [&](size_t place) { return is_word(decode_utf8(text.data() + place)); };
+    if (token->single_word &&
+        ((begin > 0 && is_word_at(last_character(text.substr(0, begin)))) || (end < text.size() && is_word_at(end))))
+      continue;
     if (token->lstrip) begin = std::max(white_space_before(text, begin), done);
     if (token->rstrip) end = white_space_after(text, end);
     if (done < begin) spans.push_back({done, begin, nullptr});

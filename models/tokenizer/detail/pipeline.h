@@ -4,16 +4,10 @@
 
 #include <emend/models/tokenizer/detail/added_tokens.h>
 #include <emend/models/tokenizer/detail/bpe.h>
-#include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/steps.h>
-#include <emend/models/tokenizer/tokenizer.h>
 
 #include <filesystem>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 namespace emend::models::detail {
 
@@ -68,8 +62,5 @@ struct TokenizerJsonParts {
 };
 /// Writes tokenizer.json and tokenizer_config.json. Throws Error(kIo).
 void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem::path& folder);
-
-/// Copies files into a folder, atomically each; a file that already is the one in the folder is left alone.
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& folder);
 
 }  // namespace emend::models::detail

@@ -1,5 +1,4 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/regex.h>
 #include <emend/models/tokenizer/detail/unicode.h>
@@ -108,8 +107,7 @@ class Translator {
         std::string name(pattern_.substr(at_ + 3, close - at_ - 3));
         const std::string sign = !name.empty() && name[0] == '^' ? "^" : "";
         name.erase(0, sign.size());
-        // Names of up to two letters are categories. Oniguruma's script names mean the script property, not its
-        // extensions.
+        // Up to two letters: categories. Oniguruma's script names mean the script property, not its extensions.
         const bool script = name.size() > 2 && is_script(name);
         out_ += std::string("\\") + kind + "{" + sign + (script ? "sc:" : "") + name + "}";
         at_ = close + 1;

@@ -3,16 +3,12 @@
 
 #include <emend/core/regex.h>
 
-#include <cstddef>
 #include <optional>
-#include <string>
-#include <string_view>
 
 namespace emend::models::detail {
 
 /// Rewrites the parts of an Oniguruma pattern that PCRE2 reads differently: \h, \w, \uHHHH, script names, nested
-/// classes, (?m). `where` names file and key in errors. Throws Error(kUnsupported) for class intersection (&&) and
-/// negated nested classes.
+/// classes, (?m). `where`: file and key. Throws Error(kUnsupported) for intersections (&&) and negated nested classes.
 [[nodiscard]] std::string translate_pattern(std::string_view pattern, const std::string& where);
 
 /// A compiled pattern or a literal string. Immutable and thread-safe.

@@ -1,11 +1,10 @@
 // Tokenizers that are a SentencePiece model: ChatGLM3, InternLM, Baichuan, Llama 2 without a tokenizer.json.
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/sha256.h>
+#include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
-#include <emend/models/tokenizer/detail/word_cache.h>
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
@@ -124,8 +123,6 @@ class SentencePieceTokenizer final : public Tokenizer {
     return std::max<int64_t>(pieces_, added_.empty() ? 0 : added_.rbegin()->first + 1);
   }
 
-  void save(const std::filesystem::path& folder) const override { copy_files(files_, folder); }
-
  private:
   const AddedToken* added(int64_t id) const {
     const auto found = added_.find(id);
@@ -141,10 +138,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   void add_tokens(const FolderConfig& config) {
     for (int id = 0; id < pieces_; ++id) {
       if (!processor_.IsControl(id) && !processor_.IsUnknown(id)) continue;
-      AddedToken token;
-      token.content = processor_.IdToPiece(id);
-      token.id = static_cast<uint32_t>(id);
-      added_[id] = token;
+      added_[id] = {.content = processor_.IdToPiece(id), .id = static_cast<uint32_t>(id)};
     }
     for (const AddedToken& token : config.added_tokens()) added_[token.id] = token;
     for (const auto& [id, token] : added_) search_.add(token.content, token);
@@ -156,14 +150,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (tokens.empty()) {
       for (const char* name :
            {"[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"})
-        tokens.emplace_back(name, pieces_ + static_cast<int64_t>(tokens.size()));
+        tokens.emplace_back(name, pieces_ + std::ssize(tokens));
     }
-    for (const auto& [piece, id] : tokens) {
-      AddedToken token;
-      token.content = piece;
-      token.id = static_cast<uint32_t>(id);
-      added_[id] = token;
-    }
+    for (const auto& [piece, id] : tokens) added_[id] = {.content = piece, .id = static_cast<uint32_t>(id)};
   }
 
   void set_special(const FolderConfig& config) {
@@ -254,7 +243,6 @@ class SentencePieceTokenizer final : public Tokenizer {
   int pieces_ = 0;
   std::map<int64_t, AddedToken> added_;
   AddedTokenSearch search_;
-  std::vector<std::filesystem::path> files_;
   WordCache cache_;
 };
 

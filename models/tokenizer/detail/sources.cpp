@@ -2,13 +2,11 @@
 // Qwen2 and others that share their format), and tiktoken vocabularies, which are lines of "base64 rank": a token's
 // rank is its id and the rank of the merge that makes it.
 #include <emend/core/atomic_file.h>
-#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
-#include <charconv>
 #include <fstream>
 #include <numeric>
 #include <system_error>
@@ -32,10 +30,6 @@ json split_pre_tokenizer(const std::string& pattern) {
   const json split = {
       {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
   return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level_pre_tokenizer(false, false)}}};
-}
-
-json byte_level_decoder() {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
 }
 
 namespace {
@@ -107,12 +101,9 @@ std::optional<Line> parse_line(std::string_view text) {
   const size_t space = text.find(' ');
   if (space == std::string_view::npos) return std::nullopt;
   auto bytes = decode_base64(text.substr(0, space));
-  Line line;
-  const auto [end, error] = std::from_chars(text.data() + space + 1, text.data() + text.size(), line.rank);
-  if (!bytes || error != std::errc() || end != text.data() + text.size() || line.rank > kMaxTokenId)
-    return std::nullopt;
-  line.bytes = std::move(*bytes);
-  return line;
+  const auto rank = number_in<uint32_t>(text.substr(space + 1));
+  if (!bytes || !rank || *rank > kMaxTokenId) return std::nullopt;
+  return Line{*std::move(bytes), *rank};
 }
 
 void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
@@ -134,12 +125,6 @@ void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
   }
 }
 
-void add_special(PipelineSpec& spec, const std::string& content) {
-  AddedToken token;
-  token.content = content;
-  spec.add_token(std::move(token));
-}
-
 // Qwen (version 1) numbers its special tokens from the end of the ranks: three named ones and 205 spare ones.
 void add_qwen_tokens(PipelineSpec& spec, const FolderConfig& config) {
   const int64_t start = config.id("special_tokens_start").value_or(spec.vocabulary.id_end());
@@ -148,8 +133,8 @@ void add_qwen_tokens(PipelineSpec& spec, const FolderConfig& config) {
         ErrorClass::kCorruption,
         {spec.file, "the ranks end at " + std::to_string(spec.vocabulary.id_end()),
          "special_tokens_start of tokenizer_config.json, which is " + std::to_string(start), "get both files again"});
-  for (const char* name : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) add_special(spec, name);
-  for (int i = 0; i < 205; ++i) add_special(spec, "<|extra_" + std::to_string(i) + "|>");
+  for (const char* name : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) spec.add_token({.content = name});
+  for (int i = 0; i < 205; ++i) spec.add_token({.content = "<|extra_" + std::to_string(i) + "|>"});
 }
 
 // GLM-4 starts every text with [gMASK] <sop>.
@@ -200,30 +185,24 @@ PipelineSpec read_tiktoken(const std::filesystem::path& path, const FolderConfig
 
 std::optional<PipelineSpec> read_pipeline(const std::filesystem::path& folder, const FolderConfig& config) {
   const auto has = [&folder](const char* name) { return std::filesystem::is_regular_file(folder / name); };
-  PipelineSpec spec;
-  if (has("tokenizer.json")) {
-    spec = read_tokenizer_json(folder / "tokenizer.json");
-    config.apply(spec);
-    spec.files = config.files({"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"});
+  const auto with_files = [&](PipelineSpec spec, const std::vector<std::string>& files) {
+    spec.files = config.files(files);
     return spec;
+  };
+  if (has("tokenizer.json")) {
+    PipelineSpec spec = read_tokenizer_json(folder / "tokenizer.json");
+    config.apply(spec);
+    return with_files(std::move(spec), {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"});
   }
   if (has("tokenizer.model")) {
     if (!looks_like_tiktoken(folder / "tokenizer.model")) return std::nullopt;
-    spec = read_tiktoken(folder / "tokenizer.model", config);
-    spec.files = config.files({"tokenizer.model"});
-    return spec;
+    return with_files(read_tiktoken(folder / "tokenizer.model", config), {"tokenizer.model"});
   }
-  if (has("vocab.json") && has("merges.txt")) {
-    spec = read_vocab_and_merges(folder, config);
-    spec.files = config.files({"vocab.json", "merges.txt"});
-    return spec;
-  }
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() != ".tiktoken") continue;
-    spec = read_tiktoken(entry.path(), config);
-    spec.files = config.files({entry.path().filename().string()});
-    return spec;
-  }
+  if (has("vocab.json") && has("merges.txt"))
+    return with_files(read_vocab_and_merges(folder, config), {"vocab.json", "merges.txt"});
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".tiktoken")
+      return with_files(read_tiktoken(entry.path(), config), {entry.path().filename().string()});
   throw Error(ErrorClass::kNotFound,
               {folder.string(), "no tokenizer in this folder",
                "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or a .tiktoken file",

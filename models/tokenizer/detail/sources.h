@@ -4,11 +4,6 @@
 #include <emend/models/gguf/gguf_form.h>
 #include <emend/models/tokenizer/detail/folder_config.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
-#include <emend/models/tokenizer/tokenizer.h>
-
-#include <filesystem>
-#include <memory>
-#include <optional>
 
 namespace emend::models::detail {
 
@@ -21,15 +16,16 @@ namespace emend::models::detail {
                                                             const FolderConfig& config);
 
 /// What a name in "tokenizer.ggml.pre" stands for: one of `own` (a family that is not in families.def), of the
-/// families, or of the vocabularies that many share. Throws Error(kUnsupported) naming `file`, with the closest known
-/// name.
+/// families, or of vocabularies that many share. Throws Error(kUnsupported) naming `file`, with the closest name.
 [[nodiscard]] GgufPre gguf_pre(const std::string& name, const std::string& file,
                                const std::vector<GgufPre>* own = nullptr);
 
 /// Pre-tokenizer values of well-known models.
 [[nodiscard]] nlohmann::json byte_level_pre_tokenizer(bool add_prefix_space, bool use_regex);
 [[nodiscard]] nlohmann::json split_pre_tokenizer(const std::string& pattern);  ///< Split by regex, then ByteLevel
-[[nodiscard]] nlohmann::json byte_level_decoder();
+[[nodiscard]] inline nlohmann::json byte_level_decoder() {
+  return byte_level_pre_tokenizer(true, true);
+}
 extern const char* const kQwen2Pattern;
 extern const char* const kLlama3Pattern;
 

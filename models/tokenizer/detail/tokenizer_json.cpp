@@ -1,6 +1,5 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/text.h>
-#include <emend/models/tokenizer/detail/json_view.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
 
 #include <algorithm>
@@ -154,7 +153,7 @@ json config_of(const TokenizerJsonParts& parts) {
 void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem::path& folder) {
   json added = json::array();
   std::vector<AddedToken> tokens = parts.added;
-  std::sort(tokens.begin(), tokens.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  std::ranges::sort(tokens, [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
   for (const AddedToken& token : tokens) added.push_back(added_token(token));
   const json document = {{"version", "1.0"},
                          {"truncation", nullptr},
@@ -168,17 +167,6 @@ void write_tokenizer_json(const TokenizerJsonParts& parts, const std::filesystem
   write_file(folder / "tokenizer.json", document.dump() + "\n");
   write_file(folder / "tokenizer_config.json", config_of(parts).dump(2) + "\n");
 }
-
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& folder) {
-  for (const auto& file : files) {
-    const auto target = folder / file.filename();
-    std::error_code ignored;
-    if (std::filesystem::equivalent(file, target, ignored)) continue;
-    write_file(target, read_file(file));
-  }
-}
-
-using nlohmann::json;
 
 bool JsonView::has(const std::string& key) const {
   if (!value_->is_object()) return false;

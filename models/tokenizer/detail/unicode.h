@@ -8,10 +8,6 @@
 #include <emend/models/tokenizer/detail/piece.h>
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
 
 namespace emend::models::detail {
 
@@ -56,8 +52,7 @@ void append_utf8(std::string& text, char32_t character);
 [[nodiscard]] bool is_recent_mark(char32_t character);
 
 /// For matching with PCRE2, whose Unicode version is older than the reference's: replaces characters that PCRE2 does
-/// not know by known ones of the same category and length, in `copy`. Returns false and leaves `copy` alone if there
-/// is no such character in `text`.
+/// not know by known ones of the same category and length, in `copy`. False, and `copy` untouched, if `text` has none.
 [[nodiscard]] bool with_known_characters(std::string_view text, std::string& copy);
 
 /// Throws Error(kInvalidArgument) naming the byte offset unless `text` is valid UTF-8 and shorter than 4 GiB.

@@ -45,6 +45,13 @@ template <class T>
   throw unexpected(where, value, expected);
 }
 
+/// What `work` returns, done without the interpreter's lock.
+template <class Work>
+auto unlocked(const Work& work) {
+  const py::gil_scoped_release lock;
+  return work();
+}
+
 /// What Python has as inputs: a text, a list of texts, a list of ids, or a list of lists of ids.
 [[nodiscard]] models::Prompts prompts_of(const py::object& inputs);
 /// The same as rows of token ids.

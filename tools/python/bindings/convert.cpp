@@ -1,4 +1,4 @@
-#include <emend/core/error_parts.h>
+#include <emend/core/error.h>
 #include <emend/core/text.h>
 #include <emend/models/tokenizer/tokenizer.h>
 

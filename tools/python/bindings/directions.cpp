@@ -58,12 +58,7 @@ py::object direct(const std::string& action, const std::shared_ptr<models::Model
   set_options(declared, action, values);
   options.action = action;
   const workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
-  nlohmann::json document;
-  {
-    const py::gil_scoped_release unlocked;
-    document = workflow::DirectJob(std::move(options)).run(*model, lent).document;
-  }
-  return to_python(document);
+  return to_python(unlocked([&] { return workflow::DirectJob(std::move(options)).run(*model, lent).document; }));
 }
 
 }  // namespace

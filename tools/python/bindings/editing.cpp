@@ -2,7 +2,7 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
-#include <emend/models/apart.h>
+#include <emend/models/checkpoint.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 
@@ -103,12 +103,7 @@ py::object edit(PySession& self, const py::object& facts, bool allow_conflicts) 
   workflow::RunOptions options;
   options.allow_conflicts = allow_conflicts;
   workflow::refuse_contradictions(set, options);
-  nlohmann::json result;
-  {
-    const py::gil_scoped_release unlocked;
-    result = self.session->edit(set.facts).to_json();
-  }
-  return to_python(result);
+  return to_python(unlocked([&] { return self.session->edit(set.facts).to_json(); }));
 }
 
 // An applied pack: takes itself out again at the end of a `with`, unless committed.
@@ -185,22 +180,14 @@ void bind_sessions(py::module_& module) {
       .def(
           "save",
           [](PySession& self, const std::filesystem::path& path, const std::string& form) {
-            const py::gil_scoped_release unlocked;
-            self.session->save(form, path);
+            unlocked([&] { self.session->save(form, path); });
           },
           py::arg("path"), py::arg("form") = "pack",
           "Writes the change so far: as a pack, as an adapter (peft: a folder; lora: GGUF), or with the model (model: "
           "a folder; gguf).")
       .def(
           "verdicts",
-          [](const PySession& self) {
-            nlohmann::json list;
-            {
-              const py::gil_scoped_release unlocked;
-              list = self.session->verdicts();
-            }
-            return to_python(list);
-          },
+          [](const PySession& self) { return to_python(unlocked([&] { return self.session->verdicts(); })); },
           "Asks the model about every fact so far: dictionaries with case_id, prompt, target, verdict (said, not_said "
           "or failed), reason and the text that it writes.")
       .def_property_readonly(

@@ -22,12 +22,7 @@ Fact make_fact(const std::string& prompt, const std::string& subject, const std:
 }
 
 FactSet load_facts(const std::filesystem::path& path, const std::string& format, int64_t limit, int64_t offset) {
-  datasets::ReadOptions options;
-  options.format = format;
-  options.limit = limit;
-  options.offset = offset;
-  const py::gil_scoped_release unlocked;
-  return datasets::load_facts(path, options);
+  return unlocked([&] { return datasets::load_facts(path, {.format = format, .offset = offset, .limit = limit}); });
 }
 
 // Rows as any of the readers takes them.

@@ -18,10 +18,7 @@ using models::Model;
 
 std::shared_ptr<Model> load(const py::object& named, const std::string& device_map, const std::string& max_memory,
                             const py::object& dtype) {
-  models::PlaceOptions options;
-  options.device_map = device_map;
-  options.max_memory = max_memory;
-  options.dtype = dtype_of(dtype);
+  const models::PlaceOptions options{device_map, max_memory, dtype_of(dtype), {}};
   const auto path = py::str(named).cast<std::string>();
   const py::gil_scoped_release unlocked;
   struct Held {  // what packs are in force is known as long as the model lives
@@ -59,8 +56,7 @@ models::ForwardResult forward(const Model& model, const py::object& inputs,
 
 at::Tensor logits(const Model& model, const py::object& inputs) {
   const auto batch = models::TokenBatch::from_rows(rows_of(model, inputs));
-  const py::gil_scoped_release unlocked;
-  return batch.unpack(model.forward(batch).logits);
+  return unlocked([&] { return batch.unpack(model.forward(batch).logits); });
 }
 
 std::vector<std::string> generate(const Model& model, const py::object& prompts, int64_t max_new_tokens,

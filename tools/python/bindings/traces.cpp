@@ -105,13 +105,9 @@ py::list next_tokens(const Model& model, const py::object& inputs, int64_t count
   const models::Prompts prompts = prompts_of(inputs);
   if (const size_t rows = std::max(prompts.texts.size(), prompts.ids.size()); rows != 1)
     refuse({"next_tokens", std::to_string(rows) + " texts", "one text", "ask for each of them"});
-  std::vector<models::NextToken> next;
-  {
-    const py::gil_scoped_release unlocked;
-    next = model.next_tokens(prompts, count);
-  }
   py::list list;
-  for (const auto& token : next) list.append(py::make_tuple(token.text, token.probability, token.id));
+  for (const auto& token : unlocked([&] { return model.next_tokens(prompts, count); }))
+    list.append(py::make_tuple(token.text, token.probability, token.id));
   return list;
 }
 

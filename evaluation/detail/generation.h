@@ -1,7 +1,8 @@
-// Reference texts: attribute_snippets.json of the ROME release, or a file of the same form.
+// Sampled text as the published evaluations draw it, and reference texts: attribute_snippets.json of the ROME release,
+// or a file of the same form.
 #pragma once
 
-#include <emend/datasets/fact.h>
+#include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/text_metrics.h>
 
 #include <filesystem>
@@ -12,6 +13,13 @@
 #include <vector>
 
 namespace emend::evaluation::detail {
+
+/// One sample for each prompt: top-k 5, temperature 1, `options.generation_length` tokens with the prompt's, no stop at
+/// the end-of-sequence token; decoded, NFKD, "\n\n" becomes a space. The texts begin with the prompts. Prompts that are
+/// already that long come back as they are.
+[[nodiscard]] std::vector<std::string> generate_texts(const models::Model& model,
+                                                      const std::vector<std::string>& prompts,
+                                                      const EvaluateOptions& options);
 
 class Snippets {
  public:

@@ -1,9 +1,11 @@
-// The options by which a verb names a model, says where it goes and in which arithmetic it computes.
+// The options that several verbs share: which model and where it goes, which facts, what is measured, how facts are
+// edited.
 #pragma once
 
 #include <emend/editors/editor.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/model.h>
+#include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 
 #include <filesystem>
@@ -14,9 +16,13 @@
 
 namespace emend::tools {
 
+using workflow::FactOptions;
+using workflow::MetricOptions;
+using workflow::metrics_table;
 using workflow::ModelOptions;
 using workflow::parse_dtype;
 using workflow::place_options;
+using workflow::RunOptions;
 
 /// Adds --model, --device-map, --max-memory and --dtype.
 void add_model_options(Options& o, ModelOptions& options);
@@ -46,5 +52,24 @@ struct ComputeChoice {
 /// Throws Error(kInvalidArgument) for tf32 with another model than float32 or without a GPU, and for the reference
 /// engine with another arithmetic than the model's.
 [[nodiscard]] ComputeChoice chosen_compute(const std::string& text, editors::Engine engine, const models::Model& model);
+
+/// `unless`: an option with which --facts is not required.
+void add_fact_options(Options& o, FactOptions& options, bool required, const std::string& unless = "");
+void add_zsre_option(OptionGroup group, datasets::ReadOptions& read);
+/// The default of --cache is user_cache().
+void add_metric_options(Options& o, MetricOptions& options);
+
+/// --cache, with user_cache() as its default.
+void add_cache_option(OptionGroup group, std::string& cache, const std::string& meaning);
+
+/// "counterfact, mquake, …", of all formats or of those that can be written.
+[[nodiscard]] std::string fact_format_names(bool writable = false);
+
+/// All of `memit_edit`.
+void add_edit_options(Options& o, RunOptions& options);
+/// Those of them that say how facts are edited and judged: editor, key statistics, evaluation, guards.
+void add_method_options(Options& o, RunOptions& options);
+/// --stats-tokens and --stats-import: how much text the key statistics are taken from, or which finished ones are used.
+void add_stats_amount_options(OptionGroup group, RunOptions& options);
 
 }  // namespace emend::tools

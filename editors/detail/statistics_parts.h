@@ -1,12 +1,38 @@
-// Sums of k·kᵀ over rows of tokens, on the way to second moments.
+// For second moments: rows of token ids (of a corpus, or sampled by the model) and sums of k·kᵀ over them.
 #pragma once
 
 #include <emend/devices/collectives.h>
 #include <emend/editors/steps/statistics.h>
 
-#include <functional>
-
 namespace emend::editors::detail {
+
+using TokenRows = std::vector<std::vector<int64_t>>;
+
+/// A stream of rows; the same rows in the same order for the same settings, however they are asked for.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  /// The next rows, until they have at least `tokens` tokens that count (or the text ends). Throws
+  /// Error(kCancelled); Error(kInvalidArgument) for a text without any token.
+  [[nodiscard]] virtual TokenRows take(int64_t tokens) = 0;
+  /// Passes over rows that an earlier run has already counted.
+  virtual void skip(int64_t rows) = 0;
+  [[nodiscard]] virtual bool exhausted() const = 0;
+};
+
+/// `text` absent: sampled. References must outlive the source.
+[[nodiscard]] std::unique_ptr<RowSource> make_row_source(const models::Model& model,
+                                                         const std::optional<StatisticsText>& text,
+                                                         const StatisticsOptions& options);
+
+/// Longest row.
+[[nodiscard]] int64_t row_limit(const models::Model& model, const StatisticsOptions& options);
+
+/// What decides sampled text besides seed and length, for cache keys.
+[[nodiscard]] nlohmann::json sampling_rule(const models::Model& model);
+
+/// The layer's moment. Throws Error(kInvalidArgument) if it was not prepared.
+[[nodiscard]] const SecondMoment& prepared(const std::map<int, SecondMoment>& moments, int layer);
 
 /// What has been added up.
 struct Sums {
