@@ -99,14 +99,22 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
   std::vector<std::string> words, found;
   std::istringstream stream(subject);
   for (std::string word; stream >> word;) words.push_back(word);
-  for (size_t kept = 1; kept < std::min<size_t>(words.size(), 3); ++kept) {
-    std::string end;
-    for (size_t w = words.size() - kept; w < words.size(); ++w) end += " " + words[w];
-    for (const auto& name : names) {
-      const std::string first = name.substr(0, name.find(' ')), one = first + end;
-      if (first != words[0] && std::ranges::find(names, one) == names.end() &&
-          std::ranges::find(found, one) == found.end())
-        found.push_back(one);
+  if (words.size() < 2) return found;
+  const auto add = [&](const std::string& name) {
+    for (const std::span<const std::string> known : {names, std::span<const std::string>(found)})
+      if (std::ranges::find(known, name) != known.end()) return;
+    if (name != subject) found.push_back(name);
+  };
+  const std::string last = " " + words.back();
+  for (const auto& name : names) {
+    const std::string first = name.substr(0, name.find(' ')), front = name.substr(0, name.rfind(' '));
+    if (first == words[0]) continue;
+    add(first + last);
+    if (words.size() < 3) {
+      add(front + last);
+    } else {
+      add(front + " " + words[words.size() - 2] + last);
+      add(words[0] + " " + first + last);
     }
   }
   return found;

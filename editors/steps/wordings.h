@@ -31,10 +31,10 @@ struct WritingOptions {
 /// The names in a list with commas but the last, perhaps cut off: once each, without those that contain the subject.
 [[nodiscard]] std::vector<std::string> names_of(const std::string& list, const std::string& subject);
 
-/// Names that end as the subject does and begin as others do: the first word of each of `names` in front of the
-/// subject's last word, and of its last two where it has three ("Naples International Airport", "Osaka Castle" → "Osaka
-/// Airport", "Osaka International Airport"). None for a subject of one word, none that begins with the subject's first
-/// word.
+/// Names that end as the subject does and begin as others do. Of each of `names`: its first word, and all but its last,
+/// in front of the subject's last word (of its last two where it has three); and its first word in the place of what
+/// stands in the middle. "Naples International Airport", "Osaka Castle" → "Osaka Airport", "Osaka International
+/// Airport", "Naples Osaka Airport". None for a subject of one word, none of a name with the subject's first word.
 [[nodiscard]] std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names);
 
 /// For each subject up to `count` names of its kind: what the model writes behind three lists of names and the subject
