@@ -18,6 +18,10 @@ namespace emend::devices {
 
 /// The c10 device type behind the devices called "sim:0", "sim:1", … (devices/simulated.h).
 inline constexpr c10::DeviceType kSimulated = c10::DeviceType::PrivateUse1;
+/// Whether the processor can read what lies on such a device: the CPU's own memory, or a simulated device's.
+[[nodiscard]] inline bool in_host_memory(c10::Device device) noexcept {
+  return device.is_cpu() || device.type() == kSimulated;
+}
 
 /// A device by its name: "cpu", "cuda:1", "cuda" (= cuda:0), "sim:3", or a bare number (a CUDA device).
 /// Throws Error(kInvalidArgument) for anything else. Does not ask whether the device exists.

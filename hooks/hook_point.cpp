@@ -71,9 +71,16 @@ static constexpr int kGlobalSites = 3;
 static constexpr int kLayerSites = static_cast<int>(Site::kLayerOut) - static_cast<int>(Site::kLayerIn) + 1;
 
 static int slot(Site site, int layer) noexcept {
-  if (site == Site::kEmbedding) return 0;
-  if (site > Site::kLayerOut) return site == Site::kFinalNorm ? 1 : 2;
-  return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
+  switch (site) {
+    case Site::kEmbedding:
+      return 0;
+    case Site::kFinalNorm:
+      return 1;
+    case Site::kLogits:
+      return 2;
+    default:
+      return kGlobalSites + layer * kLayerSites + (static_cast<int>(site) - static_cast<int>(Site::kLayerIn));
+  }
 }
 
 HookTable::HookTable(int n_layers) : n_layers_(n_layers) {

@@ -63,10 +63,6 @@ bool without_gaps(const at::Tensor& weight) {
   return weight.is_contiguous() || weight.t().is_contiguous();
 }
 
-bool on_host_memory(const at::Tensor& x) {
-  return x.is_cpu() || x.device().type() == devices::kSimulated;
-}
-
 bool pays_onednn(const at::Tensor& x, const at::Tensor& weight) {
   if (!has_fast_products() || x.dim() != 2 || weight.dim() != 2 || !onednn_pays(x.size(0), weight)) return false;
   return x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && without_gaps(weight);
@@ -103,7 +99,7 @@ class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
 
 // Whether LibTorch's own way would be the slower one.
 bool takes_another_way(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (!on_host_memory(x) || weight.device() != x.device()) return false;
+  if (!devices::in_host_memory(x.device()) || weight.device() != x.device()) return false;
   if (!in_float32(x, weight) && (plain_products || !pays_onednn(x, weight))) return false;
   return !at::GradMode::is_enabled() || (!weight.requires_grad() && !(bias.defined() && bias.requires_grad()));
 }

@@ -4,6 +4,7 @@
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/detail/latch_room.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
 #include <emend/editors/steps/wordings.h>
@@ -97,25 +98,6 @@ class LatchBatch {
   [[nodiscard]] bool is_release(size_t place) const { return place >= h_.layers.size(); }
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
-  // The first layer with vacant neurons, then the first with room; if there is none, the one with most.
-  size_t choose_layer(std::vector<size_t>& used, std::vector<size_t>& vacant, Places places) const {
-    const size_t neurons = is_release(places.first) ? kNeuronsARelease : kNeuronsASubject;
-    size_t best = places.second;
-    for (size_t place = places.first; place < places.second && best == places.second; ++place)
-      if (vacant[place] >= neurons) best = place;
-    for (size_t place = places.first; place < places.second && best == places.second; ++place) {
-      const auto width = static_cast<double>(model_.edit_site(layer_at(place)).in_features);
-      if (static_cast<double>(used[place]) < h_.room * width) best = place;
-    }
-    if (best == places.second)
-      best = static_cast<size_t>(std::min_element(used.begin() + static_cast<std::ptrdiff_t>(places.first),
-                                                  used.begin() + static_cast<std::ptrdiff_t>(places.second)) -
-                                 used.begin());
-    vacant[best] -= std::min(vacant[best], neurons);
-    used[best] += neurons;
-    return best;
-  }
-
   // Each fact in other words, in front of the forms that end its contexts.
   void add_wordings() {
     if (h_.wordings == 0) return;
@@ -137,11 +119,8 @@ class LatchBatch {
   // The units of the first stage, and the layer's place for each fact's release. All that is needed of the text is
   // read.
   std::vector<size_t> make_units() {
-    std::vector<size_t> used, released;
-    for (const auto& layer : memory_) used.push_back(layer.used.size());
-    std::vector<size_t> vacant;
-    for (size_t place = 0; place < memory_.size(); ++place)
-      vacant.push_back(vacant_neurons(model_, MlpWeights::of(model_, layer_at(place))).size());
+    LatchRoom room(h_, memory_, model_);
+    std::vector<size_t> released;
     std::map<std::string, size_t> unit_of;
     for (size_t i = 0; i < batch_.rendered.size(); ++i) {
       const std::string& subject = batch_.rendered[i].subject;
@@ -149,10 +128,10 @@ class LatchBatch {
       if (is_new) {
         Unit& unit = units_.emplace_back();
         unit.subject = subject;
-        unit.layer = choose_layer(used, vacant, {0, h_.layers.size()});
+        unit.layer = room.take(0, h_.layers.size(), kNeuronsASubject);
       }
       units_[found->second].facts.push_back(i);
-      if (!h_.release_layers.empty()) released.push_back(choose_layer(used, vacant, {h_.layers.size(), used.size()}));
+      if (!h_.release_layers.empty()) released.push_back(room.take(h_.layers.size(), memory_.size(), kNeuronsARelease));
     }
     std::set<size_t> places(released.begin(), released.end());
     for (const Unit& unit : units_) places.insert(unit.layer);

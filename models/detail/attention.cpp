@@ -42,10 +42,6 @@ class Pick : public torch::autograd::Function<Pick> {
   }
 };
 
-bool wants_gradient(const at::Tensor& x) {
-  return at::GradMode::is_enabled() && x.requires_grad();
-}
-
 std::vector<double> alibi_slopes(int64_t n_heads) {
   int64_t power = 1;
   while (2 * power <= n_heads) power *= 2;
@@ -125,6 +121,10 @@ at::Tensor AttentionLayout::make_mask(const ModelConfig& config, int64_t window,
     mask = mask + bias;
   }
   return mask.to(dtype);
+}
+
+bool wants_gradient(const at::Tensor& x) {
+  return at::GradMode::is_enabled() && x.requires_grad();
 }
 
 at::Tensor unpack_heads(const at::Tensor& x_Nhd, const AttentionLayout& layout, const AttentionTables& tables) {
@@ -230,7 +230,8 @@ at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::
   const int64_t run = std::max<int64_t>(1, scores_at_once / std::max<int64_t>(1, scores_a_query));
   // CPUs and GPUs have kernels for causal text that never hold all scores; float64 on a GPU has not.
   const bool fused = q_BhTd.is_cpu() || (q_BhTd.is_cuda() && q_BhTd.scalar_type() != at::kDouble);
-  const bool bounded = !mask.mask.defined() && (!mask.causal || fused);
+  const bool by_products = softcap != 0 || (!mask.causal && queries <= kFewQueries);  // of all queries and keys
+  const bool bounded = !mask.mask.defined() && !by_products && (!mask.causal || fused);
   if (queries <= run || bounded || wants_gradient(q_BhTd) || wants_gradient(k_BgSd))
     return attend_at_once(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap);
   std::vector<at::Tensor> parts;
@@ -241,7 +242,7 @@ at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::
     if (mask.causal)
       part.mask = at::full({1, 1, n, seen}, -std::numeric_limits<double>::infinity(), q_BhTd.options()).triu(begin + 1);
     else
-      part.mask = mask.mask.size(2) > 1 ? mask.mask.narrow(2, begin, n) : mask.mask;
+      part.mask = mask.mask.defined() && mask.mask.size(2) > 1 ? mask.mask.narrow(2, begin, n) : mask.mask;
     parts.push_back(attend_at_once(q_BhTd.narrow(2, begin, n), k_BgSd.narrow(2, 0, seen), v_BgSd.narrow(2, 0, seen),
                                    part, scale, softcap));
   }

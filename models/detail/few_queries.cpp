@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 #include <emend/devices/placement.h>
+#include <emend/models/detail/attention.h>
 #include <emend/models/detail/few_queries.h>
 
 #include <algorithm>
@@ -100,32 +100,41 @@ EMEND_FOR_EACH_PROCESSOR void add_up(const float* values, int64_t step, int64_t 
   }
 }
 
-// Calls `use(rows, step, first, count)` with the rows of one head of `x_BgSd` in float32, a part at a time.
+// Calls `use(head, rows, step, first, count)` for every key-value head of `x_BgSd` with its rows in float32, a part at
+// a time; heads side by side.
 template <class Use>
-void each_part(const at::Tensor& x_BgSd, int64_t row, int64_t group, const Use& use) {
-  const int64_t S = x_BgSd.size(2), d = x_BgSd.size(3), step = x_BgSd.stride(2);
-  const int64_t first = row * x_BgSd.stride(0) + group * x_BgSd.stride(1);
-  if (x_BgSd.scalar_type() == at::kFloat) return use(x_BgSd.const_data_ptr<float>() + first, step, int64_t{0}, S);
-  const auto* bits = static_cast<const uint16_t*>(x_BgSd.const_data_ptr()) + first;
-  std::vector<float> part(static_cast<size_t>(kAtOnce * d));
-  for (int64_t s = 0; s < S; s += kAtOnce) {
-    const int64_t count = std::min(kAtOnce, S - s);
-    widen(bits + s * step, step, count, d, part.data());
-    use(part.data(), d, s, count);
-  }
+void each_head(const at::Tensor& x_BgSd, const Use& use) {
+  const int64_t groups = x_BgSd.size(1), S = x_BgSd.size(2), d = x_BgSd.size(3), step = x_BgSd.stride(2);
+  const bool wide = x_BgSd.scalar_type() == at::kFloat;
+  at::parallel_for(0, x_BgSd.size(0) * groups, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> part(wide ? 0 : static_cast<size_t>(kAtOnce * d));
+    for (int64_t head = begin; head < end; ++head) {
+      const int64_t at = head / groups * x_BgSd.stride(0) + head % groups * x_BgSd.stride(1);
+      if (wide) {
+        use(head, x_BgSd.const_data_ptr<float>() + at, step, int64_t{0}, S);
+        continue;
+      }
+      const auto* bits = static_cast<const uint16_t*>(x_BgSd.const_data_ptr()) + at;
+      for (int64_t s = 0; s < S; s += kAtOnce) {
+        const int64_t count = std::min(kAtOnce, S - s);
+        widen(bits + s * step, step, count, d, part.data());
+        use(head, part.data(), d, s, count);
+      }
+    }
+  });
 }
 
 bool is_readable(const at::Tensor& x) {
-  const bool host = x.is_cpu() || x.device().type() == devices::kSimulated;
-  return host && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && x.stride(-1) == 1;
+  const bool known = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  return devices::in_host_memory(x.device()) && known && x.stride(-1) == 1;
 }
 
 }  // namespace
 
 bool takes_few_queries(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd) {
-  const bool learns =
-      at::GradMode::is_enabled() && (q_BhTd.requires_grad() || k_BgSd.requires_grad() || v_BgSd.requires_grad());
-  return !learns && q_BhTd.size(2) <= kMostQueries && is_readable(q_BhTd) && is_readable(k_BgSd) && is_readable(v_BgSd);
+  for (const at::Tensor& x : {q_BhTd, k_BgSd, v_BgSd})
+    if (!is_readable(x) || wants_gradient(x)) return false;
+  return q_BhTd.size(2) <= kMostQueries;
 }
 
 at::Tensor attend_few(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
@@ -136,21 +145,15 @@ at::Tensor attend_few(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const 
   at::Tensor scores = at::empty({B, h, T, S}, q.options()), out = at::zeros({B, h, T, width}, q.options());
   const auto* from = q.const_data_ptr<float>();
   auto* to = scores.mutable_data_ptr<float>();
-  at::parallel_for(0, B * groups, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; ++at)
-      each_part(k_BgSd, at / groups, at % groups, [&](const float* keys, int64_t step, int64_t first, int64_t count) {
-        multiply(keys, step, count, from + at * n * d, n, d, S, to + at * n * S + first);
-      });
+  each_head(k_BgSd, [&](int64_t head, const float* keys, int64_t step, int64_t first, int64_t count) {
+    multiply(keys, step, count, from + head * n * d, n, d, S, to + head * n * S + first);
   });
   if (mask.defined()) scores.add_(mask);
   const at::Tensor pattern = at::softmax(scores, -1);
   const auto* weights = pattern.const_data_ptr<float>();
   auto* sums = out.mutable_data_ptr<float>();
-  at::parallel_for(0, B * groups, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; ++at)
-      each_part(v_BgSd, at / groups, at % groups, [&](const float* values, int64_t step, int64_t first, int64_t count) {
-        add_up(values, step, count, weights + at * n * S + first, n, width, S, sums + at * n * width);
-      });
+  each_head(v_BgSd, [&](int64_t head, const float* values, int64_t step, int64_t first, int64_t count) {
+    add_up(values, step, count, weights + head * n * S + first, n, width, S, sums + head * n * width);
   });
   return out.to(q_BhTd.scalar_type());
 }

@@ -1,5 +1,6 @@
 // Attention of few queries against the formula written out in float64 and against LibTorch's.
 #include <ATen/ATen.h>
+#include <emend/models/detail/attention.h>
 #include <emend/models/detail/few_queries.h>
 #include <gtest/gtest.h>
 
@@ -64,6 +65,12 @@ TEST(FewQueries, WhatElseIsInTheBatchChangesNothing) {
     const auto alone = [&](const at::Tensor& x) { return x.narrow(0, row, 1); };
     EXPECT_TRUE(at::equal(attend_few(alone(q), alone(k), alone(v), {}, 0.125), alone(all))) << row;
   }
+}
+
+TEST(FewQueries, AreTakenInRunsWhereTheirScoresWouldBeMany) {
+  at::manual_seed(5);
+  const at::Tensor q = at::randn({2, 6, 8, 32}), k = at::randn({2, 3, 50, 32}), v = at::randn({2, 3, 50, 32});
+  EXPECT_TRUE(at::equal(attend(q, k, v, {}, 0.2, 0, /*scores_at_once=*/3 * 2 * 6 * 50), attend_few(q, k, v, {}, 0.2)));
 }
 
 TEST(FewQueries, OthersGoAnotherWay) {
