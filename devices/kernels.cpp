@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,8 +10,18 @@
 #include <emend/devices/plugins/kernel_plugin.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+
+// kernels.cu, compiled for the host (CMakeLists.txt).
+extern "C" {
+const emend::devices::KernelPlugin* emend_host_kernels();
+#if defined(__x86_64__)
+const emend::devices::KernelPlugin* emend_host_kernels_avx2();
+const emend::devices::KernelPlugin* emend_host_kernels_avx512();
+#endif
+}
 
 namespace emend::devices {
 namespace {
@@ -30,25 +41,54 @@ const KernelPlugin* asked_for() {
   return plugin;
 }
 
-std::atomic<const KernelPlugin*>& plugin_in_use() {
-  static std::atomic<const KernelPlugin*> plugin{asked_for()};
-  return plugin;
+// The kernels that were compiled for what this processor has.
+const KernelPlugin* of_the_host() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    return emend_host_kernels_avx512();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return emend_host_kernels_avx2();
+#endif
+  return emend_host_kernels();
 }
+
+struct InUse {
+  std::atomic<const KernelPlugin*> cuda, host;
+};
+InUse& in_use() {
+  static const KernelPlugin* const asked = asked_for();
+  static const bool for_host = asked && asked->memory == KernelMemory::kHost;  // a stand-in, for tests
+  static InUse kernels{for_host ? nullptr : asked, for_host ? asked : of_the_host()};
+  return kernels;
+}
+
+const KernelPlugin* kernels_of(c10::Device device) {
+  if (device.is_cuda()) return in_use().cuda.load(std::memory_order_relaxed);
+  return in_host_memory(device) ? in_use().host.load(std::memory_order_relaxed) : nullptr;
+}
+
+thread_local bool plain_operators = false;
 
 KernelDtype dtype_of(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat ? KernelDtype::kFloat32 : KernelDtype::kBFloat16;
 }
 
-/// Starts a work of the plug-in behind what is queued on the device's current stream.
+constexpr int64_t kNumbersAThread = 1 << 15;  // what pays waking another thread
+
+/// Starts a work of `rows` rows: on a GPU behind what is queued on the current stream, on the host shared by threads.
 template <class Call>
-void start(const at::Tensor& like, const Call& call) {
+void start(const at::Tensor& like, int64_t rows, const Call& call) {
   const auto device = like.device();
-  KernelPlace place;
-  const c10::OptionalDeviceGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
-  if (device.is_cuda())
-    place = {device.index(), c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle()};
-  const auto* plugin = kernel_plugin();
+  const auto* plugin = kernels_of(device);
   EMEND_CHECK(plugin, "own_kernels() was asked");
+  if (!device.is_cuda()) {
+    const int64_t numbers_a_row = std::max<int64_t>(1, like.numel() / std::max<int64_t>(1, rows));
+    at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersAThread / numbers_a_row), [&](int64_t begin, int64_t end) {
+      call(*plugin, KernelPlace{.first_row = begin, .end_row = end});
+    });
+    return;
+  }
+  const c10::DeviceGuard guard(device);
+  const KernelPlace place{device.index(), c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle()};
   if (call(*plugin, place) != 0)
     throw Error(ErrorClass::kDevice, {"a kernel of emend on " + to_string(device), plugin->last_error(),
                                       "a kernel that runs", std::string("unset ") + kVariable + " to do without"});
@@ -87,7 +127,7 @@ Normed normalise(const at::Tensor& x, const at::Tensor& added, const at::Tensor&
   void* const sum = added.defined() ? out(made.sum) : nullptr;
   const auto work = made_of<AddRmsNorm>(in(rows), in(more), in(w), sum, out(made.normed), out<float>(made.inverse),
                                         count, width, static_cast<float>(epsilon), one_plus);
-  start(x, [&](const auto& plugin, const auto& place) { return plugin.add_rms_norm(work, dtype_of(x), place); });
+  start(x, count, [&](const auto& plugin, const auto& place) { return plugin.add_rms_norm(work, dtype_of(x), place); });
   return made;
 }
 
@@ -113,7 +153,7 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
       const auto work =
           made_of<AddRmsNormBack>(in(sum), in(weight), in(normed), in(more), in<float>(inverse), out(grad),
                                   inverse.numel(), sum.size(-1), context->saved_data["one_plus"].toBool());
-      start(sum, [&](const auto& plugin, const auto& place) {
+      start(sum, inverse.numel(), [&](const auto& plugin, const auto& place) {
         return plugin.add_rms_norm_back(work, dtype_of(sum), place);
       });
     }
@@ -145,9 +185,41 @@ at::Tensor rotated(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Ten
   RotateHeads work = tables_of(x, cos, sin, interleaved, back);
   work.parts[0] = plain_part(x, y, true);
   work.n_parts = 1;
-  start(x, [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(x), place); });
+  start(x, work.tokens,
+        [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(x), place); });
   return y;
 }
+
+// Rows of which each is without gaps.
+at::Tensor with_dense_rows(const at::Tensor& x) {
+  return x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous();
+}
+
+at::Tensor gate_opened(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& key) {
+  const auto work =
+      made_of<Gated>(in(gate), in(up), out(key), gate.size(0), gate.size(1), gate.stride(0), up.stride(0));
+  start(key, work.rows,
+        [&](const auto& plugin, const auto& place) { return plugin.gated(work, dtype_of(key), place); });
+  return key;
+}
+
+class GateFunction : public torch::autograd::Function<GateFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    context->save_for_backward({gate, up});
+    return gate_opened(gate, up, at::empty(gate.sizes(), gate.options()));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &gate = saved[0], &up = saved[1];
+    const at::Tensor grad = dense(gradients[0]), to_gate = at::empty_like(grad), to_up = at::empty_like(grad);
+    const auto work = made_of<GatedBack>(in(gate), in(up), in(grad), out(to_gate), out(to_up), gate.size(0),
+                                         gate.size(1), gate.stride(0), up.stride(0));
+    start(grad, work.rows,
+          [&](const auto& plugin, const auto& place) { return plugin.gated_back(work, dtype_of(grad), place); });
+    return {to_gate, to_up};
+  }
+};
 
 class RotateFunction : public torch::autograd::Function<RotateFunction> {
  public:
@@ -176,19 +248,27 @@ const KernelPlugin* open_kernel_plugin(const std::string& file, std::string& tex
   return plugin;
 }
 
-const KernelPlugin* kernel_plugin() {
-  return plugin_in_use().load(std::memory_order_relaxed);
+KernelScope::KernelScope(const KernelPlugin* plugin)
+    : before_{in_use().cuda.exchange(plugin && plugin->memory == KernelMemory::kCuda ? plugin : nullptr),
+              in_use().host.exchange(plugin && plugin->memory == KernelMemory::kHost ? plugin : nullptr)} {}
+KernelScope::~KernelScope() {
+  in_use().cuda = before_[0];
+  in_use().host = before_[1];
 }
 
-KernelScope::KernelScope(const KernelPlugin* plugin) : before_(plugin_in_use().exchange(plugin)) {}
-KernelScope::~KernelScope() {
-  plugin_in_use() = before_;
+PlainOperators::PlainOperators(bool on) noexcept : before_(plain_operators) {
+  plain_operators = plain_operators || on;
+}
+PlainOperators::~PlainOperators() {
+  plain_operators = before_;
+}
+bool PlainOperators::on() noexcept {
+  return plain_operators;
 }
 
 bool own_kernels(const at::Tensor& like) {
-  const auto* plugin = kernel_plugin();
-  return plugin && (plugin->memory == KernelMemory::kCuda) == like.is_cuda() &&
-         (like.scalar_type() == at::kFloat || like.scalar_type() == at::kBFloat16);
+  const bool known = like.scalar_type() == at::kFloat || like.scalar_type() == at::kBFloat16;
+  return known && !plain_operators && kernels_of(like.device());
 }
 
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& added, const at::Tensor& weight, double epsilon,
@@ -200,6 +280,13 @@ SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& added, const at::
   }
   const Normed made = normalise(x, added, weight, epsilon, one_plus);
   return {added.defined() ? made.sum : x, made.normed};
+}
+
+at::Tensor gated(const at::Tensor& gate_NF, const at::Tensor& up_NF, bool in_place) {
+  if (at::GradMode::is_enabled() && (gate_NF.requires_grad() || up_NF.requires_grad()))
+    return GateFunction::apply(with_dense_rows(gate_NF), with_dense_rows(up_NF));
+  const at::Tensor gate = with_dense_rows(gate_NF), up = with_dense_rows(up_NF);
+  return gate_opened(gate, up, in_place && gate.is_contiguous() ? gate : at::empty(gate.sizes(), gate.options()));
 }
 
 at::Tensor rotate_heads(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Tensor& sin, bool interleaved) {
@@ -222,7 +309,8 @@ at::Tensor rotate_into_cache(const at::Tensor& q_Nhd, const at::Tensor& k_Ngd, c
   work.parts[2] = to_slots(v, values_BgSd, false);
   work.n_parts = 3;
   work.row = row_N.const_data_ptr<int64_t>(), work.slot = slot_N.const_data_ptr<int64_t>();
-  start(q, [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(q), place); });
+  start(q, work.tokens,
+        [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(q), place); });
   return turned;
 }
 
@@ -236,7 +324,8 @@ HeadLosses head_loss(const at::Tensor& logits_MV, const at::Tensor& labels_M, co
   const auto work =
       made_of<HeadLoss>(in(logits), in<int64_t>(labels), in<float>(weight), in<float>(floor), out<float>(made.nll_M),
                         out<bool>(made.hit_M), out(made.grad_MV), logits.size(0), logits.size(1));
-  start(logits, [&](const auto& plugin, const auto& place) { return plugin.head_loss(work, dtype_of(logits), place); });
+  start(logits, logits.size(0),
+        [&](const auto& plugin, const auto& place) { return plugin.head_loss(work, dtype_of(logits), place); });
   return made;
 }
 
@@ -250,7 +339,7 @@ at::Tensor ball_adam(const at::Tensor& value_BD, const at::Tensor& grad_BD, at::
       made_of<BallAdam>(in<float>(value), in<float>(grad), in<float>(limit), in<double>(power1), in<double>(power2),
                         out<float>(first_BD), out<float>(second_BD), out<float>(moved), value.size(0), value.size(1),
                         step.rate, step.beta1, step.beta2, step.epsilon);
-  start(value, [&](const auto& plugin, const auto& place) { return plugin.ball_adam(work, place); });
+  start(value, value.size(0), [&](const auto& plugin, const auto& place) { return plugin.ball_adam(work, place); });
   return moved;
 }
 

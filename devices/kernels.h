@@ -1,8 +1,9 @@
-// Kernels of our own on GPUs, in a plug-in (devices/plugins/kernel_plugin.h), and the functions that use it.
+// Kernels of our own, and the functions that use them: on the host those that the program holds, on GPUs those of a
+// plug-in (devices/plugins/kernel_plugin.h).
 //
-// Off unless asked for, until measurements on a GPU show that they are worth it: EMEND_CUDA_PLUGIN=on looks for
-// libemend_cuda.so beside the program and where the dynamic linker looks, EMEND_CUDA_PLUGIN=FILE names it. Callers ask
-// own_kernels() and else do the same with LibTorch's operators, which the tests compare these with.
+// On GPUs they are off unless asked for, until measurements on one show that they are worth it: EMEND_CUDA_PLUGIN=on
+// looks for libemend_cuda.so beside the program and where the dynamic linker looks, EMEND_CUDA_PLUGIN=FILE names it.
+// Callers ask own_kernels() and else do the same with LibTorch's operators, which the tests compare these with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +14,7 @@ namespace emend::devices {
 
 struct KernelPlugin;
 
-/// Whether tensors like this one are served: float32 or bfloat16, in the memory that the plug-in is for. Throws
+/// Whether tensors like this one are served: float32 or bfloat16, where there are kernels for its memory. Throws
 /// Error(kDevice) where EMEND_CUDA_PLUGIN asks for a plug-in that cannot be used.
 [[nodiscard]] bool own_kernels(const at::Tensor& like);
 
@@ -25,6 +26,10 @@ struct SumAndNorm {
 /// added; the weight must need none.
 [[nodiscard]] SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& added, const at::Tensor& weight,
                                       double epsilon, bool one_plus);
+
+/// silu(gate)·up, [N,F], with gradients for both. Where none is wanted and `in_place`, the result may lie in gate's
+/// memory.
+[[nodiscard]] at::Tensor gated(const at::Tensor& gate_NF, const at::Tensor& up_NF, bool in_place);
 
 /// x [N,heads,d] turned by tables [N,1,r] (models/detail/rotary.h), with its gradient.
 [[nodiscard]] at::Tensor rotate_heads(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Tensor& sin,
@@ -56,7 +61,7 @@ struct BallAdamStep {
 /// Opens a file ("on": see above) and checks it; `text` says what was opened, or why not. Never throws.
 [[nodiscard]] const KernelPlugin* open_kernel_plugin(const std::string& file, std::string& text);
 
-/// While it lives, this plug-in is used by all threads, or none (null).
+/// While it lives, these kernels are used by all threads, or none (null).
 class KernelScope {
  public:
   explicit KernelScope(const KernelPlugin* plugin);
@@ -65,9 +70,21 @@ class KernelScope {
   KernelScope& operator=(const KernelScope&) = delete;
 
  private:
-  const KernelPlugin* before_;
+  const KernelPlugin* before_[2];
 };
-/// The one in use; null if there is none.
-[[nodiscard]] const KernelPlugin* kernel_plugin();
+
+/// While it lives, this thread works with LibTorch's operators alone, products included (models/products.h). The
+/// reference engines do: LibTorch's default is what the published implementations call.
+class PlainOperators {
+ public:
+  explicit PlainOperators(bool on = true) noexcept;
+  ~PlainOperators();
+  PlainOperators(const PlainOperators&) = delete;
+  PlainOperators& operator=(const PlainOperators&) = delete;
+  [[nodiscard]] static bool on() noexcept;  ///< whether one lives in this thread
+
+ private:
+  bool before_;
+};
 
 }  // namespace emend::devices

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/scoring.h>
@@ -115,7 +116,7 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
                                                       const std::vector<std::vector<ScoreRequest>>& cases,
                                                       const ScoreOptions& options) {
   const at::NoGradGuard no_grad;
-  const models::PlainProducts plain;
+  const devices::PlainOperators plain;
   std::vector<std::vector<Score>> all;
   for (const auto& requests : cases) {
     options.cancel.check("evaluation");

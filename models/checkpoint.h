@@ -61,7 +61,7 @@ struct LoadOptions {
   /// float32 (default), bfloat16, or float64 for tests.
   at::ScalarType dtype = at::kFloat;
   /// Chooses the placement once the configuration is known; default: everything on the CPU.
-  std::function<devices::PlacementPlan(const ModelConfig&, const Checkpoint&)> place;
+  std::function<devices::PlacementPlan(const ModelConfig&, const Checkpoint&)> place = {};
   bool tokenizer = true;  ///< load it if the checkpoint has one
   /// A family of the program's own, used instead of looking model_type up in families.def; must outlive the model.
   const FamilySpec* family = nullptr;

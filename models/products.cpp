@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/cpu/Utils.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/placement.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
@@ -15,7 +16,6 @@ namespace emend::models {
 namespace {
 
 std::atomic<int64_t> counted_flops{0};
-thread_local bool plain_products = false;
 
 // Where oneDNN is the faster of the two in float32, measured with one thread and two on weights of 0.3 to 30 million
 // numbers: always for up to 15 rows (two to ten times at 2 and 3) and from 64 on; between them it puts the weight into
@@ -100,7 +100,7 @@ class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
 // Whether LibTorch's own way would be the slower one.
 bool takes_another_way(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!devices::in_host_memory(x.device()) || weight.device() != x.device()) return false;
-  if (!in_float32(x, weight) && (plain_products || !pays_onednn(x, weight))) return false;
+  if (!in_float32(x, weight) && (devices::PlainOperators::on() || !pays_onednn(x, weight))) return false;
   return !at::GradMode::is_enabled() || (!weight.requires_grad() && !(bias.defined() && bias.requires_grad()));
 }
 
@@ -151,14 +151,6 @@ bool multiplies_bfloat16(c10::Device device) {
     return has("avx512_bf16") || has("amx_bf16");
   }();
   return cpu;
-}
-
-PlainProducts::PlainProducts(bool on) noexcept : before_(plain_products) {
-  plain_products = plain_products || on;
-}
-
-PlainProducts::~PlainProducts() {
-  plain_products = before_;
 }
 
 int64_t linear_flops() noexcept {

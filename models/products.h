@@ -30,19 +30,6 @@ enum class Activation;
 /// Whether that device (the host's processor if it is no GPU) multiplies bfloat16 by instructions of its own.
 [[nodiscard]] bool multiplies_bfloat16(c10::Device device);
 
-/// While it lives, products of this thread are at::linear's. The reference engines work under one: LibTorch's default
-/// is what the published implementations call.
-class PlainProducts {
- public:
-  explicit PlainProducts(bool on = true) noexcept;
-  ~PlainProducts();
-  PlainProducts(const PlainProducts&) = delete;
-  PlainProducts& operator=(const PlainProducts&) = delete;
-
- private:
-  bool before_;
-};
-
 /// Floating-point operations of these products since the program began: two a multiply-add, forward and (where
 /// gradients are recorded) backward with respect to inputs and weights. Attention scores, norms and activations are
 /// not counted. Differences of two readings are what a phase took.

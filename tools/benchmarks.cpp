@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/steps/keys.h>
@@ -28,7 +29,7 @@ double now() {
 
 // Of products as LibTorch makes them by default, or as the models make them.
 double gemm_peak(at::ScalarType dtype, c10::Device device, int64_t size, bool as_models) {
-  const models::PlainProducts plain(!as_models);
+  const devices::PlainOperators plain(!as_models);
   const auto make = [&] {
     return devices::route_to(at::rand({size, size}, at::kFloat).to(dtype), device, devices::Purpose::kOther);
   };

@@ -277,7 +277,7 @@ class FullCheck {
   // Kernels of our own beside LibTorch's operators: the same numbers, and in what time.
   void compare_kernels(c10::Device device) {
     const at::NoGradGuard no_grad;
-    const int64_t rows = device.is_cuda() ? 4096 : 64, width = device.is_cuda() ? 4096 : 64, heads = width / 64;
+    const int64_t rows = device.is_cuda() ? 4096 : 256, width = rows, heads = width / 64;
     const auto random = [&](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
       return devices::route_to((at::rand(sizes, at::kFloat) - 0.5).to(dtype), device, devices::Purpose::kOther);
     };
@@ -300,6 +300,8 @@ class FullCheck {
           [&] {
             return at::addcmul(q * cos, at::cat({q.narrow(2, 32, 32), q.narrow(2, 0, 32)}, 2), sin);
           });
+      compare(
+          device, "gate", d, [&] { return devices::gated(x, y, false); }, [&] { return at::silu(x) * y; });
       const at::Tensor logits = random({rows / 8, 8 * width}, kDtypes[d]), weight = random({rows / 8});
       const at::Tensor labels = logits.argmin(1);
       compare(

@@ -1,4 +1,5 @@
-// What libemend_cuda.so offers: a few kernels of our own, where LibTorch's operators are bound by launches and memory.
+// A few kernels of our own, where LibTorch's operators are bound by launches, allocation and memory: what
+// libemend_cuda.so offers for GPUs, and what emend has inside for the host.
 //
 // Goals: a C ABI of plain functions and structs, so that the plug-in needs neither LibTorch nor emend, and a program
 // without it neither CUDA nor nvcc; LibTorch's operators stay the oracle and the way back. Non-goals: products and
@@ -10,7 +11,7 @@
 
 namespace emend::devices {
 
-inline constexpr int32_t kKernelPluginAbi = 1;                       ///< raised with every change of this file
+inline constexpr int32_t kKernelPluginAbi = 2;                       ///< raised with every change of this file
 inline constexpr char kKernelPluginEntry[] = "emend_kernel_plugin";  ///< the one symbol that a plug-in exports
 
 /// The memory that the pointers lead to: of CUDA devices, or of the host (the same source compiled without nvcc).
@@ -20,7 +21,8 @@ enum class KernelDtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
 /// Where and behind what a kernel runs.
 struct KernelPlace {
   int32_t device = 0;
-  void* stream = nullptr;  ///< a cudaStream_t
+  void* stream = nullptr;               ///< a cudaStream_t
+  int64_t first_row = 0, end_row = -1;  ///< on the host only: the rows that this thread does; -1: all
 };
 
 /// sum = x + added; normed = sum / sqrt(mean(sum²) + ε) · w, where w is 1 + weight if `one_plus`.
@@ -59,6 +61,19 @@ struct RotateHeads {
   bool interleaved, back;
 };
 
+/// key = silu(gate)·up.
+struct Gated {
+  const void *gate, *up;  ///< T [rows,width], a row every gate_row and up_row numbers
+  void* key;              ///< T [rows,width]
+  int64_t rows, width, gate_row, up_row;
+};
+/// The gradients of gate and up from that of the key.
+struct GatedBack {
+  const void *gate, *up, *grad_key;
+  void *grad_gate, *grad_up;  ///< T [rows,width]
+  int64_t rows, width, gate_row, up_row;
+};
+
 /// −log softmax(logits) at the label, as far as it is above the floor, and its gradient.
 struct HeadLoss {
   const void* logits;  ///< T [rows,vocab]
@@ -87,6 +102,8 @@ struct KernelPlugin {
   int (*add_rms_norm)(const AddRmsNorm& work, KernelDtype dtype, const KernelPlace& place);
   int (*add_rms_norm_back)(const AddRmsNormBack& work, KernelDtype dtype, const KernelPlace& place);
   int (*rotate_heads)(const RotateHeads& work, KernelDtype dtype, const KernelPlace& place);
+  int (*gated)(const Gated& work, KernelDtype dtype, const KernelPlace& place);
+  int (*gated_back)(const GatedBack& work, KernelDtype dtype, const KernelPlace& place);
   int (*head_loss)(const HeadLoss& work, KernelDtype dtype, const KernelPlace& place);
   int (*ball_adam)(const BallAdam& work, const KernelPlace& place);
   const char* (*last_error)();  ///< of this thread's last failed call, or ""

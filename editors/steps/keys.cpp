@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/editors/steps/keys.h>
@@ -69,7 +70,7 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& parts
 // The published way: whole sentences, padded, through the whole model, the head included.
 std::vector<at::Tensor> collect_padded(const models::Model& model, const std::vector<PromptRow>& rows,
                                        const std::vector<hooks::SiteRef>& sites, const EditContext& context) {
-  const models::PlainProducts plain;
+  const devices::PlainOperators plain;
   std::vector<std::vector<at::Tensor>> parts(sites.size());
   for (size_t begin = 0; begin < rows.size(); begin += kReferenceBatch) {
     context.cancel.check("keys");

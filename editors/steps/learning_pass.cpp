@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
@@ -102,7 +103,7 @@ at::Tensor LearningPass::forward() const {
 PassResult LearningPass::run(std::span<const double> weight_R,
                              const std::function<std::vector<at::Tensor>()>& leaves) const {
   const at::AutoGradMode with_grad(true);
-  const models::PlainProducts plain(engine_ == Engine::kReference);
+  const devices::PlainOperators plain(engine_ == Engine::kReference);
   const at::Tensor coefficient_M = coefficients(weight_R), labels_M = at::tensor(label_id_, at::kLong);
   PassResult result;
   if (engine_ == Engine::kReference) {
@@ -184,7 +185,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
 
 PassResult LearningPass::measure() const {
   const at::NoGradGuard no_grad;
-  const models::PlainProducts plain(engine_ == Engine::kReference);
+  const devices::PlainOperators plain(engine_ == Engine::kReference);
   const at::Tensor labels_M = at::tensor(label_id_, at::kLong);
   const std::vector<double> ones(rows(), 1);
   PassResult result;

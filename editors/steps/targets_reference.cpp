@@ -2,6 +2,7 @@
 // used.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/hooks/hook_session.h>
@@ -199,7 +200,7 @@ void append_delta(const std::vector<Variable>& variables, std::vector<std::vecto
 Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
                           const EditContext& context) {
   const at::AutoGradMode with_grad(true);
-  const models::PlainProducts plain;
+  const devices::PlainOperators plain;
   ReferenceRun run(model, problem, spec);
   Target target;
   StopState stop;

@@ -1,10 +1,13 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/placement.h>
 #include <emend/models/detail/attention.h>
 #include <emend/models/detail/few_queries.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -18,8 +21,9 @@
 namespace emend::models::detail {
 namespace {
 
-constexpr int64_t kMostQueries = 8;  // a head; beyond, the library's products are faster
-constexpr int64_t kAtOnce = 64;      // keys or values that are widened together
+constexpr int64_t kMostQueries = 8;    // a head; beyond, the library's products are faster
+constexpr int64_t kMostLearning = 64;  // the same where a gradient is wanted: short texts, whose products are small
+constexpr int64_t kAtOnce = 64;        // keys or values that are widened together
 
 // Vectors of the compiler, of which each set of instructions makes one register or several.
 constexpr int64_t kLanes = 16;
@@ -124,21 +128,8 @@ void each_head(const at::Tensor& x_BgSd, const Use& use) {
   });
 }
 
-bool is_readable(const at::Tensor& x) {
-  const bool known = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
-  return devices::in_host_memory(x.device()) && known && x.stride(-1) == 1;
-}
-
-}  // namespace
-
-bool takes_few_queries(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd) {
-  for (const at::Tensor& x : {q_BhTd, k_BgSd, v_BgSd})
-    if (!is_readable(x) || wants_gradient(x)) return false;
-  return q_BhTd.size(2) <= kMostQueries;
-}
-
-at::Tensor attend_few(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
-                      const at::Tensor& mask, double scale) {
+at::Tensor attend_unlearned(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                            const at::Tensor& mask, double scale) {
   const int64_t B = q_BhTd.size(0), h = q_BhTd.size(1), T = q_BhTd.size(2), d = q_BhTd.size(3);
   const int64_t groups = k_BgSd.size(1), S = k_BgSd.size(2), n = h / groups * T, width = v_BgSd.size(3);
   const at::Tensor q = (q_BhTd.to(at::kFloat) * scale).contiguous();
@@ -156,6 +147,227 @@ at::Tensor attend_few(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const 
     add_up(values, step, count, weights + head * n * S + first, n, width, S, sums + head * n * width);
   });
   return out.to(q_BhTd.scalar_type());
+}
+
+// With a gradient. What belongs to a key-value head is a few small matrices in float32, whose rows are filled up with
+// zeros to whole vectors.
+
+int64_t whole(int64_t columns) {
+  return (columns + kLanes - 1) / kLanes * kLanes;
+}
+
+// Rows i to i + kRows of c_{i,j} = Σ_k a_{i·row + k·step}·b_{k,j}.
+template <int kRows>
+[[gnu::always_inline]] inline void multiply_rows(const float* a, int64_t row, int64_t step, const float* b,
+                                                 int64_t depth, int64_t columns, float* c) {
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    Floats sums[kRows] = {}, factor;
+    for (int64_t k = 0; k < depth; ++k) {
+      load(factor, b + k * columns + j);
+      for (int r = 0; r < kRows; ++r) sums[r] += a[r * row + k * step] * factor;
+    }
+    for (int r = 0; r < kRows; ++r) std::memcpy(c + r * columns + j, &sums[r], sizeof sums[r]);
+  }
+}
+
+EMEND_FOR_EACH_PROCESSOR void multiply_matrices(const float* a, int64_t row, int64_t step, const float* b, int64_t rows,
+                                                int64_t depth, int64_t columns, float* c) {
+  constexpr int kTogether = 6;  // what the registers of AVX2 hold
+  int64_t i = 0;
+  for (; i + kTogether <= rows; i += kTogether)
+    multiply_rows<kTogether>(a + i * row, row, step, b, depth, columns, c + i * columns);
+  for (; i < rows; ++i) multiply_rows<1>(a + i * row, row, step, b, depth, columns, c + i * columns);
+}
+
+void transpose(const float* x, int64_t rows, int64_t columns, int64_t row, float* to) {
+  const int64_t out = whole(rows);
+  for (int64_t c = 0; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) to[c * out + r] = x[r * row + c];
+    std::fill(to + c * out + rows, to + (c + 1) * out, 0.0F);
+  }
+}
+
+// p·(g − Σ p·g) in place of g, the gradient of the pattern p: that of the scores.
+EMEND_FOR_EACH_PROCESSOR void through_softmax(const float* pattern, int64_t rows, int64_t columns, float* grad) {
+  Floats p, g;
+  for (int64_t i = 0; i < rows; ++i, pattern += columns, grad += columns) {
+    Floats sums = {};
+    for (int64_t s = 0; s < columns; s += kLanes) load(p, pattern + s), load(g, grad + s), sums += p * g;
+    float sum = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+    for (int64_t s = 0; s < columns; s += kLanes) {
+      load(p, pattern + s), load(g, grad + s);
+      g = p * (g - sum);
+      std::memcpy(grad + s, &g, sizeof g);
+    }
+  }
+}
+
+// bfloat16, to the nearest and to even between two.
+EMEND_FOR_EACH_PROCESSOR void narrow(const float* x, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    to[i] = static_cast<uint16_t>(x[i] != x[i] ? 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  }
+}
+
+// The heads of a tensor [B, heads, T, d] that share a key-value head: `rows` of them below each other.
+struct HeadRows {
+  const at::Tensor& x;
+  int64_t groups;
+
+  [[nodiscard]] int64_t rows() const { return x.size(1) / groups * x.size(2); }
+  [[nodiscard]] int64_t columns() const { return whole(x.size(3)); }
+  [[nodiscard]] std::vector<float> room() const { return std::vector<float>(static_cast<size_t>(rows() * columns())); }
+
+  void read(int64_t group, std::vector<float>& to) const {
+    const int64_t d = x.size(3), out = columns();
+    each(group, [&](int64_t row, int64_t at) {
+      if (x.scalar_type() == at::kFloat)
+        std::copy_n(x.const_data_ptr<float>() + at, d, to.data() + row * out);
+      else
+        widen(static_cast<const uint16_t*>(x.const_data_ptr()) + at, 0, 1, d, to.data() + row * out);
+    });
+  }
+  void write(int64_t group, const std::vector<float>& from) const {
+    const int64_t d = x.size(3), in = columns();
+    each(group, [&](int64_t row, int64_t at) {
+      if (x.scalar_type() == at::kFloat)
+        std::copy_n(from.data() + row * in, d, x.mutable_data_ptr<float>() + at);
+      else
+        narrow(from.data() + row * in, d, static_cast<uint16_t*>(x.mutable_data_ptr()) + at);
+    });
+  }
+
+ private:
+  template <class Use>
+  void each(int64_t group, const Use& use) const {
+    const int64_t together = x.size(1) / groups, batch = group / groups, first = group % groups * together;
+    int64_t row = 0;
+    for (int64_t head = first; head < first + together; ++head)
+      for (int64_t t = 0; t < x.size(2); ++t) use(row++, batch * x.stride(0) + head * x.stride(1) + t * x.stride(2));
+  }
+};
+
+// Laid out as the packed tokens are, [B, T, heads, d], so that packing the heads again copies nothing.
+at::Tensor empty_heads(const at::Tensor& like_BhTd, int64_t width) {
+  return at::empty({like_BhTd.size(0), like_BhTd.size(2), like_BhTd.size(1), width}, like_BhTd.options())
+      .transpose(1, 2);
+}
+
+std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns) {
+  std::vector<float> to(static_cast<size_t>(columns * whole(rows)));
+  transpose(x.data(), rows, columns, whole(columns), to.data());
+  return to;
+}
+
+// The pattern, [B, h, T, S] in float32, and the result.
+std::pair<at::Tensor, at::Tensor> attend_forward(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd,
+                                                 const at::Tensor& v_BgSd, const at::Tensor& mask, double scale) {
+  const int64_t groups = k_BgSd.size(1), S = k_BgSd.size(2), parts = q_BhTd.size(0) * groups;
+  at::Tensor scores =
+      at::empty({q_BhTd.size(0), q_BhTd.size(1), q_BhTd.size(2), S}, q_BhTd.options().dtype(at::kFloat));
+  const HeadRows queries{q_BhTd, groups}, keys{k_BgSd, groups}, values{v_BgSd, groups}, all_scores{scores, groups};
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    auto q = queries.room(), k = keys.room(), made = all_scores.room();
+    for (int64_t part = begin; part < end; ++part) {
+      queries.read(part, q), keys.read(part, k);
+      const auto k_dS = transposed(k, S, q_BhTd.size(3));
+      multiply_matrices(q.data(), queries.columns(), 1, k_dS.data(), queries.rows(), q_BhTd.size(3), whole(S),
+                        made.data());
+      all_scores.write(part, made);
+    }
+  });
+  scores.mul_(scale);
+  if (mask.defined()) scores.add_(mask);
+  const at::Tensor pattern = at::softmax(scores, -1), out = empty_heads(q_BhTd, v_BgSd.size(3));
+  const HeadRows patterns{pattern, groups}, results{out, groups};
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    auto p = patterns.room(), v = values.room(), made = results.room();
+    for (int64_t part = begin; part < end; ++part) {
+      patterns.read(part, p), values.read(part, v);
+      multiply_matrices(p.data(), whole(S), 1, v.data(), queries.rows(), S, values.columns(), made.data());
+      results.write(part, made);
+    }
+  });
+  return {pattern, out};
+}
+
+// The gradients of q, k and v.
+std::array<at::Tensor, 3> attend_backward(const at::Tensor& grad_BhTd, const at::Tensor& q_BhTd,
+                                          const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                                          const at::Tensor& pattern_BhTS, double scale) {
+  const int64_t groups = k_BgSd.size(1), S = k_BgSd.size(2), padded = whole(S);
+  std::array gradients{empty_heads(q_BhTd, q_BhTd.size(3)), empty_heads(k_BgSd, k_BgSd.size(3)),
+                       empty_heads(v_BgSd, v_BgSd.size(3))};
+  const HeadRows grads{grad_BhTd, groups}, queries{q_BhTd, groups}, keys{k_BgSd, groups}, values{v_BgSd, groups},
+      patterns{pattern_BhTS, groups}, to_q{gradients[0], groups}, to_k{gradients[1], groups},
+      to_v{gradients[2], groups};
+  const int64_t n = queries.rows(), d = queries.columns(), width = values.columns();
+  at::parallel_for(0, q_BhTd.size(0) * groups, 1, [&](int64_t begin, int64_t end) {
+    auto g = grads.room(), q = queries.room(), k = keys.room(), v = values.room(), p = patterns.room(), s = p;
+    auto made_q = q, made_k = k, made_v = v;
+    for (int64_t part = begin; part < end; ++part) {
+      grads.read(part, g), queries.read(part, q), keys.read(part, k), values.read(part, v), patterns.read(part, p);
+      const auto v_dS = transposed(v, S, v_BgSd.size(3));
+      multiply_matrices(g.data(), width, 1, v_dS.data(), n, v_BgSd.size(3), padded, s.data());
+      through_softmax(p.data(), n, padded, s.data());
+      for (float& x : s) x *= static_cast<float>(scale);
+      multiply_matrices(s.data(), padded, 1, k.data(), n, S, d, made_q.data());
+      multiply_matrices(s.data(), 1, padded, q.data(), S, n, d, made_k.data());
+      multiply_matrices(p.data(), 1, padded, g.data(), S, n, width, made_v.data());
+      to_q.write(part, made_q), to_k.write(part, made_k), to_v.write(part, made_v);
+    }
+  });
+  return gradients;
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class AttendFew : public torch::autograd::Function<AttendFew> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& mask, double scale) {
+    const auto [pattern, out] = attend_forward(q, k, v, mask.value_or(at::Tensor()), scale);
+    context->save_for_backward({q, k, v, pattern});
+    context->saved_data["scale"] = scale;
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto made =
+        attend_backward(gradients[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["scale"].toDouble());
+    variable_list back;
+    for (size_t i = 0; i < made.size(); ++i) back.push_back(made[i].to(saved[i].scalar_type()));
+    back.resize(5);
+    return back;
+  }
+};
+
+bool is_readable(const at::Tensor& x) {
+  const bool known = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  return devices::in_host_memory(x.device()) && known && x.stride(-1) == 1;
+}
+
+}  // namespace
+
+bool takes_few_queries(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd) {
+  if (devices::PlainOperators::on()) return false;
+  bool learns = false;
+  for (const at::Tensor& x : {q_BhTd, k_BgSd, v_BgSd}) {
+    if (!is_readable(x)) return false;
+    learns = learns || wants_gradient(x);
+  }
+  return q_BhTd.size(2) <= (learns ? kMostLearning : kMostQueries);
+}
+
+at::Tensor attend_few(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
+                      const at::Tensor& mask, double scale) {
+  if (wants_gradient(q_BhTd) || wants_gradient(k_BgSd) || wants_gradient(v_BgSd))
+    return AttendFew::apply(q_BhTd, k_BgSd, v_BgSd, mask.defined() ? std::optional(mask) : std::nullopt, scale);
+  return attend_unlearned(q_BhTd, k_BgSd, v_BgSd, mask, scale);
 }
 
 }  // namespace emend::models::detail

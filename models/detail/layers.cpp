@@ -20,6 +20,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, b
 }
 
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, Activation activation, bool gate_is_kept = false) {
+  if (activation == Activation::kSilu && gate.dim() == 2 && gate.sizes() == up.sizes() && devices::own_kernels(gate))
+    return devices::gated(gate, up, !gate_is_kept);
   const bool in_place = !at::GradMode::is_enabled() && activation == Activation::kSilu;
   if (!in_place || gate_is_kept) return activate(gate, activation) * up;
   at::Tensor key = gate;

@@ -1,4 +1,4 @@
-// Our own kernels against LibTorch's operators. Here they run on host memory, from the same source as on a GPU.
+// Our own kernels against LibTorch's operators: those of the host, which are made from the same source as a GPU's.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/kernels.h>
@@ -12,6 +12,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "support/editor_models.h"
+
+extern "C" {
+const emend::devices::KernelPlugin* emend_host_kernels();
+#if defined(__x86_64__)
+const emend::devices::KernelPlugin* emend_host_kernels_avx2();
+const emend::devices::KernelPlugin* emend_host_kernels_avx512();
+#endif
+}
 
 namespace emend {
 namespace kernel_plugin_test {
@@ -31,6 +39,17 @@ const Tested& stand_in() {
     return Tested{devices::open_kernel_plugin(EMEND_BINARY_DIR "/tests/libemend_kernels_stand_in.so", text), c10::kCPU};
   }();
   return tested;
+}
+
+// A set for each set of instructions that this processor has, and the stand-in, which is a library of its own.
+std::vector<Tested> on_the_host() {
+  std::vector<Tested> all = {stand_in(), {emend_host_kernels()}};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back({emend_host_kernels_avx2()});
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+    all.push_back({emend_host_kernels_avx512()});
+#endif
+  return all;
 }
 
 at::Tensor random(const Tested& on, at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
@@ -125,6 +144,29 @@ void test_rotary(const Tested& on) {
       }
 }
 
+void test_gates(const Tested& on) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t width : {5, 700}) {
+      const std::string what = std::string(c10::toString(dtype)) + " " + std::to_string(width);
+      at::Tensor both = random(on, {6, 2 * width}, dtype) * 8;
+      both[0][0] = -120, both[1][1] = 95;  // beyond what e^x holds
+      expect_same(
+          on, {both},
+          [&](const auto& in) -> std::vector<at::Tensor> {  // halves of a fused product
+            const auto halves = in[0].chunk(2, 1);
+            if (devices::own_kernels(in[0])) return {devices::gated(halves[0], halves[1], false)};
+            return {at::silu(halves[0]) * halves[1]};
+          },
+          what);
+      const KernelScope with(on.plugin);
+      const at::Tensor gate = random(on, {6, width}, dtype), up = random(on, {6, width}, dtype);
+      const at::Tensor apart = devices::gated(gate, up, false), within = gate.clone();
+      EXPECT_TRUE(at::equal(devices::gated(within, up, true), apart) && at::equal(within, apart)) << what;
+      within[2][3] = NAN;
+      EXPECT_EQ(at::isnan(devices::gated(within, up, false)).sum().item<int64_t>(), 1) << what;
+    }
+}
+
 void test_loss(const Tested& on) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const bool floors : {false, true}) {
@@ -179,18 +221,27 @@ void test_targets(const Tested& on) {
 
 const std::vector<std::vector<int64_t>> kPrompts = {{5, 17, 3, 60, 61, 2, 9}, {88}, {4, 4, 4}, {10, 20, 30, 40}};
 
-TEST(Kernels, NormsAreLibTorchs) {
+TEST(Kernels, OfEveryProcessorAreLibTorchs) {
   ASSERT_TRUE(stand_in().plugin);
-  test_norms(stand_in());
+  for (const auto& on : on_the_host()) {
+    test_norms(on);
+    test_rotary(on);
+    test_gates(on);
+    test_loss(on);
+    test_targets(on);
+  }
 }
-TEST(Kernels, RotaryIsLibTorchs) {
-  test_rotary(stand_in());
-}
-TEST(Kernels, LossesAreLibTorchs) {
-  test_loss(stand_in());
-}
-TEST(Kernels, TargetsAreLibTorchs) {
-  test_targets(stand_in());
+
+TEST(Kernels, GiveTheSameForAnyNumberOfThreads) {
+  const at::Tensor x = at::randn({301, 4000}), w = at::randn({4000});
+  const auto all = [&](int threads) {
+    at::set_num_threads(threads);
+    return devices::add_rms_norm(x, x, w, 1e-5, false).normed + devices::gated(x, x, false);
+  };
+  const int before = at::get_num_threads();
+  const at::Tensor one = all(1), three = all(3);
+  at::set_num_threads(before);
+  EXPECT_TRUE(at::equal(one, three));
 }
 
 // In every family: logits, the gradient of what enters a layer, and text, which goes through the cache.
@@ -222,6 +273,10 @@ TEST(Kernels, ServeOnlyWhatTheyAreFor) {
   EXPECT_TRUE(devices::own_kernels(at::zeros({1}, at::kBFloat16)));
   EXPECT_FALSE(devices::own_kernels(at::zeros({1}, at::kDouble)));
   EXPECT_FALSE(devices::own_kernels(at::zeros({1}, at::kHalf)));
+  {
+    const devices::PlainOperators plain;
+    EXPECT_FALSE(devices::own_kernels(at::zeros({1}))) << "the reference engines do without";
+  }
   const KernelScope without(nullptr);
   EXPECT_FALSE(devices::own_kernels(at::zeros({1})));
 }
@@ -244,6 +299,7 @@ TEST(Kernels, OnAGpuAreLibTorchs) {
   const auto before = at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
   test_norms(real);
   test_rotary(real);
+  test_gates(real);
   test_loss(real);
   test_targets(real);
   EXPECT_EQ(at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL), before);

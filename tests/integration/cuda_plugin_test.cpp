@@ -59,7 +59,7 @@ TEST(CudaPlugin, DoctorComparesItsKernels) {
       EXPECT_EQ(check["status"], "ok") << check;
     }
   for (const auto& row : document["timings"]) timed += row["name"].get<std::string>().ends_with(", own kernel");
-  EXPECT_EQ(kernels, 7) << "four in float32, three in bfloat16";
+  EXPECT_EQ(kernels, 9) << "five in float32, four in bfloat16";
   EXPECT_EQ(timed, kernels);
   options.environment["EMEND_CUDA_PLUGIN"] = "/nowhere/libemend_cuda.so";
   const auto missing = run_program("emend", words, options);

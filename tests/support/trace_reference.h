@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/evaluation/detail/trace_parts.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/products.h>
@@ -12,7 +13,7 @@
 namespace emend::evaluation {
 
 inline FactTrace trace_fact_reference(const models::Model& model, const KnownFact& fact, const TraceOptions& options) {
-  const models::PlainProducts plain_products;
+  const devices::PlainOperators plain_products;
   const at::NoGradGuard no_grad;
   const auto tokens = detail::trace_tokens(model.tokenizer(), fact);
   const auto length = static_cast<int64_t>(tokens.ids.size());

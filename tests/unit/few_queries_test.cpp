@@ -1,8 +1,10 @@
 // Attention of few queries against the formula written out in float64 and against LibTorch's.
 #include <ATen/ATen.h>
+#include <emend/devices/kernels.h>
 #include <emend/models/detail/attention.h>
 #include <emend/models/detail/few_queries.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
 
@@ -67,6 +69,44 @@ TEST(FewQueries, WhatElseIsInTheBatchChangesNothing) {
   }
 }
 
+TEST(FewQueries, HaveTheGradientsOfTheFormula) {
+  at::manual_seed(6);
+  for (const Case& one : {Case{2, 9, 3, 13, 31, 64}, Case{3, 4, 4, 8, 7, 24}, Case{1, 8, 1, 3, 64, 8},
+                          Case{2, 6, 2, 64, 80, 80}, Case{1, 2, 2, 1, 1, 16}})
+    for (const auto dtype : {at::kFloat, at::kBFloat16})
+      for (const bool masked : {false, true}) {
+        const at::Tensor q = at::randn({one.rows, one.queries, one.heads, one.width}, at::kFloat).to(dtype);
+        std::vector<at::Tensor> leaves = {q.transpose(1, 2), part_of_a_cache(one, dtype), part_of_a_cache(one, dtype)};
+        at::Tensor mask;
+        if (masked) {
+          mask = at::zeros({one.rows, 1, one.queries, one.keys}, dtype);
+          if (one.keys > 1) mask.narrow(3, one.keys / 2, 1).fill_(-std::numeric_limits<float>::infinity());
+        }
+        const at::Tensor weight = at::randn({one.rows, one.heads, one.queries, one.width});
+        const auto results = [&](at::ScalarType as, const auto& attend_as) {
+          std::vector<at::Tensor> in;
+          for (const auto& x : leaves) in.push_back(x.to(as).detach().requires_grad_());
+          const at::Tensor out = attend_as(in[0], in[1], in[2]);
+          auto all = torch::autograd::grad({(out * weight.to(as)).sum()}, in);
+          all.push_back(out.detach());
+          return all;
+        };
+        const auto is = results(dtype, [&](const auto& q_, const auto& k, const auto& v) {
+          EXPECT_TRUE(takes_few_queries(q_, k, v));
+          return attend_few(q_, k, v, mask, 0.3);
+        });
+        const auto shall = results(at::kDouble, [&](const auto& q_, const auto& k, const auto& v) {
+          return written_out(q_, k, v, mask, 0.3);
+        });
+        for (size_t i = 0; i < is.size(); ++i) {
+          EXPECT_EQ(is[i].scalar_type(), dtype);
+          const double largest = shall[i].abs().max().item<double>(), rounding = dtype == at::kFloat ? 4e-6 : 1.0 / 100;
+          EXPECT_LE((is[i].to(at::kDouble) - shall[i]).abs().max().item<double>(), rounding * largest + 1e-7)
+              << i << ", " << one.keys << " keys of " << one.width << ", mask " << masked;
+        }
+      }
+}
+
 TEST(FewQueries, AreTakenInRunsWhereTheirScoresWouldBeMany) {
   at::manual_seed(5);
   const at::Tensor q = at::randn({2, 6, 8, 32}), k = at::randn({2, 3, 50, 32}), v = at::randn({2, 3, 50, 32});
@@ -79,7 +119,10 @@ TEST(FewQueries, OthersGoAnotherWay) {
   EXPECT_FALSE(takes_few_queries(many, k, k));
   EXPECT_FALSE(takes_few_queries(few.to(at::kDouble), k, k)) << "double keeps its precision";
   EXPECT_FALSE(takes_few_queries(few, k.transpose(2, 3), k));
-  EXPECT_FALSE(takes_few_queries(few.clone().requires_grad_(true), k, k)) << "a gradient is wanted";
+  EXPECT_TRUE(takes_few_queries(many.clone().requires_grad_(true), k, k)) << "a gradient is wanted";
+  EXPECT_FALSE(takes_few_queries(at::randn({1, 2, 65, 16}).requires_grad_(true), k, k));
+  const devices::PlainOperators plain;
+  EXPECT_FALSE(takes_few_queries(few, k, k)) << "the reference engines do without";
 }
 
 }  // namespace few_queries_test

@@ -1,6 +1,7 @@
 // Products through oneDNN beside at::linear's.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/simulated.h>
 #include <emend/editors/steps/statistics.h>
@@ -19,7 +20,7 @@
 namespace emend {
 namespace products_test {
 
-using models::PlainProducts;
+using devices::PlainOperators;
 using models::product;
 using testing::relative_difference;
 
@@ -90,9 +91,9 @@ TEST(Products, HandGradientsOfWeightAndBiasBack) {
 TEST(Products, ArePlainOnRequestAndWhereTheyAreSmall) {
   const auto [x, weight, bias] = large_operands();
   {
-    const PlainProducts plain;
+    const devices::PlainOperators plain;
     EXPECT_TRUE(product(x, weight, bias).equal(at::linear(x, weight, bias)));
-    const PlainProducts no_change(false);
+    const devices::PlainOperators no_change(false);
     EXPECT_TRUE(product(x, weight, bias).equal(at::linear(x, weight, bias)));
   }
   const at::Tensor few = x.narrow(0, 0, 3);

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/registry.h>
@@ -141,6 +142,7 @@ class Bench {
   Edited edit_with(editors::Engine engine, bool narrow, std::span<const datasets::Fact> facts,
                    editors::StatisticsProvider& statistics, std::optional<editors::ContextTemplates>& contexts) {
     auto options = options_.edit;
+    options.editor = workflow::chosen_editor(options_.edit).name;  // not what the model would be given
     options.engine = editors::to_string(engine);
     if (!narrow) options.compute_dtype.clear();
     options.watch = false;
@@ -264,7 +266,7 @@ class Bench {
     settings.cancel = common_.cancel;
     const Measure fast =
         measured(*model_, [&] { (void)editors::collect_second_moments(*model_, rows, layers, settings); });
-    const models::PlainProducts plain;
+    const devices::PlainOperators plain;
     const Measure reference = measured(*model_, [&] {
       for (const int layer : layers)
         for (const auto& row : rows) (void)editors::collect_second_moments(*model_, {row}, {layer}, settings);

@@ -1,5 +1,5 @@
 // The kernels of kernel_plugin.h. nvcc makes libemend_cuda.so of this file, with a block of threads for each row; a C++
-// compiler makes the stand-in of the tests, where a block is a loop: the arithmetic is the same text.
+// compiler makes those of the host (devices/host_kernels.cpp), where a block is a loop: the arithmetic is the same text.
 #include <emend/devices/plugins/kernel_plugin.h>
 
 #include <cmath>
@@ -8,8 +8,10 @@
 #ifdef __CUDACC__
 #include <cuda_runtime_api.h>
 #define EMEND_BOTH __host__ __device__
+#define EMEND_INDEPENDENT
 #else
 #define EMEND_BOTH
+#define EMEND_INDEPENDENT _Pragma("GCC ivdep")  // results lie apart from what is read
 #endif
 
 namespace emend::devices {
@@ -36,6 +38,25 @@ EMEND_BOTH inline void put(Narrow& to, float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   to.bits = static_cast<uint16_t>(x != x ? 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+// e^x. On the host in operations that a compiler makes vectors of, to 2 units in the last place; 0 below e^-87.
+EMEND_BOTH inline float exponential(float x) {
+#ifdef __CUDACC__
+  return expf(x);
+#else
+  const float kept = x < -87.0F ? -87.0F : x > 88.0F ? 88.0F : x;  // or NaN, which stays in the polynomial
+  const float powers = kept == kept ? kept * 1.44269504F : 0.0F, half = powers < 0 ? -0.5F : 0.5F;
+  const auto whole = static_cast<int32_t>(powers + half);  // powers of 2
+  const auto n = static_cast<float>(whole);
+  const float r = kept - n * 0.693359375F + n * 2.12194440e-4F;
+  float y = 1.9875691500e-4F * r + 1.3981999507e-3F;
+  y = ((y * r + 8.3334519073e-3F) * r + 4.1665795894e-2F) * r + 1.6666665459e-1F;
+  y = (y * r + 5.0000001201e-1F) * r * r + r + 1;
+  const uint32_t bits = x < -87.0F ? 0 : static_cast<uint32_t>(whole + 127) << 23;
+  float scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return y * scale;
+#endif
 }
 template <class T>
 EMEND_BOTH float rounded(float x) {
@@ -106,23 +127,77 @@ struct Turn {
     if (a.interleaved) return i ^ 1;
     return i < a.turned / 2 ? i + a.turned / 2 : i - a.turned / 2;
   }
+  // Entry i of a head, whose partner is p.
+  EMEND_BOTH static void turn(const T* x, const T* cos, const T* sin, int64_t i, int64_t p, bool back, T* y) {
+    const float other = wide(x[p]) * wide(sin[back ? p : i]);
+    put(y[i], rounded<T>(wide(x[i]) * wide(cos[i])) + other);
+  }
   template <class Block>
   EMEND_BOTH void operator()(int64_t token, Block& block) const {
     const T *cos = in<T>(a.cos, token * a.turned), *sin = in<T>(a.sin, token * a.turned);
     for (int32_t p = 0; p < a.n_parts; ++p) {
       const HeadPart& part = a.parts[p];
       const int64_t row = part.at_slots ? a.row[token] : token, slot = part.at_slots ? a.slot[token] : 0;
+      const T* from = in<T>(part.from, token * part.from_token);
+      T* to = out<T>(part.to, row * part.to_row + slot * part.to_slot);
+      if constexpr (Block::kAlone) {
+        for (int64_t head = 0; head < part.heads; ++head)
+          turn_head(from + head * part.from_head, cos, sin, part.rotated ? a.turned : 0, to + head * part.to_head);
+        continue;
+      }
       for (int64_t at = block.first(); at < part.heads * a.size; at += block.step()) {
         const int64_t head = at / a.size, i = at % a.size;
-        const T* x = in<T>(part.from, token * part.from_token + head * part.from_head);
-        T& y = *out<T>(part.to, row * part.to_row + head * part.to_head + slot * part.to_slot + i);
-        if (!part.rotated || i >= a.turned) {
-          y = x[i];
-        } else {
-          const float other = wide(x[partner(i)]) * wide(sin[a.back ? partner(i) : i]);
-          put(y, rounded<T>(wide(x[i]) * wide(cos[i])) + other);
-        }
+        const T* x = from + head * part.from_head;
+        T* y = to + head * part.to_head;
+        if (!part.rotated || i >= a.turned)
+          y[i] = x[i];
+        else
+          turn(x, cos, sin, i, partner(i), a.back, y);
       }
+    }
+  }
+
+ private:
+  EMEND_BOTH void turn_head(const T* x, const T* cos, const T* sin, int64_t turned, T* y) const {
+    const int64_t half = turned / 2;
+    if (a.interleaved) {
+      for (int64_t i = 0; i < turned; ++i) turn(x, cos, sin, i, i ^ 1, a.back, y);
+    } else {
+      for (int64_t i = 0; i < half; ++i) turn(x, cos, sin, i, i + half, a.back, y);
+      for (int64_t i = half; i < turned; ++i) turn(x, cos, sin, i, i - half, a.back, y);
+    }
+    for (int64_t i = turned; i < a.size; ++i) y[i] = x[i];
+  }
+};
+
+// silu(gate)·up, where silu(x) = x·σ(x), and the gradients of both.
+template <class T>
+struct Gate {
+  Gated a;
+  template <class Block>
+  EMEND_BOTH void operator()(int64_t row, Block& block) const {
+    const T *gate = in<T>(a.gate, row * a.gate_row), *up = in<T>(a.up, row * a.up_row);
+    T* key = out<T>(a.key, row * a.width);
+    for (int64_t i = block.first(); i < a.width; i += block.step()) {
+      const float g = wide(gate[i]);
+      put(key[i], rounded<T>(g / (1 + exponential(-g))) * wide(up[i]));
+    }
+  }
+};
+
+template <class T>
+struct GateBack {
+  GatedBack a;
+  template <class Block>
+  EMEND_BOTH void operator()(int64_t row, Block& block) const {
+    const T *gate = in<T>(a.gate, row * a.gate_row), *up = in<T>(a.up, row * a.up_row);
+    const T* grad = in<T>(a.grad_key, row * a.width);
+    T *to_gate = out<T>(a.grad_gate, row * a.width), *to_up = out<T>(a.grad_up, row * a.width);
+    EMEND_INDEPENDENT
+    for (int64_t i = block.first(); i < a.width; i += block.step()) {
+      const float g = wide(gate[i]), open = 1 / (1 + exponential(-g)), whole = wide(grad[i]);
+      put(to_up[i], whole * rounded<T>(g * open));
+      put(to_gate[i], rounded<T>(whole * wide(up[i])) * open * (1 + g * (1 - open)));
     }
   }
 };
@@ -133,14 +208,20 @@ struct Loss {
   template <class Block>
   EMEND_BOTH void operator()(int64_t row, Block& block) const {
     const T* logits = in<T>(a.logits, row * a.vocab);
-    float largest = -INFINITY, sum = 0;  // of this member, the sum relative to its largest
-    for (int64_t i = block.first(); i < a.vocab; i += block.step()) {
-      const float x = wide(logits[i]);
-      if (!(x <= largest)) sum *= expf(largest - x), largest = x;  // so that NaN stays
-      if (x != -INFINITY) sum += expf(x - largest);
-    }
-    const float most = block.max(largest);
-    const float log_total = logf(block.sum(largest == -INFINITY ? 0 : sum * expf(largest - most)));
+    constexpr int kAbreast = Block::kAlone ? 16 : 1;
+    float largest[kAbreast], sum = 0;
+    for (float& x : largest) x = -INFINITY;
+    int64_t next = block.first();
+    for (; next + kAbreast <= a.vocab; next += kAbreast * block.step())
+      for (int j = 0; j < kAbreast; ++j) {
+        const float x = wide(logits[next + j]);
+        largest[j] = x <= largest[j] ? largest[j] : x;  // so that NaN stays
+      }
+    for (; next < a.vocab; ++next) largest[0] = fmaxf(largest[0], wide(logits[next]));
+    for (const float x : largest) largest[0] = x <= largest[0] ? largest[0] : x;
+    const float most = block.max(largest[0]);
+    for (int64_t i = block.first(); i < a.vocab; i += block.step()) sum += exponential(wide(logits[i]) - most);
+    const float log_total = logf(block.sum(sum));
     const float chosen = wide(logits[a.labels[row]]) - most, nll = log_total - chosen;
     const float above = a.floor ? fmaxf(nll - a.floor[row], 0) : nll;
     if (block.first() == 0) {
@@ -151,7 +232,7 @@ struct Loss {
     T* grad = out<T>(a.grad, row * a.vocab);
     const float weight = a.floor && !(above > 0) ? 0 : a.weight[row];
     for (int64_t i = block.first(); i < a.vocab; i += block.step()) {
-      const float p = expf(wide(logits[i]) - most - log_total);
+      const float p = exponential(wide(logits[i]) - most - log_total);
       put(grad[i], weight * (p - (i == a.labels[row] ? 1.0F : 0.0F)));
     }
   }
@@ -184,6 +265,7 @@ struct Step {
 #ifdef __CUDACC__
 
 struct Block {
+  static constexpr bool kAlone = false;  // one thread does the whole row
   __device__ int64_t first() const { return threadIdx.x; }
   __device__ int64_t step() const { return blockDim.x; }
   __device__ float sum(float x) const { return reduced<false>(x); }
@@ -238,16 +320,18 @@ constexpr KernelMemory kMemory = KernelMemory::kCuda;
 #else
 
 struct Block {
-  [[nodiscard]] int64_t first() const { return 0; }
-  [[nodiscard]] int64_t step() const { return 1; }
+  static constexpr bool kAlone = true;
+  [[nodiscard]] static constexpr int64_t first() { return 0; }
+  [[nodiscard]] static constexpr int64_t step() { return 1; }
   [[nodiscard]] float sum(float x) const { return x; }
   [[nodiscard]] float max(float x) const { return x; }
 };
 
 template <class Work>
-int launch(const Work& work, int64_t rows, int64_t, const KernelPlace&) {
+int launch(const Work& work, int64_t rows, int64_t, const KernelPlace& place) {
   Block block;
-  for (int64_t row = 0; row < rows; ++row) work(row, block);
+  const int64_t end = place.end_row < 0 ? rows : place.end_row;
+  for (int64_t row = place.first_row; row < end; ++row) work(row, block);
   return 0;
 }
 
@@ -273,6 +357,12 @@ int add_rms_norm_back(const AddRmsNormBack& a, KernelDtype dtype, const KernelPl
 int rotate_heads(const RotateHeads& a, KernelDtype dtype, const KernelPlace& place) {
   return launch_as<Turn>(a, dtype, a.tokens, a.parts[0].heads * a.size, place);
 }
+int gated(const Gated& a, KernelDtype dtype, const KernelPlace& place) {
+  return launch_as<Gate>(a, dtype, a.rows, a.width, place);
+}
+int gated_back(const GatedBack& a, KernelDtype dtype, const KernelPlace& place) {
+  return launch_as<GateBack>(a, dtype, a.rows, a.width, place);
+}
 int head_loss(const HeadLoss& a, KernelDtype dtype, const KernelPlace& place) {
   return launch_as<Loss>(a, dtype, a.rows, a.vocab, place);
 }
@@ -283,9 +373,12 @@ int ball_adam(const BallAdam& a, const KernelPlace& place) {
 }  // namespace
 }  // namespace emend::devices
 
-extern "C" __attribute__((visibility("default"))) const emend::devices::KernelPlugin* emend_kernel_plugin() {
+#ifndef EMEND_KERNEL_TABLE
+#define EMEND_KERNEL_TABLE emend_kernel_plugin
+#endif
+extern "C" __attribute__((visibility("default"))) const emend::devices::KernelPlugin* EMEND_KERNEL_TABLE() {
   using namespace emend::devices;
-  static const KernelPlugin plugin{kKernelPluginAbi, kMemory,   add_rms_norm, add_rms_norm_back,
-                                   rotate_heads,     head_loss, ball_adam,    last_error};
+  static const KernelPlugin plugin{kKernelPluginAbi, kMemory,   add_rms_norm, add_rms_norm_back, rotate_heads, gated,
+                                   gated_back,       head_loss, ball_adam,    last_error};
   return &plugin;
 }
