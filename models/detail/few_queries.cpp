@@ -179,14 +179,6 @@ EMEND_FOR_EACH_PROCESSOR void multiply_matrices(const float* a, int64_t row, int
   for (; i < rows; ++i) multiply_rows<1>(a + i * row, row, step, b, depth, columns, c + i * columns);
 }
 
-void transpose(const float* x, int64_t rows, int64_t columns, int64_t row, float* to) {
-  const int64_t out = whole(rows);
-  for (int64_t c = 0; c < columns; ++c) {
-    for (int64_t r = 0; r < rows; ++r) to[c * out + r] = x[r * row + c];
-    std::fill(to + c * out + rows, to + (c + 1) * out, 0.0F);
-  }
-}
-
 // p·(g − Σ p·g) in place of g, the gradient of the pattern p: that of the scores.
 EMEND_FOR_EACH_PROCESSOR void through_softmax(const float* pattern, int64_t rows, int64_t columns, float* grad) {
   Floats p, g;
@@ -256,9 +248,12 @@ at::Tensor empty_heads(const at::Tensor& like_BhTd, int64_t width) {
       .transpose(1, 2);
 }
 
+// Of x [rows, columns], [columns, rows].
 std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns) {
-  std::vector<float> to(static_cast<size_t>(columns * whole(rows)));
-  transpose(x.data(), rows, columns, whole(columns), to.data());
+  const int64_t in = whole(columns), out = whole(rows);
+  std::vector<float> to(static_cast<size_t>(columns * out));
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) to[c * out + r] = x[r * in + c];
   return to;
 }
 
