@@ -332,12 +332,10 @@ class AttendFew : public torch::autograd::Function<AttendFew> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const auto made =
-        attend_backward(gradients[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["scale"].toDouble());
-    variable_list back;
-    for (size_t i = 0; i < made.size(); ++i) back.push_back(made[i].to(saved[i].scalar_type()));
-    back.resize(5);
-    return back;
+    const at::Tensor grad = gradients[0].stride(-1) == 1 ? gradients[0] : gradients[0].contiguous();
+    const auto [q, k, v] =
+        attend_backward(grad, saved[0], saved[1], saved[2], saved[3], context->saved_data["scale"].toDouble());
+    return {q, k, v, {}, {}};
   }
 };
 

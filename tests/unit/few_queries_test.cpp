@@ -107,6 +107,22 @@ TEST(FewQueries, HaveTheGradientsOfTheFormula) {
       }
 }
 
+TEST(FewQueries, TakeGradientsOfAnyLayout) {
+  at::manual_seed(7);
+  std::vector<at::Tensor> in = {at::randn({2, 6, 5, 16}), at::randn({2, 3, 9, 16}), at::randn({2, 3, 9, 16})};
+  for (auto& x : in) x.requires_grad_();
+  const auto gradients = [&](const at::Tensor& out, const at::Tensor& grad) {
+    return torch::autograd::grad({out}, in, {grad.to(out.scalar_type())});
+  };
+  const at::Tensor one = at::ones({1, 1, 1, 1}).expand({2, 6, 5, 16}),
+                   turned = at::randn({2, 6, 16, 5}).transpose(2, 3);
+  for (const at::Tensor& grad : {one, turned}) {
+    const auto is = gradients(attend_few(in[0], in[1], in[2], {}, 0.3), grad);
+    const auto shall = gradients(written_out(in[0], in[1], in[2], {}, 0.3), grad);
+    for (size_t i = 0; i < is.size(); ++i) EXPECT_TRUE(at::allclose(is[i], shall[i], 1e-4, 1e-5)) << i;
+  }
+}
+
 TEST(FewQueries, AreTakenInRunsWhereTheirScoresWouldBeMany) {
   at::manual_seed(5);
   const at::Tensor q = at::randn({2, 6, 8, 32}), k = at::randn({2, 3, 50, 32}), v = at::randn({2, 3, 50, 32});
