@@ -41,23 +41,16 @@ const KernelPlugin* asked_for() {
   return plugin;
 }
 
-// The kernels that were compiled for what this processor has.
-const KernelPlugin* of_the_host() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    return emend_host_kernels_avx512();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return emend_host_kernels_avx2();
-#endif
-  return emend_host_kernels();
-}
-
 struct InUse {
-  std::atomic<const KernelPlugin*> cuda, host;
+  std::atomic<const KernelPlugin*> cuda = nullptr, host = host_kernels().back();
+
+  InUse() {
+    if (const auto* asked = asked_for()) of(asked->memory) = asked;  // for the host a stand-in, in tests
+  }
+  std::atomic<const KernelPlugin*>& of(KernelMemory memory) { return memory == KernelMemory::kCuda ? cuda : host; }
 };
 InUse& in_use() {
-  static const KernelPlugin* const asked = asked_for();
-  static const bool for_host = asked && asked->memory == KernelMemory::kHost;  // a stand-in, for tests
-  static InUse kernels{for_host ? nullptr : asked, for_host ? asked : of_the_host()};
+  static InUse kernels;
   return kernels;
 }
 
@@ -161,7 +154,8 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
   }
 };
 
-at::Tensor with_dense_heads(const at::Tensor& x) {
+// Without gaps in the last dimension.
+at::Tensor with_dense_rows(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }
 
@@ -180,7 +174,7 @@ RotateHeads tables_of(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 }
 
 at::Tensor rotated(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Tensor& sin, bool interleaved, bool back) {
-  const at::Tensor x = with_dense_heads(x_Nhd);
+  const at::Tensor x = with_dense_rows(x_Nhd);
   at::Tensor y = at::empty(x.sizes(), x.options());
   RotateHeads work = tables_of(x, cos, sin, interleaved, back);
   work.parts[0] = plain_part(x, y, true);
@@ -188,11 +182,6 @@ at::Tensor rotated(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Ten
   start(x, work.tokens,
         [&](const auto& plugin, const auto& place) { return plugin.rotate_heads(work, dtype_of(x), place); });
   return y;
-}
-
-// Rows of which each is without gaps.
-at::Tensor with_dense_rows(const at::Tensor& x) {
-  return x.dim() == 2 && x.stride(1) == 1 ? x : x.contiguous();
 }
 
 at::Tensor gate_opened(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& key) {
@@ -248,6 +237,16 @@ const KernelPlugin* open_kernel_plugin(const std::string& file, std::string& tex
   return plugin;
 }
 
+std::vector<const KernelPlugin*> host_kernels() {
+  std::vector<const KernelPlugin*> sets = {emend_host_kernels()};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) sets.push_back(emend_host_kernels_avx2());
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    sets.push_back(emend_host_kernels_avx512());
+#endif
+  return sets;
+}
+
 KernelScope::KernelScope(const KernelPlugin* plugin)
     : before_{in_use().cuda.exchange(plugin && plugin->memory == KernelMemory::kCuda ? plugin : nullptr),
               in_use().host.exchange(plugin && plugin->memory == KernelMemory::kHost ? plugin : nullptr)} {}
@@ -266,6 +265,10 @@ bool PlainOperators::on() noexcept {
   return plain_operators;
 }
 
+bool wants_gradient(const at::Tensor& x) {
+  return at::GradMode::is_enabled() && x.requires_grad();
+}
+
 bool own_kernels(const at::Tensor& like) {
   const bool known = like.scalar_type() == at::kFloat || like.scalar_type() == at::kBFloat16;
   return known && !plain_operators && kernels_of(like.device());
@@ -273,7 +276,7 @@ bool own_kernels(const at::Tensor& like) {
 
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& added, const at::Tensor& weight, double epsilon,
                         bool one_plus) {
-  if (at::GradMode::is_enabled() && (x.requires_grad() || (added.defined() && added.requires_grad()))) {
+  if (wants_gradient(x) || wants_gradient(added)) {
     const auto made =
         NormFunction::apply(x, added.defined() ? std::optional(added) : std::nullopt, weight, epsilon, one_plus);
     return {added.defined() ? made[1] : x, made[0]};
@@ -283,21 +286,20 @@ SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& added, const at::
 }
 
 at::Tensor gated(const at::Tensor& gate_NF, const at::Tensor& up_NF, bool in_place) {
-  if (at::GradMode::is_enabled() && (gate_NF.requires_grad() || up_NF.requires_grad()))
-    return GateFunction::apply(with_dense_rows(gate_NF), with_dense_rows(up_NF));
   const at::Tensor gate = with_dense_rows(gate_NF), up = with_dense_rows(up_NF);
+  if (wants_gradient(gate) || wants_gradient(up)) return GateFunction::apply(gate, up);
   return gate_opened(gate, up, in_place && gate.is_contiguous() ? gate : at::empty(gate.sizes(), gate.options()));
 }
 
 at::Tensor rotate_heads(const at::Tensor& x_Nhd, const at::Tensor& cos, const at::Tensor& sin, bool interleaved) {
-  if (at::GradMode::is_enabled() && x_Nhd.requires_grad()) return RotateFunction::apply(x_Nhd, cos, sin, interleaved);
+  if (wants_gradient(x_Nhd)) return RotateFunction::apply(x_Nhd, cos, sin, interleaved);
   return rotated(x_Nhd, cos, sin, interleaved, /*back=*/false);
 }
 
 at::Tensor rotate_into_cache(const at::Tensor& q_Nhd, const at::Tensor& k_Ngd, const at::Tensor& v_Ngd,
                              const at::Tensor& cos, const at::Tensor& sin, bool interleaved, at::Tensor& keys_BgSd,
                              at::Tensor& values_BgSd, const at::Tensor& row_N, const at::Tensor& slot_N) {
-  const at::Tensor q = with_dense_heads(q_Nhd), k = with_dense_heads(k_Ngd), v = with_dense_heads(v_Ngd);
+  const at::Tensor q = with_dense_rows(q_Nhd), k = with_dense_rows(k_Ngd), v = with_dense_rows(v_Ngd);
   at::Tensor turned = at::empty(q.sizes(), q.options());
   RotateHeads work = tables_of(q, cos, sin, interleaved, /*back=*/false);
   work.parts[0] = plain_part(q, turned, true);

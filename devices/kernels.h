@@ -9,10 +9,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <vector>
 
 namespace emend::devices {
 
 struct KernelPlugin;
+
+/// Whether a gradient for it will be asked for; not for one that is undefined.
+[[nodiscard]] bool wants_gradient(const at::Tensor& x);
 
 /// Whether tensors like this one are served: float32 or bfloat16, where there are kernels for its memory. Throws
 /// Error(kDevice) where EMEND_CUDA_PLUGIN asks for a plug-in that cannot be used.
@@ -60,6 +64,9 @@ struct BallAdamStep {
 
 /// Opens a file ("on": see above) and checks it; `text` says what was opened, or why not. Never throws.
 [[nodiscard]] const KernelPlugin* open_kernel_plugin(const std::string& file, std::string& text);
+
+/// The host's sets that this processor can run, the fastest last.
+[[nodiscard]] std::vector<const KernelPlugin*> host_kernels();
 
 /// While it lives, these kernels are used by all threads, or none (null).
 class KernelScope {

@@ -101,7 +101,7 @@ class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
 bool takes_another_way(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!devices::in_host_memory(x.device()) || weight.device() != x.device()) return false;
   if (!in_float32(x, weight) && (devices::PlainOperators::on() || !pays_onednn(x, weight))) return false;
-  return !at::GradMode::is_enabled() || (!weight.requires_grad() && !(bias.defined() && bias.requires_grad()));
+  return !devices::wants_gradient(weight) && !devices::wants_gradient(bias);
 }
 
 }  // namespace
@@ -126,7 +126,7 @@ at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at
   count(x_NI, weight_OI);
   const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
   if (!takes_another_way(x_NI, weight_OI, bias_O)) return at::linear(x_NI, weight_OI, bias);
-  if (at::GradMode::is_enabled() && x_NI.requires_grad()) return FrozenProduct::apply(x_NI, weight_OI, bias);
+  if (devices::wants_gradient(x_NI)) return FrozenProduct::apply(x_NI, weight_OI, bias);
   return without_gradient(x_NI, weight_OI, bias);
 }
 

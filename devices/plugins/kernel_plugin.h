@@ -21,8 +21,8 @@ enum class KernelDtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
 /// Where and behind what a kernel runs.
 struct KernelPlace {
   int32_t device = 0;
-  void* stream = nullptr;               ///< a cudaStream_t
-  int64_t first_row = 0, end_row = -1;  ///< on the host only: the rows that this thread does; -1: all
+  void* stream = nullptr;              ///< a cudaStream_t
+  int64_t first_row = 0, end_row = 0;  ///< on the host only: the rows that this thread does
 };
 
 /// sum = x + added; normed = sum / sqrt(mean(sum²) + ε) · w, where w is 1 + weight if `one_plus`.

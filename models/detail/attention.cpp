@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/devices/kernels.h>
 #include <emend/models/detail/attention.h>
 #include <emend/models/detail/few_queries.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -123,15 +124,11 @@ at::Tensor AttentionLayout::make_mask(const ModelConfig& config, int64_t window,
   return mask.to(dtype);
 }
 
-bool wants_gradient(const at::Tensor& x) {
-  return at::GradMode::is_enabled() && x.requires_grad();
-}
-
 at::Tensor unpack_heads(const at::Tensor& x_Nhd, const AttentionLayout& layout, const AttentionTables& tables) {
   at::Tensor x = x_Nhd;
   if (!layout.equal_own)
-    x = wants_gradient(x) ? Gather::apply(x, tables.unpack_index, tables.pack_index)
-                          : x.index_select(0, tables.unpack_index);
+    x = devices::wants_gradient(x) ? Gather::apply(x, tables.unpack_index, tables.pack_index)
+                                   : x.index_select(0, tables.unpack_index);
   return x.unflatten(0, {layout.rows, layout.longest}).transpose(1, 2);
 }
 
@@ -139,7 +136,7 @@ at::Tensor pack_heads(const at::Tensor& x_BhTd, const AttentionLayout& layout, c
   const int64_t width = x_BhTd.size(1) * x_BhTd.size(3);
   const at::Tensor x = x_BhTd.transpose(1, 2).reshape({layout.rows * layout.longest, width});
   if (layout.equal_own) return x;
-  return wants_gradient(x) ? Pick::apply(x, tables.pack_index) : x.index_select(0, tables.pack_index);
+  return devices::wants_gradient(x) ? Pick::apply(x, tables.pack_index) : x.index_select(0, tables.pack_index);
 }
 
 namespace {
@@ -232,7 +229,7 @@ at::Tensor attend(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::
   const bool fused = q_BhTd.is_cpu() || (q_BhTd.is_cuda() && q_BhTd.scalar_type() != at::kDouble);
   const bool by_products = softcap != 0 || (!mask.causal && queries <= kFewQueries);  // of all queries and keys
   const bool bounded = !mask.mask.defined() && !by_products && (!mask.causal || fused);
-  if (queries <= run || bounded || wants_gradient(q_BhTd) || wants_gradient(k_BgSd))
+  if (queries <= run || bounded || devices::wants_gradient(q_BhTd) || devices::wants_gradient(k_BgSd))
     return attend_at_once(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap);
   std::vector<at::Tensor> parts;
   for (int64_t begin = 0; begin < queries; begin += run) {

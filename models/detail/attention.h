@@ -53,9 +53,6 @@ struct AttentionTables {
   std::map<int64_t, Mask> masks;  ///< by window
 };
 
-/// Whether a gradient for it will be asked for.
-[[nodiscard]] bool wants_gradient(const at::Tensor& x);
-
 /// [N, heads, d] → [B, heads, T, d], differentiable.
 [[nodiscard]] at::Tensor unpack_heads(const at::Tensor& x_Nhd, const AttentionLayout& layout,
                                       const AttentionTables& tables);

@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/util/BFloat16.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/placement.h>
-#include <emend/models/detail/attention.h>
 #include <emend/models/detail/few_queries.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -195,13 +195,8 @@ EMEND_FOR_EACH_PROCESSOR void through_softmax(const float* pattern, int64_t rows
   }
 }
 
-// bfloat16, to the nearest and to even between two.
-EMEND_FOR_EACH_PROCESSOR void narrow(const float* x, int64_t count, uint16_t* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    to[i] = static_cast<uint16_t>(x[i] != x[i] ? 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  }
+EMEND_FOR_EACH_PROCESSOR void narrow(const float* x, int64_t count, uint16_t* bfloat16) {
+  for (int64_t i = 0; i < count; ++i) bfloat16[i] = c10::detail::round_to_nearest_even(x[i]);
 }
 
 // The heads of a tensor [B, heads, T, d] that share a key-value head: `rows` of them below each other.
@@ -248,29 +243,27 @@ at::Tensor empty_heads(const at::Tensor& like_BhTd, int64_t width) {
       .transpose(1, 2);
 }
 
-// Of x [rows, columns], [columns, rows].
-std::vector<float> transposed(const std::vector<float>& x, int64_t rows, int64_t columns) {
+// Of x [rows, columns], [columns, rows]; what fills up the rows is not written.
+void transpose(const std::vector<float>& x, int64_t rows, int64_t columns, std::vector<float>& to) {
   const int64_t in = whole(columns), out = whole(rows);
-  std::vector<float> to(static_cast<size_t>(columns * out));
   for (int64_t c = 0; c < columns; ++c)
     for (int64_t r = 0; r < rows; ++r) to[c * out + r] = x[r * in + c];
-  return to;
 }
 
 // The pattern, [B, h, T, S] in float32, and the result.
 std::pair<at::Tensor, at::Tensor> attend_forward(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd,
                                                  const at::Tensor& v_BgSd, const at::Tensor& mask, double scale) {
-  const int64_t groups = k_BgSd.size(1), S = k_BgSd.size(2), parts = q_BhTd.size(0) * groups;
+  const int64_t groups = k_BgSd.size(1), S = k_BgSd.size(2), d = q_BhTd.size(3), parts = q_BhTd.size(0) * groups;
   at::Tensor scores =
       at::empty({q_BhTd.size(0), q_BhTd.size(1), q_BhTd.size(2), S}, q_BhTd.options().dtype(at::kFloat));
   const HeadRows queries{q_BhTd, groups}, keys{k_BgSd, groups}, values{v_BgSd, groups}, all_scores{scores, groups};
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     auto q = queries.room(), k = keys.room(), made = all_scores.room();
+    std::vector<float> k_dS(static_cast<size_t>(d * whole(S)));
     for (int64_t part = begin; part < end; ++part) {
       queries.read(part, q), keys.read(part, k);
-      const auto k_dS = transposed(k, S, q_BhTd.size(3));
-      multiply_matrices(q.data(), queries.columns(), 1, k_dS.data(), queries.rows(), q_BhTd.size(3), whole(S),
-                        made.data());
+      transpose(k, S, d, k_dS);
+      multiply_matrices(q.data(), queries.columns(), 1, k_dS.data(), queries.rows(), d, whole(S), made.data());
       all_scores.write(part, made);
     }
   });
@@ -303,9 +296,10 @@ std::array<at::Tensor, 3> attend_backward(const at::Tensor& grad_BhTd, const at:
   at::parallel_for(0, q_BhTd.size(0) * groups, 1, [&](int64_t begin, int64_t end) {
     auto g = grads.room(), q = queries.room(), k = keys.room(), v = values.room(), p = patterns.room(), s = p;
     auto made_q = q, made_k = k, made_v = v;
+    std::vector<float> v_dS(static_cast<size_t>(v_BgSd.size(3) * padded));
     for (int64_t part = begin; part < end; ++part) {
       grads.read(part, g), queries.read(part, q), keys.read(part, k), values.read(part, v), patterns.read(part, p);
-      const auto v_dS = transposed(v, S, v_BgSd.size(3));
+      transpose(v, S, v_BgSd.size(3), v_dS);
       multiply_matrices(g.data(), width, 1, v_dS.data(), n, v_BgSd.size(3), padded, s.data());
       through_softmax(p.data(), n, padded, s.data());
       for (float& x : s) x *= static_cast<float>(scale);
@@ -339,27 +333,22 @@ class AttendFew : public torch::autograd::Function<AttendFew> {
   }
 };
 
-bool is_readable(const at::Tensor& x) {
-  const bool known = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
-  return devices::in_host_memory(x.device()) && known && x.stride(-1) == 1;
-}
-
 }  // namespace
 
 bool takes_few_queries(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd) {
-  if (devices::PlainOperators::on()) return false;
   bool learns = false;
   for (const at::Tensor& x : {q_BhTd, k_BgSd, v_BgSd}) {
-    if (!is_readable(x)) return false;
-    learns = learns || wants_gradient(x);
+    if (!devices::in_host_memory(x.device()) || !devices::own_kernels(x) || x.stride(-1) != 1) return false;
+    learns = learns || devices::wants_gradient(x);
   }
   return q_BhTd.size(2) <= (learns ? kMostLearning : kMostQueries);
 }
 
 at::Tensor attend_few(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                       const at::Tensor& mask, double scale) {
-  if (wants_gradient(q_BhTd) || wants_gradient(k_BgSd) || wants_gradient(v_BgSd))
-    return AttendFew::apply(q_BhTd, k_BgSd, v_BgSd, mask.defined() ? std::optional(mask) : std::nullopt, scale);
+  for (const at::Tensor& x : {q_BhTd, k_BgSd, v_BgSd})
+    if (devices::wants_gradient(x))
+      return AttendFew::apply(q_BhTd, k_BgSd, v_BgSd, mask.defined() ? std::optional(mask) : std::nullopt, scale);
   return attend_unlearned(q_BhTd, k_BgSd, v_BgSd, mask, scale);
 }
 

@@ -90,8 +90,8 @@ at::Tensor apply_linear(const at::Tensor& x, const Linear& linear, bool conv1d) 
 devices::SumAndNorm add_and_norm(at::Tensor x, const at::Tensor& added, const Linear& weights,
                                  const ModelConfig& config) {
   const bool rms = config.norm == Norm::kRms;
-  if (const at::Tensor& w = weights.weight; rms && devices::own_kernels(x) && w.scalar_type() == x.scalar_type() &&
-                                            !(at::GradMode::is_enabled() && w.requires_grad()))
+  if (const at::Tensor& w = weights.weight;
+      rms && devices::own_kernels(x) && w.scalar_type() == x.scalar_type() && !devices::wants_gradient(w))
     return devices::add_rms_norm(x, added, w, config.norm_eps, config.norm_one_plus);
   if (added.defined()) x = x + added;
   if (rms) return {x, rms_norm(x, weights.weight, config.norm_eps, config.norm_one_plus)};

@@ -13,14 +13,6 @@
 
 #include "support/editor_models.h"
 
-extern "C" {
-const emend::devices::KernelPlugin* emend_host_kernels();
-#if defined(__x86_64__)
-const emend::devices::KernelPlugin* emend_host_kernels_avx2();
-const emend::devices::KernelPlugin* emend_host_kernels_avx512();
-#endif
-}
-
 namespace emend {
 namespace kernel_plugin_test {
 
@@ -43,12 +35,8 @@ const Tested& stand_in() {
 
 // A set for each set of instructions that this processor has, and the stand-in, which is a library of its own.
 std::vector<Tested> on_the_host() {
-  std::vector<Tested> all = {stand_in(), {emend_host_kernels()}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back({emend_host_kernels_avx2()});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-    all.push_back({emend_host_kernels_avx512()});
-#endif
+  std::vector<Tested> all = {stand_in()};
+  for (const auto* set : devices::host_kernels()) all.push_back({set});
   return all;
 }
 

@@ -1,5 +1,5 @@
 // The kernels of kernel_plugin.h. nvcc makes libemend_cuda.so of this file, with a block of threads for each row; a C++
-// compiler makes those of the host (devices/host_kernels.cpp), where a block is a loop: the arithmetic is the same text.
+// compiler makes those of the host (devices/CMakeLists.txt), where a block is a loop: the arithmetic is the same text.
 #include <emend/devices/plugins/kernel_plugin.h>
 
 #include <cmath>
@@ -205,6 +205,7 @@ struct GateBack {
 template <class T>
 struct Loss {
   HeadLoss a;
+  EMEND_BOTH static float larger(float x, float y) { return y <= x ? x : y; }  // NaN stays
   template <class Block>
   EMEND_BOTH void operator()(int64_t row, Block& block) const {
     const T* logits = in<T>(a.logits, row * a.vocab);
@@ -213,12 +214,9 @@ struct Loss {
     for (float& x : largest) x = -INFINITY;
     int64_t next = block.first();
     for (; next + kAbreast <= a.vocab; next += kAbreast * block.step())
-      for (int j = 0; j < kAbreast; ++j) {
-        const float x = wide(logits[next + j]);
-        largest[j] = x <= largest[j] ? largest[j] : x;  // so that NaN stays
-      }
-    for (; next < a.vocab; ++next) largest[0] = fmaxf(largest[0], wide(logits[next]));
-    for (const float x : largest) largest[0] = x <= largest[0] ? largest[0] : x;
+      for (int j = 0; j < kAbreast; ++j) largest[j] = larger(largest[j], wide(logits[next + j]));
+    for (; next < a.vocab; ++next) largest[0] = larger(largest[0], wide(logits[next]));
+    for (const float x : largest) largest[0] = larger(largest[0], x);
     const float most = block.max(largest[0]);
     for (int64_t i = block.first(); i < a.vocab; i += block.step()) sum += exponential(wide(logits[i]) - most);
     const float log_total = logf(block.sum(sum));
@@ -328,10 +326,9 @@ struct Block {
 };
 
 template <class Work>
-int launch(const Work& work, int64_t rows, int64_t, const KernelPlace& place) {
+int launch(const Work& work, int64_t, int64_t, const KernelPlace& place) {
   Block block;
-  const int64_t end = place.end_row < 0 ? rows : place.end_row;
-  for (int64_t row = place.first_row; row < end; ++row) work(row, block);
+  for (int64_t row = place.first_row; row < place.end_row; ++row) work(row, block);
   return 0;
 }
 
