@@ -45,5 +45,12 @@ if(LibTorch_FOUND AND NOT TARGET emend::torch)
   target_include_directories(emend::torch SYSTEM INTERFACE "${LIBTORCH_INCLUDE_DIR}"
                                                            "${LIBTORCH_INCLUDE_DIR}/torch/csrc/api/include")
   target_link_libraries(emend::torch INTERFACE "${LIBTORCH_CPU_LIBRARY}" "${LIBTORCH_C10_LIBRARY}" ${CMAKE_DL_LIBS})
+  # Without OpenMP at::parallel_for is an ordinary loop. The run-time library is LibTorch's own: a second one would have
+  # threads of its own.
+  file(GLOB _libtorch_openmp "${_libtorch_root}/lib/libgomp*.so*")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND _libtorch_openmp)
+    target_compile_options(emend::torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+    target_link_libraries(emend::torch INTERFACE ${_libtorch_openmp})
+  endif()
 endif()
 mark_as_advanced(LIBTORCH_INCLUDE_DIR LIBTORCH_CPU_LIBRARY LIBTORCH_C10_LIBRARY)

@@ -5,6 +5,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -205,13 +207,18 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
   }
   using Group = std::vector<FreeText>;
   const auto work = [&](devices::ItemRange range) {
-    std::vector<Group> done;
-    for (size_t g = range.begin; g < range.end; ++g) {
-      done.push_back(continue_rows(model, ids, groups[g], options));
+    std::vector<Group> done(range.size());
+    std::mutex mutex;
+    size_t finished = range.begin;
+    models::side_by_side(model, static_cast<int64_t>(range.size()), [&](int64_t i) {
+      const auto g = static_cast<size_t>(i);
+      done[g] = continue_rows(model, ids, groups[range.begin + g], options);
+      const std::lock_guard lock(mutex);
+      ++finished;
       if (options.progress)
-        options.progress({"write", static_cast<double>(g + 1), static_cast<double>(groups.size()),
+        options.progress({"write", static_cast<double>(finished), static_cast<double>(groups.size()),
                           std::to_string(prompts.size()) + " texts"});
-    }
+    });
     return done;
   };
   const auto done =

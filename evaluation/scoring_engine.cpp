@@ -10,12 +10,16 @@
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/scoring.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <mutex>
+#include <span>
 
 namespace emend::evaluation {
 namespace {
@@ -51,6 +55,7 @@ struct Batch {
 class Readings {
  public:
   size_t add_position() {
+    wanted_.emplace_back();
     highest_.push_back(-1);
     return highest_.size() - 1;
   }
@@ -59,7 +64,7 @@ class Readings {
   [[nodiscard]] double log_prob(size_t position, int64_t label) const { return wanted_.at(position).at(label); }
   [[nodiscard]] size_t size() const { return highest_.size(); }
 
-  /// Projects `tokens` of `hidden` (packed) and fills in `positions`.
+  /// Projects `tokens` of `hidden` (packed) and fills in `positions`; threads may do that for different positions.
   void read(const models::Model& model, const at::Tensor& hidden_ND, const std::vector<int64_t>& tokens,
             const std::vector<size_t>& positions, int64_t chunk) {
     for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(chunk)) {
@@ -102,7 +107,7 @@ class Readings {
   }
 
   std::vector<int64_t> highest_;
-  std::unordered_map<size_t, std::map<int64_t, double>> wanted_;
+  std::vector<std::map<int64_t, double>> wanted_;  // of each position
 };
 
 bool starts_with(const Ids& ids, const Ids& beginning, size_t length) {
@@ -137,15 +142,31 @@ class Engine {
   std::vector<Score> run() {
     auto groups = partition();
     const auto batches = make_batches(groups);
-    int64_t done = 0;
+    // Batches of one large group go one after the other: they share its head.
+    std::vector<std::span<const Batch>> sequences;
     for (const auto& batch : batches) {
-      options_.cancel.check("evaluation");
-      run_batch(groups, batch);
-      done += batch.rows;
-      if (options_.progress)
-        options_.progress({options_.phase, static_cast<double>(done), static_cast<double>(rows_.size()),
-                           std::to_string(done) + "/" + std::to_string(rows_.size()) + " prompts"});
+      const auto* before = sequences.empty() ? nullptr : &sequences.back().back();
+      if (before && before->parts.size() == 1 && batch.parts.size() == 1 &&
+          before->parts[0].group == batch.parts[0].group)
+        sequences.back() = {sequences.back().data(), sequences.back().size() + 1};
+      else
+        sequences.emplace_back(&batch, 1);
     }
+    std::mutex mutex;
+    int64_t done = 0;
+    models::side_by_side(model_, std::ssize(sequences), [&](int64_t sequence) {
+      models::KvCache head(model_.n_layers());
+      for (const auto& batch : sequences[static_cast<size_t>(sequence)]) {
+        options_.cancel.check("evaluation");
+        run_batch(groups, batch, head);
+        const std::lock_guard lock(mutex);
+        done += batch.rows;
+        if (options_.progress)
+          options_.progress({options_.phase, static_cast<double>(done), static_cast<double>(rows_.size()),
+                             std::to_string(done) + "/" + std::to_string(rows_.size()) + " prompts"});
+      }
+    });
+    counts_.tokens_run += tokens_run_;
     std::vector<Score> scores;
     scores.reserve(place_.size());
     for (const auto& [row, target] : place_) scores.push_back(score_of(rows_[row].targets[target]));
@@ -254,7 +275,8 @@ class Engine {
            batch.cached + shared <= 4 * limit;
   }
 
-  void run_batch(const std::vector<models::SharedGroup>& groups, const Batch& batch) {
+  /// `head`: keys and values of the batch's heads; those of a lone large group are there already for its next batch.
+  void run_batch(const std::vector<models::SharedGroup>& groups, const Batch& batch, models::KvCache& head) {
     const bool shared = groups[batch.parts[0].group].shared > 0;
     std::vector<Ids> tails;
     std::vector<int64_t> begins, head_of, whole;
@@ -272,7 +294,8 @@ class Engine {
         for (const auto& target : row.targets) branches = branches || is_branch(row, target);
       }
     models::KvCache cache(model_.n_layers());
-    if (shared) cache = head_cache(groups, batch).select_rows(head_of);
+    if (shared && head.empty()) read_heads(groups, batch, head);
+    if (shared) cache = head.select_rows(head_of);
     auto tokens = shared ? models::TokenBatch::continuing(tails, begins) : models::TokenBatch::from_rows(tails);
     tokens.set_full_lengths(whole);
     const at::Tensor hidden = forward(tokens, shared || branches ? &cache : nullptr, branches);
@@ -289,19 +312,13 @@ class Engine {
     if (branches) run_branches(rows, cache);
   }
 
-  /// Keys and values of the batch's heads; those of a lone large group are kept for its next batch.
-  const models::KvCache& head_cache(const std::vector<models::SharedGroup>& groups, const Batch& batch) {
-    const bool lone = batch.parts.size() == 1;
-    if (lone && kept_group_ == batch.parts[0].group && kept_) return *kept_;
+  void read_heads(const std::vector<models::SharedGroup>& groups, const Batch& batch, models::KvCache& head) {
     std::vector<Ids> heads;
     for (const auto& part : batch.parts) {
       const Row& row = rows_[part.rows[0]];
       heads.emplace_back(row.ids.begin(), row.ids.begin() + groups[part.group].shared);
     }
-    kept_ = std::make_unique<models::KvCache>(model_.n_layers());
-    kept_group_ = lone ? batch.parts[0].group : static_cast<size_t>(-1);
-    (void)forward(models::TokenBatch::from_rows(heads), kept_.get(), true);
-    return *kept_;
+    (void)forward(models::TokenBatch::from_rows(heads), &head, true);
   }
 
   void run_branches(const std::vector<const Row*>& rows, models::KvCache& cache) {
@@ -351,7 +368,7 @@ class Engine {
     options.cache = cache;
     options.append = append;
     options.logit_tokens.emplace();
-    counts_.tokens_run += batch.tokens();
+    tokens_run_ += batch.tokens();
     return model_.forward(batch, options).hidden;
   }
 
@@ -371,8 +388,7 @@ class Engine {
   std::vector<std::pair<size_t, size_t>> place_;  // request → row, target
   Readings readings_;
   ScoreCounts counts_;
-  std::unique_ptr<models::KvCache> kept_;
-  size_t kept_group_ = static_cast<size_t>(-1);
+  std::atomic<int64_t> tokens_run_ = 0;
 };
 
 }  // namespace

@@ -169,6 +169,7 @@ class Model {
 
  private:
   friend Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer);  // compute_copy.h
+  friend Model another_view(const Model& model);
   std::unique_ptr<State> state_;
 };
 

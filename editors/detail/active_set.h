@@ -65,7 +65,7 @@ class ActiveSet {
   /// `upper` runs the layers from first_layer_of(spec) on: the model itself, or a compute copy of it. t0 always comes
   /// from the model.
   ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
-            const std::vector<TargetProblem>& problems, std::vector<size_t> members);
+            std::span<const TargetProblem> problems, std::vector<size_t> members);
 
   [[nodiscard]] size_t size() const noexcept { return members_.size(); }
   /// Index of each slot's problem.
@@ -98,8 +98,8 @@ class ActiveSet {
   };
   [[nodiscard]] at::Tensor observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial);
   /// Returns the ids of the rows.
-  [[nodiscard]] std::vector<std::vector<int64_t>> build_rows(const std::vector<TargetProblem>& problems);
-  void run_below(const std::vector<TargetProblem>& problems, const std::vector<std::vector<int64_t>>& ids);
+  [[nodiscard]] std::vector<std::vector<int64_t>> build_rows(std::span<const TargetProblem> problems);
+  void run_below(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids);
   void fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes);
   void rebuild_index();
   [[nodiscard]] at::Tensor add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const;

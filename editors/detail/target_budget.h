@@ -31,8 +31,8 @@ namespace emend::editors::detail {
 class TargetQueue {
  public:
   /// most_facts 0: as many as fit into active_bytes. The room is shared out among `lanes` sets of active problems.
-  TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
-              int64_t most_facts, int lanes = 1);
+  TargetQueue(const models::Model& upper, std::span<const TargetProblem> problems, int first_layer, int64_t most_facts,
+              int lanes = 1);
 
   [[nodiscard]] bool empty() const noexcept { return next_ == order_.size(); }
   /// Problems that may join the `active` ones of a lane now. None while there is so little room that a pass of their

@@ -4,6 +4,8 @@
 #include <emend/editors/steps/targets.h>
 
 #include <functional>
+#include <mutex>
+#include <span>
 
 namespace emend::editors::detail {
 
@@ -18,6 +20,25 @@ using FinishedFn = std::function<void(size_t done, double loss)>;
 [[nodiscard]] std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
                                                 const TargetSpec& spec, const EditContext& context,
                                                 const FinishedFn& finished);
+
+/// How far all parts of optimise_fast have come together; they tell it from their threads, one at a time.
+class TargetProgress {
+ public:
+  TargetProgress(const ProgressFn& progress, const FinishedFn& finished, size_t facts)
+      : progress_(progress), finished_(finished), facts_(facts) {}
+  void finished(double loss);
+  void step(const LossTerms& last);  ///< of one that goes on
+
+ private:
+  const ProgressFn& progress_;
+  const FinishedFn& finished_;
+  size_t facts_, done_ = 0;
+  std::mutex mutex_;
+};
+
+/// Some of them. `upper` runs the layers above: `model` itself or a copy of it.
+void optimise_part(const models::Model& model, const models::Model& upper, std::span<const TargetProblem> problems,
+                   const TargetSpec& spec, const EditContext& context, TargetProgress& told, std::span<Target> targets);
 
 /// What `optimise` makes of all problems, each process of its share; everyone gets all targets, the same bits. Traces
 /// do not travel: see optimise_targets.

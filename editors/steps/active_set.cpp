@@ -32,7 +32,7 @@ int first_layer_of(const TargetSpec& spec) {
 }
 
 ActiveSet::ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
-                     const std::vector<TargetProblem>& problems, std::vector<size_t> members)
+                     std::span<const TargetProblem> problems, std::vector<size_t> members)
     : model_(&model),
       upper_(&upper),
       spec_(&spec),
@@ -47,7 +47,7 @@ ActiveSet::ActiveSet(const models::Model& model, const models::Model& upper, con
   rebuild_index();
 }
 
-std::vector<std::vector<int64_t>> ActiveSet::build_rows(const std::vector<TargetProblem>& problems) {
+std::vector<std::vector<int64_t>> ActiveSet::build_rows(std::span<const TargetProblem> problems) {
   std::vector<std::vector<int64_t>> ids;
   for (size_t slot = 0; slot < members_.size(); ++slot) {
     const TargetProblem& problem = problems[members_[slot]];
@@ -96,7 +96,7 @@ at::Tensor ActiveSet::observe(size_t site, const at::Tensor& x, const Changes& c
   return changed;
 }
 
-void ActiveSet::run_below(const std::vector<TargetProblem>& problems, const std::vector<std::vector<int64_t>>& ids) {
+void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids) {
   Changes changes;
   int64_t offset = 0;
   for (size_t r = 0, first = 0; r < rows_.size(); ++r) {

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/editors/steps/continuations.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -17,13 +18,15 @@ PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) 
 std::vector<Continuation> continue_greedily(const models::Model& model,
                                             const std::vector<std::vector<int64_t>>& prompts, int64_t tokens,
                                             const CancelToken& cancel) {
-  constexpr size_t kRowsAtOnce = 64;
+  constexpr size_t kRowsAtOnce = 32;
   std::vector<Continuation> written(prompts.size());
-  models::GenerateOptions options;
-  options.max_new_tokens = tokens;
-  options.stop_ids = model.tokenizer().eos_ids();
-  options.cancel = cancel;
-  for (size_t begin = 0; begin < prompts.size(); begin += kRowsAtOnce) {
+  const auto batches = static_cast<int64_t>((prompts.size() + kRowsAtOnce - 1) / kRowsAtOnce);
+  models::side_by_side(model, batches, [&](int64_t batch) {
+    const size_t begin = static_cast<size_t>(batch) * kRowsAtOnce;
+    models::GenerateOptions options;
+    options.max_new_tokens = tokens;
+    options.stop_ids = model.tokenizer().eos_ids();
+    options.cancel = cancel;
     options.on_logits = [&, begin](int64_t row, int64_t id, const at::Tensor& logits_V) {
       const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
       written[begin + static_cast<size_t>(row)].nll.push_back(-log_p);
@@ -32,7 +35,7 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
     const auto n = std::min<std::ptrdiff_t>(kRowsAtOnce, prompts.end() - first);
     auto ids = models::generate(model, {first, first + n}, options);
     for (size_t i = 0; i < ids.size(); ++i) written[begin + i].ids = std::move(ids[i]);
-  }
+  });
   return written;
 }
 

@@ -71,7 +71,7 @@ int lanes_for(size_t gpus, size_t facts) {
   return gpus == 1 && facts >= kMany ? 2 : static_cast<int>(std::max<size_t>(1, gpus));
 }
 
-TargetQueue::TargetQueue(const models::Model& upper, const std::vector<TargetProblem>& problems, int first_layer,
+TargetQueue::TargetQueue(const models::Model& upper, std::span<const TargetProblem> problems, int first_layer,
                          int64_t most_facts, int lanes)
     : order_(problems.size()),
       most_facts_(most_facts > 0 ? most_facts : static_cast<int64_t>(problems.size())),

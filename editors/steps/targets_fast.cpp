@@ -2,7 +2,7 @@
 // holds each fact's own gradient; Adam's moments, the norm limit and the stop rule are kept for each fact. Facts that
 // have finished make room for waiting ones, whose first step is a pass of their own.
 // On GPUs there may be several lanes (lanes_for), each with facts and streams of its own. A step is queued on one lane
-// before the last step of the next one is read, so all GPUs have work.
+// before the last step of the next one is read, so all GPUs have work. On the host cores take parts of the facts.
 //   B facts (slots) · M labelled tokens · K KL rows · D hidden width
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -14,7 +14,6 @@
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_budget.h>
 #include <emend/editors/detail/target_engines.h>
-#include <emend/models/compute_copy.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -79,14 +78,14 @@ struct Lane {
 
 class FastRun {
  public:
-  FastRun(const models::Model& model, const models::Model& upper, const std::vector<TargetProblem>& problems,
-          const TargetSpec& spec, const EditContext& context, const FinishedFn& finished, std::vector<Target>& targets)
+  FastRun(const models::Model& model, const models::Model& upper, std::span<const TargetProblem> problems,
+          const TargetSpec& spec, const EditContext& context, TargetProgress& told, std::span<Target> targets)
       : model_(model),
         upper_(upper),
         problems_(problems),
         spec_(spec),
         context_(context),
-        finished_(finished),
+        told_(told),
         targets_(targets),
         traces_(problems.size()) {}
 
@@ -333,16 +332,8 @@ class FastRun {
         ++target.steps;
       }
     }
-    if (!going_on.empty()) tell(targets_[g.set.members()[static_cast<size_t>(going_on[0])]].curve.back());
+    if (!going_on.empty()) told_.step(targets_[g.set.members()[static_cast<size_t>(going_on[0])]].curve.back());
     return going_on;
-  }
-
-  // How far one of those that go on has come.
-  void tell(const LossTerms& last) const {
-    if (!context_.progress) return;
-    context_.progress(
-        {"targets", static_cast<double>(done_), static_cast<double>(targets_.size()),
-         formatted("%zu/%zu facts, loss %.2f, probability %.3f", done_, targets_.size(), last.loss, last.probability)});
   }
 
   void finish(const Group& g, size_t slot, FactStatus status) {
@@ -358,7 +349,7 @@ class FastRun {
       target.status = unmet_status(target.delta_D[0].norm().item<double>(), target.initial_D[0].norm().item<double>(),
                                    spec_.clamp_norm_factor);
     }
-    finished_(++done_, target.curve.back().loss);
+    told_.finished(target.curve.back().loss);
   }
 
   // d(sum of all losses)/dδ: through the layers above, plus the weight decay's own.
@@ -460,39 +451,20 @@ class FastRun {
 
   const models::Model& model_;
   const models::Model& upper_;  // runs the layers above; model_ or a copy of it
-  const std::vector<TargetProblem>& problems_;
+  std::span<const TargetProblem> problems_;
   const TargetSpec& spec_;
   const EditContext& context_;
-  const FinishedFn& finished_;
-  std::vector<Target>& targets_;
+  TargetProgress& told_;
+  std::span<Target> targets_;
   std::vector<TraceState> traces_;
-  size_t done_ = 0;
 };
-
-// The layers above in the dtype that the context asks for; nothing if the model serves as it is.
-std::optional<models::Model> copy_for(const models::Model& model, const TargetSpec& spec, const EditContext& context) {
-  const auto dtype = context.compute_dtype.value_or(model.dtype());
-  if (dtype == model.dtype()) return std::nullopt;
-  const int first_layer = first_layer_of(spec);
-  if (!models::hooks_idle_above(model, first_layer)) {
-    context.log.warning("targets.compute_dtype",
-                        std::string("functions are attached to the model's hook points, which a copy in ") +
-                            c10::toString(dtype) + " would pass by: targets are optimised in the model's own dtype");
-    return std::nullopt;
-  }
-  return models::compute_copy(model, dtype, first_layer);
-}
 
 }  // namespace
 
-std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
-                                  const TargetSpec& spec, const EditContext& context, const FinishedFn& finished) {
-  std::vector<Target> targets(problems.size());
-  const std::optional<models::Model> copy = copy_for(model, spec, context);
-  const devices::Tf32Products products(context.tf32);
-  FastRun(model, copy ? *copy : model, problems, spec, context, finished, targets).run();
-  devices::release_unused_memory();  // activations' blocks are of no use to the solve
-  return targets;
+void optimise_part(const models::Model& model, const models::Model& upper, std::span<const TargetProblem> problems,
+                   const TargetSpec& spec, const EditContext& context, TargetProgress& told,
+                   std::span<Target> targets) {
+  FastRun(model, upper, problems, spec, context, told, targets).run();
 }
 
 }  // namespace emend::editors::detail

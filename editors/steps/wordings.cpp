@@ -1,5 +1,6 @@
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -39,8 +40,12 @@ std::vector<std::vector<std::string>> written(
   writing.stop_ids = model.tokenizer().eos_ids();
   const std::vector<int64_t> line = model.tokenizer().encode_ids("\n", false);
   writing.stop_ids.insert(writing.stop_ids.end(), line.begin(), line.end());
-  for (size_t begin = 0; begin < requests.size() && options.count > 0; begin += kRequestsAtOnce) {
-    writing.seed = options.seed + begin;
+  if (options.count <= 0) return all;
+  const auto batches = static_cast<int64_t>((requests.size() + kRequestsAtOnce - 1) / kRequestsAtOnce);
+  models::side_by_side(model, batches, [&](int64_t batch) {
+    const size_t begin = static_cast<size_t>(batch) * kRequestsAtOnce;
+    models::GenerateOptions sampling = writing;
+    sampling.seed = options.seed + begin;
     std::vector<std::vector<int64_t>> prompts;
     std::vector<size_t> asked;
     for (size_t i = begin; i < std::min(requests.size(), begin + kRequestsAtOnce); ++i) {
@@ -49,13 +54,13 @@ std::vector<std::vector<std::string>> written(
       prompts.insert(prompts.end(), static_cast<size_t>(options.samples), ids);
       asked.insert(asked.end(), static_cast<size_t>(options.samples), i);
     }
-    const auto lines = models::generate(model, prompts, writing);
+    const auto lines = models::generate(model, prompts, sampling);
     for (size_t w = 0; w < lines.size(); ++w) {
       auto& own = all[asked[w]];
       for (auto& one : found(model.tokenizer().decode(lines[w], true), asked[w]))
         if (std::ssize(own) < options.count && std::ranges::find(own, one) == own.end()) own.push_back(std::move(one));
     }
-  }
+  });
   return all;
 }
 

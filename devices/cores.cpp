@@ -1,0 +1,31 @@
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <emend/devices/cores.h>
+#include <emend/devices/kernels.h>
+
+#include <atomic>
+
+namespace emend::devices {
+
+void each_on_a_core(int64_t n, const std::function<void(int64_t)>& work) {
+  const int64_t threads = at::get_num_threads();
+  if (n < threads || threads == 1 || at::in_parallel_region()) {
+    for (int64_t i = 0; i < n; ++i) work(i);
+    return;
+  }
+  const at::ThreadLocalState callers;
+  const bool plain = PlainOperators::on();
+  std::atomic<int64_t> next = 0;
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {  // inside, LibTorch, MKL and oneDNN use one thread
+    const at::ThreadLocalStateGuard as_caller(callers);
+    const PlainOperators operators(plain);
+    try {
+      for (int64_t i = next++; i < n; i = next++) work(i);
+    } catch (...) {
+      next = n;
+      throw;
+    }
+  });
+}
+
+}  // namespace emend::devices

@@ -1,0 +1,15 @@
+// Work on the host that cores do side by side, each a part of its own, instead of meeting after every product.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace emend::devices {
+
+/// work(0) … work(n−1), each computed by a single thread, on as many threads as LibTorch has; who comes first takes the
+/// next. With fewer parts than threads they are done one after the other by all threads together. Gradient mode and
+/// PlainOperators are the caller's. The first exception ends it and is thrown here. Parts must not write what others
+/// read.
+void each_on_a_core(int64_t n, const std::function<void(int64_t)>& work);
+
+}  // namespace emend::devices
