@@ -26,7 +26,7 @@ struct FreeTextOptions {
   bool whole_sentence = true;  ///< ends behind the first sentence; otherwise at max_tokens or the end of the text only
   /// Prompts are conversations as render_chat writes them: no special tokens are added to theirs.
   bool conversations = false;
-  int64_t rows = 64;  ///< prompts that are continued together; does not change the texts
+  int64_t rows = 128;  ///< prompts that are continued together; does not change the texts
   /// For each prompt (or none) the names that its text may hold, such as the answer: no text ends inside of one.
   std::vector<std::vector<std::string>> names = {};
   /// For each prompt (or none) texts that its continuation may be like, such as the one from before an edit, likely

@@ -146,8 +146,9 @@ class Engine {
     std::vector<std::span<const Batch>> sequences;
     for (const auto& batch : batches) {
       const auto* before = sequences.empty() ? nullptr : &sequences.back().back();
-      if (before && before->parts.size() == 1 && batch.parts.size() == 1 &&
-          before->parts[0].group == batch.parts[0].group)
+      const size_t group = batch.parts[0].group;
+      if (before && before->parts.size() == 1 && batch.parts.size() == 1 && before->parts[0].group == group &&
+          groups[group].shared > 0)
         sequences.back() = {sequences.back().data(), sequences.back().size() + 1};
       else
         sequences.emplace_back(&batch, 1);
