@@ -55,9 +55,11 @@ SimulatedCounts target_step(const models::Model& model, int64_t facts) {
   editors::TargetSpec spec;
   spec.sites = {{hooks::Site::kLayerOut, 1}};
   spec.stop_loss = -1;
+  editors::EditContext context;
+  context.target_lanes = 1;  // as on a GPU; in host memory, simulated devices included, facts go in parts for the cores
   const auto run = [&](int steps) {
     spec.steps = steps;
-    return count([&] { (void)editors::optimise_targets(model, problems, spec, {}); });
+    return count([&] { (void)editors::optimise_targets(model, problems, spec, context); });
   };
   return run(7) - run(6);
 }
