@@ -5,9 +5,9 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
 #include <emend/models/generation.h>
+#include <emend/models/side_by_side.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>

@@ -10,8 +10,8 @@
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/scoring.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/config.h>
+#include <emend/models/side_by_side.h>
 
 #include <algorithm>
 #include <atomic>

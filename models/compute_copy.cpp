@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
-#include <emend/devices/cores.h>
 #include <emend/devices/placement.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/detail/model_state.h>
@@ -38,15 +37,20 @@ bool is_below(Part part) {
   return part == Part::kEmbedding || part == Part::kPositions || part == Part::kProjectIn;
 }
 
+std::unique_ptr<Model::State> without_weights(const Model::State& from) {
+  auto copy = std::make_unique<Model::State>(from.config, *from.family, from.plan);
+  copy->checkpoint = from.checkpoint;
+  copy->tokenizer = from.tokenizer;
+  return copy;
+}
+
 }  // namespace
 
 Model another_view(const Model& model) {
   const Model::State& from = *model.state_;
-  auto view = std::make_unique<Model::State>(from.config, *from.family, from.plan);
+  auto view = without_weights(from);
   view->dtype = from.dtype;
   view->first_layer = from.first_layer;
-  view->checkpoint = from.checkpoint;
-  view->tokenizer = from.tokenizer;
   view->top = from.top;
   view->layers = from.layers;
   return Model(std::move(view));
@@ -57,12 +61,9 @@ Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
   EMEND_CHECK(first_layer >= from.first_layer && first_layer <= model.n_layers(), "a copy begins within the model");
   const at::NoGradGuard no_grad;
   try {
-    Model view = another_view(model);
-    auto& copy = view.state_;
+    auto copy = without_weights(from);
     copy->dtype = dtype;
     copy->first_layer = first_layer;
-    copy->top = {};
-    copy->layers.assign(from.layers.size(), {});
     for (int part = 0; part < kParts; ++part) {
       if (first_layer > 0 && is_below(static_cast<Part>(part))) continue;
       copy->top.parts[part] = converted(from.top.parts[part], dtype);
@@ -72,20 +73,13 @@ Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
       copy->top[Part::kHead].weight = copy->top[Part::kEmbedding].weight;
     for (int layer = first_layer; layer < model.n_layers(); ++layer)
       copy->layers[layer] = converted(from.layers[layer], dtype);
-    return view;
+    return Model(std::move(copy));
   } catch (const c10::OutOfMemoryError& error) {
     throw Error(ErrorClass::kDevice,
                 {"copy of the frozen layers", error.what_without_backtrace(),
                  std::string("memory for their weights in ") + c10::toString(dtype),
                  "use " + setting("compute_dtype", "float32") + ", or spread the model over more devices"});
   }
-}
-
-void side_by_side(const Model& model, int64_t n, const std::function<void(int64_t)>& work) {
-  const auto devices = model.placement().devices();
-  if (std::ranges::all_of(devices, [](c10::Device d) { return d.is_cpu(); }) && hooks_idle_above(model, 0))
-    return devices::each_on_a_core(n, work);
-  for (int64_t i = 0; i < n; ++i) work(i);
 }
 
 bool hooks_idle_above(const Model& model, int first_layer) {

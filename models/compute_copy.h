@@ -6,8 +6,6 @@
 
 #include <emend/models/model.h>
 
-#include <functional>
-
 namespace emend::models {
 
 /// Layers `first_layer` to the last, the final norm and the head of `model` in `dtype`, each on the device where the
@@ -20,10 +18,6 @@ namespace emend::models {
 /// A model or copy once more, with hook points of its own over the same weights: for another thread. It has no named
 /// weights and must not outlive a change of the weights.
 [[nodiscard]] Model another_view(const Model& model);
-
-/// work(0) … work(n−1), which read the model: by cores side by side (devices/cores.h) if it is on the CPU and nothing
-/// is attached to its hook points, otherwise one after the other.
-void side_by_side(const Model& model, int64_t n, const std::function<void(int64_t)>& work);
 
 /// True if nothing is attached to the hook points that a copy would have to run without.
 [[nodiscard]] bool hooks_idle_above(const Model& model, int first_layer);

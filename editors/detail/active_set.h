@@ -13,6 +13,7 @@
 #include <emend/models/kv_cache.h>
 #include <emend/models/model.h>
 
+#include <span>
 #include <vector>
 
 namespace emend::editors::detail {

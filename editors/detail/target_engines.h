@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 #include <span>
+#include <string>
 
 namespace emend::editors::detail {
 
@@ -13,28 +14,25 @@ namespace emend::editors::detail {
 [[nodiscard]] Target optimise_reference(const models::Model& model, const TargetProblem& problem,
                                         const TargetSpec& spec, const EditContext& context);
 
-/// Called as problems finish, with how many are done and the loss last seen.
-using FinishedFn = std::function<void(size_t done, double loss)>;
-
-/// All problems, in batches.
-[[nodiscard]] std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
-                                                const TargetSpec& spec, const EditContext& context,
-                                                const FinishedFn& finished);
-
-/// How far all parts of optimise_fast have come together; they tell it from their threads, one at a time.
+/// How far the targets have come, told from any thread, one at a time.
 class TargetProgress {
  public:
-  TargetProgress(const ProgressFn& progress, const FinishedFn& finished, size_t facts)
-      : progress_(progress), finished_(finished), facts_(facts) {}
+  TargetProgress(const ProgressFn& progress, size_t facts) : progress_(progress), facts_(facts) {}
   void finished(double loss);
   void step(const LossTerms& last);  ///< of one that goes on
 
  private:
+  void tell(const std::string& detail) const;  ///< "3/8 facts" and `detail`
+
   const ProgressFn& progress_;
-  const FinishedFn& finished_;
   size_t facts_, done_ = 0;
   std::mutex mutex_;
 };
+
+/// All problems, in batches.
+[[nodiscard]] std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
+                                                const TargetSpec& spec, const EditContext& context,
+                                                TargetProgress& told);
 
 /// Some of them. `upper` runs the layers above: `model` itself or a copy of it.
 void optimise_part(const models::Model& model, const models::Model& upper, std::span<const TargetProblem> problems,

@@ -5,6 +5,7 @@
 #include <emend/editors/detail/active_set.h>
 #include <emend/editors/detail/target_engines.h>
 #include <emend/models/compute_copy.h>
+#include <emend/models/side_by_side.h>
 
 #include <algorithm>
 
@@ -12,14 +13,19 @@ namespace emend::editors::detail {
 
 void TargetProgress::finished(double loss) {
   const std::lock_guard lock(mutex_);
-  finished_(++done_, loss);
+  ++done_;
+  tell(formatted("loss %.2f", loss));
 }
 
 void TargetProgress::step(const LossTerms& last) {
-  if (!progress_) return;
   const std::lock_guard lock(mutex_);
-  progress_({"targets", static_cast<double>(done_), static_cast<double>(facts_),
-             formatted("%zu/%zu facts, loss %.2f, probability %.3f", done_, facts_, last.loss, last.probability)});
+  tell(formatted("loss %.2f, probability %.3f", last.loss, last.probability));
+}
+
+void TargetProgress::tell(const std::string& detail) const {
+  if (progress_)
+    progress_({"targets", static_cast<double>(done_), static_cast<double>(facts_),
+               formatted("%zu/%zu facts, ", done_, facts_) + detail});
 }
 
 namespace {
@@ -68,11 +74,10 @@ std::optional<models::Model> copy_for(const models::Model& model, const TargetSp
 }  // namespace
 
 std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
-                                  const TargetSpec& spec, const EditContext& context, const FinishedFn& finished) {
+                                  const TargetSpec& spec, const EditContext& context, TargetProgress& told) {
   std::vector<Target> targets(problems.size());
   const std::optional<models::Model> copy = copy_for(model, spec, context);
   const devices::Tf32Products products(context.tf32);
-  TargetProgress told(context.progress, finished, problems.size());
   run_in_parts(model, copy ? *copy : model, problems, spec, context, told, targets);
   devices::release_unused_memory();  // activations' blocks are of no use to the solve
   return targets;

@@ -58,16 +58,12 @@ void check(const models::Model& model, const std::vector<TargetProblem>& problem
 
 std::vector<Target> run_engine(const models::Model& model, const std::vector<TargetProblem>& problems,
                                const TargetSpec& spec, const EditContext& context) {
-  const auto report = [&](size_t done, double loss) {
-    if (!context.progress) return;
-    context.progress({"targets", static_cast<double>(done), static_cast<double>(problems.size()),
-                      formatted("%zu/%zu facts, loss %.2f", done, problems.size(), loss)});
-  };
-  if (context.engine == Engine::kFast) return detail::optimise_fast(model, problems, spec, context, report);
+  detail::TargetProgress told(context.progress, problems.size());
+  if (context.engine == Engine::kFast) return detail::optimise_fast(model, problems, spec, context, told);
   std::vector<Target> targets;
   for (const auto& problem : problems) {
     targets.push_back(detail::optimise_reference(model, problem, spec, context));
-    report(targets.size(), targets.back().curve.empty() ? 0 : targets.back().curve.back().loss);
+    told.finished(targets.back().curve.empty() ? 0 : targets.back().curve.back().loss);
   }
   return targets;
 }

@@ -7,7 +7,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
-#include <emend/core/text.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>

@@ -1,7 +1,7 @@
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/generation.h>
+#include <emend/models/side_by_side.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>

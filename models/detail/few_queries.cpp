@@ -25,6 +25,12 @@ constexpr int64_t kMostQueries = 8;    // a head; beyond, the library's products
 constexpr int64_t kMostLearning = 64;  // the same where a gradient is wanted: short texts, whose products are small
 constexpr int64_t kAtOnce = 64;        // keys or values that are widened together
 
+// Heads that make it worth waking another thread, of so many multiplications each.
+int64_t heads_a_thread(int64_t multiplications) {
+  constexpr int64_t kEnough = 1 << 18;
+  return std::max<int64_t>(1, kEnough / std::max<int64_t>(1, multiplications));
+}
+
 // Vectors of the compiler, of which each set of instructions makes one register or several.
 constexpr int64_t kLanes = 16;
 using Floats = float __attribute__((vector_size(4 * kLanes)));
@@ -105,12 +111,12 @@ EMEND_FOR_EACH_PROCESSOR void add_up(const float* values, int64_t step, int64_t 
 }
 
 // Calls `use(head, rows, step, first, count)` for every key-value head of `x_BgSd` with its rows in float32, a part at
-// a time; heads side by side.
+// a time; heads side by side. `queries`: of a head.
 template <class Use>
-void each_head(const at::Tensor& x_BgSd, const Use& use) {
+void each_head(const at::Tensor& x_BgSd, int64_t queries, const Use& use) {
   const int64_t groups = x_BgSd.size(1), S = x_BgSd.size(2), d = x_BgSd.size(3), step = x_BgSd.stride(2);
   const bool wide = x_BgSd.scalar_type() == at::kFloat;
-  at::parallel_for(0, x_BgSd.size(0) * groups, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x_BgSd.size(0) * groups, heads_a_thread(queries * S * d), [&](int64_t begin, int64_t end) {
     std::vector<float> part(wide ? 0 : static_cast<size_t>(kAtOnce * d));
     for (int64_t head = begin; head < end; ++head) {
       const int64_t at = head / groups * x_BgSd.stride(0) + head % groups * x_BgSd.stride(1);
@@ -136,14 +142,14 @@ at::Tensor attend_unlearned(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, 
   at::Tensor scores = at::empty({B, h, T, S}, q.options()), out = at::zeros({B, h, T, width}, q.options());
   const auto* from = q.const_data_ptr<float>();
   auto* to = scores.mutable_data_ptr<float>();
-  each_head(k_BgSd, [&](int64_t head, const float* keys, int64_t step, int64_t first, int64_t count) {
+  each_head(k_BgSd, n, [&](int64_t head, const float* keys, int64_t step, int64_t first, int64_t count) {
     multiply(keys, step, count, from + head * n * d, n, d, S, to + head * n * S + first);
   });
   if (mask.defined()) scores.add_(mask);
   const at::Tensor pattern = at::softmax(scores, -1);
   const auto* weights = pattern.const_data_ptr<float>();
   auto* sums = out.mutable_data_ptr<float>();
-  each_head(v_BgSd, [&](int64_t head, const float* values, int64_t step, int64_t first, int64_t count) {
+  each_head(v_BgSd, n, [&](int64_t head, const float* values, int64_t step, int64_t first, int64_t count) {
     add_up(values, step, count, weights + head * n * S + first, n, width, S, sums + head * n * width);
   });
   return out.to(q_BhTd.scalar_type());
@@ -257,7 +263,7 @@ std::pair<at::Tensor, at::Tensor> attend_forward(const at::Tensor& q_BhTd, const
   at::Tensor scores =
       at::empty({q_BhTd.size(0), q_BhTd.size(1), q_BhTd.size(2), S}, q_BhTd.options().dtype(at::kFloat));
   const HeadRows queries{q_BhTd, groups}, keys{k_BgSd, groups}, values{v_BgSd, groups}, all_scores{scores, groups};
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, parts, heads_a_thread(queries.rows() * S * d), [&](int64_t begin, int64_t end) {
     auto q = queries.room(), k = keys.room(), made = all_scores.room();
     std::vector<float> k_dS(static_cast<size_t>(d * whole(S)));
     for (int64_t part = begin; part < end; ++part) {
@@ -271,7 +277,7 @@ std::pair<at::Tensor, at::Tensor> attend_forward(const at::Tensor& q_BhTd, const
   if (mask.defined()) scores.add_(mask);
   const at::Tensor pattern = at::softmax(scores, -1), out = empty_heads(q_BhTd, v_BgSd.size(3));
   const HeadRows patterns{pattern, groups}, results{out, groups};
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, parts, heads_a_thread(queries.rows() * S * d), [&](int64_t begin, int64_t end) {
     auto p = patterns.room(), v = values.room(), made = results.room();
     for (int64_t part = begin; part < end; ++part) {
       patterns.read(part, p), values.read(part, v);
@@ -293,7 +299,7 @@ std::array<at::Tensor, 3> attend_backward(const at::Tensor& grad_BhTd, const at:
       patterns{pattern_BhTS, groups}, to_q{gradients[0], groups}, to_k{gradients[1], groups},
       to_v{gradients[2], groups};
   const int64_t n = queries.rows(), d = queries.columns(), width = values.columns();
-  at::parallel_for(0, q_BhTd.size(0) * groups, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, q_BhTd.size(0) * groups, heads_a_thread(n * S * d), [&](int64_t begin, int64_t end) {
     auto g = grads.room(), q = queries.room(), k = keys.room(), v = values.room(), p = patterns.room(), s = p;
     auto made_q = q, made_k = k, made_v = v;
     std::vector<float> v_dS(static_cast<size_t>(v_BgSd.size(3) * padded));

@@ -1,0 +1,14 @@
+// Independent passes of one model, by cores side by side.
+#pragma once
+
+#include <emend/models/model.h>
+
+#include <functional>
+
+namespace emend::models {
+
+/// work(0) … work(n−1), which read the model: by cores side by side (devices/cores.h) if it is on the CPU and nothing
+/// is attached to its hook points, otherwise one after the other.
+void side_by_side(const Model& model, int64_t n, const std::function<void(int64_t)>& work);
+
+}  // namespace emend::models
