@@ -6,13 +6,12 @@
 #include <emend/models/detail/drafts.h>
 #include <emend/models/detail/sampling.h>
 #include <emend/models/generation.h>
+#include <emend/models/side_by_side.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <limits>
 #include <numeric>
-#include <set>
 #include <tuple>
 
 namespace emend::models {
@@ -345,11 +344,22 @@ int64_t RunningBatch::cache_bytes() const {
   return state_->cache.bytes();
 }
 
-Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
-  if (!drafts.empty() && drafts.size() != prompts.size())
-    refuse({"generation", "drafts for " + std::to_string(drafts.size()) + " prompts",
-            "one list for each of " + std::to_string(prompts.size()), "give a prompt without drafts an empty one"});
-  Rows results(prompts.size());
+namespace {
+
+// Into how many groups so many rows go that nobody watches, the same for any number of cores: products of two dozen
+// rows and more run about as fast as they can, and every core takes a group of its own. A GPU wants all at once.
+size_t groups_of(const Model& model, size_t rows, const GenerateOptions& options) {
+  constexpr size_t kTwo = 48, kMost = 64;
+  if (rows < kTwo || options.on_token || options.ends || options.on_logits) return 1;
+  const auto devices = model.placement().devices();
+  if (!std::ranges::all_of(devices, devices::in_host_memory)) return 1;
+  const size_t groups = (rows + kMost - 1) / kMost;
+  return groups <= 2 ? 2 : (groups + 3) / 4 * 4;
+}
+
+// Rows [begin, end) of the prompts, together.
+void generate_group(const Model& model, const Rows& prompts, const GenerateOptions& options,
+                    std::vector<Drafts>& drafts, size_t begin, size_t end, Rows& results) {
   GenerateOptions collecting = options;
   collecting.on_token = [&](int64_t row, int64_t id) {
     results[static_cast<size_t>(row)].push_back(id);
@@ -357,75 +367,29 @@ Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& op
   };
   const auto shared = std::make_shared<const GenerateOptions>(std::move(collecting));
   std::vector<BatchRow> rows;
-  for (size_t r = 0; r < prompts.size(); ++r) {
+  for (size_t r = begin; r < end; ++r) {
     rows.push_back({prompts[r], shared, static_cast<int64_t>(r)});
     if (!drafts.empty()) rows.back().drafts = std::move(drafts[r]);
   }
   RunningBatch batch(model);
   batch.add(std::move(rows));
   while (batch.active() > 0) batch.step();
+}
+
+}  // namespace
+
+Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
+  const size_t n = prompts.size();
+  if (!drafts.empty() && drafts.size() != n)
+    refuse({"generation", "drafts for " + std::to_string(drafts.size()) + " prompts",
+            "one list for each of " + std::to_string(n), "give a prompt without drafts an empty one"});
+  Rows results(n);
+  const size_t groups = groups_of(model, n, options);
+  side_by_side(model, static_cast<int64_t>(groups), [&](int64_t group) {
+    const auto g = static_cast<size_t>(group);
+    generate_group(model, prompts, options, drafts, n * g / groups, n * (g + 1) / groups, results);
+  });
   return results;
 }
-
-namespace detail {
-// splitmix64: spreads neighbouring seeds and row numbers over the whole range.
-static uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-RowRandom::RowRandom(uint64_t seed, int64_t row) : engine_(mix(mix(seed) ^ static_cast<uint64_t>(row))) {}
-
-double RowRandom::uniform() {
-  return static_cast<double>(engine_() >> 11) * 0x1.0p-53;
-}
-
-void penalise_repetition(float* logits, int64_t n, const std::vector<int64_t>& text, double penalty) {
-  if (penalty == 1.0) return;
-  for (const int64_t id : std::set<int64_t>(text.begin(), text.end())) {
-    if (id < 0 || id >= n) continue;
-    logits[id] = static_cast<float>(logits[id] < 0 ? logits[id] * penalty : logits[id] / penalty);
-  }
-}
-
-int64_t choose_token(const float* logits, int64_t n, const GenerateOptions& options, RowRandom& random) {
-  if (options.temperature == 0) return std::max_element(logits, logits + n) - logits;
-  const auto better = [logits](int64_t a, int64_t b) {
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-  };
-  int64_t kept = options.top_k > 0 ? std::min(options.top_k, n) : n;
-  std::vector<int64_t> order(kept);
-  std::iota(order.begin(), order.end(), 0);
-  std::make_heap(order.begin(), order.end(), better);  // the worst of the best in front
-  for (int64_t i = kept; i < n; ++i) {
-    if (!better(i, order.front())) continue;
-    std::pop_heap(order.begin(), order.end(), better);
-    order.back() = i;
-    std::push_heap(order.begin(), order.end(), better);
-  }
-  std::sort_heap(order.begin(), order.end(), better);
-
-  const double largest = logits[order[0]];
-  std::vector<double> weight(kept);
-  double total = 0;
-  for (int64_t i = 0; i < kept; ++i) total += weight[i] = std::exp((logits[order[i]] - largest) / options.temperature);
-  if (options.top_p < 1) {
-    double sum = 0;
-    int64_t enough = 0;
-    while (enough < kept && sum < options.top_p * total) sum += weight[enough++];
-    kept = std::max<int64_t>(1, enough);
-  }
-  while (kept > 1 && weight[kept - 1] < options.min_p) --kept;  // weights are relative to the best token's, which is 1
-  const double sum = std::accumulate(weight.begin(), weight.begin() + kept, 0.0);
-  double left = random.uniform() * sum;
-  for (int64_t i = 0; i < kept; ++i) {
-    left -= weight[i];
-    if (left < 0) return order[i];
-  }
-  return order[kept - 1];
-}
-}  // namespace detail
 
 }  // namespace emend::models

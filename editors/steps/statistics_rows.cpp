@@ -2,20 +2,24 @@
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/models/compute_copy.h>
 #include <emend/models/generation.h>
+#include <emend/models/side_by_side.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <random>
+#include <utility>
 
 namespace emend::editors::detail {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 20;
-constexpr int64_t kSampledLength = 256, kSampledRows = 128, kSampledTopK = 40;
-// Some texts end early: a pass begins with this many times the rows that would be needed if none did, because a second
-// pass for the last few takes as many steps as the first one.
-constexpr double kSpareRows = 1.3;
+constexpr int64_t kSampledLength = 256, kSampledRows = 256, kGroupRows = 48, kSampledTopK = 40;
+constexpr int64_t kTellEvery = 16;  // tokens of a text
+// Some texts end early: a pass begins with this many times the rows that would be needed if none did, and ends once
+// there are enough tokens. A second pass for the last few would take as many steps as the first one.
+constexpr double kSpareRows = 1.5;
 
 // Beginnings of sampled text, so that a model without BOS does not always start alike.
 constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He",      "She",  "They", "We",
@@ -111,13 +115,11 @@ class SampledRows final : public RowSource {
       options_.cancel.check("statistics");
       const auto wanted =
           static_cast<int64_t>(kSpareRows * static_cast<double>(tokens - counted) / static_cast<double>(length)) + 1;
-      for (auto& row : sample(std::min(kSampledRows, wanted), length)) {
+      const Telling telling(options_.progress, counted, tokens);
+      for (auto& row : sample(std::min(kSampledRows, wanted), length, tokens - counted, telling)) {
         counted += static_cast<int64_t>(row.size());
         rows.push_back(std::move(row));
       }
-      if (options_.progress)
-        options_.progress(
-            {"sampling text", static_cast<double>(std::min(counted, tokens)), static_cast<double>(tokens), ""});
     }
     return rows;
   }
@@ -126,31 +128,73 @@ class SampledRows final : public RowSource {
   [[nodiscard]] bool exhausted() const override { return false; }
 
  private:
-  TokenRows sample(int64_t n_rows, int64_t length) {
+  // Tokens that groups have, to whoever looks on.
+  class Telling {
+   public:
+    Telling(const ProgressFn& progress, int64_t before, int64_t all) : progress_(progress), have_(before), all_(all) {}
+    void add(int64_t tokens) const {
+      const std::lock_guard lock(mutex_);
+      have_ += tokens;
+      if (progress_)
+        progress_({"sampling text", static_cast<double>(std::min(have_, all_)), static_cast<double>(all_), ""});
+    }
+
+   private:
+    const ProgressFn& progress_;
+    mutable std::mutex mutex_;
+    mutable int64_t have_;
+    int64_t all_;
+  };
+
+  TokenRows prompts_of(int64_t n_rows) const {
     const auto& tokenizer = model_.tokenizer();
     TokenRows prompts;
     for (int64_t r = begun_; r < begun_ + n_rows; ++r) {
       prompts.push_back(tokenizer.encode_ids(kBeginnings[static_cast<size_t>(r) % kBeginnings.size()], true));
       if (options_.seed && prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
     }
+    return prompts;
+  }
+
+  // Texts of at most `length` tokens, broken off where all of them together have `enough`.
+  TokenRows sample(int64_t n_rows, int64_t length, int64_t enough, const Telling& telling) {
+    TokenRows rows = prompts_of(n_rows);
+    size_t longest = 2;
+    for (const auto& row : rows) longest = std::max(longest, row.size());
     models::GenerateOptions generate;
     generate.temperature = 1;
     generate.top_k = kSampledTopK;
     generate.seed = options_.seed * 1000003 + static_cast<uint64_t>(begun_);
-    generate.stop_ids = tokenizer.eos_ids();
-    size_t longest = 2;
-    for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
+    generate.stop_ids = model_.tokenizer().eos_ids();
     generate.max_new_tokens =
         std::max<int64_t>(1, std::min(length - 2, row_limit(model_, options_) - static_cast<int64_t>(longest)));
     generate.cancel = options_.cancel;
-    const auto continued = models::generate(copy_ ? *copy_ : model_, prompts, generate);
-    for (size_t r = 0; r < prompts.size(); ++r) {
-      prompts[r].insert(prompts[r].end(), continued[r].begin(), continued[r].end());
-      if (static_cast<int64_t>(prompts[r].size()) > row_limit(model_, options_))
-        prompts[r].resize(static_cast<size_t>(row_limit(model_, options_)));
-    }
+    generate.on_token = [&](int64_t row, int64_t id) { rows[static_cast<size_t>(row)].push_back(id); };
+    const auto shared = std::make_shared<const models::GenerateOptions>(std::move(generate));
+    const int64_t groups = n_rows < kGroupRows ? 1 : (n_rows + 2 * kGroupRows - 1) / (2 * kGroupRows) * 2;
+    const models::Model& writer = copy_ ? *copy_ : model_;
+    models::side_by_side(writer, groups, [&](int64_t group) {
+      const int64_t begin = n_rows * group / groups, end = n_rows * (group + 1) / groups;
+      std::vector<models::BatchRow> texts;
+      for (int64_t r = begin; r < end; ++r) texts.push_back({rows[static_cast<size_t>(r)], shared, r});
+      const auto tokens = [&] {
+        int64_t all = 0;
+        for (int64_t r = begin; r < end; ++r) all += std::ssize(rows[static_cast<size_t>(r)]);
+        return all;
+      };
+      int64_t told = 0;
+      models::RunningBatch batch(writer);
+      batch.add(std::move(texts));
+      for (int64_t have = tokens(); batch.active() > 0 && have * groups < enough; have = tokens()) {
+        if (have - told >= kTellEvery * (end - begin)) telling.add(have - std::exchange(told, have));
+        batch.step();
+      }
+      telling.add(tokens() - told);
+    });
+    for (auto& row : rows)
+      if (std::ssize(row) > row_limit(model_, options_)) row.resize(static_cast<size_t>(row_limit(model_, options_)));
     begun_ += n_rows;
-    return prompts;
+    return rows;
   }
 
   const models::Model& model_;
@@ -172,13 +216,8 @@ int64_t row_limit(const models::Model& model, const StatisticsOptions& options) 
 }
 
 nlohmann::json sampling_rule(const models::Model& model) {
-  return {"until enough",
-          kSampledLength,
-          kSampledRows,
-          kSpareRows,
-          kSampledTopK,
-          kBeginnings.size(),
-          c10::toString(sampling_dtype(model))};
+  return {"until enough", kSampledLength, kSampledRows,       kGroupRows,
+          kSpareRows,     kSampledTopK,   kBeginnings.size(), c10::toString(sampling_dtype(model))};
 }
 
 }  // namespace emend::editors::detail

@@ -6,6 +6,7 @@
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/targets.h>
 #include <emend/evaluation/scoring.h>
+#include <emend/models/generation.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -138,6 +139,9 @@ TEST(Cores, ScoresAndTextsAreTheSameOnAnyNumberOfThem) {
       now.insert(now.end(), score.log_probs.begin(), score.log_probs.end());
     std::vector<std::vector<int64_t>> written;
     for (auto& text : editors::continue_greedily(model, prompts, 5, {})) written.push_back(std::move(text.ids));
+    models::GenerateOptions sampling;
+    sampling.temperature = 1, sampling.max_new_tokens = 6;
+    for (auto& ids : models::generate(model, prompts, sampling)) written.push_back(std::move(ids));
     if (n == 1) scores = now, texts = written;
     EXPECT_EQ(now, scores);
     EXPECT_EQ(written, texts);

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
+#include <random>
 #include <set>
 
 #include "support/debug_models.h"
@@ -174,6 +176,42 @@ TEST(Generation, SamplesInProportion) {
   got = count();
   EXPECT_NEAR(got[2], 0.15 / 0.95, 0.02);
   EXPECT_EQ(got[3], 0);
+}
+
+// A vocabulary is put in order only as far as a draw goes; written down plainly it is sorted whole.
+TEST(Generation, DrawsAsFromAWholeSortedVocabulary) {
+  constexpr int64_t kVocabulary = 3000;
+  std::mt19937 numbers(7);
+  std::normal_distribution<float> normal(0, 2);
+  std::vector<float> logits(kVocabulary);
+  for (auto& logit : logits) logit = normal(numbers);
+  for (int64_t i = 0; i < 40; ++i) logits[i] = logits[2 * i + 1];  // ties
+  std::set<int64_t> seen;
+  for (const GenerateOptions& options : {GenerateOptions{.temperature = 1},
+                                         {.temperature = 0.4, .top_p = 0.9},
+                                         {.temperature = 3, .top_k = 700},
+                                         {.temperature = 2, .top_k = 500, .top_p = 0.8, .min_p = 0.01},
+                                         {.temperature = 1, .min_p = 0.05}}) {
+    std::vector<int64_t> order(kVocabulary);
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
+    order.resize(options.top_k > 0 ? options.top_k : kVocabulary);
+    std::vector<double> weights;
+    for (const int64_t id : order) weights.push_back(std::exp((logits[id] - logits[order[0]]) / options.temperature));
+    const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+    double sum = 0;
+    size_t kept = 0;
+    while (kept < weights.size() && sum < options.top_p * all && weights[kept] >= options.min_p) sum += weights[kept++];
+    detail::RowRandom one(3, 5), other(3, 5);
+    for (int draw = 0; draw < 2000; ++draw) {
+      double left = other.uniform() * sum;
+      size_t i = 0;
+      while (i + 1 < kept && (left -= weights[i]) >= 0) ++i;
+      ASSERT_EQ(detail::choose_token(logits.data(), kVocabulary, options, one), order[i]) << draw;
+      seen.insert(order[i]);
+    }
+  }
+  EXPECT_GT(seen.size(), 500u);
 }
 
 TEST(Generation, RepetitionPenaltyTouchesEachIdOnce) {

@@ -246,6 +246,13 @@ TEST(Statistics, WithoutACorpusTheModelWritesTheText) {
   EXPECT_GE(first.get(1).count(), 250);
   EXPECT_TRUE(at::equal(first.get(1).cov_FF(), second.get(1).cov_FF()));
   EXPECT_EQ(first.describe()["source"], "sampled from the model");
+  // Texts are broken off where there are enough tokens: one more of each, and of each beginning, at most.
+  options.tokens = 4000;
+  CorpusStatistics more(std::nullopt, options);
+  more.prepare(model, {1});
+  EXPECT_GE(more.get(1).count(), 3900);
+  EXPECT_LE(more.get(1).count(), 4200);
+  options.tokens = 300;
   options.seed = 4;
   CorpusStatistics other(std::nullopt, options);
   other.prepare(model, {1});

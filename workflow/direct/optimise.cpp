@@ -22,6 +22,7 @@ constexpr double kAnswered = 4;       // a trial that loses more than so many ti
 constexpr double kMoreLoops = 10;     // percent of the answers that may go round beyond those before
 constexpr double kShortest = 0.5;     // of the words before; shorter answers break off
 constexpr double kLeastShare = 0.03;  // of the largest strength
+constexpr size_t kNeutralTexts = 12;  // that are read at once
 constexpr int64_t kTrust = 60;        // tokens: most trials change little
 
 // A number from [0, 1) that depends on all of these alone (splitmix64).
@@ -82,18 +83,24 @@ DirectTrial trial_at(const Point& point, int number, std::span<const DirectChang
   return trial;
 }
 
+// Some of the neutral texts, and what the unchanged model expects after them.
+struct NeutralTexts {
+  std::vector<std::vector<int64_t>> rows;
+  LayerInputs inputs = {};
+  at::Tensor before = {};  // [rows,V] log-probabilities
+};
+
 struct Searching {
   models::Model& model;
   std::span<const DirectChange> changes;
   const OptimiseOptions& options;
   const Handles& lent;
-  std::vector<std::vector<int64_t>> neutral = {}, asked = {};
+  std::vector<std::vector<int64_t>> asked = {};
   std::vector<models::Drafts> drafts = {};         // of the answers: those of the unchanged model
   bool counts = false;                             // a word counts at once, and against the trial
   std::vector<std::pair<bool, int>> holding = {};  // by prompt: whether the answer before holds a word, and how many do
   std::vector<Point> points = {};
-  at::Tensor neutral_before = {};
-  LayerInputs neutral_inputs = {};
+  std::vector<NeutralTexts> neutral = {};
   double words_before = 0, loops_before = 0;
   Optimum found = {};
 
@@ -226,14 +233,23 @@ class Answering {
   bool over_ = false;
 };
 
-// Of neutral texts, from the first layer that the trial changes on.
-double divergence_of(Searching& search, const DirectTrial& trial) {
+// Of neutral texts, from the first layer that the trial changes on. Texts cannot make up for each other, so what some
+// of them lose is the least that all do: `enough` is asked of it after every part, and ends the reading.
+double divergence_of(Searching& search, const DirectTrial& trial, const std::function<bool(double)>& enough) {
   int first = search.model.n_layers() - 1;
   for (const auto& weight : search.changes[trial.change].figures)
     if (trial.at(weight) != 0) first = std::min(first, weight.layer);
-  search.neutral_inputs.first_layer = first;
-  return evaluation::mean_divergence(
-      search.neutral_before, next_log_probs(search.model, search.neutral, search.lent, 1, &search.neutral_inputs));
+  size_t texts = 0;
+  for (const auto& part : search.neutral) texts += part.rows.size();
+  double lost = 0;
+  for (auto& part : search.neutral) {
+    part.inputs.first_layer = first;
+    const at::Tensor after = next_log_probs(search.model, part.rows, search.lent, 1, &part.inputs);
+    const double here = evaluation::mean_divergence(part.before, after);
+    lost += (std::isfinite(here) ? here : 1e9) * static_cast<double>(part.rows.size()) / static_cast<double>(texts);
+    if (enough(lost)) break;
+  }
+  return lost;
 }
 
 void measure(Searching& search, DirectTrial& trial) {
@@ -245,10 +261,14 @@ void measure(Searching& search, DirectTrial& trial) {
     Answering answering(search);
     answering.begin();
     if (answering.over()) return;
-    const double kl = divergence_of(search, trial);
-    trial.kl = std::isfinite(kl) ? kl : 1e9;
-    if (trial.kl > kAnswered * search.options.max_kl) return;
-    answering.lose(*trial.kl);
+    const double most = kAnswered * search.options.max_kl;
+    const double kl = divergence_of(search, trial, [&](double lost) {
+      answering.lose(lost);
+      return answering.over() || lost > most;
+    });
+    if (answering.over()) return;
+    trial.kl = kl;
+    if (kl > most) return;
     answers = answering.finish();
     if (!answers) return;
     texts = texts_of(search, *answers);
@@ -333,6 +353,21 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
   return trials;
 }
 
+std::vector<NeutralTexts> read_neutral(const Searching& search) {
+  const auto& options = search.options;
+  std::vector<Ids> rows;
+  for (const auto& prompt : options.neutral) rows.push_back(prompt_ids(search.model, prompt, options.chat));
+  if (rows.empty()) {
+    rows = own_writing(search.model, options.seed + 1, search.lent, 32);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i].resize(std::min<size_t>(rows[i].size(), 6 + i % 25));
+  }
+  std::vector<NeutralTexts> parts;
+  for (size_t at = 0; at < rows.size(); at += kNeutralTexts)
+    parts.push_back({{rows.begin() + at, rows.begin() + std::min(rows.size(), at + kNeutralTexts)}});
+  for (auto& part : parts) part.before = next_log_probs(search.model, part.rows, search.lent, 1, &part.inputs);
+  return parts;
+}
+
 void require_search(std::span<const DirectChange> changes, const OptimiseOptions& options) {
   if (changes.empty()) refuse({"optimise", "no change", "at least one", ""});
   if (options.prompts.empty()) refuse({"optimise", "no prompts", "some that the scorer's answers are asked with", ""});
@@ -365,13 +400,7 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
   Searching search{model, changes, options, lent};
   const json settings = settings_of(search);
   const auto earlier = read_journal(search, settings);
-  for (const auto& prompt : options.neutral) search.neutral.push_back(prompt_ids(model, prompt, options.chat));
-  if (search.neutral.empty()) {
-    search.neutral = own_writing(model, options.seed + 1, lent, 32);
-    for (size_t i = 0; i < search.neutral.size(); ++i)
-      search.neutral[i].resize(std::min<size_t>(search.neutral[i].size(), 6 + i % 25));
-  }
-  search.neutral_before = next_log_probs(model, search.neutral, lent, 1, &search.neutral_inputs);
+  search.neutral = read_neutral(search);
   for (const auto& prompt : options.prompts) search.asked.push_back(prompt_ids(model, prompt, options.chat));
   auto answers = options.answered;
   if (answers.empty()) answers = answered(model, options.prompts, options.chat, lent, options.max_new_tokens);

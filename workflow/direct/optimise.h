@@ -40,7 +40,8 @@ struct DirectTrial {
   double layer = 0, reach = 0;
   double edge = 0;       ///< share of the strength that is left at the end of the reach
   double attention = 1;  ///< share of the strength that attention outputs get
-  /// Of neutral texts; none where the first answers showed that another trial is better, whatever this one loses.
+  /// Of neutral texts; the least that it can be, where that was too much already; none where another trial was known
+  /// to be better before all of them were read.
   std::optional<double> kl = {};
   /// Of the answers; none where the trial loses too much, its answers go round or break off, or it was known before
   /// its answers were complete that another trial scores as well and loses no more.
