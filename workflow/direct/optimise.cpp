@@ -23,6 +23,7 @@ constexpr double kMoreLoops = 10;     // percent of the answers that may go roun
 constexpr double kShortest = 0.5;     // of the words before; shorter answers break off
 constexpr double kLeastShare = 0.03;  // of the largest strength
 constexpr size_t kNeutralTexts = 12;  // that are read at once
+constexpr size_t kDrafts = 12;        // of an answer
 constexpr int64_t kTrust = 60;        // tokens: most trials change little
 
 // A number from [0, 1) that depends on all of these alone (splitmix64).
@@ -96,7 +97,8 @@ struct Searching {
   const OptimiseOptions& options;
   const Handles& lent;
   std::vector<std::vector<int64_t>> asked = {};
-  std::vector<models::Drafts> drafts = {};         // of the answers: those of the unchanged model
+  // Of the answers: that of the unchanged model up to its first word that counts, the same whole, and those of trials.
+  std::vector<models::Drafts> drafts = {};
   bool counts = false;                             // a word counts at once, and against the trial
   std::vector<std::pair<bool, int>> holding = {};  // by prompt: whether the answer before holds a word, and how many do
   std::vector<Point> points = {};
@@ -179,8 +181,19 @@ class Answering {
     }
     ask([](size_t) { return true; });
     write();
-    return over_ ? std::nullopt : std::optional(std::move(written_));
+    return over_ ? std::nullopt : std::optional(written_);
   }
+  // Trials answer alike, so what this one wrote are drafts of the next.
+  ~Answering() {
+    for (size_t i = 0; i < written_.size(); ++i) {
+      auto& drafts = search_.drafts[i];
+      if (written_[i].empty() || std::ranges::find(drafts, written_[i]) != drafts.end()) continue;
+      drafts.insert(drafts.begin() + 2, std::move(written_[i]));
+      if (drafts.size() > kDrafts) drafts.pop_back();
+    }
+  }
+  Answering(const Answering&) = delete;
+  Answering& operator=(const Answering&) = delete;
 
  private:
   void write() {
@@ -190,7 +203,7 @@ class Answering {
   [[nodiscard]] int64_t trust() const {
     int64_t same = kTrust, departed = 1;
     for (const size_t i : asked_) {
-      const Ids &now = written_[i], &before = search_.drafts[i].back();
+      const Ids &now = written_[i], &before = search_.drafts[i][1];
       const auto n = std::mismatch(now.begin(), now.end(), before.begin(), before.end()).first - now.begin();
       same += n;
       departed += n < std::ssize(now);
