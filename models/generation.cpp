@@ -346,17 +346,6 @@ int64_t RunningBatch::cache_bytes() const {
 
 namespace {
 
-// Into how many groups so many rows go that nobody watches, the same for any number of cores: products of two dozen
-// rows and more run about as fast as they can, and every core takes a group of its own. A GPU wants all at once.
-size_t groups_of(const Model& model, size_t rows, const GenerateOptions& options) {
-  constexpr size_t kTwo = 48, kMost = 64;
-  if (rows < kTwo || options.on_token || options.ends || options.on_logits) return 1;
-  const auto devices = model.placement().devices();
-  if (!std::ranges::all_of(devices, devices::in_host_memory)) return 1;
-  const size_t groups = (rows + kMost - 1) / kMost;
-  return groups <= 2 ? 2 : (groups + 3) / 4 * 4;
-}
-
 // Rows [begin, end) of the prompts, together.
 void generate_group(const Model& model, const Rows& prompts, const GenerateOptions& options,
                     std::vector<Drafts>& drafts, size_t begin, size_t end, Rows& results) {
@@ -384,7 +373,8 @@ Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& op
     refuse({"generation", "drafts for " + std::to_string(drafts.size()) + " prompts",
             "one list for each of " + std::to_string(n), "give a prompt without drafts an empty one"});
   Rows results(n);
-  const size_t groups = groups_of(model, n, options);
+  const bool watched = options.on_token || options.ends || options.on_logits;
+  const size_t groups = watched ? 1 : groups_of_rows(model, n);
   side_by_side(model, static_cast<int64_t>(groups), [&](int64_t group) {
     const auto g = static_cast<size_t>(group);
     generate_group(model, prompts, options, drafts, n * g / groups, n * (g + 1) / groups, results);

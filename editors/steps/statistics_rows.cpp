@@ -15,7 +15,7 @@ namespace emend::editors::detail {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 20;
-constexpr int64_t kSampledLength = 256, kSampledRows = 256, kGroupRows = 48, kSampledTopK = 40;
+constexpr int64_t kSampledLength = 256, kSampledRows = 128, kSampledTopK = 40;
 constexpr int64_t kTellEvery = 16;  // tokens of a text
 // Some texts end early: a pass begins with this many times the rows that would be needed if none did, and ends once
 // there are enough tokens. A second pass for the last few would take as many steps as the first one.
@@ -171,8 +171,8 @@ class SampledRows final : public RowSource {
     generate.cancel = options_.cancel;
     generate.on_token = [&](int64_t row, int64_t id) { rows[static_cast<size_t>(row)].push_back(id); };
     const auto shared = std::make_shared<const models::GenerateOptions>(std::move(generate));
-    const int64_t groups = n_rows < kGroupRows ? 1 : (n_rows + 2 * kGroupRows - 1) / (2 * kGroupRows) * 2;
     const models::Model& writer = copy_ ? *copy_ : model_;
+    const auto groups = static_cast<int64_t>(models::groups_of_rows(writer, static_cast<size_t>(n_rows)));
     models::side_by_side(writer, groups, [&](int64_t group) {
       const int64_t begin = n_rows * group / groups, end = n_rows * (group + 1) / groups;
       std::vector<models::BatchRow> texts;
@@ -216,8 +216,13 @@ int64_t row_limit(const models::Model& model, const StatisticsOptions& options) 
 }
 
 nlohmann::json sampling_rule(const models::Model& model) {
-  return {"until enough", kSampledLength, kSampledRows,       kGroupRows,
-          kSpareRows,     kSampledTopK,   kBeginnings.size(), c10::toString(sampling_dtype(model))};
+  return {"until enough",
+          kSampledLength,
+          kSampledRows,
+          kSpareRows,
+          kSampledTopK,
+          kBeginnings.size(),
+          c10::toString(sampling_dtype(model))};
 }
 
 }  // namespace emend::editors::detail
