@@ -28,4 +28,10 @@ void each_on_a_core(int64_t n, const std::function<void(int64_t)>& work) {
   });
 }
 
+int64_t parts_for_cores(int64_t items, int64_t most, int64_t least) {
+  if (items < least) return 1;
+  const int64_t parts = (items + most - 1) / most;
+  return parts <= 2 ? 2 : (parts + 3) / 4 * 4;
+}
+
 }  // namespace emend::devices

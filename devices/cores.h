@@ -12,4 +12,8 @@ namespace emend::devices {
 /// read.
 void each_on_a_core(int64_t n, const std::function<void(int64_t)>& work);
 
+/// Into how many parts of at most `most` so many items go, the same for any number of cores: one where there are fewer
+/// than `least`, else an even number, so that no core waits for the last part of another.
+[[nodiscard]] int64_t parts_for_cores(int64_t items, int64_t most, int64_t least);
+
 }  // namespace emend::devices

@@ -177,7 +177,7 @@ std::vector<FreeText> continue_rows(const models::Model& model, const std::vecto
   std::vector<models::Drafts> drafts(options.drafts.empty() ? 0 : rows.size());
   for (size_t r = 0; r < drafts.size(); ++r)
     for (const auto& text : options.drafts[rows[r]]) drafts[r].push_back(tokenizer.encode_ids(text, false));
-  auto continued = models::generate(model, ids, generate, std::move(drafts));
+  auto continued = models::generate_together(model, ids, generate, std::move(drafts));
   std::vector<FreeText> texts;
   for (size_t r = 0; r < rows.size(); ++r) {
     std::string text = behind(tokenizer, ids[r], continued[r]);

@@ -262,7 +262,8 @@ at::Tensor divergences(const at::Tensor& before, const at::Tensor& after) {
 }
 
 double mean_divergence(const at::Tensor& before, const at::Tensor& after) {
-  return std::max(0.0, divergences(before, after).mean().item<double>());
+  const double mean = divergences(before, after).mean().item<double>();
+  return mean < 0 ? 0 : mean;  // of rounding; what is no number stays that
 }
 
 json evaluate_health(const models::Model& model, const std::vector<HealthTask>& tasks, const HealthOptions& options) {

@@ -56,7 +56,7 @@ struct MultipleChoice {
 /// KL(before ‖ after) of each row in nat, float64; both [texts, V] as next_token_log_probs gives them.
 /// Throws Error(kInvalidArgument) if their shapes differ.
 [[nodiscard]] at::Tensor divergences(const at::Tensor& before, const at::Tensor& after);
-/// Its mean over rows.
+/// Its mean over rows, not below 0; no number where one of the distributions has none.
 [[nodiscard]] double mean_divergence(const at::Tensor& before, const at::Tensor& after);
 
 /// One task read from a file.

@@ -346,6 +346,12 @@ int64_t RunningBatch::cache_bytes() const {
 
 namespace {
 
+void require_drafts(const Rows& prompts, const std::vector<Drafts>& drafts) {
+  if (!drafts.empty() && drafts.size() != prompts.size())
+    refuse({"generation", "drafts for " + std::to_string(drafts.size()) + " prompts",
+            "one list for each of " + std::to_string(prompts.size()), "give a prompt without drafts an empty one"});
+}
+
 // Rows [begin, end) of the prompts, together.
 void generate_group(const Model& model, const Rows& prompts, const GenerateOptions& options,
                     std::vector<Drafts>& drafts, size_t begin, size_t end, Rows& results) {
@@ -367,14 +373,20 @@ void generate_group(const Model& model, const Rows& prompts, const GenerateOptio
 
 }  // namespace
 
+Rows generate_together(const Model& model, const Rows& prompts, const GenerateOptions& options,
+                       std::vector<Drafts> drafts) {
+  require_drafts(prompts, drafts);
+  Rows results(prompts.size());
+  generate_group(model, prompts, options, drafts, 0, prompts.size(), results);
+  return results;
+}
+
 Rows generate(const Model& model, const Rows& prompts, const GenerateOptions& options, std::vector<Drafts> drafts) {
-  const size_t n = prompts.size();
-  if (!drafts.empty() && drafts.size() != n)
-    refuse({"generation", "drafts for " + std::to_string(drafts.size()) + " prompts",
-            "one list for each of " + std::to_string(n), "give a prompt without drafts an empty one"});
+  if (options.on_token || options.ends || options.on_logits)
+    return generate_together(model, prompts, options, std::move(drafts));
+  require_drafts(prompts, drafts);
+  const size_t n = prompts.size(), groups = groups_of_rows(model, n);
   Rows results(n);
-  const bool watched = options.on_token || options.ends || options.on_logits;
-  const size_t groups = watched ? 1 : groups_of_rows(model, n);
   side_by_side(model, static_cast<int64_t>(groups), [&](int64_t group) {
     const auto g = static_cast<size_t>(group);
     generate_group(model, prompts, options, drafts, n * g / groups, n * (g + 1) / groups, results);

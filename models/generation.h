@@ -81,13 +81,19 @@ struct RunningPass {
   [[nodiscard]] static const RunningPass* now() noexcept;
 };
 
-/// Continues every prompt, batched; returns only the new tokens of each (the stop id is not included).
-/// Each row is independent of the others and of the batch it is in: its random stream depends on `seed` and its row
-/// number. `drafts`: of each prompt, or none; they save time where they are right and change nothing. Throws
-/// Error(kInvalidArgument) for another number of them.
+/// Continues every prompt, batched, many without callbacks in groups by cores (groups_of_rows); returns only the new
+/// tokens of each (the stop id is not included). Each row is independent of the others and of the batch it is in: its
+/// random stream depends on `seed` and its row number. `drafts`: of each prompt, or none; they save time where they are
+/// right and change nothing. Throws Error(kInvalidArgument) for another number of them.
 [[nodiscard]] std::vector<std::vector<int64_t>> generate(const Model& model,
                                                          const std::vector<std::vector<int64_t>>& prompts,
                                                          const GenerateOptions& options,
                                                          std::vector<Drafts> drafts = {});
+
+/// As `generate`, in one batch: for callers that give every core texts of its own, or read a few.
+[[nodiscard]] std::vector<std::vector<int64_t>> generate_together(const Model& model,
+                                                                  const std::vector<std::vector<int64_t>>& prompts,
+                                                                  const GenerateOptions& options,
+                                                                  std::vector<Drafts> drafts = {});
 
 }  // namespace emend::models

@@ -13,11 +13,9 @@ void side_by_side(const Model& model, int64_t n, const std::function<void(int64_
   for (int64_t i = 0; i < n; ++i) work(i);
 }
 
-size_t groups_of_rows(const Model& model, size_t rows, size_t most) {
-  constexpr size_t kTwo = 48;
-  if (rows < kTwo || !std::ranges::all_of(model.placement().devices(), devices::in_host_memory)) return 1;
-  const size_t groups = (rows + most - 1) / most;
-  return groups <= 2 ? 2 : (groups + 3) / 4 * 4;
+size_t groups_of_rows(const Model& model, size_t rows) {
+  if (!std::ranges::all_of(model.placement().devices(), devices::in_host_memory)) return 1;
+  return static_cast<size_t>(devices::parts_for_cores(static_cast<int64_t>(rows), 64, 48));
 }
 
 }  // namespace emend::models

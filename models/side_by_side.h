@@ -11,9 +11,8 @@ namespace emend::models {
 /// is attached to its hook points, otherwise one after the other.
 void side_by_side(const Model& model, int64_t n, const std::function<void(int64_t)>& work);
 
-/// Into how many groups of at most `most` so many rows go that are continued together, the same for any number of
-/// cores: an even number, or one where there are fewer than 48, whose products would be too small. One on a GPU, which
-/// wants all at once.
-[[nodiscard]] size_t groups_of_rows(const Model& model, size_t rows, size_t most = 64);
+/// Into how many groups so many rows go that are continued together, as devices::parts_for_cores counts them: at most
+/// 64 a group, and none below 24, whose products would be too small. One on a GPU, which wants all at once.
+[[nodiscard]] size_t groups_of_rows(const Model& model, size_t rows);
 
 }  // namespace emend::models

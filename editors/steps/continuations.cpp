@@ -33,7 +33,7 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
     };
     const auto first = prompts.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto n = std::min<std::ptrdiff_t>(kRowsAtOnce, prompts.end() - first);
-    auto ids = models::generate(model, {first, first + n}, options);
+    auto ids = models::generate_together(model, {first, first + n}, options);
     for (size_t i = 0; i < ids.size(); ++i) written[begin + i].ids = std::move(ids[i]);
   });
   return written;

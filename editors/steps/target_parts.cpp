@@ -1,5 +1,6 @@
 // Facts in parts, for the cores of a host: their targets do not interact, so no core waits for another one.
 #include <emend/core/text.h>
+#include <emend/devices/cores.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/detail/active_set.h>
@@ -30,14 +31,7 @@ void TargetProgress::tell(const std::string& detail) const {
 
 namespace {
 
-// How many parts so many facts are cut into, the same for any number of cores: few, so that a part has facts to wait
-// with, and an even number.
-size_t parts_of(size_t facts) {
-  constexpr size_t kFactsOfAPart = 8;
-  if (facts < kFactsOfAPart) return 1;
-  const size_t parts = (facts + kFactsOfAPart - 1) / kFactsOfAPart;
-  return parts <= 2 ? 2 : (parts + 3) / 4 * 4;
-}
+constexpr int64_t kFactsOfAPart = 8;  // few, but enough that a part has facts to wait with
 
 // Nothing joins the parts. Where functions are attached to the model's hook points, or GPUs hold it, one run has all
 // facts.
@@ -46,7 +40,8 @@ void run_in_parts(const models::Model& model, const models::Model& upper, std::s
   if (context.target_lanes > 0 || !std::ranges::all_of(upper.placement().devices(), devices::in_host_memory) ||
       !models::hooks_idle_above(model, 0))
     return optimise_part(model, upper, problems, spec, context, told, targets);
-  const size_t n = problems.size(), parts = parts_of(n);
+  const size_t n = problems.size();
+  const auto parts = static_cast<size_t>(devices::parts_for_cores(std::ssize(problems), kFactsOfAPart, kFactsOfAPart));
   models::side_by_side(model, static_cast<int64_t>(parts), [&](int64_t part) {
     const size_t begin = n * static_cast<size_t>(part) / parts, end = n * static_cast<size_t>(part + 1) / parts;
     const models::Model mine = models::another_view(model);

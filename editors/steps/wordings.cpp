@@ -54,7 +54,7 @@ std::vector<std::vector<std::string>> written(
       prompts.insert(prompts.end(), static_cast<size_t>(options.samples), ids);
       asked.insert(asked.end(), static_cast<size_t>(options.samples), i);
     }
-    const auto lines = models::generate(model, prompts, sampling);
+    const auto lines = models::generate_together(model, prompts, sampling);
     for (size_t w = 0; w < lines.size(); ++w) {
       auto& own = all[asked[w]];
       for (auto& one : found(model.tokenizer().decode(lines[w], true), asked[w]))

@@ -1,6 +1,6 @@
 """heretic (PyPI heretic-llm 1.4.0) on the contrast, the prompts and the scorer of a preset of emend.
 
-    python heretic_search.py MODEL_FOLDER PRESET TRIALS OUT.json [--tokens 60] [--seed 0] [--dtype float32]
+    python heretic_search.py MODEL_FOLDER PRESET TRIALS OUT.json [--tokens 60] [--seed 0]
 
 Its own program runs, with its own search. Set from outside: the prompts (of datasets/emend_directions.json, in files),
 the keywords, the number of trials (a third of them at random, as 60 of its 200), and the way a keyword is looked for
@@ -27,7 +27,7 @@ def config(options, preset, folder):
         return f'dataset = {json.dumps(str(folder / file))}\nsystem_prompt = {json.dumps(system)}\n'
     plain = "You are a helpful assistant."
     return f"""
-dtypes = ["{options.dtype}"]
+dtypes = ["float32"]
 device_map = "cpu"
 batch_size = 32
 max_response_length = {options.tokens}
@@ -58,7 +58,6 @@ def main():
         parser.add_argument(name, type=int if name == "trials" else str)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     out = pathlib.Path(options.out).resolve()
     model = str(pathlib.Path(options.model).resolve())

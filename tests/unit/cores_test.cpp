@@ -74,6 +74,15 @@ TEST(Cores, TheFirstExceptionEndsIt) {
   EXPECT_LT(begun, 100);
 }
 
+TEST(Cores, PartsAreOneOrAnEvenNumber) {
+  EXPECT_EQ(devices::parts_for_cores(7, 8, 8), 1);
+  EXPECT_EQ(devices::parts_for_cores(8, 8, 8), 2);
+  EXPECT_EQ(devices::parts_for_cores(17, 8, 8), 4);
+  EXPECT_EQ(devices::parts_for_cores(33, 8, 8), 8);
+  EXPECT_EQ(devices::parts_for_cores(47, 64, 48), 1);
+  EXPECT_EQ(devices::parts_for_cores(128, 64, 48), 2);
+}
+
 // Without OpenMP at::parallel_for is an ordinary loop: so it was for all kernels of our own.
 TEST(Cores, ParallelForOfThisBuildIsParallel) {
   const Threads threads(2);

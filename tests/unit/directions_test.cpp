@@ -441,5 +441,12 @@ TEST(DirectSearch, SaysWhatPlainTrialsSay) {
   EXPECT_GT(unread, 1);
 }
 
+TEST(Directions, WhatIsNoNumberDivergesByNoNumber) {
+  const at::Tensor right = at::log_softmax(at::ones({2, 5}), -1), broken = right.clone();
+  broken[1][3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(evaluation::mean_divergence(right, right), 0);
+  EXPECT_TRUE(std::isnan(evaluation::mean_divergence(right, broken)));
+}
+
 }  // namespace directions_test
 }  // namespace emend
