@@ -58,11 +58,13 @@ void add_steer_options(Options& o, SteerArguments& options) {
            {.limits = kNonNegative, .needs = needs});
 }
 
-std::unique_ptr<models::Steering> SteerArguments::attach(const models::Model& model) const {
-  if (vector.empty()) return nullptr;
+std::function<std::unique_ptr<models::Steering>(const models::Model&)> SteerArguments::read() const {
+  if (vector.empty()) return [](const models::Model&) { return nullptr; };
   auto options = how;
   options.layers = models::LayerRange::parse(layers);
-  return std::make_unique<models::Steering>(model, models::read_control_vector(vector), options, vector);
+  return [read = models::read_control_vector(vector), options, name = vector](const models::Model& model) {
+    return std::make_unique<models::Steering>(model, read, options, name);
+  };
 }
 
 void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help) {

@@ -5,6 +5,7 @@
 #include <emend/models/control_vector.h>
 #include <emend/workflow/packs.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,8 +25,10 @@ struct SteerArguments {
   std::string vector, layers;
   models::SteerOptions how;
 
-  /// Null without a vector. Throws as models::read_control_vector and models::Steering do.
-  [[nodiscard]] std::unique_ptr<models::Steering> attach(const models::Model& model) const;
+  /// Reads the vector's file and the layers, so that what is wrong with them is known before a model is loaded. What it
+  /// returns attaches them to one (null without a vector). They throw as models::read_control_vector and
+  /// models::Steering.
+  [[nodiscard]] std::function<std::unique_ptr<models::Steering>(const models::Model&)> read() const;
 };
 /// Adds --control-vector, --strength, --layers, --steer and --decay.
 void add_steer_options(Options& o, SteerArguments& options);

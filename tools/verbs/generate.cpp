@@ -148,9 +148,10 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
   std::vector<std::vector<int64_t>> rows;
   for (const auto& text : options.ids) rows.push_back(parse_ids(text));
+  const auto steered = options.steer.read();
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
-  const auto steering = options.steer.attach(model);
+  const auto steering = steered(model);
   models::GenerateOptions generate = options.generate;
   generate.cancel = common.cancel;
   return texts ? continue_texts(options, prompts, model, packs, generate, common)
@@ -282,9 +283,10 @@ class Lines {
 };
 
 int run_chat(const ChatArguments& options, const Common& common) {
+  const auto steered = options.steer.read();
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
-  const auto steering = options.steer.attach(model);
+  const auto steering = steered(model);
   Chat chat(model, packs, options, common);
   const Lines lines;
   if (lines.terminal() && !common.quiet) std::cerr << "Type a message; /help lists commands, Ctrl-D ends the chat.\n";
