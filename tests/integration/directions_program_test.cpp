@@ -246,5 +246,23 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   EXPECT_FALSE(fs::exists(folder_ / "x"));
 }
 
+// Where model and vector are both wrong, it is the vector that is told of: it is read first.
+TEST_F(DirectionsProgram, ReadsAControlVectorAndItsLayersBeforeAModel) {
+  fit({"--no-effect"});
+  const auto refused = [&](std::vector<std::string> arguments, const std::string& vector, const std::string& layers,
+                           int status, const std::string& words) {
+    arguments.insert(arguments.end(),
+                     {"--model", path("no-model"), "--control-vector", path(vector), "--layers", layers, "--quiet"});
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_NE(result.err.find(words), std::string::npos) << result.err;
+    EXPECT_EQ(result.err.find("no-model"), std::string::npos) << result.err;
+  };
+  for (const auto& verb : std::vector<std::vector<std::string>>{{"generate", "--prompt", "a"}, {"chat"}}) {
+    refused(verb, "d/direction.gguf", "5-2", 2, "--layers: \"5-2\"");
+    refused(verb, "no.gguf", "1-2", 3, "no.gguf");
+  }
+}
+
 }  // namespace directions_program_test
 }  // namespace emend::testing
