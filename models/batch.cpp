@@ -212,8 +212,7 @@ std::vector<SharedGroup> share_beginnings(const std::vector<std::vector<int64_t>
 
 int64_t shared_beginning(const ModelConfig& config, const std::vector<std::vector<int64_t>>& rows, int64_t left) {
   constexpr int64_t kLeastSaved = 96;  // tokens; a pass of its own costs as much as some of them
-  const auto varies = [](const Rotary& rotary) { return rotary.depends_on_length(); };
-  if (rows.empty() || std::ranges::any_of(config.rotaries, varies)) return 0;
+  if (rows.empty() || config.rotary_depends_on_length()) return 0;
   auto shared = std::ssize(rows[0]);
   for (const auto& row : rows) shared = std::min({shared, common_prefix(rows[0], row), std::ssize(row) - left});
   return shared * static_cast<int64_t>(rows.size() - 1) < kLeastSaved ? 0 : shared;

@@ -2,6 +2,7 @@
 #include <emend/models/config.h>
 #include <emend/models/detail/rotary.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace emend::models {
@@ -100,6 +101,10 @@ void check(const ConfigReader& reader, const FamilySpec& family, const ModelConf
 }
 
 }  // namespace
+
+bool ModelConfig::rotary_depends_on_length() const noexcept {
+  return std::ranges::any_of(rotaries, [](const Rotary& rotary) { return rotary.depends_on_length(); });
+}
 
 ModelConfig parse_config(const Json& json, const std::string& file) {
   return parse_config(json, file, family_of(json, file));

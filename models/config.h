@@ -133,6 +133,8 @@ struct ModelConfig {
 
   [[nodiscard]] int64_t window(int layer) const { return windows.empty() ? 0 : windows.at(layer); }
   [[nodiscard]] const Rotary& rotary(int layer) const { return rotaries.at(rotary_of_layer.at(layer)); }
+  /// True if a token's frequencies depend on how long its text is, in any layer.
+  [[nodiscard]] bool rotary_depends_on_length() const noexcept;
 };
 
 /// Reads and checks a config.json.

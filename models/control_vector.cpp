@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/models/control_vector.h>
 #include <emend/models/generation.h>
@@ -103,6 +104,13 @@ LayerRange LayerRange::parse(const std::string& text) {
   return range;
 }
 
+void require_directions(const ControlVector& vector, const LayerRange& range, const std::string& where) {
+  if (std::ranges::any_of(vector.layers, [&](const auto& one) { return range.contains(one.first); })) return;
+  refuse({where, "no direction for the layers " + std::to_string(range.first) + "-" + std::to_string(range.last),
+          "some of " + join(vector.layers, ", ", [](const auto& one) { return std::to_string(one.first); }),
+          "name other layers"});
+}
+
 namespace {
 
 // The share of the effect that each token gets, [N, 1] float32; undefined: all of it.
@@ -156,7 +164,7 @@ std::vector<hooks::HookHandle> attach_steering(const Model& model, const Control
                             return x + added.to(x.scalar_type());
                           }));
   }
-  if (handles.empty()) refuse("no direction in the layers asked for", "at least one", "name other layers");
+  require_directions(vector, options.layers, where);
   return handles;
 }
 

@@ -43,6 +43,9 @@ struct SteerOptions {
   int64_t decay = 0;
 };
 
+/// Throws Error(kInvalidArgument) naming `where` and the layers that there are if the vector has none in the range.
+void require_directions(const ControlVector& vector, const LayerRange& range, const std::string& where);
+
 /// While the handles live, the model's states are steered behind the layers of the vector that are in the range.
 /// Throws Error(kInvalidArgument) naming `where` if the vector has another width than the model, a layer that it lacks,
 /// or none in the range, and for an unknown `by`.

@@ -85,7 +85,12 @@ void check_row(const Model& model, const BatchRow& row) {
 // Chooses from the logits behind each row's next tokens [N, V]: the first, and guessed ones as long as they are right.
 void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& next) {
   const bool plain = std::ranges::all_of(rows, [](const LiveRow& row) { return row.done || row.plain(); });
-  const at::Tensor host = plain ? devices::to_host(logits.argmax(-1), devices::Purpose::kLogits)
+  const auto [largest, at_largest] = logits.max(-1);  // NaN if there is one
+  if (!at::isfinite(largest).all().item<bool>())
+    throw Error(ErrorClass::kNumeric,
+                {"generation", "logits with NaN or infinite entries", "finite numbers",
+                 "if the model was changed or steered, change it less; if its dtype is float16, load it as another"});
+  const at::Tensor host = plain ? devices::to_host(at_largest, devices::Purpose::kLogits)
                                 : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
   int64_t token = 0;
   for (size_t i = 0; i < rows.size(); ++i) {

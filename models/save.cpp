@@ -120,10 +120,18 @@ void require_apart(const fs::path& out, const fs::path& source) {
     if (is_within(place, real)) refuse("it lies inside of the model " + source.string());
 }
 
+void require_no_edits(const fs::path& folder) {
+  std::error_code none;
+  if (fs::directory_iterator(folder / ".emend" / "packs", none) == fs::directory_iterator()) return;
+  refuse({folder.string(), "a model whose folder keeps edits, which would go with it", "a place for a model",
+          "choose another place; emend list shows its edits"});
+}
+
 std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   if (dtype && *dtype != at::kFloat && *dtype != at::kHalf && *dtype != at::kBFloat16)
     refuse({"save_model", std::string("dtype ") + c10::toString(*dtype), "float32, float16 or bfloat16", ""});
   require_apart(folder, model.checkpoint().path());
+  require_no_edits(folder);
   const at::NoGradGuard no_grad;
   std::vector<std::string> changed;
   const auto write = [&](const fs::path& staged) {

@@ -389,7 +389,12 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   describe(app, [&] { return help_text(verb, command.options, usage); });
   declare(app, command.options, words);
   if (const auto status = parse(app, command.options, words, usage)) return *status;
-  const auto earlier = command.options.earlier ? command.options.earlier() : std::vector<std::string>();
+  std::vector<std::string> earlier;
+  try {
+    if (command.options.earlier) earlier = command.options.earlier();
+  } catch (const Error& error) {
+    command.run = [error](Common&) -> int { throw error; };
+  }
   if (earlier.empty()) return run_guarded(command, command_line);
   // What stands in the earlier line goes under what was given.
   const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}));

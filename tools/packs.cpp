@@ -58,11 +58,16 @@ void add_steer_options(Options& o, SteerArguments& options) {
            {.limits = kNonNegative, .needs = needs});
 }
 
-std::function<std::unique_ptr<models::Steering>(const models::Model&)> SteerArguments::read() const {
+std::function<std::unique_ptr<models::Steering>(const models::Model&)> SteerArguments::read(const Log& log) const {
   if (vector.empty()) return [](const models::Model&) { return nullptr; };
   auto options = how;
   options.layers = models::LayerRange::parse(layers);
-  return [read = models::read_control_vector(vector), options, name = vector](const models::Model& model) {
+  auto read = models::read_control_vector(vector);
+  models::require_directions(read, options.layers, vector);
+  return [read = std::move(read), options, name = vector, log](const models::Model& model) {
+    if (const auto& type = model.config().model_type; !read.model_hint.empty() && read.model_hint != type)
+      log.warning("steer.model", name + " was made for a model of type \"" + read.model_hint + "\", this one is \"" +
+                                     type + "\": a direction of another model says nothing");
     return std::make_unique<models::Steering>(model, read, options, name);
   };
 }

@@ -28,7 +28,7 @@ struct SteerArguments {
   /// Reads the vector's file and the layers, so that what is wrong with them is known before a model is loaded. What it
   /// returns attaches them to one (null without a vector). They throw as models::read_control_vector and
   /// models::Steering.
-  [[nodiscard]] std::function<std::unique_ptr<models::Steering>(const models::Model&)> read() const;
+  [[nodiscard]] std::function<std::unique_ptr<models::Steering>(const models::Model&)> read(const Log& log) const;
 };
 /// Adds --control-vector, --strength, --layers, --steer and --decay.
 void add_steer_options(Options& o, SteerArguments& options);

@@ -6,6 +6,7 @@
 #include <emend/hparams/preset.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
+#include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/inputs.h>
 
 #include <algorithm>
@@ -129,11 +130,26 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Handles& le
   return facts;
 }
 
+// Behind the positions that a model was made for it reads noise. Learned ones are refused where they are read.
+static void warn_of_long(const datasets::FactSet& facts, const models::Model& model, const Log& log) {
+  if (model.config().positions != models::Positions::kRotary || model.config().rotary_depends_on_length()) return;
+  size_t many = 0, longest = 0;
+  for (const auto& fact : facts.facts) {
+    const size_t tokens = model.tokenizer().encode_ids(fact.full_prompt() + " " + fact.target_new, true).size();
+    if (static_cast<int64_t>(tokens) > model.max_positions()) ++many, longest = std::max(longest, tokens);
+  }
+  if (many > 0)
+    log.warning("facts.window", counted(many, "fact") + " of up to " + std::to_string(longest) +
+                                    " tokens: the model was made for " + std::to_string(model.max_positions()) +
+                                    ", and what comes behind them is noise to it");
+}
+
 datasets::FactSet check_request(datasets::FactSet facts, const models::Model& model, const RunOptions& options,
                                 const Handles& lent, std::vector<datasets::Finding>& findings) {
   findings =
       datasets::lint_facts(facts, {[&](const datasets::FactSet& set) { return already_known(set, model, lent); }});
   log_findings(findings, lent);
+  warn_of_long(facts, model, lent.log);
   refuse_errors(findings, options);
   if (!options.fix) return facts;
   size_t applied = 0;

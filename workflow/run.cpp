@@ -120,7 +120,9 @@ void Run::open_folder(const models::Checkpoint& checkpoint) {
                                            ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
                                            : std::filesystem::path(options_.out);
   models::require_apart(folder, checkpoint.path());
-  folder_.emplace(folder, options_.resume);
+  if (options_.resume && !std::filesystem::exists(folder / "checkpoint"))
+    lent_.log.warning("run.resume", folder.string() + " holds no run that was interrupted: one begins there");
+  folder_.emplace(folder, options_.resume ? Earlier::kInterrupted : Earlier::kNone);
   if (!options_.resume && !std::filesystem::exists(*folder_ / "run.jsonl")) {
     std::vector<std::string> written = {"cases.jsonl", "metrics.csv", "report.html", "report.json"};
     for (const auto& format : save_formats()) written.push_back(format.file);

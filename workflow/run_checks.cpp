@@ -53,8 +53,8 @@ nlohmann::json Run::choices() const {
 nlohmann::json Run::settings() const {
   auto json = statistics_settings(options_);
   json.erase("corpus_size");
-  json.update({{"model", model_->fingerprint()},
-               {"facts", facts_.fingerprint},
+  json.update({{"model_fingerprint", model_->fingerprint()},
+               {"facts_fingerprint", facts_.fingerprint},
                {"editor", record_.editor},
                {"hparams", record_.hparams},
                {"engine", options_.engine},

@@ -62,7 +62,21 @@ static bool lonely(const std::filesystem::path& folder) {
   return !error;
 }
 
-RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(std::move(folder)) {
+// A run that was killed may have written its results, but not yet removed its checkpoint.
+static void require_state(const std::filesystem::path& folder, Earlier expected) {
+  const auto holds = [&](const char* name) { return std::filesystem::exists(folder / name); };
+  const std::string elsewhere = "choose another folder with " + setting("out");
+  const bool checkpoint = holds("checkpoint/settings.json");
+  if (expected == Earlier::kAny) return;
+  if (holds("results.json") && (!checkpoint || expected == Earlier::kNone))
+    refuse({folder.string(), "the folder holds the results of an earlier run",
+            expected == Earlier::kNone ? "a folder of its own" : "a run that was interrupted", elsewhere});
+  if (expected == Earlier::kNone && checkpoint && holds("checkpoint/batch-000000.safetensors"))
+    refuse({folder.string(), "the folder holds a run that was interrupted", "a folder of its own",
+            "go on with that run (" + setting("resume") + "), or " + elsewhere});
+}
+
+RunDirectory::RunDirectory(std::filesystem::path folder, Earlier expected) : folder_(std::move(folder)) {
   std::error_code error;
   made_ = std::filesystem::create_directories(folder_, error);
   if (error)
@@ -81,13 +95,14 @@ RunDirectory::RunDirectory(std::filesystem::path folder, bool resume) : folder_(
     refuse({folder_.string(), "another run is writing to this folder", "",
             "wait for it, or choose another folder with " + setting("out")});
   }
-  remove_abandoned(folder_, std::chrono::seconds(0));  // of a run that was killed
-  if (!resume && std::filesystem::exists(folder_ / "results.json")) {
+  try {
+    require_state(folder_, expected);
+  } catch (...) {
+    ::unlink(lock_path.c_str());
     ::close(lock_);
-    lock_ = -1;
-    refuse({folder_.string(), "the folder holds the results of an earlier run", "",
-            "choose another folder with " + setting("out") + ", or give " + setting("resume")});
+    throw;
   }
+  remove_abandoned(folder_, std::chrono::seconds(0));  // of a run that was killed
 }
 
 void RunDirectory::require_free(const std::vector<std::string>& names) const {
@@ -173,6 +188,12 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   if (resume && std::filesystem::exists(path)) {
     std::optional<JsonFault> unreadable;
     const auto old = parse_json(read_file(path), {}, unreadable);
+    if (old.is_object())
+      for (const char* key : {"facts_fingerprint", "model_fingerprint"})
+        if (settings.contains(key) && old.value(key, nlohmann::json()) != settings.at(key))
+          refuse({path.string(),
+                  std::string("the ") + (*key == 'm' ? "model is another one" : "facts are others") + " now",
+                  "those that the run began with", "put the file back, or start anew in another folder"});
     for (const auto& [key, value] : settings.items())
       if (!old.is_object() || old.value(key, nlohmann::json()) != value)
         refuse({path.string(), "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
@@ -204,10 +225,11 @@ std::vector<std::string> RunCheckpoint::command_of(const std::filesystem::path& 
   std::optional<JsonFault> unreadable;
   const auto words = parse_json(read_file(path), {}, unreadable);
   std::vector<std::string> command;
-  if (words.is_array())
-    for (const auto& word : words)
-      if (word.is_string()) command.push_back(word);
-  return command.size() > 1 ? command : std::vector<std::string>();
+  for (const auto& word : words)
+    if (word.is_string()) command.push_back(word);
+  if (words.is_array() && command.size() == words.size() && command.size() > 1) return command;
+  throw Error(ErrorClass::kCorruption, {path.string(), "no command line", "as the run wrote it",
+                                        "remove the file, and give all options that the run began with"});
 }
 
 std::filesystem::path RunCheckpoint::batch_path(size_t index) const {

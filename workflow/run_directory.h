@@ -12,12 +12,15 @@
 
 namespace emend::workflow {
 
+/// What a run finds in its folder: no run, perhaps one that was interrupted, or it does not matter.
+enum class Earlier { kNone, kInterrupted, kAny };
+
 class RunDirectory {
  public:
   /// Creates the folder (and its parents) and takes its lock.
   /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it
-  /// holds the results of an earlier run and neither `resume` nor an empty folder was asked for.
-  RunDirectory(std::filesystem::path folder, bool resume);
+  /// holds the results of a run, or finished batches of one where none is expected.
+  RunDirectory(std::filesystem::path folder, Earlier expected);
   /// A folder that this object made goes again, unless the run came to its end or left batches to go on from.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;

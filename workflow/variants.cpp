@@ -154,7 +154,7 @@ RunOptions options_of(const Variant& variant, const RunOptions& common) {
   options.set.insert(options.set.end(), variant.set.begin(), variant.set.end());
   options.seed = variant.seed;
   options.out = (fs::path(common.out) / variant.folder).string();
-  options.resume = true;
+  options.resume = fs::exists(fs::path(options.out) / "checkpoint" / "settings.json");
   return options;
 }
 
@@ -262,7 +262,7 @@ void compare_variants(Comparison comparison, Handles& lent) {
   const auto variants = united(known_variants(folder), comparison.variants);
   comparison.settings["facts_fingerprint"] = check_all(comparison, variants, lent);
 
-  const RunDirectory held(folder, true);
+  const RunDirectory held(folder, Earlier::kAny);
   const RunCheckpoint settings(folder / "checkpoint", comparison.settings, comparison.common.resume);
   settings.keep_command(lent.command_line);
   held.write_json(kVariants, json{{"schema", 1}, {"variants", variants}});

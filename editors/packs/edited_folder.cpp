@@ -31,7 +31,8 @@ void write_edited_folder(const std::filesystem::path& to,
     change(ledger);
   };
   write_whole(to, fill, [](const std::string& name) {
-    return name == ".emend" || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+    return name == ".emend" ||
+           (name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")));
   });
 }
 

@@ -95,6 +95,21 @@ class StagedChange {
     patch_safetensors(file, staged_ / file.filename(), values);
     files_.push_back(file.filename());
   }
+  // The fingerprint of the model that the folder will hold.
+  [[nodiscard]] std::string fingerprint() const {
+    const auto whole = staged_ / "whole";
+    std::filesystem::create_directory(whole);
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      const auto name = entry.path().filename();
+      if (!entry.is_regular_file() || (name.extension() != ".json" && name.extension() != ".safetensors")) continue;
+      const bool changed = std::ranges::find(files_, name) != files_.end();
+      const auto from = changed ? staged_ / name : std::filesystem::canonical(entry.path());
+      std::error_code error;
+      std::filesystem::create_hard_link(from, whole / name, error);
+      if (error) clone_file(from, whole / name);
+    }
+    return models::model_fingerprint(*models::open_checkpoint(whole.string()));
+  }
   // Once `announced`, the next process to open the ledger finishes what this one does not.
   void commit(const std::string& pending, const std::string& state, bool& announced) const {
     write_file(staged_ / kState, state);
@@ -194,7 +209,7 @@ void Ledger::open() {
   remove_unknown();
   if (!state.pending) return;
   log_.warning("ledger.pending", folder_.string() + ": finishing a change that was interrupted");
-  change(*state.pending);
+  change(*state.pending);  // some of the weights may be the new ones already
 }
 
 void Ledger::lock() {
@@ -297,6 +312,7 @@ LedgerEntry Ledger::examine(const EditPack& pack) const {
 std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>& packs,
                                        const ApplyPackOptions& options) {
   begin_change();
+  require_as_left();
   auto all = load_packs(ledger_, {base_, active_});
   const size_t before = all.size();
   Lineage here{base_, active_};
@@ -335,9 +351,11 @@ void Ledger::revert(const std::vector<std::string>& ids_or_paths) {
   auto active = active_;
   for (const auto& name : ids_or_paths) {
     const std::string id = resolve(name);
-    if (std::erase(active, id) == 0)
+    if (std::ranges::find(active_, id) == active_.end())
       refuse({folder_.string(), "the edit " + id + " is not in force", "", "emend list shows what is"});
+    std::erase(active, id);
   }
+  require_as_left();
   warn_of_missing(active);
   stamp_and_change(active);
 }
@@ -367,12 +385,25 @@ void Ledger::revert_all() {
   begin_change();
   if (known_.empty()) return;
   stamp_and_change({});
-  const std::string now = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
-  if (now != base_)
-    throw Error(ErrorClass::kCorruption,
-                {folder_.string(), "without any edit the fingerprint is " + now.substr(0, 12),
-                 base_.substr(0, 12) + ", as before the first edit",
-                 "another program has changed the weights; restore the folder from its source"});
+}
+
+// Another program's work is not written over. Processors round sums differently in the last bit.
+void Ledger::require_as_left() const {
+  constexpr double kRounding = 1e-5;
+  std::set<std::string> weights;
+  for (const auto& id : active_) weights.insert(known_.at(id).weights.begin(), known_.at(id).weights.end());
+  for (const auto& [path, values] : rebuilt(active_, {weights.begin(), weights.end()})) {
+    const SafetensorsFile file(path);
+    for (const auto& [weight, expected] : values) {
+      const at::Tensor there = file.tensor(weight), left = expected.to(at::kDouble);
+      if (there.sizes() == left.sizes() &&
+          (there.to(at::kDouble) - left).norm().item<double>() <= kRounding * left.norm().item<double>())
+        continue;
+      throw Error(ErrorClass::kCorruption,
+                  {path.string(), "another program has changed \"" + weight + "\"", "the weight that the ledger wrote",
+                   "reverting all edits puts the original weights back"});
+    }
+  }
 }
 
 void Ledger::reorder(const std::vector<std::string>& ids) {
@@ -382,6 +413,7 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
   if (!std::ranges::is_permutation(order, active_))
     refuse({folder_.string(), "the new order names other edits than those in force", "each edit in force once",
             "emend list shows them"});
+  require_as_left();
   change(order);
 }
 
@@ -394,6 +426,11 @@ void Ledger::change(const std::vector<std::string>& active) {
   try {
     StagedChange staged(folder_, ledger_, place);
     for (const auto& [path, values] : rebuilt(active, {weights.begin(), weights.end()})) staged.patch(path, values);
+    if (const auto now = active.empty() ? staged.fingerprint() : base_; now != base_)
+      throw Error(ErrorClass::kCorruption,
+                  {folder_.string(), "without any edit the fingerprint would be " + now.substr(0, 12),
+                   base_.substr(0, 12) + ", as before the first edit",
+                   "another program has changed the folder; nothing was changed now: restore it from its source"});
     StoredState state{base_, active, known_, {}};
     const std::string after = state.text();
     state.active = active_;

@@ -43,7 +43,8 @@ class Ledger {
   /// Opens the ledger of a Hugging Face folder, or prepares an empty one (nothing is written before the first pack).
   /// Finishes a change that was interrupted, where the folder can be written. Holds a lock from then or from the first
   /// change on until destroyed. Changes throw Error(kInvalidArgument) if another process holds it, and for a model in
-  /// the shared Hugging Face cache; Error(kIo), with nothing changed, for a full disk or a folder that is read-only.
+  /// the shared Hugging Face cache; Error(kIo), with nothing changed, for a full disk or a folder that is read-only;
+  /// Error(kCorruption) if another program has changed the weights, or parts of the ledger are missing.
   /// Throws Error(kInvalidArgument) if another process holds the lock, Error(kCorruption) if it is damaged, Error(kIo).
   explicit Ledger(std::filesystem::path model_folder, const Log& log = {});
   ~Ledger();
@@ -62,7 +63,8 @@ class Ledger {
   /// Takes packs out of force (by id, a unique beginning of it, or the path of the pack file), all of them or none.
   /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if one is not in force.
   void revert(const std::vector<std::string>& ids_or_paths);
-  /// Takes all packs out of force. The folder's fingerprint is then base_fingerprint(), which is checked.
+  /// Takes all packs out of force. Throws Error(kCorruption), with nothing changed, if the folder's fingerprint would
+  /// not be base_fingerprint() then.
   void revert_all();
   /// Puts the packs in force in another order. Deltas are sums, so the order changes rounding at most; packs that hold
   /// whole weights instead of sums would be refused.
@@ -78,6 +80,7 @@ class Ledger {
   void lock();
   void begin_change();
   void remove_unknown() const;
+  void require_as_left() const;
   void warn_of_missing(const std::vector<std::string>& active) const;
   [[nodiscard]] std::string resolve(const std::string& id_or_path) const;
   [[nodiscard]] LedgerEntry examine(const EditPack& pack) const;

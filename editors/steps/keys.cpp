@@ -321,10 +321,8 @@ LayerWalk::LayerWalk(const models::Model& model, std::vector<PromptRow> rows, co
   state_->context = &context;
   state_->rows = std::move(rows);
   if (context.engine == Engine::kReference) return;
-  const auto& rotaries = model.config().rotaries;  // a beginning turns as its own row's length says
-  state_->cuts =
-      cut(state_->rows,
-          share_beginnings && std::ranges::none_of(rotaries, [](const auto& r) { return r.depends_on_length(); }));
+  // A beginning turns as its own row's length says.
+  state_->cuts = cut(state_->rows, share_beginnings && !model.config().rotary_depends_on_length());
   state_->chunks = make_chunks(state_->cuts);
 }
 

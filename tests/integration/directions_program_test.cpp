@@ -1,6 +1,7 @@
 // `emend direct` and `emend generate --control-vector` as a user runs them, on a tiny model.
 #include <emend/core/safetensors.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/control_vector.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <gtest/gtest.h>
 
@@ -234,7 +235,10 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "ablate", path("d"), "--texts", path("good.txt"), "--out", path("x")}, 2, "--spare");
   refused({"direct", "steer", path("d"), "--save", "lora", "--out", path("x")}, 3, "--save lora");
   refused({"direct", "steer", path("d"), "--layers", "40-50", "--no-effect", "--out", path("x")}, 2,
-          "no direction in the layers");
+          "no direction for the layers 40-50; expected some of 0, 1, 2, 3");
+  refused({"direct", "ablate", path("d"), path("d/"), "--out", path("x")}, 2, "named twice");
+  refused({"direct", "bake", path("d"), "--strength", "1e30", "--out", path("x")}, 2, "--strength");
+  refused({"direct", "optimise", path("d"), "--spare", "own", "--resume", "--out", path("x")}, 2, "no search");
   refused({"generate", "--prompt", "a", "--strength", "2"}, 2, "--control-vector");
   write_file(folder_ / "bad.json", R"({"name": "s", "kind": "command", "command": ["/no/such/program"]})");
   refused({"direct", "ablate", path("d"), "--scorer", path("bad.json"), "--prompts", path("ask.txt"),
@@ -242,7 +246,15 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
           3, "/no/such/program");
   refused({"generate", "--prompt", "a", "--control-vector", path("model/model.safetensors")}, 3, "GGUF");
   refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--layers", "0"}, 2,
-          "no direction in the layers");
+          "no direction for the layers 0-0; expected some of 1, 2, 3");
+  refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--strength", "1e38"}, 4,
+          "logits with NaN");
+  auto vector = models::read_control_vector(path("d/direction.gguf"));
+  vector.model_hint = "gpt2";
+  models::write_control_vector(path("of-gpt2.gguf"), vector);
+  refused({"generate", "--prompt", "a", "--control-vector", path("of-gpt2.gguf"), "--max-new-tokens", "1"}, 0,
+          "a model of type \"gpt2\", this one is \"llama\"");
+  refused({"generate", "--prompt", "a", "--max-new-tokens", "300"}, 0, "may grow to 301 tokens");
   EXPECT_FALSE(fs::exists(folder_ / "x"));
 }
 

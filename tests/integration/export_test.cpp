@@ -123,6 +123,22 @@ TEST_F(ExportTest, RefusesInsteadOfOverwritingOrCutting) {
   EXPECT_NE(result.err.find("a pack made for the model"), std::string::npos) << result.err;
 }
 
+TEST_F(ExportTest, ReplacesNothingButAModel) {
+  const auto pack = read_file(folder_ / "run" / "edit.safetensors"), results = read_file(folder_ / "run/results.json");
+  write_file(folder_ / "run" / "other.safetensors", pack);
+  ASSERT_EQ(export_to("model", "run", {"--force"}).status, 0);
+  EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
+  EXPECT_TRUE(read_file(folder_ / "run" / "other.safetensors") == pack);
+  EXPECT_EQ(read_file(folder_ / "run" / "results.json"), results);
+  const auto again = export_to("model", "run", {"--force"});
+  EXPECT_EQ(again.status, 0);
+  EXPECT_NE(again.err.find("is replaced, and with it its edits"), std::string::npos) << again.err;
+  const auto converted = run_program("emend", {"convert", path("model"), path("run"), "--force"});
+  EXPECT_EQ(converted.status, 2);
+  EXPECT_NE(converted.err.find("keeps edits"), std::string::npos) << converted.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / ".emend" / "ledger.json"));
+}
+
 // Every adaptable weight of the families that llama.cpp names: b·a in the file's order is the change in the file's
 // order, which the whole model's GGUF writer defines.
 TEST(GgufLora, FactorsFollowTheRowsOfTheFile) {

@@ -223,6 +223,18 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   EXPECT_EQ(interrupted.status, 130) << interrupted.err;
   EXPECT_FALSE(std::filesystem::exists(folder_ / "cut" / "results.json"));
   EXPECT_NE(interrupted.err.find("--out " + path("cut") + " with --resume goes on"), std::string::npos);
+  const auto anew = run_program("memit_edit", slow("cut", {}));
+  EXPECT_EQ(anew.status, 2) << "what an interrupted run has done is not thrown away";
+  EXPECT_NE(anew.err.find("holds a run that was interrupted"), std::string::npos) << anew.err;
+  const auto facts = read_file(folder_ / "facts.jsonl");
+  write_file(folder_ / "facts.jsonl", facts + facts);
+  expect_error({"--out", path("cut"), "--resume"}, 2, {"the facts are others now"});
+  write_file(folder_ / "facts.jsonl", facts);
+  const auto line = folder_ / "cut" / "checkpoint" / "command.json";
+  const auto command = read_file(line);
+  write_file(line, "[\"memit_edit\", 5");
+  expect_error({"--out", path("cut"), "--resume"}, 3, {"command.json", "no command line"});
+  write_file(line, command);
   // The folder says everything else.
   const auto resumed = run_program("memit_edit", {"--out", path("cut"), "--resume"});
   ASSERT_EQ(resumed.status, 0) << resumed.err;
@@ -253,6 +265,15 @@ TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
   const auto again = run_program("memit_edit", edit({"--eval", "none"}));
   EXPECT_EQ(again.status, 2);
   EXPECT_NE(again.err.find("earlier run"), std::string::npos) << again.err;
+  EXPECT_EQ(again.err.find("--resume"), std::string::npos) << again.err;
+  const auto pack = read_file(folder_ / "run" / "edit.safetensors");
+  const auto resumed = run_program("memit_edit", edit({"--eval", "none", "--seed", "3", "--resume"}));
+  EXPECT_EQ(resumed.status, 2);
+  EXPECT_NE(resumed.err.find("expected a run that was interrupted"), std::string::npos) << resumed.err;
+  EXPECT_TRUE(read_file(folder_ / "run" / "edit.safetensors") == pack);
+  const auto begun = run_program("memit_edit", edit({"--eval", "none", "--resume", "--out", path("new")}));
+  EXPECT_EQ(begun.status, 0) << begun.err;
+  EXPECT_NE(begun.err.find("new holds no run that was interrupted: one begins there"), std::string::npos) << begun.err;
 }
 
 TEST_F(ProgramTest, DryRunChangesNothing) {

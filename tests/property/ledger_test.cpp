@@ -175,6 +175,49 @@ TEST_P(LedgerTest, RefusesWhatDoesNotFitAndLeavesNoTrace) {
   EXPECT_FALSE(std::filesystem::exists(model() / ".emend"));
 }
 
+// Another program's work, in the weights that edits changed or in others, is neither written over nor half undone.
+TEST_P(LedgerTest, NothingChangesWhereAnotherProgramHasChangedTheWeights) {
+  const auto first = make_pack(1), second = make_pack(2);
+  Ledger(model()).apply({first});
+  const auto damage = [&](const std::string& weight) {
+    const at::Tensor there = SafetensorsFile(weights()).tensor(weight).clone();
+    patch_safetensors(weights(), folder_ / "patched", {{weight, there + 0.5}});
+    std::filesystem::rename(folder_ / "patched", weights());
+  };
+  const auto expect_refused = [&](const auto& change, const std::string& what) {
+    const auto bytes = read_file(weights()), state = read_file(model() / ".emend" / "ledger.json");
+    try {
+      Ledger ledger(model());
+      change(ledger);
+      ADD_FAILURE() << what;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
+      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(bytes == read_file(weights()));
+    EXPECT_EQ(state, read_file(model() / ".emend" / "ledger.json"));
+    EXPECT_TRUE(Ledger(model()).entries()[0].active);
+  };
+  const auto apply = [&](Ledger& ledger) { ledger.apply({second}); };
+  const auto revert = [&](Ledger& ledger) { ledger.revert({first.string()}); };
+  const auto revert_all = [](Ledger& ledger) { ledger.revert_all(); };
+  const auto whole = read_file(weights());
+  damage("model.norm.weight");
+  expect_refused(revert_all, "without any edit the fingerprint would be");
+  write_file(weights(), whole);
+  damage("model.layers.0.mlp.down_proj.weight");
+  expect_refused(apply, "another program has changed \"model.layers.0.mlp.down_proj.weight\"");
+  expect_refused(revert, "reverting all edits");
+  const auto originals = model() / ".emend" / "originals.safetensors";
+  std::filesystem::rename(originals, folder_ / "away");
+  write_file(weights(), whole);
+  EXPECT_THROW(Ledger(model()).apply({second}), Error) << "edited weights are no originals";
+  std::filesystem::rename(folder_ / "away", originals);
+  damage("model.layers.0.mlp.down_proj.weight");
+  Ledger(model()).revert_all();  // writes what it has kept
+  EXPECT_TRUE(original_ == read_file(weights()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, LedgerTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 

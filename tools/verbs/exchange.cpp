@@ -108,6 +108,8 @@ int run_export(const ExportArguments& options, Common& common) {
   if (std::filesystem::exists(options.out) && std::filesystem::is_directory(options.out) != folder)
     refuse({options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
             "choose another"});
+  if (const auto gone = editors::lineage_of(options.out).edits; !gone.empty())
+    common.log.warning("export.replaces", options.out + " is replaced, and with it its edits " + join(gone));
   if (options.card && !folder) require_new(workflow::card_path(options.out), options.apply.force);
   auto model = load_named(options.model, common);
   const auto all = workflow::Packs::load(model, options.packs, options.apply, "export",

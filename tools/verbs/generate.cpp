@@ -72,19 +72,26 @@ std::vector<int64_t> parse_ids(const std::string& text) {
 }
 
 // Rows that are longer than the model can read would take minutes and end in noise; some grow with the text.
-void require_room(const std::string& where, const std::vector<std::vector<int64_t>>& rows, const models::Model& model) {
-  const auto& rotaries = model.config().rotaries;
-  if (std::ranges::any_of(rotaries, [](const auto& r) { return r.depends_on_length(); })) return;
-  for (const auto& row : rows)
+void require_room(const std::string& where, const std::vector<std::vector<int64_t>>& rows, const models::Model& model,
+                  int64_t more, const Log& log) {
+  if (model.config().rotary_depends_on_length()) return;
+  int64_t longest = 0;
+  for (const auto& row : rows) {
+    longest = std::max(longest, std::ssize(row) + more);
     if (std::ssize(row) > model.max_positions())
       refuse({where, "a prompt of " + counted(row.size(), "token"),
               "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
+  }
+  if (longest > model.max_positions())
+    log.warning("generate.window", "the text may grow to " + std::to_string(longest) +
+                                       " tokens; what comes behind the " + std::to_string(model.max_positions()) +
+                                       " that the model was made for is noise (" + setting("max_new_tokens") + ")");
 }
 
 // Continues prompts that are ids; works without a tokenizer.
 int continue_ids(const GenerateArguments& options, const std::vector<std::vector<int64_t>>& rows,
                  const models::Model& model, models::GenerateOptions generate, const Common& common) {
-  require_room("--ids", rows, model);
+  require_room("--ids", rows, model, generate.max_new_tokens, common.log);
   if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
   const auto outputs = models::generate(model, rows, generate);
   auto document = nlohmann::ordered_json::array();
@@ -119,7 +126,8 @@ int continue_texts(const GenerateArguments& options, const std::vector<std::stri
     if (rows.back().empty()) refuse({"--prompt", "an empty text", "at least one token", ""});
   }
   if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
-  require_room(options.prompt_file.empty() ? "--prompt" : options.prompt_file, rows, model);
+  require_room(options.prompt_file.empty() ? "--prompt" : options.prompt_file, rows, model, generate.max_new_tokens,
+               common.log);
   const bool stream = !common.json && prompts.size() == 1;
   models::StreamDecoder decoder(tokenizer);
   if (stream) {
@@ -148,7 +156,7 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
   std::vector<std::vector<int64_t>> rows;
   for (const auto& text : options.ids) rows.push_back(parse_ids(text));
-  const auto steered = options.steer.read();
+  const auto steered = options.steer.read(common.log);
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
   const auto steering = steered(model);
@@ -283,7 +291,7 @@ class Lines {
 };
 
 int run_chat(const ChatArguments& options, const Common& common) {
-  const auto steered = options.steer.read();
+  const auto steered = options.steer.read(common.log);
   auto model = load_named(options.model, common);
   const Packs packs(model, options.packs);
   const auto steering = steered(model);

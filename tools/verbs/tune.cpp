@@ -154,7 +154,7 @@ int run_tune(const TuneArguments& given, Common& common) {
   const workflow::RunDirectory folder(
       options.out.empty() ? workflow::RunDirectory::default_name("tune", workflow::short_model_name(*checkpoint))
                           : std::filesystem::path(options.out),
-      false);
+      workflow::Earlier::kNone);
   folder.require_free({"adapter", "model", "report.html", "report.json"});
   auto model = load_named(checkpoint, options.model, common);
   const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())

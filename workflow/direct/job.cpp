@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace emend::workflow {
 namespace {
@@ -138,7 +139,8 @@ void declare_direct(Options& o, DirectOptions& options) {
       .field("layers", &options.layers, "A-B, both included, from 0; default: all (fit measures the best)",
              {.type = "A-B"})
       .field("strength", &options.change.strength,
-             "times the direction; fit: of the steering that is measured; ablate: share taken out; optimise: the most")
+             "times the direction; fit: of the steering that is measured; ablate: share taken out; optimise: the most",
+             {.limits = {-1e4, 1e4}})
       .field(
           "steer", &options.steer.by,
           "add, or set the coordinate along the direction to the strength, 0 as without the behaviour and 1 with it: "
@@ -184,6 +186,9 @@ void declare_direct(Options& o, DirectOptions& options) {
 
 DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   require_new(options_.out, options_.force || options_.resume);
+  if (options_.resume && !fs::exists(fs::path(options_.out) / "trials.jsonl"))
+    refuse(
+        {options_.out, "no search that was begun", "one to go on with", "begin one: leave out " + setting("resume")});
   options_.change.layers = models::LayerRange::parse(options_.layers);
   options_.steer.strength = options_.change.strength;
   options_.steer.layers = options_.change.layers;
@@ -202,7 +207,11 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
       throw Error(ErrorClass::kUnsupported, {setting("save", name), "a direction beside the weights", "pack or model",
                                              "generate, chat, eval and serve load it as a pack"});
   for (const auto& path : options_.apart_from) apart_from_.push_back(load_directions(path));
-  for (const auto& path : options_.directions) directions_.push_back(load_directions(path));
+  std::set<fs::path> named;
+  for (const auto& path : options_.directions) {
+    if (!named.insert(fs::weakly_canonical(path)).second) refuse({path, "named twice", "each direction once", ""});
+    directions_.push_back(load_directions(path));
+  }
   preset_ = direct_preset(action == "fit" ? options_.preset : directions_[0].about.value("preset", ""));
   if (pair) {
     preset_.positive = read_prompts(options_.positive);
@@ -213,6 +222,11 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
 
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
   models::require_apart(options_.out, model.checkpoint().path());
+  for (const auto& one : directions_)
+    if (!one.fingerprint.empty() && one.fingerprint != model.fingerprint())
+      lent.log.warning("direct.model", "a direction was fitted on " + one.model + " (" + one.fingerprint.substr(0, 12) +
+                                           "), this model is " + model.fingerprint().substr(0, 12) +
+                                           ": it is right only for the same model in another form, or a slight edit");
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
 }
 
