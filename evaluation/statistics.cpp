@@ -35,8 +35,9 @@ Interval share_interval(double share, int64_t n) {
 }
 
 std::optional<Interval> mean_interval(const Mean& mean) {
+  constexpr double kRounding = 1e-6;  // of records that were computed in float32
   const auto free = static_cast<double>(mean.n - 1);
-  if (mean.n < 2 || mean.deviation <= 1e-12 * std::fabs(mean.value)) return std::nullopt;
+  if (mean.n < 2 || mean.deviation <= kRounding * std::fabs(mean.value)) return std::nullopt;
   // The expansion of Student's quantile about the normal one (Abramowitz and Stegun 26.7.5); the first two are exact.
   const double t = mean.n == 2   ? 12.7062
                    : mean.n == 3 ? 4.3027

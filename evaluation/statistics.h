@@ -22,7 +22,7 @@ using Interval = std::pair<double, double>;
 /// themselves spread less than yes and no, so that it is too wide for them rather than too narrow.
 [[nodiscard]] Interval share_interval(double share, int64_t n);
 /// 95 % interval of any other mean, after Student. Absent where the records do not show how they spread: for one of
-/// them, or if all are equal.
+/// them, or if all are equal up to the rounding of float32.
 [[nodiscard]] std::optional<Interval> mean_interval(const Mean& mean);
 
 /// Absent if there are no values. Values that are absent are left out.
