@@ -14,8 +14,13 @@ std::string Fact::full_prompt() const {
   return with_subject(prompt, subject);
 }
 
+std::string place_of(const std::string& source, int64_t line) {
+  if (source.ends_with("[]")) return source.substr(0, source.size() - 1) + std::to_string(line - 1) + "]";
+  return source + ":" + std::to_string(line);
+}
+
 std::string Fact::where() const {
-  if (line > 0) return source + ":" + std::to_string(line);
+  if (line > 0) return place_of(source, line);
   return "fact " + std::to_string(case_id);
 }
 

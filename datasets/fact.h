@@ -55,12 +55,12 @@ struct Fact {
   std::map<std::string, std::vector<Probe>> portability;
 
   nlohmann::json extra = nlohmann::json::object();  ///< keys of the row that have no member here, as they were
-  std::string source;                               ///< file name
+  std::string source;                               ///< file name; "facts[]" for rows of a list, not of a text
   int64_t line = 0;                                 ///< 1-based line on which the row starts; 0 if not from a file
 
   /// The prompt with the subject in its place: "The Eiffel Tower is in the city of".
   [[nodiscard]] std::string full_prompt() const;
-  /// "facts.json:12" for messages; "fact 7" if not from a file.
+  /// "facts.json:12" or "facts[11]" for messages; "fact 7" if not from a file.
   [[nodiscard]] std::string where() const;
 };
 
@@ -87,7 +87,16 @@ struct FactGroup {
 /// A row that could not be used, and why.
 struct BadRow {
   int64_t line = 0;
-  std::string text;  ///< the error that BadRowPolicy::kError would have thrown
+  std::string text;   ///< the error that BadRowPolicy::kError would have thrown
+  std::string where;  ///< "facts.json:12"
+};
+
+/// A key of a file's rows that nothing reads.
+struct UnreadKey {
+  std::string key;    ///< "targetnew", "requested_rewrite.sujet"
+  std::string meant;  ///< the key that is probably meant, or empty
+  std::string where;  ///< of the first
+  int64_t times = 0;
 };
 
 /// Facts of one file.
@@ -100,6 +109,7 @@ struct FactSet {
   int64_t rows = 0;               ///< rows looked at; fewer than the file has once `limit` is reached
   int64_t skipped = 0;            ///< rows without a usable target, left out
   std::vector<BadRow> bad_rows;   ///< rows left out under BadRowPolicy::kSkip
+  std::vector<UnreadKey> unread;  ///< keys that are kept but mean nothing to the format, in the order of the file
   nlohmann::json choices =
       nlohmann::json::object();  ///< choices that change meaning, for reports: {"zsre_target": "answers"}
 };
@@ -129,6 +139,14 @@ struct ReadOptions {
 /// The same from text; `name` stands for the file in messages.
 [[nodiscard]] FactSet parse_facts(std::string_view text, const std::string& name, const ReadOptions& options = {},
                                   const Log& log = {});
+
+/// The same from what a request or a program gave: a list of rows (places are "facts[2]"), one row, or a text with rows
+/// (places are "facts:3").
+[[nodiscard]] FactSet parse_fact_rows(const nlohmann::json& given, const std::string& name,
+                                      const ReadOptions& options = {}, const Log& log = {});
+
+/// "facts.json:12"; "facts[11]" if `source` is "facts[]".
+[[nodiscard]] std::string place_of(const std::string& source, int64_t line);
 
 /// The facts that come with emend (datasets/emend_facts.json), compiled into the library.
 [[nodiscard]] FactSet load_bundled_facts(const ReadOptions& options = {}, const Log& log = {});

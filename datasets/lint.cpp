@@ -233,6 +233,20 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
   }
 }
 
+/// Of several new answers one is edited in.
+void check_lists(const FactSet& set, std::vector<Finding>& findings) {
+  std::vector<size_t> lists;
+  for (size_t i = 0; i < set.facts.size(); ++i)
+    if (set.facts[i].extra.contains("target_new_aliases")) lists.push_back(i);
+  if (lists.empty()) return;
+  const std::string others = lists.size() == 1 ? "" : " (as in " + counted(lists.size() - 1, "other fact") + ")";
+  findings.push_back(about(set, lists[0], Severity::kWarning, "target-list",
+                           "target_new is a list" + others + ", of which \"" +
+                               shorten(set.facts[lists[0]].target_new, 40) +
+                               "\", the first, is edited in and the rest is neither edited in nor counted as said; "
+                               "give one answer"));
+}
+
 /// Prompts that are alike up to the subject's end give locate-then-edit methods one and the same key for several
 /// answers.
 void check_shared_keys(const FactSet& set, std::vector<Finding>& findings) {
@@ -279,30 +293,39 @@ std::string_view to_string(Severity severity) noexcept {
 
 std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more) {
   std::vector<Finding> findings;
-  for (const BadRow& row : facts.bad_rows) {
-    const std::string where = facts.path + ":" + std::to_string(row.line);  // which the text repeats
-    findings.push_back({Severity::kError, "unusable-row", Finding::kNoFact, where,
-                        row.text.starts_with(where + ": ") ? row.text.substr(where.size() + 2) : row.text});
+  for (const BadRow& row : facts.bad_rows)  // whose text repeats the place
+    findings.push_back({Severity::kError, "unusable-row", Finding::kNoFact, row.where,
+                        row.text.starts_with(row.where + ": ") ? row.text.substr(row.where.size() + 2) : row.text});
+  if (facts.facts.empty() && facts.bad_rows.empty())
+    findings.push_back({Severity::kError, "no-facts", Finding::kNoFact, facts.path,
+                        "no usable fact in " + counted(static_cast<size_t>(facts.rows), "row")});
+  for (const UnreadKey& key : facts.unread) {
+    const std::string times = key.times == 1 ? "" : " (" + std::to_string(key.times) + " times, first here)";
+    const std::string name = "the key \"" + shorten(key.key, 60) + "\"" + times;
+    findings.push_back(
+        {key.meant.empty() ? Severity::kNote : Severity::kWarning, "unread-key", Finding::kNoFact, key.where,
+         name + " means nothing in this format" +
+             (key.meant.empty() ? "; it is kept with the fact" : "; did you mean \"" + key.meant + "\"?")});
   }
   if (facts.skipped > 0)
     findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, facts.path,
                         counted(static_cast<size_t>(facts.skipped), "row") + " without a target left out"});
   for (size_t i = 0; i < facts.facts.size(); ++i) lint_text(facts.facts[i], i, findings);
+  check_lists(facts, findings);
   check_conflicts(facts, findings);
   check_shared_keys(facts, findings);
   for (const LintCheck& check : more)
     for (Finding& finding : check(facts)) findings.push_back(std::move(finding));
-  const auto line_of = [&](const Finding& finding) {
-    if (finding.fact < facts.facts.size()) return facts.facts[finding.fact].line;
-    const size_t colon = finding.where.rfind(':');
-    return colon == std::string::npos
-               ? int64_t{0}
-               : static_cast<int64_t>(std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10));
-  };
-  std::ranges::stable_sort(findings, [&](const Finding& a, const Finding& b) {
-    return std::pair(line_of(a), a.severity) < std::pair(line_of(b), b.severity);
-  });
+  std::ranges::stable_sort(findings, {}, [](const Finding& one) { return std::pair(line_of(one), one.severity); });
   return findings;
+}
+
+int64_t line_of(const Finding& finding) {
+  const std::string& where = finding.where;
+  const bool row = where.ends_with(']');
+  const size_t mark = where.find_last_of(row ? '[' : ':');
+  if (mark == std::string::npos) return 0;
+  return std::strtoll(where.c_str() + mark + 1, nullptr, 10) + (row ? 1 : 0);
 }
 
 FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied) {
@@ -338,6 +361,9 @@ const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
       {"blank-target", "warning: rows without a target are left out"},
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
+      {"no-facts", "error: there is no usable fact"},
+      {"unread-key", "warning: a key is probably a slip of another; note: a key that means nothing in the format"},
+      {"target-list", "warning: target_new is a list, of which the first is edited in"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
       {"duplicate", "warning, fixable: the same request twice"},

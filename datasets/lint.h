@@ -8,7 +8,9 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace emend::datasets {
@@ -27,7 +29,7 @@ struct Finding {
   Severity severity = Severity::kWarning;
   std::string check;      ///< "subject-whitespace", "contradiction", …; see lint_checks()
   size_t fact = kNoFact;  ///< index into FactSet::facts; kNoFact for a row that is not a usable fact
-  std::string where;      ///< "facts.json:12"
+  std::string where;      ///< "facts.json:12", "facts[11]"
   std::string text;       ///< what is wrong and what to do
   /// The clear remedy, if there is one: `edit` changes the fact, or `remove` takes it out.
   std::function<void(Fact&)> edit = {};
@@ -45,12 +47,22 @@ void require_prompt_size(const std::string& where, std::string_view prompt);
 /// A further check; gets all facts and returns findings.
 using LintCheck = std::function<std::vector<Finding>(const FactSet&)>;
 
-/// Findings in the order of the file, errors before warnings on the same line. Rows in `facts.bad_rows` are errors.
+/// Findings in the order of the file, errors before warnings on the same line. Rows in `facts.bad_rows` are errors, and
+/// so is a set without facts.
 [[nodiscard]] std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintCheck>& more = {});
+
+/// The line of the file (the number of the row, where rows were no text) that a finding is about; 0: of none.
+[[nodiscard]] int64_t line_of(const Finding& finding);
 
 /// Applies every fixable finding; the fingerprint is renewed. Facts of groups are never removed. `applied` counts the
 /// fixes.
 [[nodiscard]] FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* applied = nullptr);
+
+/// `text`, from which `facts` were read with `options`, with every fixable finding applied. All other bytes stay as
+/// they are; nothing for a table. Throws Error(kUnsupported) where a fix has no place in a row.
+[[nodiscard]] std::optional<std::string> fix_text(std::string_view text, const FactSet& facts,
+                                                  const std::vector<Finding>& findings,
+                                                  const ReadOptions& options = {});
 
 /// Names and meanings of the built-in checks, for help and docs.
 struct LintInfo {

@@ -65,21 +65,28 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
     }
     append_item(keys, shorten(key, 40));
   }
+  std::string slip;
+  for (const auto& [key, value] : first_rows.front().items())
+    if (const auto meant = detail::key_meant_by(key, {"prompt", "subject", "target_new", "requested_rewrite"});
+        !meant.empty() && !first_rows.front().contains(meant))
+      slip = "did you mean \"" + meant + "\" by \"" + key + "\"?";
   const bool traced = first_rows.front().contains("known_id") || first_rows.front().contains("attribute");
-  throw Error(ErrorClass::kCorruption,
-              {rows.where(line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys),
-               "facts in one of the formats " + format_list(),
-               traced ? "these are prompts for causal tracing: use emend trace"
-                      : "the shortest row is {\"prompt\": \"{} is in\", \"subject\": \"…\", \"target_new\": \"…\"}"});
+  throw Error(
+      ErrorClass::kCorruption,
+      {rows.where(line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys),
+       "facts in one of the formats " + format_list(),
+       traced          ? "these are prompts for causal tracing: use emend trace"
+       : !slip.empty() ? slip
+                       : "the shortest row is {\"prompt\": \"{} is in\", \"subject\": \"…\", \"target_new\": \"…\"}"});
 }
 
 /// Collects rows into a FactSet.
 class Loader {
  public:
   Loader(const FactReader& reader, const std::string& name, const ReadOptions& options)
-      : reader_(reader), options_(options) {
+      : reader_(reader), options_(options), source_(name) {
     set_.format = std::string(reader.name);
-    set_.path = name;
+    set_.path = name.ends_with("[]") ? name.substr(0, name.size() - 2) : name;
   }
 
   /// False once the limit is reached.
@@ -87,12 +94,15 @@ class Loader {
     ++set_.rows;
     detail::ParsedRow parsed;
     try {
-      detail::Fields fields(row.value, where);
+      detail::Fields fields(row, where, &set_.unread);
       parsed = reader_.read(fields, options_);
       for (const Fact& fact : parsed.facts) validate(fact, where);
     } catch (const Error& error) {
-      if (options_.bad_rows == BadRowPolicy::kError) throw;
-      set_.bad_rows.push_back({row.line, error.what()});
+      if (options_.bad_rows == BadRowPolicy::kError) {
+        if (error.error_class() != ErrorClass::kInvalidArgument) throw;
+        throw Error(ErrorClass::kCorruption, error.what());  // of a file, unlike a fact that was built in code
+      }
+      set_.bad_rows.push_back({row.line, error.what(), where});
       return true;
     }
     if (!parsed.skipped.empty()) {
@@ -132,7 +142,7 @@ class Loader {
     for (size_t i = 0; i < parsed.facts.size(); ++i) {
       Fact& fact = parsed.facts[i];
       if (fact.case_id == detail::kNoCaseId) fact.case_id = first_number + static_cast<int64_t>(i);
-      fact.source = set_.path;
+      fact.source = source_;
       fact.line = line;
       set_.facts.push_back(std::move(fact));
     }
@@ -171,7 +181,7 @@ class Loader {
       refuse({set_.path, "an offset of " + std::to_string(options_.offset),
               "less than the " + std::to_string(usable_) + " usable rows of the file", "lower " + setting("offset")});
     throw Error(ErrorClass::kCorruption,
-                {set_.path, "no usable fact in " + std::to_string(set_.rows) + " rows", "at least one",
+                {set_.path, "no usable fact in " + counted(static_cast<size_t>(set_.rows), "row"), "at least one",
                  !first_skipped_.empty()  ? "first " + first_skipped_
                  : !set_.bad_rows.empty() ? "first " + set_.bad_rows.front().text
                                           : "check the file"});
@@ -179,6 +189,7 @@ class Loader {
 
   const FactReader& reader_;
   const ReadOptions& options_;
+  std::string source_;
   FactSet set_;
   std::string first_skipped_;
   int64_t usable_ = 0, kept_ = 0, facts_seen_ = 0;
@@ -197,10 +208,18 @@ FactSet parse_facts(std::string_view text, const std::string& name, const ReadOp
   return loader.finish(log);
 }
 
+FactSet parse_fact_rows(const nlohmann::json& given, const std::string& name, const ReadOptions& options,
+                        const Log& log) {
+  if (given.is_string()) return parse_facts(given.get_ref<const std::string&>(), name, options, log);
+  if (given.empty() || (!given.is_array() && !given.is_object())) return parse_facts(given.dump(), name, options, log);
+  std::string rows;  // one a line, so that a line is a row
+  for (const auto& row : given.is_array() ? given : nlohmann::json::array({given}))
+    rows += (rows.empty() ? "[" : ",\n") + row.dump();
+  return parse_facts(rows + "]", name + "[]", options, log);
+}
+
 FactSet load_facts(const std::filesystem::path& path, const ReadOptions& options, const Log& log) {
   check_options(options);
-  if (std::filesystem::is_directory(path))
-    throw Error(ErrorClass::kNotFound, {path.string(), "a folder", "a facts file", "name the file in it"});
   const MappedFile file(path);
   if (std::ssize(file) > options.max_bytes)
     throw Error(ErrorClass::kUnsupported, {path.string(), std::to_string(file.size()) + " bytes",

@@ -14,18 +14,6 @@
 namespace emend::workflow {
 namespace {
 
-// A row that is not a fact makes the data unusable (exit status 3), unlike an option that is wrong (2).
-datasets::FactSet load_or_blame_file(const FactOptions& options, const Log& log) {
-  try {
-    return datasets::load_facts(options.file, options.read, log);
-  } catch (const Error& error) {
-    const bool in_row = std::string(error.what()).starts_with(options.file + ":");
-    if (error.error_class() == ErrorClass::kInvalidArgument && in_row)
-      throw Error(ErrorClass::kCorruption, error.what());
-    throw;
-  }
-}
-
 hparams::ModelHints hints_of(const models::Checkpoint& checkpoint) {
   hparams::ModelHints hints;
   hints.names = {checkpoint.path().string(), checkpoint.path().filename().string()};
@@ -119,7 +107,7 @@ ProgressFn stopping(std::function<bool(const ProgressUpdate&)> go_on) {
 }
 
 datasets::FactSet load_named_facts(const FactOptions& options, const Handles& lent) {
-  auto facts = load_or_blame_file(options, lent.log);
+  auto facts = datasets::load_facts(options.file, options.read, lent.log);
   if (facts.facts.empty())
     refuse({options.file, "no facts to work on", "at least one usable row",
             "check the file, " + setting("offset") + " and " + setting("limit")});

@@ -1,17 +1,15 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/utf8.h>
-#include <emend/datasets/detail/reader.h>
 #include <emend/datasets/detail/rows.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace emend::datasets::detail {
 namespace {
 
 constexpr const char* kExpectedForm =
-    "a JSON array of objects, one JSON object a line, or a table (CSV) with a line of names";
+    "a JSON array of objects, one JSON object a line, or a table (CSV) whose first line names its columns";
 
 bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\t' || c == '\r';
@@ -19,12 +17,15 @@ bool is_space(char c) {
 
 constexpr std::string_view kSpace = " \t\r\n\f\v";
 
+char separator_of(std::string_view line) {
+  return line.find('\t') != line.npos ? '\t' : line.find(',') == line.npos ? ';' : ',';
+}
+
 }  // namespace
 
 void check_text(std::string_view text, const std::string& name) {
   const auto fail = [&](size_t offset, const std::string& got, const std::string& advice) {
-    throw Error(ErrorClass::kCorruption,
-                {name + ":" + std::to_string(line_of_offset(text, offset)), got, "UTF-8 text", advice});
+    throw Error(ErrorClass::kCorruption, {place_of(name, line_of_offset(text, offset)), got, "UTF-8 text", advice});
   };
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     fail(nul, "a NUL byte at offset " + std::to_string(nul), "the file is binary, damaged or UTF-16; save it as UTF-8");
@@ -44,9 +45,9 @@ RowReader::RowReader(std::string_view text, std::string name) : text_(text), nam
     return;
   }
   if (begin_table()) return;
-  if (text_[at_] != '{')
-    fail(at_, "text that is neither [ nor {, nor names with prompt and subject among them", kExpectedForm,
-         "check that this is a facts file");
+  const std::string_view start = text_.substr(at_, text_.find('\n', at_) - at_);
+  const size_t behind = start.starts_with("{}") ? start.find_first_not_of(kSpace, 2) : start.npos;
+  if (start[0] != '{' || (behind != start.npos && start[behind] != '{')) refuse_form();
   // JSON lines if the first line is an object of its own; else one object or several, printed over many lines.
   const size_t end_of_line = std::min(text_.find('\n', at_), text_.size());
   form_ = nlohmann::json::accept(text_.substr(at_, end_of_line - at_)) ? Form::kLines : Form::kObjects;
@@ -90,10 +91,12 @@ size_t RowReader::object_end(size_t begin) const {
 
 void RowReader::parse(size_t begin, size_t end, Row& row) const {
   std::optional<JsonFault> fault;
-  row.value = parse_json(text_.substr(begin, end - begin), {.max_depth = kMaxJsonDepth, .repeated_keys = true}, fault);
+  row.begin = begin;
+  row.end = text_.find_last_not_of(kSpace, end - 1) + 1;
+  row.value = parse_json(text_.substr(begin, end - begin), {.max_depth = kMaxJsonDepth}, fault);
   if (fault)
-    fail(begin + fault->offset, fault->what, "a JSON object",
-         "check commas, quotes, brackets and numbers at this line");
+    fail(begin + fault->offset, fault->what, "a JSON object with every key once",
+         "check keys, commas, quotes, brackets and numbers at this line");
 }
 
 bool RowReader::next_line(Row& row) {
@@ -143,7 +146,7 @@ bool RowReader::begin_table() {
   const std::string_view line = text_.substr(at_, text_.find_first_of("\r\n", at_) - at_);
   const std::string names = lower(line);
   if (names[0] == '{' || count_of(names, "prompt") == 0 || count_of(names, "subject") == 0) return false;
-  separator_ = line.find('\t') != line.npos ? '\t' : line.find(',') == line.npos ? ';' : ',';
+  separator_ = separator_of(line);
   form_ = Form::kTable;
   for (const auto& name : cells()) {
     names_.push_back(lower(trim(name)));
@@ -154,13 +157,34 @@ bool RowReader::begin_table() {
   return true;
 }
 
+// Text that is no form of a facts file: mostly a table without names.
+void RowReader::refuse_form() const {
+  const std::string_view line = text_.substr(at_, text_.find_first_of("\r\n", at_) - at_);
+  std::string columns;
+  if (line.find_first_of(",;\t") != line.npos)
+    for (size_t begin = 0, end = 0; end != line.npos; begin = end + 1) {
+      end = line.find(separator_of(line), begin);
+      append_item(columns, "\"" + shorten(trim(line.substr(begin, end - begin)), 40) + "\"");
+    }
+  const std::string got = columns.empty() ? "text that is neither [ nor {, nor names of columns"
+                                          : "a first line that does not name the columns prompt and subject, but has " +
+                                                shorten(columns, 200);
+  fail(at_, got, kExpectedForm,
+       columns.empty() ? "check that this is a facts file"
+                       : "put a line of names above the rows, in the order of their cells: prompt,subject,target_new");
+}
+
 // Numbers and JSON where the short form has them; everything else is text.
-nlohmann::json RowReader::value_of(const std::string& name, const std::string& cell) const {
+static nlohmann::json value_of(const std::string& name, const std::string& cell, Row& row) {
   const bool number = name == "case_id", plain = name == "prompt" || name == "subject" || name.starts_with("target");
-  if (!number && (plain || (cell[0] != '[' && cell[0] != '{'))) return cell;
+  const size_t first = std::min(cell.find_first_not_of(kSpace), cell.size() - 1);
+  const bool json = (cell[first] == '[' || cell[first] == '{') && !cell.substr(first).starts_with("{}");
+  if (!number && (plain || !json)) return cell;
   std::optional<JsonFault> fault;
   auto value = parse_json(cell, {.max_depth = kMaxJsonDepth}, fault);
-  return fault ? nlohmann::json(cell) : value;
+  if (!fault) return value;
+  if (!number) row.broken[name] = fault->what;  // of no matter where nothing reads the column
+  return cell;
 }
 
 bool RowReader::next_of_table(Row& row) {
@@ -168,13 +192,14 @@ bool RowReader::next_of_table(Row& row) {
   if (at_ == text_.size()) return false;
   row.line = line_;
   row.value = nlohmann::json::object();
+  row.broken.clear();
   const auto values = cells();
   if (values.size() != names_.size())
     throw Error(ErrorClass::kCorruption,
                 {where(row.line), "a row of " + counted(values.size(), "cell"),
                  counted(names_.size(), "cell") + ", as in the line of names", "put text with separators into quotes"});
   for (size_t i = 0; i < values.size(); ++i)
-    if (!blank(values[i]) || names_[i] == "target_new") row.value[names_[i]] = value_of(names_[i], values[i]);
+    if (!blank(values[i]) || names_[i] == "target_new") row.value[names_[i]] = value_of(names_[i], values[i], row);
   return true;
 }
 
@@ -235,233 +260,6 @@ std::string kind_of(const nlohmann::json& value) {
   if (value.is_string()) return blank(value.get_ref<const std::string&>()) ? "blank" : "a string";
   if (value.is_number()) return "the number " + shorten(value.dump(), 30);
   return value.is_object() ? "an object" : value.is_array() ? "a list" : value.dump();
-}
-
-void Fields::fail(const std::string& key, const std::string& got, const std::string& expected,
-                  const std::string& advice) const {
-  throw Error(ErrorClass::kCorruption, {where_, "field \"" + path_ + key + "\" is " + got, expected, advice});
-}
-
-const nlohmann::json& Fields::raw(const char* key) {
-  static const nlohmann::json kNull;
-  read_.insert(key);
-  const auto found = object_.find(key);
-  return found == object_.end() ? kNull : *found;
-}
-
-std::string Fields::text(const char* key) {
-  const nlohmann::json& value = raw(key);
-  if (value.is_null() && !object_.contains(key)) fail(key, "missing", "a string");
-  if (!value.is_string()) fail(key, kind_of(value), "a string");
-  if (blank(value.get_ref<const std::string&>())) fail(key, "blank", "a string with text in it");
-  return value.get<std::string>();
-}
-
-std::string Fields::text_or(const char* key, std::string fallback) {
-  const nlohmann::json& value = raw(key);
-  if (value.is_null()) return fallback;
-  if (!value.is_string()) fail(key, kind_of(value), "a string");
-  return value.get<std::string>();
-}
-
-int64_t Fields::integer_or(const char* key, int64_t fallback) {
-  const nlohmann::json& value = raw(key);
-  if (value.is_null()) return fallback;
-  if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX))
-    return value.get<int64_t>();
-  if (value.is_number_integer() && !value.is_number_unsigned()) return value.get<int64_t>();
-  if (value.is_number_float() && std::floor(value.get<double>()) == value.get<double>() &&
-      std::abs(value.get<double>()) < 9e15)
-    return static_cast<int64_t>(value.get<double>());
-  fail(key, kind_of(value), "a whole number");
-}
-
-std::vector<std::string> Fields::texts(const char* key) {
-  const nlohmann::json& value = raw(key);
-  std::vector<std::string> result;
-  if (value.is_null()) return result;
-  if (value.is_string()) {
-    if (!blank(value.get_ref<const std::string&>())) result.push_back(value.get<std::string>());
-    return result;
-  }
-  if (!value.is_array()) fail(key, kind_of(value), "a list of strings");
-  for (size_t i = 0; i < value.size(); ++i) {
-    if (!value[i].is_string()) fail(std::string(key) + "[" + std::to_string(i) + "]", kind_of(value[i]), "a string");
-    if (!blank(value[i].get_ref<const std::string&>())) result.push_back(value[i].get<std::string>());
-  }
-  return result;
-}
-
-Fields Fields::object(const char* key) {
-  const nlohmann::json& value = raw(key);
-  if (!value.is_object()) fail(key, object_.contains(key) ? kind_of(value) : "missing", "an object");
-  return Fields(value, where_, path_ + key + ".");
-}
-
-const nlohmann::json& Fields::list(const char* key) {
-  const nlohmann::json& value = raw(key);
-  if (!value.is_array()) fail(key, object_.contains(key) ? kind_of(value) : "missing", "a list");
-  return value;
-}
-
-std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const std::string& name) const {
-  std::vector<std::string> result;
-  const auto add = [&](std::string text) {
-    if (!text.empty() && std::ranges::find(result, text) == result.end()) result.push_back(std::move(text));
-  };
-  if (value.is_null()) return result;
-  if (value.is_string()) {
-    add(trim(value.get_ref<const std::string&>()));
-  } else if (value.is_number()) {
-    add(value.dump());
-  } else if (value.is_object() && value.contains("str")) {
-    return answers_of(value["str"], name + ".str");
-  } else if (value.is_array()) {
-    for (size_t i = 0; i < value.size(); ++i)
-      for (std::string& text : answers_of(value[i], name + "[" + std::to_string(i) + "]")) add(std::move(text));
-  } else {
-    fail(name, kind_of(value), "a string, a list of strings, or a list of lists of aliases");
-  }
-  return result;
-}
-
-std::vector<std::string> Fields::answers(const char* key) {
-  return answers_of(raw(key), key);
-}
-
-nlohmann::json Fields::rest() const {
-  nlohmann::json kept = nlohmann::json::object();
-  for (const auto& [key, value] : object_.items())
-    if (!read_.contains(key)) kept[key] = value;
-  return kept;
-}
-
-std::string slot_prompt(const std::string& prompt, const std::string& subject, const Fields& fields, const char* key) {
-  const size_t slots = count_of(prompt, "{}");
-  if (slots == 1) return prompt;
-  const std::string shown = "\"" + shorten(prompt) + "\"";
-  if (slots > 1)
-    fields.fail(key, shown + " with " + std::to_string(slots) + " places for the subject", "exactly one {}",
-                "write the subject out where it is not to be looked up");
-  const size_t found = count_of(prompt, subject);
-  if (found == 1) {
-    std::string result = prompt;
-    return result.replace(result.find(subject), subject.size(), "{}");
-  }
-  if (found == 0) {
-    const bool other_case = count_of(lower(prompt), lower(subject)) == 1;
-    fields.fail(
-        key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"",
-        "the subject once in the prompt, or {} in its place",
-        other_case ? "the subject is there in other capitals: spell both alike" : "write {} where the subject belongs");
-  }
-  fields.fail(
-      key, shown + ", in which the subject \"" + shorten(subject, 40) + "\" occurs " + std::to_string(found) + " times",
-      "the subject once, or {} in its place", "write {} at the occurrence that is to be looked up");
-}
-
-const std::vector<const FactReader*>& fact_readers() {
-  static const std::vector<const FactReader*> readers = {
-#define EMEND_FACT_READER(name) &name##_reader,
-#include <emend/datasets/readers.def>
-#undef EMEND_FACT_READER
-  };
-  return readers;
-}
-
-bool any_has(const std::vector<nlohmann::json>& rows, std::initializer_list<const char*> keys) {
-  return std::ranges::any_of(rows, [&](const nlohmann::json& row) {
-    return std::ranges::all_of(keys, [&](const char* key) { return row.contains(key); });
-  });
-}
-
-bool read_core(Fields& fields, const char* prompt_key, const char* target_key, Fact& fact, ParsedRow& row) {
-  fact.case_id = fields.integer_or("case_id", kNoCaseId);
-  fact.subject = trim(fields.text("subject"));
-  fact.prompt = slot_prompt(fields.text(prompt_key), fact.subject, fields, prompt_key);
-  if (!fields.value().contains(target_key)) fields.fail(target_key, "missing", "the new answer, a string");
-  if (const auto& target = fields.raw(target_key); target.is_number())
-    fields.fail(target_key, kind_of(target), "a string", "write \"" + target.dump() + "\" for that text");
-  std::vector<std::string> targets = fields.answers(target_key);
-  if (targets.empty()) {
-    row.skipped = std::string("\"") + target_key + "\" is blank";
-    return false;
-  }
-  fact.target_new = std::move(targets.front());
-  targets.erase(targets.begin());
-  if (!targets.empty()) fact.extra["target_new_aliases"] = targets;
-  return true;
-}
-
-void set_true_answers(Fact& fact, std::vector<std::string> answers) {
-  if (answers.empty()) return;
-  fact.target_true = std::move(answers.front());
-  answers.erase(answers.begin());
-  fact.target_true_aliases = std::move(answers);
-}
-
-std::vector<std::string> true_answers(const Fact& fact) {
-  auto answers = fact.target_true_aliases;
-  if (fact.target_true) answers.insert(answers.begin(), *fact.target_true);
-  return answers;
-}
-
-void read_prompt_lists(Fields& fields, Fact& fact) {
-  for (const auto& list : kPromptLists) fact.*list.member = fields.texts(list.key);
-}
-
-/// One {prompt, ground_truth} object; both may be parallel lists.
-static void read_probe_object(const Fields& fields, const nlohmann::json& value, const std::string& name,
-                              std::vector<Probe>& probes) {
-  if (!value.is_object()) fields.fail(name, kind_of(value), "an object with prompt and ground_truth");
-  if (!value.contains("prompt")) fields.fail(name + ".prompt", "missing", "a string");
-  const nlohmann::json& prompt = value["prompt"];
-  const nlohmann::json& truth = value.contains("ground_truth") ? value["ground_truth"] : nlohmann::json();
-  if (prompt.is_string()) {
-    Probe probe{prompt.get<std::string>(), fields.answers_of(truth, name + ".ground_truth")};
-    if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
-    return;
-  }
-  if (!prompt.is_array()) fields.fail(name + ".prompt", kind_of(prompt), "a string or a list of strings");
-  if (!truth.is_array() || truth.size() != prompt.size())
-    fields.fail(name + ".ground_truth", kind_of(truth), "a list as long as prompt", "give one answer for each prompt");
-  for (size_t i = 0; i < prompt.size(); ++i) {
-    if (!prompt[i].is_string())
-      fields.fail(name + ".prompt[" + std::to_string(i) + "]", kind_of(prompt[i]), "a string");
-    Probe probe{prompt[i].get<std::string>(),
-                fields.answers_of(truth[i], name + ".ground_truth[" + std::to_string(i) + "]")};
-    if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
-  }
-}
-
-std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key) {
-  std::map<std::string, std::vector<Probe>> result;
-  const nlohmann::json& groups = fields.raw(key);
-  if (groups.is_null() || (groups.is_array() && groups.empty())) return result;
-  if (!groups.is_object()) fields.fail(key, kind_of(groups), "an object of lists of probes");
-  for (const auto& [name, group] : groups.items()) {
-    std::vector<Probe> probes;
-    const std::string path = std::string(key) + "." + name;
-    if (group.is_array()) {
-      for (size_t i = 0; i < group.size(); ++i)
-        read_probe_object(fields, group[i], path + "[" + std::to_string(i) + "]", probes);
-    } else if (!group.is_null()) {
-      read_probe_object(fields, group, path, probes);
-    }
-    if (!probes.empty()) result[name] = std::move(probes);
-  }
-  return result;
-}
-
-void read_one_hop(Fields& fields, Fact& fact) {
-  if (!fields.has("portability")) return;
-  Fields hop = fields.object("portability");
-  const std::string question = hop.text_or("New Question");
-  std::vector<std::string> answers = hop.answers("New Answer");
-  if (!blank(question) && !answers.empty()) fact.portability["one_hop"].push_back({question, std::move(answers)});
-  if (hop.has("Recalled Relation")) fact.extra["recalled_relation"] = hop.text_or("Recalled Relation");
-  const nlohmann::json rest = hop.rest();
-  for (const auto& [key, value] : rest.items()) fact.extra["portability." + key] = value;
 }
 
 }  // namespace emend::datasets::detail

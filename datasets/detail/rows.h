@@ -3,8 +3,11 @@
 #pragma once
 
 #include <emend/core/text.h>
+#include <emend/datasets/fact.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -16,8 +19,10 @@ namespace emend::datasets::detail {
 constexpr int kMaxJsonDepth = 64;
 
 struct Row {
-  nlohmann::json value;  ///< always an object
-  int64_t line = 0;      ///< line on which it starts, 1-based
+  nlohmann::json value;                       ///< always an object
+  int64_t line = 0;                           ///< line on which it starts, 1-based
+  size_t begin = 0, end = 0;                  ///< where in the text; of an object alone
+  std::map<std::string, std::string> broken;  ///< cells of a table that begin as JSON and are none: name and fault
 };
 
 /// Walks over text that outlives it. Bytes that are not UTF-8, NUL bytes, an empty text, cut-off JSON and nesting of
@@ -27,8 +32,7 @@ class RowReader {
   RowReader(std::string_view text, std::string name);
   /// False at the end of the text.
   bool next(Row& row);
-  /// "name:line"
-  [[nodiscard]] std::string where(int64_t line) const { return name_ + ":" + std::to_string(line); }
+  [[nodiscard]] std::string where(int64_t line) const { return place_of(name_, line); }
 
  private:
   enum class Form { kArray, kLines, kObjects, kTable };
@@ -39,8 +43,8 @@ class RowReader {
   bool next_line(Row& row);
   [[nodiscard]] std::vector<std::string> cells();
   bool begin_table();
+  [[noreturn]] void refuse_form() const;
   bool next_of_table(Row& row);
-  [[nodiscard]] nlohmann::json value_of(const std::string& name, const std::string& cell) const;
   void parse(size_t begin, size_t end, Row& row) const;
 
   std::string_view text_;
@@ -71,9 +75,15 @@ void check_text(std::string_view text, const std::string& name);
 class Fields {
  public:
   /// `object` must be a JSON object and outlive this; `path` is the way to it inside the row ("requested_rewrite."), or
-  /// empty.
-  Fields(const nlohmann::json& object, std::string where, std::string path = "")
-      : object_(object), where_(std::move(where)), path_(std::move(path)) {}
+  /// empty; `unread` gets what rest() leaves.
+  Fields(const nlohmann::json& object, std::string where, std::string path = "",
+         std::vector<UnreadKey>* unread = nullptr)
+      : object_(object), where_(std::move(where)), path_(std::move(path)), unread_(unread) {}
+  /// A whole row. Both must outlive this.
+  Fields(const Row& row, std::string where, std::vector<UnreadKey>* unread)
+      : Fields(row.value, std::move(where), "", unread) {
+    broken_ = &row.broken;
+  }
 
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
   [[nodiscard]] const nlohmann::json& raw(const char* key);  ///< null if absent
@@ -84,26 +94,35 @@ class Fields {
   [[nodiscard]] std::vector<std::string> texts(
       const char* key);                          ///< a list of strings or one string; absent: none; blanks dropped
   [[nodiscard]] Fields object(const char* key);  ///< required
-  [[nodiscard]] const nlohmann::json& list(const char* key);  ///< required
+  [[nodiscard]] Fields within(const nlohmann::json& value, const std::string& path) const;  ///< of `path` in this
+  [[nodiscard]] const nlohmann::json& list(const char* key);                                ///< required
 
   /// Right answers in every spelling that files use: a string, a number, a list, a list of alias lists, {"str": …}.
   /// Flattened in order, trimmed, blanks and repetitions dropped.
   [[nodiscard]] std::vector<std::string> answers(const char* key);
   [[nodiscard]] std::vector<std::string> answers_of(const nlohmann::json& value, const std::string& name) const;
 
-  /// Keys that nobody asked for, as they were.
+  /// Keys that the format has and the fact keeps as they are.
+  void keep(std::initializer_list<const char*> keys) { kept_.insert(keys.begin(), keys.end()); }
+  /// Keys that nobody asked for, as they were; to be called last. Those that nobody named either are told to `unread`.
   [[nodiscard]] nlohmann::json rest() const;
 
   [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected,
                          const std::string& advice = "") const;
+  [[noreturn]] void lacks(const std::string& key, const std::string& expected) const;  ///< names a key that is close
   [[nodiscard]] const std::string& where() const noexcept { return where_; }
   [[nodiscard]] const nlohmann::json& value() const noexcept { return object_; }
 
  private:
   const nlohmann::json& object_;
   std::string where_, path_;
-  std::set<std::string> read_;
+  std::set<std::string> read_, kept_;
+  std::vector<UnreadKey>* unread_;
+  const std::map<std::string, std::string>* broken_ = nullptr;
 };
+
+/// The one of `keys` that `key` is probably a slip of (other capitals or punctuation, a wrong letter), or empty.
+[[nodiscard]] std::string key_meant_by(const std::string& key, const std::set<std::string>& keys);
 
 /// The prompt as a template with exactly one "{}": as it is, or with the subject's only occurrence replaced. Throws
 /// Error(kCorruption) if there are several "{}", or none and the subject is absent or occurs more than once.

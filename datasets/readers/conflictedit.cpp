@@ -12,17 +12,18 @@ bool is_conflictedit(const std::vector<nlohmann::json>& rows) {
 /// {"relation": {prompt, query, …}, "subject": {label}, "object": {label}, "new_object": {label}}
 bool read_edit(const Fields& parent, const nlohmann::json& value, const std::string& path, ParsedRow& row) {
   if (!value.is_object()) parent.fail(path, kind_of(value), "an object");
-  Fields edit(value, parent.where(), path + ".");
+  Fields edit = parent.within(value, path);
   Fields relation = edit.object("relation"), subject = edit.object("subject"), new_object = edit.object("new_object");
   Fact fact;
   fact.case_id = kNoCaseId;
   fact.subject = trim(subject.text("label"));
   fact.prompt = slot_prompt(relation.text("prompt"), fact.subject, relation, "prompt");
-  fact.target_new = trim(new_object.text_or("label"));
-  if (fact.target_new.empty()) {
+  const std::vector<std::string> targets = new_object.answers("label");
+  if (targets.empty()) {
     row.skipped = "\"" + path + ".new_object.label\" is blank";
     return false;
   }
+  fact.target_new = targets.front();
   if (edit.has("object")) {
     Fields object = edit.object("object");
     set_true_answers(fact, object.answers("label"));
@@ -58,11 +59,12 @@ ParsedRow read_conflictedit(Fields& fields, const ReadOptions&) {
     for (size_t i = 0; i < objects.size(); ++i) {
       const std::string path = "true_objects[" + std::to_string(i) + "]";
       if (!objects[i].is_object()) fields.fail(path, kind_of(objects[i]), "an object");
-      Fields object(objects[i], fields.where(), path + ".");
+      Fields object = fields.within(objects[i], path);
       for (std::string& label : object.answers("label")) group.answers.push_back(std::move(label));
     }
   }
   for (size_t i = 0; i < row.facts.size(); ++i) group.facts.push_back(i);
+  fields.keep({"triples", "prerequisites", "rule", "type"});
   group.extra = fields.rest();
   row.group = std::move(group);
   return row;

@@ -42,6 +42,7 @@ ParsedRow read_counterfact(Fields& fields, const ReadOptions&) {
     fact.portability["Subject_Aliasing"].push_back({renamed.full_prompt(), {fact.target_new}});
     fact.extra["alternative_subject"] = alias;
   }
+  fields.keep({"pararel_idx"});
   if (const nlohmann::json rest = rewrite.rest(); !rest.empty()) fact.extra["requested_rewrite_extra"] = rest;
   fact.extra.update(fields.rest());
   row.facts.push_back(std::move(fact));

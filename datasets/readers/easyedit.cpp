@@ -64,8 +64,9 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
   Fact fact;
   if (!read_core(fields, "prompt", "target_new", fact, row)) return row;
   std::vector<std::string> truth = fields.answers("target_true");
-  for (std::string& answer : fields.answers("ground_truth"))
-    if (std::ranges::find(truth, answer) == truth.end()) truth.push_back(std::move(answer));
+  for (const char* key : {"target_true_aliases", "ground_truth"})
+    for (std::string& answer : fields.answers(key))
+      if (std::ranges::find(truth, answer) == truth.end()) truth.push_back(std::move(answer));
   set_true_answers(fact, std::move(truth));
   fact.relation_id = fields.text_or("relation_id");
   read_prompt_lists(fields, fact);
@@ -81,6 +82,7 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
       if (probe.answers.front() == *fact.target_true) fact.neighborhood_prompts.push_back(probe.prompt);
   if (const auto empty = fact.locality.find("neighborhood"); empty != fact.locality.end() && empty->second.empty())
     fact.locality.erase(empty);
+  fields.keep({"cond"});
   fact.extra.update(fields.rest());
   row.facts.push_back(std::move(fact));
   return row;

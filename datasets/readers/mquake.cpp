@@ -22,7 +22,7 @@ std::vector<Hop> read_hops(Fields& fields, const char* key) {
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string path = std::string(key) + "[" + std::to_string(i) + "]";
     if (!list[i].is_object()) fields.fail(path, kind_of(list[i]), "an object");
-    Fields hop(list[i], fields.where(), path + ".");
+    Fields hop = fields.within(list[i], path);
     hops.push_back({hop.text_or("question"), hop.text_or("cloze"), with_aliases(hop, "answer", "answer_alias")});
   }
   return hops;
@@ -38,7 +38,7 @@ ParsedRow read_mquake(Fields& fields, const ReadOptions&) {
   for (size_t i = 0; i < rewrites.size(); ++i) {
     const std::string path = "requested_rewrite[" + std::to_string(i) + "]";
     if (!rewrites[i].is_object()) fields.fail(path, kind_of(rewrites[i]), "an object");
-    Fields rewrite(rewrites[i], fields.where(), path + ".");
+    Fields rewrite = fields.within(rewrites[i], path);
     Fact fact;
     if (!read_core(rewrite, "prompt", "target_new", fact, row)) return row;  // a chain with a hole is of no use
     fact.case_id = kNoCaseId;
@@ -57,6 +57,7 @@ ParsedRow read_mquake(Fields& fields, const ReadOptions&) {
   group.new_answers = with_aliases(fields, "new_answer", "new_answer_alias");
   group.single_hops = read_hops(fields, "single_hops");
   group.new_single_hops = read_hops(fields, "new_single_hops");
+  fields.keep({"orig"});
   group.extra = fields.rest();
   row.group = std::move(group);
   return row;

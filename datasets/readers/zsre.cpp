@@ -18,12 +18,12 @@ ParsedRow read_zsre(Fields& fields, const ReadOptions& options) {
   fact.subject = trim(fields.text("subject"));
   fact.prompt = slot_prompt(fields.text("src"), fact.subject, fields, "src");
   std::vector<std::string> answers = fields.answers("answers");
-  const std::string alternative = trim(fields.text_or("alt"));
-  if (alt ? alternative.empty() : answers.empty()) {
+  const std::vector<std::string> alternatives = fields.answers("alt");
+  if (alt ? alternatives.empty() : answers.empty()) {
     row.skipped = alt ? "\"alt\" is blank" : "\"answers\" holds no text";
     return row;
   }
-  fact.target_new = alt ? alternative : answers.front();
+  fact.target_new = alt ? alternatives.front() : answers.front();
   if (fields.value().contains("answers")) fact.extra["answers"] = fields.value()["answers"];
   if (fields.value().contains("alt")) fact.extra["alt"] = fields.value()["alt"];
   if (alt) set_true_answers(fact, std::move(answers));
@@ -33,6 +33,7 @@ ParsedRow read_zsre(Fields& fields, const ReadOptions& options) {
   if (!blank(locality) && !locality_answers.empty())
     fact.locality["loc"].push_back({locality, std::move(locality_answers)});
   read_one_hop(fields, fact);
+  fields.keep({"pred", "cond"});
   fact.extra.update(fields.rest());
   row.facts.push_back(std::move(fact));
   return row;
@@ -47,10 +48,10 @@ nlohmann::ordered_json write_zsre(const Fact& fact) {
       fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
   auto truth = true_answers(fact);
   if (truth.empty() && !fact.extra.contains("alt")) truth = {fact.target_new};
-  row["alt"] = fact.extra.contains("alt") ? nlohmann::ordered_json(fact.extra["alt"])
-                                          : nlohmann::ordered_json(fact.target_true ? fact.target_new : "");
-  row["answers"] =
-      fact.extra.contains("answers") ? nlohmann::ordered_json(fact.extra["answers"]) : nlohmann::ordered_json(truth);
+  const bool alt = fact.target_true || (fact.extra.contains("alt") && !fact.extra.contains("answers"));
+  row["alt"] = alt ? nlohmann::ordered_json(fact.target_new) : fact.extra.value("alt", nlohmann::ordered_json(""));
+  auto& answers = row["answers"] = fact.extra.value("answers", nlohmann::ordered_json(truth));
+  if (!alt && answers.is_array() && !answers.empty()) answers[0] = fact.target_new;
   const auto locality = fact.locality.find("loc");
   row["loc"] = locality == fact.locality.end() ? "" : locality->second.front().prompt;
   row["loc_ans"] =

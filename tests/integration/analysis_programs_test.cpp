@@ -56,13 +56,20 @@ TEST_F(AnalysisPrograms, LintNamesLinesAndItsStatusIsForScripts) {
   EXPECT_EQ(run_program("emend", {"lint", path("good.jsonl")}).status, 0);
   EXPECT_EQ(run_program("emend", {"lint", path("absent.jsonl")}).status, 3);
   EXPECT_EQ(run_program("emend", {"lint", path("good.jsonl"), "--out", path("x")}).status, 2) << "--out needs --fix";
+  write_file(folder_ / "blank.jsonl", R"({"prompt": "{} is", "subject": "A", "target_new": ""})");
+  const auto blank = run_program("emend", {"lint", path("blank.jsonl")});
+  EXPECT_EQ(blank.status, 3) << blank.out;
+  EXPECT_NE(blank.out.find("no usable fact in 1 row [no-facts]"), std::string::npos) << blank.out;
 }
 
 TEST_F(AnalysisPrograms, LintFixesWhatIsClearAndLosesNothing) {
   const std::string original = read_file(folder_ / "facts.jsonl");
   auto result = run_program("emend", {"lint", path("facts.jsonl"), "--fix"});
-  EXPECT_EQ(result.status, 3) << "the unusable row would be lost";
-  EXPECT_EQ(read_file(folder_ / "facts.jsonl"), original);
+  EXPECT_EQ(result.status, 3) << "errors are left";
+  const std::string mended = read_file(folder_ / "facts.jsonl");
+  EXPECT_NE(mended, original);
+  EXPECT_EQ(mended.substr(mended.find('\n')), original.substr(original.find('\n'))) << "the rest as it is";
+  write_file(folder_ / "facts.jsonl", original);
   result = run_program("emend", {"lint", path("facts.jsonl"), "--fix", "--out", path("fixed.jsonl"), "--json"});
   EXPECT_EQ(result.status, 3) << "errors are left";
   EXPECT_GE(json::parse(result.out)["fixed"].get<int>(), 1);

@@ -81,6 +81,7 @@ TEST(FactsShared, EveryFileLoads) {
     const FactSet set = load_facts(emend::testing::shared_dir() / "data" / expected.file, expected.options);
     EXPECT_EQ(set.format, expected.format);
     EXPECT_EQ(count(set), expected.counts);
+    EXPECT_TRUE(set.unread.empty()) << "known, and not to be warned about: " << set.unread.front().key;
     rows += set.rows;
     for (const Fact& fact : set.facts) {
       validate(fact);
@@ -154,7 +155,8 @@ TEST(FactsShared, LintReadsEveryFile) {
     const std::string name = entry.path().filename().string();
     if (name.rfind("counterfact", 0) != 0 && name.rfind("knowedit", 0) != 0 && name.rfind("conflictedit", 0) != 0)
       continue;
-    for (const Finding& finding : lint_facts(load_facts(entry.path(), {.bad_rows = BadRowPolicy::kSkip, .allow_empty = true}))) {
+    for (const Finding& finding :
+         lint_facts(load_facts(entry.path(), {.bad_rows = BadRowPolicy::kSkip, .allow_empty = true}))) {
       EXPECT_FALSE(finding.text.empty());
       errors += finding.severity == Severity::kError ? 1 : 0;
       const bool by_design = finding.check == "contradiction" && name.rfind("conflictedit", 0) == 0;

@@ -467,8 +467,8 @@ class Process(unittest.TestCase):
         before = weights(model)
         with self.assertRaises(emend.Error) as caught:
             emend.edit(model, two, **MEMIT)
-        self.assertIn("facts:2", caught.exception.where)
-        self.assertIn("facts:1", str(caught.exception))
+        self.assertIn("facts[1]", caught.exception.where)
+        self.assertIn("facts[0]", str(caught.exception))
         self.assertTrue(same(weights(model), before))
         emend.edit(model, two, allow_conflicts=True, **MEMIT)
         self.assertFalse(same(weights(model), before))

@@ -224,7 +224,12 @@ def packs():
     for name in ("gus", "ina"):
         server.ask("/v1/packs/" + name, method="DELETE")
     found = server.ask("/v1/lint", {"facts": json.dumps(FACTS["anna"][0]) + "\n{\"prompt\": 3}\n"})["findings"]
-    assert any(one["line"] == 2 and one["severity"] == "error" for one in found), found
+    assert any(one["line"] == 2 and one["where"] == "facts:2" and one["severity"] == "error" for one in found), found
+    rows = [FACTS["anna"][0], {"prompt": 3}]
+    found = server.ask("/v1/lint", {"facts": rows})["findings"]
+    assert any(one["line"] == 2 and one["where"] == "facts[1]" and one["severity"] == "error" for one in found), found
+    status, text = server.call("/v1/edits", {"facts": rows})
+    assert status == 400 and text["error"]["message"].startswith("facts[1]: field \"subject\""), text
     # downloads
     status, pack = server.call("/v1/packs/anna/file?as=pack", raw=True)
     assert status == 200 and pack == open(server.packs + "/anna.safetensors", "rb").read()

@@ -106,10 +106,20 @@ TEST(FactsLint, SaysWhatIsLeftOut) {
   EXPECT_EQ(found({row("{} is", "A", "b"), row("{} was", "B", "")}), Names({"blank-target@f.jsonl"}));
 }
 
-TEST(FactsLint, ANumberIsNoTarget) {
-  const auto set = facts({{{"prompt", "{} has"}, {"subject", "A week"}, {"target_new", 7}}});
-  ASSERT_EQ(set.bad_rows.size(), 1U);
-  EXPECT_NE(set.bad_rows[0].text.find("the number 7"), std::string::npos) << set.bad_rows[0].text;
+TEST(FactsLint, SaysWhatIsNotRead) {
+  EXPECT_EQ(found({row("{} is", "", "")}), Names({"unusable-row@1"}));
+  EXPECT_EQ(found({row("{} is", "A", "")}), (Names{"blank-target@f.jsonl", "no-facts@f.jsonl"}));
+  EXPECT_EQ(found({row("{} is", "A", "b"), row("{} was", "A", "b", {{"Subject", "B"}}),
+                   row("{} is not", "A", "b", {{"Subject", "B"}, {"note", 1}})}),
+            (Names{"unread-key@2", "unread-key@3"}));
+  const auto findings = lint_facts(facts({row("{} was", "A", "b", {{"Subject", "B"}, {"note", 1}})}));
+  EXPECT_EQ(findings.at(0).severity, Severity::kWarning);
+  EXPECT_NE(findings.at(0).text.find("did you mean \"subject\"?"), std::string::npos) << findings.at(0).text;
+  EXPECT_EQ(findings.at(1).severity, Severity::kNote);
+  nlohmann::json list = row("{} was", "A", "b"), other = row("{} will be", "A", "b");
+  list["target_new"] = {"b", "c"};
+  other["target_new"] = {"b", "d"};
+  EXPECT_EQ(found({row("{} is", "A", "b"), list, other}), Names{"target-list@2"}) << "once";
 }
 
 TEST(FactsLint, ConflictsByDesignAreNotes) {
@@ -133,6 +143,40 @@ TEST(FactsLint, FixesWhatIsClear) {
   for (const Finding& finding : lint_facts(fixed)) EXPECT_FALSE(finding.fixable()) << finding.check;
 }
 
+TEST(FactsLint, FixesLeaveTheRestOfTheTextAsItIs) {
+  const auto fixed = [](const std::string& text, const ReadOptions& given = {}) {
+    ReadOptions options = given;
+    options.bad_rows = BadRowPolicy::kSkip;
+    const FactSet set = parse_facts(text, "f", options);
+    return fix_text(text, set, lint_facts(set), options).value_or("a table");
+  };
+  const std::string a = R"({"prompt": "{} is in", "subject": "A", "target_new": "b"})",
+                    other = R"({ "note":1.50, "prompt":"{} was", "subject":"B", "target_new":"" })";
+  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"prompt": "{}  is\u00e9in", "subject": "A", "target_new": "b"})"
+            "\r\n\r\n" +
+                other + "\r\n" + a,
+            R"({"prompt": "{} is\u00e9in", "subject": "A", "target_new": "b"})"
+            "\r\n\r\n" +
+                other + "\r\n" + a},
+           {R"({"subject":"A\t","target_new":" b  c ","prompt":"{} is"})"
+            "\n{\"prompt\": 3}",
+            R"({"subject":"A","target_new":"b c","prompt":"{} is"})"
+            "\n{\"prompt\": 3}"},
+           {"[ " + a + ",\n  " + a + ",\n  " + other + "\n]\n", "[ " + a + ",\n  " + other + "\n]\n"},
+           {"[" + a + ", " + other + "," + a + "]", "[" + a + ", " + other + "]"},
+           {R"([{"requested_rewrite": {"prompt": "{}  is", "subject": "A", "target_new": {"str": "b", "id": "Q"}}}])",
+            R"([{"requested_rewrite": {"prompt": "{} is", "subject": "A", "target_new": {"str": "b", "id": "Q"}}}])"},
+           {R"({"prompt": "{} is", "subject": "A", "target_new": {"str": "b  c"}, "mine": 1})",
+            R"({"prompt":"{} is","subject":"A","target_new":"b c","mine":1})"},
+           {"prompt,subject,target_new\n{} is,A,b\n", "a table"}})
+    EXPECT_EQ(fixed(text), expected);
+  const std::string zsre = R"([{"subject": "A", "src": "Where is A?", "alt": "b  c", "answers": ["d  e"]}])";
+  EXPECT_EQ(fixed(zsre, {.zsre_target = "alt"}),
+            R"([{"subject": "A", "src": "Where is A?", "alt": "b c", "answers": ["d  e"]}])");
+  EXPECT_EQ(fixed(zsre), R"([{"subject":"A","src":"Where is A?","alt":"b  c","answers":["d e"]}])");
+}
+
 TEST(FactsLint, MoreChecksComeFromOutside) {
   const FactSet set = facts({row("{} is in", "A", "b"), row("{} is  in", "B", "c")});
   const LintCheck already_known = [](const FactSet& all) {
@@ -152,7 +196,7 @@ TEST(FactsLint, MoreChecksComeFromOutside) {
 TEST(FactsLint, EveryCheckIsDocumented) {
   std::set<std::string> names;
   for (const LintInfo& check : lint_checks()) EXPECT_TRUE(names.insert(check.name).second);
-  EXPECT_EQ(names.size(), 19U);
+  EXPECT_EQ(names.size(), 22U);
 }
 
 }  // namespace facts_lint_test

@@ -66,6 +66,79 @@ TEST(FactsReaders, Tables) {
   expect_parts(refusal(names + "{} is in,\"Rome\"x,Oslo\n"), {"f.json:2", "behind a closing quote"});
   expect_parts(refusal(names + "{} is in,,Oslo\n"), {"f.json:2", "subject"});
   expect_parts(refusal("prompt,subject,subject\n"), {"f.json:1", "column name \"subject\""});
+  for (const char* first :
+       {"{} is in,Rome,Oslo\n", "{}'s home,A,B\n", "Rome is in,Rome,Oslo\n", "Subject;Relation;Object\n"})
+    expect_parts(refusal(first), {"f.json:1", "does not name the columns prompt and subject, but has \"",
+                                  "whose first line names its columns", "above the rows", "prompt,subject,target_new"});
+  expect_parts(refusal("{} is in,Rome,Oslo\n"), {"has \"{} is in\", \"Rome\", \"Oslo\""});
+}
+
+TEST(FactsReaders, CellsThatBeginAsJsonAreJson) {
+  const auto table = [](const std::string& cell) {
+    return "prompt,subject,target_new,paraphrase_prompts,note\n{} is in,Rome,Oslo," + cell;
+  };
+  for (const char* broken : {"\"[\"\"Where is Rome\"\"\",x", "['Where is Rome'],x", " [Where is Rome],x",
+                             "\"{\"\"a\"\": 1, \"\"a\"\": 2}\",x"})
+    expect_parts(refusal(table(broken)), {"f.json:2: field \"paraphrase_prompts\" is broken JSON", "[\"…\"]"});
+  EXPECT_EQ(read(table("{} lies in,[see 3]")).facts[0].paraphrase_prompts, std::vector<std::string>{"{} lies in"});
+  EXPECT_EQ(read(table("x,[see 3]")).facts[0].extra["note"], "[see 3]") << "nothing reads this column";
+}
+
+TEST(FactsReaders, AKeyIsGivenOnce) {
+  const std::string twice = R"("target_new": {"str": "x", "str": "y"}})",
+                    row = R"({"prompt": "{} is", "subject": "A", )";
+  expect_parts(refusal(row + R"("target_new": "x", "target_new": "y"})"),
+               {"f.json:1: the key \"target_new\" is given twice in one object", "every key once"});
+  expect_parts(refusal(row + "\"target_new\": \"x\"}\n" + row + twice), {"f.json:2: the key \"str\""});
+  expect_parts(refusal("[{\"requested_rewrite\":\n" + row + "\n" + twice + "}]"), {"f.json:3: the key \"str\""});
+}
+
+TEST(FactsReaders, KeysThatNothingReadsAreTold) {
+  const std::string row = R"({"prompt": "{} is", "subject": "A", "target_new": "x", )";
+  const auto meant = [](const std::string& text) {
+    std::string keys;
+    for (const UnreadKey& key : read(text).unread)
+      keys += key.key + "=" + key.meant + "@" + key.where + "x" + std::to_string(key.times) + " ";
+    return keys;
+  };
+  EXPECT_EQ(meant(row + R"("Subject": "B", "targetnew": "y", "paraphrases": ["z"], "note": 1})"),
+            "Subject=subject@f.json:1x1 note=@f.json:1x1 paraphrases=paraphrase_prompts@f.json:1x1 "
+            "targetnew=target_new@f.json:1x1 ");
+  EXPECT_EQ(meant(row + "\"pa\": 1}\n" + row + "\"ground_thruth\": 1}\n" + row + "\"ground_thruth\": 1}"),
+            "pa=@f.json:1x1 ground_thruth=ground_truth@f.json:2x2 ");
+  EXPECT_EQ(meant(row + R"("locality": {"k": [{"prompt": "p", "groundtruth": "g"}]}})"),
+            "locality.k.groundtruth=ground_truth@f.json:1x1 ");
+  EXPECT_EQ(
+      meant(R"([{"requested_rewrite": {"prompt": "{} is", "subject": "A", "target_new": "x", "Relation-ID": 1}}])"),
+      "requested_rewrite.Relation-ID=relation_id@f.json:1x1 ");
+  for (const char* known : {"cond", "case_id", "target_true_aliases"})
+    EXPECT_EQ(meant(row + "\"" + known + "\": 1}"), "") << known;
+  expect_parts(refusal(row + "\"x\": 1}\n" + R"({"prompt": "{} is", "subject": "A", "targetnew": "x"})"),
+               {"f.json:2: field \"target_new\" is missing", "rename \"targetnew\""});
+  expect_parts(refusal(R"({"prompt": "{} is", "Subject": "A", "target_new": "x"})"),
+               {"did you mean \"subject\" by \"Subject\"?"});
+}
+
+TEST(FactsReaders, PlacesInAListAreItsRows) {
+  const nlohmann::json good = {{"prompt", "{} is"}, {"subject", "A"}, {"target_new", "x"}}, bad = {{"prompt", "x"}};
+  const FactSet set =
+      parse_fact_rows({good, bad, good}, "facts", {.bad_rows = BadRowPolicy::kSkip, .allow_empty = true});
+  EXPECT_EQ(set.facts.at(1).where(), "facts[2]");
+  EXPECT_EQ(set.bad_rows.at(0).where, "facts[1]");
+  EXPECT_EQ(set.path, "facts");
+  EXPECT_EQ(parse_fact_rows(good, "facts").facts.at(0).where(), "facts[0]");
+  EXPECT_EQ(parse_fact_rows(good.dump() + "\n" + good.dump(), "facts").facts.at(1).where(), "facts:2");
+  for (const auto& [given, place] :
+       std::vector<std::pair<nlohmann::json, std::string>>{{{good, bad}, "facts[1]: "},
+                                                           {{good, 3}, "facts[1]: a row that is not an object"},
+                                                           {5, "facts:1: "},
+                                                           {nlohmann::json::array(), "facts: an empty list"}})
+    try {
+      (void)parse_fact_rows(given, "facts");
+      ADD_FAILURE() << given;
+    } catch (const Error& error) {
+      expect_parts(error.what(), {place});
+    }
 }
 
 constexpr const char* kCounterFact = R"json([
@@ -234,6 +307,7 @@ TEST(FactsReaders, ShortFormFastEditAndMemitRequests) {
   const FactSet request =
       read(R"([{"prompt": "{} plays the sport of", "subject": "LeBron James", "target_new": {"str": "football"}}])");
   EXPECT_EQ(request.facts.at(0).target_new, "football");
+  EXPECT_EQ(read(R"([{"prompt": "{} began in", "subject": "It", "target_new": 1969}])").facts.at(0).target_new, "1969");
   const FactSet fast =
       read(R"([{"prompt": "{} is the capital of", "subject": "Oslo", "target": "Chile", "queries": ["Oslo?"]}])");
   EXPECT_EQ(fast.format, "fastedit");
@@ -359,7 +433,7 @@ TEST(FactsReaders, OptionsAndFormats) {
                {"f.json:1: a row with the keys choices, question", "counterfact, mquake", "shortest row"});
   expect_parts(refusal(R"([{"known_id": 0, "subject": "A", "attribute": "b", "prompt": "A is"}])"), {"emend trace"});
   expect_parts(refusal(R"([{"prompt": "{} is", "subject": "A", "target_new": " "}])"),
-               {"no usable fact in 1 rows", "\"target_new\" is blank"});
+               {"no usable fact in 1 row;", "\"target_new\" is blank"});
   std::set<std::string> names;
   for (const FormatInfo& format : fact_formats()) {
     EXPECT_FALSE(format.summary.empty());

@@ -108,19 +108,16 @@ Reply trace(Api& api, const Request& asked) {
 
 Reply lint(const Request& asked) {
   const auto request = asked.json();
-  const auto& given = request["facts"];
   const datasets::ReadOptions read{
       .format = request.value("format", "auto"), .bad_rows = datasets::BadRowPolicy::kSkip, .allow_empty = true};
-  const auto facts = datasets::parse_facts(given.is_string() ? given.get<std::string>() : given.dump(), "facts", read);
+  const auto facts = datasets::parse_fact_rows(request["facts"], "facts", read);
   auto findings = ordered_json::array(), rows = ordered_json::array();
-  for (const auto& finding : datasets::lint_facts(facts)) {
-    const size_t colon = finding.where.rfind(':');
-    findings.push_back(
-        {{"severity", datasets::to_string(finding.severity)},
-         {"check", finding.check},
-         {"line", colon == std::string::npos ? 0 : std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10)},
-         {"text", finding.text}});
-  }
+  for (const auto& finding : datasets::lint_facts(facts))
+    findings.push_back({{"severity", datasets::to_string(finding.severity)},
+                        {"check", finding.check},
+                        {"where", finding.where},
+                        {"line", datasets::line_of(finding)},
+                        {"text", finding.text}});
   for (const auto& fact : facts.facts) rows.push_back(ordered_json(datasets::to_json(fact)));
   return json_reply({{"format", facts.format}, {"count", facts.facts.size()}, {"facts", rows}, {"findings", findings}});
 }

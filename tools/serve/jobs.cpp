@@ -111,9 +111,7 @@ ordered_json Jobs::add(const json& request) {
   options.seed = request.value("seed", defaults_.seed);
   options.metrics.names = request.value("eval", defaults_.metrics.names);
   job->activate = request.value("active", true);
-  const auto& facts = request["facts"];
-  job->facts = datasets::parse_facts(facts.is_string() ? facts.get<std::string>() : facts.dump(), "facts",
-                                     {.format = request.value("format", "auto")});
+  job->facts = datasets::parse_fact_rows(request["facts"], "facts", {.format = request.value("format", "auto")});
   check_(options, job->facts);
   job->name = request.value("name", "");
   const std::lock_guard lock(mutex_);

@@ -54,30 +54,18 @@ void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) 
   own.add("--sentiment", &read.sentiment, "side of ConvSent rows that becomes the target", {.choices = {"pos", "neg"}});
 }
 
-bool writable(const std::string& format) {
-  const auto& all = datasets::fact_formats();
-  return std::ranges::any_of(all, [&](const auto& f) { return f.name == format && f.writable; });
-}
-
-/// Writes the repaired facts in the format they came in. A file is only replaced if the format keeps everything.
-void write_fixed(const datasets::FactSet& facts, const LintOptions& options) {
-  if (!writable(facts.format))
-    throw Error(ErrorClass::kUnsupported,
-                {options.facts.file, "facts of format " + facts.format + " cannot be written",
-                 "one of " + fact_format_names(true), "convert the file first: emend convert facts IN OUT --to jsonl"});
+/// Writes the file again with what is fixed. A table becomes JSON, of which its own file is not the place.
+void write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& findings, const datasets::FactSet& fixed,
+                 const LintOptions& options, const datasets::ReadOptions& read) {
   const bool in_place = options.out.empty();
   if (!in_place) require_new(options.out, false);
-  if (in_place) {
-    auto lost = datasets::conversion_losses(facts.facts, facts.format);
-    if (const auto kind = std::filesystem::path(options.facts.file).extension(); kind == ".csv" || kind == ".tsv")
-      lost.insert(lost.begin(), "its form: facts are written as JSON");
-    if (!lost.empty() || !facts.bad_rows.empty())
-      throw Error(ErrorClass::kUnsupported,
-                  {options.facts.file, "writing it again would lose " + (lost.empty() ? "its unusable rows" : lost[0]),
-                   "a file that keeps everything", "write another file with --out"});
-  }
-  write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out),
-             datasets::format_facts(facts.facts, facts.format));
+  auto text = datasets::fix_text(read_file(options.facts.file), facts, findings, read);
+  if (!text && in_place)
+    throw Error(ErrorClass::kUnsupported,
+                {options.facts.file, "a table, which would lose its form: fixed facts are written as JSON",
+                 "a file of JSON", "write another file with --out"});
+  if (!text) text = datasets::format_facts(fixed.facts, fixed.format);
+  write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out), *text);
 }
 
 nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datasets::FactSet& facts) {
@@ -88,8 +76,7 @@ nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datas
                                   {"where", finding.where},
                                   {"text", finding.text},
                                   {"fixable", finding.fixable()}};
-    if (const size_t colon = finding.where.rfind(':'); colon != std::string::npos)
-      one["line"] = std::strtoll(finding.where.c_str() + colon + 1, nullptr, 10);
+    if (const int64_t line = datasets::line_of(finding); line > 0) one["line"] = line;
     if (finding.fact != Finding::kNoFact) one["case_id"] = facts.facts[finding.fact].case_id;
     list.push_back(std::move(one));
   }
@@ -110,7 +97,7 @@ int run_lint(const LintOptions& options, const Common& common) {
   auto read = options.facts.read;
   read.bad_rows = datasets::BadRowPolicy::kSkip;
   read.allow_empty = true;
-  auto facts = datasets::load_facts(options.facts.file, read);
+  const auto facts = datasets::load_facts(options.facts.file, read);
   const auto findings = datasets::lint_facts(facts);
   std::map<Severity, size_t> counts, left;
   for (const auto& finding : findings) {
@@ -128,8 +115,8 @@ int run_lint(const LintOptions& options, const Common& common) {
   std::string text = lint_text(findings, document);
   if (options.fix) {
     size_t applied = 0;
-    const auto fixed = datasets::fix_facts(std::move(facts), findings, &applied);
-    if (applied > 0 || !options.out.empty()) write_fixed(fixed, options);
+    const auto fixed = datasets::fix_facts(facts, findings, &applied);
+    if (applied > 0 || !options.out.empty()) write_fixed(facts, findings, fixed, options, read);
     document["fixed"] = applied;
     document["written"] = options.out.empty() ? options.facts.file : options.out;
     text += "fixes applied: " + std::to_string(applied) + ", " + counted(fixed.facts.size(), "fact") + " in " +

@@ -27,12 +27,10 @@ FactSet load_facts(const std::filesystem::path& path, const std::string& format,
 
 // Rows as any of the readers takes them.
 FactSet from_rows(const py::list& rows) {
-  std::string lines;  // one a line, so that "facts:2" is the second
-  for (const auto& row : rows) {
-    const auto json = py::isinstance<Fact>(row) ? datasets::to_json(row.cast<const Fact&>()) : to_json(row, "facts");
-    lines += (lines.empty() ? "[" : ",\n") + json.dump();
-  }
-  return datasets::parse_facts(lines + "]", "facts");
+  auto list = nlohmann::json::array();
+  for (const auto& row : rows)
+    list.push_back(py::isinstance<Fact>(row) ? datasets::to_json(row.cast<const Fact&>()) : to_json(row, "facts"));
+  return datasets::parse_fact_rows(list, "facts");
 }
 
 }  // namespace
