@@ -305,7 +305,12 @@ RunReport load_run(const std::filesystem::path& folder) {
     throw Error(ErrorClass::kNotFound,
                 {folder.string(), "no such folder", "the folder of a run", "give the folder of a run of memit_edit"});
   RunReport run;
-  run.results = parse_object(read_file(folder / "results.json"), (folder / "results.json").string());
+  const auto results = folder / "results.json";
+  run.results = parse_object(read_file(results), results.string());
+  if (!run.results.contains("schema"))
+    throw Error(ErrorClass::kCorruption,
+                {results.string(), "no results of a run", "what memit_edit and emend tune write",
+                 "run again, or fetch the folder again"});
   if (const auto path = folder / "cases.jsonl"; std::filesystem::exists(path)) {
     std::istringstream lines(read_file(path));
     int64_t number = 0;
@@ -316,6 +321,9 @@ RunReport load_run(const std::filesystem::path& folder) {
   }
   if (const auto path = folder / "report.json"; std::filesystem::exists(path))
     run.extras = parse_object(read_file(path), path.string());
+  if (const auto facts = number(run.results, "facts"); facts && *facts > 0 && run.cases.empty())
+    throw Error(ErrorClass::kCorruption, {(folder / "cases.jsonl").string(), "no cases",
+                                          "a line for each fact of the run", "run again, or fetch the folder again"});
   return run;
 }
 

@@ -156,6 +156,27 @@ TEST_F(AnalysisPrograms, TheReportHoldsSpectraAndTakesATrace) {
   EXPECT_EQ(run_program("emend", {"report", path("run"), "--trace", path("run/results.json")}).status, 3);
 }
 
+TEST_F(AnalysisPrograms, WhatIsNoRunIsNotReportedOrCompared) {
+  std::filesystem::create_directories(folder_ / "run");
+  write_file(folder_ / "run" / "report.html", "the old one");
+  const auto refused = [&](const std::string& results, const char* what) {
+    write_file(folder_ / "run" / "results.json", results);
+    for (const auto& words : {std::vector{std::string("report"), path("run")}, {"compare", path("run"), path("run")}}) {
+      const auto result = run_program("emend", words);
+      EXPECT_EQ(result.status, 3) << result.out;
+      EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+    }
+    EXPECT_EQ(read_file(folder_ / "run" / "report.html"), "the old one");
+  };
+  refused("{}", "results.json: no results of a run");
+  refused(R"({"schema": 1, "facts": 2})", "cases.jsonl: no cases");
+  write_file(folder_ / "run" / "results.json", R"({"schema": 1, "tune": {}})");
+  EXPECT_EQ(run_program("emend", {"report", path("run")}).status, 0) << "of a tuned model";
+  const auto tuned = run_program("emend", {"compare", path("run"), path("run")});
+  EXPECT_EQ(tuned.status, 2) << tuned.out;
+  EXPECT_NE(tuned.err.find("a run without cases"), std::string::npos) << tuned.err;
+}
+
 TEST_F(AnalysisPrograms, SuggestSaysWhenTheModelKnowsNothing) {
   const auto result = run_program("emend", {"suggest", "--model", path("model"), "--facts", path("good.jsonl")});
   EXPECT_EQ(result.status, 2) << result.out;

@@ -185,6 +185,8 @@ TEST(Report, RoundTripsThroughARunFolder) {
     EXPECT_NE(std::string(error.what()).find("cases.jsonl:2"), std::string::npos) << error.what();
   }
   EXPECT_THROW((void)load_run(folder / "absent"), Error);
+  write_file(folder / "results.json", "{}");
+  EXPECT_THROW((void)load_run(folder), Error);
   std::filesystem::remove_all(folder);
 }
 

@@ -45,9 +45,14 @@ int run_report(const ReportArguments& options, const Common& common) {
 int run_compare(const std::vector<std::string>& runs, const Common& common) {
   auto document = nlohmann::ordered_json::array();
   std::string text;
-  const auto first = evaluation::load_run(runs.front());
+  const auto load = [](const std::string& folder) {
+    auto run = evaluation::load_run(folder);
+    if (run.cases.empty()) refuse({folder, "a run without cases", "a run that edited facts", ""});
+    return run;
+  };
+  const auto first = load(runs.front());
   for (size_t i = 1; i < runs.size(); ++i) {
-    const auto comparison = evaluation::compare_runs(first, evaluation::load_run(runs[i]));
+    const auto comparison = evaluation::compare_runs(first, load(runs[i]));
     document.push_back(nlohmann::ordered_json(comparison));
     text += runs[0] + "  →  " + runs[i] + "\n" + evaluation::format_comparison(comparison) + "\n";
   }
