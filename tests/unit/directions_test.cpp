@@ -359,6 +359,9 @@ TEST(Scorer, FilesAreChecked) {
   EXPECT_NE(refused(R"({"name": "a", "kind": "sentiment", "positive": ["x"]})").find("no negative"), std::string::npos);
   EXPECT_NE(refused(R"({"name": "a", "kind": "judge", "ask": "good?"})").find("{answer}"), std::string::npos);
   EXPECT_NE(refused(R"({"name": "a", "kind": "command"})").find("no command"), std::string::npos);
+  for (const char* text : {"[1]", R"({"name": 3})", R"({"name": "a", "words": 3})", R"({"name": "a", "words": [3]})",
+                           R"({"name": "a", "kind": "judge", "ask": 3})"})
+    EXPECT_EQ(refused(text).find("json.exception"), std::string::npos) << text;
 }
 
 TEST(DirectPresets, EachHasTwoSidesAndTestQuestionsOfItsOwn) {

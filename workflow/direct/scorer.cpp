@@ -230,34 +230,36 @@ Scorer scorer_of(const json& object, const std::string& where) {
     throw Error(ErrorClass::kCorruption, {where, got, expected, "docs/directions.md shows one"});
   };
   Scorer scorer;
-  try {
-    scorer.name = object.at("name");
-    scorer.kind = object.value("kind", scorer.kind);
-    const auto kind = kMembers.find(scorer.kind);
-    if (kind == kMembers.end()) refuse("kind \"" + scorer.kind + "\"", "one of " + join(kMembers, ", ", key_of));
-    const auto& members = kind->second;
-    if (scorer.kind == "judge") {
-      scorer.words = {"Yes", "yes"};
-      scorer.against = {"No", "no"};
-    }
-    for (const auto& [key, value] : object.items()) {
-      const auto member = std::ranges::find(members, key) - members.begin();
-      if (key == "name" || key == "kind") continue;
-      if (member == static_cast<ptrdiff_t>(members.size()))
-        refuse("\"" + key + "\"", "for " + scorer.kind + ": " + (members.empty() ? "nothing more" : join(members)));
-      if (member == 2)
-        scorer.ask = value;
-      else
-        value.get_to(member == 0 ? scorer.words : scorer.against);
-    }
-    if (!members.empty() && scorer.words.empty()) refuse("no " + members[0], "at least one");
-    if (members.size() > 1 && scorer.against.empty()) refuse("no " + members[1], "at least one");
-    if (scorer.kind == "judge" && scorer.ask.find("{answer}") == std::string::npos)
-      refuse("\"ask\" without {answer}", "a question about {answer}, and {prompt}");
-  } catch (const json::exception& error) {
-    refuse(std::string("no scorer (") + error.what() + ")",
-           "{\"name\": \"…\", \"kind\": \"rate\", \"words\": [\"…\"]}");
+  if (!object.is_object() || !object.contains("name"))
+    refuse("no scorer with a name", "{\"name\": \"…\", \"kind\": \"rate\", \"words\": [\"…\"]}");
+  const auto take_text = [&](const char* key, std::string& text) {
+    const auto found = object.find(key);
+    if (found != object.end() && !found->is_string()) refuse("\"" + std::string(key) + "\" is no text", "a text");
+    if (found != object.end()) text = *found;
+  };
+  take_text("name", scorer.name);
+  take_text("kind", scorer.kind);
+  const auto kind = kMembers.find(scorer.kind);
+  if (kind == kMembers.end()) refuse("kind \"" + scorer.kind + "\"", "one of " + join(kMembers, ", ", key_of));
+  const auto& members = kind->second;
+  if (scorer.kind == "judge") {
+    scorer.words = {"Yes", "yes"};
+    scorer.against = {"No", "no"};
+    take_text("ask", scorer.ask);
   }
+  for (const auto& [key, value] : object.items()) {
+    const auto member = std::ranges::find(members, key) - members.begin();
+    if (key == "name" || key == "kind" || member == 2) continue;
+    if (member == static_cast<ptrdiff_t>(members.size()))
+      refuse("\"" + key + "\"", "for " + scorer.kind + ": " + (members.empty() ? "nothing more" : join(members)));
+    if (!value.is_array() || !std::ranges::all_of(value, [](const json& item) { return item.is_string(); }))
+      refuse("\"" + key + "\" is no list of texts", "[\"…\", …]");
+    value.get_to(member == 0 ? scorer.words : scorer.against);
+  }
+  if (!members.empty() && scorer.words.empty()) refuse("no " + members[0], "at least one");
+  if (members.size() > 1 && scorer.against.empty()) refuse("no " + members[1], "at least one");
+  if (scorer.kind == "judge" && scorer.ask.find("{answer}") == std::string::npos)
+    refuse("\"ask\" without {answer}", "a question about {answer}, and {prompt}");
   return scorer;
 }
 
