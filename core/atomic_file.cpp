@@ -40,7 +40,7 @@ int open_for_reading(const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     ::close(fd);
-    refuse({path.string(), "is a folder", "a file", "name a file in it"});
+    throw Error(ErrorClass::kNotFound, {path.string(), "is a folder", "a file", "name a file in it"});
   }
   if (!S_ISREG(info.st_mode)) {
     ::close(fd);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -43,9 +44,10 @@ std::string limits_text(const Limits& limits, bool whole) {
   const std::string kind = whole ? "a whole number" : "a number";
   if (limits.min == -std::numeric_limits<double>::infinity())
     return kind + (bounded ? " of at most " + number(limits.max) : "");
-  if (limits.above) return kind + " above " + number(limits.min) + (bounded ? " up to " + number(limits.max) : "");
-  return kind + (bounded ? " from " + number(limits.min) + " to " + number(limits.max)
-                         : " from " + number(limits.min) + " on");
+  const std::string to = bounded && limits.below ? ", below " + number(limits.max) : "";
+  if (limits.above)
+    return kind + " above " + number(limits.min) + (bounded && to.empty() ? " up to " + number(limits.max) : to);
+  return kind + " from " + number(limits.min) + (!to.empty() ? to : bounded ? " to " + number(limits.max) : " on");
 }
 
 template <class Number>
@@ -55,7 +57,8 @@ std::string fault_of_number(const std::string& text, const Limits& limits) {
   const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
   const auto number = static_cast<double>(value);
   const bool good = error == std::errc() && end == text.data() + text.size() && std::isfinite(number) &&
-                    number <= limits.max && (limits.above ? number > limits.min : number >= limits.min);
+                    (limits.below ? number < limits.max : number <= limits.max) &&
+                    (limits.above ? number > limits.min : number >= limits.min);
   const bool wide = sizeof(Number) > 4;
   const std::string most =
       wide && std::is_integral_v<Number> && error == std::errc::result_out_of_range ? " that 64 bits hold" : "";
@@ -136,6 +139,9 @@ std::string fault_of(const Option& option, const std::string& text) {
                         });
     return may_be ? "" : "an empty text; expected " + (option.type.empty() ? "a value" : option.type);
   }
+  const bool hexadecimal = text.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+  if (option.digits > 0 && (!hexadecimal || text.size() < static_cast<size_t>(option.digits)))
+    return "\"" + text + "\"; expected " + std::to_string(option.digits) + " hexadecimal digits or more";
   return std::visit(
       [&]<class Slot>(const Slot&) -> std::string {
         if constexpr (std::is_same_v<Slot, int*> || std::is_same_v<Slot, std::vector<int>*>)
@@ -152,11 +158,28 @@ std::string fault_of(const Option& option, const std::string& text) {
       option.value);
 }
 
+std::string contradiction(const Option& option) {
+  auto* const* words = std::get_if<std::vector<std::string>*>(&option.value);
+  std::map<std::string, std::string> values;
+  if (!words || option.type != "KEY=VALUE") return "";
+  for (const auto& word : **words) {
+    const auto [known, is_new] = values.emplace(word.substr(0, word.find('=')), word);
+    if (!is_new && known->second != word) return known->second + " and " + word + "; give one of them";
+  }
+  return "";
+}
+
 std::string field_name(const std::string& spelling) {
   std::string name = lower(spelling);
   name.erase(0, name.find_first_not_of('-'));
   std::ranges::replace(name, '-', '_');
   return name;
+}
+
+std::string action_of(const Options& options) {
+  for (const Option& option : options.all())
+    if (!option.choices.empty() && (option.names[0] != '-' || option.required)) return option.text();
+  return "";
 }
 
 bool is_of(const Option& option, const std::string& action) {
@@ -165,13 +188,17 @@ bool is_of(const Option& option, const std::string& action) {
 
 void set_options(const Options& options, const std::string& action, const nlohmann::json& values) {
   std::vector<std::string> names;
+  const auto given = [&](const std::string& name) {
+    const auto found = values.find(name);
+    return found != values.end() && *found != false;
+  };
   for (const Option& option : options.all()) {
     if (!is_of(option, action)) continue;
     const std::string& name = names.emplace_back(field_name(option.spellings().back()));
     if (values.contains(name)) set_option(option, values.at(name));
     for (const auto& other : {option.needs, option.excludes}) {
       const bool wanted = other == option.needs;
-      if (other.empty() || !values.contains(name) || values.contains(field_name(other)) == wanted) continue;
+      if (other.empty() || !given(name) || given(field_name(other)) == wanted) continue;
       refuse({name, wanted ? "nothing to act on" : "what takes its effect away",
               field_name(other) + (wanted ? " with it" : " without it"), ""});
     }

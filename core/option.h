@@ -33,6 +33,7 @@ struct Limits {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above = false;  ///< `min` itself is not allowed
+  bool below = false;  ///< `max` itself is not allowed
 
   bool operator==(const Limits&) const = default;
 };
@@ -48,13 +49,14 @@ struct OptionForm {
   Limits limits = {};
   std::string shown = {};  ///< instead of the default in the help, where that differs from machine to machine
   bool list = false;       ///< a vector also as "a,b,c"
+  int digits = 0;          ///< of a text: hexadecimal, at least so many; 0: any text
   bool required = false;
   std::string unless = {};    ///< another option with which it is not required
   bool hidden = false;        ///< not in the help
   int least = 0, most = 0;    ///< of a vector's values; 0: any number
   std::string needs = {};     ///< another option that must be given with it
   std::string excludes = {};  ///< another option that must not
-  /// Actions (choices of the first positional argument) that it has an effect on; none: all.
+  /// Actions (action_of) that it has an effect on; none: all.
   std::vector<std::string> only = {};
 };
 
@@ -123,8 +125,14 @@ class Options {
 /// What is wrong with one value of an option; nothing if it can be taken. Empty: what shells make of unset variables.
 [[nodiscard]] std::string fault_of(const Option& option, const std::string& text);
 
+/// "v_lr=1 and v_lr=2; give one of them" if the values of a KEY=VALUE option say two things of one key; or nothing.
+[[nodiscard]] std::string contradiction(const Option& option);
+
 /// "--max-new-tokens" → "max_new_tokens", "DIR" → "dir".
 [[nodiscard]] std::string field_name(const std::string& spelling);
+/// What the verb is to do, of the things that it can: the value of the first option with choices that is positional or
+/// required. Empty: it does one thing.
+[[nodiscard]] std::string action_of(const Options& options);
 /// Whether the option does anything for an action.
 [[nodiscard]] bool is_of(const Option& option, const std::string& action);
 /// Values by field name, as callers without a command line give them. Throws Error(kInvalidArgument) for a name that

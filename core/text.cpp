@@ -92,7 +92,7 @@ static std::function<std::string(std::string_view)>& setting_spelling() {
 
 std::string setting(std::string_view name, std::string_view value) {
   std::string text = setting_spelling() ? setting_spelling()(name) : std::string(name);
-  if (!value.empty()) text.append(" ").append(value);
+  if (!value.empty()) text.insert(std::min(text.find(' '), text.size()), " " + std::string(value));
   return text;
 }
 

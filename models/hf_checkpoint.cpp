@@ -202,11 +202,13 @@ std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {
 }
 
 std::string HfCheckpoint::fingerprint() const {
-  std::vector<std::string> names;
-  for (const auto& [name, shard] : shard_of_) names.push_back(name);
-  return hash_tensors(std::move(names),
-                      [&](const std::string& name) { return shards_[shard_of_.at(name)].file->tensor(name); })
-      .hex();
+  std::call_once(fingerprinted_, [&] {
+    std::vector<std::string> names;
+    for (const auto& [name, shard] : shard_of_) names.push_back(name);
+    const auto read = [&](const std::string& name) { return shards_[shard_of_.at(name)].file->tensor(name); };
+    fingerprint_ = hash_tensors(std::move(names), read).hex();
+  });
+  return fingerprint_;
 }
 
 }  // namespace emend::models::detail

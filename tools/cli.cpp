@@ -111,7 +111,26 @@ void report_memory(const Common& common) {
   }
 }
 
-int report(const Common& common, const Error& error) {
+constexpr const char* kOfOther = " of emend ";  // behind an option that the verb at hand lacks
+
+// Advice without the ways ("…; …, or …") that need an option of another verb.
+std::string own_advice(const std::string& advice) {
+  std::string own, between;
+  for (size_t begin = 0; begin < advice.size();) {
+    const size_t end = std::min({advice.find("; ", begin), advice.find(", or ", begin), advice.size()});
+    const std::string way = advice.substr(begin, end - begin);
+    if (way.find(kOfOther) == std::string::npos) own += (own.empty() ? "" : between) + way;
+    between = advice.substr(end, advice.compare(end, 2, "; ") == 0 ? 2 : 5);
+    begin = end + between.size();
+  }
+  return own;
+}
+
+int report(const Common& common, const Error& given) {
+  auto parts = parts_of(given);
+  const bool elsewhere = parts.advice.find(kOfOther) != std::string::npos;
+  if (elsewhere) parts.advice = own_advice(parts.advice);
+  const Error error = elsewhere ? Error(given.error_class(), parts) : given;
   if (error.error_class() == ErrorClass::kDevice) report_memory(common);
   common.log.event(LogLevel::kError, "error", error.what(),
                    {{"class", to_string(error.error_class())}, {"exit", exit_code(error.error_class())}});
@@ -119,8 +138,9 @@ int report(const Common& common, const Error& error) {
 }
 
 Error no_memory() {
-  return {ErrorClass::kDevice,
-          {"memory", "the machine has no memory left", "", "use a smaller --batch-size or a smaller model"}};
+  return {
+      ErrorClass::kDevice,
+      {"memory", "the machine has no memory left", "", "use a smaller model, or a smaller " + setting("batch_size")}};
 }
 
 // As LibTorch's allocator and oneDNN say it, on CPUs; once memory has ended, whatever is said then is about that.
@@ -136,9 +156,9 @@ int run_guarded(const VerbRun& run, Common& common, const std::function<void()>&
   } catch (const Error& error) {
     return report(common, error);
   } catch (const c10::OutOfMemoryError& error) {
-    return report(common,
-                  Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "",
-                                              "use a smaller --batch-size, another --device-map, or see emend plan"}));
+    return report(common, Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "",
+                                                      "see emend plan, or use another " + setting("device_map") +
+                                                          ", or a smaller " + setting("batch_size")}));
   } catch (const std::bad_alloc&) {
     return report(common, no_memory());
   } catch (const std::filesystem::filesystem_error& error) {
@@ -241,16 +261,35 @@ void declare(CLI::App& app, const Options& options, const std::vector<std::strin
   }
 }
 
-// An option that was given and does nothing for the action that was named.
-std::string without_effect(const CLI::App& app, const Options& options) {
-  std::string action;
+// What is wrong with options that can be read: one does nothing for the action that was named, or two are at odds.
+std::string at_odds(const CLI::App& app, const Options& options) {
+  const std::string action = action_of(options);
   for (const Option& option : options.all()) {
-    if (action.empty() && !option.choices.empty() && option.names[0] != '-') action = option.text();
-    const std::string name = option.spellings()[0];
+    const std::string name = option.spellings()[0], both = contradiction(option);
+    if (!both.empty()) return name + ": " + both;
     if (is_of(option, action) || app.get_option(name)->count() == 0) continue;
-    return name + ": an option of " + join(option.only) + "; expected one of " + action + "; leave it out";
+    return name + ": goes with " + join(option.only, " or ") + ", not with " + action + "; leave it out";
   }
   return "";
+}
+
+// In our words, where the parser's are about its own counting.
+std::string complaint(const CLI::ParseError& error, const CLI::App& app, const Options& options) {
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) return error.what();
+  for (const Option& option : options.all()) {
+    const bool repeats = std::visit(
+        [](const auto& slot) {
+          return requires {
+            slot->emplace_back();
+          };
+        },
+        option.value);
+    const auto times = app.get_option(option.spellings()[0])->count();
+    if (repeats || option.is_flag() || times < 2) continue;
+    return option.spellings()[0] + " is given " + (times == 2 ? "twice" : std::to_string(times) + " times") +
+           "; give it once";
+  }
+  return error.what();
 }
 
 // With our own help: CLI11's does not wrap lines.
@@ -280,9 +319,9 @@ std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std:
                          const std::string& program) {
   try {
     app.parse(shielded({words.rbegin(), words.rend()}));
-    const std::string idle = without_effect(app, options);
-    if (idle.empty()) return std::nullopt;
-    std::cerr << program << ": " << printable(idle) << "; run with --help for the options\n";
+    const std::string fault = at_odds(app, options);
+    if (fault.empty()) return std::nullopt;
+    std::cerr << program << ": " << printable(fault) << "; run with --help for the options\n";
     return 2;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
@@ -292,18 +331,18 @@ std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std:
     const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
     const std::string unknown =
         is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError) ? unknown_option(words, options) : "";
-    std::cerr << program << ": " << printable(unknown.empty() ? error.what() : unknown)
+    std::cerr << program << ": " << printable(unknown.empty() ? complaint(error, app, options) : unknown)
               << "; run with --help for the options\n";
     return 2;
   }
 }
 
-// A setting as the options of this verb spell it, or as those of the first verb that has it.
+// A setting as the options of this verb spell it, or as those of the first verb that has it (own_advice).
 std::string spelled(const Options& options, std::string_view name) {
   const std::string option = option_spelling(name);
   if (options.find(option)) return option;
   for (const Verb& verb : verbs())
-    if (Command(verb).options.find(option)) return option + " of emend " + verb.name;
+    if (Command(verb).options.find(option)) return option + kOfOther + verb.name;
   return option;
 }
 
@@ -364,9 +403,9 @@ std::string parse_words(Command& command, const std::vector<std::string>& words)
   try {
     app.parse(shielded({words.rbegin(), words.rend()}));
   } catch (const CLI::ParseError& error) {
-    return error.what();
+    return complaint(error, app, command.options);
   }
-  return without_effect(app, command.options);
+  return at_odds(app, command.options);
 }
 
 // Of the line that a folder keeps, without what names places to write elsewhere: the folder may be somebody else's.
@@ -436,9 +475,8 @@ static int emend_words(int argc, char** argv) {
   }
   const std::string close =
       words.empty() ? "" : did_you_mean(words[0], verbs(), "", [](const Verb& verb) { return std::string(verb.name); });
-  std::cerr << "emend: "
-            << (words.empty() ? "a verb is missing" : "no verb \"" + printable(words[0], false) + "\"; " + close)
-            << (close.empty() ? "" : "; ") << "emend --help lists them\n";
+  std::cerr << "emend: " << (words.empty() ? "a verb is missing" : "no verb \"" + printable(words[0], false) + "\"")
+            << (close.empty() ? "" : "; " + close) << "; emend --help lists them\n";
   return 2;
 }
 

@@ -40,7 +40,8 @@ void add_metric_options(Options& o, MetricOptions& options) {
            {.type = "LIST", .list = true})
       .add("--generation", &options.generation, "also fluency and consistency of generated text (slow)")
       .add("--snippets", &options.snippets, "attribute snippets for the reference score", {.type = "FILE"})
-      .add("--idf-corpus", &options.idf_corpus, "texts for inverse document frequencies", {.type = "FILE"})
+      .add("--idf-corpus", &options.idf_corpus, "texts for inverse document frequencies",
+           {.type = "FILE", .needs = "--snippets"})
       .add("--health-data", &options.health_data, "folder of health_*.json, lambada*.jsonl and text for --eval health",
            {.type = "DIR"})
       .add("--free-limit", &options.free_limit, "facts of which --eval free reads texts; -1: all",
@@ -49,7 +50,8 @@ void add_metric_options(Options& o, MetricOptions& options) {
            "how --eval free asks: plain (a prompt is continued), chat (a message is answered in the model's chat "
            "template) or both",
            {.choices = {"plain", "chat", "both"}})
-      .add("--health-limit", &options.health_limit, "items of each health task; -1: all", {.limits = kCountOrAll})
+      .add("--health-limit", &options.health_limit, "items of each health task; -1: all",
+           {.limits = kCountOrAll, .needs = "--health-data"})
       .add("--eval-batch-tokens", &options.batch_tokens,
            "tokens per forward pass of the evaluation; 0: 2048, on GPUs up to 16384", {.limits = kNonNegative})
       .add("--eval-engine", &options.engine,
@@ -153,14 +155,16 @@ void add_editor_options(Options& o, RunOptions& options) {
 void add_statistics_options(Options& o, RunOptions& options) {
   o.group("Key statistics")
       .add("--corpus", &options.corpus,
-           "text file or JSON lines with \"text\"; default: text sampled from the model itself", {.type = "FILE"});
+           "text file or JSON lines with \"text\"; default: text sampled from the model itself",
+           {.type = "FILE", .excludes = "--stats-import"});
   add_stats_amount_options(o.group("Key statistics"), options);
   o.group("Key statistics")
-      .add("--stats-length", &options.stats_length, "longest document in tokens", {.limits = kPositive})
+      .add("--stats-length", &options.stats_length, "longest document in tokens",
+           {.limits = kPositive, .excludes = "--stats-import"})
       .add("--stats-dtype", &options.stats_dtype, "dtype of the stored moments; sums are float64",
-           {.choices = {"float64", "float32"}})
+           {.choices = {"float64", "float32"}, .excludes = "--stats-import"})
       .add("--stats-cache", &options.stats_cache, "folder of cached statistics; default: <cache>/statistics",
-           {.type = "DIR"});
+           {.type = "DIR", .excludes = "--stats-import"});
 }
 
 void add_guard_options(Options& o, RunOptions& options) {
@@ -184,7 +188,7 @@ void add_stats_amount_options(OptionGroup group, RunOptions& options) {
   group
       .add("--stats-tokens", CountOrAuto{&options.stats_tokens, editors::kAutoTokens, "tokens"},
            "tokens to read; 0: ten for each key dimension; auto: until two halves of the text agree",
-           {.type = "N|auto"})
+           {.type = "N|auto", .excludes = "--stats-import"})
       .add("--stats-import", &options.stats_import,
            "published statistics instead: .npz files as the MEMIT repository has them, {layer} standing for the layer",
            {.type = "PATTERN"});
@@ -221,7 +225,7 @@ void add_edit_options(Options& o, RunOptions& options) {
       .add("--dry-run", &options.dry_run, "check everything, show the plan, change nothing")
       .add("--strict", &options.strict, "exit with 6 unless the model says every fact in the end")
       .add("--min-said", &options.min_said, "exit with 6 if the model says a smaller share of the facts",
-           {.type = "PERCENT"});
+           {.type = "PERCENT", .excludes = "--strict"});
 }
 
 }  // namespace emend::tools

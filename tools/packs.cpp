@@ -76,7 +76,7 @@ void add_base_options(Options& o, editors::ApplyPackOptions& options, const std:
   o.add("--force", &options.force, force_help)
       .add("--accept-base", &options.accepted_bases,
            "accept packs for the model with this fingerprint (8 digits or more): the same model in another form",
-           {.type = "FINGERPRINT"})
+           {.type = "FINGERPRINT", .digits = 8})
       .add("--allow-conflicts", &options.allow_conflicts, kAllowConflicts);
 }
 

@@ -21,7 +21,7 @@ bool is_output(const Option& option) {
 
 bool is_read(const Option& option) {
   if (is_output(option) || writes_beside(option.names)) return false;
-  for (const char* type : {"FILE", "FILE|NAME", "DIR", "PATH", "MODEL"})
+  for (const char* type : {"FILE", "FILE|NAME", "FILE|own", "DIR", "PATH", "MODEL"})
     if (option.type == type) return true;
   return false;
 }
@@ -32,12 +32,31 @@ std::vector<std::string> values(const Option& option) {
   return {};
 }
 
-// Of several processes one says it once it has met the others, so that they do not wait for it.
+// What can be seen of a place without opening it. Of several processes one says it once it has met the others, so that
+// they do not wait for it.
 void require_there(const Option& option, const std::string& path) {
+  if (path.empty() || devices::read_process_environment().size > 1) return;
   std::error_code failure;
-  if (option.type == "FILE" && !path.empty() && !fs::exists(path, failure) &&
-      devices::read_process_environment().size == 1)
-    throw Error(ErrorClass::kNotFound, {path, "no such file", "a readable file", "check the path"});
+  const auto status = fs::status(path, failure);
+  const auto refuse = [&](ErrorClass error_class, const std::string& got, const std::string& expected) {
+    throw Error(error_class, {path, got, expected, "check the path"});
+  };
+  const bool file = option.type == "FILE", folder = option.type == "DIR", known = fs::is_regular_file(status);
+  if (file && !fs::exists(status)) refuse(ErrorClass::kNotFound, "no such file", "a readable file");
+  if (file && fs::is_directory(status)) refuse(ErrorClass::kNotFound, "is a folder", "a file");
+  if (folder && known) refuse(ErrorClass::kNotFound, "is a file", "a folder");
+  if ((file || option.type == "PATH") && known && fs::file_size(path, failure) == 0)
+    refuse(ErrorClass::kCorruption, "the file is empty", "a file with something in it");
+}
+
+// A folder that may be made: what it would lie in is one.
+void require_folder(const Option& option, const std::string& path) {
+  if (option.type != "DIR" || path.empty() || devices::read_process_environment().size > 1) return;
+  std::error_code failure;
+  fs::path place = fs::absolute(path, failure);
+  while (place.has_relative_path() && !fs::exists(place, failure)) place = place.parent_path();
+  if (fs::exists(place, failure) && !fs::is_directory(place, failure))
+    throw Error(ErrorClass::kIo, {place.string(), "is a file", "a folder", option.names + " names another"});
 }
 
 void require_apart(const std::string& given, const fs::path& place, const std::string& input) {
@@ -80,11 +99,12 @@ bool writes_beside(std::string_view name) {
 void settle_places(Options& options) {
   std::vector<std::string> inputs;
   for (const Option& option : options.all())
-    if (is_read(option))
-      for (const auto& path : values(option)) {
-        require_there(option, path);
-        if (!path.empty()) inputs.push_back(path);
-      }
+    for (const auto& path : values(option)) {
+      if (writes_beside(option.names)) require_folder(option, path);
+      if (!is_read(option)) continue;
+      require_there(option, path);
+      if (!path.empty()) inputs.push_back(path);
+    }
   std::set<fs::path> places;
   for (const Option& option : options.all()) {
     const bool log = option.names == "--log-file";

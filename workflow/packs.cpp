@@ -4,35 +4,33 @@
 
 namespace emend::workflow {
 
-Packs::Packs(models::Model& model, const std::vector<std::string>& paths) {
+Packs::Packs(models::Model& model, const std::vector<editors::NamedPack>& packs) {
   for (const auto& [name, pack] : editors::packs_in_force(model.checkpoint().path()))
     for (const auto& part : pack.runtime) runtime_.add(part, model, name);
-  if (!paths.empty()) add(model, paths);
+  for (const auto& [name, pack] : packs) add(model, pack, name);
 }
 
-std::vector<editors::NamedPack> Packs::load(const models::Model& model, const std::vector<std::string>& paths,
+std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint, const std::vector<std::string>& paths,
                                             const editors::ApplyPackOptions& options, const std::string& where,
                                             const std::string& advice) {
-  auto all = editors::packs_in_force(model.checkpoint().path());
+  if (paths.empty()) return {};
+  auto all = editors::packs_in_force(checkpoint.path());
   const size_t before = all.size();
   for (const auto& path : paths) all.push_back({path, editors::load_pack(path)});
+  const auto fingerprint = models::model_fingerprint(checkpoint);
   const auto added = std::span(all).subspan(before);
   for (auto& [name, pack] : added) {
-    auto here = editors::lineage_of(model.checkpoint().path());
+    auto here = editors::lineage_of(checkpoint.path());
     for (const auto& other : added)
       if (other.pack.id != pack.id) here.edits.push_back(other.pack.id);
-    editors::require_base(pack, model.fingerprint(), options, name, here);
+    editors::require_base(pack, fingerprint, options, name, here);
   }
   for (auto& [name, pack] : all) {
-    pack.base_fingerprint = model.fingerprint();
-    if (!pack.under.edits.empty()) pack.under.base = model.fingerprint();
+    pack.base_fingerprint = fingerprint;
+    if (!pack.under.edits.empty()) pack.under.base = fingerprint;
   }
   editors::require_together(all, before, options.allow_conflicts, where, advice);
   return {added.begin(), added.end()};
-}
-
-void Packs::add(models::Model& model, const std::vector<std::string>& paths) {
-  for (const auto& [name, pack] : load(model, paths)) add(model, pack, name);
 }
 
 void Packs::add(models::Model& model, const editors::EditPack& pack, const std::string& name) {

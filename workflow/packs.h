@@ -3,6 +3,7 @@
 
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/runtime.h>
+#include <emend/models/checkpoint.h>
 #include <emend/models/model.h>
 
 #include <memory>
@@ -17,14 +18,14 @@ class Packs {
  public:
   Packs() = default;
   /// What the ledger of the model's own folder holds beside the weights (its weights are in the files already), and the
-  /// packs at `paths`.
-  explicit Packs(models::Model& model, const std::vector<std::string>& paths = {});
-  /// Throws Error(kInvalidArgument) naming the file if a pack is for another model.
-  void add(models::Model& model, const std::vector<std::string>& paths);
-  /// The packs at `paths`, of which add() would refuse none. The model stays as it is. Throws as add().
+  /// `packs`, as load() gives them. Throws as add().
+  explicit Packs(models::Model& model, const std::vector<editors::NamedPack>& packs = {});
+  /// The packs at `paths` as they may be added to the model of this checkpoint, which need not be loaded. Throws what
+  /// editors::load_pack throws; Error(kInvalidArgument) naming the file if one is for another model, or does not go
+  /// with another one or with what is in force.
   [[nodiscard]] static std::vector<editors::NamedPack> load(
-      const models::Model& model, const std::vector<std::string>& paths, const editors::ApplyPackOptions& options = {},
-      const std::string& where = "packs",
+      const models::Checkpoint& checkpoint, const std::vector<std::string>& paths,
+      const editors::ApplyPackOptions& options = {}, const std::string& where = "packs",
       const std::string& advice = "use one of them, or put them together first (emend merge)");
   void add(models::Model& model, const editors::EditPack& pack, const std::string& name);
   [[nodiscard]] const editors::RuntimeScope& runtime() const noexcept { return runtime_; }

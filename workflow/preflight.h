@@ -22,8 +22,13 @@ namespace emend::workflow {
 /// Error(kNotFound), Error(kIo).
 void check_outputs(const RunOptions& options, const std::vector<std::string>& metrics);
 
-/// Refuses hyper-parameters of options.editor that cannot be read or that this model cannot have. Throws
-/// Error(kInvalidArgument) and what find_hparams throws.
+/// Refuses files for metrics that are not measured, and metrics whose files are missing. `metrics` are families;
+/// `lifelong`: the protocol of that name, which measures health wherever there are files for it. Throws
+/// Error(kInvalidArgument).
+void check_metrics(const MetricOptions& options, const std::vector<std::string>& metrics, bool lifelong = false);
+
+/// Refuses hyper-parameters of options.editor that cannot be read or that this model cannot have, and statistics to
+/// import that are not there. Throws Error(kInvalidArgument), Error(kNotFound) and what find_hparams throws.
 void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoint);
 
 /// Neurons of zeros that every MLP gets before the edit: options.spare_neurons, or as many as the editor takes beyond
@@ -36,6 +41,10 @@ void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoi
 /// them in the message, `advice` ends it. Throws Error(kInvalidArgument).
 void require_layers(const nlohmann::json& layers, const models::Checkpoint& checkpoint, const std::string& where,
                     const std::string& advice = "");
+
+/// Refuses options.stats_import, if there is one, unless it names a file for each of the layers, or for any of the
+/// model's where they are not known yet (null). Throws Error(kInvalidArgument), Error(kNotFound).
+void require_statistics(const RunOptions& options, const models::Checkpoint& checkpoint, nlohmann::json layers = {});
 
 /// Plans every phase on the placement that the model will get. Throws Error(kDevice) naming the phase, what each device
 /// needs and has, and what was tried and fits; logs a warning for a phase whose result may be cached. Leaves everything

@@ -89,10 +89,7 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
   check_protocol(options, metrics);
   if (options.saves("none") && options.save.size() > 1)
     refuse({setting("save"), "none beside others", "none, or what to write", ""});
-  if (options.metrics.health_data.empty() && std::ranges::find(metrics, "health") != metrics.end())
-    refuse({setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
-  if (const auto& pattern = options.stats_import; !pattern.empty() && pattern.find("{layer}") == std::string::npos)
-    refuse({setting("stats_import"), "\"" + pattern + "\"", "a file a layer, {layer} standing for its number", ""});
+  check_metrics(options.metrics, metrics, options.protocol == "lifelong");
   if (!editors::find_editor(options.editor).changes_weights)
     for (const auto& format : save_formats())
       if (!format.beside && options.saves(format.name))
@@ -109,6 +106,40 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
        {std::pair("cache", options.metrics.cache), std::pair("stats_cache", options.stats_cache)})
     if (std::filesystem::is_regular_file(path, failure))
       throw Error(ErrorClass::kIo, {setting(name), path + " is a file", "a folder", "name another one"});
+}
+
+void check_metrics(const MetricOptions& options, const std::vector<std::string>& metrics, bool lifelong) {
+  const auto measured = [&](const char* name) { return std::ranges::find(metrics, name) != metrics.end(); };
+  if (options.health_data.empty() && measured("health"))
+    refuse({setting("eval", "health"), "no tasks", "a folder of them: " + setting("health_data"), ""});
+  if (!options.health_data.empty() && !measured("health") && !lifelong)
+    refuse(
+        {setting("health_data"), "nothing that reads it", setting("eval", "health") + " with it", "or leave it out"});
+  if (!options.snippets.empty() && !measured("generation") && !options.generation)
+    refuse({setting("snippets"), "nothing that reads them", setting("generation") + " with them", "or leave them out"});
+}
+
+void require_statistics(const RunOptions& options, const models::Checkpoint& checkpoint, nlohmann::json layers) {
+  const std::string place = "{layer}", &pattern = options.stats_import;
+  if (pattern.empty()) return;
+  if (pattern.find(place) == std::string::npos)
+    refuse(
+        {setting("stats_import"), "\"" + pattern + "\"", "a file a layer, " + place + " standing for its number", ""});
+  const bool any = layers.is_null();  // one is enough
+  const auto known = models::parse_config(checkpoint.config(), checkpoint.path().string()).n_layers;
+  for (int64_t layer = 0; any && layer < known; ++layer) layers.push_back(layer);
+  std::string missing;
+  for (const auto& layer : layers) {
+    std::string path = pattern;
+    for (size_t at; (at = path.find(place)) != std::string::npos;) path.replace(at, place.size(), layer.dump());
+    std::error_code failure;
+    const bool there = std::filesystem::is_regular_file(path, failure);
+    if (there && any) return;
+    if (!there && missing.empty()) missing = path;
+  }
+  if (!missing.empty())
+    throw Error(ErrorClass::kNotFound, {setting("stats_import"), "no file " + missing,
+                                        "statistics of this model's layers", "check the pattern"});
 }
 
 void require_layers(const nlohmann::json& layers, const models::Checkpoint& checkpoint, const std::string& where,
@@ -157,6 +188,8 @@ void check_hparams(const RunOptions& options, const models::Checkpoint& checkpoi
   for (const char* name : {"layers", "v_loss_layer"})
     require_layers(effective.value(name, nlohmann::json()), checkpoint, raw.where(name),
                    ": use hyper-parameters made for it");
+  if (editors::find_editor(options.editor).solves() && effective.value("mom2_adjustment", true))
+    require_statistics(options, checkpoint, effective.value("layers", nlohmann::json()));
 }
 
 }  // namespace emend::workflow

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <utility>
 
 namespace emend::models::detail {
@@ -71,6 +72,8 @@ class HfCheckpoint : public Checkpoint {
   std::vector<Shard> shards_;
   std::map<std::string, size_t> shard_of_;
   std::vector<TensorInfo> infos_;
+  mutable std::once_flag fingerprinted_;
+  mutable std::string fingerprint_;
 };
 
 }  // namespace emend::models::detail

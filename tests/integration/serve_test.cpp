@@ -1,5 +1,8 @@
 // `emend serve` from outside: serve_client.py drives it with OpenAI's client and as strangers and accidents would.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "support/program_fixture.h"
 #include "support/python.h"
@@ -62,6 +65,24 @@ TEST_F(Serve, ThreadsThatCannotStartAreStatus5) {
   EXPECT_EQ(result.status, 5) << result.err;
   EXPECT_NE(result.err.find("ulimit -a"), std::string::npos) << result.err;
   EXPECT_EQ(result.out, "") << "it was not ready";
+}
+
+TEST_F(Serve, AnAddressThatCannotBeHadIsKnownBeforeAModelIsLoaded) {
+  const int busy = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(busy, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(busy, 1), 0);
+  ASSERT_EQ(::getsockname(busy, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const auto result = emend::testing::run_program("emend", {"serve", "--model", path("model"), "--port", port});
+  ::close(busy);
+  EXPECT_EQ(result.status, 3) << result.err;
+  EXPECT_NE(result.err.find("127.0.0.1:" + port + ": the address cannot be listened on"), std::string::npos)
+      << result.err;
+  EXPECT_EQ(result.err.find("loaded "), std::string::npos) << result.err;
 }
 
 TEST_F(Serve, ABrowserWalksTheWholeRoad) {

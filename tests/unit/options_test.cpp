@@ -105,7 +105,11 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("edit", {"--facts", "f", "--batch-size", "-1"}, "--batch-size: \"-1\"; expected a whole number from 0 on");
   refused("edit", {"--facts", "f", "--stats-tokens", "many"},
           "--stats-tokens: \"many\"; expected a number of tokens from 0 on, or auto");
-  refused("generate", {"--top-p", "1.5"}, "--top-p: \"1.5\"; expected a number from 0 to 1");
+  refused("generate", {"--top-p", "1.5"}, "--top-p: \"1.5\"; expected a number above 0 up to 1");
+  refused("generate", {"--top-p", "0"}, "--top-p: \"0\"; expected a number above 0");
+  refused("tune", {"--data", "f", "--dropout", "1"}, "--dropout: \"1\"; expected a number from 0, below 1");
+  refused("tune", {"--data", "f", "--max-length", "1"}, "--max-length: \"1\"; expected a whole number from 2 on");
+  refused("tune", {"--data", "f", "--chat-format", "chatml2"}, "--chat-format: chatml2 not in {");
   for (const char* text : {"x", "1e", "0.5", "0x10", "1 ", "99999999999999999999"})
     refused("edit", {"--facts", "f", "--limit", text}, "expected a whole number");
   for (const char* text : {"x", "nan", "inf", "-0.1", "1e999"})
@@ -126,10 +130,38 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("revert", {"id", "--all"}, "excludes");
   refused("generate", {"--strength", "2"}, "--strength requires --control-vector");
   refused("direct", {"ablate", "d", "--out", "o", "--positive", "f"},
-          "--positive: an option of fit; expected one of ablate; leave it out");
-  refused("direct", {"fit", "d", "--out", "o"}, "DIR: an option of steer, ablate, bake, optimise");
+          "--positive: goes with fit, not with ablate; leave it out");
+  refused("direct", {"fit", "d", "--out", "o"}, "DIR: goes with steer or ablate or bake or optimise, not with fit");
+  refused("cache", {"clear", "--max-size", "5GiB"}, "--max-size: goes with prune, not with clear; leave it out");
+  refused("cache", {"--remove"}, "--remove: goes with verify, not with list; leave it out");
+  for (const char* form : {"peft", "pack", "model", "lora"})
+    refused("export", {"p", "--out", "o", "--to", form, "--type", "F16"}, "--type: goes with gguf, not with");
+  for (const char* form : {"gguf", "pack", "model"})
+    refused("export", {"p", "--out", "o", "--to", form, "--max-rank", "1"}, "--max-rank: goes with peft or lora, not");
   refused("direct", {"bake", "d", "--out", "o", "--spare-weight", "2"}, "--spare-weight requires --spare");
   refused("compare", {"one"}, "RUN: At least 2 required but received 1");
+  refused("apply", {"p", "--accept-base", "7c2"}, "--accept-base: \"7c2\"; expected 8 hexadecimal digits or more");
+  refused("apply", {"p", "--accept-base", "model-1234"}, "expected 8 hexadecimal digits or more");
+  refused("edit", {"--facts", "f", "--set", "v_lr=1", "--set", "layers=[2]", "--set", "v_lr=2"},
+          "--set: v_lr=1 and v_lr=2; give one of them");
+  refused("edit", {"--facts", "f", "--seed", "1", "--seed", "1"}, "--seed is given twice; give it once");
+  refused("edit", {"--facts", "f", "--out", "a", "--out", "b", "--out", "c"}, "--out is given 3 times; give it once");
+  refused("edit", {"--facts", "f", "--stats-tokens", "1", "--stats-tokens", "2"}, "--stats-tokens is given twice");
+  refused("edit", {"--facts", "f", "--strict", "--min-said", "50%"}, "--strict excludes --min-said");
+  refused("edit", {"--facts", "f", "--health-limit", "5"}, "--health-limit requires --health-data");
+  refused("edit", {"--facts", "f", "--idf-corpus", "g"}, "--idf-corpus requires --snippets");
+  for (const char* name : {"--corpus", "--stats-tokens", "--stats-length", "--stats-cache"})
+    for (const char* verb : {"edit", "stats"}) {
+      std::vector<std::string> words = {name, "5", "--stats-import", "{layer}"};
+      if (verb == std::string("edit")) words.insert(words.end(), {"--facts", "f"});
+      refused(verb, words, "excludes");
+    }
+  refused("trace", {"--prompt", "a", "--subject", "a", "--facts", "f"}, "--facts excludes --prompt");
+  refused("trace", {"--prompt", "a"}, "--prompt requires --subject");
+  refused("suggest", {"--try-limit", "5"}, "--try-limit requires --try");
+  refused("diff", {"a", "b", "--top", "5"}, "--top requires --prompts");
+  refused("import", {"a", "--out", "b", "--limit", "5"}, "--limit requires --facts");
+  refused("doctor", {"--full", "--model", "m"}, "--model excludes --full");
 }
 
 TEST(Options, ValuesReachTheirPlaces) {

@@ -94,7 +94,7 @@ bool is_loopback(const std::string& host) {
 
 struct HttpServer::State {
   HttpOptions options;
-  std::vector<Route> routes;
+  std::vector<Route> routes = {};
   Listener server{options.threads, options.timeout_s};
   int port = 0;
   mutable std::mutex mutex = {};
@@ -183,8 +183,7 @@ struct HttpServer::State {
   }
 };
 
-HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
-    : state_(new State{std::move(options), std::move(routes)}) {
+HttpServer::HttpServer(HttpOptions options) : state_(new State{std::move(options)}) {
   auto& server = state_->server;
   const auto& chosen = state_->options;
   server.set_payload_max_length(chosen.max_body);
@@ -205,7 +204,6 @@ HttpServer::HttpServer(HttpOptions options, std::vector<Route> routes)
                                                       : "a request that cannot be read";
     if (response.body.empty()) write_error({response.status, text}, response);
   });
-  for (const auto& route : state_->routes) state_->add(route);
   state_->port = chosen.port;
   const bool bound = chosen.port == 0 ? (state_->port = server.bind_to_any_port(chosen.host)) > 0
                                       : server.bind_to_port(chosen.host, chosen.port);
@@ -221,7 +219,9 @@ int HttpServer::port() const noexcept {
   return state_->port;
 }
 
-void HttpServer::serve() {
+void HttpServer::serve(std::vector<Route> routes) {
+  state_->routes = std::move(routes);
+  for (const auto& route : state_->routes) state_->add(route);
   if (!state_->server.listen_after_bind())
     throw Error(ErrorClass::kIo, {state_->options.host + ":" + std::to_string(state_->port),
                                   "no connection can be taken", "an address that stays", "start the server again"});

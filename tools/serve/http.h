@@ -88,11 +88,13 @@ struct HttpOptions {
 
 class HttpServer {
  public:
-  /// Binds and starts its threads. Throws Error(kIo) if the address cannot be had, std::system_error for threads.
-  HttpServer(HttpOptions options, std::vector<Route> routes);
+  /// Binds and starts its threads; who connects waits. Throws Error(kIo) if the address cannot be had,
+  /// std::system_error for threads.
+  explicit HttpServer(HttpOptions options);
   ~HttpServer();
   [[nodiscard]] int port() const noexcept;
-  void serve();          ///< returns after stop(); throws Error(kIo) if the system ends it earlier
+  /// Answers until stop(). Throws Error(kIo) if the system ends it earlier.
+  void serve(std::vector<Route> routes);
   void stop() noexcept;  ///< from any thread
   /// "emend_http_requests_total{route="…",status="200"} 3" …
   [[nodiscard]] std::string metrics() const;

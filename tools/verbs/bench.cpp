@@ -12,6 +12,7 @@
 #include <emend/models/config.h>
 #include <emend/models/products.h>
 #include <emend/models/published_shapes.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/session.h>
 
 #include <algorithm>
@@ -65,6 +66,7 @@ class Bench {
                                               : workflow::load_named_facts(options_.edit.facts, common_);
     checkpoint_ = open_named(options_.edit.model);
     if (options_.has("targets")) (void)hparams();
+    workflow::require_statistics(options_.edit, *checkpoint_);
     model_.emplace(load_named(checkpoint_, options_.edit.model, common_));
     describe(checkpoint_->path().filename().string());
     document_["editor"] = workflow::chosen_editor(options_.edit).name;

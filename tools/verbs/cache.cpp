@@ -137,6 +137,9 @@ uint64_t max_size(const CacheArguments& options) {
 }
 
 int run_cache(const CacheArguments& options, const Common& common) {
+  std::error_code failure;
+  if (!fs::is_directory(options.folder, failure) && options.folder != user_cache())  // that one comes by itself
+    throw Error(ErrorClass::kNotFound, {options.folder, "no such folder", "a folder of caches", "check the path"});
   std::string text = options.folder + "   ";
   ordered_json document = options.action == "list"     ? list(options, text)
                           : options.action == "size"   ? size(options, text)
@@ -157,8 +160,8 @@ VerbRun setup_cache(Options& o) {
         "list (each file), size, verify (read every file and check it), prune (least recently used first), clear",
         {.choices = {"list", "size", "verify", "prune", "clear"}});
   add_cache_option(o.group(""), options.folder, "folder of caches");
-  o.add("--max-size", &options.max_size, "prune: what may stay, such as 5GiB", {.type = "SIZE"})
-      .add("--remove", &options.remove, "verify: remove what is damaged");
+  o.add("--max-size", &options.max_size, "what may stay, such as 5GiB", {.type = "SIZE", .only = {"prune"}})
+      .add("--remove", &options.remove, "remove what is damaged", {.only = {"verify"}});
   o.footer =
       "Key statistics and evaluations of unedited models are kept under the hash of everything they depend on. Each "
       "file\n"

@@ -297,8 +297,9 @@ VerbRun setup_diff(Options& o) {
       .add("--prompts", &options.prompts,
            "prompts to ask both: one a line, or a JSON array; shows where the next token changed most",
            {.type = "FILE"})
-      .add("--top", &options.top, "prompts shown", {.limits = kPositive})
-      .add("--tokens", &options.tokens, "tokens shown of each distribution", {.limits = kPositive});
+      .add("--top", &options.top, "prompts shown", {.limits = kPositive, .needs = "--prompts"})
+      .add("--tokens", &options.tokens, "tokens shown of each distribution",
+           {.limits = kPositive, .needs = "--prompts"});
   o.footer =
       "Examples\n"
       "  emend diff runs/monday runs/tuesday --model DIR --prompts probes.txt\n"

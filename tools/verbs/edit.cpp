@@ -24,10 +24,12 @@ struct EvalArguments {
 int evaluate_named(const EvalArguments& options, Common& common) {
   const auto facts = workflow::load_named_facts(options.facts, common);
   const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
-  auto model = load_named(options.model, common);
+  workflow::check_metrics(options.metrics, names);
+  const auto checkpoint = open_named(options.model);
+  const auto given = workflow::Packs::load(*checkpoint, options.packs);
+  auto model = load_named(checkpoint, options.model, common);
   auto evaluate = workflow::evaluate_options(model, options.metrics, common, options.seed);
   workflow::Packs packs(model);
-  (void)workflow::Packs::load(model, options.packs);  // what is wrong with one is known before anything is measured
   // What lies beside the weights is not in the model's fingerprint: such a state is not kept.
   const auto before = packs.runtime().empty()
                           ? workflow::evaluate_unedited(model, facts, names, options.metrics, common, options.seed)
@@ -36,7 +38,7 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   nlohmann::ordered_json document = {
       {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
   if (!options.packs.empty()) {
-    packs.add(model, options.packs);
+    for (const auto& [name, pack] : given) packs.add(model, pack, name);
     evaluate.before = &before;
     const auto after = evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
     states.emplace_back("after", after.summary);
@@ -64,6 +66,9 @@ int run_stats(const StatsArguments& options, const Common& common) {
       throw Error(ErrorClass::kNotFound, {"--layers", "no preset of " + editor.name + " fits this model",
                                           "the layers whose keys are to be read, such as 4,5,6", ""});
     }
+  workflow::require_statistics(
+      edit, *checkpoint,
+      raw ? editor.effective(*raw, Log()).value("layers", nlohmann::json()) : nlohmann::json(options.layers));
   const auto model = load_named(checkpoint, edit.model, common);
   const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
   workflow::require_same(common.sharing, workflow::statistics_settings(edit));
@@ -129,11 +134,13 @@ VerbRun setup_stats(Options& o) {
         {.limits = kNonNegative, .list = true})
       .add("--editor", &edit.editor, "whose preset names the layers", {.type = "NAME", .shown = "memit"})
       .add("--corpus", &edit.corpus,
-           "text file or JSON lines with \"text\"; default: text sampled from the model itself", {.type = "FILE"});
+           "text file or JSON lines with \"text\"; default: text sampled from the model itself",
+           {.type = "FILE", .excludes = "--stats-import"});
   add_stats_amount_options(o.group(""), edit);
-  o.add("--stats-length", &edit.stats_length, "longest document in tokens", {.limits = kPositive})
+  o.add("--stats-length", &edit.stats_length, "longest document in tokens",
+        {.limits = kPositive, .excludes = "--stats-import"})
       .add("--stats-cache", &edit.stats_cache, "folder of cached statistics; default: <cache>/statistics",
-           {.type = "DIR"});
+           {.type = "DIR", .excludes = "--stats-import"});
   add_cache_option(o.group(""), edit.metrics.cache, "folder of caches");
   o.add("--seed", &edit.seed, "random seed of sampled text and of the order of documents");
   o.footer =
@@ -158,7 +165,9 @@ VerbRun setup_direct(Options& o) {
       "  emend direct optimise slop --spare own --out plain";
   return [&options](Common& common) {
     const workflow::DirectJob job(options.direct);
-    auto model = load_named(options.model, common);
+    const auto checkpoint = open_named(options.model);
+    job.check(*checkpoint);
+    auto model = load_named(checkpoint, options.model, common);
     const auto result = job.run(model, common);
     common.print(result.document, result.text);
     return 0;

@@ -8,6 +8,7 @@
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/gguf/ggml_type.h>
 #include <emend/workflow/card.h>
 #include <emend/workflow/save_formats.h>
 
@@ -111,9 +112,11 @@ int run_export(const ExportArguments& options, Common& common) {
   if (const auto gone = editors::lineage_of(options.out).edits; !gone.empty())
     common.log.warning("export.replaces", options.out + " is replaced, and with it its edits " + join(gone));
   if (options.card && !folder) require_new(workflow::card_path(options.out), options.apply.force);
-  auto model = load_named(options.model, common);
-  const auto all = workflow::Packs::load(model, options.packs, options.apply, "export",
+  if (!options.type.empty()) (void)models::parse_ggml_type(options.type);
+  const auto checkpoint = open_named(options.model);
+  const auto all = workflow::Packs::load(*checkpoint, options.packs, options.apply, "export",
                                          setting("allow_conflicts") + " adds them all the same");
+  auto model = load_named(checkpoint, options.model, common);
   const auto pack = editors::merge_packs(all, editors::OnConflict::kSum).pack;
   const std::string about = options.card ? card(options, model) : "";
   auto document = workflow::save_format(options.to)
@@ -203,12 +206,13 @@ VerbRun setup_export(Options& o) {
   add_model_options(o, options.model);
   o.group("Form")
       .add("--max-rank", &options.peft.max_rank, "largest rank of an adapter; 0: whatever is exact",
-           {.limits = kNonNegative})
+           {.limits = kNonNegative, .only = {"peft", "lora"}})
       .add("--max-error", &options.peft.max_error, "relative error that a cut to --max-rank may leave",
-           {.limits = kNonNegative})
-      .add("--type", &options.type, "gguf: type of the matrices; default: as in the base, edited ones in Q8_0 or wider")
-      .add("--base", &options.base, "gguf: unedited GGUF file of the model, whose other tensors are kept",
-           {.type = "FILE"});
+           {.limits = kNonNegative, .only = {"peft", "lora"}})
+      .add("--type", &options.type, "type of the matrices; default: as in the base, edited ones in Q8_0 or wider",
+           {.only = {"gguf"}})
+      .add("--base", &options.base, "unedited GGUF file of the model, whose other tensors are kept",
+           {.type = "FILE", .only = {"gguf"}});
   o.add("--card", &options.card, "also write a model card: what was edited, how it was measured, how to take it back");
   add_base_options(o, options.apply, "replace --out; accept packs that were made for any other model");
   o.footer =
@@ -230,6 +234,7 @@ VerbRun setup_import(Options& o) {
            {.type = "NAME"});
   add_model_options(o, options.model);
   add_fact_options(o, options.facts, false);
+  for (const char* name : {"--format", "--limit", "--offset", "--zsre-target"}) o.at(name).needs = "--facts";
   o.add("--name", &options.editor, "what lists call the method that made the changes")
       .add("--force", &options.force, "replace --out");
   o.footer = "Example\n  emend import adapter --model DIR --out edit.safetensors";

@@ -7,6 +7,7 @@
 #include <emend/models/chat.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
+#include <emend/workflow/preflight.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -45,11 +46,19 @@ void add_sampling_options(Options& o, models::GenerateOptions& generate) {
       .add("--max-new-tokens", &generate.max_new_tokens, "tokens to add", {.limits = kPositive})
       .add("--temperature", &generate.temperature, "0 is greedy", {.limits = kNonNegative})
       .add("--top-k", &generate.top_k, "keep the k likeliest tokens; 0: all", {.limits = kNonNegative})
-      .add("--top-p", &generate.top_p, "keep the likeliest tokens of this total probability", {.limits = {0, 1}})
+      .add("--top-p", &generate.top_p, "keep the likeliest tokens of this total probability",
+           {.limits = {.min = 0, .max = 1, .above = true}})
       .add("--min-p", &generate.min_p, "drop tokens below this share of the likeliest", {.limits = {0, 1}})
       .add("--repetition-penalty", &generate.repetition_penalty, "1: none", {.limits = kPositive})
       .add("--seed", &generate.seed, "random seed")
       .add("--prefill-chunk", &generate.prefill_chunk, "prompt tokens per pass", {.limits = kPositive});
+}
+
+// Refuses layers that the model lacks.
+std::shared_ptr<const models::Checkpoint> open_steered(const ModelOptions& options, const SteerArguments& steer) {
+  auto checkpoint = open_named(options);
+  workflow::require_layers(models::LayerRange::parse(steer.layers).last, *checkpoint, "--layers");
+  return checkpoint;
 }
 
 // "5,17 3" as token ids.
@@ -72,17 +81,18 @@ std::vector<int64_t> parse_ids(const std::string& text) {
 }
 
 // Rows that are longer than the model can read would take minutes and end in noise; some grow with the text.
-void require_room(const std::string& where, const std::vector<std::vector<int64_t>>& rows, const models::Model& model,
-                  int64_t more, const Log& log) {
+void require_room(const std::string& where, const std::vector<int64_t>& row, const models::Model& model) {
   if (model.config().rotary_depends_on_length()) return;
+  if (std::ssize(row) > model.max_positions())
+    refuse({where, "a prompt of " + counted(row.size(), "token"),
+            "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
+}
+
+void warn_of_length(const std::vector<std::vector<int64_t>>& rows, const models::Model& model, int64_t more,
+                    const Log& log) {
   int64_t longest = 0;
-  for (const auto& row : rows) {
-    longest = std::max(longest, std::ssize(row) + more);
-    if (std::ssize(row) > model.max_positions())
-      refuse({where, "a prompt of " + counted(row.size(), "token"),
-              "at most " + std::to_string(model.max_positions()) + ", as many as the model was made for", ""});
-  }
-  if (longest > model.max_positions())
+  for (const auto& row : rows) longest = std::max(longest, std::ssize(row) + more);
+  if (longest > model.max_positions() && !model.config().rotary_depends_on_length())
     log.warning("generate.window", "the text may grow to " + std::to_string(longest) +
                                        " tokens; what comes behind the " + std::to_string(model.max_positions()) +
                                        " that the model was made for is noise (" + setting("max_new_tokens") + ")");
@@ -91,7 +101,8 @@ void require_room(const std::string& where, const std::vector<std::vector<int64_
 // Continues prompts that are ids; works without a tokenizer.
 int continue_ids(const GenerateArguments& options, const std::vector<std::vector<int64_t>>& rows,
                  const models::Model& model, models::GenerateOptions generate, const Common& common) {
-  require_room("--ids", rows, model, generate.max_new_tokens, common.log);
+  for (const auto& row : rows) require_room("--ids", row, model);
+  warn_of_length(rows, model, generate.max_new_tokens, common.log);
   if (!options.ignore_eos && model.has_tokenizer()) generate.stop_ids = model.tokenizer().eos_ids();
   const auto outputs = models::generate(model, rows, generate);
   auto document = nlohmann::ordered_json::array();
@@ -116,18 +127,37 @@ std::vector<std::string> prompts_of(const GenerateArguments& options) {
   return prompts;
 }
 
+// Where a prompt comes from: the file's is the last.
+std::string source_of(const GenerateArguments& options, size_t prompt) {
+  return prompt < options.prompts.size() ? "--prompt" : options.prompt_file;
+}
+
+// What needs no weights: texts that no model can continue.
+void require_texts(const GenerateArguments& options, const std::vector<std::string>& prompts,
+                   const models::Checkpoint& checkpoint) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    if (const auto at = first_invalid_utf8(prompts[i]))
+      refuse({source_of(options, i), "no UTF-8 at byte " + std::to_string(*at), "UTF-8 text", "convert it first"});
+    if (!prompts[i].empty()) continue;
+    const auto tokenizer = checkpoint.load_tokenizer();
+    if (tokenizer && tokenizer->encode_ids("", true).empty())  // others begin with a token of their own
+      refuse({source_of(options, i), "an empty text", "at least one token", ""});
+  }
+}
+
 int continue_texts(const GenerateArguments& options, const std::vector<std::string>& prompts,
                    const models::Model& model, const Packs& packs, models::GenerateOptions generate,
                    const Common& common) {
   const auto& tokenizer = model.tokenizer();
   std::vector<std::vector<int64_t>> rows;
   for (const auto& prompt : prompts) {
+    const std::string where = source_of(options, rows.size());
     rows.push_back(tokenizer.encode_ids(packs.runtime().prefix(prompt) + prompt, true));
-    if (rows.back().empty()) refuse({"--prompt", "an empty text", "at least one token", ""});
+    if (rows.back().empty()) refuse({where, "an empty text", "at least one token", ""});
+    require_room(where, rows.back(), model);
   }
   if (!options.ignore_eos) generate.stop_ids = tokenizer.eos_ids();
-  require_room(options.prompt_file.empty() ? "--prompt" : options.prompt_file, rows, model, generate.max_new_tokens,
-               common.log);
+  warn_of_length(rows, model, generate.max_new_tokens, common.log);
   const bool stream = !common.json && prompts.size() == 1;
   models::StreamDecoder decoder(tokenizer);
   if (stream) {
@@ -157,8 +187,11 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   std::vector<std::vector<int64_t>> rows;
   for (const auto& text : options.ids) rows.push_back(parse_ids(text));
   const auto steered = options.steer.read(common.log);
-  auto model = load_named(options.model, common);
-  const Packs packs(model, options.packs);
+  const auto checkpoint = open_steered(options.model, options.steer);
+  require_texts(options, prompts, *checkpoint);
+  const auto given = Packs::load(*checkpoint, options.packs);
+  auto model = load_named(checkpoint, options.model, common);
+  const Packs packs(model, given);
   const auto steering = steered(model);
   models::GenerateOptions generate = options.generate;
   generate.cancel = common.cancel;
@@ -292,8 +325,10 @@ class Lines {
 
 int run_chat(const ChatArguments& options, const Common& common) {
   const auto steered = options.steer.read(common.log);
-  auto model = load_named(options.model, common);
-  const Packs packs(model, options.packs);
+  const auto checkpoint = open_steered(options.model, options.steer);
+  const auto given = Packs::load(*checkpoint, options.packs);
+  auto model = load_named(checkpoint, options.model, common);
+  const Packs packs(model, given);
   const auto steering = steered(model);
   Chat chat(model, packs, options, common);
   const Lines lines;
@@ -327,9 +362,8 @@ VerbRun setup_chat(Options& o) {
   add_pack_option(o, options.packs);
   add_steer_options(o, options.steer);
   o.add("--system", &options.system, "system message", {.type = "TEXT"})
-      .add("--chat-format", &options.format,
-           "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",
-           {.type = "NAME"});
+      .add("--chat-format", &options.format, "how turns are written; default: told by the model's template",
+           {.type = "NAME", .choices = models::chat_format_names()});
   add_sampling_options(o, options.generate);
   o.footer =
       "Commands: /help, /history, /undo, /reset, /exit. With --json every answer is a line of JSON.\n"

@@ -99,6 +99,7 @@ VerbRun setup_doctor(Options& o) {
   add_model_options(o, options.model);
   o.add("--full", &options.full,
         "check the machine itself, without a model: copies, edits of a tiny model on every device and pair, timings");
+  for (const char* name : {"--model", "--dtype"}) o.at(name).excludes = "--full";
   o.footer = "Example:\n  emend doctor --full\n  emend doctor --model DIR";
   return [&options](Common& common) {
     return options.full ? run_full_check(options.model, common) : run_doctor(options.model, common);

@@ -4,6 +4,7 @@
 #include <emend/core/staged.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/packs.h>
+#include <emend/workflow/preflight.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -71,10 +72,12 @@ int run_serve(const ServeArguments& given, Common& common) {
   check(options);
   const auto checkpoint = open_named(options.edit.model);
   require_metrics(options.edit.metrics.names, {});
+  workflow::require_statistics(options.edit, *checkpoint);
   const auto& chosen = workflow::chosen_editor(options.edit, checkpoint.get());
   if (!options.edit.editor.empty() || !options.edit.hparams.empty())
     (void)chosen.effective(workflow::find_hparams(chosen.name, options.edit.hparams, options.edit.set, *checkpoint),
                            Log());
+  serve::HttpServer server(options.http);
   auto model = load_named(checkpoint, options.edit.model, common);
   (void)model.tokenizer();
   const workflow::Packs beside(model);  // what the model folder's own ledger holds beside the weights
@@ -90,12 +93,11 @@ int run_serve(const ServeArguments& given, Common& common) {
   const auto check = [&](const auto& edit, const auto& facts) { require_edit(edit, model, facts); };
   serve::Jobs jobs(load, check, packs, work, options.edit, lent);
   serve::Api api{engine, packs, jobs, completions, work};
-  serve::HttpServer server(options.http, serve::api_routes(api));
   // The fields of a request, from here on.
   spell_settings(
       [](std::string_view name) { return name == "set" ? "\"settings\"" : "\"" + std::string(name) + "\""; });
   api.http_metrics = [&] { return server.metrics(); };
-  auto serving = std::async(std::launch::async, [&] { server.serve(); });
+  auto serving = std::async(std::launch::async, [&] { server.serve(serve::api_routes(api)); });
   const std::string host =
       options.http.host.find(':') == std::string::npos ? options.http.host : "[" + options.http.host + "]";
   std::cout << "listening on http://" << host << ":" << server.port() << std::endl;
@@ -137,7 +139,7 @@ VerbRun setup_serve(Options& o) {
       .add("--hparams", &edit.hparams, "hyper-parameters where a request names none: a file or a preset's name",
            {.type = "FILE|NAME"})
       .add("--corpus", &edit.corpus, "text for the key statistics; default: text sampled from the model itself",
-           {.type = "FILE"})
+           {.type = "FILE", .excludes = "--stats-import"})
       .add("--eval", &edit.metrics.names, "metrics where a request names none", {.type = "LIST", .list = true});
   add_stats_amount_options(o.group("Edits"), edit);
   add_cache_option(o.group("Edits"), edit.metrics.cache, "folder of cached statistics and evaluations");

@@ -5,6 +5,7 @@
 #include <emend/datasets/known.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/tracing.h>
+#include <emend/models/config.h>
 #include <emend/models/products.h>
 #include <emend/workflow/run_directory.h>
 #include <emend/workflow/session.h>
@@ -103,13 +104,13 @@ std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::str
 
 /// Known facts of a file: rows with prompt, subject and attribute, or any facts format with an old answer.
 std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Common& common) {
-  if (settings.prompt.empty() != settings.subject.empty())
-    refuse({settings.prompt.empty() ? "--subject" : "--prompt", "given alone", "--prompt with --subject",
-            "give both, or --facts"});
-  if (!settings.prompt.empty()) {
+  if (!settings.prompt.empty() || !settings.subject.empty()) {
     KnownFact one;
     one.subject = settings.subject;
     one.prompt = datasets::with_subject(settings.prompt, settings.subject);
+    if (one.subject.empty() || one.prompt.find(one.subject) == std::string::npos)
+      refuse({"--subject", "\"" + one.subject + "\", which is not in \"" + shorten(one.prompt, 60) + "\"",
+              "words of --prompt, or {} in their place", ""});
     return {one};
   }
   if (settings.facts.empty()) return from_facts(datasets::load_bundled_facts({}, common.log), "emend's own facts");
@@ -276,6 +277,10 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   ModelOptions fast = options.trace.model;
   resolve_trace_dtype(fast, common);
   const auto checkpoint = open_named(fast);
+  const auto layers = models::parse_config(checkpoint->config(), checkpoint->path().string()).n_layers;
+  if (options.layers > layers && options.layers != SuggestArguments().layers)  // a small model has fewer
+    refuse({"--layers", std::to_string(options.layers), "1 to " + std::to_string(layers),
+            "the model has " + counted(layers, "layer")});
   evaluation::TraceSummary summary;
   {
     const auto model = load_named(checkpoint, fast, common);
@@ -331,8 +336,9 @@ VerbRun setup_trace(Options& o) {
   add_trace_options(o, settings);
   o.group("Facts")
       .add("--prompt", &settings.prompt, "trace one prompt, whatever the model answers; {} stands for the subject",
-           {.type = "TEXT"})
-      .add("--subject", &settings.subject, "its subject", {.type = "TEXT"});
+           {.type = "TEXT", .needs = "--subject"})
+      .add("--subject", &settings.subject, "its subject", {.type = "TEXT", .needs = "--prompt"});
+  for (const char* other : {"--facts", "--limit"}) o.at(other).excludes = "--prompt";
   o.group("Tracing").add("--kinds", &options.kinds, "what to restore: state, mlp, attention",
                          {.choices = {"state", "mlp", "attention"}, .list = true});
   o.add("--out", &options.out, "folder for trace.json, trace.html and the heat maps", {.type = "DIR"});
@@ -353,13 +359,14 @@ VerbRun setup_suggest(Options& o) {
   o.group("Sweep")
       .add("--try", &edit.facts.file, "facts to try weights of the old keys on; absent: none are tried",
            {.type = "FILE"})
-      .add("--try-limit", &edit.facts.read.limit, "facts of that file", {.limits = kCountOrAll})
-      .add("--try-offset", &edit.facts.read.offset, "facts to leave out at its start", {.limits = kNonNegative})
+      .add("--try-limit", &edit.facts.read.limit, "facts of that file", {.limits = kCountOrAll, .needs = "--try"})
+      .add("--try-offset", &edit.facts.read.offset, "facts to leave out at its start",
+           {.limits = kNonNegative, .needs = "--try"})
       .add("--weights", &options.shares, "weights to try, as shares of the MLP's width; MEMIT's on GPT-J is 0.9",
-           {.limits = kPositive, .list = true})
-      .add("--corpus", &edit.corpus, "text or JSON lines for the key statistics", {.type = "FILE"})
+           {.limits = kPositive, .list = true, .needs = "--try"})
+      .add("--corpus", &edit.corpus, "text or JSON lines for the key statistics", {.type = "FILE", .needs = "--try"})
       .add("--stats-tokens", &edit.stats_tokens, "tokens for the key statistics; 0: ten a key dimension",
-           {.limits = kNonNegative});
+           {.limits = kNonNegative, .needs = "--try"});
   add_cache_option(o.group(""), edit.metrics.cache, "folder of cached statistics");
   o.footer = kSuggestExamples;
   return [&options](Common& common) { return run_suggest(options, common); };

@@ -4,6 +4,7 @@
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/tuning.h>
 #include <emend/evaluation/report.h>
+#include <emend/models/config.h>
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/preflight.h>
@@ -30,17 +31,17 @@ void add_data_options(Options& o, TuneArguments& options) {
            "instructions: JSON or JSON lines with instruction, input, output; or messages; or conversations",
            {.type = "FILE", .required = true})
       .add("--limit", &options.limit, "rows to read; -1: all", {.limits = kCountOrAll})
-      .add("--max-length", &options.max_length, "tokens of a row; what is longer is cut", {.limits = kCount})
-      .add("--chat-format", &options.format,
-           "how turns are written; default: told by the model's template (" + join(models::chat_format_names()) + ")",
-           {.type = "NAME"});
+      .add("--max-length", &options.max_length, "tokens of a row; what is longer is cut", {.limits = {.min = 2}})
+      .add("--chat-format", &options.format, "how turns are written; default: told by the model's template",
+           {.type = "NAME", .choices = models::chat_format_names()});
 }
 
 void add_adapter_options(Options& o, editors::LoraShape& lora) {
   o.group("Adapter")
       .add("-r,--rank", &lora.rank, "rank of the adapters", {.limits = kCount})
       .add("--alpha", &lora.alpha, "lora_alpha: the change is (alpha/rank) B A", {.limits = kPositive})
-      .add("--dropout", &lora.dropout, "share of the inputs left out in training", {.limits = {.min = 0, .max = 1}})
+      .add("--dropout", &lora.dropout, "share of the inputs left out in training",
+           {.limits = {.min = 0, .max = 1, .below = true}})
       .add("--target-modules", &lora.target_modules,
            "modules with an adapter (q_proj,v_proj or all-linear); default: queries and values",
            {.type = "LIST", .list = true})
@@ -151,6 +152,10 @@ int run_tune(const TuneArguments& given, Common& common) {
   const auto instructions = datasets::load_instructions(options.data, options.limit);
   const auto checkpoint = open_named(options.model);
   workflow::require_layers(options.tune.lora.layers, *checkpoint, "--layers");
+  const auto width = models::parse_config(checkpoint->config(), checkpoint->path().string()).hidden_size;
+  if (options.tune.lora.rank > width)
+    refuse({"--rank", std::to_string(options.tune.lora.rank), "a rank from 1 to " + std::to_string(width),
+            "no layer of the model is wider"});
   const workflow::RunDirectory folder(
       options.out.empty() ? workflow::RunDirectory::default_name("tune", workflow::short_model_name(*checkpoint))
                           : std::filesystem::path(options.out),

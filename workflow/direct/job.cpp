@@ -9,6 +9,7 @@
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/packs.h>
+#include <emend/workflow/preflight.h>
 #include <emend/workflow/run_directory.h>
 #include <emend/workflow/save_formats.h>
 
@@ -120,7 +121,7 @@ void declare_direct(Options& o, DirectOptions& options) {
         "ablate (take it out of what layers write), bake (write it in), optimise (search how strongly and where)",
         {.choices = direct_actions(), .required = true})
       .add("DIR", &options.directions, "folders of fit, or control vectors (.gguf), together",
-           {.type = "DIR", .only = applies})
+           {.type = "PATH", .only = applies})
       .field("out", &options.out, "folder to write", {.type = "DIR", .required = true})
       .field("force", &options.force, "replace what is there");
   o.group("Fit")
@@ -133,7 +134,7 @@ void declare_direct(Options& o, DirectOptions& options) {
              {.choices = {"mean", "pca", "probe"}, .only = fit})
       .field("folds", &options.fit.folds, "of the cross-validation", {.limits = {2, 100}, .only = fit})
       .field("apart_from", &options.apart_from, "folder of a direction that the new one gets no share of (repeatable)",
-             {.type = "DIR", .only = fit})
+             {.type = "PATH", .only = fit})
       .field("no_chat", &options.no_chat, "prompts as they are, without the chat template");
   o.group("Strength")
       .field("layers", &options.layers, "A-B, both included, from 0; default: all (fit measures the best)",
@@ -218,6 +219,15 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
     preset_.negative = read_prompts(options_.negative);
   }
   settle_effect(options_, preset_);
+  if (!options_.texts.empty()) texts_ = read_prompts(options_.texts);
+  if (!options_.spare.empty() && options_.spare != "own") spare_ = read_prompts(options_.spare);
+  if (!options_.neutral.empty()) options_.search.neutral = read_prompts(options_.neutral);
+  options_.search.prompts = options_.search_prompts.empty() ? preset_.questions : read_prompts(options_.search_prompts);
+}
+
+void DirectJob::check(const models::Checkpoint& checkpoint) const {
+  require_layers(options_.change.layers.last, checkpoint, setting("layers"));
+  require_layers(options_.change.from_layer, checkpoint, setting("from_layer"));
 }
 
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
@@ -227,6 +237,7 @@ DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
       lent.log.warning("direct.model", "a direction was fitted on " + one.model + " (" + one.fingerprint.substr(0, 12) +
                                            "), this model is " + model.fingerprint().substr(0, 12) +
                                            ": it is right only for the same model in another form, or a slight edit");
+  check(model.checkpoint());
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
 }
 
@@ -266,23 +277,17 @@ DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
                         options_.out + "\n"};
 }
 
-std::vector<std::vector<int64_t>> DirectJob::texts_of(const std::string& file, const models::Model& model) const {
-  std::vector<std::vector<int64_t>> texts;
-  for (const auto& prompt : read_prompts(file)) texts.push_back(prompt_ids(model, prompt, !options_.no_chat));
-  return texts;
-}
-
 // With the texts that the changes are fitted to, where they are to any. `own`: answers of the model, if they are known.
 DirectChangeOptions DirectJob::change_options(const models::Model& model, bool bakes, const Handles& lent,
                                               const std::vector<std::vector<int64_t>>& own) const {
   auto change = options_.change;
-  if (options_.spare == "own")
-    change.spared = own_writing(model, 0, lent);
-  else if (!options_.spare.empty())
-    change.spared = texts_of(options_.spare, model);
-  if (!options_.texts.empty()) {
-    change.texts = texts_of(options_.texts, model);
-  } else if (bakes || !change.spared.empty()) {
+  const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts) {
+    for (const auto& prompt : prompts) texts.push_back(prompt_ids(model, prompt, !options_.no_chat));
+  };
+  if (options_.spare == "own") change.spared = own_writing(model, 0, lent);
+  ids_of(spare_, change.spared);
+  ids_of(texts_, change.texts);
+  if (texts_.empty() && (bakes || !change.spared.empty())) {
     change.texts = own.empty() ? answered(model, preset_.questions, !options_.no_chat, lent) : own;
     if (change.spared.empty()) {
       const auto more = own_writing(model, 0, lent);
@@ -317,7 +322,6 @@ DirectChange DirectJob::changed_by(const std::string& way, models::Model& model,
 DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ordered_json& document) const {
   auto search = options_.search;
   search.scorer = options_.effect.scorers[0];
-  search.prompts = options_.search_prompts.empty() ? preset_.questions : read_prompts(options_.search_prompts);
   search.max_new_tokens = options_.effect.max_new_tokens;
   search.answered = answered(model, search.prompts, search.chat, lent, search.max_new_tokens);
   auto how = change_options(model, true, lent, search.answered);
@@ -330,7 +334,6 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
       changes.push_back(changed_by(way, model, how, lent));
       if (options_.change.from_layer >= 0) break;
     }
-  if (!options_.neutral.empty()) search.neutral = read_prompts(options_.neutral);
   search.most = options_.change.strength;
   search.journal = fs::path(options_.out) / "trials.jsonl";
   for (const auto& one : directions_) search.about.push_back(one.to_json());

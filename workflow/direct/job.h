@@ -47,6 +47,8 @@ class DirectJob {
   /// Reads prompts, directions and scorers. Throws Error for what is wrong with them, or with options that do not go
   /// together, or if there is something at `out` that neither `force` nor `resume` allows for.
   explicit DirectJob(DirectOptions options);
+  /// Refuses layers that this model lacks. Throws Error(kInvalidArgument).
+  void check(const models::Checkpoint& checkpoint) const;
   /// Writes `out`. The model is as it was when this returns.
   [[nodiscard]] DirectResult run(models::Model& model, const Handles& lent) const;
 
@@ -55,7 +57,6 @@ class DirectJob {
   [[nodiscard]] DirectResult change(models::Model& model, const Handles& lent) const;
   [[nodiscard]] nlohmann::ordered_json measured(const models::Model& model, const Handles& lent,
                                                 const std::function<std::shared_ptr<void>()>& change) const;
-  [[nodiscard]] std::vector<std::vector<int64_t>> texts_of(const std::string& file, const models::Model& model) const;
   [[nodiscard]] DirectChangeOptions change_options(const models::Model& model, bool bakes, const Handles& lent,
                                                    const std::vector<std::vector<int64_t>>& own = {}) const;
   [[nodiscard]] DirectChange steered(const models::Model& model) const;
@@ -67,6 +68,7 @@ class DirectJob {
   DirectOptions options_;
   DirectPreset preset_;
   std::vector<Directions> directions_, apart_from_;
+  std::vector<ContrastPrompt> texts_, spare_;
 };
 
 }  // namespace emend::workflow
