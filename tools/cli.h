@@ -67,10 +67,9 @@ int run_together(Common& common, const std::function<int()>& work);
 [[nodiscard]] bool writes_beside(std::string_view name);
 
 /// Places to write are followed through links and "..", so that every verb writes where its user would look.
-/// Throws Error(kNotFound) for a file to read that is not there, and a folder in the place of a file or the other way
-/// round; Error(kCorruption) for an empty one; Error(kIo) for a cache inside of a file; Error(kInvalidArgument) for a
-/// place to write that is read by the same command, lies inside of its model, or is a device, a pipe or a link to
-/// nothing.
+/// Throws Error(kNotFound) for a file to read that is not there or is a folder; Error(kCorruption) for an empty one;
+/// Error(kIo) for a file in the place of a folder, or around it; Error(kInvalidArgument) for a place to write that is
+/// read by the same command, lies inside of its model, or is a device, a pipe or a link to nothing.
 void settle_places(Options& options);
 
 /// The full help of every verb, for the golden test of options.

@@ -41,15 +41,14 @@ void require_there(const Option& option, const std::string& path) {
   const auto refuse = [&](ErrorClass error_class, const std::string& got, const std::string& expected) {
     throw Error(error_class, {path, got, expected, "check the path"});
   };
-  const bool file = option.type == "FILE", folder = option.type == "DIR", known = fs::is_regular_file(status);
+  const bool file = option.type == "FILE", known = fs::is_regular_file(status);
   if (file && !fs::exists(status)) refuse(ErrorClass::kNotFound, "no such file", "a readable file");
   if (file && fs::is_directory(status)) refuse(ErrorClass::kNotFound, "is a folder", "a file");
-  if (folder && known) refuse(ErrorClass::kNotFound, "is a file", "a folder");
   if ((file || option.type == "PATH") && known && fs::file_size(path, failure) == 0)
     refuse(ErrorClass::kCorruption, "the file is empty", "a file with something in it");
 }
 
-// A folder that may be made: what it would lie in is one.
+// A folder, there or to be made: what it lies in is one.
 void require_folder(const Option& option, const std::string& path) {
   if (option.type != "DIR" || path.empty() || devices::read_process_environment().size > 1) return;
   std::error_code failure;
@@ -100,7 +99,7 @@ void settle_places(Options& options) {
   std::vector<std::string> inputs;
   for (const Option& option : options.all())
     for (const auto& path : values(option)) {
-      if (writes_beside(option.names)) require_folder(option, path);
+      if (!is_output(option)) require_folder(option, path);
       if (!is_read(option)) continue;
       require_there(option, path);
       if (!path.empty()) inputs.push_back(path);

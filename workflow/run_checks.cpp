@@ -122,7 +122,7 @@ void check_metrics(const MetricOptions& options, const std::vector<std::string>&
 void require_statistics(const RunOptions& options, const models::Checkpoint& checkpoint, nlohmann::json layers) {
   const std::string place = "{layer}", &pattern = options.stats_import;
   if (pattern.empty()) return;
-  if (pattern.find(place) == std::string::npos)
+  if (layers.size() != 1 && pattern.find(place) == std::string::npos)
     refuse(
         {setting("stats_import"), "\"" + pattern + "\"", "a file a layer, " + place + " standing for its number", ""});
   const bool any = layers.is_null();  // one is enough

@@ -126,6 +126,7 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
       {"eval", "--facts", facts, "--health-data", folder_.string()},
       {"eval", "--facts", facts, "--pack", facts},
       {"serve", "--port", "0", "--packs", facts},
+      {"serve", "--port", "0", "--packs", facts + "/in"},
       {"serve", "--port", "0", import[0], import[1]},
       {"export", norway_, "--to", "gguf", "--type", "bogus", "--out", path("new")},
       {"import", path("empty"), "--out", path("new")},
