@@ -85,13 +85,15 @@ void check_row(const Model& model, const BatchRow& row) {
 // Chooses from the logits behind each row's next tokens [N, V]: the first, and guessed ones as long as they are right.
 void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& next) {
   const bool plain = std::ranges::all_of(rows, [](const LiveRow& row) { return row.done || row.plain(); });
-  const auto [largest, at_largest] = logits.max(-1);  // NaN if there is one
-  if (!at::isfinite(largest).all().item<bool>())
+  const auto [largest, at_largest] = logits.max(-1);  // NaN where there is one
+  // One read; ids are whole in float64.
+  const at::Tensor host = plain ? devices::to_host(at::stack({at_largest.to(at::kDouble), largest.to(at::kDouble)}, 1),
+                                                   devices::Purpose::kLogits)
+                                : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
+  if (!at::isfinite(plain ? host.select(1, 1) : host.amax(-1)).all().item<bool>())
     throw Error(ErrorClass::kNumeric,
                 {"generation", "logits with NaN or infinite entries", "finite numbers",
                  "if the model was changed or steered, change it less; if its dtype is float16, load it as another"});
-  const at::Tensor host = plain ? devices::to_host(at_largest, devices::Purpose::kLogits)
-                                : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
   int64_t token = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     LiveRow& row = rows[i];
@@ -99,7 +101,7 @@ void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& n
     if (row.done) row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
     for (int64_t k = 0; k < n && !row.done; ++k) {
       if (plain)
-        row.take(host[token + k].item<int64_t>());
+        row.take(static_cast<int64_t>(host[token + k][0].item<double>()));
       else
         row.choose(host[token + k]);
       if (k + 1 < n && row.text.back() != next[i][static_cast<size_t>(k + 1)]) {

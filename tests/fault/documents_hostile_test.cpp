@@ -89,7 +89,7 @@ TEST_F(DocumentsHostile, NestingEndsInAnErrorEverywhere) {
   }
   for (const char* name : {"results.json", "report.json", "cases.jsonl"}) {
     fs::create_directories(root_ / "run");
-    write_file(root_ / "run" / "results.json", "{}");
+    write_file(root_ / "run" / "results.json", R"({"schema": 1})");
     write_file(root_ / "run" / name, "{\"metrics\": " + kNested + "}");
     expect_refused([&] { (void)evaluation::load_run(root_ / "run"); }, ErrorClass::kCorruption, {name, "nesting"});
     fs::remove_all(root_ / "run");

@@ -108,7 +108,7 @@ TEST(ControlVector, MustFitTheModel) {
   EXPECT_NE(steer(1, model.hidden_size() + 1).find("width"), std::string::npos);
   EXPECT_NE(steer(model.n_layers(), model.hidden_size()).find("layer " + std::to_string(model.n_layers())),
             std::string::npos);
-  EXPECT_NE(steer(1, model.hidden_size(), {0, 0}).find("no direction in the layers"), std::string::npos);
+  EXPECT_NE(steer(1, model.hidden_size(), {0, 0}).find("no direction for the layers 0-0; expected some of 1"), std::string::npos);
 }
 
 // Coordinates of the states behind a layer along a direction, in its lengths.
