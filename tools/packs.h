@@ -30,6 +30,8 @@ struct SteerArguments {
   /// models::Steering.
   [[nodiscard]] std::function<std::unique_ptr<models::Steering>(const models::Model&)> read(const Log& log) const;
 };
+/// Says which edits in force go with a model that is to be replaced.
+void warn_of_replaced(const std::string& folder, const Log& log);
 /// Adds --control-vector, --strength, --layers, --steer and --decay.
 void add_steer_options(Options& o, SteerArguments& options);
 

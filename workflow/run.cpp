@@ -78,6 +78,8 @@ void Run::open() {
                                          " has edits beside its weights in force: they take no part "
                                          "in this run");
   // The run folder comes before the slow part, so that a folder that cannot be used is known at once.
+  if (options_.dry_run && !options_.out.empty())
+    RunDirectory::check(options_.out, options_.resume ? Earlier::kInterrupted : Earlier::kNone);
   if (!options_.dry_run)
     record_.out = lent_.sharing.by_first([&] {
       open_folder(checkpoint);
@@ -120,9 +122,9 @@ void Run::open_folder(const models::Checkpoint& checkpoint) {
                                            ? RunDirectory::default_name(record_.editor, short_model_name(checkpoint))
                                            : std::filesystem::path(options_.out);
   models::require_apart(folder, checkpoint.path());
+  folder_.emplace(folder, options_.resume ? Earlier::kInterrupted : Earlier::kNone);
   if (options_.resume && !std::filesystem::exists(folder / "checkpoint"))
     lent_.log.warning("run.resume", folder.string() + " holds no run that was interrupted: one begins there");
-  folder_.emplace(folder, options_.resume ? Earlier::kInterrupted : Earlier::kNone);
   if (!options_.resume && !std::filesystem::exists(*folder_ / "run.jsonl")) {
     std::vector<std::string> written = {"cases.jsonl", "metrics.csv", "report.html", "report.json"};
     for (const auto& format : save_formats()) written.push_back(format.file);

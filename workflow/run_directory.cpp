@@ -63,7 +63,7 @@ static bool lonely(const std::filesystem::path& folder) {
 }
 
 // A run that was killed may have written its results, but not yet removed its checkpoint.
-static void require_state(const std::filesystem::path& folder, Earlier expected) {
+void RunDirectory::check(const std::filesystem::path& folder, Earlier expected) {
   const auto holds = [&](const char* name) { return std::filesystem::exists(folder / name); };
   const std::string elsewhere = "choose another folder with " + setting("out");
   const bool checkpoint = holds("checkpoint/settings.json");
@@ -96,7 +96,7 @@ RunDirectory::RunDirectory(std::filesystem::path folder, Earlier expected) : fol
             "wait for it, or choose another folder with " + setting("out")});
   }
   try {
-    require_state(folder_, expected);
+    check(folder_, expected);
   } catch (...) {
     ::unlink(lock_path.c_str());
     ::close(lock_);
@@ -182,6 +182,18 @@ Batch read_batch(const std::filesystem::path& path) {
 
 }  // namespace
 
+// Names the first setting that differs, within others too.
+static void require_same(const nlohmann::json& now, const nlohmann::json& then, const std::string& where) {
+  for (const auto& [key, value] : now.items()) {
+    const auto before = then.is_object() ? then.value(key, nlohmann::json()) : nlohmann::json("no readable settings");
+    if (before == value) continue;
+    if (before.is_object() && value.is_object()) require_same(value, before, where);
+    refuse({where, "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
+            before.dump().substr(0, 80) + ", as when the run began",
+            "give the same options, or start anew in another folder"});
+  }
+}
+
 RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settings, bool resume, bool reader)
     : folder_(std::move(folder)), reader_(reader) {
   const auto path = folder_ / "settings.json";
@@ -194,13 +206,7 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
           refuse({path.string(),
                   std::string("the ") + (*key == 'm' ? "model is another one" : "facts are others") + " now",
                   "those that the run began with", "put the file back, or start anew in another folder"});
-    for (const auto& [key, value] : settings.items())
-      if (!old.is_object() || old.value(key, nlohmann::json()) != value)
-        refuse({path.string(), "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
-                (old.is_object() ? old.value(key, nlohmann::json()).dump().substr(0, 80)
-                                 : std::string("readable settings")) +
-                    ", as when the run began",
-                "give the same options, or start anew in another folder"});
+    require_same(settings, old, path.string());
     return;
   }
   fresh_ = true;

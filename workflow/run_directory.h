@@ -17,6 +17,8 @@ enum class Earlier { kNone, kInterrupted, kAny };
 
 class RunDirectory {
  public:
+  /// Throws what the constructor throws for what the folder holds; makes nothing.
+  static void check(const std::filesystem::path& folder, Earlier expected);
   /// Creates the folder (and its parents) and takes its lock.
   /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it
   /// holds the results of a run, or finished batches of one where none is expected.

@@ -150,7 +150,8 @@ bool RowReader::begin_table() {
   form_ = Form::kTable;
   for (const auto& name : cells()) {
     names_.push_back(lower(trim(name)));
-    if (names_.back().empty() || std::ranges::count(names_, names_.back()) > 1)
+    // An index or a trailing separator has no name, and is not read.
+    if (!names_.back().empty() && std::ranges::count(names_, names_.back()) > 1)
       throw Error(ErrorClass::kCorruption, {where(1), "the column name \"" + names_.back() + "\"",
                                             "a name of its own for every column", "prompt, subject, target_new, …"});
   }
@@ -199,7 +200,8 @@ bool RowReader::next_of_table(Row& row) {
                 {where(row.line), "a row of " + counted(values.size(), "cell"),
                  counted(names_.size(), "cell") + ", as in the line of names", "put text with separators into quotes"});
   for (size_t i = 0; i < values.size(); ++i)
-    if (!blank(values[i]) || names_[i] == "target_new") row.value[names_[i]] = value_of(names_[i], values[i], row);
+    if (!names_[i].empty() && (!blank(values[i]) || names_[i] == "target_new"))
+      row.value[names_[i]] = value_of(names_[i], values[i], row);
   return true;
 }
 

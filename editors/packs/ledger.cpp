@@ -72,6 +72,10 @@ struct Rounding {
 
 // Earlier versions wrote no checksum.
 SafetensorsFile open_originals(const std::filesystem::path& path) {
+  if (std::error_code none; !std::filesystem::exists(path, none))
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "missing", "the weights as they were before the edits in force",
+                 "put the file back, or restore the folder from its source and apply the packs again"});
   SafetensorsFile file(path);
   if (file.metadata().contains("checksum")) require_intact(file);
   return file;
@@ -426,11 +430,12 @@ void Ledger::change(const std::vector<std::string>& active) {
   try {
     StagedChange staged(folder_, ledger_, place);
     for (const auto& [path, values] : rebuilt(active, {weights.begin(), weights.end()})) staged.patch(path, values);
+    // What another program did elsewhere in the folder is not the ledger's to undo.
     if (const auto now = active.empty() ? staged.fingerprint() : base_; now != base_)
-      throw Error(ErrorClass::kCorruption,
-                  {folder_.string(), "without any edit the fingerprint would be " + now.substr(0, 12),
-                   base_.substr(0, 12) + ", as before the first edit",
-                   "another program has changed the folder; nothing was changed now: restore it from its source"});
+      log_.warning("ledger.base", folder_.string() + ": without any edit this is the model " + now.substr(0, 12) +
+                                      ", not " + base_.substr(0, 12) +
+                                      " as before the first one: another program has changed its configuration or "
+                                      "weights that no edit touched");
     StoredState state{base_, active, known_, {}};
     const std::string after = state.text();
     state.active = active_;

@@ -63,8 +63,8 @@ class Ledger {
   /// Takes packs out of force (by id, a unique beginning of it, or the path of the pack file), all of them or none.
   /// Throws Error(kNotFound) listing the ids, Error(kInvalidArgument) if one is not in force.
   void revert(const std::vector<std::string>& ids_or_paths);
-  /// Takes all packs out of force. Throws Error(kCorruption), with nothing changed, if the folder's fingerprint would
-  /// not be base_fingerprint() then.
+  /// Takes all packs out of force, whatever their weights are now. Warns if the folder's fingerprint is not
+  /// base_fingerprint() then: another program has changed something else.
   void revert_all();
   /// Puts the packs in force in another order. Deltas are sums, so the order changes rounding at most; packs that hold
   /// whole weights instead of sums would be refused.

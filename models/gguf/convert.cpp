@@ -134,7 +134,6 @@ ConvertReport to_folder(const Checkpoint& checkpoint, const fs::path& target, co
          fs::exists(target / "config.json", error) ? "the folder already holds a model" : "the folder is not empty",
          "a new or empty folder",
          "choose another target, or replace the model's files there (" + setting("force") + ")"});
-  require_no_edits(target);
   ConvertReport report;
   const auto write = [&](const fs::path& folder) {
     report = FolderWriter(checkpoint, folder, options).write();

@@ -250,6 +250,11 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"generate", "--prompt", "a", "--control-vector", path("d/direction.gguf"), "--strength", "1e38"}, 4,
           "logits with NaN");
   auto vector = models::read_control_vector(path("d/direction.gguf"));
+  vector.model_hint = "mistral";  // GGUF has one architecture for both
+  models::write_control_vector(path("of-mistral.gguf"), vector);
+  const auto shared = run_program("emend", {"generate", "--prompt", "a", "--control-vector", path("of-mistral.gguf"),
+                                            "--max-new-tokens", "1", "--model", path("model"), "--quiet"});
+  EXPECT_EQ(shared.err, "");
   vector.model_hint = "gpt2";
   models::write_control_vector(path("of-gpt2.gguf"), vector);
   refused({"generate", "--prompt", "a", "--control-vector", path("of-gpt2.gguf"), "--max-new-tokens", "1"}, 0,

@@ -266,6 +266,7 @@ TEST_F(ProgramTest, AFolderInUseOrWithResultsIsRefused) {
   EXPECT_EQ(again.status, 2);
   EXPECT_NE(again.err.find("earlier run"), std::string::npos) << again.err;
   EXPECT_EQ(again.err.find("--resume"), std::string::npos) << again.err;
+  EXPECT_EQ(run_program("memit_edit", edit({"--eval", "none", "--dry-run"})).status, 2) << "it is known at once";
   const auto pack = read_file(folder_ / "run" / "edit.safetensors");
   const auto resumed = run_program("memit_edit", edit({"--eval", "none", "--seed", "3", "--resume"}));
   EXPECT_EQ(resumed.status, 2);

@@ -200,11 +200,7 @@ TEST_P(LedgerTest, NothingChangesWhereAnotherProgramHasChangedTheWeights) {
   };
   const auto apply = [&](Ledger& ledger) { ledger.apply({second}); };
   const auto revert = [&](Ledger& ledger) { ledger.revert({first.string()}); };
-  const auto revert_all = [](Ledger& ledger) { ledger.revert_all(); };
   const auto whole = read_file(weights());
-  damage("model.norm.weight");
-  expect_refused(revert_all, "without any edit the fingerprint would be");
-  write_file(weights(), whole);
   damage("model.layers.0.mlp.down_proj.weight");
   expect_refused(apply, "another program has changed \"model.layers.0.mlp.down_proj.weight\"");
   expect_refused(revert, "reverting all edits");
@@ -216,6 +212,17 @@ TEST_P(LedgerTest, NothingChangesWhereAnotherProgramHasChangedTheWeights) {
   damage("model.layers.0.mlp.down_proj.weight");
   Ledger(model()).revert_all();  // writes what it has kept
   EXPECT_TRUE(original_ == read_file(weights()));
+  Ledger(model()).apply({first});
+  damage("model.norm.weight");
+  struct Sink final : LogSink {
+    void write(const LogEvent& event) override { said += event.text; }
+    std::string said;
+  };
+  const auto sink = std::make_shared<Sink>();
+  Ledger(model(), Log({sink})).revert_all();
+  const std::string& said = sink->said;
+  EXPECT_NE(said.find("without any edit this is the model"), std::string::npos) << said;
+  EXPECT_FALSE(Ledger(model()).entries()[0].active);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LedgerTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),

@@ -55,6 +55,8 @@ TEST(FactsReaders, Tables) {
   EXPECT_EQ(read("Prompt, Subject,TARGET_NEW\n{} is in,Rome,Oslo").facts[0].target_new, "Oslo");
 
   EXPECT_EQ(read("note\tprompt\tsubject\ttarget_new\n\t{} is in\tRome\tOslo\n").facts[0].subject, "Rome");
+  // As pandas writes it, with its index; and with a separator too many.
+  EXPECT_EQ(read(",prompt,subject,target_new,\n0,{} is in,Rome,Oslo,\n").facts[0].target_new, "Oslo");
   EXPECT_EQ(read("prompt,subject,target_new\r{} is in,Rome,Oslo\r\r{} is in,Oslo,Bern\r").facts.size(), 2U);
   for (const char* target : {"\u00a0", "\u200b", "\u3000"})
     EXPECT_EQ(read(std::string("prompt,subject,target_new\n{} is in,A,Oslo\n{} is in,B,") + target).skipped, 1);

@@ -91,6 +91,7 @@ int run_convert(const ConvertArguments& options, const Common& common) {
                   {"convert", "interrupted", "", "nothing was written under the target's name; run again"});
     if (common.progress) common.progress(update);
   };
+  if (options.force) warn_of_replaced(options.target, common.log);
   const auto begin = std::chrono::steady_clock::now();
   const auto report = models::convert_model(options.source, options.target, convert);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

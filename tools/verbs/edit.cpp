@@ -83,7 +83,7 @@ int run_edit(RunOptions options, Common& common) {
   if (options.model.model.empty()) options.model.model = default_model_path().string();
   if (options.facts.file.empty())
     refuse({"--resume", (options.out.empty() ? "no --out" : options.out + " holds no run that was interrupted"),
-            "the folder of a run that finished at least one batch", "name it with --out, or give --facts"});
+            "the folder of one that was", "name it with --out, or give --facts"});
   workflow::Run run(options, common);
   const bool speaks = common.sharing.first();
   if (options.dry_run) {

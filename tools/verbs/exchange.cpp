@@ -109,8 +109,7 @@ int run_export(const ExportArguments& options, Common& common) {
   if (std::filesystem::exists(options.out) && std::filesystem::is_directory(options.out) != folder)
     refuse({options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
             "choose another"});
-  if (const auto gone = editors::lineage_of(options.out).edits; !gone.empty())
-    common.log.warning("export.replaces", options.out + " is replaced, and with it its edits " + join(gone));
+  warn_of_replaced(options.out, common.log);
   if (options.card && !folder) require_new(workflow::card_path(options.out), options.apply.force);
   if (!options.type.empty()) (void)models::parse_ggml_type(options.type);
   const auto checkpoint = open_named(options.model);

@@ -3,6 +3,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/steer_part.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/checkpoint.h>
@@ -186,8 +187,13 @@ void declare_direct(Options& o, DirectOptions& options) {
 }
 
 DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
+  const auto trials = fs::path(options_.out) / "trials.jsonl";
+  if (!options_.force && !options_.resume && fs::exists(trials) && !fs::exists(fs::path(options_.out) / "report.html"))
+    refuse({options_.out, "a search that was interrupted", "a new path",
+            "go on with it (" + setting("resume") + "), or choose another"});
   require_new(options_.out, options_.force || options_.resume);
-  if (options_.resume && !fs::exists(fs::path(options_.out) / "trials.jsonl"))
+  remove_abandoned(options_.out, std::chrono::seconds(0));
+  if (options_.resume && !fs::exists(trials))
     refuse(
         {options_.out, "no search that was begun", "one to go on with", "begin one: leave out " + setting("resume")});
   options_.change.layers = models::LayerRange::parse(options_.layers);
@@ -232,8 +238,9 @@ void DirectJob::check(const models::Checkpoint& checkpoint) const {
 
 DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
   models::require_apart(options_.out, model.checkpoint().path());
+  const auto base = editors::lineage_of(model.checkpoint().path()).base;
   for (const auto& one : directions_)
-    if (!one.fingerprint.empty() && one.fingerprint != model.fingerprint())
+    if (!one.fingerprint.empty() && one.fingerprint != model.fingerprint() && one.fingerprint != base)
       lent.log.warning("direct.model", "a direction was fitted on " + one.model + " (" + one.fingerprint.substr(0, 12) +
                                            "), this model is " + model.fingerprint().substr(0, 12) +
                                            ": it is right only for the same model in another form, or a slight edit");
