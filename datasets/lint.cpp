@@ -236,8 +236,14 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
 /// Of several new answers one is edited in.
 void check_lists(const FactSet& set, std::vector<Finding>& findings) {
   std::vector<size_t> lists;
-  for (size_t i = 0; i < set.facts.size(); ++i)
+  for (size_t i = 0; i < set.facts.size(); ++i) {
+    const std::string& answer = set.facts[i].target_new;
     if (set.facts[i].extra.contains("target_new_aliases")) lists.push_back(i);
+    if (answer.starts_with("[") && nlohmann::json::parse(answer, nullptr, false).is_array())  // in a cell of a table
+      findings.push_back(about(
+          set, i, Severity::kWarning, "target-list",
+          "target_new is the text " + shorten(answer, 40) + ", and is edited in with its brackets; give one answer"));
+  }
   if (lists.empty()) return;
   const std::string others = lists.size() == 1 ? "" : " (as in " + counted(lists.size() - 1, "other fact") + ")";
   findings.push_back(about(set, lists[0], Severity::kWarning, "target-list",
@@ -363,7 +369,7 @@ const std::vector<LintInfo>& lint_checks() {
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
       {"no-facts", "error: there is no usable fact"},
       {"unread-key", "warning: a key is probably a slip of another; note: a key that means nothing in the format"},
-      {"target-list", "warning: target_new is a list, of which the first is edited in"},
+      {"target-list", "warning: target_new is a list, of which the first is edited in, or the text of one"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
       {"duplicate", "warning, fixable: the same request twice"},

@@ -120,6 +120,7 @@ TEST(FactsLint, SaysWhatIsNotRead) {
   list["target_new"] = {"b", "c"};
   other["target_new"] = {"b", "d"};
   EXPECT_EQ(found({row("{} is", "A", "b"), list, other}), Names{"target-list@2"}) << "once";
+  EXPECT_EQ(found({row("{} is", "A", "[\"b\", \"c\"]"), row("{} was", "C", "[sic] b")}), Names{"target-list@1"});
 }
 
 TEST(FactsLint, ConflictsByDesignAreNotes) {
