@@ -235,8 +235,8 @@ void require_base(const EditPack& pack, const std::string& fingerprint, const Ap
   if (options.force || pack.base_fingerprint == fingerprint) return;
   const std::string& own = here.base.empty() ? fingerprint : here.base;
   bool same_base = pack.root() == own;
-  for (std::string accepted : options.accepted_bases) {
-    std::ranges::transform(accepted, accepted.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const auto& given : options.accepted_bases) {
+    const std::string accepted = lower(given);
     if (accepted.size() < kShortest) continue;
     if (pack.base_fingerprint.starts_with(accepted)) return;
     same_base = same_base || pack.root().starts_with(accepted);

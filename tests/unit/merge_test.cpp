@@ -183,6 +183,9 @@ TEST(Merge, AnotherModelIsAcceptedByNameOnly) {
   EXPECT_FALSE(accepts({}));
   EXPECT_TRUE(accepts({model.fingerprint()}));
   EXPECT_TRUE(accepts({model.fingerprint().substr(0, 8)}));
+  std::string capitals = model.fingerprint().substr(0, 12);
+  for (char& c : capitals) c = static_cast<char>(std::toupper(c));
+  EXPECT_TRUE(accepts({capitals}));
   EXPECT_FALSE(accepts({model.fingerprint().substr(0, 7)})) << "too short to be a name";
   EXPECT_FALSE(accepts({other.fingerprint(), ""}));
 }
