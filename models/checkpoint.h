@@ -56,8 +56,6 @@ class Checkpoint {
 /// Throws Error(kInvalidArgument) if `out` is `source`, the file or folder that a model was loaded from, or lies in it:
 /// everything that saves a loaded model, or an edit of it, asks this first.
 void require_apart(const std::filesystem::path& out, const std::filesystem::path& source);
-/// Throws Error(kInvalidArgument) if the model folder that is to be replaced keeps edits, which would go with it.
-void require_no_edits(const std::filesystem::path& folder);
 
 struct LoadOptions {
   /// float32 (default), bfloat16, or float64 for tests.

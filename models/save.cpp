@@ -97,6 +97,14 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
   return changed;
 }
 
+// For a folder that is to be replaced.
+void require_no_edits(const fs::path& folder) {
+  std::error_code none;
+  if (fs::directory_iterator(folder / ".emend" / "packs", none) == fs::directory_iterator()) return;
+  refuse({folder.string(), "a model whose folder keeps edits, which would go with it", "a place for a model",
+          "choose another place; emend list shows its edits"});
+}
+
 }  // namespace
 
 bool is_within(const fs::path& path, const fs::path& folder) {
@@ -118,13 +126,6 @@ void require_apart(const fs::path& out, const fs::path& source) {
   // Also by its own name: files of a folder may be links that lead out of it.
   for (const auto& place : {named, fs::weakly_canonical(absolute.parent_path(), failure) / absolute.filename()})
     if (is_within(place, real)) refuse("it lies inside of the model " + source.string());
-}
-
-void require_no_edits(const fs::path& folder) {
-  std::error_code none;
-  if (fs::directory_iterator(folder / ".emend" / "packs", none) == fs::directory_iterator()) return;
-  refuse({folder.string(), "a model whose folder keeps edits, which would go with it", "a place for a model",
-          "choose another place; emend list shows its edits"});
 }
 
 std::vector<std::string> save_model(const Model& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
