@@ -106,6 +106,10 @@ bool ModelConfig::rotary_depends_on_length() const noexcept {
   return std::ranges::any_of(rotaries, [](const Rotary& rotary) { return rotary.depends_on_length(); });
 }
 
+bool ModelConfig::long_text_is_noise() const noexcept {
+  return positions == Positions::kRotary && !rotary_depends_on_length();
+}
+
 ModelConfig parse_config(const Json& json, const std::string& file) {
   return parse_config(json, file, family_of(json, file));
 }

@@ -135,6 +135,8 @@ struct ModelConfig {
   [[nodiscard]] const Rotary& rotary(int layer) const { return rotaries.at(rotary_of_layer.at(layer)); }
   /// True if a token's frequencies depend on how long its text is, in any layer.
   [[nodiscard]] bool rotary_depends_on_length() const noexcept;
+  /// True if text behind max_positions is read, but as noise: learned positions end there, others are made for more.
+  [[nodiscard]] bool long_text_is_noise() const noexcept;
 };
 
 /// Reads and checks a config.json.

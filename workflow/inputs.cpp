@@ -118,9 +118,8 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Handles& le
   return facts;
 }
 
-// Behind the positions that a model was made for it reads noise. Learned ones are refused where they are read.
 static void warn_of_long(const datasets::FactSet& facts, const models::Model& model, const Log& log) {
-  if (model.config().positions != models::Positions::kRotary || model.config().rotary_depends_on_length()) return;
+  if (!model.config().long_text_is_noise()) return;
   size_t many = 0, longest = 0;
   for (const auto& fact : facts.facts) {
     const size_t tokens = model.tokenizer().encode_ids(fact.full_prompt() + " " + fact.target_new, true).size();

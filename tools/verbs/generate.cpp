@@ -92,8 +92,7 @@ void warn_of_length(const std::vector<std::vector<int64_t>>& rows, const models:
                     const Log& log) {
   int64_t longest = 0;
   for (const auto& row : rows) longest = std::max(longest, std::ssize(row) + more);
-  if (longest > model.max_positions() && model.config().positions == models::Positions::kRotary &&
-      !model.config().rotary_depends_on_length())
+  if (longest > model.max_positions() && model.config().long_text_is_noise())
     log.warning("generate.window", "the text may grow to " + std::to_string(longest) +
                                        " tokens; what comes behind the " + std::to_string(model.max_positions()) +
                                        " that the model was made for is noise (" + setting("max_new_tokens") + ")");
