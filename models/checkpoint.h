@@ -50,6 +50,9 @@ class Checkpoint {
 /// What people call a model: ORG/NAME, the name of its folder, or that of its file without ".gguf".
 [[nodiscard]] std::string model_name(const std::filesystem::path& path);
 
+/// Whether a name is that of weights in a Hugging Face folder: "model*.safetensors", or their index.
+[[nodiscard]] bool is_weight_file(const std::string& name);
+
 /// Whether `path` is `folder` or lies in it; both canonical.
 [[nodiscard]] bool is_within(const std::filesystem::path& path, const std::filesystem::path& folder);
 

@@ -104,6 +104,10 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
                                       "a model folder, a .gguf file, or ORG/NAME in the Hugging Face cache", advice});
 }
 
+bool is_weight_file(const std::string& name) {
+  return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+}
+
 namespace detail {
 namespace {
 
@@ -120,10 +124,6 @@ bool is_companion(const fs::directory_entry& entry) {
 }
 
 }  // namespace
-
-bool is_weight_file(const std::string& name) {
-  return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
-}
 
 bool is_tokenizer_file(const std::string& name) {
   static const std::set<std::string> kNames = {"vocab.json", "merges.txt", "added_tokens.json",

@@ -30,10 +30,7 @@ void write_edited_folder(const std::filesystem::path& to,
     Ledger ledger(staged, log);
     change(ledger);
   };
-  write_whole(to, fill, [](const std::string& name) {
-    return name == ".emend" ||
-           (name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")));
-  });
+  write_whole(to, fill, [](const std::string& name) { return name == ".emend" || models::is_weight_file(name); });
 }
 
 }  // namespace emend::editors

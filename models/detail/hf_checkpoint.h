@@ -15,8 +15,6 @@ namespace emend::models::detail {
 
 // The files of a Hugging Face model folder: which ones there are, and writing them.
 
-/// "model*.safetensors" and their index.
-[[nodiscard]] bool is_weight_file(const std::string& name);
 /// tokenizer.json, tokenizer.model, vocab.json, merges.txt, *.tiktoken, chat templates and the like.
 [[nodiscard]] bool is_tokenizer_file(const std::string& name);
 /// Anything that belongs to one model in such a folder: weights, config.json, tokenizer, generation settings, ledger.
