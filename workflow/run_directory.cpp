@@ -182,12 +182,12 @@ Batch read_batch(const std::filesystem::path& path) {
 
 }  // namespace
 
-// Names the first setting that differs, within others too.
-static void require_same(const nlohmann::json& now, const nlohmann::json& then, const std::string& where) {
+// Names the first setting that is not as the run began with it, within others too.
+static void require_as_begun(const nlohmann::json& now, const nlohmann::json& then, const std::string& where) {
   for (const auto& [key, value] : now.items()) {
     const auto before = then.is_object() ? then.value(key, nlohmann::json()) : nlohmann::json("no readable settings");
     if (before == value) continue;
-    if (before.is_object() && value.is_object()) require_same(value, before, where);
+    if (before.is_object() && value.is_object()) require_as_begun(value, before, where);
     refuse({where, "\"" + key + "\" is " + value.dump().substr(0, 80) + " now",
             before.dump().substr(0, 80) + ", as when the run began",
             "give the same options, or start anew in another folder"});
@@ -206,7 +206,7 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
           refuse({path.string(),
                   std::string("the ") + (*key == 'm' ? "model is another one" : "facts are others") + " now",
                   "those that the run began with", "put the file back, or start anew in another folder"});
-    require_same(settings, old, path.string());
+    require_as_begun(settings, old, path.string());
     return;
   }
   fresh_ = true;
