@@ -3,27 +3,19 @@
 #include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
-#include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
-#include <emend/devices/placement.h>
-#include <emend/devices/process_environment.h>
 #include <emend/devices/runtime.h>
-#include <emend/devices/units.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
-#include <memory>
-#include <new>
-#include <system_error>
 
+#include "guard.h"
 #include "help.h"
 #include "programs.h"
 #include "version.h"
@@ -51,137 +43,6 @@ const std::vector<Verb>& verbs() {
 }
 
 namespace {
-
-// The only global of the programs: a signal handler can reach nothing else.
-CancelToken* interrupted = nullptr;
-
-extern "C" void on_signal(int signal) {
-  if (interrupted && !interrupted->requested()) {
-    interrupted->request();
-    const char text[] = "\ninterrupted: finishing the current step and saving; press Ctrl-C again to stop at once\n";
-    [[maybe_unused]] const auto n = ::write(2, text, sizeof text - 1);
-    return;
-  }
-  ::_exit(128 + signal);
-}
-
-void install_signal_handlers(CancelToken& cancel) {
-  interrupted = &cancel;
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-}
-
-// Freed when memory ends: what is left behind by the exception (JSON documents above all, whose destructors allocate)
-// can then be cleaned up, and the message be written. Never touched, so it costs address space alone.
-std::unique_ptr<char[]>& reserve() {
-  static auto bytes = std::make_unique_for_overwrite<char[]>(size_t{32} << 20);
-  return bytes;
-}
-
-void give_reserve() {
-  reserve().reset();
-  throw std::bad_alloc();
-}
-
-// `before_files`: what has to be known before a file is opened.
-void open_handles(Common& common, const std::function<void()>& before_files) {
-  std::vector<std::shared_ptr<LogSink>> sinks = {
-      make_terminal_sink(common.quiet ? LogLevel::kWarning : LogLevel::kInfo, wants_colour(2))};
-  common.log = Log(sinks);  // which says what is wrong with the other one
-  if (reserve()) std::set_new_handler(give_reserve);
-  before_files();
-  if (!common.log_file.empty()) sinks.push_back(make_json_lines_sink(common.log_file));
-  common.log = Log(std::move(sinks));
-  if (!common.quiet) common.progress = make_progress(2);
-}
-
-// What the accelerators hold, for errors about them.
-void report_memory(const Common& common) {
-  for (const auto& info : devices::visible_devices()) {
-    if (info.device.is_cpu()) continue;
-    const auto stats = devices::device_memory_stats(info.device);
-    if (stats.peak == 0) continue;
-    common.log.warning("memory", devices::to_string(info.device) + " holds " + devices::format_bytes(stats.allocated) +
-                                     " (at most " + devices::format_bytes(stats.peak) + ") of " +
-                                     devices::format_bytes(info.total_bytes) +
-                                     "; `emend plan` with the same options counts before it loads");
-  }
-}
-
-constexpr const char* kOfOther = " of emend ";  // behind an option that the verb at hand lacks
-
-// Advice without the ways ("…; …, or …") that need an option of another verb.
-std::string own_advice(const std::string& advice) {
-  std::string own, between;
-  for (size_t begin = 0; begin < advice.size();) {
-    const size_t end = std::min({advice.find("; ", begin), advice.find(", or ", begin), advice.size()});
-    const std::string way = advice.substr(begin, end - begin);
-    if (way.find(kOfOther) == std::string::npos) own += (own.empty() ? "" : between) + way;
-    between = advice.substr(end, advice.compare(end, 2, "; ") == 0 ? 2 : 5);
-    begin = end + between.size();
-  }
-  return own;
-}
-
-int report(const Common& common, const Error& given) {
-  auto parts = parts_of(given);
-  const bool elsewhere = parts.advice.find(kOfOther) != std::string::npos;
-  if (elsewhere) parts.advice = own_advice(parts.advice);
-  const Error error = elsewhere ? Error(given.error_class(), parts) : given;
-  if (error.error_class() == ErrorClass::kDevice) report_memory(common);
-  common.log.event(LogLevel::kError, "error", error.what(),
-                   {{"class", to_string(error.error_class())}, {"exit", exit_code(error.error_class())}});
-  return exit_code(error.error_class());
-}
-
-Error no_memory() {
-  return {
-      ErrorClass::kDevice,
-      {"memory", "the machine has no memory left", "", "use a smaller model, or a smaller " + setting("batch_size")}};
-}
-
-// As LibTorch's allocator and oneDNN say it, on CPUs; once memory has ended, whatever is said then is about that.
-bool wants_memory(std::string_view what) {
-  return !reserve() || what.find("allocate memory") != what.npos || what.find("could not create a ") != what.npos;
-}
-
-int run_guarded(const VerbRun& run, Common& common, const std::function<void()>& before_files) {
-  try {
-    install_signal_handlers(common.cancel);
-    open_handles(common, before_files);
-    return run(common);
-  } catch (const Error& error) {
-    return report(common, error);
-  } catch (const c10::OutOfMemoryError& error) {
-    return report(common, Error(ErrorClass::kDevice, {"memory", error.what_without_backtrace(), "",
-                                                      "see emend plan, or use another " + setting("device_map") +
-                                                          ", or a smaller " + setting("batch_size")}));
-  } catch (const std::bad_alloc&) {
-    return report(common, no_memory());
-  } catch (const std::filesystem::filesystem_error& error) {
-    return report(common, Error(class_of_errno(error.code().value()),
-                                {error.path1().string(), error.code().message(), "a place to work in",
-                                 "check the path, its permissions and the space"}));
-  } catch (const std::system_error& error) {
-    return report(common,
-                  Error(ErrorClass::kDevice, {"system", error.what(), "the threads and memory that the work needs",
-                                              "raise the limits of the process (ulimit -a)"}));
-  } catch (const c10::Error& error) {
-    if (wants_memory(error.what_without_backtrace())) return report(common, no_memory());
-    if (devices::is_device_failure(error))
-      return report(common,
-                    Error(ErrorClass::kDevice, {"GPU", error.what_without_backtrace(), "a GPU that works",
-                                                "run emend doctor --full; a GPU that has failed needs a new process"}));
-    common.log.error("error", std::string("internal error: ") + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    if (wants_memory(error.what())) return report(common, no_memory());
-    common.log.error("error", std::string("internal error: ") + error.what());
-  }
-  return 1;
-}
 
 // The parser would take a word in brackets apart ("[INST] … [/INST]") and drop the empty items of a list. No word of a
 // command line has a zero byte, so one at its end hides both from the parser; items() takes it off again.
@@ -337,7 +198,7 @@ std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std:
   }
 }
 
-// A setting as the options of this verb spell it, or as those of the first verb that has it (own_advice).
+// A setting as the options of this verb spell it, or as those of the first verb that has it.
 std::string spelled(const Options& options, std::string_view name) {
   const std::string option = option_spelling(name);
   if (options.find(option)) return option;
@@ -346,7 +207,7 @@ std::string spelled(const Options& options, std::string_view name) {
   return option;
 }
 
-int run_guarded(Command& command, const std::vector<std::string>& command_line) {
+int run_command(Command& command, const std::vector<std::string>& command_line) {
   command.common.command_line = command_line;
   spell_settings([&options = command.options](std::string_view name) { return spelled(options, name); });
   return run_guarded(command.run, command.common, [&] { settle_places(command.options); });
@@ -434,7 +295,7 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
   } catch (const Error& error) {
     command.run = [error](Common&) -> int { throw error; };
   }
-  if (earlier.empty()) return run_guarded(command, command_line);
+  if (earlier.empty()) return run_command(command, command_line);
   // What stands in the earlier line goes under what was given.
   const auto before = within_folder(verb_words({earlier.begin() + 1, earlier.end()}));
   for (const auto& line : {std::vector(before.begin() + (before[0] == verb.name ? 1 : 0), before.end()), words}) {
@@ -442,7 +303,7 @@ static int run_verb(const Verb& verb, const std::vector<std::string>& words, con
     declare(again, command.options, words);
     if (const auto status = parse(again, command.options, line, usage)) return *status;
   }
-  return run_guarded(command, earlier);
+  return run_command(command, earlier);
 }
 
 // A closed one of descriptors 0 to 2 would be given to the next file that is opened, and output would go into that.

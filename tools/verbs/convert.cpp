@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "../cli.h"
+#include "../packs.h"
 
 namespace emend::tools {
 namespace {
