@@ -13,7 +13,6 @@
 #include <emend/models/model.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <chrono>
@@ -22,98 +21,27 @@
 #include <iostream>
 #include <random>
 
+#include "support/disk_trouble.h"
+#include "support/pack_oracle.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
-
-namespace sequences_trouble {
-
-enum class Trouble { kNone, kKill, kFull };
-inline Trouble trouble = Trouble::kNone;
-inline int calls_left = 0;  // until the trouble
-
-// Counts a call that changes the disk. True: it fails for want of space.
-inline bool disturbed(bool needs_space) {
-  if (trouble == Trouble::kNone || --calls_left >= 0) return false;
-  if (trouble == Trouble::kKill) ::raise(SIGKILL);
-  if (needs_space) errno = ENOSPC;
-  return needs_space;
-}
-
-}  // namespace sequences_trouble
-using sequences_trouble::disturbed;
-
-// The calls of this program, in place of those of the C library.
-extern "C" {
-ssize_t write(int fd, const void* data, size_t size) {
-  return fd > 2 && disturbed(true) ? -1 : ::syscall(SYS_write, fd, data, size);
-}
-int fsync(int fd) {
-  return disturbed(true) ? -1 : static_cast<int>(::syscall(SYS_fsync, fd));
-}
-int mkdir(const char* path, mode_t mode) noexcept {
-  return disturbed(true) ? -1 : static_cast<int>(::syscall(SYS_mkdir, path, mode));
-}
-int rename(const char* from, const char* to) noexcept {
-  return disturbed(false) ? -1 : static_cast<int>(::syscall(SYS_rename, from, to));
-}
-int unlinkat(int folder, const char* path, int flags) noexcept {
-  return disturbed(false) ? -1 : static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
-}
-}
 
 namespace emend::testing {
 namespace sequences_test {
 
 namespace fs = std::filesystem;
+using disk_trouble::calls_left;
+using disk_trouble::Trouble;
+using disk_trouble::trouble;
 using editors::EditPack;
 using editors::Ledger;
-using sequences_trouble::calls_left;
-using sequences_trouble::Trouble;
-using sequences_trouble::trouble;
-using Files = std::map<std::string, std::string>;  // path → bytes
 
 constexpr int kSequences = 20, kSteps = 12;
-
-// A pack as the oracle knows it.
-struct Known {
-  fs::path path;
-  std::string id;
-  EditPack pack;
-  bool usable = true;  // whole, and for this model
-};
 
 struct Figures {
   int sequences = 0, steps = 0, refused = 0, killed = 0, full = 0;
   std::map<std::string, int> verbs;
 };
-
-Files files_under(const fs::path& folder) {
-  Files files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder))
-    files[entry.path().string()] = entry.is_regular_file() ? read_file(entry.path()) : "";
-  return files;
-}
-
-// The weights of the original with packs added: read, add in float64, round to float32 a pack and to the type at last.
-std::string expected_bytes(const fs::path& original, const std::vector<const Known*>& in_force) {
-  std::string bytes = read_file(original);
-  const SafetensorsFile file(original);
-  for (const auto& [name, info] : file.tensors()) {
-    at::Tensor value = file.tensor(name);
-    bool changed = false;
-    for (const Known* known : in_force)
-      for (const auto& delta : known->pack.deltas) {
-        if (delta.weight != name) continue;
-        value = (value.to(at::kDouble) + (delta.low_rank() ? delta.left_DR.mm(delta.right_FR.t()) : delta.dense_DF))
-                    .to(at::kFloat);
-        changed = true;
-      }
-    if (!changed) continue;
-    value = value.to(info.dtype).contiguous();
-    std::memcpy(bytes.data() + info.offset, value.const_data_ptr(), info.bytes);
-  }
-  return bytes;
-}
 
 class Sequence {
  public:
@@ -214,13 +142,13 @@ class Sequence {
     remember(path, pack, number < 6);
   }
 
-  const Known& remember(const fs::path& path, const EditPack& pack, bool usable) {
+  const KnownPack& remember(const fs::path& path, const EditPack& pack, bool usable) {
     packs_.push_back({path, editors::pack_id(path), pack, usable});
     packs_.back().pack.id = packs_.back().id;
     return packs_.back();
   }
 
-  [[nodiscard]] const Known* by_id(const std::string& id) const {
+  [[nodiscard]] const KnownPack* by_id(const std::string& id) const {
     for (const auto& known : packs_)
       if (known.id == id) return &known;
     return nullptr;
@@ -229,8 +157,8 @@ class Sequence {
   // ---- what should happen
 
   // Facts of packs that do not lie on each other.
-  [[nodiscard]] static bool contradict(const Known& a, const Known& b) {
-    const auto on = [](const Known& upper, const Known& lower) {
+  [[nodiscard]] static bool contradict(const KnownPack& a, const KnownPack& b) {
+    const auto on = [](const KnownPack& upper, const KnownPack& lower) {
       const auto& edits = upper.pack.under.edits;
       return std::find(edits.begin(), edits.end(), lower.id) != edits.end();
     };
@@ -241,9 +169,9 @@ class Sequence {
     return false;
   }
 
-  [[nodiscard]] bool may_apply(const std::vector<const Known*>& packs, bool allow) const {
+  [[nodiscard]] bool may_apply(const std::vector<const KnownPack*>& packs, bool allow) const {
     auto active = active_;
-    for (const Known* known : packs) {
+    for (const KnownPack* known : packs) {
       if (!known->usable || std::find(active.begin(), active.end(), known->id) != active.end()) return false;
       if (known->pack.base_fingerprint != base_)  // what lies under an edit may have changed nothing
         for (const auto& id : known->pack.under.edits)
@@ -279,7 +207,7 @@ class Sequence {
   }
 
   void apply() {
-    std::vector<const Known*> chosen;
+    std::vector<const KnownPack*> chosen;
     std::vector<fs::path> paths;
     for (int n = 1 + pick(3); n > 0; --n) {
       chosen.push_back(&packs_[static_cast<size_t>(pick(packs_.size()))]);
@@ -287,7 +215,7 @@ class Sequence {
     }
     const bool allow = pick(3) == 0;
     auto after = active_;
-    for (const Known* known : chosen) after.push_back(known->id);
+    for (const KnownPack* known : chosen) after.push_back(known->id);
     editors::ApplyPackOptions options{.allow_conflicts = allow};
     if (!gguf_.empty()) options.accepted_bases = {fingerprint_};
     change("apply", may_apply(chosen, allow), after, [=](Ledger& ledger) { ledger.apply(paths, options); });
@@ -314,8 +242,8 @@ class Sequence {
 
   // Two packs of the pool as one, which joins it.
   void merge() {
-    const Known &a = packs_[static_cast<size_t>(pick(packs_.size()))],
-                &b = packs_[static_cast<size_t>(pick(packs_.size()))];
+    const KnownPack &a = packs_[static_cast<size_t>(pick(packs_.size()))],
+                    &b = packs_[static_cast<size_t>(pick(packs_.size()))];
     const fs::path out = root_ / "packs" / ("merged" + std::to_string(packs_.size()) + ".safetensors");
     const bool base = a.pack.root() == b.pack.root();
     attempt("merge", a.usable && b.usable && base && !contradict(a, b), out, [=] {
@@ -336,7 +264,7 @@ class Sequence {
     if (!lineage.edits.empty()) pack.under = lineage;
     const fs::path path = root_ / "packs" / ("again" + std::to_string(packs_.size()) + ".safetensors");
     editors::save_pack(path, pack);
-    const Known& known = remember(path, pack, true);
+    const KnownPack& known = remember(path, pack, true);
     auto after = active_;
     after.push_back(known.id);
     change("edit again", may_apply({&known}, false), after, [=](Ledger& ledger) { ledger.apply({path}); });
@@ -362,7 +290,7 @@ class Sequence {
   // An edited copy; the sequence goes on in it.
   void copy() {
     const fs::path from = current_, to = root_ / ("copy" + std::to_string(copies_++));
-    const Known& known = packs_[static_cast<size_t>(pick(packs_.size()))];
+    const KnownPack& known = packs_[static_cast<size_t>(pick(packs_.size()))];
     auto after = active_;
     after.push_back(known.id);
     editors::ApplyPackOptions options;
@@ -474,7 +402,7 @@ class Sequence {
   // The current folder holds what is in force, and nothing else has changed or come.
   void check() {
     { const Ledger ledger(current_); }
-    std::vector<const Known*> in_force;
+    std::vector<const KnownPack*> in_force;
     for (const auto& id : active_) in_force.push_back(by_id(id));
     Files files;
     for (const auto& [path, bytes] : files_under(current_)) files[fs::relative(path, current_)] = bytes;
@@ -508,7 +436,7 @@ class Sequence {
   uint32_t seed_;
   Figures& figures_;
   std::string fingerprint_, base_, gguf_;
-  std::deque<Known> packs_;
+  std::deque<KnownPack> packs_;
   std::vector<std::string> active_;
   Files originals_;
   Trouble outcome_ = Trouble::kNone;
