@@ -450,10 +450,9 @@ std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType t
       host.total_bytes = host.free_bytes = parse_bytes(std::string_view(entry).substr(4), where);
       continue;
     }
-    int count = 0;
-    const auto [after, error] = std::from_chars(entry.data(), entry.data() + entry.size(), count);
-    const auto digits = static_cast<size_t>(after - entry.data());
-    if (error != std::errc() || count < 1 || digits >= entry.size() || entry[digits] != 'x') bad(entry);
+    const size_t digits = entry.find('x');
+    const int count = number_in<int>(entry.substr(0, digits)).value_or(0);
+    if (count < 1 || digits == std::string::npos) bad(entry);
     const auto bytes = parse_bytes(std::string_view(entry).substr(digits + 1), where);
     if (machine.size() + static_cast<size_t>(count) > 64 || bytes < (1 << 20)) bad(entry);  // "4x24" forgot its unit
     for (int k = 0; k < count; ++k)

@@ -8,7 +8,6 @@
 #include <emend/models/gguf/detail/gguf_container.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace emend::models {
 namespace {
@@ -24,12 +23,9 @@ constexpr std::string_view kPrefix = "direction.";
 
 // N of "direction.N", from `least` on.
 int layer_of(const std::filesystem::path& path, const std::string& name, int least) {
-  int layer = -1;
-  const char* end = name.data() + name.size();
-  const auto digits = name.data() + std::min(name.size(), kPrefix.size());
-  const auto parsed = std::from_chars(digits, end, layer);
+  const int layer = number_in<int>(name.substr(std::min(name.size(), kPrefix.size()))).value_or(-1);
   constexpr int kMost = 10'000;  // no model has more blocks
-  if (!name.starts_with(kPrefix) || parsed.ec != std::errc() || parsed.ptr != end || layer < least || layer > kMost)
+  if (!name.starts_with(kPrefix) || layer < least || layer > kMost)
     refuse_file(path, "tensor \"" + name + "\"",
                 "tensors direction.N with N from " + std::to_string(least) + " on, at most " + std::to_string(kMost));
   return layer;
@@ -89,19 +85,12 @@ void write_control_vector(const std::filesystem::path& path, const ControlVector
 
 LayerRange LayerRange::parse(const std::string& text) {
   if (text.empty()) return {};
-  LayerRange range;
-  const char *begin = text.data(), *end = begin + text.size();
-  auto parsed = std::from_chars(begin, end, range.first);
-  range.last = range.first;
-  bool good = parsed.ec == std::errc();
-  if (good && parsed.ptr != end) {
-    good = *parsed.ptr == '-';
-    if (good) parsed = std::from_chars(parsed.ptr + 1, end, range.last);
-    good = good && parsed.ec == std::errc() && parsed.ptr == end;
-  }
-  if (!good || range.first < 0 || range.last < range.first)
+  const size_t dash = std::min(text.find('-'), text.size());
+  const auto first = number_in<int>(text.substr(0, dash));
+  const auto last = dash == text.size() ? first : number_in<int>(text.substr(dash + 1));
+  if (!first || !last || *last < *first)
     refuse({setting("layers"), "\"" + text + "\"", "A-B with A from 0 on and B not below A", "such as 8-14"});
-  return range;
+  return {*first, *last};
 }
 
 void require_directions(const ControlVector& vector, const LayerRange& range, const std::string& where) {

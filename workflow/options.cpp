@@ -5,8 +5,6 @@
 #include <emend/workflow/options.h>
 #include <emend/workflow/save_formats.h>
 
-#include <charconv>
-
 namespace emend::workflow {
 
 void require_valid(const RunOptions& options) {
@@ -59,9 +57,8 @@ OnCollapse parse_on_collapse(const std::string& text) {
 
 double parse_percent(const std::string& text, const std::string& name) {
   const std::string digits = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
-  double percent = -1;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), percent);
-  if (error != std::errc() || end != digits.data() + digits.size() || !(percent >= 0 && percent <= 100) ||
+  const double percent = number_in<double>(digits).value_or(-1);
+  if (!(percent >= 0 && percent <= 100) ||
       (text == digits && percent > 0 && percent < 1))  // 0.95: of a hundred, or of one?
     refuse({setting(name), "\"" + text + "\"", "a share from 0% to 100%, such as 95%", ""});
   return percent;

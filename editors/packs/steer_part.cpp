@@ -1,7 +1,7 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/packs/steer_part.h>
 
-#include <charconv>
 #include <cmath>
 
 namespace emend::editors {
@@ -11,9 +11,8 @@ std::unique_ptr<RuntimeEdit> make_steer_runtime(const RuntimePart& part, const m
                                                 const std::string& where) {
   models::ControlVector vector;
   for (const auto& [name, values] : part.tensors) {
-    int layer = -1;
-    const auto [end, error] = std::from_chars(name.data() + name.find('.') + 1, name.data() + name.size(), layer);
-    if (!name.starts_with("direction.") || error != std::errc() || end != name.data() + name.size() || layer < 0)
+    const int layer = number_in<int>(name.substr(name.find('.') + 1)).value_or(-1);
+    if (!name.starts_with("direction.") || layer < 0)
       throw Error(ErrorClass::kCorruption, {where, "tensor \"" + name + "\"", "directions alone", ""});
     vector.layers[layer] = detail::part_tensor(part, name, {-1}, where).to(at::kFloat);
     vector.origin[layer] = part.values.at("origin").value(std::to_string(layer), 0.0);

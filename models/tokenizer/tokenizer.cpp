@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -16,12 +17,9 @@ void check_text(std::string_view text) {
     refuse({"tokenizer", "a text of " + std::to_string(text.size()) + " bytes", "less than 4 GiB", "split the text"});
   const auto at = first_invalid_utf8(text);
   if (!at) return;
-  constexpr const char* kDigits = "0123456789ABCDEF";
   const auto byte = static_cast<unsigned char>(text[*at]);
-  refuse({"tokenizer",
-          std::string("the text is not valid UTF-8 at byte ") + std::to_string(*at) + " (0x" + kDigits[byte >> 4] +
-              kDigits[byte & 15] + ")",
-          "UTF-8 text", "convert the text to UTF-8 first"});
+  refuse({"tokenizer", formatted("the text is not valid UTF-8 at byte %zu (0x%02X)", *at, byte), "UTF-8 text",
+          "convert the text to UTF-8 first"});
 }
 
 void check_id(int64_t id) {

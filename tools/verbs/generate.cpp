@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <clocale>
 #include <csignal>
 #include <iostream>
@@ -71,9 +70,8 @@ std::vector<int64_t> parse_ids(const std::string& text) {
     const size_t before = ids.size();
     std::istringstream words(item);
     for (std::string word; words >> word;) {
-      const char* end = word.data() + word.size();
-      const auto parsed = std::from_chars(word.data(), end, ids.emplace_back());
-      if (parsed.ec != std::errc() || parsed.ptr != end || ids.back() < 0) refuse("");
+      ids.push_back(number_in<int64_t>(word).value_or(-1));
+      if (ids.back() < 0) refuse("");
     }
     if (ids.size() == before) refuse(" has an empty item");
   }

@@ -14,7 +14,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -196,11 +195,9 @@ double score_by_command(const Scorer& scorer, const Answers& answers) {
   };
   for (std::string line; std::getline(lines, line); ++count) {
     if (line.ends_with('\r')) line.pop_back();
-    double value = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
-    if (error != std::errc() || end != line.data() + line.size() || !std::isfinite(value))
-      refuse("\"" + shorten(line) + "\" in line " + std::to_string(count + 1));
-    sum += value;
+    const auto value = number_in<double>(line);
+    if (!value || !std::isfinite(*value)) refuse("\"" + shorten(line) + "\" in line " + std::to_string(count + 1));
+    sum += *value;
   }
   if (count != answers.texts.size()) refuse(counted(count, "line"));
   return sum / static_cast<double>(count);

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/unicode.h>
 
@@ -17,11 +18,6 @@ constexpr size_t kShortWord = 48;
 uint64_t hash_pair(uint32_t left, uint32_t right) {
   uint64_t hash = (static_cast<uint64_t>(left) << 32 | right) * 0x9E3779B97F4A7C15ULL;
   return hash ^ hash >> 31;
-}
-
-std::string byte_piece(int byte) {
-  constexpr const char* kDigits = "0123456789ABCDEF";
-  return std::string("<0x") + kDigits[byte >> 4] + kDigits[byte & 15] + ">";
 }
 
 bool by_rank(const Merge& a, const Merge& b) {
@@ -59,7 +55,8 @@ std::vector<Merge> MergeTable::sorted() const {
 Bpe::Bpe(Vocabulary vocabulary, const std::vector<Merge>& merges, BpeOptions options)
     : vocabulary_(std::move(vocabulary)), merges_(merges), options_(options) {
   for (int byte = 0; byte < 256; ++byte)
-    byte_ids_[byte] = vocabulary_.find(options_.byte_level ? byte_level_characters()[byte] : byte_piece(byte));
+    byte_ids_[byte] =
+        vocabulary_.find(options_.byte_level ? byte_level_characters()[byte] : formatted("<0x%02X>", byte));
   for (int byte = 0; byte < 128; ++byte) {
     const char character = static_cast<char>(byte);
     ascii_ids_[byte] = vocabulary_.find({&character, 1});
