@@ -35,6 +35,12 @@ static bool continues(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
 
+std::string replace_all(std::string text, std::string_view from, std::string_view to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
 std::string hex(std::string_view bytes) {
   std::string text;
   text.reserve(2 * bytes.size());

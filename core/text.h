@@ -23,6 +23,15 @@ inline void append_item(std::string& text, std::string_view item, std::string_vi
   return std::string(text.substr(0, most)) + "…";
 }
 
+/// `text` with `to` for every `from`; what was put in is not looked at again.
+[[nodiscard]] std::string replace_all(std::string text, std::string_view from, std::string_view to);
+
+/// `text` without these characters at its ends.
+[[nodiscard]] inline std::string_view trimmed(std::string_view text, std::string_view ends = " \t\n\r") {
+  const size_t begin = text.find_first_not_of(ends);
+  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(ends) - begin + 1);
+}
+
 /// `text` with its ASCII capitals in lower case.
 [[nodiscard]] inline std::string lower(std::string_view text) {
   std::string result(text);

@@ -44,12 +44,6 @@ double factor_of(std::string_view unit, std::string_view text, const std::string
   bad_size(where, text, "");
 }
 
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
-}
-
 }  // namespace
 
 int64_t parse_bytes(std::string_view text, const std::string& where) {
@@ -57,7 +51,7 @@ int64_t parse_bytes(std::string_view text, const std::string& where) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || !std::isfinite(number)) bad_size(where, text, "");
   if (number < 0) bad_size(where, text, "a size cannot be negative");
-  const auto unit = trimmed(text.substr(static_cast<size_t>(end - text.data())));
+  const auto unit = trimmed(text.substr(static_cast<size_t>(end - text.data())), " ");
   const double bytes = number * factor_of(unit, text, where);
   if (bytes >= 9.2e18) bad_size(where, text, "that is more than any machine has");
   if (unit.empty() && bytes != std::floor(bytes)) bad_size(where, text, "a number of bytes is whole");
@@ -86,17 +80,17 @@ MaxMemory parse_max_memory(std::string_view text, c10::DeviceType numbered) {
   MaxMemory result;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
-    const auto entry = trimmed(text.substr(begin, end - begin));
+    const auto entry = trimmed(text.substr(begin, end - begin), " ");
     begin = end + 1;
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos)
       refuse({where, "the entry \"" + std::string(entry) + "\" has no \"=\"",
               "DEVICE=SIZE entries such as 0=10GiB,1=20GiB,cpu=30GiB", ""});
-    const auto key = trimmed(entry.substr(0, equals));
+    const auto key = trimmed(entry.substr(0, equals), " ");
     auto device = parse_device_name(key);
     if (device.is_cuda() && !key.starts_with("cuda")) device = {numbered, device.index()};
     if (result.of(device)) refuse({where, to_string(device) + " is listed twice", "each device once", ""});
-    result.limits.emplace_back(device, parse_bytes(trimmed(entry.substr(equals + 1)), where));
+    result.limits.emplace_back(device, parse_bytes(trimmed(entry.substr(equals + 1), " "), where));
   }
   return result;
 }

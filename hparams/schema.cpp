@@ -76,8 +76,7 @@ std::string pad(std::string text, size_t width) {
 }
 
 std::string cell(std::string text) {
-  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.replace(at, 1, "\\|");
-  return text;
+  return replace_all(std::move(text), "|", "\\|");
 }
 
 }  // namespace

@@ -63,17 +63,6 @@ std::string default_system_in(std::string_view text, const Turns& turns) {
   }
 }
 
-std::string unescape_newlines(std::string_view text) {
-  std::string plain(text);
-  for (size_t at = 0; (at = plain.find("\\n", at)) != std::string::npos; ++at) plain.replace(at, 2, "\n");
-  return plain;
-}
-
-std::string trimmed(const std::string& text) {
-  const size_t begin = text.find_first_not_of(" \t\n\r"), end = text.find_last_not_of(" \t\n\r");
-  return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
-}
-
 }  // namespace
 
 std::vector<std::string> chat_format_names() {
@@ -89,7 +78,7 @@ ChatFormat chat_format(std::string_view name) {
 
 ChatFormat detect_chat_format(std::string_view chat_template) {
   if (chat_template.empty()) return make(kFormats.back());
-  const std::string plain = unescape_newlines(chat_template);
+  const std::string plain = replace_all(std::string(chat_template), "\\n", "\n");
   for (const auto& turns : kFormats) {
     if (plain.find(turns.marker) == std::string::npos) continue;
     ChatFormat format = make(turns);
@@ -104,7 +93,9 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
   const Turns* found = find_turns(format.name);
   if (!found) refuse({"chat format", "\"" + format.name + "\"", "a known format", ""});
   const Turns& turns = *found;
-  const auto content_of = [&](const ChatMessage& m) { return turns.trim ? trimmed(m.content) : m.content; };
+  const auto content_of = [&](const ChatMessage& m) {
+    return turns.trim ? std::string(trimmed(m.content)) : m.content;
+  };
   RenderedChat chat;
   chat.text = format.begin;
   std::string pending_system;

@@ -130,8 +130,7 @@ void require_statistics(const RunOptions& options, const models::Checkpoint& che
   for (int64_t layer = 0; any && layer < known; ++layer) layers.push_back(layer);
   std::string missing;
   for (const auto& layer : layers) {
-    std::string path = pattern;
-    for (size_t at; (at = path.find(place)) != std::string::npos;) path.replace(at, place.size(), layer.dump());
+    const std::string path = replace_all(pattern, place, layer.dump());
     std::error_code failure;
     const bool there = std::filesystem::is_regular_file(path, failure);
     if (there && any) return;

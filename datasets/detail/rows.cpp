@@ -1,5 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/datasets/detail/rows.h>
 
@@ -242,9 +243,7 @@ bool RowReader::next(Row& row) {
 }
 
 std::string trim(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos || says_nothing(text)) return "";
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
+  return says_nothing(text) ? "" : std::string(trimmed(text, kSpace));
 }
 
 bool blank(std::string_view text) {

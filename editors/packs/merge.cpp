@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/steer_part.h>
@@ -215,8 +216,7 @@ OnConflict parse_on_conflict(std::string_view text) {
 
 std::string question_of(const nlohmann::json& fact) {
   const std::string prompt = datasets::with_subject(text_of(fact, "prompt"), text_of(fact, "subject"));
-  const size_t begin = prompt.find_first_not_of(" \t\n"), end = prompt.find_last_not_of(" \t\n");
-  return begin == std::string::npos ? "" : prompt.substr(begin, end - begin + 1);
+  return std::string(trimmed(prompt, " \t\n"));
 }
 
 void require_no_conflicts(const std::vector<MergeConflict>& conflicts, std::span<const NamedPack> packs, bool allow,

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/steps/contexts.h>
 #include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -17,12 +18,6 @@ size_t count_slots(const std::string& text) {
   size_t count = 0;
   for (size_t at = text.find("{}"); at != std::string::npos; at = text.find("{}", at + 2)) ++count;
   return count;
-}
-
-std::string replace_all(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-    text.replace(at, from.size(), to);
-  return text;
 }
 
 std::string compatibility_form(const std::string& text) {

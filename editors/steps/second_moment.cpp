@@ -203,10 +203,7 @@ class PublishedStatistics final : public StatisticsProvider {
 
  private:
   [[nodiscard]] std::filesystem::path path_of(int layer) const {
-    std::string path = pattern_;
-    for (size_t at; (at = path.find(kPlace)) != std::string::npos;)
-      path.replace(at, kPlace.size(), std::to_string(layer));
-    return path;
+    return replace_all(pattern_, kPlace, std::to_string(layer));
   }
 
   std::string pattern_;

@@ -30,10 +30,8 @@ std::vector<std::string> read_corpus(const std::filesystem::path& path) {
   return documents;
 }
 
-std::string published_form(std::string text) {
-  text = compatibility_form(text);
-  for (size_t at = 0; (at = text.find("\n\n", at)) != std::string::npos;) text.replace(at, 2, " ");
-  return text;
+std::string published_form(const std::string& text) {
+  return replace_all(compatibility_form(text), "\n\n", " ");
 }
 
 // Texts of prompts [begin, end), sampled together.

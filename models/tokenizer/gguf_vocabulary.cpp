@@ -6,7 +6,6 @@
 #include <emend/models/tokenizer/gguf_vocabulary.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <map>
 
@@ -64,9 +63,7 @@ void check_sizes(const GgufVocabulary& source) {
 
 void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
   // Phi-3's special tokens take the white space behind them; the file has no place to say so.
-  std::string name = source.name;
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string name = lower(source.name);
   const bool phi3 = name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
   spec.vocabulary.reserve(source.tokens.size());
   for (size_t id = 0; id < source.tokens.size(); ++id)

@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/scoring.h>
@@ -324,8 +325,6 @@ std::vector<Route> api_routes(Api& api) {
 ordered_json openapi(const std::vector<Route>& routes) {
   ordered_json paths = ordered_json::object();
   for (const auto& route : routes) {
-    std::string method = route.method;
-    std::transform(method.begin(), method.end(), method.begin(), [](unsigned char c) { return std::tolower(c); });
     ordered_json operation = {
         {"summary", route.summary},
         {"responses",
@@ -339,7 +338,7 @@ ordered_json openapi(const std::vector<Route>& routes) {
                                   {"required", true},
                                   {"schema", {{"type", "string"}}}}};
     if (!route.open) operation["security"] = {{{"token", ordered_json::array()}}};
-    paths[route.path][method] = std::move(operation);
+    paths[route.path][lower(route.method)] = std::move(operation);
   }
   return {{"openapi", "3.1.0"},
           {"info", {{"title", "emend serve"}, {"version", "1"}}},

@@ -4,6 +4,7 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/models/chat.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -43,9 +44,8 @@ std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    const size_t begin = line.find_first_not_of(" \t\r"), end = line.find_last_not_of(" \t\r");
-    if (begin == std::string::npos) continue;
-    const std::string text = line.substr(begin, end - begin + 1);
+    const std::string text(trimmed(line));
+    if (text.empty()) continue;
     datasets::require_prompt_size(path.string() + ":" + std::to_string(number), text);
     prompts.push_back(text[0] == '{' ? read_prompt_object(text, path.string() + ":" + std::to_string(number))
                                      : ContrastPrompt{.prompt = text});

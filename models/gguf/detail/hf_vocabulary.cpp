@@ -1,5 +1,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/unicode.h>
@@ -115,10 +116,8 @@ void put_pieces(const PipelineSpec& spec, GgufVocabulary& vocabulary) {
       vocabulary.token_types[id] = byte ? kByte : kNormal;
     }
   for (const AddedToken& token : spec.added) {
-    std::string content = token.content;
-    if (!token.special)  // llama.cpp looks for these in plain text
-      for (size_t at = 0; (at = content.find(kMetaspace, at)) != std::string::npos;) content.replace(at, 3, " ");
-    vocabulary.tokens[token.id] = content;
+    // llama.cpp looks for those that are not special in plain text.
+    vocabulary.tokens[token.id] = token.special ? token.content : replace_all(token.content, kMetaspace, " ");
     vocabulary.token_types[token.id] = token.special ? kControl : kUserDefined;
   }
   if (spec.options.unk != kNoToken && spec.options.unk < count) vocabulary.token_types[spec.options.unk] = kUnknown;

@@ -96,9 +96,7 @@ DecodeStep strip_ends(const std::string& content, int64_t start, int64_t stop, b
 // ▁ becomes a space, and nothing in the first piece if the encoder put a prefix there.
 DecodeStep metaspace(const std::string& replacement, bool drops_first) {
   return {[=](std::string& piece, bool at_start) {
-            const std::string space(at_start && drops_first ? 0 : 1, ' ');
-            for (size_t at = 0; (at = piece.find(replacement, at)) != std::string::npos; at += space.size())
-              piece.replace(at, replacement.size(), space);
+            piece = replace_all(std::move(piece), replacement, at_start && drops_first ? "" : " ");
           },
           {}};
 }

@@ -1,6 +1,7 @@
 // Tokenizers that are a SentencePiece model: ChatGLM3, InternLM, Baichuan, Llama 2 without a tokenizer.json.
 #include <emend/core/atomic_file.h>
 #include <emend/core/sha256.h>
+#include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/bpe.h>
 #include <emend/models/tokenizer/detail/sources.h>
 #include <emend/models/tokenizer/detail/steps.h>
@@ -101,9 +102,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::string piece = processor_.IdToPiece(piece_id);
     if (processor_.IsByte(piece_id)) return std::string(1, static_cast<char>(byte_of_piece(piece)));
     if (at_start && adds_dummy_prefix_ && piece.rfind(kMetaspace, 0) == 0) piece.erase(0, kMetaspace.size());
-    for (size_t at = 0; (at = piece.find(kMetaspace, at)) != std::string::npos; ++at)
-      piece.replace(at, kMetaspace.size(), " ");
-    return piece;
+    return replace_all(std::move(piece), kMetaspace, " ");
   }
 
   std::optional<int64_t> token_id(std::string_view piece) const override {
