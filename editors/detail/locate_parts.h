@@ -28,6 +28,10 @@ void trace_problem(const EditContext& context, const LayerProblem& problem, cons
 /// The plain prompt of each problem, for one more pass.
 [[nodiscard]] std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems);
 
+/// Norm-Anchor Scaling (modifiers.h): the targets with the MLP's part, `mlp` of each, at `norm`. 0 becomes the norm
+/// that these targets have.
+void anchor_targets(const std::vector<at::Tensor>& mlp, double& norm, std::vector<Target>& targets);
+
 /// What a layer's write was, told to the log too; `remaining_DN`: what targets ask for beyond the current values.
 [[nodiscard]] LayerFigures figures_of(const LayerProblem& problem, const LayerUpdate& update, const ApplyReport& report,
                                       const at::Tensor& remaining_DN, const Log& log);

@@ -235,18 +235,8 @@ class BatchEdit {
     } else {
       for (const auto& target : targets) mlp.push_back(target.initial_D[0]);
     }
-    const auto good = [&](size_t i) { return targets[i].status != FactStatus::kFailed; };
     if (memory_.nas_norm == 0) memory_.nas_norm = recipe_.modifiers.nas_norm;
-    if (memory_.nas_norm == 0) {
-      std::vector<double> norms;
-      for (size_t i = 0; i < targets.size(); ++i)
-        if (good(i)) norms.push_back((mlp[i] + targets[i].delta_D[0]).norm().item<double>());
-      memory_.nas_norm = anchor_norm(norms);
-    }
-    for (size_t i = 0; i < targets.size(); ++i)
-      if (good(i))
-        targets[i].target_D[0] =
-            anchored_target(targets[i].initial_D[0], targets[i].delta_D[0], mlp[i], memory_.nas_norm);
+    detail::anchor_targets(mlp, memory_.nas_norm, targets);
   }
 
   // Forward replay: what the higher rewritten layers give where the first one gives the target.
@@ -359,13 +349,13 @@ class BatchEdit {
     transaction_.restore();
     for (size_t i = 0; i < result_.deltas.size(); ++i) {
       const models::EditSite site = model_.edit_site(result_.deltas[i].layer);
-      const at::Tensor weight_DF = oriented(site);
+      const at::Tensor weight_DF = oriented(model_, site);
       WeightDelta settled = recipe_.settle(site, result_.deltas[i], weight_DF);
       const at::Tensor before_DF = context_.trace ? weight_DF.clone() : at::Tensor();
       const ApplyReport report = apply_delta(settled, transaction_);
       note_write(result_.layers[i], report);
       if (context_.trace)
-        record(context_, "layer." + std::to_string(site.layer) + ".weight_change", oriented(site) - before_DF);
+        record(context_, "layer." + std::to_string(site.layer) + ".weight_change", oriented(model_, site) - before_DF);
       result_.deltas[i] = std::move(settled);
     }
   }
@@ -373,16 +363,10 @@ class BatchEdit {
   // In the place of what the batch's keys asked for: what the written weights give.
   void take_given_values() {
     for (size_t i = 0; i < written_keys_.size(); ++i) {
-      const at::Tensor &keys_FN = written_keys_[i], weight_DF = oriented(model_.edit_site(layers()[i]));
+      const at::Tensor &keys_FN = written_keys_[i], weight_DF = oriented(model_, model_.edit_site(layers()[i]));
       wanted_values_[i] =
           devices::route_like(weight_DF, keys_FN, devices::Purpose::kSolve).to(keys_FN.scalar_type()).mm(keys_FN);
     }
-  }
-
-  // A view of the weight in paper orientation.
-  [[nodiscard]] at::Tensor oriented(const models::EditSite& site) const {
-    const at::Tensor weight = model_.weight(site.weight_name);
-    return site.orientation == models::Orientation::kInOut ? weight.t() : weight;
   }
 
   void write_layers() {
@@ -407,7 +391,7 @@ class BatchEdit {
     problem.count = layers.size();
     problem.site = model_.edit_site(problem.layer);
     problem.dtype = context_.solve_dtype;
-    problem.weight_DF = oriented(problem.site);
+    problem.weight_DF = oriented(model_, problem.site);
     if (recipe_.remembers_keys) problem.earlier = memory_.keys.layer(index);
     problem.carried = memory_.carried[index];
     if (const auto at = memory_.originals.weights().find(problem.site.weight_name);

@@ -245,6 +245,8 @@ class PhaseTimer {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+/// A view of a site's weight in paper orientation.
+[[nodiscard]] at::Tensor oriented(const models::Model& model, const models::EditSite& site);
 /// A weight as it is stored, in paper orientation, float64, on the host.
 [[nodiscard]] at::Tensor oriented_original(const models::EditSite& site, const at::Tensor& stored);
 

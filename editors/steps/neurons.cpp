@@ -15,12 +15,6 @@ namespace {
 
 using models::Part;
 
-// A view in paper orientation.
-at::Tensor oriented(const models::Model& model, const models::EditSite& site) {
-  const at::Tensor weight = model.weight(site.weight_name);
-  return site.orientation == models::Orientation::kInOut ? weight.t() : weight;
-}
-
 at::Tensor columns_at(const at::Tensor& places_E, int64_t width) {
   return at::one_hot(places_E, width).t().to(at::kDouble).contiguous();
 }
