@@ -76,11 +76,11 @@ std::vector<std::string> Fields::texts(const char* key) {
 Fields Fields::object(const char* key) {
   const nlohmann::json& value = raw(key);
   if (!object_.contains(key)) lacks(key, "an object");
-  if (!value.is_object()) fail(key, kind_of(value), "an object");
   return within(value, key);
 }
 
 Fields Fields::within(const nlohmann::json& value, const std::string& path) const {
+  if (!value.is_object()) fail(path, kind_of(value), "an object");
   return Fields(value, where_, path_ + path + ".", unread_);
 }
 

@@ -94,7 +94,7 @@ class Fields {
   [[nodiscard]] std::vector<std::string> texts(
       const char* key);                          ///< a list of strings or one string; absent: none; blanks dropped
   [[nodiscard]] Fields object(const char* key);  ///< required
-  [[nodiscard]] Fields within(const nlohmann::json& value, const std::string& path) const;  ///< of `path` in this
+  [[nodiscard]] Fields within(const nlohmann::json& value, const std::string& path) const;  ///< an object at `path`
   [[nodiscard]] const nlohmann::json& list(const char* key);                                ///< required
 
   /// Right answers in every spelling that files use: a string, a number, a list, a list of alias lists, {"str": …}.

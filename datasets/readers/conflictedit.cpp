@@ -11,7 +11,6 @@ bool is_conflictedit(const std::vector<nlohmann::json>& rows) {
 
 /// {"relation": {prompt, query, …}, "subject": {label}, "object": {label}, "new_object": {label}}
 bool read_edit(const Fields& parent, const nlohmann::json& value, const std::string& path, ParsedRow& row) {
-  if (!value.is_object()) parent.fail(path, kind_of(value), "an object");
   Fields edit = parent.within(value, path);
   Fields relation = edit.object("relation"), subject = edit.object("subject"), new_object = edit.object("new_object");
   Fact fact;
@@ -57,9 +56,7 @@ ParsedRow read_conflictedit(Fields& fields, const ReadOptions&) {
     if (!read_edit(fields, fields.raw("edit"), "edit", row)) return row;
     const nlohmann::json& objects = fields.list("true_objects");
     for (size_t i = 0; i < objects.size(); ++i) {
-      const std::string path = "true_objects[" + std::to_string(i) + "]";
-      if (!objects[i].is_object()) fields.fail(path, kind_of(objects[i]), "an object");
-      Fields object = fields.within(objects[i], path);
+      Fields object = fields.within(objects[i], "true_objects[" + std::to_string(i) + "]");
       for (std::string& label : object.answers("label")) group.answers.push_back(std::move(label));
     }
   }

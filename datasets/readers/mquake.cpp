@@ -20,9 +20,7 @@ std::vector<Hop> read_hops(Fields& fields, const char* key) {
   if (!fields.has(key)) return hops;
   const nlohmann::json& list = fields.list(key);
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::string path = std::string(key) + "[" + std::to_string(i) + "]";
-    if (!list[i].is_object()) fields.fail(path, kind_of(list[i]), "an object");
-    Fields hop = fields.within(list[i], path);
+    Fields hop = fields.within(list[i], std::string(key) + "[" + std::to_string(i) + "]");
     hops.push_back({hop.text_or("question"), hop.text_or("cloze"), with_aliases(hop, "answer", "answer_alias")});
   }
   return hops;
@@ -36,9 +34,7 @@ ParsedRow read_mquake(Fields& fields, const ReadOptions&) {
   const nlohmann::json& rewrites = fields.list("requested_rewrite");
   if (rewrites.empty()) row.skipped = "\"requested_rewrite\" is empty";
   for (size_t i = 0; i < rewrites.size(); ++i) {
-    const std::string path = "requested_rewrite[" + std::to_string(i) + "]";
-    if (!rewrites[i].is_object()) fields.fail(path, kind_of(rewrites[i]), "an object");
-    Fields rewrite = fields.within(rewrites[i], path);
+    Fields rewrite = fields.within(rewrites[i], "requested_rewrite[" + std::to_string(i) + "]");
     Fact fact;
     if (!read_core(rewrite, "prompt", "target_new", fact, row)) return row;  // a chain with a hole is of no use
     fact.case_id = kNoCaseId;
