@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/detail/nvml.h>
@@ -179,8 +180,7 @@ std::vector<Check> check_machine(const DeviceMapSpec& map, const MaxMemory& max_
   try {
     const auto usable = prepare_devices(map, max_memory);
     append(checks, check_memory(usable));
-    std::vector<c10::Device> devices;
-    for (const auto& info : usable) devices.push_back(info.device);
+    const auto devices = mapped(usable, &DeviceInfo::device);
     append(checks, check_copies(devices));
   } catch (const Error& error) {
     checks.push_back({"device map", CheckStatus::kFailed, error.what(), "choose another " + setting("device_map")});

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/devices/runtime.h>
@@ -40,9 +41,7 @@ std::vector<Score> score_reference(const models::Model& model, const ScoreSheet&
 }
 
 std::vector<std::unique_ptr<Metric>> chosen(const std::vector<std::string>& names, const datasets::FactSet& facts) {
-  std::vector<std::unique_ptr<Metric>> metrics;
-  for (const auto& name : resolve_metrics(names, facts)) metrics.push_back(make_metric(name));
-  return metrics;
+  return mapped(resolve_metrics(names, facts), make_metric);
 }
 
 // By the engine that the options name; adds to `counts`.

@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/evaluation/detail/values.h>
@@ -25,9 +26,7 @@ constexpr Registered kFamilies[] = {
 };
 
 std::vector<std::string> names() {
-  std::vector<std::string> all;
-  for (const auto& family : kFamilies) all.emplace_back(family.name);
-  return all;
+  return mapped(kFamilies, [](const Registered& family) { return std::string(family.name); });
 }
 
 [[noreturn]] void unknown(const std::string& name) {
@@ -96,11 +95,7 @@ std::unique_ptr<Metric> make_metric(const std::string& name) {
 }
 
 const std::vector<MetricInfo>& metric_families() {
-  static const std::vector<MetricInfo> all = [] {
-    std::vector<MetricInfo> infos;
-    for (const auto& family : kFamilies) infos.push_back(family.make()->info());
-    return infos;
-  }();
+  static const auto all = mapped(kFamilies, [](const Registered& family) { return family.make()->info(); });
   return all;
 }
 

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
@@ -123,8 +124,7 @@ std::vector<std::vector<Score>> score_cases_reference(const models::Model& model
     auto& scores = all.emplace_back();
     if (!requests.empty()) {
       const auto rows = detail::encode_requests(model.tokenizer(), requests);
-      std::vector<std::vector<int64_t>> ids;
-      for (const auto& row : rows) ids.push_back(row.ids);
+      const auto ids = mapped(rows, &EncodedRequest::ids);
       const auto batch = models::TokenBatch::padded(ids);
       const at::Tensor logits_NV = devices::to_host(model.forward(batch).logits, devices::Purpose::kLogits);
       for (int64_t r = 0; r < batch.rows(); ++r)
@@ -213,8 +213,7 @@ Share decode(std::string_view bytes) {
 std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
                                 const ScoreOptions& options, ScoreCounts* counts) {
   const auto groups = group_by_prompt(requests);
-  std::vector<int64_t> costs;
-  for (const auto& group : groups) costs.push_back(group.cost);
+  const auto costs = mapped(groups, &PromptGroup::cost);
   const auto numbers_of = [&](devices::ItemRange range) {
     std::vector<size_t> numbers;
     for (size_t g = range.begin; g < range.end; ++g)

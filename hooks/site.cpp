@@ -1,3 +1,4 @@
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/hooks/site.h>
 
@@ -76,11 +77,7 @@ bool is_layer_site(Site site) noexcept {
 }
 
 const std::vector<Site>& all_sites() {
-  static const std::vector<Site> sites = [] {
-    std::vector<Site> all;
-    for (const auto& s : kSites) all.push_back(s.site);
-    return all;
-  }();
+  static const auto sites = mapped(kSites, [](const auto& s) { return s.site; });
   return sites;
 }
 

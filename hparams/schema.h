@@ -18,6 +18,7 @@
 #pragma once
 
 #include <emend/core/log.h>
+#include <emend/core/mapped.h>
 #include <emend/hparams/raw.h>
 
 #include <concepts>
@@ -209,11 +210,7 @@ class Schema {
   [[nodiscard]] std::string help() const { return erased_.help(); }
   /// The same as a Markdown table, for docs/hparams.md.
   [[nodiscard]] std::string markdown() const { return erased_.markdown(); }
-  [[nodiscard]] std::vector<FieldInfo> fields() const {
-    std::vector<FieldInfo> infos;
-    for (const auto& field : erased_.fields) infos.push_back(field.info);
-    return infos;
-  }
+  [[nodiscard]] std::vector<FieldInfo> fields() const { return mapped(erased_.fields, &detail::ErasedField::info); }
   [[nodiscard]] const std::string& editor() const noexcept { return erased_.editor; }
   [[nodiscard]] const detail::ErasedSchema& erased() const noexcept { return erased_; }
 

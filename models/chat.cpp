@@ -1,3 +1,4 @@
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/models/chat.h>
 
@@ -66,9 +67,7 @@ std::string default_system_in(std::string_view text, const Turns& turns) {
 }  // namespace
 
 std::vector<std::string> chat_format_names() {
-  std::vector<std::string> names;
-  for (const auto& turns : kFormats) names.emplace_back(turns.name);
-  return names;
+  return mapped(kFormats, [](const Turns& turns) { return std::string(turns.name); });
 }
 
 ChatFormat chat_format(std::string_view name) {

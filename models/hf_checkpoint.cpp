@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_state.h>
@@ -203,8 +204,7 @@ std::unique_ptr<Tokenizer> HfCheckpoint::load_tokenizer() const {
 
 std::string HfCheckpoint::fingerprint() const {
   std::call_once(fingerprinted_, [&] {
-    std::vector<std::string> names;
-    for (const auto& [name, shard] : shard_of_) names.push_back(name);
+    auto names = mapped(shard_of_, key_of);
     const auto read = [&](const std::string& name) { return shards_[shard_of_.at(name)].file->tensor(name); };
     fingerprint_ = hash_tensors(std::move(names), read).hex();
   });

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/models/family.h>
@@ -126,9 +127,7 @@ void set_width(nlohmann::json& config, const std::string& name, int64_t width) {
 }  // namespace
 
 std::vector<std::string> published_shape_names() {
-  std::vector<std::string> names;
-  for (const auto& shape : kShapes) names.emplace_back(shape.name);
-  return names;
+  return mapped(kShapes, [](const auto& shape) { return std::string(shape.name); });
 }
 
 nlohmann::json published_shape(const std::string& name, int64_t layers, int64_t width) {

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/models/detail/model_state.h>
 #include <emend/models/spare_neurons.h>
@@ -36,8 +37,7 @@ class WiderCheckpoint final : public Checkpoint {
   }
   [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer() const override { return narrow_->load_tokenizer(); }
   [[nodiscard]] std::string fingerprint() const override {
-    std::vector<std::string> names;
-    for (const TensorInfo& info : tensors_) names.push_back(info.name);
+    auto names = mapped(tensors_, &TensorInfo::name);
     return detail::hash_tensors(std::move(names), [&](const std::string& name) { return read(name); }).hex();
   }
 

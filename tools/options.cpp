@@ -2,6 +2,7 @@
 
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
@@ -209,8 +210,7 @@ void add_edit_options(Options& o, RunOptions& options) {
   add_model_options(o, options.model);
   add_fact_options(o, options.facts, true, "--resume");
   add_method_options(o, options);
-  std::vector<std::string> forms;
-  for (const auto& format : workflow::save_formats()) forms.push_back(format.name);
+  const auto forms = mapped(workflow::save_formats(), &workflow::SaveFormat::name);
   auto choices = forms;
   choices.emplace_back("none");
   o.group("Run")

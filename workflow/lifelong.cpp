@@ -1,3 +1,4 @@
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/lifelong.h>
@@ -93,15 +94,11 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& asked
 }
 
 std::vector<std::string> lifelong_heads() {
-  std::vector<std::string> heads;
-  for (const auto& column : kColumns) heads.emplace_back(column.head);
-  return heads;
+  return mapped(kColumns, [](const auto& column) { return std::string(column.head); });
 }
 
 std::vector<std::string> lifelong_cells(const json& entry) {
-  std::vector<std::string> cells;
-  for (const auto& column : kColumns) cells.push_back(cell(entry, column.key, column.group));
-  return cells;
+  return mapped(kColumns, [&](const auto& column) { return cell(entry, column.key, column.group); });
 }
 
 }  // namespace emend::workflow

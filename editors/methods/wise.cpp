@@ -15,6 +15,7 @@
 // and cached passes do not have, and squashes both outputs with the activation function, which the paper does not.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/editors/packs/stores.h>
 #include <emend/editors/steps/layer_choice.h>
@@ -152,9 +153,7 @@ class WiseTraining {
   }
 
   [[nodiscard]] std::vector<LearningRow> rows() const {
-    std::vector<LearningRow> rows;
-    for (const auto& fact : batch_->rendered) rows.push_back(learning_row(fact, Objective::kTargetNew));
-    return rows;
+    return mapped(batch_->rendered, [](const auto& fact) { return learning_row(fact, Objective::kTargetNew); });
   }
 
   // 1 for the subject's last token of each training row, packed.

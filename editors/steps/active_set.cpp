@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/active_set.h>
@@ -19,9 +20,7 @@ bool one_begins_with_other(const std::vector<int64_t>& a, const std::vector<int6
 }
 
 std::vector<int64_t> lookups_of(const std::vector<ActiveRow>& rows) {
-  std::vector<int64_t> lookups;
-  for (const auto& row : rows) lookups.push_back(row.lookup);
-  return lookups;
+  return mapped(rows, &ActiveRow::lookup);
 }
 
 }  // namespace
@@ -323,8 +322,7 @@ ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
 
 void ActiveSet::compare_with_unchanged() {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> zeros;
-  for (const auto& initial_BD : initial_BD_) zeros.push_back(at::zeros_like(initial_BD));
+  const auto zeros = mapped(initial_BD_, [](const auto& x_BD) { return at::zeros_like(x_BD); });
   const Hidden hidden = forward(zeros);
   if (hidden.kl_KD.defined()) (void)divergence_loss(*upper_, hidden.kl_KD, index_.kl_weight_K, kl_first_KV, false);
 }

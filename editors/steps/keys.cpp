@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
@@ -62,9 +63,7 @@ constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
 constexpr size_t kReferenceBatch = 128;
 
 std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& parts) {
-  std::vector<at::Tensor> values;
-  for (const auto& part : parts) values.push_back(at::cat(part));
-  return values;
+  return mapped(parts, [](const auto& part) { return at::cat(part); });
 }
 
 // The published way: whole sentences, padded, through the whole model, the head included.
@@ -269,9 +268,7 @@ std::vector<at::Tensor> collect_at_lookup(const models::Model& model, const std:
     const auto values = run_chunk(model, chunk, 0, sites);
     for (size_t s = 0; s < sites.size(); ++s) gathered[s].add(chunk, values[s]);
   }
-  std::vector<at::Tensor> result;
-  for (const auto& site : gathered) result.push_back(site.all());
-  return result;
+  return mapped(gathered, &Gathered::all);
 }
 
 std::vector<at::Tensor> collect_with(const models::Model& model, const std::vector<PromptRow>& rows,

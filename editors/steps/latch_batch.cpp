@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
@@ -301,8 +302,7 @@ class LatchBatch {
       if (fits) prompts_.push_back(std::move(row));
       return fits;
     };
-    std::vector<std::string> subjects;
-    for (const auto& unit : units_) subjects.push_back(unit.subject);
+    const auto subjects = mapped(units_, &Unit::subject);
     auto similar = lookalikes(writer(), subjects,
                               {.count = h_.lookalikes, .samples = 3, .seed = context_.seed, .cancel = context_.cancel});
     for (size_t u = 0; u < units_.size(); ++u) {

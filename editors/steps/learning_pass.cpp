@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/active_set.h>
@@ -52,8 +53,7 @@ LearningPass::LearningPass(const models::Model& model, const std::vector<Learnin
                            Engine engine)
     : model_(&model), engine_(engine) {
   check_rows(rows);
-  std::vector<std::vector<int64_t>> ids;
-  for (const auto& row : rows) ids.push_back(row.ids);
+  const auto ids = mapped(rows, &LearningRow::ids);
   batch_ = engine == Engine::kReference ? models::TokenBatch::padded(ids, detail::pad_token(model))
                                         : models::TokenBatch::from_rows(ids);
   for (size_t r = 0; r < rows.size(); ++r) {

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/locate_parts.h>
@@ -55,8 +56,7 @@ double divisor(ResidualSpread spread, size_t index, size_t count) {
 void trace_problem(const EditContext& context, const LayerProblem& problem, const std::vector<PromptRow>& rows,
                    const at::Tensor& keys_PF, const at::Tensor& current_ND, const at::Tensor& remaining_DN) {
   const std::string prefix = "layer." + std::to_string(problem.layer) + ".";
-  std::vector<int64_t> lookup;
-  for (const auto& row : rows) lookup.push_back(row.lookup);
+  const auto lookup = mapped(rows, &PromptRow::lookup);
   record(context, prefix + "keys_per_context", keys_PF);
   record(context, prefix + "key_lookup", at::tensor(lookup, at::kLong));
   record(context, prefix + "keys", problem.keys_FN);

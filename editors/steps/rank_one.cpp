@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/steps/rank_one.h>
@@ -44,8 +45,7 @@ class RankOneStep {
     const at::Tensor keys_PF =
         collect_at_lookup(model_, rows_of(recipe_.direction), {{hooks::Site::kMlpDownIn, site_.layer}}, context_)[0];
     if (context_.trace) {
-      std::vector<int64_t> lookup;
-      for (const auto& row : rows_of(recipe_.direction)) lookup.push_back(row.lookup);
+      const auto lookup = mapped(rows_of(recipe_.direction), &PromptRow::lookup);
       record(context_, prefix_ + "keys_per_context", keys_PF);
       record(context_, prefix_ + "key_lookup", at::tensor(lookup, at::kLong));
     }

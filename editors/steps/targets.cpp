@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
@@ -101,8 +102,7 @@ std::vector<Target> run_stages(const models::Model& model, std::vector<TargetPro
   TargetSpec first = spec;
   first.steps = spec.sketch_steps;
   first.lr = spec.lr * kSketchRate;
-  std::vector<TargetProblem> sketches;
-  for (const auto& problem : problems) sketches.push_back(sketch_of(problem));
+  const auto sketches = mapped(problems, sketch_of);
   std::vector<Target> sketched = run_engine(model, sketches, first, stage);
   for (size_t i = 0; i < problems.size(); ++i) {
     if (sketched[i].status == FactStatus::kFailed) continue;
@@ -324,9 +324,7 @@ json vectors_document(const std::vector<at::Tensor>& vectors) {
 }
 
 std::vector<at::Tensor> read_vectors(const json& list) {
-  std::vector<at::Tensor> vectors;
-  for (const auto& document : list) vectors.push_back(read_vector(document));
-  return vectors;
+  return mapped(list, read_vector);
 }
 
 json target_document(const Target& target) {
@@ -372,10 +370,7 @@ std::string encode_targets(const std::vector<Target>& targets) {
 
 std::vector<Target> decode_targets(std::string_view bytes) {
   try {
-    std::vector<Target> targets;
-    for (const auto& document : json::from_msgpack(bytes.begin(), bytes.end()))
-      targets.push_back(read_target(document));
-    return targets;
+    return mapped(json::from_msgpack(bytes.begin(), bytes.end()), read_target);
   } catch (const json::exception& error) {
     throw Error(ErrorClass::kCorruption, {"targets of another process", error.what(), "what encode_targets writes",
                                           "run the same version of emend in every process"});
@@ -387,8 +382,7 @@ std::vector<Target> decode_targets(std::string_view bytes) {
 std::vector<Target> share_targets(
     const std::vector<TargetProblem>& problems, const devices::WorkSharing& sharing,
     const std::function<std::vector<Target>(const std::vector<TargetProblem>&)>& optimise) {
-  std::vector<int64_t> costs;
-  for (const auto& problem : problems) costs.push_back(cost_of(problem));
+  const auto costs = mapped(problems, cost_of);
   return sharing.map<Target>(
       costs,
       [&](devices::ItemRange range) {

@@ -2,6 +2,7 @@
 // used.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
@@ -124,8 +125,7 @@ class ReferenceRun {
               .clamp_min(0);
     step.nll_each =
         (nll_JT * mask_JT).sum(1) / devices::route_like(padded_.lengths, picked_JT, devices::Purpose::kLabels);
-    std::vector<double> weights;
-    for (const auto& row : problem_.rows) weights.push_back(row.weight);
+    const auto weights = mapped(problem_.rows, &TargetRow::weight);
     const at::Tensor weight_J =
         devices::route_like(at::tensor(weights, step.nll_each.scalar_type()), step.nll_each, devices::Purpose::kLabels);
     step.nll = (step.nll_each * weight_J).sum() * nll_factor;
@@ -232,8 +232,7 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
     }
     met = stop_now(spec, {terms.loss, terms.kl, step.all_argmax, step.sampled_argmax, terms.probability}, stop);
     if (met || it == steps - 1) break;
-    std::vector<at::Tensor> variables;
-    for (const auto& v : run.variables()) variables.push_back(v.delta);
+    const auto variables = mapped(run.variables(), &Variable::delta);
     const auto grads = torch::autograd::grad({step.total}, variables);
     for (size_t s = 0; s < n_sites; ++s) {
       if (context.trace) gradients[s].push_back(devices::to_host(grads[s]).clone());

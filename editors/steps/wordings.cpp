@@ -1,3 +1,4 @@
+#include <emend/core/mapped.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
 #include <emend/models/generation.h>
@@ -79,8 +80,7 @@ std::string wording_of(const std::string& text, const datasets::Fact& fact) {
 
 std::vector<std::vector<std::string>> other_wordings(const models::Model& model, std::span<const datasets::Fact> facts,
                                                      const WritingOptions& options) {
-  std::vector<std::string> requests;
-  for (const auto& fact : facts) requests.push_back(request(fact));
+  const auto requests = mapped(facts, request);
   return written(model, requests, options, [&](const std::string& line, size_t i) {
     const std::string wording = wording_of(line, facts[i]);
     const bool other = !wording.empty() && wording != facts[i].prompt;

@@ -6,6 +6,7 @@
 //   locality      share of positions of the given answer at which the edited model predicts the token that it predicted
 //                 before the edit; the answer only fixes the positions, it need not be what the model says
 // Per record the mean over the prompts (of a key), then the mean over the records that have some.
+#include <emend/core/mapped.h>
 #include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
@@ -103,8 +104,7 @@ class EasyEdit final : public Metric {
   };
 
   static void put_fluency(const MetricContext& context, MetricOutcome& outcome) {
-    std::vector<std::string> prompts;
-    for (const auto& fact : context.facts.facts) prompts.push_back(fact.full_prompt());
+    const auto prompts = mapped(context.facts.facts, &datasets::Fact::full_prompt);
     const auto texts = detail::generate_texts(*context.model, prompts, context.options);
     for (size_t i = 0; i < texts.size(); ++i) outcome.cases[i]["fluency"] = weighted_ngram_entropy(texts[i]);
   }

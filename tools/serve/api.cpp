@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/editors/registry.h>
@@ -28,9 +29,7 @@ PackSet packs_asked(const Api& api, const json& request) {
 }
 
 std::vector<std::string> names_of(const PackSet& packs) {
-  std::vector<std::string> names;
-  for (const auto& one : packs) names.push_back(one.name);
-  return names;
+  return mapped(packs, [](const auto& one) { return one.name; });
 }
 
 // What the model says and how probable it finds the targets, a list in the order of the prompts.

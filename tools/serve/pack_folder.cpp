@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/steer_part.h>
@@ -191,9 +192,7 @@ nlohmann::ordered_json PackFolder::describe(const std::string& name) const {
 
 std::vector<std::string> PackFolder::names() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::string> names;
-  for (const auto& one : packs_) names.push_back(one.name);
-  return names;
+  return mapped(packs_, [](const auto& one) { return one.name; });
 }
 
 bool PackFolder::taken(const std::string& name) const {

@@ -1,6 +1,7 @@
 // merge, export, import: edit packs of several people, and the forms of other programs.
 #include <emend/core/atomic_file.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/import_deltas.h>
@@ -92,8 +93,7 @@ struct ExportArguments {
 // What is written, told to people: with the results that lie beside a pack in its run's folder.
 std::string card(const ExportArguments& options, const models::Model& model) {
   namespace fs = std::filesystem;
-  std::vector<editors::EditPack> packs;
-  for (const auto& path : options.packs) packs.push_back(editors::load_pack(path));
+  const auto packs = mapped(options.packs, editors::load_pack);
   std::vector<workflow::CardPack> told;
   for (size_t i = 0; i < packs.size(); ++i) {
     const fs::path file = options.packs[i], results = file.parent_path() / "results.json";
@@ -196,8 +196,7 @@ VerbRun setup_merge(Options& o) {
 
 VerbRun setup_export(Options& o) {
   auto& options = o.arguments<ExportArguments>();
-  std::vector<std::string> forms;
-  for (const auto& format : workflow::save_formats()) forms.push_back(format.name);
+  const auto forms = mapped(workflow::save_formats(), &workflow::SaveFormat::name);
   const auto meaning = [](const workflow::SaveFormat& format) { return format.name + ": " + format.summary; };
   o.add("PACK", &options.packs, "edit packs, put together in this order", {.type = "FILE", .required = true})
       .add("--to", &options.to, join(workflow::save_formats(), "; ", meaning), {.choices = forms, .required = true})

@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/models/chat.h>
@@ -182,8 +183,7 @@ int run_generate(const GenerateArguments& options, const Common& common) {
   const bool texts = options.ids.empty() || !options.prompts.empty() || !options.prompt_file.empty();
   if (texts && !options.ids.empty()) refuse({"generate", "both texts and --ids", "one of them", ""});
   const auto prompts = texts ? prompts_of(options) : std::vector<std::string>();
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& text : options.ids) rows.push_back(parse_ids(text));
+  const auto rows = mapped(options.ids, parse_ids);
   const auto steered = options.steer.read(common.log);
   const auto checkpoint = open_steered(options.model, options.steer);
   require_texts(options, prompts, *checkpoint);

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/datasets/directions.h>
 #include <emend/evaluation/health.h>
@@ -44,9 +45,8 @@ std::vector<std::vector<int64_t>> with_more(std::vector<std::vector<int64_t>> ro
 }
 
 std::vector<std::vector<int64_t>> neutral_rows(const models::Model& model) {
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& text : evaluation::probe_prompts()) rows.push_back(model.tokenizer().encode_ids(text, true));
-  return rows;
+  return mapped(evaluation::probe_prompts(),
+                [&](const auto& text) { return model.tokenizer().encode_ids(text, true); });
 }
 
 }  // namespace

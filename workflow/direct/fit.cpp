@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
@@ -36,9 +37,7 @@ std::vector<at::Tensor> last_states(const models::Model& model, const std::vecto
       parts[l].push_back(devices::to_host(session.captured({hooks::Site::kLayerOut, l})).to(at::kFloat));
     session.finish();
   });
-  std::vector<at::Tensor> states;
-  for (const auto& layer : parts) states.push_back(at::cat(layer));
-  return states;
+  return mapped(parts, [](const auto& layer) { return at::cat(layer); });
 }
 
 // First principal direction of rows about the origin, through their Gram matrix.

@@ -2,6 +2,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -112,9 +113,7 @@ struct Searching {
 using Ids = std::vector<int64_t>;
 
 std::vector<std::string> texts_of(const Searching& search, const std::vector<Ids>& answers) {
-  std::vector<std::string> texts;
-  for (const auto& ids : answers) texts.push_back(search.model.tokenizer().decode(ids, true));
-  return texts;
+  return mapped(answers, [&](const Ids& ids) { return search.model.tokenizer().decode(ids, true); });
 }
 
 double words_of(const std::vector<std::string>& texts) {

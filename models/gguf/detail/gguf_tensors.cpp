@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <emend/core/atomic_file.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
 #include <sys/mman.h>
@@ -380,9 +381,7 @@ std::vector<double> small_tensor(const LocatedTensor& located) {
                  "a rotary table", "fetch the file again"});
   std::vector<float> row(values);
   dequantise_row(tensor.type, located.file->data(tensor), row.data(), values);
-  std::vector<double> result;
-  for (const float value : row) result.push_back(shortest_decimal(value));
-  return result;
+  return mapped(row, shortest_decimal);
 }
 
 }  // namespace emend::models::detail

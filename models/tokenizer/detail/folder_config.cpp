@@ -1,4 +1,5 @@
 #include <emend/core/atomic_file.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/models/tokenizer/detail/folder_config.h>
 #include <emend/models/tokenizer/detail/pipeline.h>
@@ -32,9 +33,7 @@ std::vector<int64_t> id_list(const JsonView& file, const std::string& key) {
   if (!file.has(key)) return {};
   const JsonView view = file.at(key);
   if (!view.value().is_array()) return {view.integer(-1, kMaxTokenId)};
-  std::vector<int64_t> ids;
-  for (const JsonView& id : view.elements()) ids.push_back(id.integer(0, kMaxTokenId));
-  return ids;
+  return mapped(view.elements(), [](const JsonView& id) { return id.integer(0, kMaxTokenId); });
 }
 
 bool has_token(const std::vector<AddedToken>& tokens, const std::string& content) {

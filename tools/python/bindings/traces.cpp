@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <emend/core/mapped.h>
 #include <emend/models/trace.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -90,9 +91,7 @@ py::object tokens(const PyTrace& self) {
 }
 
 std::vector<std::vector<int64_t>> ids(const PyTrace& self) {
-  std::vector<std::vector<int64_t>> rows;
-  for (const auto& encoding : self.trace.encodings) rows.push_back(encoding.ids);
-  return rows;
+  return mapped(self.trace.encodings, &models::Encoding::ids);
 }
 
 std::vector<std::string> captured_sites(const PyTrace& self) {
