@@ -28,13 +28,6 @@ namespace {
 
 constexpr size_t kMaxTextBytes = 32 * 1024;  // longer ones take minutes and exceed what models read
 
-nlohmann::json probes_json(const std::map<std::string, std::vector<Probe>>& groups) {
-  nlohmann::json result = nlohmann::json::object();
-  for (const auto& [name, probes] : groups)
-    for (const Probe& probe : probes) result[name].push_back({{"prompt", probe.prompt}, {"answers", probe.answers}});
-  return result;
-}
-
 }  // namespace
 
 nlohmann::json to_json(const Fact& fact) {
@@ -47,8 +40,8 @@ nlohmann::json to_json(const Fact& fact) {
   if (!fact.relation_id.empty()) result["relation_id"] = fact.relation_id;
   put("target_true_aliases", fact.target_true_aliases);
   for (const auto& prompts : detail::kPromptLists) put(prompts.key, fact.*prompts.member);
-  put("locality", probes_json(fact.locality));
-  put("portability", probes_json(fact.portability));
+  put("locality", detail::write_probes(fact.locality, "answers"));
+  put("portability", detail::write_probes(fact.portability, "answers"));
   put("extra", fact.extra);
   return result;
 }

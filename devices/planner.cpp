@@ -199,8 +199,7 @@ void require_devices(const PlanRequest& request) {
 
 /// What may be put on each device of the machine.
 std::vector<Capacity> capacities(const PlanRequest& request) {
-  int64_t gpus = 0;
-  for (const auto& info : request.machine) gpus += info.device.is_cuda();
+  const auto gpus = std::ranges::count_if(request.machine, [](const auto& info) { return info.device.is_cuda(); });
   std::vector<Capacity> result;
   for (const auto& info : request.machine) {
     int64_t bytes = info.free_bytes;

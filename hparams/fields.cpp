@@ -9,13 +9,9 @@
 namespace emend::hparams::detail {
 namespace {
 
-std::string number_text(double value) {
-  return nlohmann::json(value).dump();
-}
-
 std::string integral_text(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15 ? std::to_string(static_cast<int64_t>(value))
-                                                              : number_text(value);
+                                                              : nlohmann::json(value).dump();
 }
 
 /// A finite number spelled in `raw`. Quoted numbers are taken from YAML only: EasyEdit turns them into floats too.

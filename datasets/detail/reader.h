@@ -75,7 +75,8 @@ void set_true_answers(Fact& fact, std::vector<std::string> answers);
 void read_one_hop(Fields& fields, Fact& fact);
 void write_one_hop(const Fact& fact, nlohmann::ordered_json& row);
 /// The inverse of read_probes: {key: [{prompt, ground_truth}]}.
-[[nodiscard]] nlohmann::ordered_json write_probes(const std::map<std::string, std::vector<Probe>>& probes);
+[[nodiscard]] nlohmann::ordered_json write_probes(const std::map<std::string, std::vector<Probe>>& probes,
+                                                  const char* answers = "ground_truth");
 /// One string for one answer, a list for several.
 [[nodiscard]] nlohmann::ordered_json write_answers(const std::vector<std::string>& answers);
 /// Adds what is left in `extra` to a row, without touching keys that are there.

@@ -23,10 +23,10 @@ nlohmann::ordered_json write_answers(const std::vector<std::string>& answers) {
   return answers.size() == 1 ? nlohmann::ordered_json(answers.front()) : nlohmann::ordered_json(answers);
 }
 
-nlohmann::ordered_json write_probes(const std::map<std::string, std::vector<Probe>>& probes) {
+nlohmann::ordered_json write_probes(const std::map<std::string, std::vector<Probe>>& probes, const char* answers) {
   nlohmann::ordered_json groups = nlohmann::ordered_json::object();
   for (const auto& [name, list] : probes)
-    for (const Probe& probe : list) groups[name].push_back({{"prompt", probe.prompt}, {"ground_truth", probe.answers}});
+    for (const Probe& probe : list) groups[name].push_back({{"prompt", probe.prompt}, {answers, probe.answers}});
   return groups;
 }
 

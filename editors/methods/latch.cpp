@@ -26,6 +26,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
@@ -221,9 +222,7 @@ class LatchEditor final : public Editor {
 
  private:
   [[nodiscard]] std::string what_is_kept() const {
-    size_t tokens = 0;
-    for (const auto& row : text_) tokens += row.size();
-    return "what enters MLPs in bfloat16, " + std::to_string(tokens) + " tokens";
+    return "what enters MLPs in bfloat16, " + std::to_string(detail::tokens_of(text_)) + " tokens";
   }
 
   // A gate that opens where it should not does little harm alone and much among thousands: then more text is read.

@@ -19,10 +19,6 @@ bool one_begins_with_other(const std::vector<int64_t>& a, const std::vector<int6
   return std::equal(shorter.begin(), shorter.end(), longer.begin());
 }
 
-std::vector<int64_t> lookups_of(const std::vector<ActiveRow>& rows) {
-  return mapped(rows, &ActiveRow::lookup);
-}
-
 }  // namespace
 
 int first_layer_of(const TargetSpec& spec) {
@@ -180,7 +176,7 @@ void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& enteri
   models::ForwardOptions all;
   all.cache = &cache_;
   pass(*upper_, !above_ && !apart, all);
-  cache_.truncate(lookups_of(rows_));
+  cache_.truncate(mapped(rows_, &ActiveRow::lookup));
 }
 
 void ActiveSet::rebuild_index() {

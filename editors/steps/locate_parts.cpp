@@ -75,9 +75,9 @@ WeightDelta smaller_form(WeightDelta delta) {
 }
 
 std::vector<PromptRow> plain_rows(const std::vector<TargetProblem>& problems) {
-  std::vector<PromptRow> plain;
-  for (const auto& problem : problems) plain.push_back({{}, problem.rows[0].ids, problem.rows[0].lookup, {}});
-  return plain;
+  return mapped(problems, [](const TargetProblem& problem) {
+    return PromptRow{{}, problem.rows[0].ids, problem.rows[0].lookup, {}};
+  });
 }
 
 void anchor_targets(const std::vector<at::Tensor>& mlp, double& norm, std::vector<Target>& targets) {

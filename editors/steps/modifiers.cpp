@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/modifiers.h>
@@ -46,15 +47,12 @@ std::vector<at::Tensor> names_share(const models::Model& model, const std::vecto
                                     const EditContext& context) {
   const at::NoGradGuard no_grad;
   const auto names = datasets::load_bundled_facts().facts;
-  std::vector<PromptRow> rows;
-  for (const auto& fact : render_batch(model, names, ContextTemplates::plain(), {}).rendered)
-    rows.push_back(fact.rows[0]);
-  std::vector<hooks::SiteRef> sites;
-  for (const int layer : layers) sites.push_back({hooks::Site::kMlpDownIn, layer});
-  std::vector<at::Tensor> shared;
-  for (const auto& keys_NF : collect_at_lookup(model, rows, sites, context))
-    shared.push_back(leading_directions(devices::to_host(keys_NF).t(), share).first);
-  return shared;
+  const auto rows = mapped(render_batch(model, names, ContextTemplates::plain(), {}).rendered,
+                           [](const RenderedFact& fact) { return fact.rows[0]; });
+  const auto sites = mapped(layers, [](int layer) { return hooks::SiteRef{hooks::Site::kMlpDownIn, layer}; });
+  return mapped(collect_at_lookup(model, rows, sites, context), [&](const at::Tensor& keys_NF) {
+    return leading_directions(devices::to_host(keys_NF).t(), share).first;
+  });
 }
 
 WeightDelta without_directions(const WeightDelta& delta, const at::Tensor& left_DK, const at::Tensor& right_FK) {

@@ -9,6 +9,7 @@
 #include <emend/evaluation/detail/values.h>
 #include <emend/evaluation/metric.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace emend::evaluation {
@@ -121,9 +122,9 @@ class Counterfact final : public Metric {
 
   [[nodiscard]] bool suits(const datasets::FactSet& facts) const override {
     if (facts.format == "zsre") return false;  // its own protocol compares other things
-    for (const auto& fact : facts.facts)
-      if (fact.target_true && (!fact.neighborhood_prompts.empty() || !fact.paraphrase_prompts.empty())) return true;
-    return false;
+    return std::ranges::any_of(facts.facts, [](const datasets::Fact& fact) {
+      return fact.target_true && (!fact.neighborhood_prompts.empty() || !fact.paraphrase_prompts.empty());
+    });
   }
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {

@@ -10,6 +10,7 @@
 // paper's only in kind.
 #include <emend/evaluation/metric.h>
 
+#include <algorithm>
 #include <set>
 
 namespace emend::evaluation {
@@ -79,9 +80,7 @@ class Mquake final : public Metric {
   [[nodiscard]] const MetricInfo& info() const override { return mquake_info(); }
 
   [[nodiscard]] bool suits(const datasets::FactSet& facts) const override {
-    for (const auto& group : facts.groups)
-      if (group.kind == "mquake") return true;
-    return false;
+    return std::ranges::count(facts.groups, "mquake", &datasets::FactGroup::kind) > 0;
   }
 
   void plan(const MetricContext& context, ScoreSheet& sheet) override {

@@ -331,8 +331,7 @@ class Writer {
   void log_notes() const {
     if (!options_.log) return;
     for (const auto& note : report_.notes) options_.log->warning("gguf.note", note);
-    int64_t fallen = 0;
-    for (const auto& tensor : report_.tensors) fallen += tensor.fell_back;
+    const auto fallen = std::ranges::count_if(report_.tensors, [](const auto& tensor) { return tensor.fell_back; });
     if (fallen > 0)
       options_.log->warning(
           "gguf.fallback", std::to_string(fallen) + " tensors have rows that are not whole blocks of " +
