@@ -149,6 +149,22 @@ TEST_F(DirectionsProgram, BakesWithAScorerOfTheUsers) {
   EXPECT_TRUE(fs::exists(folder_ / "baked" / "edit.safetensors"));
 }
 
+TEST_F(DirectionsProgram, BakesWhereAnAnswerBegins) {
+  fit({"--no-effect"});
+  int made = 0;
+  const auto size = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> args = {"direct", "bake", path("d"), "--layers", "2"};
+    args.insert(args.end(), {"--no-effect", "--out", path("start" + std::to_string(++made))});
+    args.insert(args.end(), more.begin(), more.end());
+    return run(args)["change"][0]["relative_norm"].get<double>();
+  };
+  const double start = size({"--where", "answer-start"});
+  EXPECT_GT(start, 0);
+  EXPECT_EQ(start, size({"--where", "answer-start", "--spare", "own"})) << "what the model writes is spared by itself";
+  EXPECT_NE(start, size({"--spare", "own"}));
+  EXPECT_NE(start, size({"--where", "answer-start", "--texts", path("ask.txt")}));
+}
+
 TEST_F(DirectionsProgram, ASearchGoesOnAfterAKillToTheSameEnd) {
   fit({"--no-effect"});
   write_file(folder_ / "e.json", R"({"name": "words", "kind": "length"})");

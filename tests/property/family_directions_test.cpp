@@ -258,6 +258,33 @@ TEST_P(FamilyDirections, SparedTextsStayAsTheyAre) {
   }
 }
 
+// Of `texts` only the last tokens get the direction, once each on average; other texts hardly any of it.
+TEST_P(FamilyDirections, TheBeginningOfAnAnswerAloneGetsTheDirection) {
+  const at::NoGradGuard no_grad;
+  models::Model model = model_of(GetParam());
+  const auto directions = random_directions(model, 1);
+  workflow::DirectChangeOptions options;
+  options.answer_start = true;
+  options.texts = {{72, 101, 108, 10}, {65, 100, 10}, {9, 8, 7, 6, 10}};
+  options.layers = {0, 0};
+  EXPECT_THROW((void)workflow::bake_directions(model, {&directions, 1}, options), Error) << "nothing to spare";
+  options.spared = random_texts();
+  if (!model.config().no_edit_site.empty()) return;
+  const auto change = workflow::bake_directions(model, {&directions, 1}, options);
+  ASSERT_EQ(change.pack.deltas.size(), 1U);
+  const auto& delta = change.pack.deltas[0];
+  const at::Tensor d = directions.layers[0].to(at::kDouble);
+  const auto gains = [&](const std::vector<std::vector<int64_t>>& texts) {  // by token
+    hooks::HookSession session(model.hooks());
+    session.capture({hooks::Site::kMlpDownIn, 0}).attach();
+    (void)model.forward(models::TokenBatch::from_rows(texts));
+    return session.captured({hooks::Site::kMlpDownIn, 0}).to(at::kDouble).mm(delta.matrix().t()).mv(d) / d.dot(d);
+  };
+  const at::Tensor asked = gains(options.texts), last = asked.index_select(0, at::tensor({3, 6, 11}));
+  if (!model.config().mlp_post_norm()) EXPECT_NEAR(last.mean().item<double>(), 1, 1e-4);
+  EXPECT_LT(gains(options.spared).abs().mean().item<double>(), 0.6 * last.abs().mean().item<double>());
+}
+
 INSTANTIATE_TEST_SUITE_P(All, FamilyDirections, ::testing::ValuesIn(testing::all_flavours()), testing::flavour_name);
 
 }  // namespace family_directions_test

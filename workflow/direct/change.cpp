@@ -91,6 +91,8 @@ void require_directions_fit(const models::Model& model, std::span<const Directio
   if (options.from_layer >= model.n_layers())
     refuse({setting("from_layer"), std::to_string(options.from_layer),
             "a layer from 0 to " + std::to_string(model.n_layers() - 1), ""});
+  if (options.answer_start && options.spared.empty())
+    refuse({"directions", "no texts to spare", "some that tell the beginning of an answer from other tokens", ""});
   if (options.preserve_norm && options.strength != 1)
     refuse({setting("preserve_norm"), "strength " + std::to_string(options.strength), "strength 1", ""});
 }
@@ -145,6 +147,15 @@ struct KeyPass {
   const models::Model& model;
   std::map<int, at::Tensor> wanted;  // layer → s·d [D] float64: the keys are those of the model that is steered so
   std::map<int, editors::PostNorm> norms;
+  bool last_only = false;  // of each text
+
+  // Those of the batch's tokens that count.
+  [[nodiscard]] at::Tensor counted(const at::Tensor& packed, const models::TokenBatch& batch) const {
+    if (!last_only) return packed;
+    std::vector<int64_t> last;
+    for (int64_t row = 0; row < batch.rows(); ++row) last.push_back(batch.token(row, -1));
+    return packed.index_select(0, at::tensor(last));
+  }
 };
 
 void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch) {
@@ -163,14 +174,16 @@ void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch
       total = more.to(at::kDouble);
   };
   for (auto& [place, sums] : all) {
-    const at::Tensor keys = devices::to_host(session.captured(key_site(place))).flatten(1).to(at::kFloat);
+    const at::Tensor keys =
+        pass.counted(devices::to_host(session.captured(key_site(place))).flatten(1).to(at::kFloat), batch);
     add(sums.squares_FF, keys.t().mm(keys));
     add(sums.sum_F, keys.sum(0, false, at::kDouble));
     sums.tokens += keys.size(0);
     const auto norm = pass.norms.find(place.second);
     if (norm == pass.norms.end()) continue;
     std::vector<at::Tensor> values;
-    for (const auto& site : norm->second.sites()) values.push_back(wide_on_host(session.captured(site)));
+    for (const auto& site : norm->second.sites())
+      values.push_back(pass.counted(wide_on_host(session.captured(site)), batch));
     add(sums.change_D,
         norm->second.change_for(values, norm->second.apply(values) + pass.wanted.at(place.second)).sum(0));
   }
@@ -256,11 +269,10 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
   editors::EditResult result;
   result.editor = editor;
   result.deltas = std::move(deltas);
-  result.hparams = {{"strength", options.strength},
-                    {"layers", {options.layers.first, options.layers.last}},
-                    {"from_layer", options.from_layer},
-                    {"preserve_norm", options.preserve_norm},
-                    {"spared", options.spared.size()}};
+  result.hparams = {
+      {"strength", options.strength},     {"layers", {options.layers.first, options.layers.last}},
+      {"from_layer", options.from_layer}, {"preserve_norm", options.preserve_norm},
+      {"spared", options.spared.size()},  {"where", options.answer_start ? "answer-start" : "everywhere"}};
   DirectChange change{editors::EditPack::from_results(model, {&result, 1}, {}), std::move(figures)};
   auto& what = change.pack.extra["directions"] = nlohmann::json::array();
   for (const auto& one : directions)
@@ -327,7 +339,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
     std::set<Place> places;
     for (int layer = 0; layer < model.n_layers(); ++layer)
       if (options.layers.contains(layer)) places.insert({{Part::kAttnOut, layer}, {Part::kDown, layer}});
-    keys = fit_keys({model, {}, {}}, places, options, false, lent);
+    keys = fit_keys({model, {}, {}, options.answer_start}, places, options, false, lent);
   }
   editors::EditTransaction trial(model);  // what is left is read off the weights as written; nothing is committed
   std::vector<editors::WeightDelta> deltas;
@@ -357,7 +369,7 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
   const at::NoGradGuard no_grad;
   require_directions_fit(model, directions, options);
   require_one_mlp(model, "bake");
-  KeyPass pass{model, {}, {}};
+  KeyPass pass{model, {}, {}, options.answer_start};
   const auto biases = options.spared.empty() ? output_biases(model) : std::map<int, std::string>();
   std::set<Place> places;
   for (int layer = 0; layer < model.n_layers(); ++layer) {

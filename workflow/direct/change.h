@@ -24,6 +24,8 @@ struct DirectChangeOptions {
   bool preserve_norm = false;      ///< ablate: every column of a matrix keeps its length
   /// Texts whose tokens give the keys, one text an entry: of bake, and of ablate where `spared` holds some.
   std::vector<std::vector<int64_t>> texts = {};
+  /// Only the last token of each of `texts` counts, where an answer begins; `spared` then has to hold some.
+  bool answer_start = false;
   /// Texts that stay as they are: the change is the least-squares one that does its work on the keys of `texts` and
   /// nothing on these. None: the change is the same for all texts.
   std::vector<std::vector<int64_t>> spared = {};

@@ -142,13 +142,13 @@ std::vector<std::vector<int64_t>> answered(const models::Model& model, std::vect
 }
 
 std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64_t seed, const Handles& lent,
-                                              int64_t tokens) {
+                                              int64_t tokens, size_t each) {
   std::vector<std::vector<int64_t>> rows;
   for (const char* word :
        {"The", "A",   "In",        "It",     "He",   "She",  "They", "We",    "This",     "There", "When",
         "If",  "For", "After",     "One",    "Many", "On",   "At",   "What",  "Some",     "As",    "But",
         "His", "No",  "According", "During", "To",   "From", "New",  "First", "Although", "You"})
-    rows.insert(rows.end(), 2, model.tokenizer().encode_ids(word, true));
+    rows.insert(rows.end(), each, model.tokenizer().encode_ids(word, true));
   models::GenerateOptions generate;
   generate.max_new_tokens = tokens;
   generate.temperature = 1;

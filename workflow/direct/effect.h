@@ -66,9 +66,10 @@ struct EffectReading {
 [[nodiscard]] std::vector<std::vector<int64_t>> answered(const models::Model& model,
                                                          std::vector<ContrastPrompt> prompts = {}, bool chat = true,
                                                          const Handles& lent = {}, int64_t tokens = 48);
-/// What the model writes when it is asked for nothing, from common first words, sampled: two texts a word. Neutral
+/// What the model writes when it is asked for nothing, from common first words, sampled: `each` texts a word. Neutral
 /// texts that nothing is measured on.
 [[nodiscard]] std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64_t seed,
-                                                            const Handles& lent = {}, int64_t tokens = 48);
+                                                            const Handles& lent = {}, int64_t tokens = 48,
+                                                            size_t each = 2);
 
 }  // namespace emend::workflow

@@ -24,6 +24,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
+constexpr const char* kAnswerStart = "answer-start";
+
 // What the answers are asked and scored by; the preset's unless files are named.
 void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   auto& effect = options.effect;
@@ -154,8 +156,11 @@ void declare_direct(Options& o, DirectOptions& options) {
              {.limits = kCountOrAll, .only = changes})
       .field("preserve_norm", &options.change.preserve_norm, "columns keep their lengths (full rank)",
              {.only = ablates})
+      .field("where", &options.where,
+             "answer-start: at the token where an answer begins, the last of each prompt, and not in other texts",
+             {.choices = {"everywhere", kAnswerStart}, .only = changes})
       .field("texts", &options.texts,
-             "texts whose keys count (ablate: with texts to spare); default: the model's own answers",
+             "texts whose keys count (ablate: with texts to spare); default: the model's own answers, or the prompts",
              {.type = "FILE", .only = changes})
       .field("spare", &options.spare, "texts that stay as they are (least squares on keys); own: what the model writes",
              {.type = "FILE|own", .only = changes})
@@ -197,6 +202,8 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
     refuse(
         {options_.out, "no search that was begun", "one to go on with", "begin one: leave out " + setting("resume")});
   options_.change.layers = models::LayerRange::parse(options_.layers);
+  options_.change.answer_start = options_.where == kAnswerStart;
+  if (options_.change.answer_start && options_.spare.empty()) options_.spare = "own";
   options_.steer.strength = options_.change.strength;
   options_.steer.layers = options_.change.layers;
   const std::string& action = options_.action;
@@ -291,11 +298,14 @@ DirectChangeOptions DirectJob::change_options(const models::Model& model, bool b
   const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts) {
     for (const auto& prompt : prompts) texts.push_back(prompt_ids(model, prompt, !options_.no_chat));
   };
-  if (options_.spare == "own") change.spared = own_writing(model, 0, lent);
+  if (options_.spare == "own") change.spared = own_writing(model, 0, lent, 48, change.answer_start ? 4 : 2);
   ids_of(spare_, change.spared);
   ids_of(texts_, change.texts);
   if (texts_.empty() && (bakes || !change.spared.empty())) {
-    change.texts = own.empty() ? answered(model, preset_.questions, !options_.no_chat, lent) : own;
+    if (change.answer_start)
+      ids_of(preset_.questions, change.texts);
+    else
+      change.texts = own.empty() ? answered(model, preset_.questions, !options_.no_chat, lent) : own;
     if (change.spared.empty()) {
       const auto more = own_writing(model, 0, lent);
       change.texts.insert(change.texts.end(), more.begin(), more.end());
@@ -344,8 +354,8 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
   search.most = options_.change.strength;
   search.journal = fs::path(options_.out) / "trials.jsonl";
   for (const auto& one : directions_) search.about.push_back(one.to_json());
-  search.about.push_back({options_.by, options_.layers, options_.spare, options_.texts, options_.change.from_layer,
-                          options_.change.spare_weight, options_.change.preserve_norm});
+  search.about.push_back({options_.by, options_.layers, options_.where, options_.spare, options_.texts,
+                          options_.change.from_layer, options_.change.spare_weight, options_.change.preserve_norm});
   fs::create_directories(options_.out);
   if (!options_.resume) fs::remove(search.journal);
   const auto best = optimise_strengths(model, changes, search, lent);
