@@ -37,6 +37,7 @@ void install_signal_handlers(CancelToken& cancel) {
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a file at its limit of size is a write that fails, and is told as one
 }
 
 // Freed when memory ends: what is left behind by the exception (JSON documents above all, whose destructors allocate)

@@ -166,10 +166,12 @@ class PlacesTest : public ProgramTest {
     judge("full", run(writing, mounts_ ? "" : "ulimit -f 1;"),
           writing.name == "--log-file" ? std::vector{0} : std::vector{3}, &before);
 
-    make_place(writing, true);
-    lock_place(true);
-    judge("read-only", run(writing, ""), {2, 3}, &before);
-    lock_place(false);
+    if (mounts_ || ::geteuid() != 0) {  // permissions do not bind root
+      make_place(writing, true);
+      lock_place(true);
+      judge("read-only", run(writing, ""), {2, 3}, &before);
+      lock_place(false);
+    }
 
     make_place(writing, false);
     std::atomic<bool> done{false};

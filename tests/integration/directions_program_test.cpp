@@ -163,6 +163,10 @@ TEST_F(DirectionsProgram, BakesWhereAnAnswerBegins) {
   EXPECT_EQ(start, size({"--where", "answer-start", "--spare", "own"})) << "what the model writes is spared by itself";
   EXPECT_NE(start, size({"--spare", "own"}));
   EXPECT_NE(start, size({"--where", "answer-start", "--texts", path("ask.txt")}));
+  const auto told = run_program("emend", {"direct", "bake", path("d"), "--model", path("model"), "--no-effect",
+                                          "--where", "answer-start", "--out", path("told")});
+  EXPECT_EQ(told.status, 0) << told.err;
+  EXPECT_NE(told.err.find("without a chat template"), std::string::npos) << told.err;
 }
 
 TEST_F(DirectionsProgram, ASearchGoesOnAfterAKillToTheSameEnd) {

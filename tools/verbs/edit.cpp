@@ -162,7 +162,9 @@ VerbRun setup_direct(Options& o) {
       "  emend direct fit --preset slop --out slop\n"
       "  emend generate --control-vector slop/direction.gguf --strength -0.2 --layers 10-20 --prompt 'The old town'\n"
       "  emend direct ablate slop --layers 10-20 --out plain --save pack,lora\n"
-      "  emend direct optimise slop --spare own --out plain";
+      "  emend direct optimise slop --spare own --out plain\n"
+      "  emend direct fit --preset wordiness --out wordy\n"
+      "  emend direct optimise wordy --where answer-start --by bake --strength 2 --out brief";
   return [&options](Common& common) {
     const workflow::DirectJob job(options.direct);
     const auto checkpoint = open_named(options.model);

@@ -295,6 +295,10 @@ DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
 DirectChangeOptions DirectJob::change_options(const models::Model& model, bool bakes, const Handles& lent,
                                               const std::vector<std::vector<int64_t>>& own) const {
   auto change = options_.change;
+  if (change.answer_start && (options_.no_chat || model.tokenizer().chat_template().empty()))
+    lent.log.warning("direct.where",
+                     "without a chat template the last token of a prompt is one like any other: other "
+                     "texts will hardly be told from it");
   const auto ids_of = [&](const std::vector<ContrastPrompt>& prompts, std::vector<std::vector<int64_t>>& texts) {
     for (const auto& prompt : prompts) texts.push_back(prompt_ids(model, prompt, !options_.no_chat));
   };
