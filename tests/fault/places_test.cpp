@@ -163,7 +163,7 @@ class PlacesTest : public ProgramTest {
     make_place(writing, true);
     auto before = contents();
     fill();
-    judge("full", run(writing, mounts_ ? "" : "ulimit -f 1;"),
+    judge("full", run(writing, mounts_ ? "" : "ulimit -f 0;"),
           writing.name == "--log-file" ? std::vector{0} : std::vector{3}, &before);
 
     if (mounts_ || ::geteuid() != 0) {  // permissions do not bind root
@@ -212,10 +212,14 @@ class PlacesTest : public ProgramTest {
     std::fclose(file);
   }
   void lock_place(bool locked) const {
-    if (mounts_)
+    if (mounts_) {
       ::mount(nullptr, place().c_str(), nullptr, MS_REMOUNT | (locked ? MS_RDONLY : 0), nullptr);
-    else
-      fs::permissions(place(), fs::perms(locked ? 0555 : 0755));
+      return;
+    }
+    const auto change = locked ? fs::perm_options::remove : fs::perm_options::add;
+    fs::permissions(place(), fs::perms::owner_write, change);
+    for (const auto& entry : fs::recursive_directory_iterator(place()))
+      fs::permissions(entry.path(), fs::perms::owner_write, change);
   }
 
   // Address space in which the program starts and has little left.
