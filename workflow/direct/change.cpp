@@ -149,20 +149,22 @@ struct KeyPass {
   std::map<int, editors::PostNorm> norms;
   bool last_only = false;  // of each text
 
-  // Those of the batch's tokens that count.
-  [[nodiscard]] at::Tensor counted(const at::Tensor& packed, const models::TokenBatch& batch) const {
-    if (!last_only) return packed;
-    std::vector<int64_t> last;
-    for (int64_t row = 0; row < batch.rows(); ++row) last.push_back(batch.token(row, -1));
-    return packed.index_select(0, at::tensor(last));
+  // Of the batch, those that count.
+  [[nodiscard]] hooks::CaptureOptions tokens(const models::TokenBatch& batch) const {
+    hooks::CaptureOptions options;
+    if (!last_only) return options;
+    options.tokens.emplace();
+    for (int64_t row = 0; row < batch.rows(); ++row) options.tokens->push_back(batch.token(row, -1));
+    return options;
   }
 };
 
 void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch) {
   hooks::HookSession session(pass.model.hooks());
-  for (const auto& [place, sums] : all) session.capture(key_site(place));
+  const auto tokens = pass.tokens(batch);
+  for (const auto& [place, sums] : all) session.capture(key_site(place), tokens);
   for (const auto& [layer, norm] : pass.norms)
-    for (const auto& site : norm.sites()) session.capture(site);
+    for (const auto& site : norm.sites()) session.capture(site, tokens);
   session.attach();
   models::ForwardOptions no_logits;
   no_logits.logit_tokens.emplace();
@@ -174,16 +176,14 @@ void add_keys(const KeyPass& pass, AllKeys& all, const models::TokenBatch& batch
       total = more.to(at::kDouble);
   };
   for (auto& [place, sums] : all) {
-    const at::Tensor keys =
-        pass.counted(devices::to_host(session.captured(key_site(place))).flatten(1).to(at::kFloat), batch);
+    const at::Tensor keys = devices::to_host(session.captured(key_site(place))).flatten(1).to(at::kFloat);
     add(sums.squares_FF, keys.t().mm(keys));
     add(sums.sum_F, keys.sum(0, false, at::kDouble));
     sums.tokens += keys.size(0);
     const auto norm = pass.norms.find(place.second);
     if (norm == pass.norms.end()) continue;
     std::vector<at::Tensor> values;
-    for (const auto& site : norm->second.sites())
-      values.push_back(pass.counted(wide_on_host(session.captured(site)), batch));
+    for (const auto& site : norm->second.sites()) values.push_back(wide_on_host(session.captured(site)));
     add(sums.change_D,
         norm->second.change_for(values, norm->second.apply(values) + pass.wanted.at(place.second)).sum(0));
   }
@@ -269,10 +269,9 @@ DirectChange finish(const models::Model& model, const std::string& editor, std::
   editors::EditResult result;
   result.editor = editor;
   result.deltas = std::move(deltas);
-  result.hparams = {
-      {"strength", options.strength},     {"layers", {options.layers.first, options.layers.last}},
-      {"from_layer", options.from_layer}, {"preserve_norm", options.preserve_norm},
-      {"spared", options.spared.size()},  {"where", options.answer_start ? "answer-start" : "everywhere"}};
+  result.hparams = {{"strength", options.strength},     {"layers", {options.layers.first, options.layers.last}},
+                    {"from_layer", options.from_layer}, {"preserve_norm", options.preserve_norm},
+                    {"spared", options.spared.size()},  {"where", options.answer_start ? kAnswerStart : "everywhere"}};
   DirectChange change{editors::EditPack::from_results(model, {&result, 1}, {}), std::move(figures)};
   auto& what = change.pack.extra["directions"] = nlohmann::json::array();
   for (const auto& one : directions)

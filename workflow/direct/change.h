@@ -17,6 +17,9 @@ namespace emend::workflow {
 /// Keys that several changes are fitted to.
 struct DirectKeys;
 
+/// Where a change acts if not everywhere, as options and packs say it.
+constexpr const char* kAnswerStart = "answer-start";
+
 struct DirectChangeOptions {
   double strength = 1;
   models::LayerRange layers = {};  ///< whose weights change

@@ -24,8 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr const char* kAnswerStart = "answer-start";
-
 // What the answers are asked and scored by; the preset's unless files are named.
 void settle_effect(DirectOptions& options, const DirectPreset& preset) {
   auto& effect = options.effect;
