@@ -155,8 +155,7 @@ at::Tensor next_token_log_probs(const models::Model& model, const std::vector<st
     }
     const auto batch = models::TokenBatch::from_rows(rows);
     models::ForwardOptions forward;
-    forward.logit_tokens.emplace();
-    for (int64_t r = 0; r < batch.rows(); ++r) forward.logit_tokens->push_back(batch.token(r, -1));
+    forward.logit_tokens = batch.last_tokens();
     const at::Tensor log_probs = at::log_softmax(detail::wide_logits(model.forward(batch, forward).logits), -1);
     all_PV.narrow(0, static_cast<int64_t>(begin), batch.rows())
         .copy_(devices::to_host(log_probs, devices::Purpose::kLogits));

@@ -124,11 +124,10 @@ void FactTracer::run_noised() {
       detail::trace_noise(options_, tokens_.subject_end - tokens_.subject_begin, model_.hidden_size());
   const auto batch = models::TokenBatch::from_rows(
       std::vector<std::vector<int64_t>>(static_cast<size_t>(options_.samples), tokens_.ids));
-  std::vector<int64_t> places, last;
-  for (int s = 0; s < options_.samples; ++s) {
+  const auto last = batch.last_tokens();
+  std::vector<int64_t> places;
+  for (int s = 0; s < options_.samples; ++s)
     for (int64_t t = tokens_.subject_begin; t < tokens_.subject_end; ++t) places.push_back(batch.token(s, t));
-    last.push_back(batch.token(s, -1));
-  }
   hooks::HookSession session(model_.hooks());
   session.edit({Site::kEmbedding, -1}, [&](const at::Tensor& x) {
     return x.index_add(

@@ -140,6 +140,12 @@ int64_t TokenBatch::token(int64_t row, int64_t k) const {
   return row_begin_[row] + index;
 }
 
+std::vector<int64_t> TokenBatch::last_tokens() const {
+  std::vector<int64_t> last;
+  for (int64_t row = 0; row < rows(); ++row) last.push_back(token(row, -1));
+  return last;
+}
+
 void TokenBatch::set_full_lengths(std::vector<int64_t> lengths) {
   if (!lengths.empty() && std::ssize(lengths) != rows())
     bad_batch(std::to_string(lengths.size()) + " full lengths for " + std::to_string(rows()) + " rows", "one a row");

@@ -44,6 +44,7 @@ class TokenBatch {
   [[nodiscard]] int64_t longest() const;  ///< length of the longest row
   /// Packed index of the k-th token of a row; negative k counts from the row's end.
   [[nodiscard]] int64_t token(int64_t row, int64_t k) const;
+  [[nodiscard]] std::vector<int64_t> last_tokens() const;  ///< token(row, -1) of every row
 
   [[nodiscard]] const std::vector<int64_t>& ids() const noexcept { return ids_; }
   [[nodiscard]] const std::vector<int64_t>& positions() const noexcept { return positions_; }

@@ -90,6 +90,9 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
   if (options.saves("none") && options.save.size() > 1)
     refuse({setting("save"), "none beside others", "none, or what to write", ""});
   check_metrics(options.metrics, metrics, options.protocol == "lifelong");
+  if (const auto schedule = parse_eval_at(options.eval_at);
+      metrics.empty() && options.protocol == "sequential" && (schedule.each || schedule.every > 0))
+    refuse({setting("eval_at"), "nothing to measure then", setting("eval") + " with it", "or leave it out"});
   if (!editors::find_editor(options.editor).changes_weights)
     for (const auto& format : save_formats())
       if (!format.beside && options.saves(format.name))
@@ -117,6 +120,13 @@ void check_metrics(const MetricOptions& options, const std::vector<std::string>&
         {setting("health_data"), "nothing that reads it", setting("eval", "health") + " with it", "or leave it out"});
   if (!options.snippets.empty() && !measured("generation") && !options.generation)
     refuse({setting("snippets"), "nothing that reads them", setting("generation") + " with them", "or leave them out"});
+  if (options.generation && metrics.empty())
+    refuse({setting("generation"), "no metrics beside it", "facts that are measured", "leave one of the two out"});
+  const MetricOptions usual;
+  const bool others = options.free_limit != usual.free_limit || options.free_style != usual.free_style;
+  if (others && !measured("free") && !lifelong)
+    refuse({setting(options.free_limit != usual.free_limit ? "free_limit" : "free_style"), "nothing that reads it",
+            setting("eval", "free") + " with it", "or leave it out"});
 }
 
 void require_statistics(const RunOptions& options, const models::Checkpoint& checkpoint, nlohmann::json layers) {

@@ -39,10 +39,11 @@ struct ActiveRow {
 
 /// Where things are in the packed batch; rebuilt whenever rows leave or enter. Index tensors live where they are used.
 struct ActiveIndex {
-  models::TokenBatch batch;     ///< all rows
-  models::TokenBatch kl_batch;  ///< KL rows alone, for a loss layer below the last
-  at::Tensor lookup_N;          ///< packed index of each row's looked-up token
-  at::Tensor slot_of_row;       ///< [rows]
+  models::TokenBatch batch;      ///< all rows
+  models::TokenBatch kl_batch;   ///< KL rows alone, for a loss layer below the last
+  at::Tensor lookup_N;           ///< packed index of each row's looked-up token
+  std::vector<int64_t> lookups;  ///< the same, on the host
+  at::Tensor slot_of_row;        ///< [rows]
   struct Reading {
     size_t slot = 0, number = 0;
     bool sampled_context = false;
@@ -80,7 +81,10 @@ class ActiveSet {
   /// Residual stream that the two losses read, with δ [B,D] a site added; follows the grad mode.
   struct Hidden {
     at::Tensor label_MD, kl_KD;
+    std::vector<at::Tensor> watched_RD;  ///< at each row's looked-up token, a layer each of TargetSpec::watched_layers
   };
+  /// The row that is run for each row of a slot's problem.
+  [[nodiscard]] std::vector<int64_t> rows_of(size_t slot) const;
   [[nodiscard]] Hidden forward(const std::vector<at::Tensor>& delta_BD);
   /// Sets kl_first_KV from a pass without δ.
   void compare_with_unchanged();
@@ -104,7 +108,7 @@ class ActiveSet {
   void fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes);
   void rebuild_index();
   [[nodiscard]] at::Tensor add_to(const at::Tensor& output_ND, const at::Tensor& delta_BD, size_t site) const;
-  [[nodiscard]] at::Tensor run_above(const std::vector<at::Tensor>& delta_BD);
+  [[nodiscard]] at::Tensor run_above(const std::vector<at::Tensor>& delta_BD, std::vector<at::Tensor>& watched_RD);
 
   const models::Model* model_;
   const models::Model* upper_;

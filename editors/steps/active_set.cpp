@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <map>
 
 namespace emend::editors::detail {
 namespace {
@@ -231,6 +232,7 @@ void ActiveSet::rebuild_index() {
   };
   index_.batch = models::TokenBatch::continuing(suffixes, begins);
   index_.lookup_N = devices::index_on(lookup, like);
+  index_.lookups = std::move(lookup);
   index_.slot_of_row = devices::index_on(slot_of_row, like);
   index_.label_token_M = devices::index_on(label_token, like);
   index_.label_id_M = devices::index_on(label_id, like);
@@ -273,7 +275,7 @@ at::Tensor ActiveSet::add_to(const at::Tensor& output_ND, const at::Tensor& delt
   return changed;
 }
 
-at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
+at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD, std::vector<at::Tensor>& watched_RD) {
   at::Tensor hidden_ND = entering_ND_;
   if (above_) hidden_ND = add_to(hidden_ND, delta_BD[0], 0);
   if (first_layer_ >= end_layer_) return hidden_ND;
@@ -282,6 +284,10 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
     for (size_t s = 0; s < spec_->sites.size(); ++s)
       session.edit(spec_->sites[s], [this, &delta_BD, s](const at::Tensor& x) { return add_to(x, delta_BD[s], s); });
   }
+  const auto watched = mapped(spec_->watched_layers, [](int layer) {
+    return hooks::SiteRef{hooks::Site::kLayerOut, layer};
+  });
+  for (const auto& site : watched) session.capture(site, {.reference = true, .tokens = index_.lookups});
   session.attach();
   models::ForwardOptions options;
   options.first_layer = first_layer_;
@@ -292,16 +298,26 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD) {
   options.logit_tokens = std::vector<int64_t>{};
   const models::KeptTables kept(tables_);
   hidden_ND = upper_->forward(index_.batch, options).hidden;
+  watched_RD = mapped(watched, [&](const auto& site) { return session.captured(site); });
   session.finish();
   return hidden_ND;
 }
 
+std::vector<int64_t> ActiveSet::rows_of(size_t slot) const {
+  std::map<size_t, int64_t> rows;
+  for (size_t r = 0; r < rows_.size(); ++r)
+    for (const auto& reading : rows_[r].readings)
+      if (rows_[r].slot == slot) rows[reading.number] = static_cast<int64_t>(r);
+  return mapped(rows, [](const auto& row) { return row.second; });
+}
+
 ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
-  const at::Tensor hidden_ND = run_above(delta_BD);
+  Hidden result;
+  const at::Tensor hidden_ND = run_above(delta_BD, result.watched_RD);
   const auto pick = [&](const at::Tensor& tokens) {
     return hidden_ND.index_select(0, devices::route_like(tokens, hidden_ND, devices::Purpose::kInput));
   };
-  Hidden result{pick(index_.label_token_M), {}};
+  result.label_MD = pick(index_.label_token_M);
   if (!index_.kl_token_K.defined()) return result;
   result.kl_KD = pick(index_.kl_token_K);
   if (end_layer_ >= model_->n_layers()) return result;

@@ -283,8 +283,7 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
     for (size_t i = begin; i < begin + count; ++i)
       ids.emplace_back(rows[i].ids.begin(), rows[i].ids.begin() + rows[i].lookup + 1);
     const auto batch = models::TokenBatch::from_rows(ids);
-    std::vector<int64_t> last;
-    for (int64_t r = 0; r < batch.rows(); ++r) last.push_back(batch.token(r, -1));
+    const auto last = batch.last_tokens();
     const at::Tensor wanted_ND = values_ND.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(count));
     hooks::HookSession session(model.hooks());
     session.edit(site, [&](const at::Tensor& out) {

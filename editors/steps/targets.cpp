@@ -36,6 +36,9 @@ void check(const models::Model& model, const std::vector<TargetProblem>& problem
   if (spec.loss_layer && (*spec.loss_layer < spec.sites[0].layer || *spec.loss_layer >= model.n_layers()))
     refuse({"targets", "loss layer " + std::to_string(*spec.loss_layer), "a layer from the edited one to the last",
             "check v_loss_layer"});
+  for (const int layer : spec.watched_layers)
+    if (layer <= spec.sites[0].layer || layer > spec.loss_layer.value_or(model.n_layers() - 1))
+      refuse({"targets", "watched layer " + std::to_string(layer), "one above the sites, up to the loss layer", ""});
   if (spec.sketch_steps > 0 && spec.sites.size() > 1) refuse({"targets", "a sketch at two sites", "one site", ""});
   for (const auto& problem : problems) {
     if (problem.rows.empty()) refuse_target(problem, "no row", "at least one row");

@@ -56,9 +56,11 @@ struct QueuedStep {
   std::vector<at::Tensor> grads_BD;
 };
 
-// TargetProblem::own_loss of every slot and its gradient.
+// TargetProblem::own_loss and TargetSpec::watched_loss of every slot with their gradients, each undefined or empty
+// where there is none.
 struct OwnLoss {
   at::Tensor loss_B, grad_BD;
+  std::vector<at::Tensor> watched_grads_RD;
 };
 
 // Facts that are stepped together.
@@ -196,10 +198,11 @@ class FastRun {
     DivergenceLoss divergence;
     if (hidden.kl_KD.defined())
       divergence = divergence_loss(upper_, hidden.kl_KD, index.kl_weight_K, g.set.kl_first_KV, gradient);
-    const OwnLoss own = own_loss(g);
+    OwnLoss own = own_loss(g);
+    if (!hidden.watched_RD.empty()) add_watched(g, hidden.watched_RD, own);
     g.queued = {figures(g, coefficient_M, labels, divergence, own, spec_.weight_decay), labels.hit_M.defined(), {}};
     if (!gradient) return;
-    g.queued.grads_BD = gradients(g, leaves, hidden, labels, divergence);
+    g.queued.grads_BD = gradients(g, leaves, hidden, labels, divergence, own);
     if (own.grad_BD.defined()) g.queued.grads_BD[0] = g.queued.grads_BD[0] + own.grad_BD;
   }
 
@@ -236,6 +239,30 @@ class FastRun {
       own.loss_B[row].copy_(loss.detach());
     }
     return own;
+  }
+
+  // What the slots' states in the layers above add, with the slope at each of them.
+  void add_watched(const Group& g, const std::vector<at::Tensor>& watched_RD, OwnLoss& own) const {
+    const at::AutoGradMode with_grad(true);
+    if (!own.loss_B.defined()) own.loss_B = at::zeros_like(g.sites[0].initial_norm_B);
+    std::vector<at::Tensor> states;
+    for (const auto& x_RD : watched_RD) {
+      const at::Tensor x = x_RD.detach().to(work_dtype(model_));
+      states.push_back(states.empty() ? x : devices::route_like(x, states[0], devices::Purpose::kLoss));
+    }
+    const at::Tensor all_LRD = at::stack(states).requires_grad_(true);
+    at::Tensor sum;
+    for (size_t slot = 0; slot < g.slots.size(); ++slot) {
+      const at::Tensor rows = devices::index_on(g.set.rows_of(slot), all_LRD);
+      const at::Tensor loss = spec_.watched_loss(all_LRD.index_select(1, rows));
+      own.loss_B[static_cast<int64_t>(slot)].add_(
+          devices::route_like(loss.detach(), own.loss_B, devices::Purpose::kLoss));
+      sum = sum.defined() ? sum + loss : loss;
+    }
+    const auto grads = torch::autograd::grad({sum}, {all_LRD})[0].unbind();
+    for (size_t l = 0; l < grads.size(); ++l)
+      own.watched_grads_RD.push_back(
+          devices::route_like(grads[l], watched_RD[l], devices::Purpose::kHidden).to(watched_RD[l].scalar_type()));
   }
 
   // Sums over rows and slots, on the device: what read() takes apart.
@@ -354,13 +381,15 @@ class FastRun {
   // d(sum of all losses)/dδ: through the layers above, plus the weight decay's own.
   std::vector<at::Tensor> gradients(const Group& g, const std::vector<at::Tensor>& leaves,
                                     const ActiveSet::Hidden& hidden, const LabelLoss& labels,
-                                    const DivergenceLoss& divergence) const {
+                                    const DivergenceLoss& divergence, const OwnLoss& own) const {
     std::vector<at::Tensor> outputs = {hidden.label_MD},
                             seeds = {devices::route_like(labels.grad_MD, hidden.label_MD, devices::Purpose::kHidden)};
     if (hidden.kl_KD.defined()) {
       outputs.push_back(hidden.kl_KD);
       seeds.push_back(devices::route_like(divergence.grad_KD, hidden.kl_KD, devices::Purpose::kHidden));
     }
+    outputs.insert(outputs.end(), hidden.watched_RD.begin(), hidden.watched_RD.end());
+    seeds.insert(seeds.end(), own.watched_grads_RD.begin(), own.watched_grads_RD.end());
     auto grads_BD = torch::autograd::grad(outputs, leaves, seeds);
     const at::NoGradGuard no_grad;
     for (size_t s = 0; s < g.sites.size(); ++s) {

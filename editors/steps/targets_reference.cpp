@@ -99,17 +99,36 @@ class ReferenceRun {
                    [this, s](const at::Tensor& x) { return add_delta(x, variables_[s], s, problem_, padded_); });
     const hooks::SiteRef loss_site{hooks::Site::kLayerOut, spec_.loss_layer.value_or(0)};
     if (spec_.loss_layer) session.capture(loss_site, {.reference = true, .tokens = {}});
+    for (const int layer : spec_.watched_layers) session.capture({hooks::Site::kLayerOut, layer}, {.reference = true});
     session.attach();
     const at::Tensor logits_NV = model_.forward(padded_.batch).logits.to(work_dtype(model_));
     at::Tensor nll_logits_NV = logits_NV;
     if (spec_.loss_layer) nll_logits_NV = model_.project(session.captured(loss_site), true).to(work_dtype(model_));
+    const at::Tensor watched = watched_loss(session);
     session.finish();
-    return loss(logits_NV, nll_logits_NV, nll_factor);
+    StepLoss step = loss(logits_NV, nll_logits_NV, nll_factor);
+    if (!watched.defined()) return step;
+    const at::Tensor here = devices::route_like(watched, step.total, devices::Purpose::kLoss);
+    step.weight_decay = step.weight_decay + here;
+    step.total = step.total + here;
+    return step;
   }
 
   std::vector<Variable>& variables() { return variables_; }
 
  private:
+  [[nodiscard]] at::Tensor watched_loss(const hooks::HookSession& session) const {
+    if (spec_.watched_layers.empty()) return {};
+    const std::vector<int64_t> lookups(padded_.lookup.begin(), padded_.lookup.begin() + padded_.rewriting);
+    std::vector<at::Tensor> states;
+    for (const int layer : spec_.watched_layers) {
+      const at::Tensor all_ND = session.captured({hooks::Site::kLayerOut, layer});
+      const at::Tensor rows_JD = all_ND.index_select(0, devices::index_on(lookups, all_ND)).to(work_dtype(model_));
+      states.push_back(states.empty() ? rows_JD : devices::route_like(rows_JD, states[0], devices::Purpose::kLoss));
+    }
+    return spec_.watched_loss(at::stack(states));
+  }
+
   StepLoss loss(const at::Tensor& logits_NV, const at::Tensor& nll_logits_NV, double nll_factor) {
     StepLoss step;
     const int64_t rewriting_tokens = padded_.rewriting * padded_.width;

@@ -16,6 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kShardBytes = 5'000'000'000;
+
 std::optional<at::ScalarType> folder_dtype(const std::string& type) {
   if (type.empty()) return std::nullopt;
   if (const auto dtype = plain_dtype(parse_ggml_type(type))) return dtype;
@@ -72,11 +74,13 @@ class FolderWriter {
     if (sizes.empty())
       throw Error(ErrorClass::kCorruption, {checkpoint_.path().string(), "no tensors", "a model with weights", ""});
     double done = 0;
-    detail::write_weight_files(folder_, sizes, options_.shard_bytes, [&](const std::string& name) {
-      at::Tensor stored = as_stored(name, dtypes.at(name));
-      if (options_.progress) options_.progress({"convert", ++done, static_cast<double>(sizes.size()), name});
-      return stored;
-    });
+    detail::write_weight_files(folder_, sizes, options_.shard_bytes.value_or(kShardBytes),
+                               [&](const std::string& name) {
+                                 at::Tensor stored = as_stored(name, dtypes.at(name));
+                                 if (options_.progress)
+                                   options_.progress({"convert", ++done, static_cast<double>(sizes.size()), name});
+                                 return stored;
+                               });
   }
 
   [[nodiscard]] at::Tensor as_stored(const std::string& name, at::ScalarType dtype) const {
@@ -190,6 +194,8 @@ ConvertReport convert_model(const std::string& source, const fs::path& target, c
   if (gguf && options.spare_neurons > 0)
     refuse(
         {target.string(), "spare neurons in a GGUF file", "a folder", "convert to a folder first, and that to GGUF"});
+  if (gguf && options.shard_bytes)
+    refuse({setting("shard_size"), "with a GGUF file, which is one", "a folder", "leave it out"});
   return (gguf ? to_gguf : to_folder)(*checkpoint, target, options);
 }
 

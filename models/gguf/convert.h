@@ -20,9 +20,10 @@ struct ConvertOptions {
   /// Type of the matrices: F32, F16 or BF16 for a folder; any of writable_ggml_types() for GGUF. Empty: as in the
   /// source, where a folder gets F32 for what is quantised.
   std::string type = {};
-  bool vocabulary = true;                    ///< false: leave the tokenizer out
-  uint64_t shard_bytes = uint64_t{5} << 30;  ///< largest weight file of a folder
-  bool overwrite = false;                    ///< replace a model that is already at the target
+  bool vocabulary = true;  ///< false: leave the tokenizer out
+  /// Largest weight file of a folder; nothing: 5 GB. Refused for GGUF, which is one file.
+  std::optional<uint64_t> shard_bytes = {};
+  bool overwrite = false;  ///< replace a model that is already at the target
   /// Neurons that are added to every MLP, all zero: the model computes what it did, and LATCH has free places (folders
   /// only; not for mixtures of experts).
   int64_t spare_neurons = 0;

@@ -258,6 +258,7 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
           "the model has 4 layers");
   refused({"direct", "ablate", path("d"), path("d/"), "--out", path("x")}, 2, "named twice");
   refused({"direct", "bake", path("d"), "--strength", "1e30", "--out", path("x")}, 2, "--strength");
+  refused({"direct", "bake", path("d"), "--spare-weight", "2", "--out", path("x")}, 2, "--spare-weight");
   refused({"direct", "optimise", path("d"), "--spare", "own", "--resume", "--out", path("x")}, 2, "no search");
   refused({"generate", "--prompt", "a", "--strength", "2"}, 2, "--control-vector");
   write_file(folder_ / "bad.json", R"({"name": "s", "kind": "command", "command": ["/no/such/program"]})");

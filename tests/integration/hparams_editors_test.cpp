@@ -159,6 +159,19 @@ std::vector<Published> published_json() {
   nlohmann::json decayed = tuning;
   decayed["weight_decay"] = false;
   decayed["wd_power_law"] = {-0.87028798, 0.15589562};
+  nlohmann::json unke = {{"model_name", "Llama3-8B-Instruct"},
+                         {"layers", {7}},
+                         {"clamp_norm_factor", 4},
+                         {"layer_selection", "all"},
+                         {"fact_token", "last"},
+                         {"lr", 2e-4},
+                         {"v_num_grad_steps", 25},
+                         {"v_lr", 0.5},
+                         {"v_loss_layer", 31},
+                         {"v_weight_decay", 1e-3},
+                         {"optim_num_step", 50},
+                         {"ex_data_num", 20}};
+  unke.update(modules);
   const auto with = [](nlohmann::json base, const nlohmann::json& more) {
     base.update(more);
     return base.dump(4);
@@ -177,6 +190,13 @@ std::vector<Published> published_json() {
                                {"weight_reg", 1},
                                {"solve_method", "qr"}})},
       {"memit-fe", with(memit, {{"clamp_norm_factor", 4}})},
+      {"unke", unke.dump(4)},
+      {"core", with(memit, {{"context", "all"},
+                            {"ctx_num", 5},
+                            {"ctx_len", 10},
+                            {"ctx_top_k", 5},
+                            {"reg_lambda", 1},
+                            {"layer_range", 3}})},
       {"eamet", with(memit, {{"mom2_update_weight", {15000, 15000}},
                              {"ks_bs", 1},
                              {"clamp_ks_factor", 1},

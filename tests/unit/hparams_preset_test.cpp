@@ -108,8 +108,9 @@ TEST(HparamsPreset, EveryPresetLoads) {
     }
     for (const RawEntry& entry : raw.entries()) EXPECT_FALSE(is_machine_key(entry.key)) << entry.key;
     // Editors with other fields: hparams_editors_test reads their presets with their own schemas.
-    static const std::set<std::string> apart = {"anyedit", "ft-w",     "ultraedit", "grace", "wise", "ike",
-                                                "rlsedit", "neuraldb", "crispedit", "eamet", "latch"};
+    static const std::set<std::string> apart = {"anyedit", "ft-w",    "ultraedit", "grace",     "wise",
+                                                "ike",     "rlsedit", "neuraldb",  "crispedit", "eamet",
+                                                "core",    "unke",    "latch"};
     if (apart.contains(preset.editor)) continue;
     const bool tuning = preset.editor == "lora" || preset.editor.rfind("ft", 0) == 0;
     if (tuning) {
@@ -128,7 +129,7 @@ TEST(HparamsPreset, EveryPresetLoads) {
        {"rome",     "r-rome",   "memit",     "emmet",     "pmet", "alphaedit", "nse",     "sphere",
         "encore",   "rect",     "prune",     "memit-seq", "ft",   "ft-l",      "ft-m",    "lora",
         "anyedit",  "ft-w",     "ultraedit", "grace",     "wise", "ike",       "rlsedit", "memit-fe",
-        "lyaplock", "neuraldb", "crispedit", "eamet",     "latch"}) {
+        "lyaplock", "neuraldb", "crispedit", "eamet",     "core", "unke",      "latch"}) {
     EXPECT_TRUE(editors.contains(editor)) << editor;
     EXPECT_EQ(found_name(editor, "HuggingFaceTB/SmolLM2-135M", "llama", 30, 576), "smollm2-135m") << editor;
   }

@@ -138,7 +138,6 @@ TEST(Options, WhatIsWrongIsRefused) {
     refused("export", {"p", "--out", "o", "--to", form, "--type", "F16"}, "--type: goes with gguf, not with");
   for (const char* form : {"gguf", "pack", "model"})
     refused("export", {"p", "--out", "o", "--to", form, "--max-rank", "1"}, "--max-rank: goes with peft or lora, not");
-  refused("direct", {"bake", "d", "--out", "o", "--spare-weight", "2"}, "--spare-weight requires --spare");
   refused("compare", {"one"}, "RUN: At least 2 required but received 1");
   refused("apply", {"p", "--accept-base", "7c2"}, "--accept-base: \"7c2\"; expected 8 hexadecimal digits or more");
   refused("apply", {"p", "--accept-base", "model-1234"}, "expected 8 hexadecimal digits or more");

@@ -3,9 +3,11 @@
 #include <emend/core/error.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/key_cache.h>
+#include <emend/hooks/hook_session.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 
 #include "support/editor_models.h"
 #include "support/sequential_editors.h"
@@ -90,6 +92,7 @@ const std::vector<std::pair<std::string, std::string>> kSequential = {
     {"prune", kMemit},
     {"rlsedit", kMemit},
     {"memit-fe", kMemit},
+    {"core", kMemit + "reg_lambda: 0.1\nlayer_range: 2\n"},
     {"lyaplock", kMemit + "alpha: 0.5\n"},
     {"alphaedit", kAlphaEdit + "suit: 0.4\n"},
     {"rect", kMemit + "history: true\n"},
@@ -110,6 +113,53 @@ TEST(RlsEdit, RemembersTheKeysThatABatchWasWrittenWith) {
   for (const std::string layer : {"1", "2"}) {
     const at::Tensor kept = rls->state().at(layer == "1" ? "keys.0" : "keys.1").to(at::kDouble);
     EXPECT_LT(relative_difference(kept, trace.at("layer." + layer + ".keys").to(at::kDouble)), 1e-6) << layer;
+  }
+}
+
+// CoRE adds to MEMIT's loss the distances of all pairs of contexts: the formula itself on states that are read apart
+// from the optimisation, and less distance in the end. Without weight it is MEMIT.
+TEST(Core, DrawsContextsTogether) {
+  const auto run = [](const std::string& name, const std::string& more) {
+    auto model = testing::tiny_model({.dtype = at::kDouble});
+    auto statistics = testing::tiny_statistics(model);
+    editors::EditContext context;
+    context.contexts = testing::tiny_contexts();
+    context.statistics = &statistics;
+    editors::EditResult result =
+        make_sequential(name, "layers: [1]\nv_num_grad_steps: 9\nv_lr: 0.1\nv_weight_decay: 0\nkl_factor: 0\n" + more,
+                        model)
+            ->edit(model, first_batch(), context);
+    return std::pair(std::move(model), std::move(result));
+  };
+  const auto [memit, plain] = run("memit", "");
+  const auto [core, same] = run("core", "layer_range: 2\n");
+  for (const auto& [weight, value] : testing::all_weights(memit))
+    EXPECT_TRUE(at::equal(testing::all_weights(core).at(weight), value)) << weight;
+
+  const auto unedited = testing::tiny_model({.dtype = at::kDouble});
+  const auto apart = [&](const models::Model& model, const datasets::Fact& fact) {
+    const auto prompts = editors::render_prompts(model.tokenizer(), fact, testing::tiny_contexts(), {});
+    double sum = 0;
+    for (const int layer : {2, 3}) {
+      std::vector<at::Tensor> states;
+      for (const auto& row : prompts.rows) {
+        hooks::HookSession session(model.hooks());
+        session.capture({hooks::Site::kLayerOut, layer}, {.tokens = std::vector<int64_t>{row.lookup}}).attach();
+        (void)model.forward(models::TokenBatch::from_rows({row.ids}));
+        states.push_back(session.captured({hooks::Site::kLayerOut, layer})[0]);
+      }
+      for (size_t i = 0; i < states.size(); ++i)
+        for (size_t j = i + 1; j < states.size(); ++j)
+          sum += (states[i] - states[j]).square().sum().item<double>() / static_cast<double>(states[i].numel());
+    }
+    return sum / 2;
+  };
+  const auto [drawn, result] = run("core", "reg_lambda: 0.3\nlayer_range: 2\n");
+  for (size_t i = 0; i < first_batch().size(); ++i) {
+    const datasets::Fact fact = first_batch()[i];
+    EXPECT_NEAR(result.outcomes[i].curve[0].weight_decay, 0.3 * apart(unedited, fact), 1e-9);
+    EXPECT_GT(apart(unedited, fact), 0.01);
+    EXPECT_LT(result.outcomes[i].last.weight_decay, result.outcomes[i].curve[0].weight_decay);
   }
 }
 

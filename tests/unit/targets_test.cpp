@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "support/editor_models.h"
 #include "support/target_runs.h"
@@ -120,6 +121,37 @@ TEST(Targets, OtherStopRulesAgreeToo) {
     }
     expect_equal_targets(optimised(model, problems, spec, Engine::kFast), reference, 1e-6,
                          std::to_string(static_cast<int>(rule)));
+  }
+}
+
+// Rows that begin with one another are run as one and still count as two.
+TEST(Targets, WatchedStatesJoinTheLoss) {
+  const models::Model model = tiny_model({.dtype = at::kDouble});
+  auto problems = problems_of(model);
+  problems[0].rows.push_back(problems[0].rows[1]);
+  problems[0].rows.back().ids.pop_back();
+  problems[0].rows.back().labels.pop_back();
+  for (auto& row : problems[0].rows) row.weight = 1.0 / static_cast<double>(problems[0].rows.size());
+  for (auto spec :
+       {spec_of({{Site::kLayerOut, 1}}, 3), spec_of({{Site::kMlpOut, 0}, {Site::kAttnOut, 0}}, std::nullopt)}) {
+    const auto without = optimised(model, problems, spec, Engine::kReference);
+    spec.watched_layers = {2, 3};
+    size_t asked = 0;
+    spec.watched_loss = [&](const at::Tensor& states_LJD) {
+      EXPECT_EQ(states_LJD.size(0), 2);
+      asked += static_cast<size_t>(states_LJD.size(1));
+      const at::Tensor weight_J = at::arange(1, states_LJD.size(1) + 1, at::kDouble);
+      return 0.02 * (states_LJD.tanh().sum(2).sum(0).square() * weight_J).sum();
+    };
+    const auto reference = optimised(model, problems, spec, Engine::kReference);
+    const size_t rows_of_a_run = std::exchange(asked, 0);
+    expect_equal_targets(optimised(model, problems, spec, Engine::kFast), reference, 1e-8, "all at once");
+    EXPECT_EQ(asked, rows_of_a_run);
+    expect_equal_targets(optimised(model, problems, spec, Engine::kFast, 2), reference, 1e-8, "in batches");
+    for (size_t i = 0; i < problems.size(); ++i)
+      EXPECT_GT(relative_difference(reference[i].target_D[0], without[i].target_D[0]), 1e-3);
+    spec.watched_layers = {spec.sites[0].layer};
+    EXPECT_THROW(optimised(model, problems, spec, Engine::kFast), Error);
   }
 }
 

@@ -14,7 +14,7 @@ namespace emend::tools {
 namespace {
 
 struct ConvertArguments {
-  std::string source, target, format = "auto", type, shard_size = "5GB";
+  std::string source, target, format = "auto", type, shard_size;
   bool no_tokenizer = false, force = false;
   int64_t spare_neurons = 0;
 };
@@ -80,7 +80,7 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   convert.format = models::parse_model_format(options.format);
   convert.type = options.type;
   convert.vocabulary = !options.no_tokenizer;
-  convert.shard_bytes = parse_bytes(options.shard_size);
+  if (!options.shard_size.empty()) convert.shard_bytes = parse_bytes(options.shard_size);
   convert.overwrite = options.force;
   convert.spare_neurons = options.spare_neurons;
   for (const auto& [name, pack] : editors::packs_in_force(models::open_checkpoint(options.source)->path()))
@@ -113,7 +113,7 @@ VerbRun setup_convert(Options& o) {
            {.type = "TYPE"})
       .add("--format", &options.format, "auto (by the target's name), hf or gguf",
            {.type = "FORMAT", .choices = {"auto", "hf", "huggingface", "gguf"}})
-      .add("--shard-size", &options.shard_size, "largest weight file of a folder", {.type = "SIZE"})
+      .add("--shard-size", &options.shard_size, "largest weight file of a folder", {.type = "SIZE", .shown = "5GB"})
       .add(
           "--spare-neurons", &options.spare_neurons,
           "zero neurons to add to every MLP of a folder: the model stays as it is, and many edits by latch find places",

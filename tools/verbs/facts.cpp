@@ -64,6 +64,8 @@ void write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& fin
     throw Error(ErrorClass::kUnsupported,
                 {options.facts.file, "a table, which would lose its form: fixed facts are written as JSON",
                  "a file of JSON", "write another file with --out"});
+  if (!text && std::filesystem::path(options.out).extension() == ".csv")
+    refuse({"--out", options.out + ", a table", "the name of a JSON file: fixed facts are written as JSON", ""});
   if (!text) text = datasets::format_facts(fixed.facts, fixed.format);
   write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out), *text);
 }

@@ -164,7 +164,10 @@ int run_trace(const TraceArguments& options, const Common& common) {
   auto settings = options.settings;
   const auto facts = load_traceable(settings, common);
   std::optional<workflow::RunDirectory> folder;
-  if (!options.out.empty()) folder.emplace(options.out, workflow::Earlier::kAny);
+  if (!options.out.empty()) {
+    require_new((std::filesystem::path(options.out) / "trace.json").string(), false);
+    folder.emplace(options.out, workflow::Earlier::kAny);
+  }
   resolve_trace_dtype(settings.model, common);
   const auto model = load_named(settings.model, common);
   settings.trace.kinds = parse_kinds(options.kinds);

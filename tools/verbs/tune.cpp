@@ -147,6 +147,8 @@ int run_tune(const TuneArguments& given, Common& common) {
   TuneArguments options = given;
   options.tune.lora.seed = options.tune.seed;
   options.tune.checkpoint_layers = options.checkpointing ? 4 : 0;
+  if (options.tune.steps > 0 && options.tune.epochs != editors::TuneOptions().epochs)
+    refuse({"--steps", "--epochs beside it", "one of them", ""});
   options.tune.cancel = common.cancel;
   options.tune.progress = common.progress;
   const auto instructions = datasets::load_instructions(options.data, options.limit);

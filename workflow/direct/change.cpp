@@ -153,8 +153,7 @@ struct KeyPass {
   [[nodiscard]] hooks::CaptureOptions tokens(const models::TokenBatch& batch) const {
     hooks::CaptureOptions options;
     if (!last_only) return options;
-    options.tokens.emplace();
-    for (int64_t row = 0; row < batch.rows(); ++row) options.tokens->push_back(batch.token(row, -1));
+    options.tokens = batch.last_tokens();
     return options;
   }
 };

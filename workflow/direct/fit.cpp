@@ -27,8 +27,7 @@ std::vector<at::Tensor> last_states(const models::Model& model, const std::vecto
   models::ForwardOptions no_logits;
   no_logits.logit_tokens.emplace();
   in_batches(rows, "prompts", lent, [&](const models::TokenBatch& batch) {
-    std::vector<int64_t> last;
-    for (int64_t r = 0; r < batch.rows(); ++r) last.push_back(batch.token(r, -1));
+    const auto last = batch.last_tokens();
     hooks::HookSession session(model.hooks());
     for (int l = 0; l < n_layers; ++l) session.capture({hooks::Site::kLayerOut, l}, {.tokens = last});
     session.attach();

@@ -162,8 +162,7 @@ void declare_direct(Options& o, DirectOptions& options) {
              {.type = "FILE", .only = changes})
       .field("spare", &options.spare, "texts that stay as they are (least squares on keys); own: what the model writes",
              {.type = "FILE|own", .only = changes})
-      .field("spare_weight", &options.change.spare_weight, "of these texts",
-             {.limits = kNonNegative, .needs = "spare", .only = changes})
+      .field("spare_weight", &options.change.spare_weight, "of these texts", {.limits = kNonNegative, .only = changes})
       .field("save", &options.save, join(forms), {.type = "LIST", .choices = forms, .list = true, .only = applies});
   o.group("Optimise")
       .field("trials", &options.search.trials, "how many", {.limits = {1, 100000}, .only = optimise})
@@ -202,6 +201,8 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   options_.change.layers = models::LayerRange::parse(options_.layers);
   options_.change.answer_start = options_.where == kAnswerStart;
   if (options_.change.answer_start && options_.spare.empty()) options_.spare = "own";
+  if (options_.spare.empty() && options_.change.spare_weight != DirectChangeOptions().spare_weight)
+    refuse({setting("spare_weight"), "no texts of that weight", setting("spare") + " with it", "or leave it out"});
   options_.steer.strength = options_.change.strength;
   options_.steer.layers = options_.change.layers;
   const std::string& action = options_.action;
@@ -377,7 +378,8 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
     throw Error(ErrorClass::kNumeric,
                 {"optimise", "no trial whose answers score better at a divergence of " + short_number(search.max_kl),
                  "one at least",
-                 "allow more (" + setting("max_kl") + "), try more (" + setting("trials") + "), or another direction"});
+                 "in another folder, allow more (" + setting("max_kl") + ") or try more (" + setting("trials") +
+                     "); or take another direction"});
   const auto& chosen = best.trials[*best.chosen];
   found["chosen"] = chosen.number;
   auto change = scaled(changes[chosen.change], [&](const DirectFigures& weight) { return chosen.at(weight); });
