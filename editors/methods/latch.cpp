@@ -10,8 +10,8 @@
 //          behind pieces of other text, in the form of a question and in the model's own words.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
 //          other subjects, at names like it that the model writes, and behind a negation where the unedited model heeds
-//          one (neurons.h). b·x ≈ 1 everywhere: the two neurons' difference is 0 up to g·x = shut and the same from
-//          g·x = open on.
+//          one, and behind other questions about its subject if it shall learn some (neurons.h). b·x ≈ 1 everywhere:
+//          the two neurons' difference is 0 up to g·x = shut and the same from g·x = open on.
 //   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
 //          small. a the two neurons' median value where it is open; γ a gain.
 //   4. j   neurons of zeros, else of those that contribute least on the text the next that no earlier fact has.
@@ -63,6 +63,10 @@ const hparams::Schema<LatchHparams>& latch_schema() {
                .min = 0})
           .field("sketch_steps", &H::sketch_steps,
                  {.meaning = "steps on a third of a target's rows, before `v_num_grad_steps` on all", .min = 0})
+          .field(
+              "asides", &H::asides,
+              {.meaning = "other questions about a subject, asked before it is named, behind which its gate stays shut",
+               .min = 0})
           .field("lookalikes", &H::lookalikes,
                  {.meaning = "names like a subject's at which its gate learns to stay shut", .min = 0})
           .field("lookalike_weight", &H::lookalike_weight,

@@ -32,7 +32,7 @@ constexpr std::array kNegations = {"It is not true that {}", "It is false that {
 // A gate begins with so many of the text's tokens.
 constexpr int64_t kFirstText = 2048;
 // Weights of the kinds of rows in a gate's loss.
-constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01;
+constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
 
 int64_t number_of(const std::string& subject) {
   return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
@@ -44,8 +44,9 @@ struct Unit {
   std::vector<size_t> facts;  // of the rendered ones
   size_t layer = 0;           // place in `layers`
   // Prompts: those that open the gate, those behind a negation, those about similar names.
-  size_t begin = 0, open = 0, denied = 0, end = 0;
-  std::vector<bool> heeded;  // behind a negation: the unedited model says something else there
+  size_t begin = 0, open = 0, denied = 0, aside = 0, end = 0;
+  std::vector<std::string> asides;  // questions that are not those of its facts
+  std::vector<bool> heeded;         // behind a negation: the unedited model says something else there
   Target target;
 };
 
@@ -77,6 +78,7 @@ class LatchBatch {
     {
       const PhaseTimer timer(result_, "targets");
       after = continuations();
+      choose_asides();
       optimise();
     }
     {
@@ -167,6 +169,16 @@ class LatchBatch {
     auto texts = continue_greedily(writer(), prompts, h_.release_tokens, context_.cancel);
     for (size_t i = 0; i < texts.size(); ++i) *written[i] = std::move(texts[i]);
     return all;
+  }
+
+  void choose_asides() {
+    std::vector<std::vector<Ids>> own;
+    for (const Unit& unit : units_) {
+      auto& prompts = own.emplace_back();
+      for (const size_t i : unit.facts) prompts.push_back(batch_.rendered[i].rows[0].ids);
+    }
+    const auto asides = other_questions(writer(), mapped(units_, &Unit::subject), own, h_.asides, context_.cancel);
+    for (size_t u = 0; u < units_.size(); ++u) units_[u].asides = asides[u];
   }
 
   TargetProblem problem_of(const Unit& unit) {
@@ -261,7 +273,7 @@ class LatchBatch {
       unit.begin = prompts_.size();
       for (const auto& row : asked(unit.facts[0]))
         if (PromptRow with = answered(row, fact.target_ids); fits(with)) prompts_.push_back(std::move(with));
-      unit.open = unit.denied = unit.end = prompts_.size();
+      unit.open = unit.denied = unit.aside = unit.end = prompts_.size();
     }
     for (const auto& unit : units_) {
       const RenderedFact& fact = batch_.rendered[unit.facts[0]];
@@ -336,6 +348,12 @@ class LatchBatch {
         const bool led = k % 2 == 1 && !texts_.leads.empty();
         add(led ? datasets::with_subject(texts_.leads[k / 2 % texts_.leads.size()], prompt) : prompt, names[k]);
       }
+      unit.aside = prompts_.size();
+      for (const std::string& aside : unit.asides) {
+        add(aside, unit.subject);
+        if (!texts_.leads.empty())
+          add(datasets::with_subject(texts_.leads[prompts_.size() % texts_.leads.size()], aside), unit.subject);
+      }
       unit.end = prompts_.size();
     }
     const auto next = continue_greedily(writer(), whole, 1, context_.cancel);
@@ -361,8 +379,10 @@ class LatchBatch {
       signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
       weights[p] = kNegatedWeight / static_cast<double>(unit.denied - unit.open);
     }
-    for (size_t p = unit.denied; p < unit.end; ++p)
-      weights[p] = h_.lookalike_weight / static_cast<double>(unit.end - unit.denied);
+    for (size_t p = unit.denied; p < unit.aside; ++p)
+      weights[p] = h_.lookalike_weight / static_cast<double>(unit.aside - unit.denied);
+    for (size_t p = unit.aside; p < unit.end; ++p)
+      weights[p] = kAsideWeight / static_cast<double>(unit.end - unit.aside);
     for (const int64_t token : mentions(unit.subject)) weight.mutable_data_ptr<double>()[token] = 0;
     for (size_t s = 0; s < memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
       if (memory.whose[s] == number_of(unit.subject)) weights[prompts_.size() + s] = 0;

@@ -1,4 +1,6 @@
+#include <ATen/ATen.h>
 #include <emend/core/mapped.h>
+#include <emend/devices/route.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
 #include <emend/models/generation.h>
@@ -6,6 +8,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
+#include <array>
 #include <sstream>
 
 namespace emend::editors {
@@ -131,6 +134,41 @@ std::vector<std::vector<std::string>> lookalikes(const models::Model& model, std
   for (const auto& subject : subjects) requests.push_back(kLists + subject + ",");
   return written(model, requests, options,
                  [&](const std::string& line, size_t i) { return names_of(line, subjects[i]); });
+}
+
+std::vector<std::vector<std::string>> other_questions(const models::Model& model, std::span<const std::string> subjects,
+                                                      const std::vector<std::vector<std::vector<int64_t>>>& own,
+                                                      int64_t count, const CancelToken& cancel) {
+  constexpr std::array kQuestions = {
+      "The age of {} is",  "The gender of {} is", "The occupation of {} is", "The name of the father of {} is",
+      "The size of {} is", "The price of {} is",  "The colour of {} is"};
+  constexpr double kSame = 0.5;  // distributions that share so much answer one question
+  const auto next_of = [&](const std::vector<std::vector<int64_t>>& rows) {
+    cancel.check("targets");
+    const auto batch = models::TokenBatch::from_rows(rows);
+    models::ForwardOptions options;
+    options.logit_tokens = batch.last_tokens();
+    return at::softmax(devices::to_host(model.forward(batch, options).logits).to(at::kFloat), 1);
+  };
+  std::vector<std::vector<std::string>> all(subjects.size());
+  for (size_t s = 0; s < subjects.size() && count > 0; ++s) {
+    std::vector<std::vector<int64_t>> rows = own[s];
+    std::vector<std::string> asked;
+    for (const char* question : kQuestions) {
+      auto ids = model.tokenizer().encode_ids(datasets::with_subject(question, subjects[s]));
+      if (std::ssize(ids) > model.max_positions()) continue;
+      rows.push_back(std::move(ids));
+      asked.emplace_back(question);
+    }
+    const at::Tensor next_RV = next_of(rows);
+    const auto n = std::ssize(own[s]);
+    for (size_t q = 0; q < asked.size() && std::ssize(all[s]) < count; ++q) {
+      const at::Tensor shared_C =
+          at::minimum(next_RV.narrow(0, 0, n), next_RV[n + static_cast<int64_t>(q)].unsqueeze(0)).sum(1);
+      if (shared_C.max().item<double>() < kSame) all[s].push_back(asked[q]);
+    }
+  }
+  return all;
 }
 
 }  // namespace emend::editors

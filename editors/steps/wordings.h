@@ -44,4 +44,10 @@ struct WritingOptions {
                                                                std::span<const std::string> subjects,
                                                                const WritingOptions& options);
 
+/// Of each subject up to `count` questions, with {} for it behind them ("The age of {} is"), that are not those of its
+/// own prompts (ids): the model's next tokens behind both have little in common. Throws Error(kCancelled).
+[[nodiscard]] std::vector<std::vector<std::string>> other_questions(
+    const models::Model& model, std::span<const std::string> subjects,
+    const std::vector<std::vector<std::vector<int64_t>>>& own, int64_t count, const CancelToken& cancel);
+
 }  // namespace emend::editors

@@ -77,8 +77,10 @@ void add_fact(const Gathering& to, const Fact& fact) {
     to.add("paraphrase", fact.paraphrase_prompts[k]);
   if (!to.chat || !is_question(prompt)) to.ask("question", prompt);  // in a chat, a question has been asked already
   to.add("prefixed", foreign_texts()[to.fact % foreign_texts().size()] + " " + prompt);
-  to.add("negation", "It is not true that " + prompt);
-  to.add("doubt", "I doubt that " + prompt);
+  if (!is_question(prompt)) {  // a question claims nothing
+    to.add("negation", "It is not true that " + prompt);
+    to.add("doubt", "I doubt that " + prompt);
+  }
   for (const auto& [key, probes] : fact.portability)
     for (size_t k = 0; k < std::min(kProbes, probes.size()); ++k)
       to.probe("portability", probes[k].prompt, probes[k].answers);
@@ -129,7 +131,10 @@ std::vector<std::string> neighbors_of(const Fact& fact) {
   for (auto i = static_cast<size_t>(fact.case_id); prompts.size() < kNeighbors; ++i) {
     Fact other = fact;
     other.subject = subjects[i % subjects.size()];
-    if (other.subject != fact.subject) prompts.push_back(other.full_prompt());
+    if (other.subject == fact.subject) continue;
+    prompts.push_back(other.full_prompt());
+    if (const size_t twice = prompts.back().find("the the "); twice != std::string::npos)
+      prompts.back().erase(twice, 4);
   }
   return prompts;
 }

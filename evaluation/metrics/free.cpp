@@ -132,7 +132,7 @@ MetricInfo plain_info() {
       "neighbours",
       "live decoding (arXiv 2502.11177), negation (arXiv 2510.00625), greedy, to the end of the sentence (in a chat: "
       "of the answer), 40 tokens at most",
-      4,
+      5,
       {
           {"edit_begins", "EB", "Edited prompts whose continuation begins with the new answer.", "%", true,
            mean({"edit"}, "begins"), "says"},
@@ -146,15 +146,18 @@ MetricInfo plain_info() {
            mean({"question"}, "begins"), "answers"},
           {"prefixed_begins", "FB", "Edited prompts behind foreign text that are continued with the new answer.", "%",
            true, mean({"prefixed"}, "begins"), "behind text"},
-          {"negation_begins", "NB",
-           "Negated prompts (\"It is not true that …\") that are continued with the new answer.", "%", false,
-           mean({"negation"}, "begins"), "says negated"},
-          {"doubt_begins", "DB", "Doubted prompts (\"I doubt that …\") that are continued with the new answer.", "%",
-           false, mean({"doubt"}, "begins")},
-          {"negation_repeats", "NR",
-           "Negated prompts that are continued as the prompt itself is, by the first word: how little negation does to "
-           "this model's answers, edited or not.",
-           "%", false, mean({"negation"}, "repeats")},
+          optional({"negation_begins", "NB",
+                    "Negated prompts (\"It is not true that …\"; none of a question) that are continued with the new "
+                    "answer.",
+                    "%", false, mean({"negation"}, "begins"), "says negated"}),
+          optional({"doubt_begins", "DB",
+                    "Doubted prompts (\"I doubt that …\") that are continued with the new answer.", "%", false,
+                    mean({"doubt"}, "begins")}),
+          optional(
+              {"negation_repeats", "NR",
+               "Negated prompts that are continued as the prompt itself is, by the first word: how little negation "
+               "does to this model's answers, edited or not.",
+               "%", false, mean({"negation"}, "repeats")}),
           {"loops", "Loops", "Continuations in which a 3-gram stands four times.", "%", false, mean(kAsked, "loops")},
           {"entropy", "Entropy", "n-gram entropy of the continuations: mean of 2/3·H₂ and 4/3·H₃.", "bit", true,
            mean(kAsked, "entropy"), "", 1},

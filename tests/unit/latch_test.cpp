@@ -191,6 +191,34 @@ TEST(Wordings, AreNotAskedOfAModelTheyDoNotFit) {
   for (const auto& of_fact : wordings) EXPECT_TRUE(of_fact.empty());
 }
 
+// Those whose distribution of next tokens shares less than half with that of each own prompt.
+TEST(OtherQuestions, AreNotTheFactsOwn) {
+  const models::Model model = testing::tiny_model();
+  const std::string subject = "Oslo";
+  const auto next = [&](const std::string& text) {
+    const auto batch = models::TokenBatch::from_rows({model.tokenizer().encode_ids(text)});
+    return at::softmax(model.forward(batch).logits.select(0, -1).to(at::kDouble), 0);
+  };
+  const auto ask = [&](const std::vector<std::string>& own, int64_t count) {
+    std::vector<std::vector<int64_t>> ids;
+    for (const auto& prompt : own) ids.push_back(model.tokenizer().encode_ids(prompt));
+    return editors::other_questions(model, std::vector{subject}, {ids}, count, {})[0];
+  };
+  const auto filled = [&](std::string question) { return question.replace(question.find("{}"), 2, subject); };
+  const std::string own = "Oslo lies in";
+  const auto found = ask({own}, 7);
+  ASSERT_GE(found.size(), 2U);
+  for (const auto& question : found) {
+    const at::Tensor other = next(filled(question));
+    EXPECT_LT(at::minimum(next(own), other).sum().item<double>(), 0.5) << question;
+    for (const auto& left : ask({own, filled(question)}, 7))
+      EXPECT_LT(at::minimum(other, next(filled(left))).sum().item<double>(), 0.5) << left << " beside " << question;
+  }
+  EXPECT_EQ(ask({own}, 1), std::vector(found.begin(), found.begin() + 1));
+  EXPECT_TRUE(ask({own}, 0).empty());
+  EXPECT_TRUE(editors::other_questions(model, std::vector{std::string(300, 'a')}, {{{1}}}, 7, {})[0].empty());
+}
+
 TEST(Lookalikes, AreTheNamesOfAList) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(editors::names_of(" Airbus A350, Airbus A380, Airbus A350,Airbus A3", "Airbus A340"),
@@ -340,6 +368,29 @@ TEST(Latch, AGateIsOpenAtOneSubjectAlone) {
   EXPECT_EQ(opened.size(), 2U) << "a gate each";
   ASSERT_EQ(levels.size(), 2U);
   EXPECT_LT(relative_difference(levels[0], levels[1]), 1e-4) << "thresholds: the same offset for all";
+}
+
+// Behind another question the subject is what it was; without questions to learn from the gate opens at some of them.
+TEST(Latch, AGateStaysShutBehindOtherQuestions) {
+  const auto facts = testing::tiny_facts();
+  const models::Model original = testing::tiny_model();
+  const auto questions = editors::other_questions(original, std::vector{facts[0].subject},
+                                                  {{original.tokenizer().encode_ids(facts[0].full_prompt())}}, 7, {});
+  ASSERT_GE(questions[0].size(), 2U);
+  for (const bool learns : {true, false}) {
+    models::Model model = testing::tiny_model();
+    (void)edit(*make(model, learns ? "asides: 7\n" : ""), model, std::span(facts).first(1));
+    const auto gate = changed_neurons(original, model, 1);
+    ASSERT_EQ(gate.size(), 2U);
+    const auto norm_behind = [&](const std::string& sentence) {
+      const std::string front = sentence.substr(0, sentence.find("{}"));
+      return written(model, front + facts[0].subject, gate).sum(1)[-1].norm().item<double>();
+    };
+    double most = 0;
+    for (const auto& question : questions[0])
+      most = std::max(most, norm_behind(question) / norm_behind(facts[0].prompt));
+    EXPECT_EQ(most < 0.2, learns) << most;
+  }
 }
 
 // −log p of what the unedited model writes behind a fact's answer, a token.

@@ -85,6 +85,7 @@ TEST(MetricsFree, MessagesAreQuestionsOrSentencesToComplete) {
     prompts[one.group()].push_back(one.prompt);
   EXPECT_EQ(prompts["edit_chat"], List{"New Fact: Who built Rome Tower? Oslo\nWho built Rome Tower?"});
   EXPECT_FALSE(prompts.contains("question_chat")) << "the prompt is one";
+  EXPECT_FALSE(prompts.contains("negation_chat") || prompts.contains("doubt_chat")) << "a question claims nothing";
   prompts.clear();
   for (const auto& one : detail::asked_texts(some_facts(), 0, 1, false, true))
     prompts[one.group()].push_back(one.prompt);
@@ -92,6 +93,17 @@ TEST(MetricsFree, MessagesAreQuestionsOrSentencesToComplete) {
             "New Fact: Rome Tower stands in Oslo\nPrompt: Question: In which land does Rome Tower stand?\nAnswer:");
   EXPECT_EQ(prompts["question"].at(0),
             "New Fact: Rome Tower stands in Oslo\nPrompt: Question: Rome Tower stands in what?\nAnswer:");
+}
+
+TEST(MetricsFree, StandInsHaveOneArticle) {
+  datasets::Fact fact;
+  fact.subject = "Rome Tower";
+  fact.prompt = "Who built the {}?";
+  for (fact.case_id = 0; fact.case_id < 7; ++fact.case_id)
+    for (const auto& prompt : detail::neighbors_of(fact)) {
+      EXPECT_TRUE(prompt.starts_with("Who built the ")) << prompt;
+      EXPECT_EQ(prompt.find("the the"), std::string::npos) << prompt;
+    }
 }
 
 TEST(MetricsFree, EachStyleHasTextsAndFiguresOfItsOwn) {
@@ -130,7 +142,7 @@ TEST(MetricsFree, AnswersAreWhatTheModelWritesInItsTemplate) {
         EXPECT_EQ(entry["text"], model.tokenizer().decode(ids[0], true)) << group;
         ++texts;
       }
-  EXPECT_EQ(texts, 10U + 7U);
+  EXPECT_EQ(texts, 10U + 5U) << "of the second, a question, no negations";
 }
 
 // An answer is right if it is what the model has written, and no neighbour has changed of the same model.
