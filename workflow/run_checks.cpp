@@ -90,9 +90,6 @@ void check_outputs(const RunOptions& options, const std::vector<std::string>& me
   if (options.saves("none") && options.save.size() > 1)
     refuse({setting("save"), "none beside others", "none, or what to write", ""});
   check_metrics(options.metrics, metrics, options.protocol == "lifelong");
-  if (const auto schedule = parse_eval_at(options.eval_at);
-      metrics.empty() && options.protocol == "sequential" && (schedule.each || schedule.every > 0))
-    refuse({setting("eval_at"), "nothing to measure then", setting("eval") + " with it", "or leave it out"});
   if (!editors::find_editor(options.editor).changes_weights)
     for (const auto& format : save_formats())
       if (!format.beside && options.saves(format.name))

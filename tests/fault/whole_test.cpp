@@ -127,7 +127,6 @@ TEST_F(WholeTest, WhatIsWrongIsSaidBeforeAModelIsLoaded) {
       {"eval", "--facts", facts, "--generation", "--eval", "none"},
       {"eval", "--facts", facts, "--eval", "counterfact", "--free-limit", "3"},
       {"eval", "--facts", facts, "--eval", "counterfact", "--free-style", "both"},
-      {"edit", "--facts", facts, "--eval", "none", "--eval-at", "each", "--out", path("new")},
       {"tune", "--steps", "3", "--epochs", "2", "--data", path("rows.json"), "--out", path("new")},
       {"eval", "--facts", facts, "--pack", facts},
       {"serve", "--port", "0", "--packs", facts},
