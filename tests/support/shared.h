@@ -8,11 +8,12 @@
 
 namespace emend::testing {
 
-/// The folder "shared" beside the checkout (or $EMEND_SHARED_DIR); empty if there is none.
+/// The folder "shared" beside the checkout (or $EMEND_SHARED_DIR); empty if there is none, or nothing in it.
 inline std::filesystem::path shared_dir() {
   const char* named = std::getenv("EMEND_SHARED_DIR");
   const std::filesystem::path path = named ? named : std::filesystem::path(EMEND_SOURCE_DIR) / ".." / "shared";
-  return std::filesystem::is_directory(path) ? std::filesystem::canonical(path) : std::filesystem::path();
+  const bool there = std::filesystem::is_directory(path) && !std::filesystem::is_empty(path);
+  return there ? std::filesystem::canonical(path) : std::filesystem::path();
 }
 
 }  // namespace emend::testing
