@@ -46,6 +46,7 @@ struct ActiveIndex {
   at::Tensor slot_of_row;        ///< [rows]
   struct Reading {
     size_t slot = 0, number = 0;
+    int64_t row = 0;
     bool sampled_context = false;
   };
   std::vector<Reading> readings;  ///< of all rows, in their order
@@ -83,8 +84,6 @@ class ActiveSet {
     at::Tensor label_MD, kl_KD;
     std::vector<at::Tensor> watched_RD;  ///< at each row's looked-up token, a layer each of TargetSpec::watched_layers
   };
-  /// The row that is run for each row of a slot's problem.
-  [[nodiscard]] std::vector<int64_t> rows_of(size_t slot) const;
   [[nodiscard]] Hidden forward(const std::vector<at::Tensor>& delta_BD);
   /// Sets kl_first_KV from a pass without δ.
   void compare_with_unchanged();

@@ -222,11 +222,8 @@ class UltraEdit final : public NamedEditor {
   void merge_turns(const EditTransaction& transaction, EditResult& result) const {
     result.deltas.clear();
     result.layers.clear();
-    for (const int layer : layers_) {
-      WeightChange change = weight_change(transaction, transaction.model().edit_site(layer).weight_name, layer);
-      result.deltas.push_back(std::move(change.delta));
-      result.layers.push_back(std::move(change.figures));
-    }
+    for (const int layer : layers_)
+      add_change(transaction, transaction.model().edit_site(layer).weight_name, layer, result);
   }
 
   UltraEditHparams hparams_;

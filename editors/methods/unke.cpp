@@ -147,11 +147,7 @@ class UnkeEditor final : public NamedEditor {
       for (size_t w = 0; w < names.size(); ++w) write_weight(names[w], masters[w], transaction);
       context.report("insert", static_cast<size_t>(step) + 1, static_cast<size_t>(h_.optim_num_step), "");
     }
-    for (const auto& weight : names) {
-      WeightChange change = weight_change(transaction, weight, layer);
-      result.layers.push_back(std::move(change.figures));
-      result.deltas.push_back(std::move(change.delta));
-    }
+    for (const auto& weight : names) add_change(transaction, weight, layer, result);
   }
 
   // Gradients of the two means.

@@ -10,7 +10,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <map>
 
 namespace emend::editors::detail {
 namespace {
@@ -211,7 +210,7 @@ void ActiveSet::rebuild_index() {
       slot_of_reading.push_back(slot);
       reading_weight.push_back(reading.weight);
       reading_labels.push_back(labels);
-      index_.readings.push_back({row.slot, reading.number, reading.sampled_context});
+      index_.readings.push_back({row.slot, reading.number, static_cast<int64_t>(r), reading.sampled_context});
     }
     if (row.kl) {
       kl_token.push_back(token);
@@ -301,14 +300,6 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD, std::ve
   watched_RD = mapped(watched, [&](const auto& site) { return session.captured(site); });
   session.finish();
   return hidden_ND;
-}
-
-std::vector<int64_t> ActiveSet::rows_of(size_t slot) const {
-  std::map<size_t, int64_t> rows;
-  for (size_t r = 0; r < rows_.size(); ++r)
-    for (const auto& reading : rows_[r].readings)
-      if (rows_[r].slot == slot) rows[reading.number] = static_cast<int64_t>(r);
-  return mapped(rows, [](const auto& row) { return row.second; });
 }
 
 ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {

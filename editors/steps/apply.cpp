@@ -147,6 +147,13 @@ WeightChange weight_change(const EditTransaction& transaction, const std::string
   return change;
 }
 
+const WeightDelta& add_change(const EditTransaction& transaction, const std::string& weight, int layer,
+                              EditResult& result) {
+  WeightChange change = weight_change(transaction, weight, layer);
+  result.layers.push_back(std::move(change.figures));
+  return result.deltas.emplace_back(std::move(change.delta));
+}
+
 // Bit for bit: a NaN equals itself, and 0 is not −0.
 static bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));

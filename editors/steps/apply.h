@@ -44,5 +44,8 @@ struct WeightChange {
 
 /// Difference between a kept weight as it is now and its original. Throws std::out_of_range if it was not kept.
 [[nodiscard]] WeightChange weight_change(const EditTransaction& transaction, const std::string& weight, int layer);
+/// weight_change, with delta and figures added to `result`. Returns the delta there.
+const WeightDelta& add_change(const EditTransaction& transaction, const std::string& weight, int layer,
+                              EditResult& result);
 
 }  // namespace emend::editors

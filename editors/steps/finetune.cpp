@@ -126,12 +126,10 @@ class FineTuneRun {
   }
 
   void add_delta(const Trained& trained) {
-    WeightChange change = weight_change(transaction_, trained.name, trained.layer);
+    const WeightDelta& delta = add_change(transaction_, trained.name, trained.layer, result_);
     if (context_.trace)
       record(context_, "layer." + std::to_string(trained.layer) + (trained.matrix ? ".weight_change" : ".bias_change"),
-             change.delta.dense_DF);
-    result_.layers.push_back(std::move(change.figures));
-    result_.deltas.push_back(std::move(change.delta));
+             delta.dense_DF);
   }
 
   // Gradients of the first three updates, one layer as the fixtures have it, and the losses.

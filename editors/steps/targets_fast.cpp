@@ -251,10 +251,12 @@ class FastRun {
       states.push_back(states.empty() ? x : devices::route_like(x, states[0], devices::Purpose::kLoss));
     }
     const at::Tensor all_LRD = at::stack(states).requires_grad_(true);
+    std::vector<std::vector<int64_t>> rows;  // that are run for the rows of each slot's problem
+    for (const size_t member : g.set.members()) rows.emplace_back(problems_[member].rows.size());
+    for (const auto& reading : g.set.index().readings) rows[reading.slot][reading.number] = reading.row;
     at::Tensor sum;
     for (size_t slot = 0; slot < g.slots.size(); ++slot) {
-      const at::Tensor rows = devices::index_on(g.set.rows_of(slot), all_LRD);
-      const at::Tensor loss = spec_.watched_loss(all_LRD.index_select(1, rows));
+      const at::Tensor loss = spec_.watched_loss(all_LRD.index_select(1, devices::index_on(rows[slot], all_LRD)));
       own.loss_B[static_cast<int64_t>(slot)].add_(
           devices::route_like(loss.detach(), own.loss_B, devices::Purpose::kLoss));
       sum = sum.defined() ? sum + loss : loss;
