@@ -99,7 +99,8 @@ class ReferenceRun {
                    [this, s](const at::Tensor& x) { return add_delta(x, variables_[s], s, problem_, padded_); });
     const hooks::SiteRef loss_site{hooks::Site::kLayerOut, spec_.loss_layer.value_or(0)};
     if (spec_.loss_layer) session.capture(loss_site, {.reference = true, .tokens = {}});
-    for (const int layer : spec_.watched_layers) session.capture({hooks::Site::kLayerOut, layer}, {.reference = true});
+    for (const int layer : spec_.watched_layers)
+      session.capture({hooks::Site::kLayerOut, layer}, {.reference = true, .tokens = {}});
     session.attach();
     const at::Tensor logits_NV = model_.forward(padded_.batch).logits.to(work_dtype(model_));
     at::Tensor nll_logits_NV = logits_NV;
