@@ -34,7 +34,8 @@ std::vector<editors::FactOutcome> failed_outcomes(std::span<const datasets::Fact
   return outcomes;
 }
 
-// A batch leaves the heap full of holes between what stays, and glibc keeps them: a sequence would grow batch by batch.
+// A batch leaves the heap full of holes between what stays, as measuring between batches does, and glibc keeps them: a
+// sequence would grow batch by batch.
 void return_free_memory() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -104,6 +105,7 @@ const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const st
 
 const Batch& Session::write(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
   for (const auto& fact : facts) datasets::validate(fact);
+  return_free_memory();
   Batch result;
   if (stopped_) {
     result.editor = editor_->name();

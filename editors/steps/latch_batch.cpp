@@ -2,9 +2,9 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
-#include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/detail/latch_gates.h>
 #include <emend/editors/detail/latch_room.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/keys.h>
@@ -29,27 +29,6 @@ constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "Th
 constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
                                    "Nobody believes that {}"};
 
-// A gate begins with so many of the text's tokens.
-constexpr int64_t kFirstText = 2048;
-// Weights of the kinds of rows in a gate's loss.
-constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
-
-int64_t number_of(const std::string& subject) {
-  return static_cast<int64_t>(std::stoull(sha256_hex(subject).substr(0, 15), nullptr, 16));
-}
-
-// Facts about one subject: one target, one gate.
-struct Unit {
-  std::string subject;
-  std::vector<size_t> facts;  // of the rendered ones
-  size_t layer = 0;           // place in `layers`
-  // Prompts: those that open the gate, those behind a negation, those about similar names.
-  size_t begin = 0, open = 0, denied = 0, aside = 0, end = 0;
-  std::vector<std::string> asides;  // questions that are not those of its facts
-  std::vector<bool> heeded;         // behind a negation: the unedited model says something else there
-  Target target;
-};
-
 class LatchBatch {
  public:
   LatchBatch(const LatchHparams& hparams, std::vector<LayerMemory>& memory, const LatchTexts& texts,
@@ -61,8 +40,7 @@ class LatchBatch {
         context_(context),
         result_(result),
         transaction_(model, context.transaction) {
-    const auto dtype = models::writing_dtype(model, context.compute_dtype.value_or(model.dtype()));
-    if (dtype != model.dtype()) writer_.emplace(models::compute_copy(model, dtype, 0));
+    read_weights();
   }
 
   void run(std::span<const datasets::Fact> facts) {
@@ -84,7 +62,6 @@ class LatchBatch {
     {
       const PhaseTimer timer(result_, "insert");
       make_prompts();
-      writer_.reset();
       if (!units_.empty()) write({0, h_.layers.size()});
     }
     if (!h_.release_layers.empty()) release(released, after);
@@ -95,8 +72,14 @@ class LatchBatch {
  private:
   using Places = std::pair<size_t, size_t>;  // of layers, half open: `layers`, then `release_layers`
 
-  // What writes the texts that the edit needs, before anything is changed.
-  [[nodiscard]] const models::Model& writer() const { return writer_ ? *writer_ : model_; }
+  // The model as it was when its weights were last read: what writes the texts that the edit needs and runs prompts.
+  [[nodiscard]] const models::Model& reader() const { return copy_ ? *copy_ : model_; }
+
+  void read_weights() {
+    const auto dtype = models::writing_dtype(model_, context_.compute_dtype.value_or(model_.dtype()));
+    copy_.reset();
+    if (dtype != model_.dtype()) copy_.emplace(models::compute_copy(model_, dtype, 0));
+  }
 
   [[nodiscard]] bool is_release(size_t place) const { return place >= h_.layers.size(); }
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
@@ -107,7 +90,7 @@ class LatchBatch {
     std::vector<datasets::Fact> facts;
     for (const size_t place : batch_.places) facts.push_back(facts_[place]);
     const auto wordings = other_wordings(
-        writer(), facts,
+        reader(), facts,
         {.count = h_.wordings, .samples = 2 * h_.wordings, .seed = context_.seed, .cancel = context_.cancel});
     for (size_t i = 0; i < facts.size(); ++i)
       for (const auto& wording : wordings[i]) {
@@ -129,7 +112,7 @@ class LatchBatch {
       const std::string& subject = batch_.rendered[i].subject;
       const auto [found, is_new] = unit_of.emplace(subject, units_.size());
       if (is_new) {
-        Unit& unit = units_.emplace_back();
+        LatchUnit& unit = units_.emplace_back();
         unit.subject = subject;
         unit.layer = room.take(0, h_.layers.size(), kNeuronsASubject);
       }
@@ -137,14 +120,14 @@ class LatchBatch {
       if (!h_.release_layers.empty()) released.push_back(room.take(h_.layers.size(), memory_.size(), kNeuronsARelease));
     }
     std::set<size_t> places(released.begin(), released.end());
-    for (const Unit& unit : units_) places.insert(unit.layer);
+    for (const LatchUnit& unit : units_) places.insert(unit.layer);
     if (!places.empty()) (void)texts_.passes({places.begin(), places.end()});
     return released;
   }
 
   // By their layer's place in `layers`, ascending.
-  std::map<size_t, std::vector<Unit*>> units_by_place() {
-    std::map<size_t, std::vector<Unit*>> units;
+  std::map<size_t, std::vector<LatchUnit*>> units_by_place() {
+    std::map<size_t, std::vector<LatchUnit*>> units;
     for (auto& unit : units_) units[unit.layer].push_back(&unit);
     return units;
   }
@@ -166,22 +149,22 @@ class LatchBatch {
           written.push_back(&all[i][r]);
         }
     }
-    auto texts = continue_greedily(writer(), prompts, h_.release_tokens, context_.cancel);
+    auto texts = continue_greedily(reader(), prompts, h_.release_tokens, context_.cancel);
     for (size_t i = 0; i < texts.size(); ++i) *written[i] = std::move(texts[i]);
     return all;
   }
 
   void choose_asides() {
     std::vector<std::vector<Ids>> own;
-    for (const Unit& unit : units_) {
+    for (const LatchUnit& unit : units_) {
       auto& prompts = own.emplace_back();
       for (const size_t i : unit.facts) prompts.push_back(batch_.rendered[i].rows[0].ids);
     }
-    const auto asides = other_questions(writer(), mapped(units_, &Unit::subject), own, h_.asides, context_.cancel);
+    const auto asides = other_questions(reader(), mapped(units_, &LatchUnit::subject), own, h_.asides, context_.cancel);
     for (size_t u = 0; u < units_.size(); ++u) units_[u].asides = asides[u];
   }
 
-  TargetProblem problem_of(const Unit& unit) {
+  TargetProblem problem_of(const LatchUnit& unit) {
     TargetProblem joint;
     for (const size_t i : unit.facts) {
       TargetProblem one = make_target_problem(batch_.rendered[i]);
@@ -206,7 +189,7 @@ class LatchBatch {
   void optimise() {
     for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
-      for (const Unit* unit : units) problems.push_back(problem_of(*unit));
+      for (const LatchUnit* unit : units) problems.push_back(problem_of(*unit));
       TargetSpec spec = spec_at(place);
       spec.sketch_steps = h_.sketch_steps;
       const auto targets = optimise_targets(model_, problems, spec, context_);
@@ -219,17 +202,17 @@ class LatchBatch {
                         spec);
       }
     }
-    std::erase_if(units_, [](const Unit& unit) { return unit.target.status == FactStatus::kFailed; });
+    std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
   }
 
   // The second stage: behind its answer a fact's subject has had its say, and the model goes on as it did.
   void release(const std::vector<size_t>& places, const Continuations& after) {
-    std::vector<Unit> units;
-    for (const Unit& first : units_)
+    std::vector<LatchUnit> units;
+    for (const LatchUnit& first : units_)
       for (const size_t i : first.facts) {
         const auto says_more = [](const auto& row) { return !row.second.ids.empty(); };
         if (std::none_of(after[i].begin(), after[i].end(), says_more)) continue;
-        Unit& unit = units.emplace_back();
+        LatchUnit& unit = units.emplace_back();
         unit.subject = first.subject + batch_.rendered[i].target;
         unit.facts = {i};
         unit.layer = places[i];
@@ -241,13 +224,14 @@ class LatchBatch {
     }
     const PhaseTimer timer(result_, "insert");
     make_answered_prompts();
+    read_weights();
     if (!units_.empty()) write({h_.layers.size(), memory_.size()});
   }
 
   void optimise_releases(const Continuations& after) {
     for (const auto& [place, units] : units_by_place()) {
       std::vector<TargetProblem> problems;
-      for (const Unit* unit : units) {
+      for (const LatchUnit* unit : units) {
         const RenderedFact& fact = batch_.rendered[unit->facts[0]];
         TargetProblem& problem = problems.emplace_back();
         problem.case_id = fact.case_id;
@@ -260,7 +244,7 @@ class LatchBatch {
       const auto targets = optimise_targets(model_, problems, spec, context_);
       for (size_t u = 0; u < units.size(); ++u) units[u]->target = targets[u];
     }
-    std::erase_if(units_, [](const Unit& unit) { return unit.target.status == FactStatus::kFailed; });
+    std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
   }
 
   // Where the gates of releases learn: open at an answer's last token, shut where it has not been said yet, at the
@@ -314,8 +298,8 @@ class LatchBatch {
       if (fits) prompts_.push_back(std::move(row));
       return fits;
     };
-    const auto subjects = mapped(units_, &Unit::subject);
-    auto similar = lookalikes(writer(), subjects,
+    const auto subjects = mapped(units_, &LatchUnit::subject);
+    auto similar = lookalikes(reader(), subjects,
                               {.count = h_.lookalikes, .samples = 3, .seed = context_.seed, .cancel = context_.cancel});
     for (size_t u = 0; u < units_.size(); ++u) {
       const auto more = namesakes(units_[u].subject, similar[u]);
@@ -356,59 +340,10 @@ class LatchBatch {
       }
       unit.end = prompts_.size();
     }
-    const auto next = continue_greedily(writer(), whole, 1, context_.cancel);
+    const auto next = continue_greedily(reader(), whole, 1, context_.cancel);
     for (size_t u = 0; u < units_.size(); ++u)
       for (const auto& [affirmed, negated] : denied[u])
         units_[u].heeded.push_back(next[negated].ids != next[affirmed].ids);
-  }
-
-  // Weights and signs of a gate's rows: the text, all prompts, what earlier batches saw.
-  struct Rows {
-    at::Tensor sign_N, weight_N;
-  };
-
-  Rows rows_of(const Unit& unit, int64_t text, const LayerMemory& memory) const {
-    const auto prompts = static_cast<int64_t>(prompts_.size()), seen = static_cast<int64_t>(memory.seen.size());
-    at::Tensor sign = at::full({text + prompts + seen}, -1, at::kFloat);
-    at::Tensor weight = usual_weights(text);
-    float* signs = sign.mutable_data_ptr<float>() + text;
-    double* weights = weight.mutable_data_ptr<double>() + text;
-    for (size_t p = unit.begin; p < unit.open; ++p)
-      signs[p] = 1, weights[p] = kOpenWeight / static_cast<double>(unit.open - unit.begin);
-    for (size_t p = unit.open; p < unit.denied; ++p) {
-      signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
-      weights[p] = kNegatedWeight / static_cast<double>(unit.denied - unit.open);
-    }
-    for (size_t p = unit.denied; p < unit.aside; ++p)
-      weights[p] = h_.lookalike_weight / static_cast<double>(unit.aside - unit.denied);
-    for (size_t p = unit.aside; p < unit.end; ++p)
-      weights[p] = kAsideWeight / static_cast<double>(unit.end - unit.aside);
-    for (const int64_t token : mentions(unit.subject)) weight.mutable_data_ptr<double>()[token] = 0;
-    for (size_t s = 0; s < memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
-      if (memory.whose[s] == number_of(unit.subject)) weights[prompts_.size() + s] = 0;
-    return {sign, weight};
-  }
-
-  // Tokens of the text with which the subject ends where it is spoken of there: the gate may be open at these.
-  [[nodiscard]] Ids mentions(const std::string& subject) const {
-    Ids found;
-    for (const std::string& spelling : {subject, " " + subject}) {
-      const Ids ids = model_.tokenizer().encode_ids(spelling, false);
-      int64_t begin = 0;
-      for (const Ids& row : texts_.rows) {
-        for (auto at = row.begin(); (at = std::search(at, row.end(), ids.begin(), ids.end())) != row.end(); ++at)
-          found.push_back(begin + (at - row.begin()) + std::ssize(ids) - 1);
-        begin += std::ssize(row);
-      }
-    }
-    return found;
-  }
-
-  [[nodiscard]] at::Tensor usual_weights(int64_t text) const {
-    const auto others = static_cast<int64_t>(prompts_.size() + seen_);
-    at::Tensor weight = at::full({text + others}, kTextWeight / static_cast<double>(text), at::kDouble);
-    if (others > 0) weight.narrow(0, text, others).fill_(kOthersWeight / static_cast<double>(others));
-    return weight;
   }
 
   void write(Places stage) {
@@ -416,14 +351,13 @@ class LatchBatch {
     std::vector<size_t> places;
     for (const auto& [place, units] : units_at) places.push_back(place);
     const auto& passes = texts_.passes(places);
-    LayerWalk walk(model_, prompts_, context_, true);
+    LayerWalk walk(reader(), prompts_, context_, true);
     for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
     remember(stage);
   }
 
-  void write_layer(size_t place, const std::vector<Unit*>& units, const TextPass& text, LayerWalk& walk) {
+  void write_layer(size_t place, const std::vector<LatchUnit*>& units, const TextPass& text, LayerWalk& walk) {
     const int layer = layer_at(place);
-    seen_ = memory_[place].seen.size();
     const at::Tensor home = solve_home(model_, model_.edit_site(layer));
     const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys); };
     walk.advance_to(layer);
@@ -445,47 +379,22 @@ class LatchBatch {
     for (size_t place = stage.first; place < stage.second; ++place) {
       for (const auto& row : devices::to_host(inputs[place - stage.first].to(at::kFloat)).unbind(0))
         memory_[place].seen.push_back(row.clone());
-      for (const auto& unit : units_) memory_[place].whose.push_back(number_of(unit.subject));
+      for (const auto& unit : units_) memory_[place].whose.push_back(subject_number(unit.subject));
     }
   }
 
-  void write_units(size_t place, const std::vector<Unit*>& units, const TextPass& pass, const at::Tensor& prompts_PD) {
+  void write_units(size_t place, const std::vector<LatchUnit*>& units, const TextPass& pass,
+                   const at::Tensor& prompts_PD) {
     LayerMemory& memory = memory_[place];
     const MlpWeights weights = MlpWeights::of(model_, layer_at(place));
-    const int64_t text = pass.inputs_ND.size(0);
-    std::vector<at::Tensor> all = {pass.inputs_ND.to(at::kFloat), prompts_PD};
-    if (seen_ > 0) all.push_back(devices::route_like(at::stack(memory.seen), prompts_PD, devices::Purpose::kKeys));
-    const auto here = [&](const at::Tensor& x) { return devices::route_like(x, prompts_PD, devices::Purpose::kKeys); };
-    const GateFit fit(at::cat(all), here(usual_weights(text)), {text, text / kFirstText});
-    const at::Tensor level_D = fit.level();
-    // act(γ(g·x − shut)) − act(γ(g·x − open)): nothing up to the one, the same from the other on. A release opens by
-    // degrees.
-    constexpr std::array signs = {1.0, -1.0};
+    const LatchRows rows{pass, prompts_PD, memory};
     const std::vector<double> edges = is_release(place) ? std::vector{0.0} : std::vector{h_.shut, h_.open};
+    const std::vector<LatchGate> found = find_gates(h_, texts_, model_, units, rows, edges, context_);
     std::vector<at::Tensor> gates, readers, columns;
-    for (size_t u = 0; u < units.size(); ++u) {
-      context_.cancel.check("insert");
-      if (context_.progress)
-        context_.progress({"insert", static_cast<double>(u), static_cast<double>(units.size()), "gates"});
-      const Unit& unit = *units[u];
-      const Rows rows = rows_of(unit, text, memory);
-      const at::Tensor gate_D = fit.fit(here(rows.sign_N), here(rows.weight_N));
-      const at::Tensor open_PD =
-          prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
-      at::Tensor value_P = at::zeros({open_PD.size(0)}, open_PD.options());
-      for (size_t k = 0; k < edges.size(); ++k) {
-        gates.push_back((gate_D - level_D * edges[k]) * h_.gain);
-        value_P += signs[k] * models::activate(open_PD.mv(gates.back()), model_.config().activation);
-      }
-      if (weights.gated()) {
-        readers.insert(readers.end(), edges.size(), fit.reader(open_PD));
-        value_P = value_P * open_PD.mv(readers.back());
-      }
-      const double value = value_P.median().item<double>();
-      if (!(value > 0))
-        throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
-                                           "give more text for the statistics, or choose another layer"});
-      for (size_t k = 0; k < edges.size(); ++k) columns.push_back(here(unit.target.delta_D[0]) * (signs[k] / value));
+    for (const LatchGate& gate : found) {
+      gates.insert(gates.end(), gate.opens_D.begin(), gate.opens_D.end());
+      columns.insert(columns.end(), gate.adds_D.begin(), gate.adds_D.end());
+      if (weights.gated()) readers.insert(readers.end(), gate.opens_D.size(), gate.reads_D);
     }
     const Ids places = spare_neurons(model_, weights, pass, gates.size(), memory.used);
     const at::Tensor gate_ED = at::stack(gates);
@@ -501,12 +410,11 @@ class LatchBatch {
   const EditContext& context_;
   EditResult& result_;
   EditTransaction transaction_;
-  std::optional<models::Model> writer_;  // a copy in the arithmetic of the phase, if that is another one
+  std::optional<models::Model> copy_;  // in the arithmetic of the phase, if that is another one
   std::span<const datasets::Fact> facts_;
   RenderedBatch batch_;
-  std::vector<Unit> units_;
+  std::vector<LatchUnit> units_;
   std::vector<PromptRow> prompts_;
-  size_t seen_ = 0;  // rows of earlier batches in the layer at hand
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/mapped.h>
+#include <emend/devices/cores.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/wordings.h>
@@ -34,7 +35,7 @@ constexpr const char* kLists =
 std::vector<std::vector<std::string>> written(
     const models::Model& model, const std::vector<std::string>& requests, const WritingOptions& options,
     const std::function<std::vector<std::string>(const std::string& line, size_t request)>& found) {
-  constexpr size_t kRequestsAtOnce = 16;
+  constexpr int64_t kRequestsAtOnce = 16;
   std::vector<std::vector<std::string>> all(requests.size());
   models::GenerateOptions writing;
   writing.max_new_tokens = 32;
@@ -45,14 +46,14 @@ std::vector<std::vector<std::string>> written(
   const std::vector<int64_t> line = model.tokenizer().encode_ids("\n", false);
   writing.stop_ids.insert(writing.stop_ids.end(), line.begin(), line.end());
   if (options.count <= 0) return all;
-  const auto batches = static_cast<int64_t>((requests.size() + kRequestsAtOnce - 1) / kRequestsAtOnce);
+  const int64_t n = std::ssize(requests), batches = devices::parts_for_cores(n, kRequestsAtOnce, 2);
   models::side_by_side(model, batches, [&](int64_t batch) {
-    const size_t begin = static_cast<size_t>(batch) * kRequestsAtOnce;
+    const auto begin = static_cast<size_t>(n * batch / batches), end = static_cast<size_t>(n * (batch + 1) / batches);
     models::GenerateOptions sampling = writing;
     sampling.seed = options.seed + begin;
     std::vector<std::vector<int64_t>> prompts;
     std::vector<size_t> asked;
-    for (size_t i = begin; i < std::min(requests.size(), begin + kRequestsAtOnce); ++i) {
+    for (size_t i = begin; i < end; ++i) {
       const auto ids = model.tokenizer().encode_ids(requests[i]);
       if (std::ssize(ids) + writing.max_new_tokens > model.max_positions()) continue;
       prompts.insert(prompts.end(), static_cast<size_t>(options.samples), ids);

@@ -1,0 +1,50 @@
+// The gates of one layer: what they learn from, and the neurons that they become (methods/latch.cpp).
+//
+//   D hidden width · P prompts at which gates learn · N tokens of text
+#pragma once
+
+#include <emend/editors/detail/latch_batch.h>
+#include <emend/editors/steps/targets.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace emend::editors::detail {
+
+/// Facts about one subject, or one fact's answer: one target, one gate.
+struct LatchUnit {
+  std::string subject;
+  std::vector<size_t> facts;  ///< of the rendered ones
+  size_t layer = 0;           ///< place in all_layers()
+  /// Prompts: those that open the gate, those behind a negation, those about similar names, other questions.
+  size_t begin = 0, open = 0, denied = 0, aside = 0, end = 0;
+  std::vector<std::string> asides;  ///< questions that are not those of its facts
+  std::vector<bool> heeded;         ///< behind a negation: the unedited model says something else there
+  Target target;
+};
+
+/// By which memory knows that a subject has come again.
+[[nodiscard]] int64_t subject_number(const std::string& subject);
+
+/// What a layer's gates learn from.
+struct LatchRows {
+  const TextPass& text;
+  const at::Tensor& prompts_PD;
+  const LayerMemory& memory;  ///< of earlier batches
+};
+
+/// One unit's neurons.
+struct LatchGate {
+  std::vector<at::Tensor> opens_D, adds_D;  ///< rows of W_gate and columns of W_down
+  at::Tensor reads_D;                       ///< the row of W_up of all of them; undefined without a gate in the MLP
+};
+
+/// A gate for each unit, by cores side by side: neuron k of it is act(γ(g·x − edges[k])), added and taken away in turn.
+/// Throws Error(kNumeric) for a gate that stays shut at its own prompts, Error(kCancelled).
+[[nodiscard]] std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts& texts,
+                                                const models::Model& model, std::span<LatchUnit* const> units,
+                                                const LatchRows& rows, const std::vector<double>& edges,
+                                                const EditContext& context);
+
+}  // namespace emend::editors::detail
