@@ -40,11 +40,11 @@ struct LatchGate {
   at::Tensor reads_D;                       ///< the row of W_up of all of them; undefined without a gate in the MLP
 };
 
-/// A gate for each unit, by cores side by side: neuron k of it is act(γ(g·x − edges[k])), added and taken away in turn.
-/// Throws Error(kNumeric) for a gate that stays shut at its own prompts, Error(kCancelled).
+/// A gate for each unit of one layer, by cores side by side. A subject's is act(γ(g·x − shut)) − act(γ(g·x − open)):
+/// nothing up to the one, the same from the other on. A release opens by degrees: act(γ g·x). Throws Error(kNumeric)
+/// for a gate that stays shut at its own prompts, Error(kCancelled).
 [[nodiscard]] std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts& texts,
                                                 const models::Model& model, std::span<LatchUnit* const> units,
-                                                const LatchRows& rows, const std::vector<double>& edges,
-                                                const EditContext& context);
+                                                const LatchRows& rows, const EditContext& context);
 
 }  // namespace emend::editors::detail

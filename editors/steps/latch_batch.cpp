@@ -81,7 +81,6 @@ class LatchBatch {
     if (dtype != model_.dtype()) copy_.emplace(models::compute_copy(model_, dtype, 0));
   }
 
-  [[nodiscard]] bool is_release(size_t place) const { return place >= h_.layers.size(); }
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
   // Each fact in other words, in front of the forms that end its contexts.
@@ -354,6 +353,7 @@ class LatchBatch {
     LayerWalk walk(reader(), prompts_, context_, true);
     for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
     remember(stage);
+    copy_.reset();  // the weights are others now
   }
 
   void write_layer(size_t place, const std::vector<LatchUnit*>& units, const TextPass& text, LayerWalk& walk) {
@@ -388,8 +388,7 @@ class LatchBatch {
     LayerMemory& memory = memory_[place];
     const MlpWeights weights = MlpWeights::of(model_, layer_at(place));
     const LatchRows rows{pass, prompts_PD, memory};
-    const std::vector<double> edges = is_release(place) ? std::vector{0.0} : std::vector{h_.shut, h_.open};
-    const std::vector<LatchGate> found = find_gates(h_, texts_, model_, units, rows, edges, context_);
+    const std::vector<LatchGate> found = find_gates(h_, texts_, model_, units, rows, context_);
     std::vector<at::Tensor> gates, readers, columns;
     for (const LatchGate& gate : found) {
       gates.insert(gates.end(), gate.opens_D.begin(), gate.opens_D.end());

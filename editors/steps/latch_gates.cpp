@@ -1,11 +1,11 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/sha256.h>
-#include <emend/devices/cores.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_gates.h>
 #include <emend/models/config.h>
 #include <emend/models/products.h>
+#include <emend/models/side_by_side.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>
@@ -68,8 +68,9 @@ Taught taught(const LatchUnit& unit, const LatchRows& rows, double lookalike_wei
     weights[p] = lookalike_weight / static_cast<double>(unit.aside - unit.denied);
   for (size_t p = unit.aside; p < unit.end; ++p) weights[p] = kAsideWeight / static_cast<double>(unit.end - unit.aside);
   for (const int64_t token : mentioned) weight.mutable_data_ptr<double>()[token] = 0;
+  const int64_t own = subject_number(unit.subject);
   for (size_t s = 0; s < rows.memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
-    if (rows.memory.whose[s] == subject_number(unit.subject)) weights[prompts + static_cast<int64_t>(s)] = 0;
+    if (rows.memory.whose[s] == own) weights[prompts + static_cast<int64_t>(s)] = 0;
   return {sign, weight};
 }
 
@@ -81,10 +82,13 @@ int64_t subject_number(const std::string& subject) {
 
 std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts& texts, const models::Model& model,
                                   std::span<LatchUnit* const> units, const LatchRows& rows,
-                                  const std::vector<double>& edges, const EditContext& context) {
+                                  const EditContext& context) {
   const int64_t text = rows.text.inputs_ND.size(0);
   const at::Tensor& prompts_PD = rows.prompts_PD;
-  const bool gated = MlpWeights::of(model, static_cast<int>(hparams.all_layers()[units[0]->layer])).gated();
+  const size_t place = units[0]->layer;
+  const bool gated = MlpWeights::of(model, static_cast<int>(hparams.all_layers()[place])).gated();
+  const bool release = place >= hparams.layers.size();
+  const std::vector<double> edges = release ? std::vector{0.0} : std::vector{hparams.shut, hparams.open};
   std::vector<at::Tensor> all = {rows.text.inputs_ND.to(at::kFloat), prompts_PD};
   if (!rows.memory.seen.empty()) all.push_back(beside(at::stack(rows.memory.seen), prompts_PD));
   const GateFit fit(at::cat(all), beside(usual_weights(rows), prompts_PD), {text, text / kFirstText});
@@ -122,14 +126,9 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
     context.cancel.check("insert");
     found[static_cast<size_t>(u)] = gate_of(*units[static_cast<size_t>(u)]);
     const std::lock_guard lock(telling);
-    ++done;
-    if (context.progress)
-      context.progress({"insert", static_cast<double>(done), static_cast<double>(units.size()), "gates"});
+    context.report("insert", static_cast<double>(++done), static_cast<double>(units.size()), "gates");
   };
-  if (prompts_PD.is_cpu())
-    devices::each_on_a_core(std::ssize(units), find);
-  else
-    for (int64_t u = 0; u < std::ssize(units); ++u) find(u);
+  models::side_by_side(model, std::ssize(units), find);
   return found;
 }
 

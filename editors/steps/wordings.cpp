@@ -45,7 +45,7 @@ std::vector<std::vector<std::string>> written(
   writing.stop_ids = model.tokenizer().eos_ids();
   const std::vector<int64_t> line = model.tokenizer().encode_ids("\n", false);
   writing.stop_ids.insert(writing.stop_ids.end(), line.begin(), line.end());
-  if (options.count <= 0) return all;
+  if (options.count <= 0 || requests.empty()) return all;
   const int64_t n = std::ssize(requests), batches = devices::parts_for_cores(n, kRequestsAtOnce, 2);
   models::side_by_side(model, batches, [&](int64_t batch) {
     const auto begin = static_cast<size_t>(n * batch / batches), end = static_cast<size_t>(n * (batch + 1) / batches);
