@@ -20,10 +20,10 @@ class RowSource {
   [[nodiscard]] virtual bool exhausted() const = 0;
 };
 
-/// `text` absent: sampled. References must outlive the source.
+/// `text` absent: sampled, behind beginnings of this kind. References must outlive the source.
 [[nodiscard]] std::unique_ptr<RowSource> make_row_source(const models::Model& model,
                                                          const std::optional<StatisticsText>& text,
-                                                         const StatisticsOptions& options);
+                                                         const StatisticsOptions& options, Rows kind = Rows::kText);
 
 /// Longest row.
 [[nodiscard]] int64_t row_limit(const models::Model& model, const StatisticsOptions& options);

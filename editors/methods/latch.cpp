@@ -8,10 +8,11 @@
 //
 //   1. δ   what to add to the layer's output at the subject's last token (targets.h): the answer after the prompt,
 //          behind pieces of other text, in the form of a question and in the model's own words.
-//   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text, at all
-//          other subjects, at names like it that the model writes, and behind a negation where the unedited model heeds
-//          one, and behind other questions about its subject if it shall learn some (neurons.h). b·x ≈ 1 everywhere:
-//          the two neurons' difference is 0 up to g·x = shut and the same from g·x = open on.
+//   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text and of
+//          talk that the model writes, at all other subjects, at names like it that the model writes, and behind a
+//          negation where the unedited model heeds one, and behind other questions about its subject if it shall learn
+//          some (neurons.h). b·x ≈ 1 everywhere: the two neurons' difference is 0 up to g·x = shut and the same from
+//          g·x = open on.
 //   3. u   uᵀx ≈ 1 where it is open and ≈ 0 elsewhere, by least squares: what a gate lets through by mistake is made
 //          small. a the two neurons' median value where it is open; γ a gain.
 //   4. j   neurons of zeros, else of those that contribute least on the text the next that no earlier fact has.
@@ -24,6 +25,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/sha256.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/latch_batch.h>
 #include <emend/editors/detail/statistics_parts.h>
@@ -33,6 +35,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <set>
@@ -50,6 +53,11 @@ const hparams::Schema<LatchHparams>& latch_schema() {
           .include(hparams::locate_schema())
           .unused("mom2_update_weight", "gates are fitted on the text itself")
           .field("text_tokens", &H::text_tokens, {.meaning = "tokens of text on which gates stay shut", .min = 64})
+          .field("talk", &H::talk,
+                 {.meaning = "tokens of talk that the model writes, for each token of text: gates stay shut there too",
+                  .min = 0})
+          .field("text_weight", &H::text_weight,
+                 {.meaning = "weight of text and talk beside the 1 of a gate's own prompts", .above = 0})
           .field("crowd", &H::crowd,
                  {.meaning = "subjects in the model from which on gates learn from crowd_tokens of text", .min = 1})
           .field("crowd_tokens", &H::crowd_tokens, {.meaning = "tokens of text for gates among many others", .min = 64})
@@ -99,8 +107,7 @@ const hparams::Schema<LatchHparams>& latch_schema() {
 constexpr std::array kForms = {"Question: {} what?\nAnswer:", "Complete the sentence.\n{}"};
 
 // Pieces of the text to stand in front of a prompt, the same for the same rows and seed.
-std::vector<std::string> lead_ins(const models::Model& model, const std::vector<Ids>& rows, int64_t count,
-                                  uint64_t seed) {
+std::vector<std::string> lead_ins(const models::Model& model, std::span<const Ids> rows, int64_t count, uint64_t seed) {
   constexpr size_t kShortest = 6;
   const auto span = static_cast<size_t>(std::clamp<int64_t>(model.max_positions() / 16, 1, 30));
   std::vector<const Ids*> long_enough;
@@ -139,7 +146,7 @@ class LatchEditor final : public Editor {
       const PhaseTimer timer(result, "statistics");
       read_text(model, facts, context);
     }
-    const auto leads = lead_ins(model, text_, h_.lead_ins + h_.gate_lead_ins, context.seed);
+    const auto leads = lead_ins(model, std::span(text_).first(talk_), h_.lead_ins + h_.gate_lead_ins, context.seed);
     const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
     result.contexts = context.contexts ? *context.contexts : templates({leads.begin(), split});
     // What a layer does on the text is taken from the model as it was when the text was read.
@@ -180,6 +187,7 @@ class LatchEditor final : public Editor {
     memory_.assign(layers_.size(), {});
     passes_.clear();
     text_.clear();
+    talk_ = 0;
     crowded_ = false;
   }
 
@@ -198,6 +206,7 @@ class LatchEditor final : public Editor {
       state["energy." + std::to_string(place)] = devices::to_host(pass.energy_F);
     }
     if (crowded_) state["crowded.0"] = at::ones({1}, at::kLong);
+    if (!text_.empty()) state["talk.0"] = at::full({1}, static_cast<int64_t>(talk_), at::kLong);
     for (size_t r = 0; r < text_.size(); ++r) state["text." + std::to_string(r)] = at::tensor(text_[r], at::kLong);
     return state;
   }
@@ -213,6 +222,7 @@ class LatchEditor final : public Editor {
       if (error != std::errc() || end != name.data() + name.size() || (kind != "text" && place >= memory_.size()))
         throw Error(ErrorClass::kCorruption, {"memory of " + name_, name, "what an edit of these layers kept", ""});
       if (kind == "crowded") crowded_ = true;
+      if (kind == "talk") talk_ = static_cast<size_t>(value.item<int64_t>());
       if (kind == "text") rows[place] = numbers(value);
       if (kind == "inputs") passes_[place].inputs_ND = value.clone();
       if (kind == "energy") passes_[place].energy_F = value.clone();
@@ -222,11 +232,13 @@ class LatchEditor final : public Editor {
         for (const int64_t neuron : numbers(value)) memory_[place].used.insert(neuron);
     }
     for (auto& [r, row] : rows) text_.push_back(std::move(row));
+    if (talk_ > text_.size())
+      throw Error(ErrorClass::kCorruption, {"memory of " + name_, "talk beyond its text", "what an edit kept", ""});
   }
 
  private:
   [[nodiscard]] std::string what_is_kept() const {
-    return "what enters MLPs in bfloat16, " + std::to_string(detail::tokens_of(text_)) + " tokens";
+    return "what enters MLPs in bfloat16, text " + sha256_hex(nlohmann::json(text_).dump());
   }
 
   // A gate that opens where it should not does little harm alone and much among thousands: then more text is read.
@@ -236,7 +248,11 @@ class LatchEditor final : public Editor {
     const size_t held = subjects.size() + memory_.front().whose.size();
     const bool crowded = static_cast<int64_t>(held) >= h_.crowd;
     if (!text_.empty() && crowded == crowded_) return;
-    text_ = text_rows(model, crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens, context);
+    const int64_t tokens = crowded ? std::max(h_.crowd_tokens, h_.text_tokens) : h_.text_tokens;
+    text_ = text_rows(model, tokens, context);
+    talk_ = text_.size();
+    if (const int64_t talk = std::llround(h_.talk * static_cast<double>(tokens)); talk > 0)
+      for (auto& row : text_rows(model, talk, context, Rows::kTalk)) text_.push_back(std::move(row));
     passes_.clear();
     crowded_ = crowded;
   }
@@ -258,7 +274,8 @@ class LatchEditor final : public Editor {
   nlohmann::json values_;
   std::vector<int64_t> layers_;
   std::vector<LayerMemory> memory_;
-  std::vector<Ids> text_;
+  std::vector<Ids> text_;              // that of the statistics, then talk
+  size_t talk_ = 0;                    // its first row
   bool crowded_ = false;               // the text is that for gates among many others
   std::map<size_t, TextPass> passes_;  // by the layer's place
 };

@@ -18,16 +18,16 @@ namespace {
 // A gate begins with so many of the text's tokens.
 constexpr int64_t kFirstText = 2048;
 // Weights of the kinds of rows in a gate's loss.
-constexpr double kTextWeight = 1, kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
+constexpr double kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
 
 at::Tensor beside(const at::Tensor& x, const at::Tensor& prompts_PD) {
   return devices::route_like(x, prompts_PD, devices::Purpose::kKeys);
 }
 
-at::Tensor usual_weights(const LatchRows& rows) {
+at::Tensor usual_weights(const LatchRows& rows, double text_weight) {
   const int64_t text = rows.text.inputs_ND.size(0);
   const int64_t others = rows.prompts_PD.size(0) + std::ssize(rows.memory.seen);
-  at::Tensor weight = at::full({text + others}, kTextWeight / static_cast<double>(text), at::kDouble);
+  at::Tensor weight = at::full({text + others}, text_weight / static_cast<double>(text), at::kDouble);
   if (others > 0) weight.narrow(0, text, others).fill_(kOthersWeight / static_cast<double>(others));
   return weight;
 }
@@ -52,10 +52,10 @@ struct Taught {
   at::Tensor sign_N, weight_N;
 };
 
-Taught taught(const LatchUnit& unit, const LatchRows& rows, double lookalike_weight,
+Taught taught(const LatchHparams& hparams, const LatchUnit& unit, const LatchRows& rows,
               const std::vector<int64_t>& mentioned) {
   const int64_t text = rows.text.inputs_ND.size(0), prompts = rows.prompts_PD.size(0);
-  at::Tensor weight = usual_weights(rows), sign = at::full_like(weight, -1, at::kFloat);
+  at::Tensor weight = usual_weights(rows, hparams.text_weight), sign = at::full_like(weight, -1, at::kFloat);
   float* signs = sign.mutable_data_ptr<float>() + text;
   double* weights = weight.mutable_data_ptr<double>() + text;
   for (size_t p = unit.begin; p < unit.open; ++p)
@@ -65,7 +65,7 @@ Taught taught(const LatchUnit& unit, const LatchRows& rows, double lookalike_wei
     weights[p] = kNegatedWeight / static_cast<double>(unit.denied - unit.open);
   }
   for (size_t p = unit.denied; p < unit.aside; ++p)
-    weights[p] = lookalike_weight / static_cast<double>(unit.aside - unit.denied);
+    weights[p] = hparams.lookalike_weight / static_cast<double>(unit.aside - unit.denied);
   for (size_t p = unit.aside; p < unit.end; ++p) weights[p] = kAsideWeight / static_cast<double>(unit.end - unit.aside);
   for (const int64_t token : mentioned) weight.mutable_data_ptr<double>()[token] = 0;
   const int64_t own = subject_number(unit.subject);
@@ -91,12 +91,13 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
   const std::vector<double> edges = release ? std::vector{0.0} : std::vector{hparams.shut, hparams.open};
   std::vector<at::Tensor> all = {rows.text.inputs_ND.to(at::kFloat), prompts_PD};
   if (!rows.memory.seen.empty()) all.push_back(beside(at::stack(rows.memory.seen), prompts_PD));
-  const GateFit fit(at::cat(all), beside(usual_weights(rows), prompts_PD), {text, text / kFirstText});
+  const GateFit fit(at::cat(all), beside(usual_weights(rows, hparams.text_weight), prompts_PD),
+                    {text, text / kFirstText});
   const at::Tensor level_D = fit.level();
 
   const auto gate_of = [&](const LatchUnit& unit) {
     constexpr std::array signs = {1.0, -1.0};
-    const Taught rule = taught(unit, rows, hparams.lookalike_weight, mentions(unit.subject, model.tokenizer(), texts));
+    const Taught rule = taught(hparams, unit, rows, mentions(unit.subject, model.tokenizer(), texts));
     const at::Tensor gate_D = fit.fit(beside(rule.sign_N, prompts_PD), beside(rule.weight_N, prompts_PD));
     const at::Tensor open_PD =
         prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));

@@ -226,10 +226,10 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
 /// A tensor where the layer's systems are solved: on the weight's device, or the host if F×F does not fit.
 [[nodiscard]] at::Tensor solve_home(const models::Model& model, const models::EditSite& site);
 
-/// Ordinary text as rows of ids, of at least `tokens` tokens: that of the statistics, else text that the model writes.
-/// Every process gets the first one's.
+/// Ordinary text as rows of ids, of at least `tokens` tokens: that of the statistics, else what the model writes. Every
+/// process gets the first one's.
 [[nodiscard]] std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens,
-                                                          const EditContext& context);
+                                                          const EditContext& context, Rows kind = Rows::kText);
 
 /// Adds the seconds of a scope to a phase.
 class PhaseTimer {

@@ -368,16 +368,17 @@ void prepare_statistics(const models::Model& model, const std::vector<int>& laye
   context.statistics->prepare(model, layers);
 }
 
-std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens, const EditContext& context) {
-  using Rows = std::vector<std::vector<int64_t>>;
+std::vector<std::vector<int64_t>> text_rows(const models::Model& model, int64_t tokens, const EditContext& context,
+                                            Rows kind) {
   const auto read = [&] {
-    auto rows = context.statistics ? context.statistics->rows(model, tokens) : Rows();
+    detail::TokenRows rows;
+    if (context.statistics) rows = context.statistics->rows(model, tokens, kind);
     if (!rows.empty()) return rows;
     const StatisticsOptions options{.seed = context.seed, .cancel = context.cancel, .progress = context.progress};
-    return detail::make_row_source(model, std::nullopt, options)->take(tokens);
+    return detail::make_row_source(model, std::nullopt, options, kind)->take(tokens);
   };
   if (context.sharing.alone()) return read();
-  return of_first_process(context, read).get<Rows>();
+  return of_first_process(context, read).get<detail::TokenRows>();
 }
 
 at::Tensor solve_home(const models::Model& model, const models::EditSite& site) {

@@ -436,10 +436,11 @@ const SecondMoment& CorpusStatistics::get(int layer) const {
 }
 
 // Rows that the model writes are kept like its moments: to write them takes longer than to use them.
-std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens) {
+std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& model, int64_t tokens, Rows kind) {
   const CorpusState& state = *state_;
-  const auto take = [&] { return detail::make_row_source(model, state.text, state.options)->take(tokens); };
-  if (state.text) return take();
+  const auto text = kind == Rows::kText ? state.text : std::nullopt;
+  const auto take = [&] { return detail::make_row_source(model, text, state.options, kind)->take(tokens); };
+  if (text) return take();
   const auto make = [&](const std::vector<int>&) {
     std::vector<int64_t> ids, lengths;
     for (const auto& row : take()) {
@@ -449,7 +450,9 @@ std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& mo
     return StatisticsProvider::Kept{
         {0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
   };
-  const auto kept = kept_in_cache(state, model, "sampled text, " + std::to_string(tokens) + " tokens", {0}, make);
+  std::string what = "sampled text, " + std::to_string(tokens) + " tokens";
+  if (kind == Rows::kTalk) what = "sampled talk, " + detail::sampling_rule(model).dump() + what;
+  const auto kept = kept_in_cache(state, model, what, {0}, make);
   return unpack_rows(kept.at(0).at("ids"), kept.at(0).at("lengths"));
 }
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <mutex>
 #include <random>
+#include <span>
 #include <utility>
 
 namespace emend::editors::detail {
@@ -26,6 +27,13 @@ constexpr std::array kBeginnings = {"The",     "In",     "It",    "A",    "He", 
                                     "This",    "When",   "After", "For",  "As",      "On",   "At",   "From",
                                     "With",    "During", "There", "If",   "While",   "One",  "Many", "Since",
                                     "Because", "What",   "How",   "Most", "Another", "Some", "By",   "Before"};
+
+// Beginnings of what people say to each other.
+constexpr std::array kTalk = {"\"I",        "\"What", "“You",    "‘Well,",  "\"No",      "She said,", "\"Don't",
+                              "He looked",  "I was",  "You can", "\"Why",   "“I don’t",  "Her eyes",  "My",
+                              "Once",       "\"Yes",  "“How",    "Then",    "My mother", "\"Oh",      "Hey",
+                              "Dear",       "\"We",   "“They",   "I think", "Suddenly,", "\"Look",    "We were",
+                              "That night", "\"He",   "“Where",  "So I"};
 
 at::ScalarType sampling_dtype(const models::Model& model) {
   return models::writing_dtype(model, models::fast_compute_dtype(model));
@@ -101,7 +109,8 @@ class TextRows final : public RowSource {
 
 class SampledRows final : public RowSource {
  public:
-  SampledRows(const models::Model& model, const StatisticsOptions& options) : model_(model), options_(options) {
+  SampledRows(const models::Model& model, const StatisticsOptions& options, Rows kind)
+      : model_(model), options_(options), beginnings_(kind == Rows::kTalk ? kTalk : kBeginnings) {
     if (const auto dtype = sampling_dtype(model); dtype != model.dtype())
       copy_.emplace(models::compute_copy(model, dtype, 0));
   }
@@ -150,7 +159,7 @@ class SampledRows final : public RowSource {
     const auto& tokenizer = model_.tokenizer();
     TokenRows prompts;
     for (int64_t r = begun_; r < begun_ + n_rows; ++r) {
-      prompts.push_back(tokenizer.encode_ids(kBeginnings[static_cast<size_t>(r) % kBeginnings.size()], true));
+      prompts.push_back(tokenizer.encode_ids(beginnings_[static_cast<size_t>(r) % beginnings_.size()], true));
       if (options_.seed && prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
     }
     return prompts;
@@ -199,6 +208,7 @@ class SampledRows final : public RowSource {
 
   const models::Model& model_;
   const StatisticsOptions& options_;
+  std::span<const char* const> beginnings_;
   std::optional<models::Model> copy_;
   int64_t begun_ = 0;
 };
@@ -206,9 +216,9 @@ class SampledRows final : public RowSource {
 }  // namespace
 
 std::unique_ptr<RowSource> make_row_source(const models::Model& model, const std::optional<StatisticsText>& text,
-                                           const StatisticsOptions& options) {
+                                           const StatisticsOptions& options, Rows kind) {
   if (text) return std::make_unique<TextRows>(model, *text, options);
-  return std::make_unique<SampledRows>(model, options);
+  return std::make_unique<SampledRows>(model, options, kind);
 }
 
 int64_t row_limit(const models::Model& model, const StatisticsOptions& options) {

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "support/editor_models.h"
@@ -324,6 +325,32 @@ TEST(Latch, ACrowdReadsMoreText) {
   EXPECT_GE(usual, 512);
   EXPECT_LT(usual, 2048);
   EXPECT_GE(crowded, 2048);
+}
+
+// Gates learn from what people say, too, whatever the text is.
+TEST(Latch, TalkIsReadBesideTheText) {
+  const auto facts = testing::tiny_facts();
+  const auto rows = [&](const char* more) {
+    models::Model model = testing::tiny_model();
+    const auto editor = make(model, more);
+    (void)edit(*editor, model, std::span(facts).first(2));
+    std::vector<std::vector<int64_t>> rows;
+    const auto state = editor->state();
+    for (size_t r = 0; state.contains("text." + std::to_string(r)); ++r) {
+      const at::Tensor& x = state.at("text." + std::to_string(r));
+      rows.emplace_back(x.const_data_ptr<int64_t>(), x.const_data_ptr<int64_t>() + x.numel());
+    }
+    return rows;
+  };
+  const auto tokens = [](const auto& rows) {
+    return std::accumulate(rows.begin(), rows.end(), int64_t{0},
+                           [](int64_t n, const auto& row) { return n + std::ssize(row); });
+  };
+  const auto text = rows("talk: 0\n"), both = rows("talk: 1\n");
+  EXPECT_GE(tokens(text), 512);
+  EXPECT_GE(tokens(both), tokens(text) + 512);
+  ASSERT_GT(both.size(), text.size());
+  EXPECT_TRUE(std::equal(text.begin(), text.end(), both.begin())) << "the text comes first, and is the same";
 }
 
 // What these neurons add to the layer's output at every token of a text, [tokens, neurons, D].

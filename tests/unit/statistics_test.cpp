@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/hooks/hook_session.h>
@@ -257,6 +258,21 @@ TEST(Statistics, WithoutACorpusTheModelWritesTheText) {
   CorpusStatistics other(std::nullopt, options);
   other.prepare(model, {1});
   EXPECT_FALSE(at::equal(first.get(1).cov_FF(), other.get(1).cov_FF()));
+}
+
+TEST(Statistics, TalkIsWrittenByTheModelWhateverTheTextIs) {
+  const models::Model model = tiny_model();
+  const TemporaryFolder folder("talk");
+  StatisticsOptions options;
+  options.seed = 3;
+  options.cache = folder.path();
+  CorpusStatistics corpus(text_of(documents()), options), none(std::nullopt, options);
+  const auto talk = corpus.rows(model, 400, editors::Rows::kTalk);
+  EXPECT_GE(editors::detail::tokens_of(talk), 400);
+  EXPECT_NE(talk, corpus.rows(model, 400));
+  EXPECT_EQ(talk, corpus.rows(model, 400, editors::Rows::kTalk)) << "from the cache";
+  EXPECT_NE(talk, none.rows(model, 400)) << "other beginnings";
+  EXPECT_EQ(talk, none.rows(model, 400, editors::Rows::kTalk)) << "of the model alone";
 }
 
 TEST(Statistics, WarnsOfTooFewTokensAndRefusesNone) {
