@@ -232,6 +232,7 @@ class LatchEditor final : public Editor {
         for (const int64_t neuron : numbers(value)) memory_[place].used.insert(neuron);
     }
     for (auto& [r, row] : rows) text_.push_back(std::move(row));
+    if (!state.contains("talk.0")) talk_ = text_.size();  // of a version that read no talk
     if (talk_ > text_.size())
       throw Error(ErrorClass::kCorruption, {"memory of " + name_, "talk beyond its text", "what an edit kept", ""});
   }

@@ -450,8 +450,9 @@ std::vector<std::vector<int64_t>> CorpusStatistics::rows(const models::Model& mo
     return StatisticsProvider::Kept{
         {0, {{"ids", at::tensor(ids, at::kLong)}, {"lengths", at::tensor(lengths, at::kLong)}}}};
   };
-  std::string what = "sampled text, " + std::to_string(tokens) + " tokens";
-  if (kind == Rows::kTalk) what = "sampled talk, " + detail::sampling_rule(model).dump() + what;
+  // Of a text's key the rule of sampling is a part where there is no corpus.
+  const std::string name = kind == Rows::kText ? "text" : "talk, " + detail::sampling_rule(model).dump();
+  const std::string what = "sampled " + name + ", " + std::to_string(tokens) + " tokens";
   const auto kept = kept_in_cache(state, model, what, {0}, make);
   return unpack_rows(kept.at(0).at("ids"), kept.at(0).at("lengths"));
 }

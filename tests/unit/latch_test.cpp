@@ -1,6 +1,7 @@
 // LATCH: gates against their optimality conditions and a dense solution, and what the editor promises of its neurons.
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/neurons.h>
@@ -12,7 +13,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "support/editor_models.h"
@@ -309,18 +309,24 @@ TEST(Latch, ItsMemoryGoesOnWhereItStopped) {
   EXPECT_THROW(after->load_state({{"used.7", at::zeros({1}, at::kLong)}}), Error);
 }
 
+// What an editor of these settings reads for two facts.
+std::vector<std::vector<int64_t>> text_read(const std::string& more) {
+  const auto facts = testing::tiny_facts();
+  models::Model model = testing::tiny_model();
+  const auto editor = make(model, more);
+  (void)edit(*editor, model, std::span(facts).first(2));
+  std::vector<std::vector<int64_t>> rows;
+  const auto state = editor->state();
+  for (size_t r = 0; state.contains("text." + std::to_string(r)); ++r) {
+    const at::Tensor& x = state.at("text." + std::to_string(r));
+    rows.emplace_back(x.const_data_ptr<int64_t>(), x.const_data_ptr<int64_t>() + x.numel());
+  }
+  return rows;
+}
+
 // Among many subjects a gate learns from more text.
 TEST(Latch, ACrowdReadsMoreText) {
-  const auto facts = testing::tiny_facts();
-  const auto tokens = [&](const char* more) {
-    models::Model model = testing::tiny_model();
-    const auto editor = make(model, more);
-    (void)edit(*editor, model, std::span(facts).first(2));
-    int64_t read = 0;
-    for (const auto& [name, x] : editor->state())
-      if (name.starts_with("text.")) read += x.numel();
-    return read;
-  };
+  const auto tokens = [](const char* more) { return editors::detail::tokens_of(text_read(more)); };
   const int64_t usual = tokens("crowd: 3\ncrowd_tokens: 2048\n"), crowded = tokens("crowd: 2\ncrowd_tokens: 2048\n");
   EXPECT_GE(usual, 512);
   EXPECT_LT(usual, 2048);
@@ -329,28 +335,23 @@ TEST(Latch, ACrowdReadsMoreText) {
 
 // Gates learn from what people say, too, whatever the text is.
 TEST(Latch, TalkIsReadBesideTheText) {
-  const auto facts = testing::tiny_facts();
-  const auto rows = [&](const char* more) {
-    models::Model model = testing::tiny_model();
-    const auto editor = make(model, more);
-    (void)edit(*editor, model, std::span(facts).first(2));
-    std::vector<std::vector<int64_t>> rows;
-    const auto state = editor->state();
-    for (size_t r = 0; state.contains("text." + std::to_string(r)); ++r) {
-      const at::Tensor& x = state.at("text." + std::to_string(r));
-      rows.emplace_back(x.const_data_ptr<int64_t>(), x.const_data_ptr<int64_t>() + x.numel());
-    }
-    return rows;
-  };
-  const auto tokens = [](const auto& rows) {
-    return std::accumulate(rows.begin(), rows.end(), int64_t{0},
-                           [](int64_t n, const auto& row) { return n + std::ssize(row); });
-  };
-  const auto text = rows("talk: 0\n"), both = rows("talk: 1\n");
-  EXPECT_GE(tokens(text), 512);
-  EXPECT_GE(tokens(both), tokens(text) + 512);
+  const auto text = text_read("talk: 0\n"), both = text_read("talk: 1\n");
+  EXPECT_GE(editors::detail::tokens_of(text), 512);
+  EXPECT_GE(editors::detail::tokens_of(both), editors::detail::tokens_of(text) + 512);
   ASSERT_GT(both.size(), text.size());
   EXPECT_TRUE(std::equal(text.begin(), text.end(), both.begin())) << "the text comes first, and is the same";
+}
+
+// Memory that was kept before there was talk: all of its text is text, and pieces of it stand in front of prompts.
+TEST(Latch, MemoryOfBeforeThereWasTalkStaysText) {
+  const auto facts = testing::tiny_facts();
+  models::Model first = testing::tiny_model(), again = testing::tiny_model();
+  const auto before = make(first, "talk: 0\n"), after = make(again, "talk: 0\n");
+  const auto contexts = before->edit(first, std::span(facts).first(2), {}).contexts->flat();
+  auto state = before->state();
+  ASSERT_EQ(state.erase("talk.0"), 1U);
+  after->load_state(state);
+  EXPECT_EQ(after->edit(again, std::span(facts).subspan(2), {}).contexts->flat(), contexts);
 }
 
 // What these neurons add to the layer's output at every token of a text, [tokens, neurons, D].
