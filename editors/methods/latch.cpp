@@ -55,7 +55,8 @@ const hparams::Schema<LatchHparams>& latch_schema() {
           .field("text_tokens", &H::text_tokens, {.meaning = "tokens of text on which gates stay shut", .min = 64})
           .field("talk", &H::talk,
                  {.meaning = "tokens of talk that the model writes, for each token of text: gates stay shut there too",
-                  .min = 0})
+                  .min = 0,
+                  .max = 16})
           .field("text_weight", &H::text_weight,
                  {.meaning = "weight of text and talk beside the 1 of a gate's own prompts", .above = 0})
           .field("crowd", &H::crowd,
