@@ -1,9 +1,13 @@
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/core/grad_mode.h>
 #include <emend/devices/cores.h>
 #include <emend/devices/kernels.h>
 
+#include <array>
 #include <atomic>
+#include <mutex>
 
 namespace emend::devices {
 
@@ -32,6 +36,19 @@ int64_t parts_for_cores(int64_t items, int64_t most, int64_t least) {
   if (items < least) return 1;
   const int64_t parts = (items + most - 1) / most;
   return parts <= 2 ? 2 : (parts + 3) / 4 * 4;
+}
+
+void choose_functions() {
+  using Function = at::Tensor (*)(const at::Tensor&);
+  constexpr std::array<Function, 15> functions = {at::acos, at::asin,   at::atan, at::cos, at::erf,
+                                                  at::erfc, at::erfinv, at::exp,  at::log, at::log10,
+                                                  at::log2, at::sin,    at::sqrt, at::tan, at::tanh};
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    const at::NoGradGuard no_grad;
+    for (const auto dtype : {at::kFloat, at::kDouble})
+      for (const Function function : functions) (void)function(at::full({1}, 0.5, dtype));
+  });
 }
 
 }  // namespace emend::devices

@@ -16,4 +16,9 @@ void each_on_a_core(int64_t n, const std::function<void(int64_t)>& work);
 /// than `least`, else an even number, so that no core waits for the last part of another.
 [[nodiscard]] int64_t parts_for_cores(int64_t items, int64_t most, int64_t least);
 
+/// Calls each of LibTorch's functions that MKL computes once, on one number and one thread; later calls do nothing.
+/// MKL chooses a function's code at its first call, and where several threads make that call together one of them may
+/// get code of low precision for its part (sines off by 10⁻⁴: pytorch issue 188792). Loading a model does this.
+void choose_functions();
+
 }  // namespace emend::devices

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/devices/cores.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/route.h>
 #include <emend/devices/units.h>
@@ -185,6 +186,7 @@ void tie_head(Model::State& state, const Resolution& resolution) {
 }  // namespace
 
 Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options) {
+  devices::choose_functions();
   if (options.dtype != at::kFloat && options.dtype != at::kBFloat16 && options.dtype != at::kDouble)
     throw Error(ErrorClass::kUnsupported,
                 {"load_model", std::string("dtype ") + c10::toString(options.dtype), "float32 or bfloat16",

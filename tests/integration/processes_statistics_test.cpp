@@ -21,8 +21,12 @@ class ProcessesStatistics : public ProgramTest, public ::testing::WithParamInter
     write_file(folder_ / "corpus.txt", text);
   }
   [[nodiscard]] std::vector<std::string> arguments(const std::string& cache, const std::string& map) const {
-    return {"stats",          "--model", path("model"), "--corpus",  path("corpus.txt"), "--layers", "0,2,3",
-            "--stats-tokens", "20000",   "--cache",     path(cache), "--device-map",     map};
+    // One thread each: mpirun binds processes to cores, and products of more threads add in another order.
+    return {"stats",    "--model",          path("model"),
+            "--corpus", path("corpus.txt"), "--layers",
+            "0,2,3",    "--stats-tokens",   "20000",
+            "--cache",  path(cache),        "--device-map",
+            map,        "--threads",        "1"};
   }
   [[nodiscard]] ProgramResult stats(int processes, const std::string& map) const {
     const auto all = arguments("cache" + std::to_string(processes), map);
