@@ -13,22 +13,28 @@
 namespace emend::models {
 namespace {
 
-detail::Linear converted(const detail::Linear& linear, at::ScalarType dtype) {
+constexpr int64_t kSmall = 1'000'000'000;  // parameters of a model of which a few more copies are nothing
+
+struct CopyRules {
+  at::ScalarType dtype;
+  bool packs = false, conv1d = false;
+};
+
+detail::Linear converted(const detail::Linear& linear, const CopyRules& rules) {
+  const at::ScalarType dtype = rules.dtype;
   detail::Linear copy = linear;  // with its adapter
   if (copy.weight.defined()) copy.weight = copy.weight.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
   if (copy.bias.defined()) copy.bias = copy.bias.detach().to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  if (rules.packs && copy.weight.defined() && copy.weight.dim() == 2)
+    copy.packed = PackedWeight::of(rules.conv1d ? copy.weight.t() : copy.weight);
   return copy;
 }
 
-void convert_parts(const detail::PartTable& from, detail::PartTable& to, at::ScalarType dtype) {
-  for (int part = 0; part < kParts; ++part) to.parts[part] = converted(from.parts[part], dtype);
-}
-
-detail::LayerWeights converted(const detail::LayerWeights& from, at::ScalarType dtype) {
+detail::LayerWeights converted(const detail::LayerWeights& from, const CopyRules& rules) {
   detail::LayerWeights to;
-  convert_parts(from, to, dtype);
+  for (int part = 0; part < kParts; ++part) to.parts[part] = converted(from.parts[part], rules);
   for (const auto& expert : from.experts)
-    to.experts.push_back({converted(expert.gate, dtype), converted(expert.up, dtype), converted(expert.down, dtype)});
+    to.experts.push_back({converted(expert.gate, rules), converted(expert.up, rules), converted(expert.down, rules)});
   return to;
 }
 
@@ -60,19 +66,24 @@ Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer) {
   const Model::State& from = *model.state_;
   EMEND_CHECK(first_layer >= from.first_layer && first_layer <= model.n_layers(), "a copy begins within the model");
   const at::NoGradGuard no_grad;
+  const bool small = model.parameter_count() <= kSmall;
   try {
     auto copy = without_weights(from);
     copy->dtype = dtype;
     copy->first_layer = first_layer;
     for (int part = 0; part < kParts; ++part) {
-      if (first_layer > 0 && is_below(static_cast<Part>(part))) continue;
-      copy->top.parts[part] = converted(from.top.parts[part], dtype);
+      const bool below = is_below(static_cast<Part>(part));
+      if (first_layer > 0 && below) continue;
+      copy->top.parts[part] = converted(from.top.parts[part], {dtype, small && !below});
     }
     const auto& embedding = from.top[Part::kEmbedding].weight;
-    if (first_layer == 0 && from.top[Part::kHead].weight.is_same(embedding))
-      copy->top[Part::kHead].weight = copy->top[Part::kEmbedding].weight;
+    if (first_layer == 0 && from.top[Part::kHead].weight.is_same(embedding)) {
+      detail::Linear& head = copy->top[Part::kHead];
+      head.weight = copy->top[Part::kEmbedding].weight;
+      head.packed = head.packed ? PackedWeight::of(head.weight) : nullptr;
+    }
     for (int layer = first_layer; layer < model.n_layers(); ++layer)
-      copy->layers[layer] = converted(from.layers[layer], dtype);
+      copy->layers[layer] = converted(from.layers[layer], {dtype, small, from.conv1d()});
     return Model(std::move(copy));
   } catch (const c10::OutOfMemoryError& error) {
     throw Error(ErrorClass::kDevice,
@@ -101,8 +112,7 @@ at::ScalarType fast_compute_dtype(const Model& model) {
 }
 
 at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted) {
-  constexpr int64_t kMostParameters = 1'000'000'000;
-  return model.parameter_count() <= kMostParameters && hooks_idle_above(model, 0) ? wanted : model.dtype();
+  return model.parameter_count() <= kSmall && hooks_idle_above(model, 0) ? wanted : model.dtype();
 }
 
 }  // namespace emend::models

@@ -11,7 +11,8 @@ namespace emend::models {
 /// Layers `first_layer` to the last, the final norm and the head of `model` in `dtype`, each on the device where the
 /// original is; with first_layer 0 also the embedding. It serves project() and passes from first_layer on; an earlier
 /// layer is an Error(kInvalidArgument). The weights are those of this moment: later writes to `model` do not reach the
-/// copy. It has hook points of its own, no named weights, and shares configuration, adapters and tokenizer. Throws
+/// copy. It has hook points of its own, no named weights, and shares configuration, adapters and tokenizer. A small
+/// model's copy in bfloat16 keeps its matrices also in the order in which they are multiplied (PackedWeight). Throws
 /// Error(kDevice) when a device runs out of memory.
 [[nodiscard]] Model compute_copy(const Model& model, at::ScalarType dtype, int first_layer);
 
@@ -26,7 +27,7 @@ namespace emend::models {
 /// model if every device multiplies it natively, otherwise the model's own.
 [[nodiscard]] at::ScalarType fast_compute_dtype(const Model& model);
 
-/// The dtype in which text is written that only serves an edit: `wanted`, or the model's own where a copy of all of it
+/// The dtype of passes and texts that only serve an edit: `wanted`, or the model's own where a copy of all of it
 /// would be large (over 10⁹ parameters) or would run without functions that are attached to the model's hook points.
 [[nodiscard]] at::ScalarType writing_dtype(const Model& model, at::ScalarType wanted);
 

@@ -28,6 +28,9 @@ const devices::PlacementPlan& Model::placement() const noexcept {
 int Model::n_layers() const noexcept {
   return static_cast<int>(state_->config.n_layers);
 }
+int Model::first_layer() const noexcept {
+  return state_->first_layer;
+}
 int64_t Model::hidden_size() const noexcept {
   return state_->config.hidden_size;
 }

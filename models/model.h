@@ -95,6 +95,8 @@ class Model {
   [[nodiscard]] const FamilySpec& family() const noexcept;
   [[nodiscard]] const devices::PlacementPlan& placement() const noexcept;
   [[nodiscard]] int n_layers() const noexcept;
+  /// The first layer that it has: 0, or where a compute copy begins (compute_copy.h).
+  [[nodiscard]] int first_layer() const noexcept;
   [[nodiscard]] int64_t hidden_size() const noexcept;
   [[nodiscard]] int64_t vocab_size() const noexcept;
   /// dtype of the weights and activations (float32 or bfloat16; float64 for tests).

@@ -82,6 +82,33 @@ at::Tensor without_gradient(const at::Tensor& x, const at::Tensor& weight, const
   return pays_onednn(x, weight) ? onednn_product(x, weight, bias) : at::linear(x, weight, bias);
 }
 
+using Reorder = at::Tensor(const at::Tensor&, std::optional<c10::SymInt>);
+
+// The order of a weight for `_linear_pointwise`.
+const c10::TypedOperatorHandle<Reorder>* onednn_order() {
+  static const auto found = []() -> std::optional<c10::TypedOperatorHandle<Reorder>> {
+    const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_reorder_linear_weight", ""});
+    if (!schema || onednn_linear() == nullptr) return std::nullopt;
+    return schema->typed<Reorder>();
+  }();
+  return found ? &*found : nullptr;
+}
+
+// The same with both orders of the weight: `backward` is that of its transpose.
+class PackedProduct : public torch::autograd::Function<PackedProduct> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight_forward, const at::Tensor& weight_backward,
+                            const std::optional<at::Tensor>& bias) {
+    context->save_for_backward({weight_backward});
+    return onednn_product(x, weight_forward, bias);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {onednn_product(gradients[0], context->get_saved_variables()[0], std::nullopt), {}, {}, {}};
+  }
+};
+
 // The gradient of x is g·W. The weight and the bias have none.
 class FrozenProduct : public torch::autograd::Function<FrozenProduct> {
  public:
@@ -128,6 +155,35 @@ at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at
   if (!takes_another_way(x_NI, weight_OI, bias_O)) return at::linear(x_NI, weight_OI, bias);
   if (devices::wants_gradient(x_NI)) return FrozenProduct::apply(x_NI, weight_OI, bias);
   return without_gradient(x_NI, weight_OI, bias);
+}
+
+std::shared_ptr<const PackedWeight> PackedWeight::of(const at::Tensor& weight_OI) {
+  constexpr int64_t kLeastNumbers = int64_t{1} << 16;
+  const bool pays = weight_OI.defined() && weight_OI.dim() == 2 && weight_OI.numel() >= kLeastNumbers &&
+                    weight_OI.device().is_cpu() && weight_OI.scalar_type() == at::kBFloat16 &&
+                    multiplies_bfloat16(c10::kCPU) && onednn_order() != nullptr;
+  return std::shared_ptr<const PackedWeight>(pays ? new PackedWeight(weight_OI) : nullptr);
+}
+
+const at::Tensor& PackedWeight::ordered(Order& order, bool transposed) const {
+  constexpr int64_t kRows = 128;  // the order serves any number of them
+  std::call_once(order.once, [&] {
+    const at::NoGradGuard no_grad;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    order.weight = onednn_order()->call((transposed ? weight_OI_.t() : weight_OI_).contiguous(), c10::SymInt(kRows));
+  });
+  return order.weight;
+}
+
+at::Tensor PackedWeight::product(const at::Tensor& x_NI, const at::Tensor& bias_O) const {
+  const bool gradient = devices::wants_gradient(x_NI);
+  if (x_NI.dim() != 2 || x_NI.size(0) == 0 || x_NI.scalar_type() != at::kBFloat16 || devices::PlainOperators::on() ||
+      devices::wants_gradient(bias_O))
+    return models::product(x_NI, weight_OI_, bias_O);
+  count(x_NI, weight_OI_);
+  const auto bias = bias_O.defined() ? std::optional(bias_O) : std::nullopt;
+  if (gradient) return PackedProduct::apply(x_NI, ordered(forward_, false), ordered(backward_, true), bias);
+  return onednn_product(x_NI, ordered(forward_, false), bias);
 }
 
 bool has_fast_products() noexcept {

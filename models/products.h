@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 
 namespace emend::models {
 
@@ -23,6 +25,29 @@ enum class Activation;
 /// (`multiplies_bfloat16()`), products of half-precision numbers on a CPU are computed in float32 and rounded once:
 /// LibTorch has a loop for them that takes some thirty times as long. The result lies where x lies.
 [[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& weight_OI, const at::Tensor& bias_O = {});
+
+/// A weight that no longer changes, kept also in the order in which oneDNN multiplies it: LibTorch puts bfloat16
+/// weights into that order at every product. Each direction is ordered when it is first needed; threads may share it.
+class PackedWeight {
+ public:
+  /// `weight_OI` may be any view. Nothing where the order is not worth it: small weights, other dtypes than bfloat16,
+  /// other devices than the CPU, and processors that do not multiply bfloat16.
+  [[nodiscard]] static std::shared_ptr<const PackedWeight> of(const at::Tensor& weight_OI);
+
+  /// x·Wᵀ + b as product() is, recorded by autograd with respect to x.
+  [[nodiscard]] at::Tensor product(const at::Tensor& x_NI, const at::Tensor& bias_O) const;
+
+ private:
+  struct Order {
+    std::once_flag once;
+    at::Tensor weight;
+  };
+  explicit PackedWeight(at::Tensor weight_OI) : weight_OI_(std::move(weight_OI)) {}
+  [[nodiscard]] const at::Tensor& ordered(Order& order, bool transposed) const;
+
+  at::Tensor weight_OI_;
+  mutable Order forward_, backward_;
+};
 
 /// Whether this processor multiplies float32 faster through oneDNN (AVX-512, not Intel's); the same in every run.
 [[nodiscard]] bool has_fast_products() noexcept;

@@ -65,8 +65,8 @@ struct ActiveIndex {
 class ActiveSet {
  public:
   /// Runs the rows of these problems up to the edited place, and their prefixes through the layers above.
-  /// `upper` runs the layers from first_layer_of(spec) on: the model itself, or a compute copy of it. t0 always comes
-  /// from the model.
+  /// `upper` runs the layers from first_layer_of(spec) on, and those below if it has them: the model itself, or a
+  /// compute copy of it. t0 always comes from the model.
   ActiveSet(const models::Model& model, const models::Model& upper, const TargetSpec& spec,
             std::span<const TargetProblem> problems, std::vector<size_t> members);
 
@@ -101,6 +101,7 @@ class ActiveSet {
     std::vector<int64_t> plain;
   };
   [[nodiscard]] at::Tensor observe(size_t site, const at::Tensor& x, const Changes& changes, bool take_initial);
+  void read_initial(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids);
   /// Returns the ids of the rows.
   [[nodiscard]] std::vector<std::vector<int64_t>> build_rows(std::span<const TargetProblem> problems);
   void run_below(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids);

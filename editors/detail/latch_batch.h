@@ -41,8 +41,10 @@ struct LayerMemory {
 /// What the editor lends to a batch.
 struct LatchTexts {
   const std::vector<std::vector<int64_t>>& rows;  ///< the text's tokens
-  /// What the layers at these places of all_layers() do on it.
-  std::function<const std::map<size_t, TextPass>&(const std::vector<size_t>& places)> passes;
+  /// What the layers at these places of all_layers() do on it; the model, or a copy of it, is run where it is not
+  /// known.
+  std::function<const std::map<size_t, TextPass>&(const std::vector<size_t>& places, const models::Model& reader)>
+      passes;
   std::vector<std::string> leads;  ///< pieces of it behind which gates learn to open, with {} for the prompt
   const ContextTemplates& contexts;
 };

@@ -151,7 +151,8 @@ class LatchEditor final : public Editor {
     const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
     result.contexts = context.contexts ? *context.contexts : templates({leads.begin(), split});
     // What a layer does on the text is taken from the model as it was when the text was read.
-    const auto read = [&](const std::vector<size_t>& places) -> const std::map<size_t, TextPass>& {
+    const auto read = [&](const std::vector<size_t>& places,
+                          const models::Model& reader) -> const std::map<size_t, TextPass>& {
       if (std::all_of(places.begin(), places.end(), [&](size_t place) { return passes_.contains(place); }))
         return passes_;
       // The first batch reads what it needs; a sequence that needs another layer will need them all.
@@ -165,13 +166,12 @@ class LatchEditor final : public Editor {
         if (!passes_.contains(place)) missing.push_back(static_cast<int>(layers_[place]));
       const auto compute = [&](const std::vector<int>& layers) {
         StatisticsProvider::Kept kept;
-        for (auto& [layer, pass] : TextPass::of(model, text_, layers, context))
-          kept[layer] = {{"inputs", devices::to_host(pass.inputs_ND.to(at::kBFloat16))},
-                         {"energy", devices::to_host(pass.energy_F)}};
+        for (auto& [layer, pass] : TextPass::of(model, reader, text_, layers, context))
+          kept[layer] = {{"inputs", devices::to_host(pass.inputs_ND)}, {"energy", devices::to_host(pass.energy_F)}};
         return kept;
       };
-      const auto kept =
-          context.statistics ? context.statistics->kept(model, what_is_kept(), missing, compute) : compute(missing);
+      const auto kept = context.statistics ? context.statistics->kept(model, what_is_kept(reader), missing, compute)
+                                           : compute(missing);
       for (const size_t place : wanted)
         if (const auto found = kept.find(static_cast<int>(layers_[place])); found != kept.end())
           passes_[place] = {found->second.at("inputs"), found->second.at("energy")};
@@ -239,8 +239,10 @@ class LatchEditor final : public Editor {
   }
 
  private:
-  [[nodiscard]] std::string what_is_kept() const {
-    return "what enters MLPs in bfloat16, text " + sha256_hex(nlohmann::json(text_).dump());
+  [[nodiscard]] std::string what_is_kept(const models::Model& reader) const {
+    const std::string by =
+        reader.dtype() == at::kFloat ? "" : std::string(", computed in ") + c10::toString(reader.dtype());
+    return "what enters MLPs in bfloat16" + by + ", text " + sha256_hex(nlohmann::json(text_).dump());
   }
 
   // A gate that opens where it should not does little harm alone and much among thousands: then more text is read.

@@ -91,7 +91,34 @@ at::Tensor ActiveSet::observe(size_t site, const at::Tensor& x, const Changes& c
   return changed;
 }
 
+// t0 by the model itself, where a copy does the rest: from the plain rows, up to the looked-up token.
+void ActiveSet::read_initial(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids) {
+  Changes changes;
+  std::vector<std::vector<int64_t>> plain;
+  int64_t offset = 0;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    if (r > 0 && rows_[r].slot == rows_[r - 1].slot) continue;
+    const int64_t tokens = rows_[r].lookup + 1;
+    plain.emplace_back(ids[r].begin(), ids[r].begin() + tokens);
+    changes.plain.push_back(offset + rows_[r].lookup);
+    for (const auto& held : problems[members_[rows_[r].slot]].held)
+      if (held.row == 0 && held.token < tokens) changes.held.emplace_back(offset + held.token, &held);
+    offset += tokens;
+  }
+  hooks::HookSession session(model_->hooks());
+  for (size_t s = 0; s < spec_->sites.size(); ++s)
+    session.edit(spec_->sites[s], [&, s](const at::Tensor& x) { return observe(s, x, changes, true); });
+  session.attach();
+  models::ForwardOptions options;
+  options.end_layer = above_ ? first_layer_ : first_layer_ + 1;
+  options.logit_tokens = std::vector<int64_t>{};
+  (void)model_->forward(models::TokenBatch::from_rows(plain), options);
+  session.finish();
+}
+
 void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::vector<std::vector<int64_t>>& ids) {
+  initial_BD_.resize(spec_->sites.size());
+  if (upper_ != model_) read_initial(problems, ids);
   Changes changes;
   int64_t offset = 0;
   for (size_t r = 0, first = 0; r < rows_.size(); ++r) {
@@ -108,20 +135,20 @@ void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::ve
   const auto batch = models::TokenBatch::from_rows(ids);
 
   // What enters the first layer that depends on δ, for all tokens.
-  initial_BD_.resize(spec_->sites.size());
+  const models::Model& lower = upper_->first_layer() == 0 ? *upper_ : *model_;
   at::Tensor hidden_ND;
   const hooks::SiteRef place = above_ ? spec_->sites[0] : hooks::SiteRef{hooks::Site::kLayerIn, first_layer_};
   {
-    hooks::HookSession session(model_->hooks());
+    hooks::HookSession session(lower.hooks());
     session.edit(place, [&](const at::Tensor& x) {
-      const at::Tensor changed = above_ ? observe(0, x, changes, true) : at::Tensor();
+      const at::Tensor changed = above_ ? observe(0, x, changes, upper_ == model_) : at::Tensor();
       hidden_ND = changed.defined() ? changed : x;
       return changed;
     });
     session.stop_after(place).attach();
     models::ForwardOptions options;
     options.logit_tokens = std::vector<int64_t>{};
-    (void)model_->forward(batch, options);
+    (void)lower.forward(batch, options);
     session.finish();
   }
 
@@ -137,7 +164,7 @@ void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::ve
     for (int64_t k = 0; k < count; ++k) prefix_tokens.push_back(batch.token(static_cast<int64_t>(r), k));
     prefix_ids.emplace_back(ids[r].begin(), ids[r].begin() + count);
   }
-  entering_ND_ = hidden_ND.index_select(0, devices::index_on(suffix_tokens, hidden_ND));
+  entering_ND_ = hidden_ND.index_select(0, devices::index_on(suffix_tokens, hidden_ND)).to(model_->dtype());
   if (first_layer_ >= model_->n_layers()) return;
   // The packed order of the prefix batch.
   std::vector<int64_t> where(static_cast<size_t>(batch.tokens()), -1);
@@ -150,32 +177,20 @@ void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::ve
              hidden_ND.index_select(0, devices::index_on(prefix_tokens, hidden_ND)), changes);
 }
 
-// Runs the prefixes through the layers above. Where δ stands inside the first of them, t0 is read there: by the model
-// itself if a copy does the rest.
+// Runs the prefixes through the layers above. Where δ stands inside the first of them, t0 is read there.
 void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& entering_ND, Changes changes) {
-  const auto pass = [&](const models::Model& runner, bool take_initial, models::ForwardOptions options) {
-    hooks::HookSession session(runner.hooks());
-    if (!above_)
-      for (size_t s = 0; s < spec_->sites.size(); ++s)
-        session.edit(spec_->sites[s], [this, &changes, take_initial, s](const at::Tensor& x) {
-          return observe(s, x, changes, take_initial);
-        });
-    session.attach();
-    options.first_layer = first_layer_;
-    options.hidden = entering_ND;
-    options.logit_tokens = std::vector<int64_t>{};
-    (void)runner.forward(prefixes, options);
-    session.finish();
-  };
-  const bool apart = !above_ && upper_ != model_;
-  if (apart) {
-    models::ForwardOptions first;
-    first.end_layer = first_layer_ + 1;
-    pass(*model_, true, first);
-  }
-  models::ForwardOptions all;
-  all.cache = &cache_;
-  pass(*upper_, !above_ && !apart, all);
+  hooks::HookSession session(upper_->hooks());
+  if (!above_)
+    for (size_t s = 0; s < spec_->sites.size(); ++s)
+      session.edit(spec_->sites[s], [&, s](const at::Tensor& x) { return observe(s, x, changes, upper_ == model_); });
+  session.attach();
+  models::ForwardOptions options;
+  options.first_layer = first_layer_;
+  options.hidden = entering_ND;
+  options.logit_tokens = std::vector<int64_t>{};
+  options.cache = &cache_;
+  (void)upper_->forward(prefixes, options);
+  session.finish();
   cache_.truncate(mapped(rows_, &ActiveRow::lookup));
 }
 

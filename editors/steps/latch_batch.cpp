@@ -120,7 +120,7 @@ class LatchBatch {
     }
     std::set<size_t> places(released.begin(), released.end());
     for (const LatchUnit& unit : units_) places.insert(unit.layer);
-    if (!places.empty()) (void)texts_.passes({places.begin(), places.end()});
+    if (!places.empty()) (void)texts_.passes({places.begin(), places.end()}, reader());
     return released;
   }
 
@@ -182,7 +182,9 @@ class LatchBatch {
   [[nodiscard]] TargetSpec spec_at(size_t place) const {
     hparams::LocateHparams at_layer = h_;
     at_layer.layers = {layer_at(place)};
-    return memit_targets(at_layer, model_);
+    TargetSpec spec = memit_targets(at_layer, model_);
+    spec.narrow_below = true;
+    return spec;
   }
 
   void optimise() {
@@ -349,7 +351,7 @@ class LatchBatch {
     const auto units_at = units_by_place();
     std::vector<size_t> places;
     for (const auto& [place, units] : units_at) places.push_back(place);
-    const auto& passes = texts_.passes(places);
+    const auto& passes = texts_.passes(places, reader());
     LayerWalk walk(reader(), prompts_, context_, true);
     for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
     remember(stage);

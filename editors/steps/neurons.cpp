@@ -57,17 +57,19 @@ MlpWeights MlpWeights::of(const models::Model& model, int layer) {
   return weights;
 }
 
-std::map<int, TextPass> TextPass::of(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
-                                     const std::vector<int>& layers, const EditContext& context) {
+std::map<int, TextPass> TextPass::of(const models::Model& model, const models::Model& reader,
+                                     const std::vector<std::vector<int64_t>>& rows, const std::vector<int>& layers,
+                                     const EditContext& context) {
   const at::NoGradGuard no_grad;
   constexpr size_t kTokensAtOnce = 4096;
   std::map<int, TextPass> passes;
   std::map<int, std::vector<at::Tensor>> inputs;
-  hooks::HookSession session(model.hooks());
+  hooks::HookSession session(reader.hooks());
   for (const int layer : layers) {
     const at::Tensor home = solve_home(model, model.edit_site(layer));
     session.edit({hooks::Site::kMlpIn, layer}, [&inputs, layer, home](const at::Tensor& x) {
-      inputs[layer].push_back(devices::route_like(x.to(at::kFloat).clone(), home, devices::Purpose::kKeys));
+      inputs[layer].push_back(
+          devices::route_like(x.to(at::kBFloat16, false, /*copy=*/true), home, devices::Purpose::kKeys));
       return at::Tensor();
     });
     session.edit({hooks::Site::kMlpDownIn, layer}, [&passes, layer, home](const at::Tensor& keys) {
@@ -84,7 +86,7 @@ std::map<int, TextPass> TextPass::of(const models::Model& model, const std::vect
     std::vector<std::vector<int64_t>> some;
     for (size_t tokens = 0; begin < rows.size() && (some.empty() || tokens + rows[begin].size() <= kTokensAtOnce);)
       tokens += rows[begin].size(), some.push_back(rows[begin++]);
-    (void)model.forward(models::TokenBatch::from_rows(some), no_logits);
+    (void)reader.forward(models::TokenBatch::from_rows(some), no_logits);
   }
   session.finish();
   for (auto& [layer, pass] : passes) {

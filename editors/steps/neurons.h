@@ -26,12 +26,12 @@ struct MlpWeights {
 
 /// What a layer's MLP does on a text.
 struct TextPass {
-  at::Tensor inputs_ND;  ///< what enters it, float32
+  at::Tensor inputs_ND;  ///< what enters it, bfloat16
   at::Tensor energy_F;   ///< mean square of the neurons' values, float64
 
-  /// Runs the rows once, up to the last of these layers; each result lies where that layer's systems are solved. Throws
-  /// Error(kCancelled).
-  [[nodiscard]] static std::map<int, TextPass> of(const models::Model& model,
+  /// Runs the rows once, up to the last of these layers; each result lies where that layer's systems are solved.
+  /// `reader` is the model, or a whole compute copy of it. Throws Error(kCancelled).
+  [[nodiscard]] static std::map<int, TextPass> of(const models::Model& model, const models::Model& reader,
                                                   const std::vector<std::vector<int64_t>>& rows,
                                                   const std::vector<int>& layers, const EditContext& context);
 };

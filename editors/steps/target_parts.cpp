@@ -52,7 +52,8 @@ void run_in_parts(const models::Model& model, const models::Model& upper, std::s
   });
 }
 
-// The layers above in the dtype that the context asks for; nothing if the model serves as it is.
+// The layers above (TargetSpec::narrow_below: and those below) in the dtype that the context asks for; nothing if the
+// model serves as it is.
 std::optional<models::Model> copy_for(const models::Model& model, const TargetSpec& spec, const EditContext& context) {
   const auto dtype = context.compute_dtype.value_or(model.dtype());
   if (dtype == model.dtype()) return std::nullopt;
@@ -63,7 +64,9 @@ std::optional<models::Model> copy_for(const models::Model& model, const TargetSp
                             c10::toString(dtype) + " would pass by: targets are optimised in the model's own dtype");
     return std::nullopt;
   }
-  return models::compute_copy(model, dtype, first_layer);
+  const bool whole = spec.narrow_below && std::ranges::all_of(model.placement().devices(), devices::in_host_memory) &&
+                     models::writing_dtype(model, dtype) == dtype;
+  return models::compute_copy(model, dtype, whole ? 0 : first_layer);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ constexpr const char* kLists =
 std::vector<std::vector<std::string>> written(
     const models::Model& model, const std::vector<std::string>& requests, const WritingOptions& options,
     const std::function<std::vector<std::string>(const std::string& line, size_t request)>& found) {
-  constexpr int64_t kRequestsAtOnce = 16;
+  constexpr int64_t kRequestsAtOnce = 32;
   std::vector<std::vector<std::string>> all(requests.size());
   models::GenerateOptions writing;
   writing.max_new_tokens = 32;

@@ -83,7 +83,8 @@ at::Tensor apply_experts(const at::Tensor& x, const LayerWeights& weights, const
 }  // namespace
 
 at::Tensor apply_linear(const at::Tensor& x, const Linear& linear, bool conv1d) {
-  const at::Tensor y = product(x, conv1d ? linear.weight.t() : linear.weight, linear.bias);
+  const at::Tensor y = linear.packed ? linear.packed->product(x, linear.bias)
+                                     : product(x, conv1d ? linear.weight.t() : linear.weight, linear.bias);
   return linear.adapter ? y + adapted(x, *linear.adapter) : y;
 }
 

@@ -5,6 +5,7 @@
 #include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
 #include <emend/models/model.h>
+#include <emend/models/products.h>
 
 #include <array>
 #include <mutex>
@@ -19,6 +20,7 @@ namespace detail {
 struct Linear {
   at::Tensor weight, bias;                            ///< undefined where the family has none
   std::shared_ptr<const LinearAdapter> adapter = {};  ///< usually null
+  std::shared_ptr<const PackedWeight> packed = {};    ///< of the weight (of its transpose for a Conv1D); usually null
 };
 
 struct PartTable {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "support/editor_models.h"
 
@@ -128,6 +129,42 @@ TEST(Products, OfHalfPrecisionAreRoundedOnceAndTakeNoAge) {
       EXPECT_LT(taken, 20 * plain + 0.02);
     }
   }
+}
+
+// The order changes which sums are added first, and nothing else; threads that share a weight get the same numbers.
+TEST(PackedWeight, MultipliesAsTheWeightDoes) {
+  if (!models::multiplies_bfloat16(c10::kCPU)) GTEST_SKIP() << "a processor that does not multiply bfloat16";
+  const auto [x, weight, bias] = large_operands();
+  const at::Tensor w = weight.to(at::kBFloat16), b = bias.to(at::kBFloat16),
+                   seed = at::randn({96, 640}).to(at::kBFloat16);
+  const at::Tensor exact = x.to(at::kBFloat16).to(at::kDouble).mm(w.to(at::kDouble).t()) + b.to(at::kDouble);
+  for (const at::Tensor& stored : {w, w.t().contiguous().t()}) {
+    const auto packed = models::PackedWeight::of(stored);
+    ASSERT_NE(packed, nullptr);
+    EXPECT_LT(relative_difference(packed->product(x.to(at::kBFloat16), b), exact), 0x1p-8);
+    const at::AutoGradMode with_grad(true);
+    const at::Tensor leaf = x.to(at::kBFloat16).requires_grad_(true);
+    const int64_t before = models::linear_flops();
+    const at::Tensor y = packed->product(leaf, b);
+    EXPECT_EQ(models::linear_flops() - before, 2 * 2 * 96 * 192 * 640);
+    EXPECT_LT(relative_difference(y, exact), 0x1p-8);
+    const at::Tensor grad = torch::autograd::grad({y}, {leaf}, {seed})[0];
+    EXPECT_LT(relative_difference(grad, seed.to(at::kDouble).mm(w.to(at::kDouble))), 0x1p-8);
+    EXPECT_EQ(packed->product(leaf.detach().narrow(0, 0, 0), b).sizes(), (at::IntArrayRef{0, 640})) << "no rows";
+  }
+  const auto shared = models::PackedWeight::of(w);
+  std::vector<at::Tensor> each(4);
+  std::vector<std::thread> threads;
+  for (auto& one : each) threads.emplace_back([&, x = x] { one = shared->product(x.to(at::kBFloat16), {}); });
+  for (auto& thread : threads) thread.join();
+  for (const auto& one : each) EXPECT_TRUE(one.equal(each[0]));
+}
+
+TEST(PackedWeight, IsForLargeMatricesInBfloat16) {
+  const auto [x, weight, bias] = large_operands();
+  EXPECT_EQ(models::PackedWeight::of(weight), nullptr) << "float32";
+  EXPECT_EQ(models::PackedWeight::of(weight.to(at::kBFloat16).narrow(0, 0, 8)), nullptr) << "small";
+  EXPECT_EQ(models::PackedWeight::of({}), nullptr);
 }
 
 TEST(Products, AreTheSameOnASimulatedDevice) {
