@@ -1,10 +1,9 @@
 #include <ATen/ATen.h>
+#include <emend/devices/cores.h>
 #include <emend/editors/steps/continuations.h>
 #include <emend/models/generation.h>
 #include <emend/models/side_by_side.h>
 #include <emend/models/tokenizer/tokenizer.h>
-
-#include <algorithm>
 
 namespace emend::editors {
 
@@ -18,11 +17,13 @@ PromptRow answered(const PromptRow& prompt, const std::vector<int64_t>& answer) 
 std::vector<Continuation> continue_greedily(const models::Model& model,
                                             const std::vector<std::vector<int64_t>>& prompts, int64_t tokens,
                                             const CancelToken& cancel) {
-  constexpr size_t kRowsAtOnce = 32;
+  constexpr int64_t kRowsAtOnce = 96, kFewest = 16;
+  if (prompts.empty()) return {};
   std::vector<Continuation> written(prompts.size());
-  const auto batches = static_cast<int64_t>((prompts.size() + kRowsAtOnce - 1) / kRowsAtOnce);
+  const int64_t n_rows = std::ssize(prompts), batches = devices::parts_for_cores(n_rows, kRowsAtOnce, kFewest);
   models::side_by_side(model, batches, [&](int64_t batch) {
-    const size_t begin = static_cast<size_t>(batch) * kRowsAtOnce;
+    const auto begin = static_cast<size_t>(n_rows * batch / batches);
+    const auto end = static_cast<size_t>(n_rows * (batch + 1) / batches);
     models::GenerateOptions options;
     options.max_new_tokens = tokens;
     options.stop_ids = model.tokenizer().eos_ids();
@@ -31,9 +32,9 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
       const double log_p = at::log_softmax(logits_V.to(at::kDouble), 0)[id].item<double>();
       written[begin + static_cast<size_t>(row)].nll.push_back(-log_p);
     };
-    const auto first = prompts.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto n = std::min<std::ptrdiff_t>(kRowsAtOnce, prompts.end() - first);
-    auto ids = models::generate_together(model, {first, first + n}, options);
+    const auto first = prompts.begin();
+    auto ids = models::generate_together(
+        model, {first + static_cast<std::ptrdiff_t>(begin), first + static_cast<std::ptrdiff_t>(end)}, options);
     for (size_t i = 0; i < ids.size(); ++i) written[begin + i].ids = std::move(ids[i]);
   });
   return written;
