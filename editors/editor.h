@@ -118,7 +118,8 @@ class Editor {
 
   /// Forgets earlier batches. Contexts that were sampled stay.
   virtual void reset() {}
-  /// The memory of earlier batches, for resuming; empty for editors without one.
+  /// The memory of earlier batches, for resuming; empty for editors without one. What has not changed should be the
+  /// same tensor as last time: it need not be saved again.
   [[nodiscard]] virtual std::map<std::string, at::Tensor> state() const { return {}; }
   virtual void load_state(const std::map<std::string, at::Tensor>& state) { (void)state; }
 };

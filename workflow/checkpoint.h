@@ -5,6 +5,7 @@
 #include <emend/workflow/record.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -27,7 +28,8 @@ class RunCheckpoint {
 
   /// The batches that are complete, in order; a damaged last file is reported and left out.
   [[nodiscard]] std::vector<Batch> load(const Log& log) const;
-  void save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state) const;
+  /// Of the editor's memory only tensors that are not the ones of the last call, unchanged, are written again.
+  void save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state);
   /// The editor's memory after the last of `batches` batches; empty if it has none.
   [[nodiscard]] std::map<std::string, at::Tensor> editor_state(size_t batches) const;
   /// What was measured between batches so far.
@@ -42,6 +44,12 @@ class RunCheckpoint {
   [[nodiscard]] std::filesystem::path state_path(size_t index) const;
   std::filesystem::path folder_;
   bool reader_ = false, fresh_ = false;
+  struct Kept {
+    at::Tensor tensor;
+    int64_t version = 0;
+    std::string file;
+  };
+  std::map<std::string, Kept> kept_;  // the editor's memory as it was last saved, and where each part is
 };
 
 }  // namespace emend::workflow

@@ -18,6 +18,8 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <map>
+#include <set>
 #include <system_error>
 
 namespace emend::workflow {
@@ -260,11 +262,24 @@ std::vector<Batch> RunCheckpoint::load(const Log& log) const {
   return batches;
 }
 
-void RunCheckpoint::save(size_t index, const Batch& batch,
-                         const std::map<std::string, at::Tensor>& editor_state) const {
+void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state) {
   if (reader_) return;
-  if (!editor_state.empty())
-    save_document(state_path(index), {editor_state.begin(), editor_state.end()}, nlohmann::json::object());
+  std::map<std::string, Kept> kept;
+  std::vector<std::pair<std::string, at::Tensor>> changed;
+  auto elsewhere = nlohmann::json::object();  // file by name of the tensor
+  for (const auto& [name, tensor] : editor_state) {
+    const auto before = kept_.find(name);
+    const bool same = before != kept_.end() && before->second.tensor.is_same(tensor) &&
+                      before->second.version == static_cast<int64_t>(tensor._version());
+    kept[name] = {tensor, static_cast<int64_t>(tensor._version()),
+                  same ? before->second.file : state_path(index).filename().string()};
+    if (same)
+      elsewhere[name] = before->second.file;
+    else
+      changed.emplace_back(name, tensor);
+  }
+  if (!editor_state.empty()) save_document(state_path(index), std::move(changed), {{"elsewhere", elsewhere}});
+  kept_ = std::move(kept);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (size_t i = 0; i < batch.deltas.size(); ++i) {
     const WeightDelta& delta = batch.deltas[i];
@@ -278,15 +293,27 @@ void RunCheckpoint::save(size_t index, const Batch& batch,
   }
   // The batch file comes last: it is what says that the batch is complete.
   save_document(batch_path(index), std::move(tensors), batch_document(batch));
-  if (index > 0) {
-    std::error_code ignored;
-    std::filesystem::remove(state_path(index - 1), ignored);
-  }
+  std::set<std::string> needed = {state_path(index).filename().string()};
+  for (const auto& [name, part] : kept_) needed.insert(part.file);
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored))
+    if (const auto name = entry.path().filename().string(); name.starts_with("state-") && !needed.contains(name))
+      std::filesystem::remove(entry.path(), ignored);
 }
 
 std::map<std::string, at::Tensor> RunCheckpoint::editor_state(size_t batches) const {
   if (batches == 0 || !std::filesystem::exists(state_path(batches - 1))) return {};
-  return load_tensors(SafetensorsFile(state_path(batches - 1)));
+  const SafetensorsFile file(state_path(batches - 1));
+  auto state = load_tensors(file);
+  std::map<std::string, std::map<std::string, at::Tensor>> others;
+  const auto document = nlohmann::json::parse(file.metadata().at("document"));
+  const auto elsewhere = document.value("elsewhere", nlohmann::json::object());
+  for (const auto& [name, where] : elsewhere.items()) {
+    const auto other = std::filesystem::path(where.get<std::string>()).filename().string();
+    if (!others.contains(other)) others[other] = load_tensors(SafetensorsFile(folder_ / other));
+    state[name] = others.at(other).at(name);
+  }
+  return state;
 }
 
 void RunCheckpoint::save_measured(const Measured& measured) const {

@@ -183,7 +183,7 @@ class LatchBatch {
     hparams::LocateHparams at_layer = h_;
     at_layer.layers = {layer_at(place)};
     TargetSpec spec = memit_targets(at_layer, model_);
-    spec.narrow_below = true;
+    spec.copy = copy_ ? &*copy_ : nullptr;
     return spec;
   }
 
@@ -221,11 +221,11 @@ class LatchBatch {
     units_ = std::move(units);
     {
       const PhaseTimer timer(result_, "targets");
+      read_weights();
       optimise_releases(after);
     }
     const PhaseTimer timer(result_, "insert");
     make_answered_prompts();
-    read_weights();
     if (!units_.empty()) write({h_.layers.size(), memory_.size()});
   }
 

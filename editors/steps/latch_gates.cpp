@@ -10,13 +10,15 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
+#include <functional>
+#include <map>
 
 namespace emend::editors::detail {
 namespace {
 
 // A gate begins with so many of the text's tokens.
 constexpr int64_t kFirstText = 2048;
+constexpr size_t kGatesAtOnce = 64;
 // Weights of the kinds of rows in a gate's loss.
 constexpr double kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
 
@@ -47,31 +49,36 @@ std::vector<int64_t> mentions(const std::string& subject, const models::Tokenize
   return found;
 }
 
-// Weights and signs of a gate's rows: the text, all prompts, what earlier batches saw.
-struct Taught {
-  at::Tensor sign_N, weight_N;
-};
-
-Taught taught(const LatchHparams& hparams, const LatchUnit& unit, const LatchRows& rows,
-              const std::vector<int64_t>& mentioned) {
+// What this gate wants: of its own prompts, of the text where its subject is spoken of, and of what earlier batches saw
+// of it.
+GateRule rule_of(const LatchHparams& hparams, const LatchUnit& unit, const LatchRows& rows,
+                 const std::vector<int64_t>& mentioned) {
   const int64_t text = rows.text.inputs_ND.size(0), prompts = rows.prompts_PD.size(0);
-  at::Tensor weight = usual_weights(rows, hparams.text_weight), sign = at::full_like(weight, -1, at::kFloat);
-  float* signs = sign.mutable_data_ptr<float>() + text;
-  double* weights = weight.mutable_data_ptr<double>() + text;
-  for (size_t p = unit.begin; p < unit.open; ++p)
-    signs[p] = 1, weights[p] = kOpenWeight / static_cast<double>(unit.open - unit.begin);
-  for (size_t p = unit.open; p < unit.denied; ++p) {
-    signs[p] = unit.heeded[p - unit.open] ? -1 : 1;
-    weights[p] = kNegatedWeight / static_cast<double>(unit.denied - unit.open);
-  }
-  for (size_t p = unit.denied; p < unit.aside; ++p)
-    weights[p] = hparams.lookalike_weight / static_cast<double>(unit.aside - unit.denied);
-  for (size_t p = unit.aside; p < unit.end; ++p) weights[p] = kAsideWeight / static_cast<double>(unit.end - unit.aside);
-  for (const int64_t token : mentioned) weight.mutable_data_ptr<double>()[token] = 0;
+  std::map<int64_t, std::pair<float, double>> wants;  // sign and weight by row
+  const auto want = [&](size_t begin, size_t end, double weight, const std::function<bool(size_t)>& open) {
+    for (size_t p = begin; p < end; ++p)
+      wants[text + static_cast<int64_t>(p)] = {open(p) ? 1.0F : -1.0F, weight / static_cast<double>(end - begin)};
+  };
+  const auto shut = [](size_t) { return false; };
+  want(unit.begin, unit.open, kOpenWeight, [](size_t) { return true; });
+  want(unit.open, unit.denied, kNegatedWeight, [&](size_t p) { return !unit.heeded[p - unit.open]; });
+  want(unit.denied, unit.aside, hparams.lookalike_weight, shut);
+  want(unit.aside, unit.end, kAsideWeight, shut);
+  for (const int64_t token : mentioned) wants[token] = {-1.0F, 0.0};
   const int64_t own = subject_number(unit.subject);
   for (size_t s = 0; s < rows.memory.seen.size(); ++s)  // an earlier fact about the same subject: not another one
-    if (rows.memory.whose[s] == own) weights[prompts + static_cast<int64_t>(s)] = 0;
-  return {sign, weight};
+    if (rows.memory.whose[s] == own) wants[text + prompts + static_cast<int64_t>(s)] = {-1.0F, 0.0};
+  std::vector<int64_t> index;
+  std::vector<float> signs;
+  std::vector<double> weights;
+  for (const auto& [row, wanted] : wants) {
+    index.push_back(row);
+    signs.push_back(wanted.first);
+    weights.push_back(wanted.second);
+  }
+  const auto there = [&](const at::Tensor& x) { return beside(x, rows.prompts_PD); };
+  return {there(at::tensor(index, at::kLong)), there(at::tensor(signs, at::kFloat)),
+          there(at::tensor(weights, at::kDouble))};
 }
 
 }  // namespace
@@ -95,10 +102,8 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
                     {text, text / kFirstText});
   const at::Tensor level_D = fit.level();
 
-  const auto gate_of = [&](const LatchUnit& unit) {
+  const auto gate_of = [&](const LatchUnit& unit, const at::Tensor& gate_D) {
     constexpr std::array signs = {1.0, -1.0};
-    const Taught rule = taught(hparams, unit, rows, mentions(unit.subject, model.tokenizer(), texts));
-    const at::Tensor gate_D = fit.fit(beside(rule.sign_N, prompts_PD), beside(rule.weight_N, prompts_PD));
     const at::Tensor open_PD =
         prompts_PD.narrow(0, static_cast<int64_t>(unit.begin), static_cast<int64_t>(unit.open - unit.begin));
     LatchGate gate;
@@ -121,15 +126,19 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
   };
 
   std::vector<LatchGate> found(units.size());
-  std::mutex telling;
-  size_t done = 0;
-  const auto find = [&](int64_t u) {
+  for (size_t begin = 0; begin < units.size(); begin += kGatesAtOnce) {
     context.cancel.check("insert");
-    found[static_cast<size_t>(u)] = gate_of(*units[static_cast<size_t>(u)]);
-    const std::lock_guard lock(telling);
-    context.report("insert", static_cast<double>(++done), static_cast<double>(units.size()), "gates");
-  };
-  models::side_by_side(model, std::ssize(units), find);
+    const auto some = units.subspan(begin, std::min(kGatesAtOnce, units.size() - begin));
+    std::vector<GateRule> rules;
+    for (const LatchUnit* unit : some)
+      rules.push_back(rule_of(hparams, *unit, rows, mentions(unit->subject, model.tokenizer(), texts)));
+    const auto gates = fit.fit(rules);
+    models::side_by_side(model, std::ssize(some), [&](int64_t u) {
+      const auto k = static_cast<size_t>(u);
+      found[begin + k] = gate_of(*some[k], gates[k]);
+    });
+    context.report("insert", static_cast<double>(begin + some.size()), static_cast<double>(units.size()), "gates");
+  }
   return found;
 }
 

@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
+#include <emend/devices/cores.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/neurons.h>
@@ -9,6 +11,7 @@
 #include <emend/models/products.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace emend::editors {
 namespace {
@@ -170,29 +173,45 @@ at::Tensor weighted_sum(const at::Tensor& x_ND, const at::Tensor& c_N) {
   return x_ND.t().mv(c_N.to(x_ND.scalar_type())).to(at::kDouble);
 }
 
+void each(const at::Tensor& rows_ND, int64_t n, const std::function<void(int64_t)>& work) {
+  if (rows_ND.is_cpu()) return devices::each_on_a_core(n, work);
+  for (int64_t i = 0; i < n; ++i) work(i);
+}
+
+// [U,N] in the rows' dtype: what each gate gives for each row. In blocks that do not depend on the number of cores, so
+// that the numbers do not either.
+at::Tensor values_of(const at::Tensor& x_ND, const std::vector<at::Tensor>& gates) {
+  constexpr int64_t kBlock = 4096;
+  const at::Tensor gates_UD = at::stack(gates).to(x_ND.scalar_type());
+  at::Tensor values_UN = at::empty({gates_UD.size(0), x_ND.size(0)}, x_ND.options());
+  each(x_ND, (x_ND.size(0) + kBlock - 1) / kBlock, [&](int64_t block) {
+    const at::NoGradGuard no_grad;
+    const int64_t begin = block * kBlock, count = std::min(kBlock, x_ND.size(0) - begin);
+    values_UN.narrow(1, begin, count).copy_(models::product(gates_UD, x_ND.narrow(0, begin, count)));
+  });
+  return values_UN;
+}
+
 }  // namespace
 
-GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start, double ridge) {
+GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start, double ridge) : thinned_(start) {
   const at::NoGradGuard no_grad;
   if (!at::isfinite(rows_ND).all().item<bool>())
     throw Error(ErrorClass::kNumeric, {"gate", "a hidden state that is not finite", "finite numbers",
                                        "load the model in float32, or look for a damaged weight"});
-  all_.x_ND = std::move(rows_ND);
+  all_ = {std::move(rows_ND), std::move(usual_N)};
   start_ = all_;
-  usual_N_ = std::move(usual_N);
-  if (start.step > 1) {
-    const int64_t n = all_.x_ND.size(0);
-    start_index_ = at::cat({at::arange(0, start.text, start.step, usual_N_.options().dtype(at::kLong)),
-                            at::arange(start.text, n, usual_N_.options().dtype(at::kLong))});
-    start_.x_ND = all_.x_ND.index_select(0, start_index_);
-    const int64_t text = start_.x_ND.size(0) - (n - start.text);
-    start_.scale_N = at::ones({start_.x_ND.size(0)}, usual_N_.options());
-    start_.scale_N.narrow(0, 0, text).fill_(static_cast<double>(start.text) / static_cast<double>(text));
-    usual_N_ = usual_N_.index_select(0, start_index_) * start_.scale_N;
+  if (thinned_.step > 1) {
+    const auto whole = all_.usual_N.options().dtype(at::kLong);
+    const at::Tensor kept = at::cat(
+        {at::arange(0, thinned_.text, thinned_.step, whole), at::arange(thinned_.text, all_.x_ND.size(0), whole)});
+    start_ = {all_.x_ND.index_select(0, kept), all_.usual_N.index_select(0, kept)};
+    start_.usual_N.narrow(0, 0, text_of_start()).mul_(start_scale());
   }
-  const at::Tensor a_DD = gram(start_.x_ND, usual_N_);
-  ridge_DD_ = at::eye(a_DD.size(0), a_DD.options()) * (a_DD.diagonal().mean() * ridge);
-  chol_DD_ = at::linalg_cholesky(a_DD + ridge_DD_);
+  a_DD_ = gram(start_.x_ND, start_.usual_N);
+  sum_D_ = weighted_sum(start_.x_ND, start_.usual_N);
+  ridge_DD_ = at::eye(a_DD_.size(0), a_DD_.options()) * (a_DD_.diagonal().mean() * ridge);
+  chol_DD_ = at::linalg_cholesky(a_DD_ + ridge_DD_);
 }
 
 at::Tensor GateFit::reader(const at::Tensor& open_MD) const {
@@ -207,44 +226,105 @@ at::Tensor GateFit::reader(const at::Tensor& open_MD) const {
 
 at::Tensor GateFit::level() const {
   const at::NoGradGuard no_grad;
-  return solve(chol_DD_, weighted_sum(start_.x_ND, usual_N_)).to(at::kFloat);
+  return solve(chol_DD_, sum_D_).to(at::kFloat);
 }
 
-at::Tensor GateFit::newton(const Rows& rows, const at::Tensor& sign_N, const at::Tensor& weight_N, at::Tensor g_D,
-                           int64_t steps) const {
-  const at::Tensor counts_N = weight_N > 0;
-  at::Tensor before_N;
-  for (int64_t step = 0; step < steps; ++step) {
-    at::Tensor within_N = rows.x_ND.mv(g_D.to(rows.x_ND.scalar_type())).mul_(sign_N.to(rows.x_ND.scalar_type())) < 1;
-    within_N.logical_and_(counts_N);
-    if (before_N.defined() && at::equal(within_N, before_N)) break;
-    before_N = within_N;
-    const at::Tensor index = within_N.nonzero().squeeze(1);
-    const at::Tensor x_ND = rows.x_ND.index_select(0, index), c_N = weight_N.index_select(0, index);
-    const at::Tensor y_N = sign_N.index_select(0, index);
-    if (2 * x_ND.size(0) < x_ND.size(1)) {  // (XᵀCX + ρI)⁻¹XᵀCy = Xᵀ(XXᵀ + ρC⁻¹)⁻¹y
-      const at::Tensor x = x_ND.to(at::kDouble);
-      const at::Tensor gram_NN = x.mm(x.t()) + at::diag(ridge_DD_[0][0] / c_N);
-      g_D = x.t().mv(solve(at::linalg_cholesky(gram_NN), y_N.to(at::kDouble)));
-    } else {
-      g_D = solve(at::linalg_cholesky(gram(x_ND, c_N) + ridge_DD_), weighted_sum(x_ND, c_N * y_N));
-    }
+// The rows within a gate's margin: those that it is to shut as usual, and of its own ones some with their c and y.
+struct GateFit::Within {
+  at::Tensor usual_N;  // bool
+  at::Tensor index_E, c_E, y_E;
+};
+
+// Where the gradient of the loss over these rows is 0: (Σ c x xᵀ + ρI)⁻¹ Σ c y x, [D] in float64.
+at::Tensor GateFit::minimum(const Rows& rows, const Within& within) const {
+  const auto rows_at = [&](const at::Tensor& index) { return rows.x_ND.index_select(0, index); };
+  const auto usual_at = [&](const at::Tensor& index) { return rows.usual_N.index_select(0, index); };
+  const at::Tensor own_ED = rows_at(within.index_E);
+  at::Tensor index = within.usual_N.nonzero().squeeze(1);
+  if (2 * (index.size(0) + own_ED.size(0)) < own_ED.size(1)) {  // Xᵀ(XXᵀ + ρC⁻¹)⁻¹y
+    const at::Tensor x = at::cat({rows_at(index), own_ED}).to(at::kDouble),
+                     c_N = at::cat({usual_at(index), within.c_E});
+    const at::Tensor y_N = at::cat({at::full_like(usual_at(index), -1), within.y_E});
+    return x.t().mv(solve(at::linalg_cholesky(x.mm(x.t()) + at::diag(ridge_DD_[0][0] / c_N)), y_N));
   }
-  return g_D;
+  at::Tensor left_DD = ridge_DD_, right_D = weighted_sum(own_ED, within.c_E * within.y_E);
+  if (rows.x_ND.is_same(start_.x_ND) && 2 * index.size(0) > rows.x_ND.size(0)) {  // the sums of all, less the others'
+    index = within.usual_N.logical_not().nonzero().squeeze(1);
+    const at::Tensor x_ND = rows_at(index), c_N = usual_at(index);
+    left_DD = left_DD + a_DD_ - gram(x_ND, c_N);
+    right_D = right_D - sum_D_ + weighted_sum(x_ND, c_N);
+  } else {
+    const at::Tensor x_ND = rows_at(index), c_N = usual_at(index);
+    left_DD = left_DD + gram(x_ND, c_N);
+    right_D = right_D - weighted_sum(x_ND, c_N);
+  }
+  return solve(at::linalg_cholesky(left_DD + gram(own_ED, within.c_E)), right_D);
 }
 
-at::Tensor GateFit::fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps) const {
+void GateFit::newton(const Rows& rows, std::span<const GateRule> rules, std::vector<at::Tensor>& gates,
+                     int64_t steps) const {
+  std::vector<at::Tensor> before(gates.size());
+  std::vector<size_t> moving(gates.size());
+  std::iota(moving.begin(), moving.end(), size_t{0});
+  for (int64_t step = 0; step < steps && !moving.empty(); ++step) {
+    const at::Tensor values_UN = values_of(rows.x_ND, mapped(moving, [&](size_t u) { return gates[u]; }));
+    std::vector<char> rests(moving.size(), 0);
+    each(rows.x_ND, std::ssize(moving), [&](int64_t k) {
+      const at::NoGradGuard no_grad;
+      const size_t u = moving[static_cast<size_t>(k)];
+      const GateRule& rule = rules[u];
+      const at::Tensor value_N = values_UN[k];
+      const at::Tensor own_E =
+          value_N.index_select(0, rule.index_E).mul_(rule.sign_E).lt(1).logical_and_(rule.weight_E > 0);
+      at::Tensor within_N = value_N > -1;
+      within_N.index_copy_(0, rule.index_E, own_E);
+      if (before[u].defined() && at::equal(within_N, before[u])) {
+        rests[static_cast<size_t>(k)] = 1;
+        return;
+      }
+      before[u] = within_N;
+      const at::Tensor own = own_E.nonzero().squeeze(1);
+      gates[u] = minimum(rows, {within_N.index_fill(0, rule.index_E, false), rule.index_E.index_select(0, own),
+                                rule.weight_E.index_select(0, own), rule.sign_E.index_select(0, own).to(at::kDouble)});
+    });
+    size_t k = 0;
+    std::erase_if(moving, [&](size_t) { return rests[k++] != 0; });
+  }
+}
+
+int64_t GateFit::text_of_start() const {
+  return (thinned_.text + thinned_.step - 1) / thinned_.step;
+}
+
+double GateFit::start_scale() const {
+  return static_cast<double>(thinned_.text) / static_cast<double>(text_of_start());
+}
+
+GateRule GateFit::on_start(const GateRule& rule) const {
+  if (thinned_.step <= 1) return rule;
+  const at::Tensor is_text_E = rule.index_E < thinned_.text;
+  const at::Tensor kept =
+      is_text_E.logical_not().logical_or_(rule.index_E.remainder(thinned_.step) == 0).nonzero().squeeze(1);
+  const auto kept_of = [&](const at::Tensor& x) { return x.index_select(0, kept); };
+  const at::Tensor place_E =
+      at::where(is_text_E, rule.index_E.div(thinned_.step, "floor"), rule.index_E - thinned_.text + text_of_start());
+  const at::Tensor weight_E = at::where(is_text_E, rule.weight_E * start_scale(), rule.weight_E);
+  return {kept_of(place_E), kept_of(rule.sign_E), kept_of(weight_E)};
+}
+
+std::vector<at::Tensor> GateFit::fit(std::span<const GateRule> rules, int64_t steps) const {
   const at::NoGradGuard no_grad;
-  const auto of_start = [&](const at::Tensor& x_N) {
-    return start_index_.defined() ? x_N.index_select(0, start_index_) : x_N;
-  };
-  const at::Tensor sign = of_start(sign_N);
-  at::Tensor weight = of_start(weight_N);
-  if (start_.scale_N.defined()) weight = weight * start_.scale_N;
-  // The usual weights' factor gives a first gate for nothing: as if all rows lay within the margin.
-  at::Tensor g_D = newton(start_, sign, weight, solve(chol_DD_, weighted_sum(start_.x_ND, weight * sign)), steps);
-  if (start_index_.defined()) g_D = newton(all_, sign_N, weight_N, g_D, steps);
-  return g_D.to(at::kFloat);
+  std::vector<GateRule> of_start;
+  std::vector<at::Tensor> gates;
+  for (const auto& rule : rules) {
+    const GateRule& own = of_start.emplace_back(on_start(rule));
+    // The usual weights' factor gives a first gate for nothing: as if all rows lay within the margin.
+    const at::Tensor change_E = own.weight_E * own.sign_E + start_.usual_N.index_select(0, own.index_E);
+    gates.push_back(solve(chol_DD_, weighted_sum(start_.x_ND.index_select(0, own.index_E), change_E) - sum_D_));
+  }
+  newton(start_, of_start, gates, steps);
+  if (thinned_.step > 1) newton(all_, rules, gates, steps);
+  return mapped(gates, [](const at::Tensor& gate_D) { return gate_D.to(at::kFloat); });
 }
 
 }  // namespace emend::editors

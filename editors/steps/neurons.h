@@ -7,6 +7,7 @@
 #include <emend/editors/steps/apply.h>
 
 #include <set>
+#include <span>
 
 namespace emend::editors {
 
@@ -64,6 +65,13 @@ struct ThinnedText {
   int64_t text = 0, step = 1;
 };
 
+/// The rows of which a gate wants something else than to be shut, each as much as usual.
+struct GateRule {
+  at::Tensor index_E;   ///< different rows, int64
+  at::Tensor sign_E;    ///< +1 where it is open, -1 where it is shut, float32
+  at::Tensor weight_E;  ///< c, float64; 0: what it does there does not count
+};
+
 /// Fits many gates over the same rows. A gate g is the minimiser of
 ///   ½ Σ_n c_n·max(0, 1 − y_n·gᵀx_n)² + ½ ρ‖g‖²,   y_n = +1 where it is open, −1 where it is shut,
 /// a support vector machine with squared hinge, found by Newton's steps over the rows within the margin (Chapelle,
@@ -71,14 +79,14 @@ struct ThinnedText {
 /// Few rows lie within the margin of the gate that is found, but most do at first: the start is found on some rows.
 class GateFit {
  public:
-  /// rows_ND any float dtype, on the device where the systems are solved; usual_N [N] the weight c of each row for a
-  /// gate that is shut everywhere, the same for all gates. ρ is `ridge` times the mean diagonal of Σ c x xᵀ. Throws
-  /// Error(kNumeric) if a row is not finite.
+  /// rows_ND any float dtype, on the device where the systems are solved; usual_N [N] float64, the weight c of each row
+  /// for a gate that is shut everywhere. ρ is `ridge` times the mean diagonal of Σ c x xᵀ. Throws Error(kNumeric) if a
+  /// row is not finite.
   GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start = {}, double ridge = 1e-3);
 
-  /// [D] in float32 on the rows' device. sign_N [N] ±1; weight_N [N] the c of this gate. At most `steps` steps on the
-  /// rows of the start, and as many on all.
-  [[nodiscard]] at::Tensor fit(const at::Tensor& sign_N, const at::Tensor& weight_N, int64_t steps = 12) const;
+  /// A gate [D] for each rule, whose tensors are on the rows' device, in float32 there. At most `steps` steps on the
+  /// rows of the start, and as many on all. The gates go side by side, and on a CPU so do cores.
+  [[nodiscard]] std::vector<at::Tensor> fit(std::span<const GateRule> rules, int64_t steps = 12) const;
   /// [D] in float32 on the rows' device: the minimiser of Σ usual (uᵀx)² + 1/M Σ_m (1 − uᵀx_m)² + ρ‖u‖², which is 1 at
   /// the M rows open_MD and as small as can be at those of the start (ROME's C⁻¹k, for several keys).
   [[nodiscard]] at::Tensor reader(const at::Tensor& open_MD) const;
@@ -88,14 +96,18 @@ class GateFit {
 
  private:
   struct Rows {
-    at::Tensor x_ND, scale_N;  ///< c counts so many times; undefined: once
+    at::Tensor x_ND, usual_N;
   };
-  [[nodiscard]] at::Tensor newton(const Rows& rows, const at::Tensor& sign_N, const at::Tensor& weight_N,
-                                  at::Tensor g_D, int64_t steps) const;
+  struct Within;
+  [[nodiscard]] int64_t text_of_start() const;  // rows
+  [[nodiscard]] double start_scale() const;     // for how many rows of the text one of these stands
+  [[nodiscard]] GateRule on_start(const GateRule& rule) const;
+  [[nodiscard]] at::Tensor minimum(const Rows& rows, const Within& within) const;
+  void newton(const Rows& rows, std::span<const GateRule> rules, std::vector<at::Tensor>& gates, int64_t steps) const;
+  ThinnedText thinned_;
   Rows all_, start_;
-  at::Tensor start_index_;         ///< undefined: the start has all rows
-  at::Tensor usual_N_;             ///< of the start's rows
-  at::Tensor ridge_DD_, chol_DD_;  ///< ρI and the factor of Σ usual x xᵀ + ρI over the start's rows, float64
+  at::Tensor a_DD_, sum_D_;        ///< Σ usual x xᵀ and Σ usual x over the start's rows, float64
+  at::Tensor ridge_DD_, chol_DD_;  ///< ρI and the factor of a_DD_ + ρI, float64
 };
 
 }  // namespace emend::editors

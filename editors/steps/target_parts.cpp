@@ -52,8 +52,7 @@ void run_in_parts(const models::Model& model, const models::Model& upper, std::s
   });
 }
 
-// The layers above (TargetSpec::narrow_below: and those below) in the dtype that the context asks for; nothing if the
-// model serves as it is.
+// The layers above in the dtype that the context asks for; nothing if the model serves as it is.
 std::optional<models::Model> copy_for(const models::Model& model, const TargetSpec& spec, const EditContext& context) {
   const auto dtype = context.compute_dtype.value_or(model.dtype());
   if (dtype == model.dtype()) return std::nullopt;
@@ -64,9 +63,12 @@ std::optional<models::Model> copy_for(const models::Model& model, const TargetSp
                             c10::toString(dtype) + " would pass by: targets are optimised in the model's own dtype");
     return std::nullopt;
   }
-  const bool whole = spec.narrow_below && std::ranges::all_of(model.placement().devices(), devices::in_host_memory) &&
-                     models::writing_dtype(model, dtype) == dtype;
-  return models::compute_copy(model, dtype, whole ? 0 : first_layer);
+  return models::compute_copy(model, dtype, first_layer);
+}
+
+bool serves(const models::Model* copy, const models::Model& model) {
+  return copy && std::ranges::all_of(model.placement().devices(), devices::in_host_memory) &&
+         models::hooks_idle_above(model, 0);
 }
 
 }  // namespace
@@ -74,7 +76,8 @@ std::optional<models::Model> copy_for(const models::Model& model, const TargetSp
 std::vector<Target> optimise_fast(const models::Model& model, const std::vector<TargetProblem>& problems,
                                   const TargetSpec& spec, const EditContext& context, TargetProgress& told) {
   std::vector<Target> targets(problems.size());
-  const std::optional<models::Model> copy = copy_for(model, spec, context);
+  const std::optional<models::Model> own = serves(spec.copy, model) ? std::nullopt : copy_for(model, spec, context);
+  const models::Model* copy = serves(spec.copy, model) ? spec.copy : own ? &*own : nullptr;
   const devices::Tf32Products products(context.tf32);
   run_in_parts(model, copy ? *copy : model, problems, spec, context, told, targets);
   devices::release_unused_memory();  // activations' blocks are of no use to the solve

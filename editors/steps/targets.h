@@ -54,9 +54,9 @@ struct TargetSpec {
   /// every third of the others, with the same loss and 1.5 times the learning rate. A sketch's step costs less than
   /// half of a whole one, and brings δ nearly as far. 0: none.
   int64_t sketch_steps = 0;
-  /// Whether the layers below the sites may run in EditContext::compute_dtype as well, where a copy of the whole model
-  /// is small and on the host; t0 is the model's own all the same.
-  bool narrow_below = false;
+  /// A copy of the whole model as it is now, in the dtype of the phase, if one is at hand: then, on the host and with
+  /// nothing attached to the model's hook points, the layers below the sites run in it too. t0 is the model's own.
+  const models::Model* copy = nullptr;
   /// A further term of the loss, of what the looked-up tokens of a problem's rows hold at the output of these layers,
   /// all above the sites and none above the one that the nll is read from: [layers, rows, D], work dtype, the first of
   /// these layers' device -> a scalar that can be differentiated. Reported with the weight decay.

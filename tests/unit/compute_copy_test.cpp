@@ -162,8 +162,9 @@ TEST(ComputeCopy, FunctionsAtHookPointsAreNotPassedBy) {
       return at::Tensor();
     });
     EXPECT_EQ(models::hooks_idle_above(model, 2), layer < 2);
+    const models::Model copy = models::compute_copy(model, at::kBFloat16, 0);
     TargetSpec spec = spec_of(Site::kLayerOut, 1, 3);
-    spec.narrow_below = true;
+    spec.copy = &copy;
     (void)run(model, spec, 0, at::kBFloat16);
     EXPECT_GT(fired, 0) << layer;
   }
@@ -196,10 +197,10 @@ TEST(ComputeDtype, SplitModelsGiveTheSameTargets) {
 
 // With the layers below in bfloat16 as well the losses are a little further off; t0 is still the model's own.
 TEST(ComputeDtype, LayersBelowMayBeNarrowToo) {
-  const models::Model model = tiny_model();
+  const models::Model model = tiny_model(), copy = models::compute_copy(model, at::kBFloat16, 0);
   for (TargetSpec spec : {spec_of(Site::kLayerOut, 1, 3), spec_of(Site::kMlpOut, 2, std::nullopt)}) {
     const auto exact = run(model, spec, 0), above = run(model, spec, 0, at::kBFloat16);
-    spec.narrow_below = true;
+    spec.copy = &copy;
     const auto all = run(model, spec, 0, at::kBFloat16);
     for (size_t i = 0; i < exact.size(); ++i) {
       EXPECT_LT(relative_difference(all[i].initial_D[0], exact[i].initial_D[0]), 1e-6) << i;

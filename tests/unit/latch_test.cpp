@@ -37,7 +37,20 @@ editors::EditResult edit(editors::Editor& editor, models::Model& model, std::spa
 
 struct Problem {
   at::Tensor rows_ND, sign_N, weight_N, usual_N;
+
+  // The rows that are not as usual, or all.
+  [[nodiscard]] editors::GateRule rule(bool all = false) const {
+    const at::Tensor index = (sign_N.gt(0).logical_or(weight_N != usual_N))
+                                 .logical_or(at::full_like(sign_N, all ? 1 : 0, at::kBool))
+                                 .nonzero()
+                                 .squeeze(1);
+    return {index, sign_N.index_select(0, index), weight_N.index_select(0, index)};
+  }
 };
+
+at::Tensor fit(const editors::GateFit& gates, const editors::GateRule& rule) {
+  return gates.fit(std::vector{rule}, 50)[0];
+}
 
 Problem made_up() {
   Problem p;
@@ -71,20 +84,46 @@ void expect_minimum(const Problem& p, const at::Tensor& gate_D, const at::Tensor
 
 TEST(GateFit, IsTheMinimumOfTheSquaredHinge) {
   const Problem p = made_up();
-  const at::Tensor g_D = editors::GateFit(p.rows_ND, p.usual_N).fit(p.sign_N, p.weight_N, 50);
+  const at::Tensor g_D = fit(editors::GateFit(p.rows_ND, p.usual_N), p.rule());
   expect_minimum(p, g_D, p.rows_ND, p.usual_N);
+}
+
+// What a start on every `step`-th row of the text consists of, and the weights of its rows.
+std::pair<at::Tensor, at::Tensor> start_of(const Problem& p, int64_t text, int64_t step) {
+  const at::Tensor some =
+      at::cat({at::arange(0, text, step, at::kLong), at::arange(text, p.rows_ND.size(0), at::kLong)});
+  at::Tensor weight = p.usual_N.index_select(0, some).clone();
+  weight.narrow(0, 0, text / step).mul_(static_cast<double>(step));
+  return {p.rows_ND.index_select(0, some), weight};
 }
 
 TEST(GateFit, AStartOnSomeRowsEndsInTheMinimumOfAll) {
   Problem p = made_up();
   for (at::Tensor* x : {&p.rows_ND, &p.sign_N, &p.weight_N, &p.usual_N}) *x = x->flip(0);  // the text first
   const int64_t text = 294, step = 7;
-  const at::Tensor g_D = editors::GateFit(p.rows_ND, p.usual_N, {text, step}).fit(p.sign_N, p.weight_N, 50);
-  const at::Tensor some =
-      at::cat({at::arange(0, text, step, at::kLong), at::arange(text, p.rows_ND.size(0), at::kLong)});
-  at::Tensor weight = p.usual_N.index_select(0, some).clone();
-  weight.narrow(0, 0, text / step).mul_(static_cast<double>(step));
-  expect_minimum(p, g_D, p.rows_ND.index_select(0, some), weight);
+  const at::Tensor g_D = fit(editors::GateFit(p.rows_ND, p.usual_N, {text, step}), p.rule());
+  const auto [start_ND, weight_N] = start_of(p, text, step);
+  expect_minimum(p, g_D, start_ND, weight_N);
+}
+
+TEST(GateFit, GatesSideBySideAreThoseOfOneAtATime) {
+  Problem p = made_up();
+  for (at::Tensor* x : {&p.rows_ND, &p.sign_N, &p.weight_N, &p.usual_N}) *x = x->flip(0);
+  Problem other = p;
+  other.sign_N = at::full({300}, -1, at::kFloat);
+  other.sign_N.narrow(0, 100, 9).fill_(1);
+  other.weight_N = p.usual_N.clone();
+  other.weight_N.narrow(0, 100, 9).fill_(0.2);
+  other.weight_N.narrow(0, 110, 5).zero_();
+  const editors::GateFit gates(p.rows_ND, p.usual_N, {294, 7});
+  const std::vector rules = {p.rule(), other.rule(), p.rule(/*all=*/true), other.rule(true)};
+  const auto together = gates.fit(rules, 50);
+  for (size_t i = 0; i < rules.size(); ++i)
+    EXPECT_LT(relative_difference(together[i], fit(gates, rules[i])), 1e-5) << i;
+  EXPECT_LT(relative_difference(together[2], together[0]), 1e-4) << "rows that say the usual say nothing";
+  EXPECT_LT(relative_difference(together[3], together[1]), 1e-4);
+  const auto [start_ND, weight_N] = start_of(p, 294, 7);
+  expect_minimum(other, together[1], start_ND, weight_N);
 }
 
 TEST(GateFit, ReaderIsTheDenseLeastSquaresSolution) {

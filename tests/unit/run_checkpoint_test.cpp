@@ -1,0 +1,66 @@
+// The memory of an editor in a run's checkpoint: what stays the same is written once, and found again.
+#include <ATen/ATen.h>
+#include <emend/core/safetensors.h>
+#include <emend/workflow/checkpoint.h>
+#include <gtest/gtest.h>
+
+namespace emend::workflow {
+namespace run_checkpoint_test {
+
+namespace fs = std::filesystem;
+using State = std::map<std::string, at::Tensor>;
+
+class RunCheckpointTest : public ::testing::Test {
+ protected:
+  fs::path folder_ = fs::path(::testing::TempDir()) / "emend_run_checkpoint_test";
+  void SetUp() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  [[nodiscard]] std::vector<std::string> held_by(size_t index) const {
+    const SafetensorsFile file(folder_ / ("state-00000" + std::to_string(index) + ".safetensors"));
+    std::vector<std::string> names;
+    for (const auto& [name, info] : file.tensors()) names.push_back(name);
+    return names;
+  }
+  [[nodiscard]] size_t states() const {
+    size_t count = 0;
+    for (const auto& entry : fs::directory_iterator(folder_))
+      count += entry.path().filename().string().starts_with("state-") ? 1 : 0;
+    return count;
+  }
+};
+
+void expect_equal(const State& found, const State& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, value] : expected) EXPECT_TRUE(at::equal(found.at(name), value)) << name;
+}
+
+TEST_F(RunCheckpointTest, WritesOnlyWhatChangedOfTheMemory) {
+  State state = {{"text", at::arange(6, at::kFloat)}, {"sum", at::zeros({3})}, {"seen", at::zeros({1})}};
+  RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
+  checkpoint.save(0, {}, state);
+  EXPECT_EQ(held_by(0).size(), 3U);
+  state["sum"].add_(1);                 // in place
+  state["seen"] = state["seen"] + 0.0;  // another tensor, though equal
+  checkpoint.save(1, {}, state);
+  EXPECT_EQ(held_by(1), (std::vector<std::string>{"seen", "sum"}));
+  expect_equal(checkpoint.editor_state(2), state);
+  state["seen"] = at::ones({2});
+  checkpoint.save(2, {}, state);
+  EXPECT_EQ(held_by(2), std::vector<std::string>{"seen"});
+  EXPECT_EQ(states(), 3U) << "the text is in the first file, the sum in the second";
+
+  // Another process goes on: it writes all once more, and nothing of before is needed.
+  RunCheckpoint resumed(folder_, {{"seed", 0}}, true);
+  State read = resumed.editor_state(3);
+  expect_equal(read, state);
+  resumed.save(3, {}, read);
+  EXPECT_EQ(held_by(3).size(), 3U);
+  EXPECT_EQ(states(), 1U);
+  expect_equal(resumed.editor_state(4), state);
+  resumed.save(4, {}, {});
+  EXPECT_EQ(states(), 0U) << "an editor without memory";
+}
+
+}  // namespace run_checkpoint_test
+}  // namespace emend::workflow
