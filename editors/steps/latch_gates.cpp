@@ -18,7 +18,8 @@ namespace {
 
 // A gate begins with so many of the text's tokens.
 constexpr int64_t kFirstText = 2048;
-constexpr size_t kGatesAtOnce = 64;
+// Gates that are searched at once, of which each holds a matrix of D·D.
+constexpr int64_t kMostGates = 64, kGateBytes = int64_t{1} << 29;
 // Weights of the kinds of rows in a gate's loss.
 constexpr double kOpenWeight = 1, kOthersWeight = 1, kNegatedWeight = 0.01, kAsideWeight = 0.3;
 
@@ -125,10 +126,12 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
     return gate;
   };
 
+  const int64_t width = prompts_PD.size(1);
+  const auto at_once = static_cast<size_t>(std::clamp<int64_t>(kGateBytes / (8 * width * width), 4, kMostGates));
   std::vector<LatchGate> found(units.size());
-  for (size_t begin = 0; begin < units.size(); begin += kGatesAtOnce) {
+  for (size_t begin = 0; begin < units.size(); begin += at_once) {
     context.cancel.check("insert");
-    const auto some = units.subspan(begin, std::min(kGatesAtOnce, units.size() - begin));
+    const auto some = units.subspan(begin, std::min(at_once, units.size() - begin));
     std::vector<GateRule> rules;
     for (const LatchUnit* unit : some)
       rules.push_back(rule_of(hparams, *unit, rows, mentions(unit->subject, model.tokenizer(), texts)));

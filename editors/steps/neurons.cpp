@@ -229,67 +229,83 @@ at::Tensor GateFit::level() const {
   return solve(chol_DD_, sum_D_).to(at::kFloat);
 }
 
-// The rows within a gate's margin: those that it is to shut as usual, and of its own ones some with their c and y.
-struct GateFit::Within {
-  at::Tensor usual_N;  // bool
-  at::Tensor index_E, c_E, y_E;
+// A gate on its way, with the sums over the rows that were within its margin last.
+struct GateFit::Search {
+  at::Tensor gate_D;          // float64
+  at::Tensor sign_N, c_N;     // float64, of all rows
+  at::Tensor within_N;        // c of the rows within its margin, else 0
+  at::Tensor counted_N;       // the same when the sums were made
+  at::Tensor left_DD, sum_D;  // ρI + Σ counted x xᵀ and Σ counted y x
+  bool rests = false;
+
+  void count(const Rows& rows, const at::Tensor& now_N) {
+    const at::Tensor index = (now_N != counted_N).nonzero().squeeze(1);
+    const at::Tensor x_ND = rows.x_ND.index_select(0, index), change_N = (now_N - counted_N).index_select(0, index);
+    left_DD.add_(gram(x_ND, change_N));
+    sum_D.add_(weighted_sum(x_ND, change_N * sign_N.index_select(0, index)));
+    counted_N = now_N;
+  }
 };
 
-// Where the gradient of the loss over these rows is 0: (Σ c x xᵀ + ρI)⁻¹ Σ c y x, [D] in float64.
-at::Tensor GateFit::minimum(const Rows& rows, const Within& within) const {
-  const auto rows_at = [&](const at::Tensor& index) { return rows.x_ND.index_select(0, index); };
-  const auto usual_at = [&](const at::Tensor& index) { return rows.usual_N.index_select(0, index); };
-  const at::Tensor own_ED = rows_at(within.index_E);
-  at::Tensor index = within.usual_N.nonzero().squeeze(1);
-  if (2 * (index.size(0) + own_ED.size(0)) < own_ED.size(1)) {  // Xᵀ(XXᵀ + ρC⁻¹)⁻¹y
-    const at::Tensor x = at::cat({rows_at(index), own_ED}).to(at::kDouble),
-                     c_N = at::cat({usual_at(index), within.c_E});
-    const at::Tensor y_N = at::cat({at::full_like(usual_at(index), -1), within.y_E});
-    return x.t().mv(solve(at::linalg_cholesky(x.mm(x.t()) + at::diag(ridge_DD_[0][0] / c_N)), y_N));
+GateFit::Search GateFit::search(const Rows& rows, const GateRule& rule, at::Tensor gate_D) const {
+  Search search;
+  search.gate_D = std::move(gate_D);
+  search.sign_N = at::full_like(rows.usual_N, -1).index_copy_(0, rule.index_E, rule.sign_E.to(at::kDouble));
+  search.c_N = rows.usual_N.index_copy(0, rule.index_E, rule.weight_E);
+  const bool start = rows.x_ND.is_same(start_.x_ND);
+  search.counted_N = start ? rows.usual_N : at::zeros_like(rows.usual_N);
+  search.left_DD = start ? a_DD_ + ridge_DD_ : ridge_DD_.clone();
+  search.sum_D = start ? -sum_D_ : at::zeros_like(sum_D_);
+  if (start) {  // the rule's own signs
+    const at::Tensor own_ED = rows.x_ND.index_select(0, rule.index_E), c_E = rows.usual_N.index_select(0, rule.index_E);
+    search.sum_D.add_(weighted_sum(own_ED, c_E * (rule.sign_E.to(at::kDouble) + 1)));
   }
-  at::Tensor left_DD = ridge_DD_, right_D = weighted_sum(own_ED, within.c_E * within.y_E);
-  if (rows.x_ND.is_same(start_.x_ND) && 2 * index.size(0) > rows.x_ND.size(0)) {  // the sums of all, less the others'
-    index = within.usual_N.logical_not().nonzero().squeeze(1);
-    const at::Tensor x_ND = rows_at(index), c_N = usual_at(index);
-    left_DD = left_DD + a_DD_ - gram(x_ND, c_N);
-    right_D = right_D - sum_D_ + weighted_sum(x_ND, c_N);
-  } else {
-    const at::Tensor x_ND = rows_at(index), c_N = usual_at(index);
-    left_DD = left_DD + gram(x_ND, c_N);
-    right_D = right_D - weighted_sum(x_ND, c_N);
+  return search;
+}
+
+// Where the gradient of the loss over the rows within the margin is 0: (Σ c x xᵀ + ρI)⁻¹ Σ c y x. `now_N`: their c.
+at::Tensor GateFit::minimum(const Rows& rows, Search& search, const at::Tensor& now_N) const {
+  const at::Tensor index = now_N.nonzero().squeeze(1);
+  if (2 * index.size(0) < rows.x_ND.size(1)) {  // Xᵀ(XXᵀ + ρC⁻¹)⁻¹y
+    const at::Tensor x = rows.x_ND.index_select(0, index).to(at::kDouble);
+    const at::Tensor gram_NN = x.mm(x.t()) + at::diag(ridge_DD_[0][0] / now_N.index_select(0, index));
+    return x.t().mv(solve(at::linalg_cholesky(gram_NN), search.sign_N.index_select(0, index)));
   }
-  return solve(at::linalg_cholesky(left_DD + gram(own_ED, within.c_E)), right_D);
+  // Only what came into the margin, or left it, since the last step.
+  search.count(rows, now_N);
+  const auto [chol_DD, failed] = at::linalg_cholesky_ex(search.left_DD);
+  if (failed.item<int64_t>() == 0) return solve(chol_DD, search.sum_D);
+  search.left_DD = ridge_DD_.clone();  // rounding: the sums anew
+  search.sum_D.zero_();
+  search.counted_N = at::zeros_like(now_N);
+  search.count(rows, now_N);
+  return solve(at::linalg_cholesky(search.left_DD), search.sum_D);
 }
 
 void GateFit::newton(const Rows& rows, std::span<const GateRule> rules, std::vector<at::Tensor>& gates,
                      int64_t steps) const {
-  std::vector<at::Tensor> before(gates.size());
-  std::vector<size_t> moving(gates.size());
-  std::iota(moving.begin(), moving.end(), size_t{0});
+  std::vector<Search> searches(gates.size());
+  each(rows.x_ND, std::ssize(gates), [&](int64_t u) {
+    const at::NoGradGuard no_grad;
+    const auto k = static_cast<size_t>(u);
+    searches[k] = search(rows, rules[k], gates[k]);
+  });
+  std::vector<Search*> moving;
+  for (auto& one : searches) moving.push_back(&one);
   for (int64_t step = 0; step < steps && !moving.empty(); ++step) {
-    const at::Tensor values_UN = values_of(rows.x_ND, mapped(moving, [&](size_t u) { return gates[u]; }));
-    std::vector<char> rests(moving.size(), 0);
+    const at::Tensor values_UN = values_of(rows.x_ND, mapped(moving, &Search::gate_D));
     each(rows.x_ND, std::ssize(moving), [&](int64_t k) {
       const at::NoGradGuard no_grad;
-      const size_t u = moving[static_cast<size_t>(k)];
-      const GateRule& rule = rules[u];
-      const at::Tensor value_N = values_UN[k];
-      const at::Tensor own_E =
-          value_N.index_select(0, rule.index_E).mul_(rule.sign_E).lt(1).logical_and_(rule.weight_E > 0);
-      at::Tensor within_N = value_N > -1;
-      within_N.index_copy_(0, rule.index_E, own_E);
-      if (before[u].defined() && at::equal(within_N, before[u])) {
-        rests[static_cast<size_t>(k)] = 1;
-        return;
-      }
-      before[u] = within_N;
-      const at::Tensor own = own_E.nonzero().squeeze(1);
-      gates[u] = minimum(rows, {within_N.index_fill(0, rule.index_E, false), rule.index_E.index_select(0, own),
-                                rule.weight_E.index_select(0, own), rule.sign_E.index_select(0, own).to(at::kDouble)});
+      Search& search = *moving[static_cast<size_t>(k)];
+      const at::Tensor now_N = at::where(values_UN[k] * search.sign_N < 1, search.c_N, 0.0);
+      search.rests = step > 0 && at::equal(now_N, search.within_N);
+      if (search.rests) return;
+      search.within_N = now_N;
+      search.gate_D = minimum(rows, search, now_N);
     });
-    size_t k = 0;
-    std::erase_if(moving, [&](size_t) { return rests[k++] != 0; });
+    std::erase_if(moving, [](const Search* search) { return search->rests; });
   }
+  for (size_t u = 0; u < gates.size(); ++u) gates[u] = searches[u].gate_D;
 }
 
 int64_t GateFit::text_of_start() const {

@@ -98,11 +98,12 @@ class GateFit {
   struct Rows {
     at::Tensor x_ND, usual_N;
   };
-  struct Within;
+  struct Search;
   [[nodiscard]] int64_t text_of_start() const;  // rows
   [[nodiscard]] double start_scale() const;     // for how many rows of the text one of these stands
   [[nodiscard]] GateRule on_start(const GateRule& rule) const;
-  [[nodiscard]] at::Tensor minimum(const Rows& rows, const Within& within) const;
+  [[nodiscard]] Search search(const Rows& rows, const GateRule& rule, at::Tensor gate_D) const;
+  [[nodiscard]] at::Tensor minimum(const Rows& rows, Search& search, const at::Tensor& now_N) const;
   void newton(const Rows& rows, std::span<const GateRule> rules, std::vector<at::Tensor>& gates, int64_t steps) const;
   ThinnedText thinned_;
   Rows all_, start_;
