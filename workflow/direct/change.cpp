@@ -419,16 +419,6 @@ DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
   return other;
 }
 
-static bool acts_beside(const editors::WeightDelta& delta, Part part) {
-  return part != Part::kExpertDown && (delta.low_rank() || delta.dense_DF.dim() == 1);
-}
-
-bool acts_beside_weights(const DirectChange& change) {
-  for (size_t i = 0; i < change.figures.size(); ++i)
-    if (!acts_beside(change.pack.deltas[i], change.figures[i].part)) return false;
-  return true;
-}
-
 TrialChange::TrialChange(models::Model& model, const DirectChange& change, const Strengths& strengths)
     : session_(model.hooks()) {
   for (size_t i = 0; i < change.pack.deltas.size(); ++i) {
@@ -437,7 +427,7 @@ TrialChange::TrialChange(models::Model& model, const DirectChange& change, const
     auto delta = change.pack.deltas[i];
     scale(delta, by);
     const Part part = change.figures[i].part;
-    if (acts_beside(delta, part)) {
+    if (part != Part::kExpertDown && (delta.low_rank() || delta.dense_DF.dim() == 1)) {
       attach_delta(session_, delta, part);
       continue;
     }

@@ -82,9 +82,6 @@ using Strengths = std::function<double(const DirectFigures&)>;
 /// Another strength for each weight. Those that get none are left out; Error(kInvalidArgument) if that are all.
 [[nodiscard]] DirectChange scaled(const DirectChange& change, const Strengths& strengths);
 
-/// Whether a trial of it writes no weight: then any model with the same layers can have it, also a compute copy.
-[[nodiscard]] bool acts_beside_weights(const DirectChange& change);
-
 /// While it lives, the model computes as if it had so many times the change. No weight is written, except those of
 /// experts and those whose change has full rank.
 class TrialChange {

@@ -5,7 +5,6 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/steer_part.h>
-#include <emend/editors/settings.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/checkpoint.h>
 #include <emend/workflow/direct/job.h>
@@ -178,10 +177,6 @@ void declare_direct(Options& o, DirectOptions& options) {
       .field("neutral", &options.neutral, "prompts that are to stay; default: beginnings of what the model writes",
              {.type = "FILE", .only = optimise})
       .field("seed", &options.search.seed, "of the trials", {.only = optimise})
-      .field("compute_dtype", &options.compute_dtype,
-             "arithmetic in which trials answer; auto: the fastest of the same quality. The best answer again in the "
-             "model's own, in which all else is measured",
-             {.choices = {"auto", "float32", "bfloat16"}, .only = optimise})
       .field("resume", &options.resume, "go on with the search that is there", {.only = optimise});
   o.group("Effect")
       .field("prompts", &options.prompts, "asked before and after; default: questions that come with emend",
@@ -348,8 +343,6 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
   auto search = options_.search;
   search.scorer = options_.effect.scorers[0];
   search.max_new_tokens = options_.effect.max_new_tokens;
-  if (options_.compute_dtype != "float32")
-    search.compute_dtype = editors::make_settings({.compute_dtype = options_.compute_dtype}, model).compute_dtype;
   search.answered = answered(model, search.prompts, search.chat, lent, search.max_new_tokens);
   auto how = change_options(model, true, lent, search.answered);
   how.strength = 1;

@@ -30,7 +30,7 @@ struct DirectOptions {
   models::SteerOptions steer;
   EffectOptions effect;
   OptimiseOptions search;
-  std::string where = "everywhere", compute_dtype = "float32";
+  std::string where = "everywhere";
   bool no_chat = false, no_effect = false, force = false, resume = false;
 };
 /// fit, steer, ablate, bake, optimise.

@@ -5,7 +5,6 @@
 #include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/evaluation/health.h>
-#include <emend/models/compute_copy.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/optimise.h>
 
@@ -95,7 +94,6 @@ struct NeutralTexts {
 
 struct Searching {
   models::Model& model;
-  models::Model& writer;  // writes the trials' answers: the model, or a copy of it in a faster arithmetic
   std::span<const DirectChange> changes;
   const OptimiseOptions& options;
   const Handles& lent;
@@ -154,7 +152,7 @@ Ids up_to_word(const Searching& search, const Ids& ids) {
 class Answering {
  public:
   explicit Answering(Searching& search)
-      : search_(search), batch_(search.writer), written_(search.asked.size()), holds_(search.asked.size()) {
+      : search_(search), batch_(search.model), written_(search.asked.size()), holds_(search.asked.size()) {
     how_.max_new_tokens = search.options.max_new_tokens;
     how_.stop_ids = search.model.tokenizer().eos_ids();
     how_.cancel = search.lent.cancel;
@@ -266,25 +264,12 @@ double divergence_of(Searching& search, const DirectTrial& trial, const std::fun
   return lost;
 }
 
-Strengths strengths_of(const DirectTrial& trial) {
-  return [&trial](const DirectFigures& weight) { return trial.at(weight); };
-}
-
-// Of its answers; none if they go round or break off. A scorer that reads the model finds the trial's change in it.
-std::optional<double> score_of_trial(const Searching& search, const std::vector<Ids>& answers) {
-  const auto texts = texts_of(search, answers);
-  const bool whole = search.options.scorer.kind == "length" || words_of(texts) >= kShortest * search.words_before;
-  if (!whole || loops_of(texts) > search.loops_before + kMoreLoops) return std::nullopt;
-  return score_of(search, texts);
-}
-
 void measure(Searching& search, DirectTrial& trial) {
   std::optional<std::vector<Ids>> answers;
+  std::vector<std::string> texts;
   {
-    const auto& change = search.changes[trial.change];
-    const TrialChange acting(search.model, change, strengths_of(trial));
-    std::optional<TrialChange> writing;
-    if (&search.writer != &search.model) writing.emplace(search.writer, change, strengths_of(trial));
+    const TrialChange acting(search.model, search.changes[trial.change],
+                             [&](const DirectFigures& weight) { return trial.at(weight); });
     Answering answering(search);
     answering.begin();
     if (answering.over()) return;
@@ -298,9 +283,14 @@ void measure(Searching& search, DirectTrial& trial) {
     if (kl > most) return;
     answers = answering.finish();
     if (!answers) return;
-    if (search.options.scorer.reads_model()) trial.score = score_of_trial(search, *answers);
+    texts = texts_of(search, *answers);
+    if (search.options.scorer.reads_model()) trial.score = score_of(search, texts);
   }
-  if (!search.options.scorer.reads_model()) trial.score = score_of_trial(search, *answers);
+  const bool whole = search.options.scorer.kind == "length" || words_of(texts) >= kShortest * search.words_before;
+  if (!whole || loops_of(texts) > search.loops_before + kMoreLoops)
+    trial.score.reset();
+  else if (!trial.score)
+    trial.score = score_of(search, texts);
 }
 
 // The trials that no other beats in both, from little lost to much.
@@ -317,27 +307,6 @@ std::vector<int> front_of(const Searching& search) {
     if (search.better(*one(number).score, front.empty() ? search.found.score_before : *one(front.back()).score))
       front.push_back(number);
   return front;
-}
-
-// What a trial answers in the model's own arithmetic.
-std::optional<double> own_score(Searching& search, const DirectTrial& trial) {
-  const TrialChange acting(search.model, search.changes[trial.change], strengths_of(trial));
-  return score_of_trial(
-      search, continued(search.model, search.asked, {search.options.max_new_tokens, search.drafts}, search.lent));
-}
-
-// The front by what its trials answer in the model's own arithmetic: one that does worse there makes room for others.
-std::vector<int> settled_front(Searching& search) {
-  std::set<int> settled;
-  for (;;) {
-    const auto front = front_of(search);
-    const auto next = std::ranges::find_if(front, [&](int number) { return !settled.contains(number); });
-    if (&search.writer == &search.model || next == front.end()) return front;
-    search.lent.cancel.check("optimise");
-    auto& trial = search.found.trials[*next];
-    trial.score = own_score(search, trial);
-    settled.insert(*next);
-  }
 }
 
 // A third of the trials spread evenly, the others near those of the front, nearer and nearer.
@@ -364,7 +333,6 @@ json settings_of(const Searching& search) {
                    {"seed", o.seed},
                    {"most", o.most},
                    {"max_kl", o.max_kl},
-                   {"compute_dtype", c10::toString(search.writer.dtype())},
                    {"prompts", json::array()}};
   for (const auto* prompts : {&o.prompts, &o.neutral})
     for (const auto& prompt : *prompts) settings["prompts"].push_back({prompt.system, prompt.prompt, prompt.reply});
@@ -441,11 +409,7 @@ json DirectTrial::to_json() const {
 Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> changes, const OptimiseOptions& options,
                            const Handles& lent) {
   require_search(changes, options);
-  std::optional<models::Model> copy;
-  const auto dtype = models::writing_dtype(model, options.compute_dtype.value_or(model.dtype()));
-  if (dtype != model.dtype() && std::ranges::all_of(changes, acts_beside_weights))
-    copy.emplace(models::compute_copy(model, dtype, 0));
-  Searching search{model, copy ? *copy : model, changes, options, lent};
+  Searching search{model, changes, options, lent};
   const json settings = settings_of(search);
   const auto earlier = read_journal(search, settings);
   search.neutral = read_neutral(search);
@@ -480,7 +444,7 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
     search.found.trials.push_back(trial);
     if (lent.progress) lent.progress({"trials", number + 1.0, static_cast<double>(options.trials), ""});
   }
-  search.found.front = settled_front(search);
+  search.found.front = front_of(search);
   for (const int number : search.found.front)
     if (search.found.trials[number].kl <= options.max_kl) search.found.chosen = number;
   return search.found;

@@ -26,9 +26,6 @@ struct OptimiseOptions {
   bool raise = false;  ///< a higher score is better; else a lower one
   int64_t max_new_tokens = 60;
   bool chat = true;
-  /// Arithmetic in which trials answer, where a copy of the model for it is small; those of the front then answer once
-  /// more in the model's own, in which all that they lose is measured. None: the model's own throughout.
-  std::optional<at::ScalarType> compute_dtype = {};
   int trials = 60;
   uint64_t seed = 0;
   double most = 1;                     ///< largest strength that is tried

@@ -202,7 +202,7 @@ def direct_bake(model: Model, directions: Union[Path, Sequence[Path]], *, out: P
 def direct_optimise(model: Model, directions: Union[Path, Sequence[Path]], *, out: Path, force: bool = False, no_chat: bool = False,
     layers: str = ..., strength: float = 1.0, from_layer: int = -1, where: str = "everywhere", texts: Path = ..., spare: str = ...,
     spare_weight: float = 10.0, save: Sequence[str] = ..., preserve_norm: bool = False, trials: int = 60, max_kl: float = 0.05, by: Sequence[str] = ...,
-    raise_: bool = False, search_prompts: Path = ..., neutral: Path = ..., seed: int = 0, compute_dtype: str = "float32", resume: bool = False, prompts: Path = ...,
+    raise_: bool = False, search_prompts: Path = ..., neutral: Path = ..., seed: int = 0, resume: bool = False, prompts: Path = ...,
     scorer: Sequence[Path] = ..., max_new_tokens: int = 60, health_data: Path = ..., no_effect: bool = False,
     progress: Optional[Progress] = True) -> dict[str, Any]: ...
 def sites(model: Model) -> list[str]: ...
