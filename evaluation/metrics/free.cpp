@@ -257,6 +257,7 @@ class Free final : public Metric {
       MetricOutcome told;
       told.cases = std::move(retrieval_);
       summarise(context, told);
+      told.summary["n"] = last(context);
       outcome.summary["retrieval"] = std::move(told.summary);
     }
     outcome.cases = std::move(cases_);

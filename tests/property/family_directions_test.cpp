@@ -281,7 +281,9 @@ TEST_P(FamilyDirections, TheBeginningOfAnAnswerAloneGetsTheDirection) {
     return session.captured({hooks::Site::kMlpDownIn, 0}).to(at::kDouble).mm(delta.matrix().t()).mv(d) / d.dot(d);
   };
   const at::Tensor asked = gains(options.texts), last = asked.index_select(0, at::tensor({3, 6, 11}));
-  if (!model.config().mlp_post_norm()) EXPECT_NEAR(last.mean().item<double>(), 1, 1e-4);
+  if (!model.config().mlp_post_norm()) {
+    EXPECT_NEAR(last.mean().item<double>(), 1, 1e-4);
+  }
   EXPECT_LT(gains(options.spared).abs().mean().item<double>(), 0.6 * last.abs().mean().item<double>());
 }
 

@@ -187,11 +187,16 @@ TEST(Generation, DrawsAsFromAWholeSortedVocabulary) {
   for (auto& logit : logits) logit = normal(numbers);
   for (int64_t i = 0; i < 40; ++i) logits[i] = logits[2 * i + 1];  // ties
   std::set<int64_t> seen;
-  for (const GenerateOptions& options : {GenerateOptions{.temperature = 1},
-                                         {.temperature = 0.4, .top_p = 0.9},
-                                         {.temperature = 3, .top_k = 700},
-                                         {.temperature = 2, .top_k = 500, .top_p = 0.8, .min_p = 0.01},
-                                         {.temperature = 1, .min_p = 0.05}}) {
+  const auto drawn = [](double temperature, int64_t top_k, double top_p, double min_p) {
+    GenerateOptions options;
+    options.temperature = temperature;
+    options.top_k = top_k;
+    options.top_p = top_p;
+    options.min_p = min_p;
+    return options;
+  };
+  for (const GenerateOptions& options : {drawn(1, 0, 1, 0), drawn(0.4, 0, 0.9, 0), drawn(3, 700, 1, 0),
+                                         drawn(2, 500, 0.8, 0.01), drawn(1, 0, 1, 0.05)}) {
     std::vector<int64_t> order(kVocabulary);
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });

@@ -184,8 +184,10 @@ TEST(MetricsFree, ReadsAnswersOfFactsProbesAndHops) {
   EXPECT_FALSE(first.summary["free"].contains("neighborhood_text_kept_chat")) << "nothing to compare with";
   EvaluateOptions one;
   one.free_limit = 1;
-  EXPECT_FALSE(evaluate(model, facts, {"free"}, one).cases[0]["free"].contains("hop"))
-      << "an instance of which only a part is read";
+  const auto limited = evaluate(model, facts, {"free"}, one);
+  EXPECT_FALSE(limited.cases[0]["free"].contains("hop")) << "an instance of which only a part is read";
+  EXPECT_EQ(limited.summary["free"]["n"], 1);
+  EXPECT_EQ(limited.summary["free"]["retrieval"]["n"], 1);
 }
 
 TEST(MetricsFree, AChatNeedsATemplateAndAStyleAName) {
