@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
 
 namespace emend::editors::detail {
@@ -56,7 +55,7 @@ GateRule rule_of(const LatchHparams& hparams, const LatchUnit& unit, const Latch
                  const std::vector<int64_t>& mentioned) {
   const int64_t text = rows.text.inputs_ND.size(0), prompts = rows.prompts_PD.size(0);
   std::map<int64_t, std::pair<float, double>> wants;  // sign and weight by row
-  const auto want = [&](size_t begin, size_t end, double weight, const std::function<bool(size_t)>& open) {
+  const auto want = [&](size_t begin, size_t end, double weight, const auto& open) {
     for (size_t p = begin; p < end; ++p)
       wants[text + static_cast<int64_t>(p)] = {open(p) ? 1.0F : -1.0F, weight / static_cast<double>(end - begin)};
   };

@@ -11,7 +11,7 @@
 #include <emend/models/products.h>
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 namespace emend::editors {
 namespace {
@@ -185,7 +185,6 @@ at::Tensor values_of(const at::Tensor& x_ND, const std::vector<at::Tensor>& gate
   const at::Tensor gates_UD = at::stack(gates).to(x_ND.scalar_type());
   at::Tensor values_UN = at::empty({gates_UD.size(0), x_ND.size(0)}, x_ND.options());
   each(x_ND, (x_ND.size(0) + kBlock - 1) / kBlock, [&](int64_t block) {
-    const at::NoGradGuard no_grad;
     const int64_t begin = block * kBlock, count = std::min(kBlock, x_ND.size(0) - begin);
     values_UN.narrow(1, begin, count).copy_(models::product(gates_UD, x_ND.narrow(0, begin, count)));
   });
@@ -199,19 +198,19 @@ GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start, doub
   if (!at::isfinite(rows_ND).all().item<bool>())
     throw Error(ErrorClass::kNumeric, {"gate", "a hidden state that is not finite", "finite numbers",
                                        "load the model in float32, or look for a damaged weight"});
-  all_ = {std::move(rows_ND), std::move(usual_N)};
+  all_ = {std::move(rows_ND), std::move(usual_N), {}, {}};
   start_ = all_;
   if (thinned_.step > 1) {
     const auto whole = all_.usual_N.options().dtype(at::kLong);
     const at::Tensor kept = at::cat(
         {at::arange(0, thinned_.text, thinned_.step, whole), at::arange(thinned_.text, all_.x_ND.size(0), whole)});
-    start_ = {all_.x_ND.index_select(0, kept), all_.usual_N.index_select(0, kept)};
+    start_ = {all_.x_ND.index_select(0, kept), all_.usual_N.index_select(0, kept), {}, {}};
     start_.usual_N.narrow(0, 0, text_of_start()).mul_(start_scale());
   }
-  a_DD_ = gram(start_.x_ND, start_.usual_N);
-  sum_D_ = weighted_sum(start_.x_ND, start_.usual_N);
-  ridge_DD_ = at::eye(a_DD_.size(0), a_DD_.options()) * (a_DD_.diagonal().mean() * ridge);
-  chol_DD_ = at::linalg_cholesky(a_DD_ + ridge_DD_);
+  start_.a_DD = gram(start_.x_ND, start_.usual_N);
+  start_.sum_D = weighted_sum(start_.x_ND, start_.usual_N);
+  ridge_DD_ = at::eye(start_.a_DD.size(0), start_.a_DD.options()) * (start_.a_DD.diagonal().mean() * ridge);
+  chol_DD_ = at::linalg_cholesky(start_.a_DD + ridge_DD_);
 }
 
 at::Tensor GateFit::reader(const at::Tensor& open_MD) const {
@@ -226,7 +225,7 @@ at::Tensor GateFit::reader(const at::Tensor& open_MD) const {
 
 at::Tensor GateFit::level() const {
   const at::NoGradGuard no_grad;
-  return solve(chol_DD_, sum_D_).to(at::kFloat);
+  return solve(chol_DD_, start_.sum_D).to(at::kFloat);
 }
 
 // A gate on its way, with the sums over the rows that were within its margin last.
@@ -252,11 +251,11 @@ GateFit::Search GateFit::search(const Rows& rows, const GateRule& rule, at::Tens
   search.gate_D = std::move(gate_D);
   search.sign_N = at::full_like(rows.usual_N, -1).index_copy_(0, rule.index_E, rule.sign_E.to(at::kDouble));
   search.c_N = rows.usual_N.index_copy(0, rule.index_E, rule.weight_E);
-  const bool start = rows.x_ND.is_same(start_.x_ND);
-  search.counted_N = start ? rows.usual_N : at::zeros_like(rows.usual_N);
-  search.left_DD = start ? a_DD_ + ridge_DD_ : ridge_DD_.clone();
-  search.sum_D = start ? -sum_D_ : at::zeros_like(sum_D_);
-  if (start) {  // the rule's own signs
+  const bool summed = rows.a_DD.defined();
+  search.counted_N = summed ? rows.usual_N : at::zeros_like(rows.usual_N);
+  search.left_DD = summed ? rows.a_DD + ridge_DD_ : ridge_DD_.clone();
+  search.sum_D = summed ? -rows.sum_D : ridge_DD_.new_zeros({ridge_DD_.size(0)});
+  if (summed) {  // the rule's own signs
     const at::Tensor own_ED = rows.x_ND.index_select(0, rule.index_E), c_E = rows.usual_N.index_select(0, rule.index_E);
     search.sum_D.add_(weighted_sum(own_ED, c_E * (rule.sign_E.to(at::kDouble) + 1)));
   }
@@ -286,7 +285,6 @@ void GateFit::newton(const Rows& rows, std::span<const GateRule> rules, std::vec
                      int64_t steps) const {
   std::vector<Search> searches(gates.size());
   each(rows.x_ND, std::ssize(gates), [&](int64_t u) {
-    const at::NoGradGuard no_grad;
     const auto k = static_cast<size_t>(u);
     searches[k] = search(rows, rules[k], gates[k]);
   });
@@ -295,7 +293,6 @@ void GateFit::newton(const Rows& rows, std::span<const GateRule> rules, std::vec
   for (int64_t step = 0; step < steps && !moving.empty(); ++step) {
     const at::Tensor values_UN = values_of(rows.x_ND, mapped(moving, &Search::gate_D));
     each(rows.x_ND, std::ssize(moving), [&](int64_t k) {
-      const at::NoGradGuard no_grad;
       Search& search = *moving[static_cast<size_t>(k)];
       const at::Tensor now_N = at::where(values_UN[k] * search.sign_N < 1, search.c_N, 0.0);
       search.rests = step > 0 && at::equal(now_N, search.within_N);
@@ -336,7 +333,7 @@ std::vector<at::Tensor> GateFit::fit(std::span<const GateRule> rules, int64_t st
     const GateRule& own = of_start.emplace_back(on_start(rule));
     // The usual weights' factor gives a first gate for nothing: as if all rows lay within the margin.
     const at::Tensor change_E = own.weight_E * own.sign_E + start_.usual_N.index_select(0, own.index_E);
-    gates.push_back(solve(chol_DD_, weighted_sum(start_.x_ND.index_select(0, own.index_E), change_E) - sum_D_));
+    gates.push_back(solve(chol_DD_, weighted_sum(start_.x_ND.index_select(0, own.index_E), change_E) - start_.sum_D));
   }
   newton(start_, of_start, gates, steps);
   if (thinned_.step > 1) newton(all_, rules, gates, steps);

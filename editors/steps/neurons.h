@@ -97,6 +97,7 @@ class GateFit {
  private:
   struct Rows {
     at::Tensor x_ND, usual_N;
+    at::Tensor a_DD, sum_D;  ///< Σ usual x xᵀ and Σ usual x in float64; undefined where they are not known
   };
   struct Search;
   [[nodiscard]] int64_t text_of_start() const;  // rows
@@ -107,8 +108,7 @@ class GateFit {
   void newton(const Rows& rows, std::span<const GateRule> rules, std::vector<at::Tensor>& gates, int64_t steps) const;
   ThinnedText thinned_;
   Rows all_, start_;
-  at::Tensor a_DD_, sum_D_;        ///< Σ usual x xᵀ and Σ usual x over the start's rows, float64
-  at::Tensor ridge_DD_, chol_DD_;  ///< ρI and the factor of a_DD_ + ρI, float64
+  at::Tensor ridge_DD_, chol_DD_;  ///< ρI and the factor of the start's a_DD + ρI, float64
 };
 
 }  // namespace emend::editors
