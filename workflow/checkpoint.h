@@ -31,6 +31,7 @@ class RunCheckpoint {
   /// Of the editor's memory only tensors that are not the ones of the last call, unchanged, are written again.
   void save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state);
   /// The editor's memory after the last of `batches` batches; empty if it has none.
+  /// Throws Error(kCorruption) naming the file when a part of it is missing or damaged: it cannot be computed again.
   [[nodiscard]] std::map<std::string, at::Tensor> editor_state(size_t batches) const;
   /// What was measured between batches so far.
   void save_measured(const Measured& measured) const;
@@ -41,7 +42,6 @@ class RunCheckpoint {
 
  private:
   [[nodiscard]] std::filesystem::path batch_path(size_t index) const;
-  [[nodiscard]] std::filesystem::path state_path(size_t index) const;
   std::filesystem::path folder_;
   bool reader_ = false, fresh_ = false;
   struct Kept {

@@ -26,6 +26,7 @@ namespace emend::workflow {
 namespace {
 
 using editors::PhaseTimer;
+using EditorState = std::map<std::string, at::Tensor>;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -247,7 +248,8 @@ void Run::resume(std::vector<Batch> batches) {
     batches.erase(std::ranges::find_if(batches, [](const Batch& batch) { return batch.deltas.empty(); }),
                   batches.end());
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
-  session_->resume(batches, std::span(facts_.facts).first(done), checkpoint_->editor_state(batches.size()));
+  session_->resume(batches, std::span(facts_.facts).first(done),
+                   options_.single() ? EditorState{} : checkpoint_->editor_state(batches.size()));
   // What they took counts as if this process had made them.
   for (const auto& batch : batches)
     for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds, began_ -= seconds;
@@ -290,7 +292,8 @@ void Run::finish() {
 void Run::finished(const Batch& batch) {
   for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds;
   compare_updates(batch);
-  checkpoint_->save(session_->results().size() - 1, batch, session_->editor().state());
+  checkpoint_->save(session_->results().size() - 1, batch,
+                    options_.single() ? EditorState{} : session_->editor().state());
   if (options_.lifelong()) session_->forget_deltas();
 }
 

@@ -146,6 +146,9 @@ namespace {
 
 using editors::WeightDelta;
 
+// In a batch's document: the file of every tensor of the editor's memory after it.
+constexpr const char* kMemory = "memory";
+
 std::string numbered(const char* stem, size_t index) {
   return formatted("%s%06zu.safetensors", stem, index);
 }
@@ -243,9 +246,6 @@ std::vector<std::string> RunCheckpoint::command_of(const std::filesystem::path& 
 std::filesystem::path RunCheckpoint::batch_path(size_t index) const {
   return folder_ / numbered("batch-", index);
 }
-std::filesystem::path RunCheckpoint::state_path(size_t index) const {
-  return folder_ / numbered("state-", index);
-}
 
 std::vector<Batch> RunCheckpoint::load(const Log& log) const {
   std::vector<Batch> batches;
@@ -264,21 +264,18 @@ std::vector<Batch> RunCheckpoint::load(const Log& log) const {
 
 void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state) {
   if (reader_) return;
+  const std::string own = numbered("state-", index);
   std::map<std::string, Kept> kept;
   std::vector<std::pair<std::string, at::Tensor>> changed;
-  auto elsewhere = nlohmann::json::object();  // file by name of the tensor
   for (const auto& [name, tensor] : editor_state) {
+    const auto version = static_cast<int64_t>(tensor._version());
     const auto before = kept_.find(name);
-    const bool same = before != kept_.end() && before->second.tensor.is_same(tensor) &&
-                      before->second.version == static_cast<int64_t>(tensor._version());
-    kept[name] = {tensor, static_cast<int64_t>(tensor._version()),
-                  same ? before->second.file : state_path(index).filename().string()};
-    if (same)
-      elsewhere[name] = before->second.file;
-    else
-      changed.emplace_back(name, tensor);
+    const bool same =
+        before != kept_.end() && before->second.tensor.is_same(tensor) && before->second.version == version;
+    kept[name] = {tensor, version, same ? before->second.file : own};
+    if (!same) changed.emplace_back(name, tensor);
   }
-  if (!editor_state.empty()) save_document(state_path(index), std::move(changed), {{"elsewhere", elsewhere}});
+  if (!changed.empty()) save_document(folder_ / own, std::move(changed), nlohmann::json::object());
   kept_ = std::move(kept);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (size_t i = 0; i < batch.deltas.size(); ++i) {
@@ -291,10 +288,15 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::s
       tensors.emplace_back(prefix + ".dense", delta.dense_DF);
     }
   }
+  auto document = batch_document(batch);
+  auto& files = document[kMemory] = nlohmann::json::object();
+  std::set<std::string> needed;
+  for (const auto& [name, part] : kept_) {
+    files[name] = part.file;
+    needed.insert(part.file);
+  }
   // The batch file comes last: it is what says that the batch is complete.
-  save_document(batch_path(index), std::move(tensors), batch_document(batch));
-  std::set<std::string> needed = {state_path(index).filename().string()};
-  for (const auto& [name, part] : kept_) needed.insert(part.file);
+  save_document(batch_path(index), std::move(tensors), document);
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored))
     if (const auto name = entry.path().filename().string(); name.starts_with("state-") && !needed.contains(name))
@@ -302,16 +304,23 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::s
 }
 
 std::map<std::string, at::Tensor> RunCheckpoint::editor_state(size_t batches) const {
-  if (batches == 0 || !std::filesystem::exists(state_path(batches - 1))) return {};
-  const SafetensorsFile file(state_path(batches - 1));
-  auto state = load_tensors(file);
-  std::map<std::string, std::map<std::string, at::Tensor>> others;
-  const auto document = nlohmann::json::parse(file.metadata().at("document"));
-  const auto elsewhere = document.value("elsewhere", nlohmann::json::object());
-  for (const auto& [name, where] : elsewhere.items()) {
-    const auto other = std::filesystem::path(where.get<std::string>()).filename().string();
-    if (!others.contains(other)) others[other] = load_tensors(SafetensorsFile(folder_ / other));
-    state[name] = others.at(other).at(name);
+  std::map<std::string, at::Tensor> state;
+  if (batches == 0) return state;
+  std::filesystem::path path = batch_path(batches - 1);
+  try {
+    const auto document = nlohmann::json::parse(SafetensorsFile(path).metadata().at("document"));
+    std::map<std::string, std::map<std::string, at::Tensor>> files;
+    for (const auto& [name, where] : document.at(kMemory).items()) {
+      const auto file = std::filesystem::path(where.get<std::string>()).filename().string();
+      path = folder_ / file;
+      if (!files.contains(file)) files[file] = load_tensors(SafetensorsFile(path));
+      state[name] = files.at(file).at(name);
+    }
+  } catch (const std::exception&) {
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "missing or damaged",
+                 "what the editor kept after batch " + std::to_string(batches) + ", as the run wrote it",
+                 "put the file back, or start anew in another folder with " + setting("out")});
   }
   return state;
 }

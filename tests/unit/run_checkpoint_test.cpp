@@ -1,5 +1,7 @@
 // The memory of an editor in a run's checkpoint: what stays the same is written once, and found again.
 #include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
+#include <emend/core/error.h>
 #include <emend/core/safetensors.h>
 #include <emend/workflow/checkpoint.h>
 #include <gtest/gtest.h>
@@ -60,6 +62,44 @@ TEST_F(RunCheckpointTest, WritesOnlyWhatChangedOfTheMemory) {
   expect_equal(resumed.editor_state(4), state);
   resumed.save(4, {}, {});
   EXPECT_EQ(states(), 0U) << "an editor without memory";
+  EXPECT_TRUE(resumed.editor_state(5).empty());
+}
+
+// Going on without it, or with one of another batch, would give other weights than a run that was not interrupted.
+TEST_F(RunCheckpointTest, RefusesAMemoryThatIsMissingOrDamaged) {
+  State state = {{"sum", at::zeros({3})}, {"text", at::arange(6, at::kFloat)}};
+  RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
+  checkpoint.save(0, {}, state);
+  state["sum"].add_(1);
+  checkpoint.save(1, {}, state);
+  const auto refused = [&](size_t batches, const std::string& file) {
+    try {
+      (void)checkpoint.editor_state(batches);
+      ADD_FAILURE() << "went on without " << file;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
+      EXPECT_TRUE(std::string(error.what()).starts_with((folder_ / file).string())) << error.what();
+      EXPECT_NE(std::string(error.what()).find("start anew"), std::string::npos) << error.what();
+    }
+  };
+  const std::string last = "state-000001.safetensors", first = "state-000000.safetensors";
+  for (const auto& file : {last, first}) {
+    const std::string bytes = read_file(folder_ / file);
+    fs::remove(folder_ / file);
+    refused(2, file);
+    std::string damaged = bytes;
+    damaged.back() ^= 1;
+    write_file(folder_ / file, damaged);
+    refused(2, file);
+    write_file(folder_ / file, bytes);
+    expect_equal(checkpoint.editor_state(2), state);
+  }
+  // Where the last batch is lost, that of the batch before is no longer held, unless its file is needed.
+  EXPECT_EQ(checkpoint.editor_state(1).size(), 2U);
+  state["text"].add_(1);
+  state["sum"].add_(1);
+  checkpoint.save(2, {}, state);
+  refused(1, first);
 }
 
 }  // namespace run_checkpoint_test
