@@ -31,10 +31,10 @@ constexpr const char* kLists =
     "Names of one kind: ";
 
 // Of each request up to `count` different things that `found` finds in the lines which the model writes behind it;
-// none where it does not fit into the model.
+// none where it does not fit into the model. With `whole_lines` false a line ends where something is found in it.
 std::vector<std::vector<std::string>> written(
     const models::Model& model, const std::vector<std::string>& requests, const WritingOptions& options,
-    const std::function<std::vector<std::string>(const std::string& line, size_t request)>& found) {
+    const std::function<std::vector<std::string>(const std::string& line, size_t request)>& found, bool whole_lines) {
   constexpr int64_t kRequestsAtOnce = 32;
   std::vector<std::vector<std::string>> all(requests.size());
   models::GenerateOptions writing;
@@ -59,6 +59,13 @@ std::vector<std::vector<std::string>> written(
       prompts.insert(prompts.end(), static_cast<size_t>(options.samples), ids);
       asked.insert(asked.end(), static_cast<size_t>(options.samples), i);
     }
+    std::vector<std::vector<int64_t>> so_far(prompts.size());
+    if (!whole_lines)
+      sampling.ends = [&](int64_t row, int64_t id) {
+        auto& ids = so_far[static_cast<size_t>(row)];
+        ids.push_back(id);
+        return !found(model.tokenizer().decode(ids, true), asked[static_cast<size_t>(row)]).empty();
+      };
     const auto lines = models::generate_together(model, prompts, sampling);
     for (size_t w = 0; w < lines.size(); ++w) {
       auto& own = all[asked[w]];
@@ -85,11 +92,14 @@ std::string wording_of(const std::string& text, const datasets::Fact& fact) {
 std::vector<std::vector<std::string>> other_wordings(const models::Model& model, std::span<const datasets::Fact> facts,
                                                      const WritingOptions& options) {
   const auto requests = mapped(facts, request);
-  return written(model, requests, options, [&](const std::string& line, size_t i) {
-    const std::string wording = wording_of(line, facts[i]);
-    const bool other = !wording.empty() && wording != facts[i].prompt;
-    return other ? std::vector{wording} : std::vector<std::string>();
-  });
+  return written(
+      model, requests, options,
+      [&](const std::string& line, size_t i) {
+        const std::string wording = wording_of(line, facts[i]);
+        const bool other = !wording.empty() && wording != facts[i].prompt;
+        return other ? std::vector{wording} : std::vector<std::string>();
+      },
+      false);
 }
 
 std::vector<std::string> names_of(const std::string& list, const std::string& subject) {
@@ -133,8 +143,8 @@ std::vector<std::vector<std::string>> lookalikes(const models::Model& model, std
                                                  const WritingOptions& options) {
   std::vector<std::string> requests;
   for (const auto& subject : subjects) requests.push_back(kLists + subject + ",");
-  return written(model, requests, options,
-                 [&](const std::string& line, size_t i) { return names_of(line, subjects[i]); });
+  return written(
+      model, requests, options, [&](const std::string& line, size_t i) { return names_of(line, subjects[i]); }, true);
 }
 
 std::vector<std::vector<std::string>> other_questions(const models::Model& model, std::span<const std::string> subjects,

@@ -20,9 +20,27 @@ uint64_t mix(uint64_t x) {
 // Ids from the largest logit down, of equal ones the smaller id first; put in order as far as they are asked for.
 class Descending {
  public:
-  Descending(const float* logits, int64_t n, int64_t first) : logits_(logits), order_(static_cast<size_t>(n)) {
-    std::iota(order_.begin(), order_.end(), 0);
-    sort_to(first);
+  Descending(const float* logits, int64_t n, int64_t first) : logits_(logits), n_(n) {
+    // The first-th largest of the blocks' largest: that many logits at least are no smaller.
+    constexpr int64_t kBlock = 64;
+    const int64_t blocks = n / kBlock;
+    if (first >= blocks) {
+      sort_to(first);
+      return;
+    }
+    const at::Tensor all = at::from_blob(const_cast<float*>(logits), {blocks, kBlock}, at::kFloat);
+    const at::Tensor largest = all.amax(1), ranked = std::get<0>(largest.topk(first));
+    const float* of_block = largest.const_data_ptr<float>();
+    const float bound = ranked.const_data_ptr<float>()[first - 1];
+    const auto take = [&](int64_t begin, int64_t end) {
+      for (int64_t id = begin; id < end; ++id)
+        if (logits[id] >= bound) order_.push_back(id);
+    };
+    for (int64_t b = 0; b < blocks; ++b)
+      if (of_block[b] >= bound) take(b * kBlock, (b + 1) * kBlock);
+    take(blocks * kBlock, n);
+    sorted_ = std::ssize(order_);
+    std::ranges::sort(order_, Before{logits_});
   }
   int64_t operator[](int64_t i) {
     if (i >= sorted_) sort_to(8 * i);
@@ -30,17 +48,24 @@ class Descending {
   }
 
  private:
+  struct Before {
+    const float* logits;
+    bool operator()(int64_t a, int64_t b) const { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); }
+  };
   void sort_to(int64_t end) {
-    end = std::min(end, std::ssize(order_));
-    std::partial_sort(order_.begin() + sorted_, order_.begin() + end, order_.end(), [this](int64_t a, int64_t b) {
-      return logits_[a] > logits_[b] || (logits_[a] == logits_[b] && a < b);
-    });
+    if (std::ssize(order_) < n_) {
+      order_.resize(static_cast<size_t>(n_));
+      std::iota(order_.begin(), order_.end(), 0);
+      sorted_ = 0;
+    }
+    end = std::min(end, n_);
+    std::partial_sort(order_.begin() + sorted_, order_.begin() + end, order_.end(), Before{logits_});
     sorted_ = end;
   }
 
   const float* logits_;
+  int64_t n_ = 0, sorted_ = 0;
   std::vector<int64_t> order_;
-  int64_t sorted_ = 0;
 };
 
 // Σ exp((logit − largest) / temperature).

@@ -180,7 +180,7 @@ TEST(Generation, SamplesInProportion) {
 
 // A vocabulary is put in order only as far as a draw goes; written down plainly it is sorted whole.
 TEST(Generation, DrawsAsFromAWholeSortedVocabulary) {
-  constexpr int64_t kVocabulary = 3000;
+  constexpr int64_t kVocabulary = 20003;  // more than 64 times as many as are put in order at first
   std::mt19937 numbers(7);
   std::normal_distribution<float> normal(0, 2);
   std::vector<float> logits(kVocabulary);
@@ -195,8 +195,8 @@ TEST(Generation, DrawsAsFromAWholeSortedVocabulary) {
     options.min_p = min_p;
     return options;
   };
-  for (const GenerateOptions& options : {drawn(1, 0, 1, 0), drawn(0.4, 0, 0.9, 0), drawn(3, 700, 1, 0),
-                                         drawn(2, 500, 0.8, 0.01), drawn(1, 0, 1, 0.05)}) {
+  for (const GenerateOptions& options : {drawn(1, 0, 1, 0), drawn(0.8, 40, 1, 0), drawn(0.4, 0, 0.9, 0),
+                                         drawn(3, 700, 1, 0), drawn(2, 500, 0.8, 0.01), drawn(1, 0, 1, 0.05)}) {
     std::vector<int64_t> order(kVocabulary);
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
