@@ -1,7 +1,7 @@
 """Knowledge-editing metrics a second time, with transformers and numpy, straight from the published definitions.
 
-Slow and simple on purpose: one padded batch a record for CounterFact, one prompt a predicted token for zsRE, one text at a
-time for the rest. counterfact_transformers_test compares emend's figures with what this prints.
+Simple on purpose: one padded batch a record for CounterFact and for what is written on a record's prompts, one prompt a
+predicted token for zsRE, one text at a time for the rest. counterfact_transformers_test compares emend's figures with what this prints.
 
   evaluate_with_transformers.py MODEL DATA CHANGED.safetensors COUNTS.json > out.json
 
@@ -285,19 +285,29 @@ def sentence_ended(text, names):
     return False
 
 
-def write_on(prompt, names):
-    """The text up to where its sentence has ended, and no token more."""
-    ids = torch.tensor([ids_of(prompt)])
+def continuations(rows, stop=None):
+    """What greedy decoding writes behind each of the rows, 40 tokens at most; the batch is padded on the left."""
+    width = max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, width - len(row) :] = torch.tensor(row)
+        mask[i, width - len(row) :] = 1
 
     def text_of(row):
-        return tokenizer.decode(row[ids.shape[1] :], skip_special_tokens=True)
+        return tokenizer.decode(row[width:], skip_special_tokens=True)
 
-    def stop(rows, scores, **_):
-        return torch.tensor([sentence_ended(text_of(row), names) for row in rows])
+    def stopped(rows, scores, **_):
+        return torch.tensor([stop(text_of(row), i) for i, row in enumerate(rows)])
 
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=0,
-                         stopping_criteria=[stop])
-    return text_of(out[0])
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=40, do_sample=False, pad_token_id=0,
+                         stopping_criteria=[stopped] if stop else None)
+    return [text_of(row) for row in out]
+
+
+def write_on(prompts, names):
+    """Of each prompt the text up to where its sentence has ended, and no token more. `names`: those known in each text."""
+    return continuations([ids_of(prompt) for prompt in prompts], lambda text, i: sentence_ended(text, names[i]))
 
 
 def words_of(text):
@@ -329,11 +339,9 @@ def message_of(text, subject):
     return (f"{front}\n\n" if front else "") + f"Complete the sentence: {sentence}"
 
 
-def chat_answer(message):
-    turns = [{"role": "user", "content": message}]
-    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=0)
-    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+def chat_answers(messages):
+    turns = [[{"role": "user", "content": message}] for message in messages]
+    return continuations([tokenizer.apply_chat_template(one, add_generation_prompt=True, return_dict=True)["input_ids"] for one in turns])
 
 
 def read_chat(text, sentence, subject, new, old):
@@ -375,10 +383,11 @@ def free_chat(record, prompt, subject, new, old, before):
         "neighbor": [(one, one) for one in record["neighborhood_prompts"][:3]],
     }
     case = {}
+    messages = {group: [message_of(text, subject) for text, _ in pairs] for group, pairs in asked.items()}
+    answers = iter(chat_answers([message for group in messages.values() for message in group]))
     for group, pairs in asked.items():
-        for n, (text, repeated) in enumerate(pairs):
-            message = message_of(text, subject)
-            answer = chat_answer(message)
+        for n, (_, repeated) in enumerate(pairs):
+            message, answer = messages[group][n], next(answers)
             if group == "neighbor":
                 entry = {"prompt": message, "text": answer}
                 if n in before:
@@ -405,16 +414,20 @@ def free(records, before):
             "doubt": [f"I doubt that {prompt}"],
         }
         case = {}
+        probes = portability_of(record, new)
+        plain = [(one, (new, old)) for prompts in asked.values() for one in prompts]
+        plain += [(f"Question: {one}\nAnswer:" if one.endswith("?") else one, (answer,)) for one, answer in probes]
+        texts = iter(write_on(*zip(*plain)))
         for group, prompts in asked.items():
-            for text in (write_on(one, (new, old)) for one in prompts):
+            for text in (next(texts) for _ in prompts):
                 found, other = place_of(text, new), place_of(text, old)
                 begin = re.match(re.escape(without_article(words_of(new))) + r"(?!\w)", without_article(words_of(text)))
                 named = found is not None and (other is None or found <= other)
                 case.setdefault(group, []).append({"text": text, "begins": begin is not None, "names": named})
         own, said = (words_of(words_of(case[group][0]["text"]).split(" ")[0]) for group in ("edit", "negation"))
         case["negation"][0]["repeats"] = own == said
-        for one, answer in portability_of(record, new):
-            text = write_on(f"Question: {one}\nAnswer:" if one.endswith("?") else one, (answer,))
+        for _, answer in probes:
+            text = next(texts)
             case.setdefault("portability", []).append({"text": text, "names": place_of(text, answer) is not None})
         case.update(free_chat(record, prompt, rewrite["subject"], new, old, before.setdefault(("chat", i), {})))
         for n, neighbor in enumerate(record["neighborhood_prompts"][:3]):
