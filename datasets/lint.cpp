@@ -162,6 +162,14 @@ void check_probes(Report& report, const Fact& fact) {
   if (!fact.neighborhood_prompts.empty() && !fact.target_true)
     report.add(Severity::kWarning, "no-old-answer",
                "neighbourhood prompts are scored against target_true, which is missing; add it");
+  size_t open = 0;
+  for (const auto* prompts : {&fact.paraphrase_prompts, &fact.neighborhood_prompts})
+    for (const std::string& prompt : *prompts) open += prompt.find("{}") != prompt.npos ? 1 : 0;
+  if (open > 0)
+    report.add(
+        Severity::kWarning, "slot-in-probe",
+        std::to_string(open) +
+            " paraphrases or neighbourhood prompts have a {}, which is asked as it stands; write the subject out");
   const std::string subject = plain(fact.subject);
   size_t own = 0;
   for (const std::string& prompt : fact.neighborhood_prompts) own += contains_word(plain(prompt), subject) ? 1 : 0;
@@ -388,6 +396,7 @@ const std::vector<LintInfo>& lint_checks() {
       {"long-target", "note: more than 20 words in target_new"},
       {"no-old-answer", "warning: neighbourhood prompts without target_true"},
       {"neighbour-is-subject", "warning: a neighbourhood prompt names the subject"},
+      {"slot-in-probe", "warning: a paraphrase or neighbourhood prompt has a {}, which is asked as it stands"},
       {"repeated-paraphrase", "note: a paraphrase repeats the prompt or another paraphrase"},
   };
   return checks;

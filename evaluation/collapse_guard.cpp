@@ -22,6 +22,16 @@ nlohmann::json to_json(const GuardReading& reading) {
   return json;
 }
 
+GuardReading guard_reading_from_json(const nlohmann::json& json) {
+  GuardReading reading;
+  json.at("relative_update").get_to(reading.relative_update);
+  json.at("condition").get_to(reading.condition);
+  json.at("alarms").get_to(reading.alarms);
+  const auto& divergence = json.at("divergence");
+  reading.divergence = divergence.is_null() ? std::numeric_limits<double>::infinity() : divergence.get<double>();
+  return reading;
+}
+
 CollapseGuard::CollapseGuard(const models::Model& unedited, GuardLimits limits, ScoreOptions options)
     : limits_(limits),
       options_(std::move(options)),

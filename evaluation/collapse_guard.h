@@ -33,6 +33,7 @@ struct GuardReading {
   std::vector<std::string> alarms;  ///< one sentence for each limit that is exceeded; empty: all is well
 };
 [[nodiscard]] nlohmann::json to_json(const GuardReading& reading);  ///< the members by their names
+[[nodiscard]] GuardReading guard_reading_from_json(const nlohmann::json& json);
 
 class CollapseGuard {
  public:

@@ -203,6 +203,10 @@ class RetentionMatrix {
   /// too).
   void add(int64_t edits_applied, const std::vector<Efficacy>& values);
   [[nodiscard]] bool empty() const noexcept { return steps_.empty(); }
+  /// Drops the states after more than `edits_applied` edits.
+  void cut(int64_t edits_applied) {
+    std::erase_if(steps_, [&](const Step& step) { return step.edits_applied > edits_applied; });
+  }
   /// {"edits_applied": [...], "success": [[0/1 …] …], "accuracy": [[…] …], "probability": [[…] …],
   ///  "edited_success": [% of the facts edited so far …]} — one row a step.
   [[nodiscard]] nlohmann::json to_json() const;

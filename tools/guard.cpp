@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <memory>
@@ -17,12 +18,13 @@
 namespace emend::tools {
 namespace {
 
-// The only global of the programs: a signal handler can reach nothing else.
-CancelToken* interrupted = nullptr;
+// The only global of the programs: a signal handler can reach nothing else. Null where nothing runs that could stop.
+std::atomic<CancelToken*> interrupted = nullptr;
 
 extern "C" void on_signal(int signal) {
-  if (interrupted && !interrupted->requested()) {
-    interrupted->request();
+  CancelToken* const running = interrupted;
+  if (running && !running->requested()) {
+    running->request();
     const char text[] = "\ninterrupted: finishing the current step and saving; press Ctrl-C again to stop at once\n";
     [[maybe_unused]] const auto n = ::write(2, text, sizeof text - 1);
     return;
@@ -30,15 +32,19 @@ extern "C" void on_signal(int signal) {
   ::_exit(128 + signal);
 }
 
-void install_signal_handlers(CancelToken& cancel) {
-  interrupted = &cancel;
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // a file at its limit of size is a write that fails, and is told as one
-}
+// While it lives the first signal asks the token to stop; one that comes later ends the process.
+struct SignalHandlers {
+  explicit SignalHandlers(CancelToken& cancel) {
+    interrupted = &cancel;
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+    ::signal(SIGPIPE, SIG_IGN);
+    ::signal(SIGXFSZ, SIG_IGN);  // a file at its limit of size is a write that fails, and is told as one
+  }
+  ~SignalHandlers() { interrupted = nullptr; }
+};
 
 // Freed when memory ends: what is left behind by the exception (JSON documents above all, whose destructors allocate)
 // can then be cleaned up, and the message be written. Never touched, so it costs address space alone.
@@ -115,7 +121,7 @@ bool wants_memory(std::string_view what) {
 
 int run_guarded(const VerbRun& run, Common& common, const std::function<void()>& before_files) {
   try {
-    install_signal_handlers(common.cancel);
+    const SignalHandlers handlers(common.cancel);
     open_handles(common, before_files);
     return run(common);
   } catch (const Error& error) {

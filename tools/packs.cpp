@@ -5,6 +5,7 @@
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/models/family.h>
+#include <emend/models/gguf/gguf_file.h>
 
 #include <algorithm>
 
@@ -18,6 +19,13 @@ void read_model(EditSource& source) {
   source.checkpoint = models::open_checkpoint(source.name);
   const fs::path folder = source.checkpoint->path();
   source.pack.facts = nlohmann::json::array();
+  if (fs::is_regular_file(folder)) {
+    for (const auto& text : models::GgufFile(folder).texts("emend.edits")) {
+      const auto edit = nlohmann::json::parse(text);
+      append_item(source.pack.editor, edit.at("editor").get<std::string>(), " + ");
+      for (const auto& fact : edit.at("facts")) source.pack.facts.push_back(fact);
+    }
+  }
   const auto packs = editors::packs_in_force(folder);
   for (const auto& [name, pack] : packs) source.ids.push_back(pack.id);
   if (!packs.empty()) source.pack = editors::merge_packs(packs, editors::OnConflict::kSum).pack;

@@ -26,17 +26,17 @@ class RunCheckpoint {
   /// That of the interrupted run in the folder `run`; nothing if there is none.
   [[nodiscard]] static std::vector<std::string> command_of(const std::filesystem::path& run);
 
-  /// The batches that are complete, in order; a damaged last file is reported and left out.
+  /// The batches that are complete, in order, up to one whose file is damaged or of another run, which is reported.
   [[nodiscard]] std::vector<Batch> load(const Log& log) const;
   /// Of the editor's memory only tensors that are not the ones of the last call, unchanged, are written again.
-  void save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state);
-  /// The editor's memory after the last of `batches` batches; empty if it has none.
+  void save(size_t index, const Batch& batch, const SessionState& state);
+  /// What the session was after the last of `batches` batches.
   /// Throws Error(kCorruption) naming the file when a part of it is missing or damaged: it cannot be computed again.
-  [[nodiscard]] std::map<std::string, at::Tensor> editor_state(size_t batches) const;
+  [[nodiscard]] SessionState state(size_t batches) const;
   /// What was measured between batches so far.
   void save_measured(const Measured& measured) const;
-  /// Nothing if it is not there, damaged, or goes beyond `edits` finished edits.
-  [[nodiscard]] std::optional<Measured> measured(size_t edits) const;
+  /// As far as the first `edits` edits go; nothing if it is not there, or damaged (with a warning).
+  [[nodiscard]] Measured measured(size_t edits, const Log& log) const;
   /// The run is complete: the folder is no longer needed.
   void remove() const;
 
@@ -44,6 +44,7 @@ class RunCheckpoint {
   [[nodiscard]] std::filesystem::path batch_path(size_t index) const;
   std::filesystem::path folder_;
   bool reader_ = false, fresh_ = false;
+  std::string run_;  // SHA-256 of its settings: whose the batches are
   struct Kept {
     at::Tensor tensor;
     int64_t version = 0;

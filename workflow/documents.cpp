@@ -284,8 +284,11 @@ Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low
   for (const auto& outcome : document.at("outcomes")) batch.outcomes.push_back(editors::outcome_from_json(outcome));
   for (const auto& figures : document.at("layers")) batch.layers.push_back(editors::figures_from_json(figures));
   document.at("seconds").get_to(batch.seconds);
-  if (const auto& contexts = document.at("contexts"); !contexts.is_null())
+  if (const auto& contexts = document.at("contexts"); !contexts.is_null()) {
     batch.contexts = editors::parse_contexts(contexts, "checkpoint");
+    batch.contexts->sampled = contexts.at("sampled");
+    batch.contexts->seed = contexts.value("seed", uint64_t{0});
+  }
   batch.hparams = document.at("hparams");
   return batch;
 }
@@ -296,17 +299,12 @@ nlohmann::json measured_document(const Measured& measured) {
           {"lifelong", measured.lifelong}};
 }
 
-std::optional<Measured> read_measured_document(const nlohmann::json& document, int64_t edits) {
-  try {
-    Measured measured;
-    document.at("efficacy_by_edits").get_to(measured.efficacy);
-    document.at("lifelong").get_to(measured.lifelong);
-    if (measured.edits() == 0 || measured.edits() > edits) return std::nullopt;
-    measured.retention = evaluation::RetentionMatrix::from_json(document.at("retention"));
-    return measured;
-  } catch (const std::exception&) {
-    return std::nullopt;  // measured again where it is due
-  }
+Measured read_measured_document(const nlohmann::json& document) {
+  Measured measured;
+  document.at("efficacy_by_edits").get_to(measured.efficacy);
+  document.at("lifelong").get_to(measured.lifelong);
+  measured.retention = evaluation::RetentionMatrix::from_json(document.at("retention"));
+  return measured;
 }
 
 nlohmann::ordered_json results_document(const RunRecord& record, const RunOptions& options,

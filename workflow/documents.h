@@ -31,8 +31,8 @@ namespace emend::workflow {
 /// The batch without tensors: `low_rank` says of each delta whether it has factors. Throws nlohmann::json::exception.
 [[nodiscard]] Batch read_batch_document(const nlohmann::json& document, std::vector<bool>& low_rank);
 [[nodiscard]] nlohmann::json measured_document(const Measured& measured);
-/// Nothing if the document is damaged, empty, or goes beyond `edits` finished edits.
-[[nodiscard]] std::optional<Measured> read_measured_document(const nlohmann::json& document, int64_t edits);
+/// Throws nlohmann::json::exception, Error(kCorruption).
+[[nodiscard]] Measured read_measured_document(const nlohmann::json& document);
 
 /// Peak memory by device.
 [[nodiscard]] nlohmann::ordered_json peak_bytes(const models::Model& model);

@@ -20,6 +20,12 @@ namespace emend::workflow {
 /// batch: it has no facts.
 using Batch = editors::EditResult;
 
+/// What a sequence needs beside its batches to go on in another process.
+struct SessionState {
+  std::map<std::string, at::Tensor> editor = {};        ///< the editor's memory
+  std::vector<evaluation::GuardReading> readings = {};  ///< of the collapse guard, one a batch that it looked at
+};
+
 /// Share of the facts edited so far that the model answers as asked, in percent.
 struct EfficacyStep {
   int64_t edits = 0;
@@ -30,6 +36,12 @@ struct EfficacyStep {
 struct Measured {
   std::vector<EfficacyStep> efficacy;
   evaluation::RetentionMatrix retention;
+  /// Drops what was measured after more than so many edits.
+  void cut(int64_t edits) {
+    std::erase_if(efficacy, [&](const auto& step) { return step.edits > edits; });
+    std::erase_if(lifelong, [&](const auto& entry) { return entry.at("edits").template get<int64_t>() > edits; });
+    retention.cut(edits);
+  }
   /// Edits at the last measurement; 0 without one.
   [[nodiscard]] int64_t edits() const {
     return std::max(efficacy.empty() ? 0 : efficacy.back().edits,

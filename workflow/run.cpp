@@ -26,7 +26,6 @@ namespace emend::workflow {
 namespace {
 
 using editors::PhaseTimer;
-using EditorState = std::map<std::string, at::Tensor>;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -248,8 +247,7 @@ void Run::resume(std::vector<Batch> batches) {
     batches.erase(std::ranges::find_if(batches, [](const Batch& batch) { return batch.deltas.empty(); }),
                   batches.end());
   const size_t done = std::min(facts_.facts.size(), batches.size() * batch_size());
-  session_->resume(batches, std::span(facts_.facts).first(done),
-                   options_.single() ? EditorState{} : checkpoint_->editor_state(batches.size()));
+  session_->resume(batches, std::span(facts_.facts).first(done), checkpoint_->state(batches.size()));
   // What they took counts as if this process had made them.
   for (const auto& batch : batches)
     for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds, began_ -= seconds;
@@ -260,12 +258,8 @@ void Run::resume(std::vector<Batch> batches) {
                        [&] { judge_alone(i * batch_size(), std::min(facts_.facts.size(), (i + 1) * batch_size())); });
     return;
   }
-  size_t last = 0;
-  if (auto measured = checkpoint_->measured(done)) {
-    record_.measured = std::move(*measured);
-    last = static_cast<size_t>(record_.measured.edits());
-  }
-  if (last < done) evaluate_between(done);
+  record_.measured = checkpoint_->measured(done, lent_.log);
+  if (static_cast<size_t>(record_.measured.edits()) < done) evaluate_between(done);
 }
 
 // The single protocol, while the edits of the facts [begin, end) are in force.
@@ -292,8 +286,7 @@ void Run::finish() {
 void Run::finished(const Batch& batch) {
   for (const auto& [phase, seconds] : batch.seconds) record_.seconds[phase] += seconds;
   compare_updates(batch);
-  checkpoint_->save(session_->results().size() - 1, batch,
-                    options_.single() ? EditorState{} : session_->editor().state());
+  checkpoint_->save(session_->results().size() - 1, batch, session_->state());
   if (options_.lifelong()) session_->forget_deltas();
 }
 
@@ -304,7 +297,8 @@ void Run::edit_batch(size_t begin, size_t end) {
       options_.single() ? session_->edit_alone(facts, [&] { judge_alone(begin, end); }) : session_->edit(facts);
   finished(batch);
   lent_.log.event(LogLevel::kInfo, "edit.batch",
-                  "edited facts " + std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
+                  (batch.failed() < std::ssize(facts) ? "edited facts " : "could not edit facts ") +
+                      std::to_string(begin + 1) + "-" + std::to_string(end) + " of " +
                       std::to_string(facts_.facts.size()),
                   batch.to_json());
   if (!options_.single()) evaluate_between(end);

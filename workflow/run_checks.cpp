@@ -53,6 +53,7 @@ nlohmann::json Run::choices() const {
 nlohmann::json Run::settings() const {
   auto json = statistics_settings(options_);
   json.erase("corpus_size");
+  json["corpus_sha256"] = session_->context().statistics->describe().value("text_sha256", "");
   json.update({{"model_fingerprint", model_->fingerprint()},
                {"facts_fingerprint", facts_.fingerprint},
                {"editor", record_.editor},
@@ -63,7 +64,11 @@ nlohmann::json Run::settings() const {
                {"protocol", options_.protocol},
                {"solve_dtype", options_.solve_dtype},
                {"compute_dtype", record_.compute_dtype},
-               {"contexts", options_.contexts}});
+               {"contexts", options_.contexts},
+               {"on_collapse", options_.on_collapse},
+               {"max_divergence", options_.guard.divergence},
+               {"max_update", options_.guard.relative_update},
+               {"max_condition", options_.guard.condition}});
   return json;
 }
 

@@ -2,8 +2,10 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
+#include <emend/core/sha256.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/core/utf8.h>
@@ -146,8 +148,9 @@ namespace {
 
 using editors::WeightDelta;
 
-// In a batch's document: the file of every tensor of the editor's memory after it.
-constexpr const char* kMemory = "memory";
+// In a batch's document: the run; the file of every tensor of the editor's memory after the batch; what the guard read
+// so far.
+constexpr const char *kRun = "run", *kMemory = "memory", *kReadings = "readings";
 
 std::string numbered(const char* stem, size_t index) {
   return formatted("%s%06zu.safetensors", stem, index);
@@ -167,11 +170,14 @@ std::map<std::string, at::Tensor> load_tensors(const SafetensorsFile& file) {
 }
 
 // Tensors are stored under "<index>.left", "<index>.right" or "<index>.dense".
-Batch read_batch(const std::filesystem::path& path) {
+Batch read_batch(const std::filesystem::path& path, const std::string& run) {
   const SafetensorsFile file(path);
   const auto tensors = load_tensors(file);
+  const auto document = nlohmann::json::parse(file.metadata().at("document"));
+  if (document.value(kRun, "") != run)
+    throw Error(ErrorClass::kCorruption, {path.string(), "a batch of another run", "one with this run's settings", ""});
   std::vector<bool> low_rank;
-  Batch batch = read_batch_document(nlohmann::json::parse(file.metadata().at("document")), low_rank);
+  Batch batch = read_batch_document(document, low_rank);
   for (size_t i = 0; i < batch.deltas.size(); ++i) {
     const std::string prefix = std::to_string(i);
     WeightDelta& delta = batch.deltas[i];
@@ -212,6 +218,7 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
                   std::string("the ") + (*key == 'm' ? "model is another one" : "facts are others") + " now",
                   "those that the run began with", "put the file back, or start anew in another folder"});
     require_as_begun(settings, old, path.string());
+    run_ = sha256_hex(read_file(path));
     return;
   }
   fresh_ = true;
@@ -222,7 +229,9 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
   std::filesystem::create_directories(folder_, ignored);
-  write_file(path, dump_json(settings) + "\n");
+  const std::string text = dump_json(settings) + "\n";
+  run_ = sha256_hex(text);
+  write_file(path, text);
 }
 
 void RunCheckpoint::keep_command(const std::vector<std::string>& command) const {
@@ -253,21 +262,21 @@ std::vector<Batch> RunCheckpoint::load(const Log& log) const {
   while (std::filesystem::exists(batch_path(batches.size()))) {
     const auto path = batch_path(batches.size());
     try {
-      batches.push_back(read_batch(path));
+      batches.push_back(read_batch(path, run_));
     } catch (const std::exception& error) {
-      log.warning("checkpoint.damaged", path.string() + " is damaged and is computed again (" + error.what() + ")");
+      log.warning("checkpoint.damaged", path.string() + " cannot be used and is computed again (" + error.what() + ")");
       break;
     }
   }
   return batches;
 }
 
-void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::string, at::Tensor>& editor_state) {
+void RunCheckpoint::save(size_t index, const Batch& batch, const SessionState& state) {
   if (reader_) return;
   const std::string own = numbered("state-", index);
   std::map<std::string, Kept> kept;
   std::vector<std::pair<std::string, at::Tensor>> changed;
-  for (const auto& [name, tensor] : editor_state) {
+  for (const auto& [name, tensor] : state.editor) {
     const auto version = static_cast<int64_t>(tensor._version());
     const auto before = kept_.find(name);
     const bool same =
@@ -289,6 +298,8 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::s
     }
   }
   auto document = batch_document(batch);
+  document[kRun] = run_;
+  document[kReadings] = mapped(state.readings, [](const auto& reading) { return evaluation::to_json(reading); });
   auto& files = document[kMemory] = nlohmann::json::object();
   std::set<std::string> needed;
   for (const auto& [name, part] : kept_) {
@@ -303,18 +314,19 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const std::map<std::s
       std::filesystem::remove(entry.path(), ignored);
 }
 
-std::map<std::string, at::Tensor> RunCheckpoint::editor_state(size_t batches) const {
-  std::map<std::string, at::Tensor> state;
+SessionState RunCheckpoint::state(size_t batches) const {
+  SessionState state;
   if (batches == 0) return state;
   std::filesystem::path path = batch_path(batches - 1);
   try {
     const auto document = nlohmann::json::parse(SafetensorsFile(path).metadata().at("document"));
+    state.readings = mapped(document.at(kReadings), evaluation::guard_reading_from_json);
     std::map<std::string, std::map<std::string, at::Tensor>> files;
     for (const auto& [name, where] : document.at(kMemory).items()) {
       const auto file = std::filesystem::path(where.get<std::string>()).filename().string();
       path = folder_ / file;
       if (!files.contains(file)) files[file] = load_tensors(SafetensorsFile(path));
-      state[name] = files.at(file).at(name);
+      state.editor[name] = files.at(file).at(name);
     }
   } catch (const std::exception&) {
     throw Error(ErrorClass::kCorruption,
@@ -330,11 +342,17 @@ void RunCheckpoint::save_measured(const Measured& measured) const {
   write_file(folder_ / "measured.json", dump_json(measured_document(measured)) + "\n");
 }
 
-std::optional<Measured> RunCheckpoint::measured(size_t edits) const {
+Measured RunCheckpoint::measured(size_t edits, const Log& log) const {
   const auto path = folder_ / "measured.json";
-  if (!std::filesystem::exists(path)) return std::nullopt;
-  std::optional<JsonFault> unreadable;
-  return read_measured_document(parse_json(read_file(path), {}, unreadable), static_cast<int64_t>(edits));
+  Measured measured;
+  if (!std::filesystem::exists(path)) return measured;
+  try {
+    measured = read_measured_document(parse_json(read_file(path), path.string()));
+  } catch (const std::exception& error) {
+    log.warning("checkpoint.measured", std::string("what was measured so far is lost: ") + error.what());
+  }
+  measured.cut(static_cast<int64_t>(edits));
+  return measured;
 }
 
 void RunCheckpoint::remove() const {

@@ -191,19 +191,28 @@ void Session::undo() {
   stopped_ = forgets_ = false;
 }
 
-void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact> facts,
-                     const std::map<std::string, at::Tensor>& state) {
+void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact> facts, SessionState state) {
   // The statistics of a run are those of the unedited model.
   if (const auto layers = editor_->statistics_layers(); !layers.empty()) context_.statistics->prepare(model_, layers);
-  if (!batches.empty() && batches.back().contexts) context_.contexts = batches.back().contexts;
+  // What was sampled is sampled once; other contexts an editor makes anew for each batch.
+  if (!batches.empty() && batches.back().contexts && batches.back().contexts->sampled)
+    context_.contexts = batches.back().contexts;
   results_ = std::move(batches);
   facts_.assign(facts.begin(), facts.end());
+  readings_ = std::move(state.readings);
+  stopped_ = on_collapse_ == OnCollapse::kStop &&
+             std::ranges::any_of(readings_, [](const auto& reading) { return !reading.alarms.empty(); });
   if (options_.single()) return;
   // Delta by delta as they were written the first time, so that the weights get the same bytes.
   for (const auto& batch : results_)
     for (const auto& delta : batch.deltas) editors::apply_delta(delta, transaction());
   changes_.wrote(deltas());
-  editor_->load_state(state);
+  editor_->load_state(state.editor);
+}
+
+// In the single protocol every batch begins without a memory.
+SessionState Session::state() const {
+  return {options_.single() ? std::map<std::string, at::Tensor>{} : editor_->state(), readings_};
 }
 
 void Session::during(const Batch& batch, const std::function<void()>& work) {

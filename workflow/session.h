@@ -51,10 +51,11 @@ class Session {
   /// (sessions, packs, of Changes) wrote since stays.
   void undo();
 
-  /// Takes up a sequence that another session began on the same model: `batches` with their `facts`, and the editor's
-  /// memory after them. In the single protocol nothing is written.
-  void resume(std::vector<Batch> batches, std::span<const datasets::Fact> facts,
-              const std::map<std::string, at::Tensor>& state);
+  /// Takes up a sequence that another session began on the same model: `batches` with their `facts`, and state() after
+  /// them. In the single protocol nothing is written.
+  void resume(std::vector<Batch> batches, std::span<const datasets::Fact> facts, SessionState state);
+  /// What resume() needs beside the batches.
+  [[nodiscard]] SessionState state() const;
   /// Calls `work` while one batch of the single protocol is in force once more.
   void during(const Batch& batch, const std::function<void()>& work);
 

@@ -222,7 +222,11 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
     if (error.error_class() == ErrorClass::kCancelled)
       throw Error(ErrorClass::kCancelled, variant.name + ": interrupted; " + setting("out", comparison.common.out) +
                                               " with " + setting("resume") + " goes on");
-    if (error.error_class() == ErrorClass::kIo) throw;
+    // A run that was begun and cannot be gone on with as things are: nothing is wrong with the editor.
+    const bool begun = comparison.common.resume && fs::exists(folder / "checkpoint" / "batch-000000.safetensors");
+    const bool as_begun =
+        error.error_class() != ErrorClass::kInvalidArgument && error.error_class() != ErrorClass::kCorruption;
+    if (error.error_class() == ErrorClass::kIo || (begun && !as_begun)) throw;
     lent.log.warning("compare.failed", variant.name + " failed: " + error.what());
     note_failure(folder, error);
   }

@@ -185,6 +185,18 @@ std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder)
   return load_packs(model_folder / kFolder, lineage_of(model_folder));
 }
 
+std::vector<std::string> edits_in_weights(const std::filesystem::path& model_folder,
+                                          std::vector<std::string>& left_out) {
+  std::vector<std::string> edits;
+  for (const auto& [name, pack] : packs_in_force(model_folder)) {
+    if (!pack.deltas.empty()) edits.push_back(describe_edit(pack));
+    if (!pack.runtime.empty())
+      left_out.push_back(name + " of " + pack.editor + " lies beside the weights and is left out, with its " +
+                         counted(pack.facts.size(), "fact"));
+  }
+  return edits;
+}
+
 Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
     : folder_(std::move(model_folder)), ledger_(folder_ / kFolder), log_(log) {
   if (!std::filesystem::is_directory(folder_))

@@ -37,6 +37,10 @@ struct LedgerEntry {
 /// The packs in force, as packs for the base. Throws also what load_pack throws, and Error(kCorruption) for a pack file
 /// that is not the one that was applied.
 [[nodiscard]] std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder);
+/// What a copy of the weights can say of itself: describe_edit() of the packs in force that changed weights. `left_out`
+/// gets a sentence for each that lies beside them.
+[[nodiscard]] std::vector<std::string> edits_in_weights(const std::filesystem::path& model_folder,
+                                                        std::vector<std::string>& left_out);
 
 class Ledger {
  public:

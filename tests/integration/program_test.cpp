@@ -209,6 +209,19 @@ TEST_F(ProgramTest, AFullDiskLeavesNothingBehind) {
   expect_error(edit({"--eval", "none", "--stats-cache", path("cache")}), 3, {"cannot write"}, options);
 }
 
+// What a signal would stop is gone by then.
+TEST_F(ProgramTest, ASignalAfterTheLastOutputIsNoCrash) {
+  for (const int signal : {SIGINT, SIGTERM, SIGINT, SIGTERM}) {
+    ProgramOptions options;
+    options.signal = signal;
+    options.signal_when = "no edits";
+    const auto result = run_program(
+        "emend", {"list", "--model", std::string(EMEND_SOURCE_DIR) + "/tests/fixtures/tiny_llama"}, options);
+    EXPECT_TRUE(result.status == 0 || result.status == 128 + signal) << result.status << result.out << result.err;
+    EXPECT_NE(result.out.find("no edits"), std::string::npos) << result.out;
+  }
+}
+
 TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   const auto slow = [&](const std::string& out, std::vector<std::string> more) {
     more.insert(more.end(), {"--editor", "rome", "--hparams", path("rome.yaml"), "--eval", "none", "--out", path(out),

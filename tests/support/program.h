@@ -30,7 +30,7 @@ struct ProgramOptions {
   int64_t file_size_limit = 0;  ///< bytes a file may grow to (a full disk, in effect); 0: none
   double signal_after = 0;      ///< seconds until `signal` is sent; 0: never
   int signal = SIGINT;
-  /// Sends `signal` as soon as standard error contains this text.
+  /// Sends `signal` as soon as standard error or output contains this text.
   std::string signal_when;
   std::atomic<pid_t>* started = nullptr;          ///< receives the program's process id
   const std::atomic<pid_t>* signalled = nullptr;  ///< who gets the signal instead of the program
@@ -110,8 +110,9 @@ inline ProgramResult run_program(const std::string& name, const std::vector<std:
       }
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const auto says = [&](const std::string& text) { return text.find(options.signal_when) != std::string::npos; };
     const bool due = (options.signal_after > 0 && seconds > options.signal_after) ||
-                     (!options.signal_when.empty() && result.err.find(options.signal_when) != std::string::npos);
+                     (!options.signal_when.empty() && (says(result.err) || says(result.out)));
     if (due && !sent) {
       ::kill(options.signalled ? options.signalled->load() : child, options.signal);
       sent = true;

@@ -64,6 +64,7 @@ TEST(FactsLint, EachCheckFires) {
                        {{"target_true", "c"}, {"neighborhood_prompts", {"Oslo is in", "Bergen is in"}}})}),
             Names{"neighbour-is-subject@1"});
   EXPECT_EQ(found({row("{} is in", "A", "b", {{"paraphrase_prompts", {"A is in"}}})}), Names{"repeated-paraphrase@1"});
+  EXPECT_EQ(found({row("{} is in", "A", "b", {{"paraphrase_prompts", {"{} lies in"}}})}), Names{"slot-in-probe@1"});
   EXPECT_EQ(found({row("{} is", "A", "b"), row("nothing here", "A", "b")}), Names{"unusable-row@2"});
 }
 
@@ -197,7 +198,7 @@ TEST(FactsLint, MoreChecksComeFromOutside) {
 TEST(FactsLint, EveryCheckIsDocumented) {
   std::set<std::string> names;
   for (const LintInfo& check : lint_checks()) EXPECT_TRUE(names.insert(check.name).second);
-  EXPECT_EQ(names.size(), 22U);
+  EXPECT_EQ(names.size(), 23U);
 }
 
 }  // namespace facts_lint_test

@@ -40,41 +40,41 @@ void expect_equal(const State& found, const State& expected) {
 TEST_F(RunCheckpointTest, WritesOnlyWhatChangedOfTheMemory) {
   State state = {{"text", at::arange(6, at::kFloat)}, {"sum", at::zeros({3})}, {"seen", at::zeros({1})}};
   RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
-  checkpoint.save(0, {}, state);
+  checkpoint.save(0, {}, {state});
   EXPECT_EQ(held_by(0).size(), 3U);
   state["sum"].add_(1);                 // in place
   state["seen"] = state["seen"] + 0.0;  // another tensor, though equal
-  checkpoint.save(1, {}, state);
+  checkpoint.save(1, {}, {state});
   EXPECT_EQ(held_by(1), (std::vector<std::string>{"seen", "sum"}));
-  expect_equal(checkpoint.editor_state(2), state);
+  expect_equal(checkpoint.state(2).editor, state);
   state["seen"] = at::ones({2});
-  checkpoint.save(2, {}, state);
+  checkpoint.save(2, {}, {state});
   EXPECT_EQ(held_by(2), std::vector<std::string>{"seen"});
   EXPECT_EQ(states(), 3U) << "the text is in the first file, the sum in the second";
 
   // Another process goes on: it writes all once more, and nothing of before is needed.
   RunCheckpoint resumed(folder_, {{"seed", 0}}, true);
-  State read = resumed.editor_state(3);
+  State read = resumed.state(3).editor;
   expect_equal(read, state);
-  resumed.save(3, {}, read);
+  resumed.save(3, {}, {read});
   EXPECT_EQ(held_by(3).size(), 3U);
   EXPECT_EQ(states(), 1U);
-  expect_equal(resumed.editor_state(4), state);
+  expect_equal(resumed.state(4).editor, state);
   resumed.save(4, {}, {});
   EXPECT_EQ(states(), 0U) << "an editor without memory";
-  EXPECT_TRUE(resumed.editor_state(5).empty());
+  EXPECT_TRUE(resumed.state(5).editor.empty());
 }
 
 // Going on without it, or with one of another batch, would give other weights than a run that was not interrupted.
 TEST_F(RunCheckpointTest, RefusesAMemoryThatIsMissingOrDamaged) {
   State state = {{"sum", at::zeros({3})}, {"text", at::arange(6, at::kFloat)}};
   RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
-  checkpoint.save(0, {}, state);
+  checkpoint.save(0, {}, {state});
   state["sum"].add_(1);
-  checkpoint.save(1, {}, state);
+  checkpoint.save(1, {}, {state});
   const auto refused = [&](size_t batches, const std::string& file) {
     try {
-      (void)checkpoint.editor_state(batches);
+      (void)checkpoint.state(batches);
       ADD_FAILURE() << "went on without " << file;
     } catch (const Error& error) {
       EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
@@ -92,13 +92,13 @@ TEST_F(RunCheckpointTest, RefusesAMemoryThatIsMissingOrDamaged) {
     write_file(folder_ / file, damaged);
     refused(2, file);
     write_file(folder_ / file, bytes);
-    expect_equal(checkpoint.editor_state(2), state);
+    expect_equal(checkpoint.state(2).editor, state);
   }
   // Where the last batch is lost, that of the batch before is no longer held, unless its file is needed.
-  EXPECT_EQ(checkpoint.editor_state(1).size(), 2U);
+  EXPECT_EQ(checkpoint.state(1).editor.size(), 2U);
   state["text"].add_(1);
   state["sum"].add_(1);
-  checkpoint.save(2, {}, state);
+  checkpoint.save(2, {}, {state});
   refused(1, first);
 }
 

@@ -83,8 +83,8 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   if (!options.shard_size.empty()) convert.shard_bytes = parse_bytes(options.shard_size);
   convert.overwrite = options.force;
   convert.spare_neurons = options.spare_neurons;
-  for (const auto& [name, pack] : editors::packs_in_force(models::open_checkpoint(options.source)->path()))
-    convert.edits.push_back(editors::describe_edit(pack));
+  std::vector<std::string> left_out;
+  convert.edits = editors::edits_in_weights(models::open_checkpoint(options.source)->path(), left_out);
   convert.log = &common.log;
   convert.progress = [&common](const ProgressUpdate& update) {
     if (common.cancel.requested())
@@ -94,7 +94,8 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   };
   if (options.force) warn_of_replaced(options.target, common.log);
   const auto begin = std::chrono::steady_clock::now();
-  const auto report = models::convert_model(options.source, options.target, convert);
+  auto report = models::convert_model(options.source, options.target, convert);
+  report.notes.insert(report.notes.end(), left_out.begin(), left_out.end());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const auto document = to_json(report, options.source, options.target, seconds);
   common.print(document, conversion_text(document));

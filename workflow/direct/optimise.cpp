@@ -339,7 +339,7 @@ json settings_of(const Searching& search) {
   return settings;
 }
 
-// The finished trials of an interrupted search; a line that a kill cut off does not count.
+// The finished trials of an interrupted search.
 std::vector<DirectTrial> read_journal(const Searching& search, const json& settings) {
   std::vector<DirectTrial> trials;
   const auto& path = search.options.journal;
@@ -350,7 +350,7 @@ std::vector<DirectTrial> read_journal(const Searching& search, const json& setti
     refuse({path.string(), "a search with other settings or another model", "the one that is to go on",
             "take the same settings, or another folder"});
   while (std::getline(lines, line)) {
-    const json one = parse_json(line, path.string());
+    const json one = parse_json(line, path.string() + ", line " + std::to_string(trials.size() + 2));
     try {
       DirectTrial trial{.number = one.at("trial")};
       if (!one.at("kl").is_null()) trial.kl = one.at("kl").get<double>();

@@ -23,8 +23,9 @@ SaveFormat save_gguf() {
     models::GgufWriteOptions options;
     if (!request.type.empty()) options.type = models::parse_ggml_type(request.type);
     options.base = request.base;
-    for (const auto& [name, pack] : editors::packs_in_force(request.model.checkpoint().path()))
-      options.edits.push_back(editors::describe_edit(pack));
+    std::vector<std::string> left_out;
+    options.edits = editors::edits_in_weights(request.model.checkpoint().path(), left_out);
+    for (const auto& text : left_out) request.lent.log.warning("save.gguf", text);
     options.edits.push_back(editors::describe_edit(request.pack));
     options.log = &request.lent.log;
     options.progress = request.lent.progress;
