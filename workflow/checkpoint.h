@@ -45,6 +45,7 @@ class RunCheckpoint {
   std::filesystem::path folder_;
   bool reader_ = false, fresh_ = false;
   std::string run_;  // SHA-256 of its settings: whose the batches are
+  size_t read_ = 0;  // readings of the guard that are saved
   struct Kept {
     at::Tensor tensor;
     int64_t version = 0;

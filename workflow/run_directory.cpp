@@ -22,6 +22,7 @@
 #include <ctime>
 #include <map>
 #include <set>
+#include <span>
 #include <system_error>
 
 namespace emend::workflow {
@@ -148,9 +149,9 @@ namespace {
 
 using editors::WeightDelta;
 
-// In a batch's document: the run; the file of every tensor of the editor's memory after the batch; what the guard read
-// so far.
-constexpr const char *kRun = "run", *kMemory = "memory", *kReadings = "readings";
+// In a batch's document: the run; the file of every tensor of the editor's memory after the batch; what the guard read,
+// and how many readings there were before.
+constexpr const char *kRun = "run", *kMemory = "memory", *kReadings = "readings", *kReadBefore = "readings_before";
 
 std::string numbered(const char* stem, size_t index) {
   return formatted("%s%06zu.safetensors", stem, index);
@@ -299,7 +300,9 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const SessionState& s
   }
   auto document = batch_document(batch);
   document[kRun] = run_;
-  document[kReadings] = mapped(state.readings, [](const auto& reading) { return evaluation::to_json(reading); });
+  const auto readings = std::span(state.readings).subspan(std::min(read_, state.readings.size()));
+  document[kReadings] = mapped(readings, [](const auto& reading) { return evaluation::to_json(reading); });
+  document[kReadBefore] = state.readings.size() - readings.size();
   auto& files = document[kMemory] = nlohmann::json::object();
   std::set<std::string> needed;
   for (const auto& [name, part] : kept_) {
@@ -308,6 +311,7 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const SessionState& s
   }
   // The batch file comes last: it is what says that the batch is complete.
   save_document(batch_path(index), std::move(tensors), document);
+  read_ = state.readings.size();
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored))
     if (const auto name = entry.path().filename().string(); name.starts_with("state-") && !needed.contains(name))
@@ -317,10 +321,16 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const SessionState& s
 SessionState RunCheckpoint::state(size_t batches) const {
   SessionState state;
   if (batches == 0) return state;
-  std::filesystem::path path = batch_path(batches - 1);
+  std::filesystem::path path;
   try {
-    const auto document = nlohmann::json::parse(SafetensorsFile(path).metadata().at("document"));
-    state.readings = mapped(document.at(kReadings), evaluation::guard_reading_from_json);
+    nlohmann::json document;
+    for (size_t i = 0; i < batches; ++i) {
+      path = batch_path(i);
+      document = nlohmann::json::parse(SafetensorsFile(path).metadata().at("document"));
+      state.readings.resize(document.at(kReadBefore));
+      for (const auto& reading : document.at(kReadings))
+        state.readings.push_back(evaluation::guard_reading_from_json(reading));
+    }
     std::map<std::string, std::map<std::string, at::Tensor>> files;
     for (const auto& [name, where] : document.at(kMemory).items()) {
       const auto file = std::filesystem::path(where.get<std::string>()).filename().string();

@@ -120,6 +120,7 @@ class LatchBatch {
     }
     std::set<size_t> places(released.begin(), released.end());
     for (const LatchUnit& unit : units_) places.insert(unit.layer);
+    const PhaseTimer timer(result_, "statistics");
     if (!places.empty()) (void)texts_.passes({places.begin(), places.end()}, reader());
     return released;
   }

@@ -6,6 +6,8 @@
 #include <emend/workflow/checkpoint.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace emend::workflow {
 namespace run_checkpoint_test {
 
@@ -100,6 +102,50 @@ TEST_F(RunCheckpointTest, RefusesAMemoryThatIsMissingOrDamaged) {
   state["sum"].add_(1);
   checkpoint.save(2, {}, {state});
   refused(1, first);
+}
+
+TEST_F(RunCheckpointTest, TakesBatchesOfItsOwnRunAlone) {
+  const fs::path other = folder_.string() + "_other";
+  fs::remove_all(other);
+  RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false), foreign(other, {{"seed", 1}}, false);
+  for (const size_t index : {0, 1}) {
+    checkpoint.save(index, {}, {});
+    foreign.save(index, {}, {});
+  }
+  const RunCheckpoint resumed(folder_, {{"seed", 0}}, true);
+  EXPECT_EQ(resumed.load({}).size(), 2U);
+  fs::copy_file(other / "batch-000001.safetensors", folder_ / "batch-000001.safetensors",
+                fs::copy_options::overwrite_existing);
+  EXPECT_EQ(resumed.load({}).size(), 1U);
+  fs::remove_all(other);
+}
+
+TEST_F(RunCheckpointTest, KeepsWhatTheGuardReadAndWhatWasMeasured) {
+  RunCheckpoint checkpoint(folder_, {{"seed", 0}}, false);
+  const double infinite = std::numeric_limits<double>::infinity();
+  checkpoint.save(0, {}, {{}, {{0.5, 0.1, 2, {}}}});
+  checkpoint.save(1, {}, {{}, {{0.5, 0.1, 2, {}}, {infinite, 0.1, 2, {"too far"}}}});
+  EXPECT_EQ(checkpoint.state(1).readings.size(), 1U);
+  const auto readings = checkpoint.state(2).readings;
+  ASSERT_EQ(readings.size(), 2U);
+  EXPECT_EQ(readings[0].divergence, 0.5);
+  EXPECT_EQ(readings[1].divergence, infinite);
+  EXPECT_EQ(readings[1].alarms, std::vector<std::string>{"too far"});
+
+  EXPECT_EQ(checkpoint.measured(2, {}).edits(), 0) << "nothing yet";
+  Measured measured;
+  for (const int64_t edits : {1, 2, 3}) {
+    measured.efficacy.push_back({edits, 100});
+    measured.retention.add(edits, {{}});
+    measured.lifelong.push_back({{"edits", edits}});
+  }
+  checkpoint.save_measured(measured);
+  const Measured two = checkpoint.measured(2, {});
+  EXPECT_EQ(two.efficacy.size(), 2U) << "the third batch is made again";
+  EXPECT_EQ(two.lifelong.size(), 2U);
+  EXPECT_EQ(two.retention.to_json().at("edits_applied"), nlohmann::json({1, 2}));
+  write_file(folder_ / "measured.json", "{");
+  EXPECT_EQ(checkpoint.measured(2, {}).edits(), 0);
 }
 
 }  // namespace run_checkpoint_test

@@ -80,10 +80,10 @@ int run_stats(const StatsArguments& options, const Common& common) {
 
 // 6 where fewer facts are said than --strict (all) or --min-said ask for, 4 if the collapse guard stopped the run.
 int run_edit(RunOptions options, Common& common) {
-  if (options.model.model.empty()) options.model.model = default_model_path().string();
   if (options.facts.file.empty())
     refuse({"--resume", (options.out.empty() ? "no --out" : options.out + " holds no run that was interrupted"),
             "the folder of one that was", "name it with --out, or give --facts"});
+  if (options.model.model.empty()) options.model.model = default_model_path().string();
   workflow::Run run(options, common);
   const bool speaks = common.sharing.first();
   if (options.dry_run) {
