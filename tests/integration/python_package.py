@@ -365,7 +365,7 @@ class Runs(unittest.TestCase):
         self.assertEqual((run.failed, run.results["batches"]), (0, 2))
         self.assertEqual([case["verdict"] for case in run.cases].count("said"), edits["said"])
         self.assertEqual(run.results["retention"]["edits_applied"], [1, 2])
-        self.assertEqual(len(run.results["guard"]), 1, "the guard watches the batches of this process")
+        self.assertEqual(len(run.results["guard"]), 2, "of the batch that was there already, too")
         for file in ("report.html", "results.json", "cases.jsonl", "edit.safetensors"):
             self.assertTrue((SCRATCH / "run" / file).exists(), file)
         self.assertFalse(same(original, weights(model)))
