@@ -1,11 +1,13 @@
 #include "packs.h"
 
 #include <emend/core/error.h>
+#include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/models/family.h>
 #include <emend/models/gguf/gguf_file.h>
+#include <emend/models/gguf/gguf_writer.h>
 
 #include <algorithm>
 
@@ -20,9 +22,9 @@ void read_model(EditSource& source) {
   const fs::path folder = source.checkpoint->path();
   source.pack.facts = nlohmann::json::array();
   if (fs::is_regular_file(folder)) {
-    for (const auto& text : models::GgufFile(folder).texts("emend.edits")) {
-      const auto edit = nlohmann::json::parse(text);
-      append_item(source.pack.editor, edit.at("editor").get<std::string>(), " + ");
+    for (const auto& text : models::GgufFile(folder).texts(models::kGgufEdits)) {
+      const auto edit = parse_json(text, source.name + ", " + models::kGgufEdits);
+      append_item(source.pack.editor, edit.at("editor").get<std::string>(), "+");
       for (const auto& fact : edit.at("facts")) source.pack.facts.push_back(fact);
     }
   }

@@ -15,6 +15,13 @@
 
 namespace emend::workflow {
 
+static nlohmann::json guard_settings(const RunOptions& options) {
+  return {{"on_collapse", options.on_collapse},
+          {"max_divergence", options.guard.divergence},
+          {"max_update", options.guard.relative_update},
+          {"max_condition", options.guard.condition}};
+}
+
 // What decides the result and is known before the model is loaded.
 nlohmann::json Run::choices() const {
   auto json = statistics_settings(options_);
@@ -35,10 +42,6 @@ nlohmann::json Run::choices() const {
                {"health_limit", options_.metrics.health_limit},
                {"free_limit", options_.metrics.free_limit},
                {"free_style", options_.metrics.free_style},
-               {"on_collapse", options_.on_collapse},
-               {"max_divergence", options_.guard.divergence},
-               {"max_update", options_.guard.relative_update},
-               {"max_condition", options_.guard.condition},
                {"fix", options_.fix},
                {"allow_conflicts", options_.allow_conflicts},
                {"show", options_.show},
@@ -46,6 +49,7 @@ nlohmann::json Run::choices() const {
                {"spare_neurons", options_.spare_neurons},
                {"resume", options_.resume},
                {"dry_run", options_.dry_run}});
+  json.update(guard_settings(options_));
   return json;
 }
 
@@ -64,11 +68,8 @@ nlohmann::json Run::settings() const {
                {"protocol", options_.protocol},
                {"solve_dtype", options_.solve_dtype},
                {"compute_dtype", record_.compute_dtype},
-               {"contexts", options_.contexts},
-               {"on_collapse", options_.on_collapse},
-               {"max_divergence", options_.guard.divergence},
-               {"max_update", options_.guard.relative_update},
-               {"max_condition", options_.guard.condition}});
+               {"contexts", options_.contexts}});
+  json.update(guard_settings(options_));
   return json;
 }
 

@@ -211,7 +211,8 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
   const auto path = folder_ / "settings.json";
   if (resume && std::filesystem::exists(path)) {
     std::optional<JsonFault> unreadable;
-    const auto old = parse_json(read_file(path), {}, unreadable);
+    const std::string text = read_file(path);
+    const auto old = parse_json(text, {}, unreadable);
     if (old.is_object())
       for (const char* key : {"facts_fingerprint", "model_fingerprint"})
         if (settings.contains(key) && old.value(key, nlohmann::json()) != settings.at(key))
@@ -219,7 +220,7 @@ RunCheckpoint::RunCheckpoint(std::filesystem::path folder, nlohmann::json settin
                   std::string("the ") + (*key == 'm' ? "model is another one" : "facts are others") + " now",
                   "those that the run began with", "put the file back, or start anew in another folder"});
     require_as_begun(settings, old, path.string());
-    run_ = sha256_hex(read_file(path));
+    run_ = sha256_hex(text);
     return;
   }
   fresh_ = true;
@@ -354,15 +355,15 @@ void RunCheckpoint::save_measured(const Measured& measured) const {
 
 Measured RunCheckpoint::measured(size_t edits, const Log& log) const {
   const auto path = folder_ / "measured.json";
-  Measured measured;
-  if (!std::filesystem::exists(path)) return measured;
+  if (!std::filesystem::exists(path)) return {};
   try {
-    measured = read_measured_document(parse_json(read_file(path), path.string()));
+    Measured measured = read_measured_document(parse_json(read_file(path), path.string()));
+    measured.cut(static_cast<int64_t>(edits));
+    return measured;
   } catch (const std::exception& error) {
     log.warning("checkpoint.measured", std::string("what was measured so far is lost: ") + error.what());
+    return {};
   }
-  measured.cut(static_cast<int64_t>(edits));
-  return measured;
 }
 
 void RunCheckpoint::remove() const {

@@ -215,18 +215,19 @@ void run_one(const Variant& variant, const Comparison& comparison, Handles lent)
   const fs::path folder = options.out;
   lent.command_line = command_of(variant, options, comparison.command);
   devices::reset_peak_memory(c10::Device(c10::kCPU));
+  const bool begun = fs::exists(folder / "checkpoint");
+  bool opened = false;
   try {
     Run run(std::move(options), lent);
+    opened = true;
     run.execute();
   } catch (const Error& error) {
     if (error.error_class() == ErrorClass::kCancelled)
       throw Error(ErrorClass::kCancelled, variant.name + ": interrupted; " + setting("out", comparison.common.out) +
                                               " with " + setting("resume") + " goes on");
-    // A run that was begun and cannot be gone on with as things are: nothing is wrong with the editor.
-    const bool begun = comparison.common.resume && fs::exists(folder / "checkpoint" / "batch-000000.safetensors");
-    const bool as_begun =
-        error.error_class() != ErrorClass::kInvalidArgument && error.error_class() != ErrorClass::kCorruption;
-    if (error.error_class() == ErrorClass::kIo || (begun && !as_begun)) throw;
+    // What was begun and cannot be gone on with as things are: nothing is wrong with the editor.
+    const bool refused = begun && (!opened || error.error_class() == ErrorClass::kCorruption);
+    if (error.error_class() == ErrorClass::kIo || refused) throw;
     lent.log.warning("compare.failed", variant.name + " failed: " + error.what());
     note_failure(folder, error);
   }

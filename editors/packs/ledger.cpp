@@ -19,11 +19,12 @@
 
 namespace emend::editors {
 
-using detail::read_state, detail::StoredState;
+using detail::kept_pack, detail::load_packs, detail::read_state, detail::rebase, detail::StoredState;
+using detail::kFolder, detail::kState;
 
 namespace {
 
-constexpr const char *kFolder = ".emend", *kState = "ledger.json", *kOriginals = "originals.safetensors";
+constexpr const char* kOriginals = "originals.safetensors";
 
 // Which file of the folder holds each tensor.
 std::map<std::string, std::filesystem::path> files_of(const std::filesystem::path& folder) {
@@ -137,65 +138,7 @@ class StagedChange {
   std::vector<std::filesystem::path> files_;
 };
 
-// The ledger has accepted the pack, whatever it was made for.
-void rebase(EditPack& pack, const std::string& base) {
-  pack.base_fingerprint = base;
-  if (!pack.under.edits.empty()) pack.under.base = base;
-}
-
-// The pack that the ledger knows by this name, and no other that lies in its place.
-EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
-  const auto path = ledger / "packs" / (id + ".safetensors");
-  auto pack = load_pack(path);
-  if (pack.id != id)
-    throw Error(ErrorClass::kCorruption,
-                {path.string(), "the edit " + pack.id, "the edit " + id, "put the pack back that was applied"});
-  return pack;
-}
-
-std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
-  std::vector<NamedPack> packs;
-  for (const auto& id : lineage.edits) {
-    packs.push_back({"edit " + id, kept_pack(ledger, id)});
-    rebase(packs.back().pack, lineage.base);
-  }
-  return packs;
-}
-
 }  // namespace
-
-// Empty where there is no ledger.
-static StoredState state_of(const std::filesystem::path& model_folder) {
-  const auto path = model_folder / kFolder / kState;
-  std::error_code error;
-  return model_folder.empty() || !std::filesystem::exists(path, error) ? StoredState() : read_state(path);
-}
-
-bool has_runtime_edits(const std::filesystem::path& model_folder) {
-  const StoredState state = state_of(model_folder);
-  return std::ranges::any_of(state.active, [&](const auto& id) { return state.known.at(id).runtime; });
-}
-
-Lineage lineage_of(const std::filesystem::path& model_folder) {
-  StoredState state = state_of(model_folder);
-  return {std::move(state.base), std::move(state.active)};
-}
-
-std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder) {
-  return load_packs(model_folder / kFolder, lineage_of(model_folder));
-}
-
-std::vector<std::string> edits_in_weights(const std::filesystem::path& model_folder,
-                                          std::vector<std::string>& left_out) {
-  std::vector<std::string> edits;
-  for (const auto& [name, pack] : packs_in_force(model_folder)) {
-    if (!pack.deltas.empty()) edits.push_back(describe_edit(pack));
-    if (!pack.runtime.empty())
-      left_out.push_back(name + " of " + pack.editor + " lies beside the weights and is left out, with its " +
-                         counted(pack.facts.size(), "fact"));
-  }
-  return edits;
-}
 
 Ledger::Ledger(std::filesystem::path model_folder, const Log& log)
     : folder_(std::move(model_folder)), ledger_(folder_ / kFolder), log_(log) {

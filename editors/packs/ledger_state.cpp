@@ -1,6 +1,8 @@
 #include <emend/core/json.h>
+#include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
 
+#include <algorithm>
 #include <set>
 
 namespace emend::editors::detail {
@@ -72,4 +74,66 @@ std::string StoredState::text() const {
   return state.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+void rebase(EditPack& pack, const std::string& base) {
+  pack.base_fingerprint = base;
+  if (!pack.under.edits.empty()) pack.under.base = base;
+}
+
+EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id) {
+  const auto path = ledger / "packs" / (id + ".safetensors");
+  auto pack = load_pack(path);
+  if (pack.id != id)
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "the edit " + pack.id, "the edit " + id, "put the pack back that was applied"});
+  return pack;
+}
+
+std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage) {
+  std::vector<NamedPack> packs;
+  for (const auto& id : lineage.edits) {
+    packs.push_back({"edit " + id, kept_pack(ledger, id)});
+    rebase(packs.back().pack, lineage.base);
+  }
+  return packs;
+}
+
 }  // namespace emend::editors::detail
+
+namespace emend::editors {
+
+using detail::StoredState;
+
+// Empty where there is no ledger.
+static StoredState state_of(const std::filesystem::path& model_folder) {
+  const auto path = model_folder / detail::kFolder / detail::kState;
+  std::error_code error;
+  return model_folder.empty() || !std::filesystem::exists(path, error) ? StoredState() : detail::read_state(path);
+}
+
+bool has_runtime_edits(const std::filesystem::path& model_folder) {
+  const StoredState state = state_of(model_folder);
+  return std::ranges::any_of(state.active, [&](const auto& id) { return state.known.at(id).runtime; });
+}
+
+Lineage lineage_of(const std::filesystem::path& model_folder) {
+  StoredState state = state_of(model_folder);
+  return {std::move(state.base), std::move(state.active)};
+}
+
+std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder) {
+  return detail::load_packs(model_folder / detail::kFolder, lineage_of(model_folder));
+}
+
+std::vector<std::string> edits_in_weights(const std::filesystem::path& model_folder,
+                                          std::vector<std::string>& left_out) {
+  std::vector<std::string> edits;
+  for (const auto& [name, pack] : packs_in_force(model_folder)) {
+    if (!pack.deltas.empty()) edits.push_back(describe_edit(pack));
+    if (!pack.runtime.empty())
+      left_out.push_back(name + " of " + pack.editor + " lies beside the weights and is left out, with its " +
+                         counted(pack.facts.size(), "fact"));
+  }
+  return edits;
+}
+
+}  // namespace emend::editors

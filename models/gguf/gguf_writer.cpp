@@ -16,7 +16,6 @@ namespace emend::models {
 namespace {
 
 using Json = nlohmann::json;
-constexpr const char* kEditsKey = "emend.edits";
 using detail::GgufRecipe;
 
 /// What is being written: values under table names, as they are now and as the checkpoint has them.
@@ -271,9 +270,9 @@ class Writer {
 
   // What was edited, with what, on which base: after what the base says of itself.
   void describe_edits(GgufMetadata& metadata) const {
-    auto all = base_ ? base_->files.metadata().texts(kEditsKey) : std::vector<std::string>();
+    auto all = base_ ? base_->files.metadata().texts(kGgufEdits) : std::vector<std::string>();
     all.insert(all.end(), options_.edits.begin(), options_.edits.end());
-    metadata.set_texts(kEditsKey, all);
+    metadata.set_texts(kGgufEdits, all);
     if (metadata.contains("general.base_model.count")) return;
     const std::string base = model_name(source_.checkpoint.path());
     const size_t slash = base.find('/');

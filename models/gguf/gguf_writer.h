@@ -35,12 +35,15 @@ struct GgufWriteOptions {
   bool vocabulary = true;
   /// Of a checkpoint that is not loaded as a model, if its family is not in families.def. A model brings its own.
   const FamilySpec* family = nullptr;
-  /// What the weights were edited with, a JSON text an edit: kept under "emend.edits", after those that a base has
+  /// What the weights were edited with, a JSON text an edit: kept under kGgufEdits, after those that a base has
   /// there; with any, "general.base_model" names the model.
   std::vector<std::string> edits = {};
   const Log* log = nullptr;  ///< notes and fall-backs, as warnings
   ProgressFn progress = {};  ///< phase "convert", in tensors
 };
+
+/// The key of GgufWriteOptions::edits.
+constexpr const char* kGgufEdits = "emend.edits";
 
 struct GgufWrittenTensor {
   std::string name;  ///< in the GGUF file

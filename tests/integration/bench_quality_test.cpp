@@ -208,6 +208,13 @@ TEST_F(BenchQualityTest, TheFolderIsTheComparisonsOwn) {
   expect_refused(with("out", {"--resume", "--batch-size", "2"}), {"\"batch_size\" is \"2\" now; expected \"0\""});
   expect_refused(with("out", {"--resume", "--eval", "easyedit"}), {"\"eval\" is \"counterfact,free,easyedit\" now"});
   expect_refused(with("out/memit-v_lr=1e-4", {"--resume"}), {"which no comparison wrote"});
+  // A run in it that began with other settings is no failure of the editor, to be written down for good.
+  const fs::path one = folder_ / "out" / "memit-v_lr=1e-4";
+  fs::remove(one / "results.json");
+  fs::create_directories(one / "checkpoint");
+  write_file(one / "checkpoint" / "settings.json", "{}");
+  expect_refused(with("out", {"--resume"}), {"the facts are others now"});
+  EXPECT_FALSE(fs::exists(one / "failure.json"));
 
   // Runs that memit_edit wrote stand in one table too; of other facts they do not.
   fs::create_directories(folder_ / "runs");
