@@ -1,7 +1,6 @@
 #include "packs.h"
 
 #include <emend/core/error.h>
-#include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
@@ -23,9 +22,9 @@ void read_model(EditSource& source) {
   source.pack.facts = nlohmann::json::array();
   if (fs::is_regular_file(folder)) {
     for (const auto& text : models::GgufFile(folder).texts(models::kGgufEdits)) {
-      const auto edit = parse_json(text, source.name + ", " + models::kGgufEdits);
-      append_item(source.pack.editor, edit.at("editor").get<std::string>(), "+");
-      for (const auto& fact : edit.at("facts")) source.pack.facts.push_back(fact);
+      const auto edit = editors::described_edit(text, source.name + ", " + models::kGgufEdits);
+      append_item(source.pack.editor, edit.editor, "+");
+      source.pack.facts.insert(source.pack.facts.end(), edit.facts.begin(), edit.facts.end());
     }
   }
   const auto packs = editors::packs_in_force(folder);

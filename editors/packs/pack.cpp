@@ -330,6 +330,19 @@ std::string describe_edit(const EditPack& pack) {
   return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+EditPack described_edit(const std::string& line, const std::string& where) {
+  const auto text = parse_json(line, where);
+  EditPack pack;
+  try {
+    text.at("editor").get_to(pack.editor);
+    pack.facts = text.at("facts").get<std::vector<nlohmann::json>>();
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorClass::kCorruption, {where, std::string("no edit that emend describes (") + error.what() + ")",
+                                          "an editor and its facts", "write the file again"});
+  }
+  return pack;
+}
+
 EditPack load_pack(const std::filesystem::path& path) {
   EditPack pack = PackReader(path).read();
   pack.id = pack_id(path);

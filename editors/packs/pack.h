@@ -45,6 +45,8 @@ void save_pack(const std::filesystem::path& path, const EditPack& pack, at::Scal
 
 /// Facts, editor, settings, seed and base of an edit as one line of JSON: for files that have room for no more.
 [[nodiscard]] std::string describe_edit(const EditPack& pack);
+/// The editor and the facts of such a line, as a pack without a change. Throws Error(kCorruption) naming `where`.
+[[nodiscard]] EditPack described_edit(const std::string& line, const std::string& where);
 
 struct ApplyPackOptions {
   bool force = false;  ///< apply although the model's fingerprint is another one (shapes must still fit)

@@ -59,6 +59,22 @@ TEST(Pack, RoundTripKeepsEverything) {
   }
 }
 
+TEST(Pack, ADescriptionIsReadAgain) {
+  const EditPack pack = make_pack(tiny_model({}));
+  const EditPack read = editors::described_edit(editors::describe_edit(pack), "a file");
+  EXPECT_EQ(read.editor, pack.editor);
+  EXPECT_EQ(read.facts, pack.facts);
+  for (const char* other : {"", "{}", "[1]", R"({"editor": 1, "facts": []})", R"({"editor": "memit", "facts": 2})"}) {
+    try {
+      (void)editors::described_edit(other, "a file");
+      ADD_FAILURE() << other;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("a file"), 0U) << error.what();
+    }
+  }
+}
+
 TEST(Pack, ApplyGivesTheEditedModelAndRevertTheOriginalBytes) {
   const TemporaryFolder folder("pack");
   const auto path = folder.path() / "edit.safetensors";
