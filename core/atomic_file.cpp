@@ -51,6 +51,10 @@ int open_for_reading(const std::filesystem::path& path) {
 
 }  // namespace
 
+Descriptor::~Descriptor() {
+  if (fd >= 0) ::close(fd);
+}
+
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   static std::atomic<int> counter{0};  // process-wide uniqueness of names, no model state
   require_place(path_);

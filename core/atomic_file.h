@@ -5,8 +5,22 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace emend {
+
+/// A file descriptor of the system's, closed with its owner; -1 is none.
+struct Descriptor {
+  int fd = -1;
+
+  explicit Descriptor(int opened = -1) noexcept : fd(opened) {}
+  Descriptor(Descriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd, other.fd);
+    return *this;
+  }
+  ~Descriptor();
+};
 
 /// An output file that takes its final name only on commit(). The destructor removes an uncommitted temporary.
 /// A link to a file is replaced, never written through: a folder of somebody else's may have links that lead anywhere.

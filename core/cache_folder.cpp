@@ -157,6 +157,16 @@ std::vector<CacheEntry> prune_cache(const fs::path& folder, uint64_t max_bytes, 
   return removed;
 }
 
+void keep_if_possible(const Log& log, const std::string& event, const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const Error& error) {
+    log.warning(event, std::string("not kept in the cache: ") + error.what());
+  } catch (const fs::filesystem_error& error) {
+    log.warning(event, std::string("not kept in the cache: ") + error.what());
+  }
+}
+
 std::filesystem::path user_cache() {
   if (const auto own = environment("EMEND_CACHE"); !own.empty()) return own;
   if (const fs::path caches = environment("XDG_CACHE_HOME"); caches.is_absolute()) return caches / "emend";

@@ -9,8 +9,10 @@
 // Non-goal: sharing between machines that write at the same time (the last writer wins; both write the same bytes).
 #pragma once
 
+#include <emend/core/log.h>
 #include <emend/core/safetensors.h>
 
+#include <functional>
 #include <optional>
 
 namespace emend {
@@ -42,6 +44,10 @@ struct CacheEntry {
 /// `keep` stays in any case. Returns what was removed. Throws Error(kIo).
 std::vector<CacheEntry> prune_cache(const std::filesystem::path& folder, uint64_t max_bytes,
                                     const std::filesystem::path& keep = {});
+
+/// Runs what writes into a cache. A folder that cannot be written to, or is full, becomes a warning `event`, because
+/// what was to be kept can be computed again.
+void keep_if_possible(const Log& log, const std::string& event, const std::function<void()>& write);
 
 /// One for a user's projects: $EMEND_CACHE, else emend in $XDG_CACHE_HOME or ~/.cache; without a home .cache/emend.
 [[nodiscard]] std::filesystem::path user_cache();

@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 namespace emend {
 namespace {
@@ -74,6 +75,11 @@ class JsonLinesSink final : public LogSink {
     logger_.set_pattern("%v");
     logger_.set_level(spdlog::level::trace);
     logger_.flush_on(spdlog::level::trace);
+    logger_.set_error_handler([path, told = false](const std::string& why) mutable {
+      if (std::exchange(told, true)) return;
+      TerminalSink(LogLevel::kWarning, false)
+          .write({LogLevel::kWarning, "log.lost", path + ": the log cannot be written (" + why + ")", {}});
+    });
   } catch (const spdlog::spdlog_ex& error) {
     throw Error(ErrorClass::kIo, {path, std::string("cannot open the log (") + error.what() + ")", "a writable path",
                                   "choose another " + setting("log_file")});

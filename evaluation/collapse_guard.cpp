@@ -16,19 +16,22 @@ void compare(const char* what, double value, double limit, std::vector<std::stri
 }  // namespace
 
 nlohmann::json to_json(const GuardReading& reading) {
-  nlohmann::json json = {
-      {"relative_update", reading.relative_update}, {"condition", reading.condition}, {"alarms", reading.alarms}};
-  json["divergence"] = std::isfinite(reading.divergence) ? nlohmann::json(reading.divergence) : nlohmann::json();
-  return json;
+  const auto finite = [](double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); };
+  return {{"relative_update", finite(reading.relative_update)},
+          {"condition", finite(reading.condition)},
+          {"alarms", reading.alarms},
+          {"divergence", finite(reading.divergence)}};
 }
 
 GuardReading guard_reading_from_json(const nlohmann::json& json) {
   GuardReading reading;
-  json.at("relative_update").get_to(reading.relative_update);
-  json.at("condition").get_to(reading.condition);
+  const auto number = [&](const char* name) {
+    return json.at(name).is_null() ? std::numeric_limits<double>::infinity() : json.at(name).get<double>();
+  };
+  reading.relative_update = number("relative_update");
+  reading.condition = number("condition");
+  reading.divergence = number("divergence");
   json.at("alarms").get_to(reading.alarms);
-  const auto& divergence = json.at("divergence");
-  reading.divergence = divergence.is_null() ? std::numeric_limits<double>::infinity() : divergence.get<double>();
   return reading;
 }
 

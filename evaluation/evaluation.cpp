@@ -316,14 +316,11 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   if (!options.sharing.first()) return evaluation;
   const std::string text = to_json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
   const std::vector<std::pair<std::string, at::Tensor>> tensors(evaluation.kept.begin(), evaluation.kept.end());
-  std::error_code ignored;
-  std::filesystem::create_directories(cache_folder, ignored);
-  try {
+  keep_if_possible(options.log, "evaluation.cache", [&] {
+    std::filesystem::create_directories(cache_folder);
     write_checked(path, tensors, {{"evaluation", text}, {"key", key}});
     prune_cache(cache_folder, cache_limit(), path);
-  } catch (const Error& error) {
-    options.log.warning("evaluation.cache", std::string("the evaluation could not be stored: ") + error.what());
-  }
+  });
   return evaluation;
 }
 

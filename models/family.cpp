@@ -91,6 +91,17 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return at == std::string::npos ? text : text.replace(at, what.size(), by);
 }
 
+// True if `name` fits a pattern in which "*" and "{layer}" stand for anything.
+bool fits(std::string_view pattern, std::string_view name) {
+  const size_t star = std::min(pattern.find('*'), pattern.find("{layer}"));
+  if (star == std::string_view::npos) return pattern == name;
+  if (name.substr(0, star) != pattern.substr(0, star)) return false;
+  const std::string_view rest = pattern.substr(star + (pattern[star] == '*' ? 1 : 7));
+  for (size_t skip = star; skip <= name.size(); ++skip)
+    if (fits(rest, name.substr(skip))) return true;
+  return false;
+}
+
 std::string stripped(const std::string& name, const std::string& prefix) {
   return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
@@ -124,6 +135,17 @@ std::vector<std::string> table_spellings(const FamilySpec& family, const std::st
       all.push_back(family.base_prefix + all.back());
     }
   return all;
+}
+
+bool is_ignored(const FamilySpec& family, const std::string& name) {
+  const auto spellings = table_spellings(family, name);
+  return std::ranges::any_of(family.ignored, [&](const std::string& pattern) {
+    return std::ranges::any_of(spellings, [&](const std::string& spelling) { return fits(pattern, spelling); });
+  });
+}
+
+std::string without_base(const FamilySpec& family, const std::string& name) {
+  return stripped(name, family.base_prefix);
 }
 
 devices::ModuleNames device_module_names(const FamilySpec& family, const ModelConfig& config) {

@@ -141,6 +141,11 @@ struct ExpectedTensor {
 /// What a file's tensor may be called in the table: without the base prefix, in multimodal files behind another.
 [[nodiscard]] std::vector<std::string> table_spellings(const FamilySpec& family, const std::string& name);
 
+/// True for a tensor that a checkpoint may hold and that is no weight: masks, inverse frequencies.
+[[nodiscard]] bool is_ignored(const FamilySpec& family, const std::string& name);
+/// A name without the family's base prefix: the same for both spellings of one weight.
+[[nodiscard]] std::string without_base(const FamilySpec& family, const std::string& name);
+
 /// Module names for device maps (devices/placement.h).
 [[nodiscard]] devices::ModuleNames device_module_names(const FamilySpec& family, const ModelConfig& config);
 

@@ -295,11 +295,15 @@ struct RunningBatch::State {
     filled.truncate(lengths);
   }
 
-  // Once more than `share` of the rows are done: taking rows out copies the cache.
+  // Once more than `share` of the rows are done, because taking rows out copies the cache; or one of them has come to
+  // the end of the position table.
   void drop_finished(double share) {
+    const bool table = model.config().positions == Positions::kLearned;
     std::vector<int64_t> kept;
-    for (size_t i = 0; i < rows.size(); ++i)
+    for (size_t i = 0; i < rows.size(); ++i) {
       if (!rows[i].done) kept.push_back(static_cast<int64_t>(i));
+      if (rows[i].done && table && std::ssize(rows[i].text) > model.max_positions()) share = 0;
+    }
     if (static_cast<double>(rows.size() - kept.size()) <= share * static_cast<double>(rows.size())) return;
     cache = kept.empty() ? KvCache(model.n_layers()) : cache.select_rows(kept);
     std::erase_if(rows, [](const LiveRow& row) { return row.done; });

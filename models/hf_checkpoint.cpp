@@ -107,30 +107,23 @@ HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : fo
   }
 }
 
-HfCheckpoint::~HfCheckpoint() {
-  for (const Shard& shard : shards_)
-    if (shard.fd >= 0) ::close(shard.fd);
-}
-
 void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
   for (const std::string& name : files) {
     Shard shard;
     shard.path = folder_ / name;
     shard.file = std::make_unique<SafetensorsFile>(shard.path);
-    shard.fd = ::open(shard.path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (shard.fd < 0)
+    shard.descriptor = Descriptor(::open(shard.path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (shard.descriptor.fd < 0)
       throw Error(class_of_errno(errno),
                   {shard.path.string(), std::string("cannot open (") + std::strerror(errno) + ")", "",
                    "check the path and its permissions"});
     for (const auto& [tensor, info] : shard.file->tensors()) {
       const auto [other, fresh] = shard_of_.emplace(tensor, shards_.size());
-      if (!fresh) {
-        ::close(shard.fd);
+      if (!fresh)
         throw Error(ErrorClass::kCorruption,
                     {shard.path.string(),
                      "tensor \"" + tensor + "\" is also in " + shards_[other->second].path.filename().string(),
                      "each tensor in one file", "the folder mixes two checkpoints: fetch it again"});
-      }
       infos_.push_back(info);
     }
     shards_.push_back(std::move(shard));
@@ -184,7 +177,7 @@ at::Tensor HfCheckpoint::read(const std::string& name) const {
     throw Error(ErrorClass::kNotFound, {folder_.string(), "no tensor \"" + name + "\"",
                                         "one of the checkpoint's tensors", did_you_mean(name, shard_of_, "", key_of)});
   const Shard& shard = shards_[it->second];
-  return map_tensor(shard.path, shard.fd, shard.file->tensors().at(name));
+  return map_tensor(shard.path, shard.descriptor.fd, shard.file->tensors().at(name));
 }
 
 std::string HfCheckpoint::file_of(const std::string& tensor) const {

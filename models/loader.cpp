@@ -15,17 +15,6 @@
 namespace emend::models {
 namespace {
 
-// True if `name` fits a pattern in which "*" and "{layer}" stand for anything.
-bool fits(std::string_view pattern, std::string_view name) {
-  const size_t star = std::min(pattern.find('*'), pattern.find("{layer}"));
-  if (star == std::string_view::npos) return pattern == name;
-  if (name.substr(0, star) != pattern.substr(0, star)) return false;
-  const std::string_view rest = pattern.substr(star + (pattern[star] == '*' ? 1 : 7));
-  for (size_t skip = star; skip <= name.size(); ++skip)
-    if (fits(rest, name.substr(skip))) return true;
-  return false;
-}
-
 // The file that a message about a tensor names.
 std::string file_of(const Checkpoint& checkpoint, const std::string& tensor = "") {
   const auto* folder = dynamic_cast<const detail::HfCheckpoint*>(&checkpoint);
@@ -60,7 +49,7 @@ class Resolver {
                   "each tensor once");
       } else if (config_.tied_head && is_head(info.name)) {
         resolution.head_duplicates.push_back(info.name);
-      } else if (!is_ignored(info.name)) {
+      } else if (!is_ignored(family_, info.name)) {
         unknown.push_back(info.name);
       }
     }
@@ -78,13 +67,6 @@ class Resolver {
 
   [[nodiscard]] bool is_head(const std::string& name) const {
     return std::ranges::count(table_spellings(family_, name), head_) > 0;
-  }
-
-  [[nodiscard]] bool is_ignored(const std::string& name) const {
-    for (const std::string& pattern : family_.ignored)
-      for (const std::string& spelling : table_spellings(family_, name))
-        if (fits(pattern, spelling)) return true;
-    return false;
   }
 
   void check_shapes(const Resolution& resolution) const {
@@ -214,6 +196,7 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
     state->names.push_back(name);
     state->weights.emplace(name, Model::State::Weight{placed, tensor, {}});
     if (name != tensor.name) state->synonyms.emplace(tensor.name, name);
+    if (const auto bare = without_base(*state->family, name); bare != name) state->synonyms.emplace(bare, name);
   }
   if (state->config.tied_head) tie_head(*state, resolution);
   if (options.tokenizer) state->tokenizer = checkpoint->load_tokenizer();

@@ -25,7 +25,7 @@ extern "C" void on_signal(int signal) {
   CancelToken* const running = interrupted;
   if (running && !running->requested()) {
     running->request();
-    const char text[] = "\ninterrupted: finishing the current step and saving; press Ctrl-C again to stop at once\n";
+    const char text[] = "\ninterrupted: stopping after the current step; press Ctrl-C again to stop at once\n";
     [[maybe_unused]] const auto n = ::write(2, text, sizeof text - 1);
     return;
   }

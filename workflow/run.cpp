@@ -181,7 +181,8 @@ void Run::execute() {
   try {
     work();
   } catch (const Error& error) {
-    if (error.error_class() != ErrorClass::kCancelled || !folder_ || session_->results().empty()) throw;
+    if (error.error_class() != ErrorClass::kCancelled || !folder_) throw;
+    folder_->keep();
     throw Error(ErrorClass::kCancelled, std::string(error.what()) + "; " + setting("out", record_.out) + " with " +
                                             setting("resume") + " goes on");
   }

@@ -23,13 +23,15 @@ class RunDirectory {
   /// Throws Error(kIo) if it cannot be created or written, Error(kInvalidArgument) if another run holds it, or if it
   /// holds the results of a run, or finished batches of one where none is expected.
   RunDirectory(std::filesystem::path folder, Earlier expected);
-  /// A folder that this object made goes again, unless the run came to its end or left batches to go on from.
+  /// A folder that this object made goes again, unless the run came to its end, left batches to go on from, or is to
+  /// be kept.
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
   /// Throws Error(kInvalidArgument) if the folder holds one of these, which a new run would replace.
   void require_free(const std::vector<std::string>& names) const;
+  void keep() noexcept { made_ = false; }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return folder_; }
   [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
 

@@ -179,8 +179,9 @@ void RowReader::refuse_form() const {
 // Numbers and JSON where the short form has them; everything else is text.
 static nlohmann::json value_of(const std::string& name, const std::string& cell, Row& row) {
   const bool number = name == "case_id", plain = name == "prompt" || name == "subject" || name.starts_with("target");
-  const size_t first = std::min(cell.find_first_not_of(kSpace), cell.size() - 1);
-  const bool json = (cell[first] == '[' || cell[first] == '{') && !cell.substr(first).starts_with("{}");
+  const size_t first = cell.find_first_not_of(kSpace);
+  const bool json =
+      first != std::string::npos && (cell[first] == '[' || cell[first] == '{') && cell.compare(first, 2, "{}") != 0;
   if (!number && (plain || !json)) return cell;
   std::optional<JsonFault> fault;
   auto value = parse_json(cell, {.max_depth = kMaxJsonDepth}, fault);

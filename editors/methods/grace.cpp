@@ -143,7 +143,7 @@ int64_t GraceBook::admit(const at::Tensor& key_F, const at::Tensor& value_D, con
       return nearest;
     }
     // Two answers within reach: both get half the way between them.
-    radius_E[nearest] = distance / 2 - 1e-5;
+    radius_E[nearest] = std::max(distance / 2 - 1e-5, 0.0);
     return add(distance / 2);
   }
   if (distance > reach) {

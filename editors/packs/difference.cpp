@@ -3,6 +3,7 @@
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
+#include <emend/models/family.h>
 
 #include <algorithm>
 
@@ -93,22 +94,26 @@ std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const mo
                 {edited.path().string(), "tensor \"" + tensor + "\" " + what, "the tensors of " + base.path().string(),
                  "compare two forms of one model"});
   };
-  std::map<std::string, std::vector<int64_t>> shapes;
-  for (const auto& info : base.tensors()) shapes[info.name] = info.shape;
+  const auto& family = models::family_of(base.config(), base.path().string());
+  std::map<std::string, TensorInfo> before_by_name;  // without the prefix that one of both may lack
+  for (const auto& info : base.tensors())
+    if (!models::is_ignored(family, info.name)) before_by_name[models::without_base(family, info.name)] = info;
   std::vector<WeightDelta> deltas;
   for (const auto& info : edited.tensors()) {
-    const auto there = shapes.find(info.name);
-    if (there == shapes.end()) refuse(info.name, "is not in the other model");
-    if (there->second != info.shape) refuse(info.name, "has another shape in the other model");
-    shapes.erase(there);
-    const at::Tensor before = base.read(info.name), after = edited.read(info.name);
+    if (models::is_ignored(family, info.name)) continue;
+    const auto there = before_by_name.find(models::without_base(family, info.name));
+    if (there == before_by_name.end()) refuse(info.name, "is not in the other model");
+    const auto [name, shape] = std::pair(there->second.name, there->second.shape);
+    if (shape != info.shape) refuse(info.name, "has another shape in the other model");
+    before_by_name.erase(there);
+    const at::Tensor before = base.read(name), after = edited.read(info.name);
     if (!before.is_floating_point() || (before.scalar_type() == after.scalar_type() && at::equal(before, after)))
       continue;
     const at::Tensor change = after.to(at::kDouble) - before.to(at::kDouble);
     if (change.count_nonzero().item<int64_t>() == 0) continue;
-    deltas.push_back(WeightDelta::as_stored(info.name, -1, change));
+    deltas.push_back(WeightDelta::as_stored(name, -1, change));
   }
-  if (!shapes.empty()) refuse(shapes.begin()->first, "is missing");
+  if (!before_by_name.empty()) refuse(before_by_name.begin()->second.name, "is missing");
   return deltas;
 }
 

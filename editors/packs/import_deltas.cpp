@@ -55,9 +55,9 @@ class Importer {
 
   // The name that the model has for a weight: with or without the prefix of its family.
   std::string weight_named(const std::string& name) const {
-    const std::string& prefix = model_.family().base_prefix;
-    for (const auto& spelling : {name, prefix + name, name.starts_with(prefix) ? name.substr(prefix.size()) : name})
-      if (model_.has_weight(spelling)) return spelling;
+    const std::string plain = models::without_base(model_.family(), name);
+    for (const auto& weight : model_.weight_names())
+      if (models::without_base(model_.family(), weight) == plain) return weight;
     const std::string close = closest_name(name, model_.weight_names());
     throw Error(ErrorClass::kNotFound,
                 {source_.string(), "a change of \"" + name + "\", which the model does not have",

@@ -38,6 +38,17 @@ std::map<std::string, std::filesystem::path> files_of(const std::filesystem::pat
 }
 
 // A pack names weights as its model had them; a folder may carry or lack the family's base prefix.
+void respell(EditPack& pack, const std::map<std::string, std::filesystem::path>& files) {
+  for (auto& delta : pack.deltas) {
+    if (files.contains(delta.weight)) continue;
+    const auto same = [&](const auto& file) {
+      return file.first.ends_with("." + delta.weight) || delta.weight.ends_with("." + file.first);
+    };
+    const auto found = std::ranges::find_if(files, same);
+    if (found != files.end() && std::ranges::count_if(files, same) == 1) delta.weight = found->first;
+  }
+}
+
 const std::filesystem::path& file_of(const std::map<std::string, std::filesystem::path>& files,
                                      const std::string& weight, const std::filesystem::path& folder) {
   const auto it = files.find(weight);
@@ -210,10 +221,6 @@ void Ledger::remove_unknown() const {
     if (!known_.contains(it->path().stem().string())) std::filesystem::remove(it->path(), error);
 }
 
-Ledger::Descriptor::~Descriptor() {
-  if (fd >= 0) ::close(fd);
-}
-
 Ledger::~Ledger() {
   std::error_code ignored;
   if (lock_.fd < 0 || !known_.empty()) return;
@@ -272,7 +279,9 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
                                        const ApplyPackOptions& options) {
   begin_change();
   require_as_left();
+  const auto files = files_of(folder_);
   auto all = load_packs(ledger_, {base_, active_});
+  for (auto& kept : all) respell(kept.pack, files);
   const size_t before = all.size();
   Lineage here{base_, active_};
   std::vector<LedgerEntry> entries;
@@ -280,6 +289,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   for (const auto& path : packs) {  // everything is checked before anything is written
     all.push_back({path.string(), load_pack(path)});
     EditPack& pack = all.back().pack;
+    respell(pack, files);
     require_base(pack, base_, options, path.string(), here);
     rebase(pack, base_);
     entries.push_back(examine(pack));
@@ -407,24 +417,32 @@ void Ledger::change(const std::vector<std::string>& active) {
   announced_ = false;
 }
 
+// Of a weight that no edit in force touches the folder holds the original, whatever an earlier edit found there.
 void Ledger::keep_originals(const std::vector<std::string>& weights) {
   const auto path = ledger_ / kOriginals;
-  std::vector<std::pair<std::string, at::Tensor>> kept;
-  std::set<std::string> have;
+  std::map<std::string, at::Tensor> kept;
   std::optional<SafetensorsFile> old;
   if (std::filesystem::exists(path)) {
     old.emplace(open_originals(path));
-    for (const auto& [name, info] : old->tensors()) {
-      kept.emplace_back(name, old->tensor(name));
-      have.insert(name);
-    }
+    for (const auto& [name, info] : old->tensors()) kept[name] = old->tensor(name);
   }
+  std::set<std::string> touched;
+  for (const auto& id : active_) touched.insert(known_.at(id).weights.begin(), known_.at(id).weights.end());
   const auto files = files_of(folder_);
-  const size_t before = kept.size();
-  for (const auto& weight : weights)
-    if (have.insert(weight).second)
-      kept.emplace_back(weight, SafetensorsFile(file_of(files, weight, folder_)).tensor(weight));
-  if (kept.size() > before) write_checked(path, kept, {{"format", "emend originals"}, {"base", base_}});
+  bool changed = false;
+  for (const auto& weight : weights) {
+    if (touched.contains(weight)) continue;
+    const at::Tensor now = SafetensorsFile(file_of(files, weight, folder_)).tensor(weight);
+    at::Tensor& original = kept[weight];
+    if (original.defined() && original.scalar_type() == now.scalar_type() && at::equal(original, now)) continue;
+    if (original.defined())
+      log_.warning("ledger.original", folder_.string() + ": another program has changed \"" + weight +
+                                          "\" since the last edit of it was taken back; what stands there now is "
+                                          "kept as its original");
+    original = now;
+    changed = true;
+  }
+  if (changed) write_checked(path, {kept.begin(), kept.end()}, {{"format", "emend originals"}, {"base", base_}});
 }
 
 std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebuilt(
@@ -434,8 +452,11 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   const SafetensorsFile originals = open_originals(ledger_ / kOriginals);
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
-  for (const auto& id : active)
-    for (const auto& delta : kept_pack(ledger_, id).deltas) {
+  const auto files = files_of(folder_);
+  for (const auto& id : active) {
+    EditPack pack = kept_pack(ledger_, id);
+    respell(pack, files);
+    for (const auto& delta : pack.deltas) {
       const auto value = values.find(delta.weight);
       if (value == values.end())
         throw Error(ErrorClass::kCorruption,
@@ -443,7 +464,7 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
                      "every weight that its pack changes", "put the ledger's file back"});
       value->second = add_delta(value->second, delta, folder_);
     }
-  const auto files = files_of(folder_);
+  }
   for (auto& [weight, value] : values)
     by_file[file_of(files, weight, folder_)][weight] = value.to(originals.tensor(weight).scalar_type());
   return by_file;

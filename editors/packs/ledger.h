@@ -10,6 +10,7 @@
 // the next time the ledger is opened.
 #pragma once
 
+#include <emend/core/atomic_file.h>
 #include <emend/core/log.h>
 #include <emend/editors/packs/merge.h>
 
@@ -75,11 +76,6 @@ class Ledger {
   void reorder(const std::vector<std::string>& ids);
 
  private:
-  struct Descriptor {
-    int fd = -1;
-    ~Descriptor();
-  };
-
   void open();
   void lock();
   void begin_change();

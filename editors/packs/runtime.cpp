@@ -94,7 +94,7 @@ at::Tensor detail::part_tensor(const RuntimePart& part, const std::string& name,
   bool fits = found != part.tensors.end() && found->second.dim() == static_cast<int64_t>(sizes.size());
   for (size_t i = 0; fits && i < sizes.size(); ++i)
     fits = sizes[i] < 0 || found->second.size(static_cast<int64_t>(i)) == sizes[i];
-  if (fits) return found->second;
+  if (fits) return found->second.clone();
   std::string shape;
   for (const int64_t size : sizes) append_item(shape, (size < 0 ? "any" : std::to_string(size)), ",");
   throw Error(

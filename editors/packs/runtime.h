@@ -73,7 +73,7 @@ class RuntimeScope {
 
 namespace detail {
 
-/// A tensor of a part with as many dimensions as `sizes`; -1 stands for any size.
+/// A copy of a tensor of a part, with as many dimensions as `sizes`; -1 stands for any size.
 /// Throws Error(kCorruption) naming `where`.
 [[nodiscard]] at::Tensor part_tensor(const RuntimePart& part, const std::string& name,
                                      const std::vector<int64_t>& sizes, const std::string& where);

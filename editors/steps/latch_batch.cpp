@@ -136,7 +136,7 @@ class LatchBatch {
   using Continuations = std::vector<std::map<size_t, Continuation>>;
 
   // What the model writes behind each answer, before anything is changed: behind the plain prompt and the last two
-  // contexts, which are forms of it.
+  // contexts, which are forms of it, where there is room for it.
   Continuations continuations() {
     Continuations all(h_.release_layers.empty() ? 0 : batch_.rendered.size());
     std::vector<Continuation*> written;
@@ -144,8 +144,10 @@ class LatchBatch {
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
       for (size_t r = 0; r < fact.rows.size(); ++r)
-        if (r == 0 || r + 2 >= fact.rows.size()) {
-          prompts.push_back(answered(fact.rows[r], fact.target_ids).ids);
+        if (auto row = answered(fact.rows[r], fact.target_ids);
+            (r == 0 || r + 2 >= fact.rows.size()) &&
+            std::ssize(row.ids) + h_.release_tokens <= model_.max_positions()) {
+          prompts.push_back(std::move(row.ids));
           written.push_back(&all[i][r]);
         }
     }
@@ -354,20 +356,28 @@ class LatchBatch {
     for (const auto& [place, units] : units_at) places.push_back(place);
     const auto& passes = texts_.passes(places, reader());
     LayerWalk walk(reader(), prompts_, context_, true);
-    for (const auto& [place, units] : units_at) write_layer(place, units, passes.at(place), walk);
+    std::map<size_t, at::Tensor> inputs_PD;  // all of them before the first write
+    for (const size_t place : places) inputs_PD[place] = inputs_at(place, walk);
+    for (const auto& [place, units] : units_at) {
+      const at::Tensor& prompts_PD = inputs_PD.at(place);
+      const auto there = [&](const at::Tensor& x) {
+        return devices::route_like(x, prompts_PD, devices::Purpose::kKeys);
+      };
+      const TextPass& text = passes.at(place);
+      write_units(place, units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD);
+    }
     remember(stage);
     copy_.reset();  // the weights are others now
   }
 
-  void write_layer(size_t place, const std::vector<LatchUnit*>& units, const TextPass& text, LayerWalk& walk) {
+  // What enters the MLP at the prompts, where the layer is solved.
+  at::Tensor inputs_at(size_t place, LayerWalk& walk) const {
     const int layer = layer_at(place);
-    const at::Tensor home = solve_home(model_, model_.edit_site(layer));
-    const auto there = [&](const at::Tensor& x) { return devices::route_like(x, home, devices::Purpose::kKeys); };
     walk.advance_to(layer);
     std::vector<size_t> all(prompts_.size());
     std::iota(all.begin(), all.end(), size_t{0});
-    const at::Tensor prompts_PD = there(walk.values({hooks::Site::kMlpIn, layer}, all).to(at::kFloat));
-    write_units(place, units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD);
+    return devices::route_like(walk.values({hooks::Site::kMlpIn, layer}, all).to(at::kFloat),
+                               solve_home(model_, model_.edit_site(layer)), devices::Purpose::kKeys);
   }
 
   // Later batches keep their gates shut at these subjects (or answers), in whichever layer they are.

@@ -100,7 +100,8 @@ SpdFactor SecondMoment::factor(at::ScalarType dtype, const at::Tensor& like) con
   const at::Tensor cov_FF = devices::route_like(state_->cov_FF, like, devices::Purpose::kStatistics);
   const SpdFactor& made =
       state_->factors.emplace(key, SpdFactor::of(cov_FF, dtype, "the second moment of the keys")).first->second;
-  if (state_->stores(dtype)) save_factor(state_->factor_path, state_->factor_file_key, made);
+  if (state_->stores(dtype))  // the moment itself has told of a folder that cannot be written to
+    keep_if_possible(Log(), "", [&] { save_factor(state_->factor_path, state_->factor_file_key, made); });
   return made;
 }
 

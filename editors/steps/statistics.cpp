@@ -147,10 +147,13 @@ std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Coll
 
 // Into the cache, which then gives up what was not used for long.
 void store(const StatisticsOptions& options, const std::string& key, const SecondMoment& moment) {
-  const auto path = options.cache / (key + ".safetensors");
-  save_second_moment(path, moment, key);
-  for (const auto& removed : prune_cache(options.cache, cache_limit(), path))
-    options.log.info("statistics.pruned", "removed " + removed.path.string() + " to keep the cache within its bound");
+  keep_if_possible(options.log, "statistics.cache", [&] {
+    const auto path = options.cache / (key + ".safetensors");
+    std::filesystem::create_directories(options.cache);
+    save_second_moment(path, moment, key);
+    for (const auto& removed : prune_cache(options.cache, cache_limit(), path))
+      options.log.info("statistics.pruned", "removed " + removed.path.string() + " to keep the cache within its bound");
+  });
 }
 
 // The factor's file stands beside the moment's.
@@ -242,7 +245,8 @@ class Collection {
       }
       moments.emplace(layer, SecondMoment(moment.cov_FF(), moment.count(), std::move(origin)));
     }
-    if (!partial_key_.empty()) std::filesystem::remove(partial_path());
+    std::error_code none;
+    if (!partial_key_.empty()) std::filesystem::remove(partial_path(), none);
     return moments;
   }
 
@@ -259,8 +263,11 @@ class Collection {
         tensors.emplace_back(std::to_string(half) + "." + std::to_string(layer),
                              devices::to_host(sum_FF, devices::Purpose::kStatistics).contiguous());
     }
-    write_checked(partial_path(), tensors,
-                  {{"format", "emend partial statistics 1"}, {"key", partial_key_}, {"state", state.dump()}});
+    keep_if_possible(options_.log, "statistics.cache", [&] {
+      std::filesystem::create_directories(options_.cache);
+      write_checked(partial_path(), tensors,
+                    {{"format", "emend partial statistics 1"}, {"key", partial_key_}, {"state", state.dump()}});
+    });
   }
 
   void resume() {
@@ -351,16 +358,17 @@ StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::M
         continue;
       }
     } catch (const Error& error) {
-      if (error.error_class() != ErrorClass::kCorruption) throw;
+      if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported) throw;
       options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
     }
     missing.push_back(layer);
   }
   if (missing.empty()) return kept;
-  std::filesystem::create_directories(options.cache);
   for (auto& [layer, tensors] : make(missing)) {
-    write_checked(path_of(layer), {tensors.begin(), tensors.end()},
-                  {{"format", "emend " + what}, {"key", key_of(layer)}});
+    keep_if_possible(options.log, "statistics.cache", [&, path = path_of(layer)] {
+      std::filesystem::create_directories(options.cache);
+      write_checked(path, {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
+    });
     kept[layer] = tensors;
   }
   return kept;
@@ -391,7 +399,6 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
   state.tokens = wanted_tokens(model, layers, options);
   std::map<int, std::string> keys;
   if (!options.cache.empty()) {
-    std::filesystem::create_directories(options.cache);
     const std::string weights = model.current_fingerprint();
     for (const int layer : missing) {
       keys[layer] = state.key(model, weights, layer, state.tokens);

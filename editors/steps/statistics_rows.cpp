@@ -160,7 +160,7 @@ class SampledRows final : public RowSource {
     TokenRows prompts;
     for (int64_t r = begun_; r < begun_ + n_rows; ++r) {
       prompts.push_back(tokenizer.encode_ids(beginnings_[static_cast<size_t>(r) % beginnings_.size()], true));
-      if (options_.seed && prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
+      if (prompts.back().empty()) prompts.back().push_back(tokenizer.bos_id().value_or(0));
     }
     return prompts;
   }

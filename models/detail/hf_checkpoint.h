@@ -4,6 +4,7 @@
 // one, nor in what fingerprint() and save_model see. Files stay open, so replacing them on disk changes nothing here.
 #pragma once
 
+#include <emend/core/atomic_file.h>
 #include <emend/models/checkpoint.h>
 
 #include <cstdint>
@@ -37,7 +38,6 @@ class HfCheckpoint : public Checkpoint {
  public:
   /// `config_name` is another file name than config.json only in tests of old spellings.
   explicit HfCheckpoint(std::filesystem::path folder, const std::string& config_name = "config.json");
-  ~HfCheckpoint() override;
 
   [[nodiscard]] const std::filesystem::path& path() const override { return folder_; }
   [[nodiscard]] std::string format() const override { return "huggingface"; }
@@ -50,7 +50,7 @@ class HfCheckpoint : public Checkpoint {
   /// For save_model: the weight files, in the order of their names, and the index text if there is one.
   struct Shard {
     std::filesystem::path path;
-    int fd = -1;
+    Descriptor descriptor;
     std::unique_ptr<SafetensorsFile> file;  ///< read only for names, metadata and original bytes
   };
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }

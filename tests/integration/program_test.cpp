@@ -255,6 +255,23 @@ TEST_F(ProgramTest, CtrlCSavesAndResumesToTheSamePack) {
   EXPECT_EQ(read_file(folder_ / "cut" / "edit.safetensors"), read_file(folder_ / "whole" / "edit.safetensors"));
 }
 
+// Also in its first batch a run that was stopped can go on with the options that it had.
+TEST_F(ProgramTest, CtrlCInTheFirstBatchKeepsTheRun) {
+  const auto facts = edit({"--editor", "rome", "--hparams", path("rome.yaml"), "--out", path("cut"), "--eval",
+                           "counterfact", "--set", "v_num_grad_steps=60"});
+  ProgramOptions options;
+  options.signal_when = "evaluated the unedited model";
+  const auto interrupted = run_program("memit_edit", facts, options);
+  if (interrupted.status == 0 || interrupted.err.find("edited facts 1-1") != std::string::npos)
+    GTEST_SKIP() << "the batch ended before the signal reached it";
+  EXPECT_EQ(interrupted.status, 130) << interrupted.err;
+  EXPECT_NE(interrupted.err.find("--out " + path("cut") + " with --resume goes on"), std::string::npos)
+      << interrupted.err;
+  const auto resumed = run_program("memit_edit", {"--out", path("cut"), "--resume"});
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "cut" / "edit.safetensors"));
+}
+
 TEST_F(ProgramTest, ResumingNothingAsksForFacts) {
   expect_error({"--out", path("nothing"), "--resume"}, 2, {"nothing holds no run", "--facts"});
   EXPECT_FALSE(std::filesystem::exists(folder_ / "nothing"));

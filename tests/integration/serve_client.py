@@ -454,7 +454,9 @@ def strangers():
         codes = list(pool.map(busy, range(16)))
     assert set(codes) <= {200, 429} and 429 in codes and 200 in codes, codes
     # every thread has a client that sends drop by drop
-    few = Server(SCRATCH + "/few", "--threads", "2")
+    few = Server(SCRATCH + "/few", "--threads", "2", "--max-tokens", "3")
+    for path, asked in (("completions", {"prompt": PROMPT}), ("chat/completions", {"messages": [{"role": "user", "content": "x"}]})):
+        assert few.ask("/v1/" + path, asked)["usage"]["completion_tokens"] <= 3, path
     drops = [socket.create_connection(("127.0.0.1", few.port)) for _ in range(2)]
     over = time.time() + 30
 

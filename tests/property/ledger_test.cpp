@@ -40,6 +40,11 @@ void write_model(const std::filesystem::path& folder, at::ScalarType dtype) {
   write_safetensors(folder / "model.safetensors", tensors);
 }
 
+struct Said final : LogSink {
+  void write(const LogEvent& event) override { text += event.text; }
+  std::string text;
+};
+
 class LedgerTest : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {
@@ -214,15 +219,45 @@ TEST_P(LedgerTest, NothingChangesWhereAnotherProgramHasChangedTheWeights) {
   EXPECT_TRUE(original_ == read_file(weights()));
   Ledger(model()).apply({first});
   damage("model.norm.weight");
-  struct Sink final : LogSink {
-    void write(const LogEvent& event) override { said += event.text; }
-    std::string said;
-  };
-  const auto sink = std::make_shared<Sink>();
+  const auto sink = std::make_shared<Said>();
   Ledger(model(), Log({sink})).revert_all();
-  const std::string& said = sink->said;
+  const std::string& said = sink->text;
   EXPECT_NE(said.find("without any edit this is the model"), std::string::npos) << said;
   EXPECT_FALSE(Ledger(model()).entries()[0].active);
+}
+
+// What the folder holds while no edit touches a weight is its original, not what an edit before found there.
+TEST_P(LedgerTest, WorkBetweenTwoEditsIsNotUndone) {
+  const auto first = make_pack(1), second = make_pack(2);
+  Ledger(model()).apply({first});
+  Ledger(model()).revert_all();
+  const std::string weight = "model.layers.0.mlp.down_proj.weight";
+  patch_safetensors(weights(), folder_ / "patched", {{weight, SafetensorsFile(weights()).tensor(weight) + 0.5}});
+  std::filesystem::rename(folder_ / "patched", weights());
+  const auto between = read_file(weights());
+  const auto sink = std::make_shared<Said>();
+  Ledger(model(), Log({sink})).apply({second});
+  EXPECT_NE(sink->text.find("another program has changed \"" + weight + "\" since"), std::string::npos) << sink->text;
+  Ledger(model()).revert_all();
+  EXPECT_TRUE(between == read_file(weights()));
+}
+
+// A pack of the same model in another form names the weights without the family's prefix.
+TEST_P(LedgerTest, NamesMayLackThePrefix) {
+  const auto first = make_pack(1), second = make_pack(2);
+  EditPack pack = load_pack(second);
+  for (auto& delta : pack.deltas) delta.weight = delta.weight.substr(std::string("model.").size());
+  const auto bare = folder_ / "bare.safetensors";
+  save_pack(bare, pack);
+  Ledger(model()).apply({first, second});
+  const auto expected = read_file(weights());
+  Ledger(model()).revert_all();
+  Ledger(model()).apply({first});
+  const auto ids = Ledger(model()).apply({bare});
+  EXPECT_TRUE(expected == read_file(weights()));
+  Ledger(model()).revert(ids);
+  Ledger(model()).revert_all();
+  EXPECT_TRUE(original_ == read_file(weights()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LedgerTest, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),

@@ -61,6 +61,7 @@ TEST(FactsReaders, Tables) {
   for (const char* target : {"\u00a0", "\u200b", "\u3000"})
     EXPECT_EQ(read(std::string("prompt,subject,target_new\n{} is in,A,Oslo\n{} is in,B,") + target).skipped, 1);
 
+  EXPECT_EQ(read("prompt,subject,target_new\n{} is in,A,\n{} is in,B,Oslo\n").skipped, 1);  // an empty cell
   const std::string names = "prompt,subject,target_new\n";
   expect_parts(refusal(names + "{} is in,Rome,Oslo\n{} is in,Rome, the capital,Oslo\n"),
                {"f.json:3", "4 cells", "expected 3 cells", "quotes"});

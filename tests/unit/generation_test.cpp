@@ -127,6 +127,25 @@ TEST(Generation, EqualPromptsAreReadOnce) {
   EXPECT_NE(together[0], together[2]) << "samples of one prompt";
 }
 
+// A row that is done keeps its place for a while, but not beyond the position table.
+TEST(Generation, ARowAtTheEndOfTheTableDoesNotStopTheOthers) {
+  const Model model = testing::debug_model("gpt2", 3);
+  const auto table = static_cast<size_t>(model.max_positions());
+  Rows given(6);
+  RunningBatch batch(model);
+  std::vector<BatchRow> rows;
+  for (size_t r = 0; r < given.size(); ++r) {
+    auto options = std::make_shared<GenerateOptions>();
+    options->on_token = [&](int64_t row, int64_t id) { given[static_cast<size_t>(row)].push_back(id); };
+    const size_t prompt = r == 0 ? table - 2 : 2;
+    options->max_new_tokens = static_cast<int64_t>(r == 0 ? 2 : table - 2);
+    rows.push_back({std::vector<int64_t>(prompt, 3), options, static_cast<int64_t>(r)});
+  }
+  batch.add(std::move(rows));
+  while (batch.active() > 0) batch.step();
+  for (size_t r = 0; r < given.size(); ++r) EXPECT_EQ(given[r].size(), r == 0 ? 2 : table - 2);
+}
+
 TEST(Generation, StopsAtAStopIdAndLetsTheOthersGoOn) {
   const Model model = testing::debug_model("llama", 3);
   GenerateOptions options;

@@ -52,6 +52,14 @@ TEST_P(ImportDeltas, PairsOfMemit) {
   EXPECT_LT(testing::relative_difference(deltas[0].matrix(), right_FN_.mm(left_DN_.t()).t()), 1e-14);
 }
 
+// The weight is called what the model calls it, however the source does.
+TEST_P(ImportDeltas, NamesWithoutThePrefix) {
+  const std::string bare = models::without_base(model_.family(), site_.weight_name);
+  ASSERT_NE(bare, site_.weight_name);
+  write({{bare + ".key_mat", right_FN_}, {bare + ".val_mat", left_DN_}});
+  EXPECT_EQ(import_deltas(path(), model_).at(0).weight, site_.weight_name);
+}
+
 TEST_P(ImportDeltas, VectorsOfRome) {
   const at::Tensor u_F = right_FN_.select(1, 0), v_D = left_DN_.select(1, 0);
   write({{site_.weight_name + ".left_vector", u_F.contiguous()},

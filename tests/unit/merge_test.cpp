@@ -1,5 +1,7 @@
 // Packs of several people as one, and what tells edits apart.
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/safetensors.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
 #include <gtest/gtest.h>
@@ -244,6 +246,24 @@ TEST(Difference, CheckpointsGiveThePacksChanges) {
       EXPECT_NEAR(*one.cosine, 1, 1e-6) << family;
       EXPECT_LT(one.between, 1e-4 * one.a) << family;
     }
+    // The same model without the family's prefix, and with a tensor that is no weight.
+    const std::string prefix = model.family().base_prefix;
+    std::vector<std::pair<std::string, at::Tensor>> bare;
+    for (const auto& info : edited->tensors())
+      bare.emplace_back(info.name.starts_with(prefix) ? info.name.substr(prefix.size()) : info.name,
+                        edited->read(info.name));
+    bare.emplace_back(std::string(family) == "llama" ? "layers.0.self_attn.rotary_emb.inv_freq" : "h.0.attn.bias",
+                      at::ones({2}));
+    std::filesystem::create_directories(folder.path() / "bare");
+    write_file(folder.path() / "bare" / "config.json", read_file(folder.path() / "edited" / "config.json"));
+    write_safetensors(folder.path() / "bare" / "model.safetensors", bare);
+    const auto again = models::open_checkpoint((folder.path() / "bare").string());
+    for (const auto& one : editors::deltas_between(*base, *again)) {
+      const auto same = std::ranges::find(deltas, one.weight, &editors::WeightDelta::weight);
+      ASSERT_NE(same, deltas.end()) << one.weight;
+      EXPECT_TRUE(at::equal(one.dense_DF, same->dense_DF));
+    }
+    EXPECT_EQ(editors::deltas_between(*base, *again).size(), 2U);
     const models::Model stranger = testing::debug_model(std::string(family) == "llama" ? "gpt2" : "llama");
     EXPECT_THROW((void)editors::deltas_between(*base, stranger.checkpoint()), Error);
   }

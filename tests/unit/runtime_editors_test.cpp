@@ -121,6 +121,24 @@ TEST(RuntimeEditors, MemoryGoesOnAndSurvivesFailure) {
   }
 }
 
+// What a session has put aside to take a batch back is not changed by that batch, though it is of the same prompts.
+TEST(RuntimeEditors, AMemoryPutAsideStaysAsItWas) {
+  const auto facts = tiny_facts();
+  auto others = facts;
+  std::swap(others[0].target_new, others[1].target_new);
+  for (const auto& [name, hparams] : kInside) {
+    models::Model model = tiny_model();
+    EditContext context;
+    auto edit = editor(name, model, hparams);
+    (void)edit->edit(model, std::span(facts).subspan(0, 2), context);
+    const auto state = edit->state();
+    std::map<std::string, at::Tensor> copies;
+    for (const auto& [key, tensor] : state) copies[key] = tensor.clone();
+    (void)edit->edit(model, std::span(others).subspan(0, 2), context);
+    for (const auto& [key, tensor] : state) EXPECT_TRUE(at::equal(tensor, copies[key])) << name << " " << key;
+  }
+}
+
 TEST(RuntimeEditors, SplitModelGivesTheSame) {
   for (const auto& [name, hparams] : kInside) {
     models::Model whole = tiny_model(),

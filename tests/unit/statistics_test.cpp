@@ -157,6 +157,25 @@ TEST(Statistics, ReadsOnlyAsMuchAsIsWanted) {
   EXPECT_EQ(cut.get(1).count(), 4 * 8 + 1);
 }
 
+// What was computed serves, though there is no place to keep it.
+TEST(Statistics, ACacheThatCannotBeWrittenIsAWarning) {
+  const TemporaryFolder folder("statistics");
+  write_file(folder.path() / "file", "no folder");
+  models::Model model = tiny_model();
+  const auto sink = std::make_shared<NameSink>();
+  StatisticsOptions options;
+  options.cache = folder.path() / "file";
+  options.log = Log({sink});
+  CorpusStatistics statistics(text_of(documents()), options);
+  statistics.prepare(model, {0, 1});
+  EXPECT_GT(statistics.get(1).count(), 0);
+  const auto kept = statistics.kept(model, "things", {1}, [](const std::vector<int>&) {
+    return editors::StatisticsProvider::Kept{{1, {{"x", at::ones({2})}}}};
+  });
+  EXPECT_EQ(kept.at(1).at("x").numel(), 2);
+  EXPECT_EQ(sink->count("statistics.cache"), 3);
+}
+
 TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
   const TemporaryFolder folder("statistics");
   models::Model model = tiny_model();

@@ -17,8 +17,7 @@ void Answer::note_logits(int64_t id, const at::Tensor& logits_V) {
     const auto [values, ids] = log_probs.topk(k);
     for (int64_t i = 0; i < k; ++i) token.top.emplace_back(ids[i].item<int64_t>(), values[i].item<double>());
   }
-  const std::lock_guard lock(mutex_);
-  ready_.tokens.push_back(std::move(token));
+  noted_ = std::move(token);
 }
 
 bool Answer::push(int64_t id) {
@@ -27,10 +26,10 @@ bool Answer::push(int64_t id) {
   const auto& ends = tokenizer_.eos_ids();
   const bool end = std::ranges::find(ends, id) != ends.end();
   if (end) {
-    if (!ready_.tokens.empty()) ready_.tokens.pop_back();
     pending_ += decoder_.finish();
   } else {
     ++count_;
+    if (noted_) ready_.tokens.push_back(std::move(*noted_));
     pending_ += decoder_.push(id);
   }
   if (cut_at_stop() || end)

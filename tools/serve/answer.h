@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,7 +74,8 @@ class Answer {
   models::StreamDecoder decoder_;
   mutable std::mutex mutex_;
   std::condition_variable more_;
-  std::string pending_;  ///< may turn out to be the beginning of a stop string
+  std::string pending_;               ///< may turn out to be the beginning of a stop string
+  std::optional<AnswerToken> noted_;  ///< of the token that comes next; the engine's alone
   Piece ready_;
   std::string reason_;
   std::exception_ptr error_;

@@ -124,12 +124,13 @@ Reply lint(const Request& asked) {
 
 Reply patch_pack(Api& api, const Request& asked) {
   const auto request = asked.json();
-  std::optional<size_t> position;
-  if (request.contains("position")) position = request["position"].get<size_t>();
-  if (position && !request.value("active", false)) refuse("position: only beside \"active\": true");
+  PackFolder::Change change;
+  if (request.contains("active")) change.active = request["active"].get<bool>();
+  if (request.contains("position")) change.position = request["position"].get<size_t>();
+  if (request.contains("strength")) change.strength = request["strength"].get<double>();
+  if (change.position && !change.active.value_or(false)) refuse("position: only beside \"active\": true");
   if (request.empty()) refuse("active, strength: missing; expected at least one of them");
-  if (request.contains("strength")) api.packs.set_strength(asked.id, request["strength"]);
-  if (request.contains("active")) api.packs.set_active(asked.id, request["active"], position);
+  api.packs.change(asked.id, change);
   return json_reply(api.packs.describe(asked.id));
 }
 

@@ -127,7 +127,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   const PackSet packs = packs_of(asked.model);
   AnswerOptions options;
   bool unlimited = true;
-  options.max_tokens = chat ? 512 : 16;
+  options.max_tokens = std::min<int64_t>(chat ? 512 : 16, limits_.max_tokens);
   for (const char* key : {"max_tokens", "max_completion_tokens"}) {
     if (!request.contains(key)) continue;
     unlimited = false;
@@ -154,7 +154,7 @@ Completions::Asked Completions::read(const json& request, bool chat) const {
   if (echo && (!request["prompt"].is_string() || asked.log_probs))
     refuse("echo: only with one text, and without logprobs");
   if (echo) asked.echo = request["prompt"];
-  const int64_t n = request.value("n", 1), room = engine_.model().max_positions(), least = 1;
+  const int64_t n = request.value("n", 1), room = engine_.most_tokens(), least = 1;
   const int64_t most = options.max_tokens;
   for (auto& ids : prompts(request, packs, chat)) {
     const auto length = std::ssize(ids);

@@ -69,13 +69,17 @@ Engine::~Engine() {
   thread_.join();
 }
 
+int64_t Engine::most_tokens() const {
+  return std::min<int64_t>(options_.cache_bytes / token_bytes_, model_.max_positions());
+}
+
 void Engine::submit(std::vector<Task> tasks) {
   if (std::ssize(tasks) > options_.queue)
     refuse("prompt, n: " + std::to_string(tasks.size()) + " answers; expected at most " +
            std::to_string(options_.queue) + " in one request");
   for (const auto& task : tasks) {
     const auto length = std::ssize(task.prompt) + task.sampling.max_new_tokens;
-    const auto most = std::min<int64_t>(options_.cache_bytes / token_bytes_, model_.max_positions());
+    const int64_t most = most_tokens();
     if (task.prompt.empty() || length > most)
       throw HttpError(400,
                       std::to_string(task.prompt.size()) + " tokens with " +

@@ -60,6 +60,8 @@ class Engine {
   void with(const PackSet& packs, const std::function<void(models::Model&, const editors::RuntimeScope&)>& work);
   [[nodiscard]] EngineFigures figures() const;
   [[nodiscard]] const models::Model& model() const noexcept { return model_; }
+  /// Of a prompt and its answer together.
+  [[nodiscard]] int64_t most_tokens() const;
 
  private:
   struct Place;

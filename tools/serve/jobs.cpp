@@ -307,7 +307,7 @@ void Jobs::edit(Job& job) {
   packs_.add(job.name, pack);
   if (!job.activate) return;
   try {
-    packs_.set_active(job.name, true);
+    packs_.change(job.name, {.active = true});
   } catch (const HttpError& conflict) {
     const std::lock_guard lock(mutex_);
     job.notice = std::string("kept, but not put in force: ") + conflict.what();

@@ -1,6 +1,5 @@
 #include "pack_folder.h"
 
-#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/mapped.h>
@@ -69,14 +68,19 @@ PackFolder::PackFolder(fs::path folder, const models::Model& model, const Log& l
       lineage_(editors::lineage_of(model.checkpoint().path())) {
   fs::create_directories(folder_);
   // Let go by the system when the process ends, however it ends.
-  lock_ = ::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
-  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
+  lock_ = Descriptor(::open((folder_ / ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
+  if (lock_.fd < 0 || ::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
     emend::refuse({folder_.string(), "in use by another server, or not to be written", "a folder of its own",
                    "stop the other one, or name another folder"});
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder_))
-    if (entry.path().extension() == ".safetensors" && is_pack_name(entry.path().stem().string()))
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    const std::string name = entry.path().stem().string();
+    if (entry.path().extension() != ".safetensors" || name.starts_with('.')) continue;
+    if (is_pack_name(name))
       files.push_back(entry.path());
+    else
+      log.warning("serve.pack", "left out: " + entry.path().string() + " has a name that is no pack's");
+  }
   std::ranges::sort(files);
   for (const auto& path : files) {
     try {
@@ -118,10 +122,6 @@ void PackFolder::read_state(const Log& log) {
   } catch (const HttpError& error) {
     corrupt(error.what(), "");
   }
-}
-
-PackFolder::~PackFolder() {
-  ::close(lock_);
 }
 
 ServedPack PackFolder::load(const std::string& name, const fs::path& path) const {
@@ -209,24 +209,6 @@ void PackFolder::add(const std::string& name, const fs::path& from) {
   packs_.push_back(std::move(loaded));
 }
 
-void PackFolder::set_active(const std::string& name, bool active, std::optional<size_t> position) {
-  const std::lock_guard lock(mutex_);
-  (void)find(name);
-  auto wanted = active_;
-  const auto place = std::ranges::find(wanted, name);
-  const size_t before = place == wanted.end() ? wanted.size() : static_cast<size_t>(place - wanted.begin());
-  std::erase(wanted, name);
-  if (active)
-    wanted.insert(wanted.begin() + static_cast<long>(std::min(position.value_or(before), wanted.size())), name);
-  if (wanted == active_) return;
-  try {
-    require_together(collect(wanted));
-  } catch (const Error& error) {
-    throw HttpError(409, error.what(), "packs_conflict");
-  }
-  keep(std::move(wanted));
-}
-
 void PackFolder::scale(ServedPack& one, double strength) const {
   if (!one.pack->extra.contains("directions"))
     refuse("strength: " + one.name + " is no pack of directions; expected one that emend direct wrote");
@@ -244,11 +226,34 @@ void PackFolder::scale(ServedPack& one, double strength) const {
   one.strength = strength;
 }
 
-void PackFolder::set_strength(const std::string& name, double strength) {
+void PackFolder::change(const std::string& name, const Change& change) {
   const std::lock_guard lock(mutex_);
-  (void)find(name);
-  scale(*std::ranges::find_if(packs_, [&](const auto& one) { return one.name == name; }), strength);
-  keep(active_);
+  ServedPack changed = find(name);
+  if (change.strength) scale(changed, *change.strength);
+  auto wanted = active_;
+  if (change.active) {
+    const auto place = std::ranges::find(wanted, name);
+    const auto before = static_cast<size_t>(place - wanted.begin());
+    std::erase(wanted, name);
+    if (*change.active)
+      wanted.insert(wanted.begin() + static_cast<long>(std::min(change.position.value_or(before), wanted.size())),
+                    name);
+  }
+  if (wanted != active_) try {
+      require_together(collect(wanted));
+    } catch (const Error& error) {
+      throw HttpError(409, error.what(), "packs_conflict");
+    }
+  else if (!change.strength)
+    return;
+  ServedPack& one = *std::ranges::find(packs_, name, &ServedPack::name);
+  std::swap(one, changed);
+  try {
+    keep(std::move(wanted));
+  } catch (...) {
+    std::swap(one, changed);
+    throw;
+  }
 }
 
 void PackFolder::remove(const std::string& name) {

@@ -4,6 +4,7 @@
 // before the state that names it, so that after a crash the packs in force are those from before or from after.
 #pragma once
 
+#include <emend/core/atomic_file.h>
 #include <emend/core/log.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
@@ -45,7 +46,6 @@ class PackFolder {
   /// warning. Throws Error(kInvalidArgument) if another server has the folder, Error(kCorruption) for a state.json that
   /// no server can have written.
   PackFolder(std::filesystem::path folder, const models::Model& model, const Log& log);
-  ~PackFolder();
 
   [[nodiscard]] PackSet in_force() const;
   /// Throws HttpError 404 for a name that is none, 400 for one given twice, and Error(kInvalidArgument) if they do not
@@ -59,11 +59,14 @@ class PackFolder {
 
   /// Takes over the file of a new pack. Throws HttpError 409 for a name that is taken, and what load_pack throws.
   void add(const std::string& name, const std::filesystem::path& file);
-  /// Puts a pack in force, last or at `position`, or takes it out of force. Throws HttpError 404, 409 if it does not go
+  struct Change {
+    std::optional<bool> active;      ///< put in force, last or at `position`, or taken out of force
+    std::optional<size_t> position;  ///< only beside active: true
+    std::optional<double> strength;  ///< how strongly a pack of directions (emend direct) acts from now on
+  };
+  /// All of it or nothing. Throws HttpError 404, 400 for a strength of another pack, 409 if the pack does not go
   /// together with those in force.
-  void set_active(const std::string& name, bool active, std::optional<size_t> position = {});
-  /// How strongly a pack of directions (emend direct) acts from now on. Throws HttpError 404, 400 for another pack.
-  void set_strength(const std::string& name, double strength);
+  void change(const std::string& name, const Change& change);
   void remove(const std::string& name);
   [[nodiscard]] std::filesystem::path file(const std::string& name) const { return folder_ / (name + ".safetensors"); }
 
@@ -81,7 +84,7 @@ class PackFolder {
   const models::Model& model_;
   const std::string fingerprint_;
   const editors::Lineage lineage_;
-  int lock_ = -1;
+  Descriptor lock_;
   mutable std::mutex mutex_;
   std::vector<ServedPack> packs_;
   std::vector<std::string> active_;

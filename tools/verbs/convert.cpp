@@ -96,6 +96,10 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   auto report = models::convert_model(options.source, options.target, convert);
   report.notes.insert(report.notes.end(), left_out.begin(), left_out.end());
+  if (!convert.edits.empty() && report.format == models::ModelFormat::kHuggingFace)
+    report.notes.push_back("the source's edits (" + std::to_string(convert.edits.size()) +
+                           ") are part of these weights without a ledger: emend list does not show them here, and "
+                           "emend revert cannot take them out");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const auto document = to_json(report, options.source, options.target, seconds);
   common.print(document, conversion_text(document));

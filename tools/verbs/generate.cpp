@@ -16,6 +16,7 @@
 #include <clocale>
 #include <csignal>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <sstream>
 
@@ -224,11 +225,21 @@ class Chat {
     if (line.find_first_not_of(" \t\r") == std::string::npos) return true;
     if (line[0] == '/') return command(line);
     messages_.push_back({"user", packs_.runtime().prefix(line) + line});
-    messages_.push_back({"assistant", answer(models::render_chat(format_, messages_, true).text)});
+    const auto ids = model_.tokenizer().encode_ids(models::render_chat(format_, messages_, true).text, false);
+    const int64_t most = model_.config().rotary_depends_on_length() ? kEndless : model_.max_positions();
+    if (std::ssize(ids) >= most) {
+      messages_.pop_back();
+      std::cerr << "with this the conversation has " << counted(ids.size(), "token") << ", and the model reads at most "
+                << most << "; /undo and /reset make room\n";
+      return true;
+    }
+    messages_.push_back({"assistant", answer(ids, std::min(generate_.max_new_tokens, most - std::ssize(ids)))});
     return true;
   }
 
  private:
+  static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
+
   bool command(const std::string& line) {
     static const std::vector<std::string> kCommands = {"/help", "/history", "/undo", "/reset", "/exit"};
     const std::string name = line.substr(0, line.find_last_not_of(" \t\r") + 1);
@@ -244,17 +255,18 @@ class Chat {
   }
 
   // Printed as it grows; with --json a line of JSON when it is whole.
-  std::string answer(const std::string& text) {
+  std::string answer(const std::vector<int64_t>& ids, int64_t tokens) {
     const auto& tokenizer = model_.tokenizer();
     models::StreamDecoder decoder(tokenizer);
     std::string reply;
     models::GenerateOptions generate = generate_;
+    generate.max_new_tokens = tokens;
     generate.on_token = [&](int64_t, int64_t id) {
       const std::string piece = decoder.push(id);
       reply += piece;
       if (!json_) std::cout << printable(piece) << std::flush;
     };
-    (void)models::generate(model_, {tokenizer.encode_ids(text, false)}, generate);
+    (void)models::generate(model_, {ids}, generate);
     const std::string tail = decoder.finish();
     reply += tail;
     if (!json_) std::cout << printable(tail);

@@ -126,7 +126,8 @@ std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Commo
 void resolve_trace_dtype(ModelOptions& model, const Common& common) {
   if (model.dtype != "auto") return;
   model.dtype = models::multiplies_bfloat16(c10::kCPU) ? "bfloat16" : "float32";
-  common.log.info("trace.dtype", "tracing in " + model.dtype + "; --dtype float32 is exact and slower");
+  if (model.dtype == "bfloat16")
+    common.log.info("trace.dtype", "tracing in bfloat16; --dtype float32 is exact and slower");
 }
 
 std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
@@ -143,7 +144,6 @@ std::string summary_text(const evaluation::TraceSummary& summary, double seconds
       "probability of the answer: %.3f clean, %.3f with a noised subject\n",
       static_cast<long long>(summary.facts), seconds, static_cast<long long>(summary.skipped), summary.clean,
       summary.corrupted);
-  if (summary.facts == 0) return text;
   for (const auto& [kind, effect] : summary.effect) {
     text += "\n" +
             (kind == TraceKind::kState ? "restoring single states"
@@ -177,12 +177,15 @@ int run_trace(const TraceArguments& options, const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   const auto summary = evaluation::trace_facts(model, facts, settings.trace);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (summary.facts == 0)
+    refuse({"trace", "the model knows none of the " + std::to_string(facts.size()) + " facts",
+            "known facts of which it knows some", "name other facts with --facts, or a prompt with --prompt"});
   nlohmann::ordered_json document = evaluation::to_json(summary);
   document["model"] = model.checkpoint().path().string();
   document["dtype"] = settings.model.dtype;
   document["seed"] = settings.trace.seed;
   document["seconds"] = seconds;
-  const bool suggests = summary.facts > 0 && summary.effect.count(TraceKind::kMlp) > 0;
+  const bool suggests = summary.effect.count(TraceKind::kMlp) > 0;
   if (suggests) document["suggested"] = evaluation::suggest_layers(summary);
   if (folder) {
     folder->write_json("trace.json", document);

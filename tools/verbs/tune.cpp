@@ -166,13 +166,14 @@ int run_tune(const TuneArguments& given, Common& common) {
   auto model = load_named(checkpoint, options.model, common);
   const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
                                              : models::chat_format(options.format);
-  const auto rows = editors::tuning_rows(model, instructions, format, options.max_length, options.data);
+  const int64_t max_length = std::min(options.max_length, model.max_positions());
+  const auto rows = editors::tuning_rows(model, instructions, format, max_length, options.data);
   common.log.info("tune.rows", std::to_string(rows.rows.size()) + " rows with " + std::to_string(rows.labels) +
                                    " tokens to learn, written as " + format.name);
   if (rows.cut > 0)
-    common.log.warning("tune.cut", std::to_string(rows.cut) + " rows are longer than " +
-                                       std::to_string(options.max_length) + " tokens and were cut, " +
-                                       std::to_string(rows.dropped) + " of them left out (--max-length)");
+    common.log.warning("tune.cut", std::to_string(rows.cut) + " rows are longer than " + std::to_string(max_length) +
+                                       " tokens and were cut, " + std::to_string(rows.dropped) +
+                                       " of them left out (--max-length)");
   const auto result = editors::tune(model, rows.rows, options.tune);
   auto document = results_document(options, model, rows, result);
   document["files"] = save(options, folder, model, result);
