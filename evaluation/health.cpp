@@ -277,11 +277,13 @@ json evaluate_health(const models::Model& model, const std::vector<HealthTask>& 
       out["n"][task.name] = result.tokens;
     } else if (task.kind == "lambada") {
       const auto result = lambada(model, task.texts, options.score);
+      if (result.n == 0) continue;
       out["lambada_accuracy"] = result.accuracy;
       out["lambada_perplexity"] = result.perplexity;
       out["n"][task.name] = result.n;
     } else {
       const auto result = multiple_choice(model, task.choices, options.score);
+      if (result.n == 0) continue;
       out[task.name + "_accuracy"] = result.accuracy;
       if (task.name == "piqa") out["piqa_accuracy_normalised"] = result.accuracy_normalised;
       if (task.name == "cola" && result.matthews) out["cola_matthews"] = *result.matthews;
@@ -307,6 +309,14 @@ std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, i
   for (const auto& kind : kChoiceFiles)
     for (const auto& path : files)
       if (path.filename() == kind.file) tasks.push_back(read_choices(path, kind, limit));
+  for (auto task = tasks.begin(); task != tasks.end(); ++task) {
+    const auto other = std::find_if(tasks.begin(), task, [&](const auto& one) { return one.name == task->name; });
+    if (other != task)
+      refuse({folder.string(),
+              std::filesystem::path(other->file).filename().string() + " and " +
+                  std::filesystem::path(task->file).filename().string() + " for " + task->name,
+              "one file a task", "put the other one elsewhere"});
+  }
   if (tasks.empty())
     throw Error(ErrorClass::kNotFound,
                 {"health data in \"" + folder.string() + "\"", "no file of a known task",

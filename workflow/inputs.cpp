@@ -282,7 +282,8 @@ nlohmann::json statistics_settings(const RunOptions& options) {
           {"seed", options.seed}};
 }
 
-std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options, const Handles& lent) {
+std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options, const Handles& lent,
+                                                                 bool cache_is_output) {
   if (!options.stats_import.empty()) return editors::make_published_statistics(options.stats_import, lent.log);
   editors::StatisticsOptions statistics;
   statistics.tokens = options.stats_tokens;
@@ -292,6 +293,7 @@ std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOption
   statistics.cache = options.stats_cache;
   if (options.stats_cache.empty() && !options.metrics.cache.empty())
     statistics.cache = std::filesystem::path(options.metrics.cache) / "statistics";
+  statistics.cache_is_output = cache_is_output;
   statistics.cancel = lent.cancel;
   statistics.progress = lent.progress;
   statistics.log = lent.log;

@@ -72,9 +72,10 @@ void require_same(const devices::WorkSharing& sharing, const nlohmann::json& set
 /// What decides key statistics.
 [[nodiscard]] nlohmann::json statistics_settings(const RunOptions& options);
 
-/// Computed by all processes of a group together.
+/// Computed by all processes of a group together. `cache_is_output`: as StatisticsOptions has it.
 [[nodiscard]] std::unique_ptr<editors::StatisticsProvider> statistics_provider(const RunOptions& options,
-                                                                               const Handles& lent);
+                                                                               const Handles& lent,
+                                                                               bool cache_is_output = false);
 
 /// A short name for files and reports: the folder's or file's name.
 [[nodiscard]] std::string short_model_name(const models::Checkpoint& checkpoint);

@@ -145,9 +145,14 @@ std::vector<int> missing_anywhere(const std::vector<int>& missing, devices::Coll
   return {all.begin(), all.end()};
 }
 
+void keep(const StatisticsOptions& options, const std::function<void()>& write) {
+  if (options.cache_is_output) return write();
+  keep_if_possible(options.log, "statistics.cache", write);
+}
+
 // Into the cache, which then gives up what was not used for long.
 void store(const StatisticsOptions& options, const std::string& key, const SecondMoment& moment) {
-  keep_if_possible(options.log, "statistics.cache", [&] {
+  keep(options, [&] {
     const auto path = options.cache / (key + ".safetensors");
     std::filesystem::create_directories(options.cache);
     save_second_moment(path, moment, key);
@@ -263,7 +268,7 @@ class Collection {
         tensors.emplace_back(std::to_string(half) + "." + std::to_string(layer),
                              devices::to_host(sum_FF, devices::Purpose::kStatistics).contiguous());
     }
-    keep_if_possible(options_.log, "statistics.cache", [&] {
+    keep(options_, [&] {
       std::filesystem::create_directories(options_.cache);
       write_checked(partial_path(), tensors,
                     {{"format", "emend partial statistics 1"}, {"key", partial_key_}, {"state", state.dump()}});
@@ -365,7 +370,7 @@ StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::M
   }
   if (missing.empty()) return kept;
   for (auto& [layer, tensors] : make(missing)) {
-    keep_if_possible(options.log, "statistics.cache", [&, path = path_of(layer)] {
+    keep(options, [&, path = path_of(layer)] {
       std::filesystem::create_directories(options.cache);
       write_checked(path, {tensors.begin(), tensors.end()}, {{"format", "emend " + what}, {"key", key_of(layer)}});
     });

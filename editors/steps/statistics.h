@@ -113,6 +113,7 @@ struct StatisticsOptions {
   std::chrono::seconds save_every{60};  ///< with a cache: how often the sums of an unfinished collection are saved
   uint64_t seed = 0;                    ///< order of the documents; sampled text where there is no corpus
   std::filesystem::path cache = {};     ///< folder; empty: no cache
+  bool cache_is_output = false;         ///< what cannot be kept there is an error; else a warning
   CancelToken cancel = {};
   ProgressFn progress = {};
   Log log = {};

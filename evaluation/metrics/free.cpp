@@ -266,7 +266,7 @@ class Free final : public Metric {
       const Evaluation* before = context.options.before;
       if (const auto at = before ? before->kept.find("free.neutral") : decltype(before->kept.end()){};
           before && at != before->kept.end())
-        outcome.summary["neutral_kl"] = mean_divergence(at->second, neutral_PV_);
+        outcome.summary["neutral_kl"] = neutral_kl_ / static_cast<double>(states_);
       outcome.kept["free.neutral"] = neutral_PV_;
     }
     if (!neighbors_.empty()) outcome.kept["free.neighbors"] = at::cat(neighbors_);
@@ -399,7 +399,16 @@ class Free final : public Metric {
       compare(context, now, places, from, earlier + from);
       if (!context.options.before) neighbors_.push_back(now.to(at::kHalf));
     }
-    if (begin == 0) neutral_PV_ = next_token_log_probs(model, probe_prompts(), score);
+    note_neutral(next_token_log_probs(model, probe_prompts(), score), context.options.before);
+  }
+
+  // Of each model that is observed: one of all facts, or one a fact where each is judged alone.
+  void note_neutral(const at::Tensor& now_PV, const Evaluation* before) {
+    neutral_PV_ = now_PV;
+    if (!before) return;
+    if (const auto at = before->kept.find("free.neutral"); at != before->kept.end())
+      neutral_kl_ += mean_divergence(at->second, now_PV);
+    ++states_;
   }
 
   void compare(const MetricContext& context, const at::Tensor& now,
@@ -420,6 +429,8 @@ class Free final : public Metric {
   std::vector<json> cases_, retrieval_;
   std::vector<at::Tensor> neighbors_;  // [prompts, V] half
   at::Tensor neutral_PV_;
+  double neutral_kl_ = 0;  // summed over so many states
+  int64_t states_ = 0;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/metric.h>
+#include <emend/evaluation/statistics.h>
 
 namespace emend::evaluation {
 namespace {
@@ -62,7 +63,7 @@ class Health final : public Metric {
     options.score.phase = "health";
     MetricOutcome outcome;
     outcome.summary = evaluate_health(*context.model, tasks_, options);
-    outcome.summary["counts"] = outcome.summary["n"];
+    note_counts(outcome.summary);
     outcome.summary["n"] = tasks_.size();
     const at::Tensor& probe = outcome.kept["health"] =
         next_token_log_probs(*context.model, probe_prompts(), options.score);
@@ -80,6 +81,20 @@ class Health final : public Metric {
   }
 
  private:
+  // Items of each figure's task, and the intervals of shares.
+  static void note_counts(json& summary) {
+    for (const auto& figure : health_info().fields) {
+      const std::string task = figure.key.substr(0, figure.key.find('_'));
+      if (!summary.contains(figure.key) || !summary["n"].contains(task)) continue;
+      const auto n = summary["n"][task].get<int64_t>();
+      summary["counts"][figure.key] = n;
+      if (figure.unit != "%") continue;
+      const auto [low, high] = share_interval(summary[figure.key].get<double>() / 100, n);
+      summary["ci95"][figure.key] = {100 * low, 100 * high};
+    }
+    summary["counts"]["divergence"] = probe_prompts().size();
+  }
+
   std::vector<HealthTask> tasks_;
 };
 

@@ -87,6 +87,8 @@ TEST(ControlVector, OfOtherToolsAreRead) {
     const auto read = models::read_control_vector(folder / "easy.gguf");
     EXPECT_TRUE(at::equal(read.layers.at(0), row));
     EXPECT_TRUE(at::equal(workflow::load_directions(folder / "easy.gguf").layers[3], 2 * row));
+    const auto easy = workflow::load_directions(folder / "easy.gguf");
+    EXPECT_TRUE(easy.layers[easy.best].defined()) << "a layer that the vector has";
   }
 }
 
@@ -108,7 +110,8 @@ TEST(ControlVector, MustFitTheModel) {
   EXPECT_NE(steer(1, model.hidden_size() + 1).find("width"), std::string::npos);
   EXPECT_NE(steer(model.n_layers(), model.hidden_size()).find("layer " + std::to_string(model.n_layers())),
             std::string::npos);
-  EXPECT_NE(steer(1, model.hidden_size(), {0, 0}).find("no direction for the layers 0-0; expected some of 1"), std::string::npos);
+  EXPECT_NE(steer(1, model.hidden_size(), {0, 0}).find("no direction for the layers 0-0; expected some of 1"),
+            std::string::npos);
 }
 
 // Coordinates of the states behind a layer along a direction, in its lengths.

@@ -139,6 +139,15 @@ TEST_F(EvaluationTest, DivergenceComparesWithTheRememberedDistributions) {
   model.set_weight(name, model.weight(name) * 3);
   const auto after = evaluate(model, facts(), {"health"}, options);
   // KL by hand: sum of p (log p - log q), mean over the probes.
+  // Every figure with its own count, shares with an interval; one file a task, and nothing for a file without items.
+  const auto& told = after.summary["health"];
+  EXPECT_EQ(told["counts"]["lambada_accuracy"], 1);
+  EXPECT_EQ(told["counts"]["divergence"], 32);
+  EXPECT_TRUE(told["ci95"].contains("lambada_accuracy"));
+  write_file(folder_ / "health" / "health_mmlu.json", "[]");
+  EXPECT_FALSE(evaluate(model, facts(), {"health"}, options).summary["health"].contains("mmlu_accuracy"));
+  write_file(folder_ / "health" / "wikitext2.txt", "another text of the same task");
+  EXPECT_THROW((void)evaluate(model, facts(), {"health"}, options), Error);
   const at::Tensor p = stored.kept.at("health").to(at::kDouble), q = after.kept.at("health").to(at::kDouble);
   const double expected = (p.exp() * (p - q)).sum(-1).mean().item<double>();
   EXPECT_GT(expected, 1e-6);

@@ -72,7 +72,7 @@ int run_stats(const StatsArguments& options, const Common& common) {
   const auto model = load_named(checkpoint, edit.model, common);
   const auto layers = raw ? editor.make(*raw, model, common.log)->statistics_layers() : options.layers;
   workflow::require_same(common.sharing, workflow::statistics_settings(edit));
-  const auto statistics = workflow::statistics_provider(edit, common);
+  const auto statistics = workflow::statistics_provider(edit, common, true);
   statistics->prepare(model, layers);
   if (common.sharing.first()) std::cout << dump_json(statistics->describe()) << '\n';
   return 0;

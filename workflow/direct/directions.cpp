@@ -10,6 +10,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/directions.h>
 
+#include <iterator>
 #include <sstream>
 
 namespace emend::workflow {
@@ -129,6 +130,8 @@ Directions load_directions(const std::filesystem::path& given) {
     for (const auto& [layer, values] : vector.layers) directions.layers[layer] = values;
     if (!vector.origin.empty()) directions.separation.resize(directions.layers.size());
     for (const auto& [layer, from] : vector.origin) directions.separation[layer].origin = from;
+    // Such a file does not say which layer is best: the middle one of those that it has.
+    directions.best = std::next(vector.layers.begin(), static_cast<std::ptrdiff_t>(vector.layers.size() / 2))->first;
     return directions;
   }
   const auto refuse = [&](const std::string& got) {

@@ -6,6 +6,8 @@
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 
+#include <cmath>
+
 #include "bindings.h"
 
 namespace emend::python {
@@ -18,7 +20,11 @@ std::vector<std::string> assignments(const py::object& overrides) {
   if (overrides.is_none()) return list;
   const auto json = to_json(overrides, "overrides");
   if (!json.is_object()) refuse({"overrides", json.type_name(), "a dict such as {\"v_lr\": 0.1}", ""});
-  for (const auto& [key, value] : json.items()) list.push_back(key + "=" + value.dump());
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_number_float() && !std::isfinite(value.get<double>()))
+      refuse({"overrides[\"" + key + "\"]", "no number", "a finite number", ""});
+    list.push_back(key + "=" + value.dump());
+  }
   return list;
 }
 

@@ -1,5 +1,7 @@
 #include "bindings.h"
 
+#include <set>
+
 namespace emend::python {
 namespace {
 
@@ -56,8 +58,16 @@ static FactSet any_facts_of(const py::object& facts) {
   FactSet set;
   set.format = "python";
   for (const auto& row : rows) set.facts.push_back(row.cast<Fact>());
-  for (size_t i = 0; i < set.facts.size(); ++i)
-    if (set.facts[i].case_id < 0) set.facts[i].case_id = static_cast<int64_t>(i);
+  // Each its own number: those that are given once stay, the others get free ones.
+  std::set<int64_t> taken;
+  std::vector<Fact*> others;
+  for (auto& fact : set.facts)
+    if (fact.case_id < 0 || !taken.insert(fact.case_id).second) others.push_back(&fact);
+  int64_t next = 0;
+  for (Fact* fact : others) {
+    while (!taken.insert(next).second) ++next;
+    fact->case_id = next;
+  }
   set.fingerprint = datasets::fingerprint(set.facts);
   return set;
 }
