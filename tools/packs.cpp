@@ -76,8 +76,7 @@ void add_steer_options(Options& o, SteerArguments& options) {
   o.group("Steering")
       .add("--control-vector", &options.vector,
            "control vector (GGUF), as emend direct fit, repeng, EasySteer and llama.cpp write them", {.type = "FILE"})
-      .add("--strength", &options.how.strength, "times the vector; negative: the other way",
-           {.limits = {-1e4, 1e4}, .needs = needs})
+      .add("--strength", &options.how.strength, "times the vector; negative: the other way", {.needs = needs})
       .add("--layers", &options.layers, "A-B: only behind these blocks, from 0; default: all of the vector's",
            {.type = "A-B", .needs = needs})
       .add("--steer", &options.how.by,

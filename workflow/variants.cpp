@@ -15,6 +15,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
+#include <set>
 
 namespace emend::workflow {
 
@@ -136,13 +138,26 @@ void require_usable(const fs::path& folder, bool resume) {
   }
 }
 
+// But for the seed; settings may stand in any order.
+bool same_settings(const Variant& a, const Variant& b) {
+  return a.editor == b.editor && a.hparams == b.hparams &&
+         std::multiset(a.set.begin(), a.set.end()) == std::multiset(b.set.begin(), b.set.end());
+}
+
+// New seeds stand behind the others of their settings.
 std::vector<Variant> united(std::vector<Variant> known, const std::vector<Variant>& given) {
-  for (const auto& variant : given) {
-    const auto same = [&](const Variant& other) { return other.name == variant.name; };
-    if (std::ranges::any_of(known, same)) continue;
-    known.push_back(variant);
-    known.back().folder.clear();
-    known.back().folder = folder_of(variant.name, known);
+  for (Variant variant : given) {
+    auto place = known.end();
+    bool there = false;
+    for (auto other = known.begin(); other != known.end(); ++other) {
+      if (!same_settings(*other, variant)) continue;
+      there = there || other->seed == variant.seed;
+      variant.group = other->group;
+      place = std::next(other);
+    }
+    if (there) continue;
+    variant.folder = folder_of(variant.name, known);
+    known.insert(place, std::move(variant));
   }
   return known;
 }
@@ -246,12 +261,7 @@ std::vector<Variant> parse_variants(const std::vector<std::string>& texts, const
         variant.seed = seeds.empty() ? seed : static_cast<uint64_t>(seeds[s]);
         if (!seeds.empty()) variant.name += ", seed " + std::to_string(seeds[s]);
         const auto same = [&](const Variant& other) {
-          const auto sorted = [](std::vector<std::string> set) {
-            std::ranges::sort(set);
-            return set;
-          };
-          return other.editor == variant.editor && other.hparams == variant.hparams && other.seed == variant.seed &&
-                 sorted(other.set) == sorted(variant.set);
+          return other.seed == variant.seed && same_settings(other, variant);
         };
         if (std::ranges::any_of(variants, same)) refuse_variant(variant.name, "named twice", "leave one out");
         variant.folder = folder_of(variant.name, variants);

@@ -63,9 +63,10 @@ class ProcessesEdit : public ProgramTest {
                "alg_name: FT\nlayers: [1, 2]\nnum_steps: 5\nlr: 0.001\nbatch_size: 1\n"
                "objective_optimization: target_new\n");
   }
-  /// As ProgramTest::edit, with run folder and cache `out`.
+  /// As ProgramTest::edit, with run folder and cache `out`; one thread each: mpirun binds processes to cores, and
+  /// products of more threads add in another order.
   [[nodiscard]] std::vector<std::string> edit_in(const std::string& out, std::vector<std::string> more) const {
-    more.insert(more.end(), {"--out", path(out), "--cache", path(out + "-cache")});
+    more.insert(more.end(), {"--out", path(out), "--cache", path(out + "-cache"), "--threads", "1"});
     return edit(more);
   }
   void edit_alone(const std::string& out, const std::vector<std::string>& more) {
