@@ -36,9 +36,8 @@ std::string with_string(std::string text, const std::string& key, const Json& be
   return text;
 }
 
-/// A row of which prompt, subject and answer are those of `fact`, which were those of `was`; its other members, and
-/// their order, stay.
-std::string mended(const detail::FactReader& reader, const std::string& text, const Fact& was, const Fact& fact,
+/// A row of which prompt, subject and answer are those of `fact`; its other members, and their order, stay.
+std::string mended(const detail::FactReader& reader, const std::string& text, const Fact& fact,
                    const ReadOptions& options) {
   const auto is_fact = [&](const Json& row) {
     const auto read = facts_of(reader, nlohmann::json(row), options);
@@ -46,22 +45,14 @@ std::string mended(const detail::FactReader& reader, const std::string& text, co
     return read.size() == 1 && texts(read[0]) == texts(fact);
   };
   const Json original = Json::parse(text);
-  Json written = reader.write(fact), row;
-  std::string same_form;
-  const auto replace = [&](const Json& before) {  // the strings in which `before` is not what is written
-    row = original;
-    same_form = text;
-    for (const Json& step : Json::diff(before, written)) {
-      const Json::json_pointer place(step["path"].get<std::string>());
-      if (step["op"] != "replace" || !step["value"].is_string() || !original.contains(place) ||
-          !original[place].is_string())
-        continue;
-      same_form = with_string(same_form, place.back(), original[place], step["value"]);
-      row[place] = step["value"];
-    }
-  };
-  replace(reader.write(was));
-  if (!is_fact(row)) replace(original);
+  Json written = reader.write(fact), row = original;
+  std::string same_form = text;
+  for (const Json& step : Json::diff(original, written)) {
+    const Json::json_pointer place(step["path"].get<std::string>());
+    if (step["op"] != "replace" || !step["value"].is_string() || !original[place].is_string()) continue;
+    same_form = with_string(same_form, place.back(), original[place], step["value"]);
+    row[place] = step["value"];
+  }
   if (!is_fact(row)) {  // an answer in another form than that in which it is written
     row = written;
     if (!original.contains("case_id")) row.erase("case_id");
@@ -102,9 +93,8 @@ std::optional<std::string> fix_text(std::string_view text, const FactSet& facts,
       Fact fact = facts.facts.at(next);
       next += count;
       if (std::any_of(first, last, [](const auto& fix) { return fix.second->remove; })) continue;
-      const Fact was = fact;
       for (auto fix = first; fix != last; ++fix) fix->second->edit(fact);
-      if (first != last) own = mended(reader, own, was, fact, options);
+      if (first != last) own = mended(reader, own, fact, options);
     }
     result.append(between).append(own);
   }
