@@ -89,22 +89,18 @@ RunDirectory::RunDirectory(std::filesystem::path folder, Earlier expected) : fol
                 {folder_.string(), "cannot create the run folder (" + error.message() + ")", "",
                  "choose another folder with " + setting("out")});
   const auto lock_path = folder_ / ".lock";
-  lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock_ < 0)
+  lock_ = Descriptor(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (lock_.fd < 0)
     throw Error(class_of_errno(errno),
                 {folder_.string(), std::string("cannot write to the run folder (") + std::strerror(errno) + ")", "",
                  "choose another folder with " + setting("out")});
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    ::close(lock_);
-    lock_ = -1;
+  if (::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
     refuse({folder_.string(), "another run is writing to this folder", "",
             "wait for it, or choose another folder with " + setting("out")});
-  }
   try {
     check(folder_, expected);
   } catch (...) {
     ::unlink(lock_path.c_str());
-    ::close(lock_);
     throw;
   }
   remove_abandoned(folder_, std::chrono::seconds(0));  // of a run that was killed
@@ -118,9 +114,7 @@ void RunDirectory::require_free(const std::vector<std::string>& names) const {
 }
 
 RunDirectory::~RunDirectory() {
-  if (lock_ < 0) return;
   ::unlink((folder_ / ".lock").c_str());
-  ::close(lock_);
   if (!made_ || !lonely(folder_)) return;
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);

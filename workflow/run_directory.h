@@ -1,6 +1,7 @@
 // The folder of one run: locked while the run lasts, every file complete or absent.
 #pragma once
 
+#include <emend/core/atomic_file.h>
 #include <emend/core/log.h>
 
 #include <filesystem>
@@ -44,7 +45,7 @@ class RunDirectory {
  private:
   std::filesystem::path folder_;
   bool made_ = false;  // there was nothing before
-  int lock_ = -1;
+  Descriptor lock_;
 };
 
 /// Throws Error(kInvalidArgument) if there is something at `path` and not `force`, Error(kIo) if nothing can be written

@@ -143,13 +143,13 @@ class LatchBatch {
     std::vector<Ids> prompts;
     for (size_t i = 0; i < all.size(); ++i) {
       const RenderedFact& fact = batch_.rendered[i];
-      for (size_t r = 0; r < fact.rows.size(); ++r)
-        if (auto row = answered(fact.rows[r], fact.target_ids);
-            (r == 0 || r + 2 >= fact.rows.size()) &&
-            std::ssize(row.ids) + h_.release_tokens <= model_.max_positions()) {
-          prompts.push_back(std::move(row.ids));
-          written.push_back(&all[i][r]);
-        }
+      for (size_t r = 0; r < fact.rows.size(); ++r) {
+        if (r != 0 && r + 2 < fact.rows.size()) continue;
+        auto row = answered(fact.rows[r], fact.target_ids);
+        if (std::ssize(row.ids) + h_.release_tokens > model_.max_positions()) continue;
+        prompts.push_back(std::move(row.ids));
+        written.push_back(&all[i][r]);
+      }
     }
     auto texts = continue_greedily(reader(), prompts, h_.release_tokens, context_.cancel);
     for (size_t i = 0; i < texts.size(); ++i) *written[i] = std::move(texts[i]);
