@@ -1,4 +1,3 @@
-#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/datasets/detail/rows.h>
 #include <emend/datasets/known.h>

@@ -2,8 +2,6 @@
 // release).
 #pragma once
 
-#include <emend/core/log.h>
-
 #include <cstdint>
 #include <string>
 #include <string_view>

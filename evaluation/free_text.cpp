@@ -1,4 +1,3 @@
-#include <emend/core/text.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/values.h>
@@ -14,7 +13,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 

@@ -2,8 +2,6 @@
 // unedited model.
 #pragma once
 
-#include <emend/core/cancel.h>
-#include <emend/core/log.h>
 #include <emend/evaluation/scoring.h>
 #include <emend/models/model.h>
 

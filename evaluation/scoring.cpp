@@ -7,7 +7,6 @@
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/scoring.h>
-#include <emend/models/products.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
-#include <emend/core/text.h>
 #include <emend/evaluation/quality.h>
 #include <emend/workflow/checkpoint.h>
 #include <emend/workflow/variants.h>

@@ -1,4 +1,3 @@
-#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/workflow/card.h>
 

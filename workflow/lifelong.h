@@ -2,7 +2,6 @@
 #pragma once
 
 #include <emend/datasets/fact.h>
-#include <emend/evaluation/evaluation.h>
 #include <emend/models/model.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/options.h>

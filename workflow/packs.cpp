@@ -1,5 +1,4 @@
 #include <emend/editors/packs/ledger.h>
-#include <emend/models/checkpoint.h>
 #include <emend/workflow/packs.h>
 
 namespace emend::workflow {

@@ -6,11 +6,9 @@
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/packs/ledger.h>
-#include <emend/editors/registry.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/report.h>
-#include <emend/models/checkpoint.h>
 #include <emend/models/family.h>
 #include <emend/models/spare_neurons.h>
 #include <emend/workflow/documents.h>

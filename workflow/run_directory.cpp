@@ -1,4 +1,3 @@
-#include <emend/core/atomic_file.h>
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>

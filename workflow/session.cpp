@@ -1,7 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
-#include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/models/checkpoint.h>

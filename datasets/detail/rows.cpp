@@ -1,6 +1,5 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
-#include <emend/core/text.h>
 #include <emend/core/utf8.h>
 #include <emend/datasets/detail/rows.h>
 

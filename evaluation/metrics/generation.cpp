@@ -6,7 +6,6 @@
 //                    (relation, new target) joined by spaces, × 100; null without a file of reference texts
 //   essence_score    perplexity of up to 100 tokens of the reference texts named after the subject: exp(-Σ log p /
 //                    tokens), the first token counted in the divisor as published; null where there is none
-#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/evaluation/detail/generation.h>
 #include <emend/evaluation/metric.h>

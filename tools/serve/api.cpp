@@ -1,7 +1,6 @@
 #include "api.h"
 
 #include <emend/core/atomic_file.h>
-#include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>

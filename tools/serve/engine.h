@@ -17,7 +17,6 @@
 #include <list>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 

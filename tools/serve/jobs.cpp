@@ -2,7 +2,6 @@
 
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
-#include <emend/editors/registry.h>
 #include <emend/workflow/run.h>
 
 #include <algorithm>

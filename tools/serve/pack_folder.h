@@ -7,7 +7,6 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/log.h>
 #include <emend/editors/packs/pack.h>
-#include <emend/editors/packs/runtime.h>
 #include <emend/workflow/packs.h>
 
 #include <filesystem>

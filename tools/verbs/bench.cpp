@@ -10,7 +10,6 @@
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/statistics.h>
 #include <emend/models/config.h>
-#include <emend/models/products.h>
 #include <emend/models/published_shapes.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/session.h>

@@ -5,9 +5,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/import_deltas.h>
-#include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
-#include <emend/editors/packs/pack.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/ggml_type.h>
 #include <emend/workflow/card.h>

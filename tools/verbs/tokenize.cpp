@@ -1,7 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/utf8.h>
-#include <emend/models/checkpoint.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <iostream>

@@ -1,4 +1,3 @@
-#include <emend/core/text.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/peft.h>
 #include <emend/editors/steps/apply.h>

@@ -6,7 +6,6 @@
 #include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/post_norm.h>
-#include <emend/hooks/hook_session.h>
 #include <emend/models/config.h>
 #include <emend/workflow/direct/change.h>
 

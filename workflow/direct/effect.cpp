@@ -5,7 +5,6 @@
 #include <emend/core/text.h>
 #include <emend/datasets/directions.h>
 #include <emend/evaluation/health.h>
-#include <emend/models/generation.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/effect.h>
 
