@@ -28,9 +28,7 @@ json parse_object(const std::string& text, const std::string& where) {
 
 std::string csv_cell(const std::string& text) {
   if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  std::string out = "\"";
-  for (char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return out + '"';
+  return '"' + replace_all(text, "\"", "\"\"") + '"';
 }
 
 std::string csv_number(const json& value) {

@@ -98,9 +98,7 @@ std::string escaped(const std::string& text, std::string_view characters) {
 
 // For single quotes of zsh, which know no backslash.
 std::string zsh_text(const std::string& text, std::string_view characters) {
-  std::string out;
-  for (const char c : escaped(text, characters)) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out;
+  return replace_all(escaped(text, characters), "'", "'\\''");
 }
 
 // What may stand without an option's name; empty: files.
@@ -222,8 +220,7 @@ std::string fish_script() {
 
 // A line of text in a man page.
 std::string roff(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '\\' ? std::string("\\e") : c == '-' ? std::string("\\-") : std::string(1, c);
+  const std::string out = replace_all(replace_all(text, "\\", "\\e"), "-", "\\-");
   return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
 }
 

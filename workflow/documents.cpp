@@ -247,9 +247,7 @@ std::map<std::string, double> survived_by_weight(const std::vector<editors::Edit
 static std::string quoted(const std::string& word) {
   const auto plain = [](unsigned char c) { return std::isalnum(c) || c >= 0x80 || std::strchr("_-+=:,./@%", c); };
   if (!word.empty() && std::ranges::all_of(word, plain)) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
+  return "'" + replace_all(word, "'", "'\\''") + "'";
 }
 
 std::string command_text(const std::vector<std::string>& words) {
