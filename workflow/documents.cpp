@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_svdvals.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
@@ -51,10 +52,6 @@ std::string interval_text(const nlohmann::json& figures, const std::string& key)
   return "  95 %: " + fixed(range[0].get<double>(), 1) + " – " + fixed(range[1].get<double>(), 1);
 }
 
-std::string fixed_or_dash(const nlohmann::json& value) {
-  return value.is_number() ? fixed(value.get<double>(), 2) : "-";
-}
-
 std::string padded(const std::string& text, size_t width, bool right) {
   const size_t fill = text.size() < width ? width - text.size() : 0;
   return right ? std::string(fill, ' ') + text : text + std::string(fill, ' ');
@@ -85,13 +82,6 @@ nlohmann::json to_json(const datasets::Finding& finding) {
 
 nlohmann::json templates_of(const Batch& batch) {
   return batch.contexts ? batch.contexts->to_json() : nlohmann::json();
-}
-
-template <class List, class Get>
-nlohmann::json listed(const List& list, Get get) {
-  auto json = nlohmann::json::array();
-  for (const auto& entry : list) json.push_back(get(entry));
-  return json;
 }
 
 constexpr int64_t kSpectrum = 16;  // singular values shown
@@ -179,12 +169,6 @@ std::string further_texts(const RunRecord& record, size_t fact) {
   return out;
 }
 
-std::string lifelong_table(const std::vector<nlohmann::json>& entries) {
-  TextTable table(lifelong_heads(), 0);
-  for (const auto& entry : entries) table.add(lifelong_cells(entry));
-  return table.text();
-}
-
 // The facts that did not work out, with their reasons; the rest of a long list is in the files.
 std::string verdicts_text(const RunRecord& record, const datasets::FactSet& facts) {
   constexpr int64_t kMost = 20;
@@ -255,15 +239,15 @@ std::string command_text(const std::vector<std::string>& words) {
 }
 
 nlohmann::json batch_document(const Batch& batch) {
-  return {{"deltas", listed(batch.deltas,
+  return {{"deltas", mapped(batch.deltas,
                             [](const editors::WeightDelta& delta) -> nlohmann::json {
                               return {{"weight", delta.weight},
                                       {"layer", delta.layer},
                                       {"in_out", delta.orientation == models::Orientation::kInOut},
                                       {"low_rank", delta.low_rank()}};
                             })},
-          {"outcomes", listed(batch.outcomes, [](const auto& outcome) { return editors::to_json(outcome); })},
-          {"layers", listed(batch.layers, [](const auto& figures) { return editors::to_json(figures); })},
+          {"outcomes", mapped(batch.outcomes, [](const auto& outcome) { return editors::to_json(outcome); })},
+          {"layers", mapped(batch.layers, [](const auto& figures) { return editors::to_json(figures); })},
           {"seconds", batch.seconds},
           {"contexts", templates_of(batch)},
           {"hparams", batch.hparams},
@@ -344,8 +328,8 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
       document["statistics"].erase(key);
     }
   document["transfers"] = record.transfers;
-  document["lint"] = listed(record.findings, [](const auto& finding) { return to_json(finding); });
-  document["guard"] = listed(record.guard, [](const auto& reading) { return evaluation::to_json(reading); });
+  document["lint"] = mapped(record.findings, [](const auto& finding) { return to_json(finding); });
+  document["guard"] = mapped(record.guard, [](const auto& reading) { return evaluation::to_json(reading); });
   if (!record.batches.empty()) document["contexts"] = templates_of(record.batches.back());
   if (!record.measured.retention.empty()) document["retention"] = record.measured.retention.to_json();
   if (options.lifelong()) document["lifelong"] = record.measured.lifelong;
@@ -431,8 +415,10 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
         continue;  // the facts do not support it
       const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
       out << padded(label, 36, false);
-      for (const auto& [state, figures] : columns)
-        out << padded(fixed_or_dash(figures.value(field.key, nlohmann::json())), 10, true);
+      for (const auto& [state, figures] : columns) {
+        const auto value = figures.value(field.key, nlohmann::json());
+        out << padded(value.is_number() ? fixed(value.get<double>(), 2) : "-", 10, true);
+      }
       const auto last =
           std::find_if(columns.rbegin(), columns.rend(), [](const auto& one) { return one.first != "told"; });
       out << "  " << field.unit << interval_text(last->second, field.key) << '\n';
@@ -458,7 +444,11 @@ std::string summary_text(const RunRecord& record, const datasets::FactSet& facts
   if (record.before) states.emplace_back("before", record.before->summary);
   if (record.after) states.emplace_back("after", record.after->summary);
   if (!states.empty()) out << metrics_table(states) << '\n';
-  if (!record.measured.lifelong.empty()) out << lifelong_table(record.measured.lifelong) << '\n';
+  if (const auto& entries = record.measured.lifelong; !entries.empty()) {
+    TextTable table(lifelong_heads(), 0);
+    for (const auto& entry : entries) table.add(lifelong_cells(entry));
+    out << table.text() << '\n';
+  }
   out << verdicts_text(record, facts);
   if (record.spare_neurons > 0)
     out << "Every MLP has " << record.spare_neurons
