@@ -20,8 +20,6 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
     fact.subject = fields.text("subject");
     fact.attribute = detail::trim(fields.text("attribute"));
     fact.prompt = fields.text("prompt");
-    fact.prompt_template = fields.text_or("template");
-    fact.prediction = fields.text_or("prediction");
     fact.relation_id = fields.text_or("relation_id");
     fact.line = row.line;
     if (detail::count_of(fact.prompt, fact.subject) == 0)

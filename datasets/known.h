@@ -12,10 +12,8 @@ namespace emend::datasets {
 struct KnownFact {
   int64_t known_id = 0;
   std::string subject;
-  std::string attribute;        ///< the right answer
-  std::string prompt;           ///< with the subject filled in; use this one
-  std::string prompt_template;  ///< "{} is in"; in the published file it does not always give `prompt`
-  std::string prediction;       ///< what GPT-2 XL wrote; may be empty
+  std::string attribute;  ///< the right answer
+  std::string prompt;     ///< with the subject filled in
   std::string relation_id;
   int64_t line = 0;
 };

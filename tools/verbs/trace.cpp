@@ -91,8 +91,6 @@ std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::str
                      .subject = fact.subject,
                      .attribute = *fact.target_true,
                      .prompt = fact.full_prompt(),
-                     .prompt_template = fact.prompt,
-                     .prediction = "",
                      .relation_id = fact.relation_id,
                      .line = fact.line});
   }
