@@ -7,19 +7,15 @@
 namespace emend::datasets {
 
 static const detail::FactReader& writer_of(const std::string& format) {
-  std::string writable;
   std::vector<std::string> names;
   for (const detail::FactReader* reader : detail::fact_readers()) {
-    if (reader->write) {
-      append_item(writable, reader->name);
-      names.emplace_back(reader->name);
-    }
+    if (reader->write) names.emplace_back(reader->name);
     if (reader->name != format) continue;
     if (reader->write) return *reader;
     throw Error(ErrorClass::kUnsupported, {"facts format", format + " holds groups of facts and cannot be written",
                                            "a format of single facts", "use jsonl"});
   }
-  refuse({"facts format", "unknown format \"" + format + "\"", "one of " + writable,
+  refuse({"facts format", "unknown format \"" + format + "\"", "one of " + join(names),
           did_you_mean(format, names, "use jsonl")});
 }
 

@@ -24,11 +24,7 @@ std::string Fact::where() const {
   return "fact " + std::to_string(case_id);
 }
 
-namespace {
-
-constexpr size_t kMaxTextBytes = 32 * 1024;  // longer ones take minutes and exceed what models read
-
-}  // namespace
+static constexpr size_t kMaxTextBytes = 32 * 1024;  // longer ones take minutes and exceed what models read
 
 nlohmann::json to_json(const Fact& fact) {
   nlohmann::json result = {

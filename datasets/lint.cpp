@@ -188,16 +188,6 @@ void check_probes(Report& report, const Fact& fact) {
                std::to_string(same) + " paraphrases repeat the prompt or each other; they measure nothing new");
 }
 
-/// Findings about the text of the fact at `index`.
-void lint_text(const Fact& fact, size_t index, std::vector<Finding>& findings) {
-  Report report{fact, index, findings};
-  check_controls(report, fact);
-  check_blanks(report, fact);
-  check_slot(report, fact);
-  check_target(report, fact);
-  check_probes(report, fact);
-}
-
 Finding about(const FactSet& set, size_t index, Severity severity, const char* check, std::string text) {
   return {severity, check, index, set.facts[index].where(), std::move(text)};
 }
@@ -324,7 +314,11 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
   if (facts.skipped > 0)
     findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, facts.path,
                         counted(static_cast<size_t>(facts.skipped), "row") + " without a target left out"});
-  for (size_t i = 0; i < facts.facts.size(); ++i) lint_text(facts.facts[i], i, findings);
+  for (size_t i = 0; i < facts.facts.size(); ++i) {
+    Report report{facts.facts[i], i, findings};
+    for (const auto check : {check_controls, check_blanks, check_slot, check_target, check_probes})
+      check(report, facts.facts[i]);
+  }
   check_lists(facts, findings);
   check_conflicts(facts, findings);
   check_shared_keys(facts, findings);

@@ -20,7 +20,7 @@ using detail::fact_readers;
 using detail::FactReader;
 
 std::string format_list() {
-  return join(fact_readers(), ", ", [](const FactReader* reader) { return reader->name; });
+  return join(fact_formats(), ", ", &FormatInfo::name);
 }
 
 void check_options(const ReadOptions& options) {

@@ -237,21 +237,16 @@ static void read_probe_object(const Fields& fields, const nlohmann::json& value,
   const nlohmann::json& given = probe_fields.raw("ground_truth");
   const nlohmann::json& truth = given.is_null() ? probe_fields.raw("answers") : given;  // as to_json(Fact) has them
   (void)probe_fields.rest();
-  if (prompt.is_string()) {
-    Probe probe{prompt.get<std::string>(), fields.answers_of(truth, name + ".ground_truth")};
+  const auto add = [&](const nlohmann::json& one, const nlohmann::json& answer, const std::string& suffix) {
+    if (!one.is_string()) fields.fail(name + ".prompt" + suffix, kind_of(one), "a string");
+    Probe probe{one.get<std::string>(), fields.answers_of(answer, name + ".ground_truth" + suffix)};
     if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
-    return;
-  }
+  };
+  if (prompt.is_string()) return add(prompt, truth, "");
   if (!prompt.is_array()) fields.fail(name + ".prompt", kind_of(prompt), "a string or a list of strings");
   if (!truth.is_array() || truth.size() != prompt.size())
     fields.fail(name + ".ground_truth", kind_of(truth), "a list as long as prompt", "give one answer for each prompt");
-  for (size_t i = 0; i < prompt.size(); ++i) {
-    if (!prompt[i].is_string())
-      fields.fail(name + ".prompt[" + std::to_string(i) + "]", kind_of(prompt[i]), "a string");
-    Probe probe{prompt[i].get<std::string>(),
-                fields.answers_of(truth[i], name + ".ground_truth[" + std::to_string(i) + "]")};
-    if (!blank(probe.prompt) && !probe.answers.empty()) probes.push_back(std::move(probe));
-  }
+  for (size_t i = 0; i < prompt.size(); ++i) add(prompt[i], truth[i], "[" + std::to_string(i) + "]");
 }
 
 std::map<std::string, std::vector<Probe>> read_probes(Fields& fields, const char* key) {
