@@ -15,6 +15,9 @@ void require_valid(const RunOptions& options) {
     if (std::ranges::find(known, value) == known.end())
       refuse({setting(name), "\"" + value + "\"", "one of " + join(known), did_you_mean(value, known)});
   };
+  const auto& collapse = options.on_collapse;
+  if (collapse != "warn" && collapse != "skip" && collapse != "stop" && collapse != "revert")
+    refuse({setting("on_collapse"), "\"" + collapse + "\"", "warn, skip, stop or revert", ""});
   at_least("batch_size", options.batch_size, 0, "a whole number from 0 on");
   at_least("spare_neurons", options.spare_neurons, kAsNeeded, "a whole number from 0 on");
   at_least("show", options.show, 0, "a whole number from 0 on");
@@ -45,14 +48,6 @@ EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
     }
   }
   return schedule;
-}
-
-OnCollapse parse_on_collapse(const std::string& text) {
-  if (text == "warn") return OnCollapse::kWarn;
-  if (text == "skip") return OnCollapse::kSkip;
-  if (text == "stop") return OnCollapse::kStop;
-  if (text == "revert") return OnCollapse::kRevert;
-  refuse({setting("on_collapse"), "\"" + text + "\"", "warn, skip, stop or revert", ""});
 }
 
 double parse_percent(const std::string& text, const std::string& name) {

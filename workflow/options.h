@@ -64,10 +64,12 @@ struct RunOptions {
   std::string stats_dtype = "float64";
   std::string stats_cache = {};  ///< empty: "statistics" in metrics.cache
 
-  bool allow_conflicts = false;      ///< edit facts that contradict each other all the same
-  bool fix = false;                  ///< apply the linter's clear fixes to the facts
-  bool watch = true;                 ///< the collapse guard looks at the model after every batch
-  std::string on_collapse = "warn";  ///< warn, skip, stop or revert
+  bool allow_conflicts = false;  ///< edit facts that contradict each other all the same
+  bool fix = false;              ///< apply the linter's clear fixes to the facts
+  bool watch = true;             ///< the collapse guard looks at the model after every batch
+  /// What to do with a batch after which the model looks broken: warn (and go on); skip, take it back and go on with
+  /// the next; stop, take it back, leave the rest unedited and save what there is; revert, take everything back.
+  std::string on_collapse = "warn";
   evaluation::GuardLimits guard = {};
 
   /// single: every batch starts from the unedited model. lifelong: sequential, measured while it goes on.
@@ -98,16 +100,6 @@ struct EvalSchedule {
 };
 /// Throws Error(kInvalidArgument) naming the setting.
 [[nodiscard]] EvalSchedule parse_eval_at(const std::vector<std::string>& items);
-
-/// What to do with a batch after which the model looks broken.
-enum class OnCollapse {
-  kWarn,    ///< say so and go on
-  kSkip,    ///< take the batch back, go on with the next
-  kStop,    ///< take the batch back, leave the rest unedited, save what there is
-  kRevert,  ///< take everything back: Error(kNumeric)
-};
-/// Throws Error(kInvalidArgument) naming the setting.
-[[nodiscard]] OnCollapse parse_on_collapse(const std::string& text);
 
 /// "95%", "95" or "0.5%" as 95, 95, 0.5. Throws Error(kInvalidArgument) naming the setting `name`.
 [[nodiscard]] double parse_percent(const std::string& text, const std::string& name);

@@ -54,7 +54,6 @@ void Run::open() {
   began_ = now();
   const PhaseTimer timer(record_.seconds, "load");
   const bool load = model_ == nullptr;
-  (void)parse_on_collapse(options_.on_collapse);
   require_valid(options_);
   least_said_ = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;

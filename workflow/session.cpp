@@ -66,12 +66,7 @@ Session::Session(models::Model& model, RunOptions options, Handles lent)
     : Session(model, editor_for(model, options, lent.log), options, lent) {}
 
 Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, RunOptions options, Handles lent)
-    : model_(model),
-      options_(std::move(options)),
-      lent_(std::move(lent)),
-      on_collapse_(parse_on_collapse(options_.on_collapse)),
-      editor_(std::move(editor)),
-      changes_(model) {
+    : model_(model), options_(std::move(options)), lent_(std::move(lent)), editor_(std::move(editor)), changes_(model) {
   require_valid(options_);
   if (!editor_) refuse({"Session", "no editor", "an editor", "make one first"});
   if (!lent_.statistics) own_statistics_ = statistics_provider(options_, lent_);
@@ -95,14 +90,10 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
 Session::~Session() = default;
 
 const Batch& Session::edit(std::span<const datasets::Fact> facts) {
-  return write(facts, {});
+  return edit_alone(facts, {});  // nobody judges it: it stays
 }
 
 const Batch& Session::edit_alone(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
-  return write(facts, judge);
-}
-
-const Batch& Session::write(std::span<const datasets::Fact> facts, const std::function<void()>& judge) {
   for (const auto& fact : facts) datasets::validate(fact);
   return_free_memory();
   Batch result;
@@ -126,7 +117,7 @@ void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::
   const auto state = editor_->state();
   result = editor_->edit(model_, facts, context_);
   const std::string why = alarms(result);
-  if (!why.empty() && on_collapse_ == OnCollapse::kRevert) {
+  if (!why.empty() && options_.on_collapse == "revert") {
     scope.transaction.restore();
     scope.transaction.commit();
     undo();
@@ -134,9 +125,9 @@ void Session::write_into(Scope& scope, Batch& result, std::span<const datasets::
                 {"collapse guard", why, "a model that stays within the limits",
                  "nothing was saved; use smaller batches, another editor, or " + setting("on_collapse", "skip")});
   }
-  const bool kept = why.empty() || on_collapse_ == OnCollapse::kWarn;
+  const bool kept = why.empty() || options_.on_collapse == "warn";
   if (!kept) {
-    stopped_ = on_collapse_ == OnCollapse::kStop;
+    stopped_ = options_.on_collapse == "stop";
     result.deltas.clear();
     result.layers.clear();
     result.outcomes = failed_outcomes(facts, "taken back by the collapse guard: " + why);
@@ -199,7 +190,7 @@ void Session::resume(std::vector<Batch> batches, std::span<const datasets::Fact>
   results_ = std::move(batches);
   facts_.assign(facts.begin(), facts.end());
   readings_ = std::move(state.readings);
-  stopped_ = on_collapse_ == OnCollapse::kStop &&
+  stopped_ = options_.on_collapse == "stop" &&
              std::ranges::any_of(readings_, [](const auto& reading) { return !reading.alarms.empty(); });
   if (options_.single()) return;
   // Delta by delta as they were written the first time, so that the weights get the same bytes.

@@ -90,7 +90,6 @@ class Session {
 
  private:
   class Scope;
-  const Batch& write(std::span<const datasets::Fact> facts, const std::function<void()>& judge);
   void write_into(Scope& scope, Batch& result, std::span<const datasets::Fact> facts,
                   const std::function<void()>& judge);
   [[nodiscard]] std::string alarms(const Batch& result);
@@ -99,7 +98,6 @@ class Session {
   models::Model& model_;
   RunOptions options_;
   Handles lent_;
-  OnCollapse on_collapse_;
   std::unique_ptr<editors::Editor> editor_;
   std::unique_ptr<editors::StatisticsProvider> own_statistics_;
   Changes changes_;
