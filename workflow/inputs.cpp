@@ -63,17 +63,13 @@ std::vector<datasets::Finding> already_known(const datasets::FactSet& facts, con
 }
 
 void log_findings(const std::vector<datasets::Finding>& findings, const Handles& lent) {
-  size_t shown = 0, more = 0;
-  for (const auto& finding : findings) {
-    if (finding.severity == datasets::Severity::kNote) continue;
-    if (shown++ < kShown) {
+  size_t seen = 0;
+  for (const auto& finding : findings)
+    if (finding.severity != datasets::Severity::kNote && seen++ < kShown)
       lent.log.warning("facts.lint", finding.where + ": " + finding.text + " [" + finding.check + "]");
-    } else {
-      ++more;
-    }
-  }
-  if (more > 0)
-    lent.log.warning("facts.lint", std::to_string(more) + " more remarks about the facts; emend lint lists them all");
+  if (seen > kShown)
+    lent.log.warning("facts.lint",
+                     std::to_string(seen - kShown) + " more remarks about the facts; emend lint lists them all");
 }
 
 // The rule of emend lint. A contradiction may be meant; one batch then averages its answers, several write the last.

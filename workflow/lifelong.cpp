@@ -35,27 +35,23 @@ json figure(const nlohmann::json& summary, const char* family, std::initializer_
 }
 
 struct Column {
-  const char *head, *key, *group = nullptr;  // group: member of an entry that has the key
+  const char *head, *place;
 };
-constexpr Column kColumns[] = {{"edits", "edits"},
-                               {"first", "first"},
-                               {"last", "last"},
-                               {"all", "all"},
-                               {"paraphrase", "paraphrase"},
-                               {"neighb.", "neighborhood"},
-                               {"says", "edit_begins", "free"},
-                               {"says it paraphrased", "paraphrase_begins", "free"},
-                               {"LAMBADA", "lambada", "health"},
-                               {"perplexity", "wikitext2_perplexity", "health"},
-                               {"s so far", "seconds"}};
+constexpr Column kColumns[] = {{"edits", "/edits"},
+                               {"first", "/first"},
+                               {"last", "/last"},
+                               {"all", "/all"},
+                               {"paraphrase", "/paraphrase"},
+                               {"neighb.", "/neighborhood"},
+                               {"says", "/free/edit_begins"},
+                               {"says it paraphrased", "/free/paraphrase_begins"},
+                               {"LAMBADA", "/health/lambada"},
+                               {"perplexity", "/health/wikitext2_perplexity"},
+                               {"s so far", "/seconds"}};
 
-std::string cell(const json& entry, const char* key, const char* group) {
-  static const json none = json::object();
-  const auto inner = group ? entry.find(group) : entry.end();
-  const json& from = !group ? entry : inner != entry.end() && inner->is_object() ? *inner : none;
-  const auto value = from.find(key);
-  if (value == from.end() || !value->is_number()) return "-";
-  return formatted("%.*f", value->is_number_integer() ? 0 : 1, value->get<double>());
+std::string cell(const json& entry, const char* place) {
+  const auto value = entry.value(json::json_pointer(place), json());
+  return value.is_number() ? formatted("%.*f", value.is_number_integer() ? 0 : 1, value.get<double>()) : "-";
 }
 
 }  // namespace
@@ -98,7 +94,7 @@ std::vector<std::string> lifelong_heads() {
 }
 
 std::vector<std::string> lifelong_cells(const json& entry) {
-  return mapped(kColumns, [&](const auto& column) { return cell(entry, column.key, column.group); });
+  return mapped(kColumns, [&](const auto& column) { return cell(entry, column.place); });
 }
 
 }  // namespace emend::workflow

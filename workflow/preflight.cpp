@@ -281,9 +281,7 @@ std::string suggestions(const RunOptions& options, const models::ModelConfig& co
   const std::string limits = here.limits(phases);
   if (!options.model.max_memory.empty() && fits([&](ModelOptions& model) { model.max_memory = limits; }))
     found.push_back(setting("max_memory", limits) + " fits");
-  if (found.empty()) return short_one.advice;
-  const std::string text = join(found, "; ");
-  return text;
+  return found.empty() ? short_one.advice : join(found, "; ");
 }
 
 // The phases of an edit with these effective hyper-parameters. An editor without layers (IKE) has only the evaluation.

@@ -146,6 +146,14 @@ using editors::WeightDelta;
 // and how many readings there were before.
 constexpr const char *kRun = "run", *kMemory = "memory", *kReadings = "readings", *kReadBefore = "readings_before";
 
+constexpr std::pair<const char*, at::Tensor WeightDelta::*> kParts[] = {
+    {".left", &WeightDelta::left_DR}, {".right", &WeightDelta::right_FR}, {".dense", &WeightDelta::dense_DF}};
+
+// The parts of a delta with factors, or of one without.
+bool has_part(bool low_rank, at::Tensor WeightDelta::*part) {
+  return low_rank == (part != &WeightDelta::dense_DF);
+}
+
 std::string numbered(const char* stem, size_t index) {
   return formatted("%s%06zu.safetensors", stem, index);
 }
@@ -172,16 +180,9 @@ Batch read_batch(const std::filesystem::path& path, const std::string& run) {
     throw Error(ErrorClass::kCorruption, {path.string(), "a batch of another run", "one with this run's settings", ""});
   std::vector<bool> low_rank;
   Batch batch = read_batch_document(document, low_rank);
-  for (size_t i = 0; i < batch.deltas.size(); ++i) {
-    const std::string prefix = std::to_string(i);
-    WeightDelta& delta = batch.deltas[i];
-    if (low_rank[i]) {
-      delta.left_DR = tensors.at(prefix + ".left");
-      delta.right_FR = tensors.at(prefix + ".right");
-    } else {
-      delta.dense_DF = tensors.at(prefix + ".dense");
-    }
-  }
+  for (size_t i = 0; i < batch.deltas.size(); ++i)
+    for (const auto& [name, part] : kParts)
+      if (has_part(low_rank[i], part)) batch.deltas[i].*part = tensors.at(std::to_string(i) + name);
   return batch;
 }
 
@@ -282,16 +283,10 @@ void RunCheckpoint::save(size_t index, const Batch& batch, const SessionState& s
   if (!changed.empty()) save_document(folder_ / own, std::move(changed), nlohmann::json::object());
   kept_ = std::move(kept);
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (size_t i = 0; i < batch.deltas.size(); ++i) {
-    const WeightDelta& delta = batch.deltas[i];
-    const std::string prefix = std::to_string(i);
-    if (delta.low_rank()) {
-      tensors.emplace_back(prefix + ".left", delta.left_DR);
-      tensors.emplace_back(prefix + ".right", delta.right_FR);
-    } else {
-      tensors.emplace_back(prefix + ".dense", delta.dense_DF);
-    }
-  }
+  for (size_t i = 0; i < batch.deltas.size(); ++i)
+    for (const auto& [name, part] : kParts)
+      if (has_part(batch.deltas[i].low_rank(), part))
+        tensors.emplace_back(std::to_string(i) + name, batch.deltas[i].*part);
   auto document = batch_document(batch);
   document[kRun] = run_;
   const auto readings = std::span(state.readings).subspan(std::min(read_, state.readings.size()));
