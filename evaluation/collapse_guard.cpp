@@ -35,17 +35,15 @@ GuardReading guard_reading_from_json(const nlohmann::json& json) {
   return reading;
 }
 
-CollapseGuard::CollapseGuard(const models::Model& unedited, GuardLimits limits, ScoreOptions options)
-    : limits_(limits),
-      options_(std::move(options)),
-      before_PV_(next_token_log_probs(unedited, probe_prompts(), options_)) {}
+CollapseGuard::CollapseGuard(const models::Model& unedited, GuardLimits limits)
+    : limits_(limits), before_PV_(next_token_log_probs(unedited, probe_prompts())) {}
 
 GuardReading CollapseGuard::read(const models::Model& model, double relative_update, double condition) const {
   GuardReading reading;
   reading.relative_update = relative_update;
   reading.condition = condition;
   try {
-    reading.divergence = mean_divergence(before_PV_, next_token_log_probs(model, probe_prompts(), options_));
+    reading.divergence = mean_divergence(before_PV_, next_token_log_probs(model, probe_prompts()));
   } catch (const Error& error) {
     if (error.error_class() != ErrorClass::kNumeric) throw;
     reading.divergence = std::numeric_limits<double>::infinity();

@@ -38,7 +38,7 @@ struct GuardReading {
 class CollapseGuard {
  public:
   /// Keeps the next-token distributions of `unedited` on probe_prompts(): [12, V] float32 on the host.
-  CollapseGuard(const models::Model& unedited, GuardLimits limits, ScoreOptions options = {});
+  CollapseGuard(const models::Model& unedited, GuardLimits limits);
 
   /// The figures of `model` after a batch. `relative_update` is the largest ‖ΔW‖/‖W‖ of its weights, `condition` the
   /// largest condition number of the systems solved for it.
@@ -46,7 +46,6 @@ class CollapseGuard {
 
  private:
   GuardLimits limits_;
-  ScoreOptions options_;
   at::Tensor before_PV_;
 };
 

@@ -15,6 +15,9 @@
 #include <cmath>
 
 namespace emend::evaluation {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, summary, cases, groups, seconds, counts)
+
 namespace {
 
 using nlohmann::json;
@@ -90,7 +93,7 @@ std::optional<Evaluation> read_stored(const std::filesystem::path& path, const s
     if (text == metadata.end() || stored_key == metadata.end() || stored_key->second != key)
       throw Error(ErrorClass::kCorruption,
                   {path.string(), "contents that do not match their key", "an intact file", ""});
-    Evaluation evaluation = evaluation_from_json(json::parse(text->second));
+    auto evaluation = json::parse(text->second).get<Evaluation>();
     for (const auto& [name, info] : file->tensors()) evaluation.kept[name] = file->tensor(name).clone();
     return evaluation;
   } catch (const std::exception& error) {
@@ -283,21 +286,6 @@ RetentionMatrix RetentionMatrix::from_json(const json& json) {
   return matrix;
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Evaluation, summary, cases, groups, seconds, counts)
-
-json to_json(const Evaluation& evaluation) {
-  return evaluation;
-}
-
-Evaluation evaluation_from_json(const json& json) {
-  try {
-    return json.get<Evaluation>();
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorClass::kCorruption, {"stored evaluation", error.what(), "what evaluation::to_json writes",
-                                          "remove the file; it is made again"});
-  }
-}
-
 Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                            const std::vector<std::string>& names, const EvaluateOptions& options,
                            const std::filesystem::path& cache_folder, bool* from_cache) {
@@ -314,7 +302,7 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   }
   Evaluation evaluation = evaluate(model, facts, names, own);
   if (!options.sharing.first()) return evaluation;
-  const std::string text = to_json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::string text = json(evaluation).dump(-1, ' ', false, json::error_handler_t::replace);
   const std::vector<std::pair<std::string, at::Tensor>> tensors(evaluation.kept.begin(), evaluation.kept.end());
   keep_if_possible(options.log, "evaluation.cache", [&] {
     std::filesystem::create_directories(cache_folder);

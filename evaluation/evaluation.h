@@ -220,8 +220,4 @@ class RetentionMatrix {
   std::vector<Step> steps_;
 };
 
-/// Evaluations as JSON, for caches and files, without `kept`.
-[[nodiscard]] nlohmann::json to_json(const Evaluation& evaluation);
-[[nodiscard]] Evaluation evaluation_from_json(const nlohmann::json& json);
-
 }  // namespace emend::evaluation

@@ -363,10 +363,6 @@ std::string metrics_csv(const json& results) {
   return out;
 }
 
-void write_metrics_csv(const std::filesystem::path& path, const RunReport& run) {
-  write_file(path, metrics_csv(run.results));
-}
-
 const json& case_metrics(const json& line, const std::string& when, const std::string& family) {
   const json& nested = detail::member(line, {"metrics", when, family});
   return nested.is_null() ? detail::member(line, {when, family}) : nested;

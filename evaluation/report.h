@@ -55,7 +55,6 @@ void write_report(const std::filesystem::path& path, const RunReport& run);
 /// metrics.csv:
 /// family,metric,paper_name,unit,before,after,change,ci95_before_low,ci95_before_high,ci95_after_low,ci95_after_high,n
 [[nodiscard]] std::string metrics_csv(const nlohmann::json& results);
-void write_metrics_csv(const std::filesystem::path& path, const RunReport& run);
 
 /// One file a case as the MEMIT repository writes them ("{N}_edits-case_{id}.json", counterfact and zsre families),
 /// which its summary script reads. The folder is created. Returns how many files were written.

@@ -437,7 +437,7 @@ void Run::write_documents() {
   const auto document = results();
   report.results = document;
   evaluation::write_report(*folder_ / "report.html", report);
-  evaluation::write_metrics_csv(*folder_ / "metrics.csv", report);
+  write_file(*folder_ / "metrics.csv", evaluation::metrics_csv(report.results));
   record_.files["report"] = (*folder_ / "report.html").string();
   record_.files["results"] = (*folder_ / "results.json").string();
   folder_->write_json("results.json", document);  // last: its presence says that the run is complete

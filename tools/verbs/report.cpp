@@ -31,7 +31,7 @@ int run_report(const ReportArguments& options, const Common& common) {
     write_file(folder / "report.json", dump_json(run.extras) + "\n");
   }
   evaluation::write_report(folder / "report.html", run);
-  evaluation::write_metrics_csv(folder / "metrics.csv", run);
+  write_file(folder / "metrics.csv", evaluation::metrics_csv(run.results));
   nlohmann::ordered_json written = {{"report", (folder / "report.html").string()},
                                     {"metrics", (folder / "metrics.csv").string()}};
   if (options.case_files) written["case_files"] = evaluation::write_case_files(folder / "cases", run);
