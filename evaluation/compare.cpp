@@ -36,6 +36,20 @@ std::map<std::string, const json*> by_id(const RunReport& run, int64_t& ambiguou
   return cases;
 }
 
+json row_of(const std::string& family, const MetricField& field, double first, double second, double difference,
+            const std::optional<Interval>& range, size_t n) {
+  return {{"family", family},
+          {"metric", field.key},
+          {"paper_name", field.paper_name},
+          {"unit", field.unit},
+          {"first", first},
+          {"second", second},
+          {"difference", difference},
+          {"ci95", range ? json{range->first, range->second} : json()},
+          {"n", n},
+          {"significant", range && (range->first > 0 || range->second < 0)}};
+}
+
 json difference_row(const std::string& family, const MetricField& field, const Pairs& pairs, double scale) {
   std::vector<double> differences;
   double first = 0, second = 0;
@@ -52,16 +66,8 @@ json difference_row(const std::string& family, const MetricField& field, const P
     const double least = mean->value * share_interval(1, mean->n).first;
     range = std::minmax(least, mean->value);
   }
-  return {{"family", family},
-          {"metric", field.key},
-          {"paper_name", field.paper_name},
-          {"unit", field.unit},
-          {"first", scale * first / n},
-          {"second", scale * second / n},
-          {"difference", scale * mean->value},
-          {"ci95", range ? json{scale * range->first, scale * range->second} : json()},
-          {"n", differences.size()},
-          {"significant", range && (range->first > 0 || range->second < 0)}};
+  if (range) range = {scale * range->first, scale * range->second};
+  return row_of(family, field, scale * first / n, scale * second / n, scale * mean->value, range, differences.size());
 }
 
 /// The harmonic score has no value for one case: both runs are resampled with the same cases.
@@ -86,17 +92,9 @@ json score_row(const std::string& family, const MetricField& field, const std::v
     differences.push_back(score(cases, true) - score(cases, false));
   }
   std::ranges::sort(differences);
-  const double low = differences[25], high = differences[974];
-  return {{"family", family},
-          {"metric", field.key},
-          {"paper_name", field.paper_name},
-          {"unit", field.unit},
-          {"first", first},
-          {"second", second},
-          {"difference", second - first},
-          {"ci95", low < high ? json{low, high} : json()},  // equal cases do not show how they spread
-          {"n", n},
-          {"significant", low < high && (low > 0 || high < 0)}};
+  std::optional<Interval> range({differences[25], differences[974]});
+  if (range->first >= range->second) range.reset();  // equal cases do not show how they spread
+  return row_of(family, field, first, second, second - first, range, n);
 }
 
 using Cases = std::vector<std::pair<const json*, const json*>>;

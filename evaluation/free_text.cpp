@@ -53,7 +53,7 @@ bool is_digit(std::string_view text, size_t at) {
 // Letters and digits right before `at`.
 size_t letters_before(std::string_view text, size_t at) {
   size_t first = at;
-  while (first > 0 && is_word(static_cast<unsigned char>(text[first - 1]))) --first;
+  while (first > 0 && is_word(text[first - 1])) --first;
   return at - first;
 }
 
@@ -65,9 +65,7 @@ bool three_digits(std::string_view text, size_t at) {
 // "km/h", "x=5", "U.S.", "O'Neill".
 bool joins(std::string_view text, size_t at) {
   const char mark = text[at];
-  const auto at_word = [&](size_t place) {
-    return place < text.size() && is_word(static_cast<unsigned char>(text[place]));
-  };
+  const auto at_word = [&](size_t place) { return place < text.size() && is_word(text[place]); };
   const size_t before = letters_before(text, at);
   if (std::strchr("+#%", mark)) return true;
   if (before == 0) return false;
@@ -83,13 +81,13 @@ bool joins(std::string_view text, size_t at) {
 
 bool ends_word(std::string_view text, size_t at) {
   if (at < text.size() && at > 0 && joins(text, at)) return false;
-  return at >= text.size() || !is_word(static_cast<unsigned char>(text[at])) || detail::spaceless(text, at) ||
+  return at >= text.size() || !is_word(text[at]) || detail::spaceless(text, at) ||
          (at > 0 && detail::spaceless(text, at - 1));
 }
 
 // Marks that belong to the word behind them: "-100", "+32", ".5", ".NET", "$5", "#1", "@anna", "<5".
 bool leads(std::string_view text, size_t at) {
-  const bool first = at == 0 || !(is_word(static_cast<unsigned char>(text[at - 1])) || text[at - 1] == text[at]);
+  const bool first = at == 0 || !(is_word(text[at - 1]) || text[at - 1] == text[at]);
   const auto next = at + 1 < text.size() ? static_cast<unsigned char>(text[at + 1]) : '\0';
   if (text[at] == '-' || text[at] == '+') return first && std::isdigit(next);
   return first && std::strchr(".$#@<>=~", text[at]) && std::isalnum(next);
@@ -97,7 +95,7 @@ bool leads(std::string_view text, size_t at) {
 
 bool starts_word(std::string_view text, size_t at) {
   if (at > 0 && (leads(text, at - 1) || joins(text, at - 1))) return false;
-  return at == 0 || !is_word(static_cast<unsigned char>(text[at - 1])) || ends_word(text, at);
+  return at == 0 || !is_word(text[at - 1]) || ends_word(text, at);
 }
 
 // What follows can still make `text` begin with `name`, or make the name's last word a longer one.
@@ -107,7 +105,7 @@ bool begins_name(std::string_view text, std::string_view name) {
   if (words.empty() && sentence_ended(text)) return false;  // the prompt's sentence, without a word
   if (words.empty() || words == "the" || words == "a" || words == "an") return !wanted.empty();
   const std::string_view a = without_article(words), b = without_article(wanted);
-  return b.starts_with(a) && (a.size() < b.size() || is_word(static_cast<unsigned char>(text.back())));
+  return b.starts_with(a) && (a.size() < b.size() || is_word(text.back()));
 }
 
 bool is_whole(std::string_view words, size_t at, size_t size) {
@@ -283,16 +281,16 @@ bool sentence_ended(std::string_view text, const std::vector<std::string>& names
     if (c == '\n' && any && !inside_name(text.substr(0, i), c, names)) return true;
     for (const std::string_view mark : {"。", "！", "？", "।"})
       if (any && text.substr(i).starts_with(mark)) return true;
-    any = any || !is_space(static_cast<unsigned char>(c));
+    any = any || !is_space(c);
     if ((c != '.' && c != '?' && c != '!') || i == 0) continue;
     size_t word = i;
-    while (word > 0 && is_word(static_cast<unsigned char>(text[word - 1]))) --word;
+    while (word > 0 && is_word(text[word - 1])) --word;
     const std::string_view last = text.substr(word, i - word);
     const bool initial = last.size() == 1 && std::isupper(static_cast<unsigned char>(last[0]));
     if ((c == '.' && (initial || titles.contains(last))) || inside_name(text.substr(0, i), c, names)) continue;
     size_t next = i + 1;
     while (next < text.size() && std::string_view("\"')]").find(text[next]) != std::string_view::npos) ++next;
-    if (next == text.size() || is_space(static_cast<unsigned char>(text[next]))) return true;
+    if (next == text.size() || is_space(text[next])) return true;
   }
   return false;
 }
@@ -303,17 +301,16 @@ std::string plain_words(std::string_view text) {
   const std::string letters = detail::plain_letters(text);
   for (size_t i = 0; i < letters.size(); ++i) {
     const char c = letters[i];
-    if (is_space(static_cast<unsigned char>(c))) {
+    if (is_space(c)) {
       gap = !words.empty();
       continue;
     }
-    if (words.empty() && !is_word(static_cast<unsigned char>(c)) && !leads(letters, i)) continue;
+    if (words.empty() && !is_word(c) && !leads(letters, i)) continue;
     if (gap) words += ' ';
     gap = false;
     words += c;
   }
-  while (!words.empty() && !is_word(static_cast<unsigned char>(words.back())) && !joins(words, words.size() - 1))
-    words.pop_back();
+  while (!words.empty() && !is_word(words.back()) && !joins(words, words.size() - 1)) words.pop_back();
   return words;
 }
 
@@ -357,7 +354,7 @@ std::string_view behind_repetition(std::string_view text, std::string_view sente
   const std::string_view wanted = without_article(all);
   if (wanted.empty()) return text;
   for (size_t end = 1; end <= text.size(); ++end) {
-    if (end < text.size() && is_word(static_cast<unsigned char>(text[end]))) continue;
+    if (end < text.size() && is_word(text[end])) continue;
     const std::string words = plain_words(text.substr(0, end));
     if (words.ends_with(wanted) && starts_word(words, words.size() - wanted.size())) return text.substr(end);
   }
@@ -368,7 +365,7 @@ size_t last_sentence(std::string_view text, const std::vector<std::string>& name
   const auto next_word = [&](size_t from) { return std::min(text.find_first_not_of(" \t\r\n", from), text.size()); };
   size_t begin = next_word(0);
   for (size_t end = begin + 1; end < text.size(); ++end) {
-    if (!is_space(static_cast<unsigned char>(text[end])) && text[end - 1] != '\n') continue;
+    if (!is_space(text[end]) && text[end - 1] != '\n') continue;
     if (!sentence_ended(text.substr(begin, end - begin), names)) continue;
     if (const size_t next = next_word(end); next < text.size()) begin = end = next;
   }

@@ -122,22 +122,17 @@ Choice cola(const TaskRow& row) {
 }
 
 struct ChoiceFile {
-  const char* file;
-  const char* name;
+  std::string_view name;  // of "health_NAME.json"
   Choice (*read)(const TaskRow&);
 };
-constexpr ChoiceFile kChoiceFiles[] = {{"health_mmlu.json", "mmlu", mmlu},
-                                       {"health_piqa.json", "piqa", piqa},
-                                       {"health_sst2.json", "sst2", sst2},
-                                       {"health_rte.json", "rte", rte},
-                                       {"health_cola.json", "cola", cola}};
+constexpr ChoiceFile kChoiceFiles[] = {{"mmlu", mmlu}, {"piqa", piqa}, {"sst2", sst2}, {"rte", rte}, {"cola", cola}};
 
 HealthTask read_choices(const std::filesystem::path& path, const ChoiceFile& kind, int64_t limit) {
   const json rows = read_json(path);
   if (!rows.is_array())
     throw Error(ErrorClass::kCorruption,
                 {path.string(), "no JSON list", "a list of questions", "take the file from its source again"});
-  HealthTask task{kind.name, "choice", path.string(), {}, {}};
+  HealthTask task{std::string(kind.name), "choice", path.string(), {}, {}};
   for (size_t i = 0; i < rows.size() && (limit < 0 || static_cast<int64_t>(i) < limit); ++i)
     task.choices.push_back(kind.read({rows[i], path.string() + ": row " + std::to_string(i + 1)}));
   return task;
@@ -308,7 +303,8 @@ std::vector<HealthTask> load_health_tasks(const std::filesystem::path& folder, i
   }
   for (const auto& kind : kChoiceFiles)
     for (const auto& path : files)
-      if (path.filename() == kind.file) tasks.push_back(read_choices(path, kind, limit));
+      if (path.filename() == "health_" + std::string(kind.name) + ".json")
+        tasks.push_back(read_choices(path, kind, limit));
   for (auto task = tasks.begin(); task != tasks.end(); ++task) {
     const auto other = std::find_if(tasks.begin(), task, [&](const auto& one) { return one.name == task->name; });
     if (other != task)

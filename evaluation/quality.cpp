@@ -98,22 +98,15 @@ json sequence_columns() {
   };
 }
 
-json figure_of(const json& summary, const std::string& key) {
-  return {{"value", member(summary, {key})}, {"ci95", detail::interval_of(summary, key)}};
-}
-
 // The figures of one state, by column.
 json figures_of(const json& metrics, const char* state, const std::vector<TableColumn>& columns) {
   json figures = json::object();
   for (const auto& column : columns) {
     const json& summary = member(metrics, {column.family, state});
-    if (member(summary, {column.key}).is_number()) figures[column.name()] = figure_of(summary, column.key);
+    if (const json& value = member(summary, {column.key}); value.is_number())
+      figures[column.name()] = {{"value", value}, {"ci95", detail::interval_of(summary, column.key)}};
   }
   return figures;
-}
-
-double seconds_of(const json& seconds) {
-  return detail::number(seconds, "targets").value_or(0) + detail::number(seconds, "insert").value_or(0);
 }
 
 // The figures of the last measurement. Of shares of whole facts the number is known, so that they have an interval.
@@ -156,15 +149,7 @@ std::string remarks(const json& results) {
 }
 
 // What runs must share to stand in one table.
-const std::vector<std::vector<std::string_view>>& common_members() {
-  static const std::vector<std::vector<std::string_view>> all = {
-      {"model", "fingerprint"}, {"facts_file", "fingerprint"}, {"facts"}, {"protocol"}, {"dtype"}};
-  return all;
-}
-
-const json& common_member(const json& results, const std::vector<std::string_view>& path) {
-  return path.size() == 1 ? member(results, {path[0]}) : member(results, {path[0], path[1]});
-}
+constexpr const char* kCommon[] = {"model.fingerprint", "facts_file.fingerprint", "facts", "protocol", "dtype"};
 
 class QualityTable {
  public:
@@ -212,7 +197,10 @@ class QualityTable {
     const json& metrics = member(results, {"metrics"});
     json& figures = row["figures"] = figures_of(metrics, "post", columns_);
     const double facts = std::max(1.0, detail::number(results, "facts").value_or(1));
-    figures["seconds"] = {{"value", seconds_of(member(results, {"seconds"})) / facts}};
+    double seconds = 0;
+    for (const char* phase : {"targets", "insert"})
+      seconds += detail::as_number(member(results, {"seconds", phase})).value_or(0);
+    figures["seconds"] = {{"value", seconds / facts}};
     std::error_code none;
     if (const auto bytes = std::filesystem::file_size(entry.folder / "edit.safetensors", none); !none)
       figures["pack_bytes"] = {{"value", bytes}};
@@ -231,11 +219,11 @@ class QualityTable {
 
   void require_alike(const json& results, const QualityEntry& entry) const {
     if (!first_) return;
-    for (const auto& path : common_members())
-      if (const json& own = common_member(results, path), &other = common_member(first_->results, path); own != other)
+    for (const std::string path : kCommon)
+      if (const json& own = detail::at_path(results, path), &other = detail::at_path(first_->results, path);
+          own != other)
         refuse({(entry.folder / "results.json").string(),
-                join(path, ".") + " is " + shorten(own.dump(), 60) + ", and " + shorten(other.dump(), 60) + " in " +
-                    first_name_,
+                path + " is " + shorten(own.dump(), 60) + ", and " + shorten(other.dump(), 60) + " in " + first_name_,
                 "runs of the same facts, model and protocol", "compare them in folders of their own"});
   }
 
