@@ -53,6 +53,8 @@ const el = (name, attributes, ...children) => fill(document.createElement(name),
 const svg = (name, attributes, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', name), attributes, children);
 const section = (title, ...inside) => el('section', null, el('h2', null, title), inside);
+const tile = (name, value, note) =>
+  el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value), el('span', {class: 'soft small'}, note));
 const figure = (title, note, ...inside) =>
   el('figure', {class: 'card'}, el('h3', null, title), inside, note ? el('p', {class: 'soft small'}, note) : null);
 const colour = index => 'var(--c' + index % 8 + ')';
@@ -203,8 +205,6 @@ function traceMap(trace, kind) {
                          xLabel: 'layer', unit: 'p', description: title}));
 }
 function tracePage() {
-  const tile = (name, value, note) => el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value),
-                                         el('span', {class: 'soft small'}, note));
   const traces = list(data.traces);
   return [
     el('header', null, el('h1', null, `Where ${text(data.model)} keeps its facts`),
@@ -542,8 +542,6 @@ function directionPage() {
   const line = (key, name, index) => ({name, x, y: layers.map(one => number(one[key])), colour: index, points: true});
   const chart = (title, note, yLabel, series, more) => figure(title, note, lineChart({series, xLabel: 'layer', yLabel,
       description: title + ' by layer', ...more}));
-  const tile = (name, value, note) => el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value),
-                                         el('span', {class: 'soft small'}, note));
   const health = entries(at(effect, 'health', 'before')).filter(([, value]) => number(value) !== null);
   const change = list(data.change), search = data.search ?? {}, trials = list(search.trials).filter(one => number(one.score) !== null);
   const tried = list(search.front).map(index => list(search.trials)[index]), strengths = list(search.strengths);
