@@ -5,17 +5,14 @@
 namespace emend::python {
 namespace {
 
-// Keeps the C++ evaluation so that a later one can compare with it.
-struct Judged {
-  evaluation::Evaluation evaluation;
-};
+using evaluation::Evaluation;
 
-Judged evaluate(const models::Model& model, const py::object& facts, const std::vector<std::string>& metrics,
-                const Judged* before, const py::object& progress, uint64_t seed, int bootstrap,
-                const std::string& free_style) {
+Evaluation evaluate(const models::Model& model, const py::object& facts, const std::vector<std::string>& metrics,
+                    const Evaluation* before, const py::object& progress, uint64_t seed, int bootstrap,
+                    const std::string& free_style) {
   const auto set = facts_of(facts);
   evaluation::EvaluateOptions options;
-  options.before = before ? &before->evaluation : nullptr;
+  options.before = before;
   options.seed = seed;
   options.bootstrap = bootstrap;
   options.free_style = free_style;
@@ -25,18 +22,19 @@ Judged evaluate(const models::Model& model, const py::object& facts, const std::
         throw Error(ErrorClass::kCancelled, {update.phase, "stopped by the progress callback", "", ""});
     };
   const py::gil_scoped_release unlocked;
-  return {evaluation::evaluate(model, set, metrics, options)};
+  return evaluation::evaluate(model, set, metrics, options);
 }
 
 }  // namespace
 
 void bind_evaluation(py::module_& module) {
-  py::class_<Judged>(module, "Evaluation", "The outcome for one state of a model.")
+  // Another evaluation can compare with it.
+  py::class_<Evaluation>(module, "Evaluation", "The outcome for one state of a model.")
       .def_property_readonly(
-          "summary", [](const Judged& self) { return to_python(self.evaluation.summary); },
+          "summary", [](const Evaluation& self) { return to_python(self.summary); },
           "a dictionary for each family of metrics; percentages are 0 to 100")
       .def_property_readonly(
-          "cases", [](const Judged& self) { return to_python(nlohmann::json(self.evaluation.cases)); },
+          "cases", [](const Evaluation& self) { return to_python(nlohmann::json(self.cases)); },
           "the raw values of every fact");
   module.def("evaluate", &evaluate, py::arg("model"), py::arg("facts"),
              py::arg("metrics") = std::vector<std::string>{"auto"}, py::kw_only(), py::arg("before") = py::none(),
