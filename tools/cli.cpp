@@ -15,8 +15,6 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "guard.h"
-#include "help.h"
 #include "programs.h"
 #include "version.h"
 

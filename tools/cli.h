@@ -72,7 +72,28 @@ int run_together(Common& common, const std::function<int()>& work);
 /// read by the same command, lies inside of its model, or is a device, a pipe or a link to nothing.
 void settle_places(Options& options);
 
+/// Stands behind an option that the verb at hand lacks, before the name of a verb that has it. Advice that needs such
+/// an option is left out of errors.
+inline constexpr const char* kOfOther = " of emend ";
+
+/// Runs a verb with handles made from the options in `common`: interruptions, memory that ends, and exceptions that
+/// become exit statuses. SIGINT and SIGTERM ask it to end, and end the process once asked before. Returns its exit
+/// status, or that of the error it threw, which is logged.
+///   before_files  what has to be known before a file is opened
+int run_guarded(const VerbRun& run, Common& common, const std::function<void()>& before_files);
+
+// What is made from the declarations of the options: help, completion for shells, man pages.
+
+/// Usage, options under their headings with defaults and choices, examples; lines of at most 98 characters.
+[[nodiscard]] std::string help_text(const Verb& verb, const Options& options, const std::string& usage);
+/// The verbs under their headings.
+[[nodiscard]] std::string verbs_text();
 /// The full help of every verb, for the golden test of options.
 [[nodiscard]] std::string all_help();
+/// A script that completes verbs, options and choices. `shell` is bash, zsh or fish.
+[[nodiscard]] std::string completion_script(const std::string& shell);
+/// In the language of man(7): of the program, and of a verb.
+[[nodiscard]] std::string man_page();
+[[nodiscard]] std::string man_page(const Verb& verb);
 
 }  // namespace emend::tools

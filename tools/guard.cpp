@@ -1,4 +1,4 @@
-#include "guard.h"
+#include "cli.h"
 
 #include <emend/core/error.h>
 #include <emend/core/setting.h>

@@ -1,4 +1,4 @@
-#include "help.h"
+#include "cli.h"
 
 #include <emend/core/text.h>
 

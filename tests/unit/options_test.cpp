@@ -10,7 +10,6 @@
 #include <set>
 
 #include "cli.h"
-#include "help.h"
 
 namespace emend::tools {
 namespace options_test {

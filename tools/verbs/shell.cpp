@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iostream>
 
-#include "../help.h"
+#include "../cli.h"
 
 namespace emend::tools {
 
