@@ -172,27 +172,29 @@ std::string unknown_option(const std::vector<std::string>& words, const Options&
   return "";
 }
 
-// The exit status if there is nothing to run. CLI11 reports `--help` and `--version` as exceptions with status 0;
-// everything else is a usage error.
-std::optional<int> parse(CLI::App& app, const Options& options, std::vector<std::string> words,
+// What is wrong with the words; nothing once they are in the options. Throws what CLI11 throws for --help and
+// --version.
+std::string fault_of_words(CLI::App& app, const Options& options, const std::vector<std::string>& words) try {
+  app.parse(shielded({words.rbegin(), words.rend()}));
+  return at_odds(app, options);
+} catch (const CLI::ParseError& error) {
+  const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
+  if (is(CLI::ExitCodes::Success)) throw;
+  const std::string unknown =
+      is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError) ? unknown_option(words, options) : "";
+  return unknown.empty() ? complaint(error, app, options) : unknown;
+}
+
+// The exit status if there is nothing to run.
+std::optional<int> parse(CLI::App& app, const Options& options, const std::vector<std::string>& words,
                          const std::string& program) {
   try {
-    app.parse(shielded({words.rbegin(), words.rend()}));
-    const std::string fault = at_odds(app, options);
+    const std::string fault = fault_of_words(app, options, words);
     if (fault.empty()) return std::nullopt;
     std::cerr << program << ": " << printable(fault) << "; run with --help for the options\n";
     return 2;
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {
-      app.exit(error, std::cout, std::cerr);
-      return 0;
-    }
-    const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
-    const std::string unknown =
-        is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError) ? unknown_option(words, options) : "";
-    std::cerr << program << ": " << printable(unknown.empty() ? complaint(error, app, options) : unknown)
-              << "; run with --help for the options\n";
-    return 2;
+  } catch (const CLI::ParseError& help) {
+    return app.exit(help, std::cout, std::cerr);
   }
 }
 
@@ -259,12 +261,7 @@ Command::Command(const Verb& verb) : run(verb.setup(options)) {
 std::string parse_words(Command& command, const std::vector<std::string>& words) {
   CLI::App app;
   declare(app, command.options, words);
-  try {
-    app.parse(shielded({words.rbegin(), words.rend()}));
-  } catch (const CLI::ParseError& error) {
-    return complaint(error, app, command.options);
-  }
-  return at_odds(app, command.options);
+  return fault_of_words(app, command.options, words);
 }
 
 // Of the line that a folder keeps, without what names places to write elsewhere: the folder may be somebody else's.
