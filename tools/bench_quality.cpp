@@ -79,9 +79,6 @@ void add_quality_options(Options& o, QualityArguments& quality, RunOptions& edit
     const bool judging = (option.group == "Evaluation" && name != "--cache") || option.group == "Guards";
     if (judging || name == "--batch-size" || name == "--protocol" || name == "--engine") o.at(name).needs = "--quality";
   }
-}
-
-void resume_quality(Options& o, const QualityArguments& quality, const RunOptions& edit) {
   o.earlier = [&] {
     return quality.wanted && edit.resume ? workflow::RunCheckpoint::command_of(edit.out) : std::vector<std::string>();
   };

@@ -153,21 +153,6 @@ void add_editor_options(Options& o, RunOptions& options) {
   o.group("Editor").add("--seed", &options.seed, "random seed of everything that is sampled");
 }
 
-void add_statistics_options(Options& o, RunOptions& options) {
-  o.group("Key statistics")
-      .add("--corpus", &options.corpus,
-           "text file or JSON lines with \"text\"; default: text sampled from the model itself",
-           {.type = "FILE", .excludes = "--stats-import"});
-  add_stats_amount_options(o.group("Key statistics"), options);
-  o.group("Key statistics")
-      .add("--stats-length", &options.stats_length, "longest document in tokens",
-           {.limits = kPositive, .excludes = "--stats-import"})
-      .add("--stats-dtype", &options.stats_dtype, "dtype of the stored moments; sums are float64",
-           {.choices = {"float64", "float32"}, .excludes = "--stats-import"})
-      .add("--stats-cache", &options.stats_cache, "folder of cached statistics; default: <cache>/statistics",
-           {.type = "DIR", .excludes = "--stats-import"});
-}
-
 void add_guard_options(Options& o, RunOptions& options) {
   o.group("Guards")
       .add("--allow-conflicts", &options.allow_conflicts, "edit facts that contradict each other all the same")
@@ -195,9 +180,23 @@ void add_stats_amount_options(OptionGroup group, RunOptions& options) {
            {.type = "PATTERN"});
 }
 
+void add_statistics_options(OptionGroup group, RunOptions& options, bool dtype) {
+  group.add("--corpus", &options.corpus,
+            "text file or JSON lines with \"text\"; default: text sampled from the model itself",
+            {.type = "FILE", .excludes = "--stats-import"});
+  add_stats_amount_options(group, options);
+  group.add("--stats-length", &options.stats_length, "longest document in tokens",
+            {.limits = kPositive, .excludes = "--stats-import"});
+  if (dtype)
+    group.add("--stats-dtype", &options.stats_dtype, "dtype of the stored moments; sums are float64",
+              {.choices = {"float64", "float32"}, .excludes = "--stats-import"});
+  group.add("--stats-cache", &options.stats_cache, "folder of cached statistics; default: <cache>/statistics",
+            {.type = "DIR", .excludes = "--stats-import"});
+}
+
 void add_method_options(Options& o, RunOptions& options) {
   add_editor_options(o, options);
-  add_statistics_options(o, options);
+  add_statistics_options(o.group("Key statistics"), options, true);
   add_metric_options(o, options.metrics);
   o.group("Evaluation")
       .add("--eval-at", &options.eval_at, "when: end, each (after every batch) or every=N (facts); the end always is",

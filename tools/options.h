@@ -71,5 +71,7 @@ void add_edit_options(Options& o, RunOptions& options);
 void add_method_options(Options& o, RunOptions& options);
 /// --stats-tokens and --stats-import: how much text the key statistics are taken from, or which finished ones are used.
 void add_stats_amount_options(OptionGroup group, RunOptions& options);
+/// All about key statistics; --stats-dtype where `dtype` is set.
+void add_statistics_options(OptionGroup group, RunOptions& options, bool dtype);
 
 }  // namespace emend::tools

@@ -106,7 +106,8 @@ void add_base_options(Options& o, editors::ApplyPackOptions& options, const std:
       .add("--accept-base", &options.accepted_bases,
            "accept packs for the model with this fingerprint (8 digits or more): the same model in another form",
            {.type = "FINGERPRINT", .digits = 8})
-      .add("--allow-conflicts", &options.allow_conflicts, kAllowConflicts);
+      .add("--allow-conflicts", &options.allow_conflicts,
+           "put packs together that do not go together (one question with two answers, a fact in both, …)");
 }
 
 std::string EditSource::summary() const {

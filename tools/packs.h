@@ -35,9 +35,6 @@ void warn_of_replaced(const std::string& folder, const Log& log);
 /// Adds --control-vector, --strength, --layers, --steer and --decay.
 void add_steer_options(Options& o, SteerArguments& options);
 
-inline constexpr const char* kAllowConflicts =
-    "put packs together that do not go together (one question with two answers, a fact in both, …)";
-
 /// Adds --force (with this help), --accept-base and --allow-conflicts.
 void add_base_options(Options& o, editors::ApplyPackOptions& options, const std::string& force_help);
 

@@ -399,7 +399,6 @@ VerbRun setup_bench(Options& o) {
       "  emend bench --quality --facts FILE --editors 'memit,latch,memit: v_lr=0.2' --out compared\n"
       "  emend bench --quality --out compared --resume    # goes on; with more --editors, adds them\n"
       "  emend bench --quality --out compared             # draws what is there";
-  resume_quality(o, options.quality, edit);
   return [&o, &options](Common& common) {
     auto& limit = options.edit.facts.read.limit;
     if (limit == kFactsByPurpose) limit = options.quality.wanted ? -1 : 8;

@@ -132,15 +132,8 @@ VerbRun setup_stats(Options& o) {
   add_model_options(o, edit.model);
   o.add("--layers", &options.layers, "layers; default: those of the editor's preset",
         {.limits = kNonNegative, .list = true})
-      .add("--editor", &edit.editor, "whose preset names the layers", {.type = "NAME", .shown = "memit"})
-      .add("--corpus", &edit.corpus,
-           "text file or JSON lines with \"text\"; default: text sampled from the model itself",
-           {.type = "FILE", .excludes = "--stats-import"});
-  add_stats_amount_options(o.group(""), edit);
-  o.add("--stats-length", &edit.stats_length, "longest document in tokens",
-        {.limits = kPositive, .excludes = "--stats-import"})
-      .add("--stats-cache", &edit.stats_cache, "folder of cached statistics; default: <cache>/statistics",
-           {.type = "DIR", .excludes = "--stats-import"});
+      .add("--editor", &edit.editor, "whose preset names the layers", {.type = "NAME", .shown = "memit"});
+  add_statistics_options(o.group(""), edit, false);
   add_cache_option(o.group(""), edit.metrics.cache, "folder of caches");
   o.add("--seed", &edit.seed, "random seed of sampled text and of the order of documents");
   o.footer =
