@@ -59,20 +59,17 @@ class ByteTokenizer final : public models::Tokenizer {
 // float32 is 3e-6 from float64 at most, bfloat16 0.01 (LoRA 0.09: Adam's first steps go by the signs of the gradient,
 // and rounding turns those that are next to zero).
 struct Method {
-  const char *name, *hparams;
+  const char *name, *layers, *hparams;
   double limits[3];
 };
 constexpr const char* kLocate =
-    "layers: [0, 1]\nclamp_norm_factor: 2\nfact_token: subject_last\nv_num_grad_steps: 4\nv_lr: 0.5\n"
-    "v_weight_decay: 0.01\nkl_factor: 0.0625\nmom2_adjustment: true\nmom2_update_weight: 5\n";
-constexpr const char* kRome =
-    "layers: [1]\nclamp_norm_factor: 2\nfact_token: subject_last\nv_num_grad_steps: 4\nv_lr: 0.5\n"
+    "clamp_norm_factor: 2\nfact_token: subject_last\nv_num_grad_steps: 4\nv_lr: 0.5\n"
     "v_weight_decay: 0.01\nkl_factor: 0.0625\nmom2_adjustment: true\nmom2_update_weight: 5\n";
 constexpr const char* kLora =
-    "lora_type: lora\nrank: 2\nlora_alpha: 4\nlora_dropout: 0\nnum_steps: 2\nlr: 0.01\n"
-    "target_modules: [all-linear]\nlayers: []\n";
-constexpr Method kMethods[] = {
-    {"rome", kRome, {1e-9, 1e-4, 0.1}}, {"memit", kLocate, {1e-9, 1e-4, 0.1}}, {"lora", kLora, {1e-9, 1e-4, 0.3}}};
+    "lora_type: lora\nrank: 2\nlora_alpha: 4\nlora_dropout: 0\nnum_steps: 2\nlr: 0.01\ntarget_modules: [all-linear]\n";
+constexpr Method kMethods[] = {{"rome", "layers: [1]\n", kLocate, {1e-9, 1e-4, 0.1}},
+                               {"memit", "layers: [0, 1]\n", kLocate, {1e-9, 1e-4, 0.1}},
+                               {"lora", "layers: []\n", kLora, {1e-9, 1e-4, 0.3}}};
 constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
 constexpr const char* kDtypeNames[] = {"float64", "float32", "bfloat16"};
 
@@ -166,7 +163,8 @@ class FullCheck {
     std::vector<datasets::Fact> facts(2);
     facts[0].case_id = 1, facts[0].prompt = "the home of {} is", facts[0].subject = "Ada", facts[0].target_new = "Rome";
     facts[1].case_id = 2, facts[1].prompt = "{} lies near", facts[1].subject = "Oslo", facts[1].target_new = "Ulm";
-    const auto editor = editors::make_editor(method.name, hparams::parse_hparams(method.hparams, "doctor"), model);
+    const auto editor = editors::make_editor(
+        method.name, hparams::parse_hparams(std::string(method.layers) + method.hparams, "doctor"), model);
     const auto result = editor->edit(model, facts, context);
     if (result.failed() > 0) throw Error(ErrorClass::kNumeric, {method.name, result.outcomes[0].reason, "an edit", ""});
     Changes changes;

@@ -1,5 +1,6 @@
 // convert: a model between a Hugging Face folder and a GGUF file.
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/convert.h>
@@ -63,13 +64,9 @@ nlohmann::ordered_json to_json(const models::ConvertReport& report, const std::s
 
 std::string conversion_text(const nlohmann::ordered_json& document) {
   std::ostringstream text;
-  text << document["target"].get<std::string>() << ": " << document["tensors"] << " tensors (";
-  bool first = true;
-  for (const auto& [type, count] : document["types"].items()) {
-    text << (first ? "" : ", ") << count << " " << type;
-    first = false;
-  }
-  text << "), " << static_cast<double>(document["bytes"].get<uint64_t>()) / 1e6 << " MB\n";
+  text << document["target"].get<std::string>() << ": " << document["tensors"] << " tensors ("
+       << join(document["types"].items(), ", ", [](const auto& one) { return one.value().dump() + " " + one.key(); })
+       << "), " << static_cast<double>(document["bytes"].get<uint64_t>()) / 1e6 << " MB\n";
   for (const auto& file : document["files"]) text << "  " << file.get<std::string>() << '\n';
   for (const auto& note : document["notes"]) text << "note: " << note.get<std::string>() << '\n';
   return text.str();
