@@ -6,6 +6,7 @@
 #include <emend/datasets/detail/rows.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 namespace emend::datasets {
@@ -24,131 +25,123 @@ static bool has_blank_lines(std::string_view text) {
   return false;
 }
 
-struct CorpusReader::State {
-  State(const std::filesystem::path& file, CorpusOptions chosen)
-      : path(file.string()), options(std::move(chosen)), mapped(file) {
-    text = {reinterpret_cast<const char*>(mapped.data()), mapped.size()};
-    if (text.substr(0, 3) == "\xEF\xBB\xBF") at = 3;
-    const size_t first = text.find_first_not_of(" \t\r\n", at);
+namespace {
+
+class Corpus {
+ public:
+  Corpus(const std::filesystem::path& path, const std::function<bool(Document)>& sink, int64_t most_bytes)
+      : path_(path.string()), sink_(sink), most_bytes_(most_bytes), mapped_(path) {}
+
+  void read() {
+    text_ = {reinterpret_cast<const char*>(mapped_.data()), mapped_.size()};
+    if (text_.substr(0, 3) == "\xEF\xBB\xBF") at_ = 3;
+    const size_t first = text_.find_first_not_of(" \t\r\n", at_);
     if (first == std::string_view::npos)
-      throw Error(ErrorClass::kCorruption, {path, "the file is empty",
-                                            "text, or JSON lines with \"" + options.text_key + "\"", "check the path"});
-    json = text[first] == '{' || text[first] == '[';
-    by_line =
-        options.paragraphs == Paragraphs::kLines || (options.paragraphs == Paragraphs::kAuto && !has_blank_lines(text));
+      throw Error(ErrorClass::kCorruption,
+                  {path_, "the file is empty", R"(text, or JSON lines with "text")", "check the path"});
+    if (text_[first] == '[') return read_array();
+    if (text_[first] == '{') return read_lines();
+    read_text();
   }
 
-  [[noreturn]] void fail(int64_t at_line, const std::string& got, const std::string& expected,
+ private:
+  [[noreturn]] void fail(int64_t line, const std::string& got, const std::string& expected,
                          const std::string& advice) const {
-    throw Error(ErrorClass::kCorruption, {path + ":" + std::to_string(at_line), got, expected, advice});
+    throw Error(ErrorClass::kCorruption, {path_ + ":" + std::to_string(line), got, expected, advice});
   }
   [[nodiscard]] std::string_view line_at(size_t begin) const {
-    return text.substr(begin, std::min(text.find('\n', begin), text.size()) - begin);
+    return text_.substr(begin, std::min(text_.find('\n', begin), text_.size()) - begin);
   }
-  /// Checks bytes and length and takes the document, or nothing if it is blank.
-  std::optional<Document> take(std::string_view bytes, int64_t first_line) const {
-    if (std::ssize(bytes) > options.max_document_bytes)
-      fail(first_line, "a document of " + std::to_string(bytes.size()) + " bytes",
-           "documents of at most " + std::to_string(options.max_document_bytes) + " bytes",
-           "separate documents with blank lines");
+  /// Checks bytes and length and gives the document, or nothing if it is blank.
+  [[nodiscard]] std::optional<Document> document(std::string_view bytes, int64_t line) const {
+    if (std::ssize(bytes) > most_bytes_)
+      fail(line, "a document of " + std::to_string(bytes.size()) + " bytes",
+           "documents of at most " + std::to_string(most_bytes_) + " bytes", "separate documents with blank lines");
     const auto check = [&](std::optional<size_t> bad, const char* what) {
       if (bad)
-        fail(first_line + line_of_offset(bytes, *bad) - 1, what, "UTF-8 text",
+        fail(line + line_of_offset(bytes, *bad) - 1, what, "UTF-8 text",
              "the file is binary or in another encoding; save it as UTF-8");
     };
     const size_t nul = bytes.find('\0');
     check(nul == std::string_view::npos ? std::nullopt : std::optional(nul), "a NUL byte");
     check(first_invalid_utf8(bytes), "a byte that is not UTF-8");
-    Document document{detail::trim(bytes), first_line};
+    Document document{detail::trim(bytes), line};
     if (document.text.empty()) return std::nullopt;
     return document;
   }
-  std::optional<Document> next_text();
-  std::optional<Document> next_json();
+  /// False if no more documents are wanted.
+  [[nodiscard]] bool give(std::string_view bytes, int64_t line) const {
+    auto one = document(bytes, line);
+    return !one || sink_(std::move(*one));
+  }
+  [[nodiscard]] bool give_row(const nlohmann::json& row, int64_t line) const {
+    if (!row.is_object()) fail(line, "a row that is not an object", "{\"text\": …}", "check the file's structure");
+    const auto found = row.find("text");
+    if (found == row.end() || !found->is_string())
+      fail(line, std::string("field \"text\" is ") + (found == row.end() ? "missing" : detail::kind_of(*found)),
+           "the document as a string", "check the file's keys");
+    return give(found->get_ref<const std::string&>(), line);
+  }
+  void read_text();
+  void read_array() const;
+  void read_lines();
 
-  std::string path;
-  CorpusOptions options;
-  MappedFile mapped;
-  std::string_view text;
-  size_t at = 0;
-  int64_t line = 1;
-  bool json = false, by_line = false;
-  std::unique_ptr<detail::RowReader> array;  ///< only for a JSON array
+  std::string path_;
+  const std::function<bool(Document)>& sink_;
+  int64_t most_bytes_;
+  MappedFile mapped_;
+  std::string_view text_;
+  size_t at_ = 0;
+  int64_t line_ = 1;
 };
 
-std::optional<Document> CorpusReader::State::next_text() {
-  while (at < text.size()) {
-    const size_t begin = at;
-    const int64_t first_line = line;
+void Corpus::read_text() {
+  const bool by_line = !has_blank_lines(text_);
+  while (at_ < text_.size()) {
+    const size_t begin = at_;
+    const int64_t first_line = line_;
     size_t end = begin;
-    while (at < text.size()) {
-      const std::string_view row = line_at(at);
-      if (!by_line && detail::blank(row) && at > begin) break;
-      end = at + row.size();
-      at = std::min(end + 1, text.size());
-      ++line;
+    while (at_ < text_.size()) {
+      const std::string_view row = line_at(at_);
+      if (!by_line && detail::blank(row) && at_ > begin) break;
+      end = at_ + row.size();
+      at_ = std::min(end + 1, text_.size());
+      ++line_;
       if (by_line || detail::blank(row)) break;
-      if (static_cast<int64_t>(end - begin) > options.max_document_bytes) break;
+      if (static_cast<int64_t>(end - begin) > most_bytes_) break;
     }
-    if (auto document = take(text.substr(begin, end - begin), first_line)) return document;
+    if (!give(text_.substr(begin, end - begin), first_line)) return;
   }
-  return std::nullopt;
 }
 
-std::optional<Document> CorpusReader::State::next_json() {
-  const auto text_of = [&](const nlohmann::json& row, int64_t row_line) -> std::optional<Document> {
-    if (!row.is_object())
-      fail(row_line, "a row that is not an object", "{\"" + options.text_key + "\": …}", "check the file's structure");
-    const auto found = row.find(options.text_key);
-    if (found == row.end() || !found->is_string())
-      fail(row_line,
-           "field \"" + options.text_key + "\" is " + (found == row.end() ? "missing" : detail::kind_of(*found)),
-           "the document as a string", "check the file's keys");
-    return take(found->get_ref<const std::string&>(), row_line);
-  };
-  const size_t first = text.find_first_not_of(" \t\r\n", at);
-  if (!array && first != std::string_view::npos && text[first] == '[' && line == 1)
-    array = std::make_unique<detail::RowReader>(text, path);
-  if (array) {
-    detail::Row row;
-    while (array->next(row)) {
-      line = row.line;
-      if (auto document = text_of(row.value, row.line)) return document;
-    }
-    at = text.size();
-    return std::nullopt;
-  }
-  // One line at a time: a corpus may be larger than what one wants to check before starting.
-  while (at < text.size()) {
-    const std::string_view bytes = line_at(at);
-    const int64_t row_line = line++;
-    at = std::min(at + bytes.size() + 1, text.size());
-    if (!take(bytes, row_line)) continue;
+void Corpus::read_array() const {
+  detail::RowReader array(text_, path_);
+  for (detail::Row row; array.next(row);)
+    if (!give_row(row.value, row.line)) return;
+}
+
+// One line at a time: a corpus may be larger than what one wants to check before starting.
+void Corpus::read_lines() {
+  for (; at_ < text_.size(); ++line_) {
+    const std::string_view bytes = line_at(at_);
+    at_ = std::min(at_ + bytes.size() + 1, text_.size());
+    if (!document(bytes, line_)) continue;
     detail::Row row;
     try {
-      detail::RowReader reader(bytes, path);
+      detail::RowReader reader(bytes, path_);
       if (!reader.next(row)) continue;
     } catch (const Error&) {
-      fail(row_line, "a line that is not a JSON object", "one complete JSON object a line",
+      fail(line_, "a line that is not a JSON object", "one complete JSON object a line",
            "the file is cut off, or printed over several lines");
     }
-    if (auto document = text_of(row.value, row_line)) return document;
+    if (!give_row(row.value, line_)) return;
   }
-  return std::nullopt;
 }
 
-CorpusReader::CorpusReader(const std::filesystem::path& path, CorpusOptions options)
-    : state_(std::make_unique<State>(path, std::move(options))) {}
-CorpusReader::~CorpusReader() = default;
-CorpusReader::CorpusReader(CorpusReader&&) noexcept = default;
-CorpusReader& CorpusReader::operator=(CorpusReader&&) noexcept = default;
+}  // namespace
 
-std::optional<Document> CorpusReader::next() {
-  return state_->json ? state_->next_json() : state_->next_text();
-}
-
-double CorpusReader::fraction() const noexcept {
-  return static_cast<double>(state_->at) / static_cast<double>(state_->text.size());
+void read_corpus(const std::filesystem::path& path, const std::function<bool(Document)>& sink, int64_t most_bytes) {
+  Corpus(path, sink, most_bytes).read();
 }
 
 std::string corpus_hash(const std::filesystem::path& path) {

@@ -7,8 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <optional>
+#include <functional>
 #include <string>
 
 namespace emend::datasets {
@@ -18,33 +17,12 @@ struct Document {
   int64_t line = 0;  ///< line on which it starts
 };
 
-enum class Paragraphs { kAuto, kLines, kBlankLines };  ///< what separates the documents of a text file
-
-struct CorpusOptions {
-  Paragraphs paragraphs = Paragraphs::kAuto;       ///< for text files
-  std::string text_key = "text";                   ///< for JSON
-  int64_t max_document_bytes = int64_t{64} << 20;  ///< a longer document is an error: the file is not a corpus
-};
-
-/// Reads a file of any size with little memory (it is mapped, not loaded). Not thread-safe.
-class CorpusReader {
- public:
-  /// Throws Error(kNotFound, kIo); Error(kCorruption) if the file is empty.
-  explicit CorpusReader(const std::filesystem::path& path, CorpusOptions options = {});
-  ~CorpusReader();
-  CorpusReader(CorpusReader&&) noexcept;
-  CorpusReader& operator=(CorpusReader&&) noexcept;
-
-  /// The next document; blank ones are passed over. Throws Error(kCorruption) with file and line for bytes that are not
-  /// UTF-8, NUL bytes, broken JSON, or a row without text.
-  [[nodiscard]] std::optional<Document> next();
-  /// Share of the file that has been read, for progress.
-  [[nodiscard]] double fraction() const noexcept;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+/// Hands the documents of a file to `sink` one after the other, until it returns false; blank ones are passed over. A
+/// file of any size takes little memory: it is mapped, not loaded. Throws Error(kNotFound, kIo); Error(kCorruption) if
+/// the file is empty, and with file and line for bytes that are not UTF-8, NUL bytes, broken JSON, a row without text,
+/// or a document of more than `most_bytes`: such a file is not a corpus.
+void read_corpus(const std::filesystem::path& path, const std::function<bool(Document)>& sink,
+                 int64_t most_bytes = int64_t{64} << 20);
 
 /// SHA-256 of the file's bytes: the corpus's part of a cache key. Throws Error(kNotFound, kIo).
 [[nodiscard]] std::string corpus_hash(const std::filesystem::path& path);

@@ -41,9 +41,7 @@ StatisticsText StatisticsText::from_file(const std::filesystem::path& path) {
   text.fingerprint = datasets::corpus_hash(path);
   text.name = path.filename().string();
   text.each = [path](const std::function<bool(const std::string&)>& sink) {
-    datasets::CorpusReader reader(path);
-    while (const auto document = reader.next())
-      if (!sink(document->text)) return;
+    datasets::read_corpus(path, [&](const datasets::Document& document) { return sink(document.text); });
   };
   return text;
 }

@@ -126,7 +126,7 @@ struct StatisticsText {
   /// Calls `sink` for each document until it returns false.
   std::function<void(const std::function<bool(const std::string& document)>& sink)> each;
 
-  /// A file as datasets::CorpusReader reads it. Throws Error(kNotFound, kIo).
+  /// A file as datasets::read_corpus reads it. Throws Error(kNotFound, kIo).
   [[nodiscard]] static StatisticsText from_file(const std::filesystem::path& path);
 };
 

@@ -25,8 +25,10 @@ using nlohmann::json;
 
 std::vector<std::string> read_corpus(const std::filesystem::path& path) {
   std::vector<std::string> documents;
-  datasets::CorpusReader reader(path);
-  while (auto document = reader.next()) documents.push_back(std::move(document->text));
+  datasets::read_corpus(path, [&](datasets::Document document) {
+    documents.push_back(std::move(document.text));
+    return true;
+  });
   return documents;
 }
 
