@@ -33,6 +33,21 @@ function(_emend_common target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${EMEND_UNITY} UNITY_BUILD_BATCH_SIZE ${EMEND_UNITY_BATCH})
 endfunction()
 
+# Appends to the list `sources` one in which `symbol` of `namespace` gives the text of a file.
+function(emend_embed sources file namespace symbol)
+  set(input "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+  set(output "${CMAKE_CURRENT_BINARY_DIR}/${symbol}.cpp")
+  set(script "${CMAKE_SOURCE_DIR}/cmake/embed.cmake")
+  add_custom_command(
+    OUTPUT "${output}"
+    COMMAND "${CMAKE_COMMAND}" "-DINPUT=${input}" "-DOUTPUT=${output}" "-DNAMESPACE=${namespace}"
+            "-DSYMBOL=${symbol}" -P "${script}"
+    DEPENDS "${input}" "${script}"
+    COMMENT "Embedding ${file}"
+    VERBATIM)
+  set(${sources} ${${sources}} "${output}" PARENT_SCOPE)
+endfunction()
+
 # emend_add_library(core SOURCES a.cpp … DEPENDS devices hooks … PRIVATE yaml-cpp::yaml-cpp …)
 function(emend_add_library folder)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})

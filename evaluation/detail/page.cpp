@@ -2,7 +2,16 @@
 #include <emend/core/utf8.h>
 #include <emend/evaluation/detail/page.h>
 
+#include <map>
+
 namespace emend::evaluation::detail {
+
+// The files of templates/.
+std::string_view page_html();
+std::string_view page_css();
+std::string_view page_js();
+std::string_view quality_js();
+
 namespace {
 
 /// Text of others with its control characters and marks of direction escaped.
@@ -34,12 +43,15 @@ std::string embeddable(const nlohmann::json& data) {
 
 std::string fill_page(const nlohmann::json& data) {
   const std::string text = embeddable(data), nonce = sha256_hex(text).substr(0, 32);
+  const std::map<std::string_view, std::vector<std::string_view>> parts = {
+      {"style", {page_css()}}, {"script", {page_js(), quality_js()}}, {"data", {text}}, {"nonce", {nonce}}};
   std::string out;
-  std::string_view left = page_template();
+  std::string_view left = page_html();
   for (size_t at = left.find("{{"); at != std::string_view::npos; at = left.find("{{")) {
+    const size_t end = left.find("}}", at);
     out += left.substr(0, at);
-    out += left.substr(at).starts_with("{{data}}") ? text : nonce;
-    left.remove_prefix(left.find("}}", at) + 2);
+    for (const auto part : parts.at(left.substr(at + 2, end - at - 2))) out += part;
+    left.remove_prefix(end + 2);
   }
   return out.append(left);
 }

@@ -4,12 +4,8 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 
 namespace emend::evaluation::detail {
-
-/// templates/page.html, part of the library. {{nonce}} and {{data}} are filled in.
-[[nodiscard]] std::string_view page_template();
 
 /// A complete document. `data` is embedded so that no text in it can end the element that holds it; broken UTF-8 is
 /// replaced. The page's policy allows the template's own script and style by a nonce made from the data, nothing else.

@@ -1,6 +1,6 @@
 # Writes OUTPUT, a C++ source in which SYMBOL of NAMESPACE gives the text of INPUT.
-#   cmake -DINPUT=… -DOUTPUT=… -DNAMESPACE=emend::datasets -DSYMBOL=… -P embed_facts.cmake
-set(source "// Made by embed_facts.cmake; do not edit.\n#include <string_view>\n\n")
+#   cmake -DINPUT=… -DOUTPUT=… -DNAMESPACE=emend::datasets -DSYMBOL=… -P embed.cmake
+set(source "// Made by embed.cmake; do not edit.\n#include <string_view>\n\n")
 string(APPEND source "namespace ${NAMESPACE} {\n\nstd::string_view ${SYMBOL}() {\n  return\n")
 file(READ "${INPUT}" text)
 string(FIND "${text}" ")json\"" clash)
