@@ -4,19 +4,14 @@
 
 namespace emend::datasets {
 
-std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name, int64_t offset,
-                                         int64_t limit) {
-  if (offset < 0 || limit < -1 || limit == 0)
-    refuse({"offset and limit", std::to_string(offset) + " and " + std::to_string(limit),
-            "an offset of 0 or more and a limit of 1 or more", ""});
+std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name) {
   std::vector<KnownFact> facts;
   detail::RowReader rows(text, name);
   detail::Row row;
-  int64_t number = 0;
-  while ((limit < 0 || std::ssize(facts) < limit) && rows.next(row)) {
+  while (rows.next(row)) {
     detail::Fields fields(row.value, rows.where(row.line));
     KnownFact fact;
-    fact.known_id = fields.integer_or("known_id", number);
+    fact.known_id = fields.integer_or("known_id", std::ssize(facts));
     fact.subject = fields.text("subject");
     fact.attribute = detail::trim(fields.text("attribute"));
     fact.prompt = fields.text("prompt");
@@ -26,11 +21,11 @@ std::vector<KnownFact> parse_known_facts(std::string_view text, const std::strin
       fields.fail("prompt",
                   "\"" + shorten(fact.prompt) + "\", without the subject \"" + shorten(fact.subject, 40) + "\"",
                   "a prompt that names the subject", "spell both alike");
-    if (number++ >= offset) facts.push_back(std::move(fact));
+    facts.push_back(std::move(fact));
   }
   if (facts.empty())
-    throw Error(ErrorClass::kCorruption, {name, "no rows from row " + std::to_string(offset) + " on",
-                                          "at least one known fact", "check the file and the offset"});
+    throw Error(ErrorClass::kCorruption,
+                {name, "no rows from row 0 on", "at least one known fact", "check the file and the offset"});
   return facts;
 }
 

@@ -19,8 +19,7 @@ struct KnownFact {
 };
 
 /// Reads rows with subject, prompt and attribute. A row whose prompt does not contain its subject is an error.
-/// offset and limit count rows; limit -1 means all. Errors as load_facts.
-[[nodiscard]] std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name,
-                                                       int64_t offset = 0, int64_t limit = -1);
+/// Errors as load_facts.
+[[nodiscard]] std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name);
 
 }  // namespace emend::datasets

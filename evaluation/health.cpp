@@ -46,15 +46,14 @@ double total_nll(const models::Model& model, const std::vector<std::vector<int64
   return total;
 }
 
-double f1_of(const std::vector<Choice>& items, const std::vector<int64_t>& chosen, double* matthews) {
+double matthews_of(const std::vector<Choice>& items, const std::vector<int64_t>& chosen) {
   double tp = 0, fp = 0, fn = 0, tn = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     const bool truth = items[i].answer == 1, said = chosen[i] == 1;
     (truth ? (said ? tp : fn) : (said ? fp : tn)) += 1;
   }
   const double scale = std::sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn));
-  *matthews = scale > 0 ? (tp * tn - fp * fn) / scale : 0;
-  return tp > 0 ? 2 * tp / (2 * tp + fp + fn) : 0;
+  return scale > 0 ? (tp * tn - fp * fn) / scale : 0;
 }
 
 // Reads the health tasks and turns their rows into prompts. The wordings follow EleutherAI's lm-evaluation-harness,
@@ -240,11 +239,7 @@ MultipleChoice multiple_choice(const models::Model& model, const std::vector<Cho
   if (result.n == 0) return result;
   result.accuracy *= 100.0 / static_cast<double>(result.n);
   result.accuracy_normalised *= 100.0 / static_cast<double>(result.n);
-  if (two) {
-    double matthews = 0;
-    result.f1 = 100 * f1_of(items, result.chosen, &matthews);
-    result.matthews = 100 * matthews;
-  }
+  if (two) result.matthews = 100 * matthews_of(items, result.chosen);
   return result;
 }
 

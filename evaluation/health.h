@@ -44,7 +44,6 @@ struct MultipleChoice {
   double accuracy = 0;             ///< %, by the sum of log-probabilities
   double accuracy_normalised = 0;  ///< %, by the sum divided by the option's characters
   std::optional<double> matthews;  ///< Matthews correlation × 100, for two-option tasks
-  std::optional<double> f1;        ///< F1 of option 1 × 100, for two-option tasks
   int64_t n = 0;
   std::vector<int64_t> chosen;  ///< by the sum
 };
