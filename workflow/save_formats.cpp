@@ -18,12 +18,9 @@ const std::vector<SaveFormat>& save_formats() {
 }
 
 const SaveFormat& save_format(const std::string& name) {
-  std::string names;
-  for (const auto& format : save_formats()) {
+  for (const auto& format : save_formats())
     if (format.name == name) return format;
-    append_item(names, format.name);
-  }
-  refuse({"save", "\"" + name + "\"", "one of " + names, ""});
+  refuse({"save", "\"" + name + "\"", "one of " + join(save_formats(), ", ", &SaveFormat::name), ""});
 }
 
 }  // namespace emend::workflow
