@@ -23,30 +23,22 @@ namespace {
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;  // the rename has happened; some file systems cannot sync folders
-  ::fsync(fd);
-  ::close(fd);
+  const Descriptor open(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ::fsync(open.fd);  // the rename has happened; some file systems cannot sync folders
 }
 
-int open_for_reading(const std::filesystem::path& path) {
+Descriptor open_for_reading(const std::filesystem::path& path, struct stat& info) {
   // Without O_NONBLOCK the opening of a pipe would wait for somebody to write to it.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    if (errno == ENOENT)
-      throw Error(ErrorClass::kNotFound, {path.string(), "no such file", "a readable file", "check the path"});
-    throw_io(path, "open", errno);
-  }
-  struct stat info {};
-  if (::fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
-    ::close(fd);
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.fd < 0 && errno == ENOENT)
+    throw Error(ErrorClass::kNotFound, {path.string(), "no such file", "a readable file", "check the path"});
+  if (file.fd < 0) throw_io(path, "open", errno);
+  if (::fstat(file.fd, &info) != 0) throw_io(path, "examine", errno);
+  if (S_ISDIR(info.st_mode))
     throw Error(ErrorClass::kNotFound, {path.string(), "is a folder", "a file", "name a file in it"});
-  }
-  if (!S_ISREG(info.st_mode)) {
-    ::close(fd);
+  if (!S_ISREG(info.st_mode))
     refuse({path.string(), "is a pipe or a device", "a regular file", "write its contents to a file first"});
-  }
-  return fd;
+  return file;
 }
 
 }  // namespace
@@ -60,22 +52,21 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   require_place(path_);
   temporary_ = path_;
   temporary_ += ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw_io(path_, "create", errno);
-  if (struct stat older{}; ::stat(path_.c_str(), &older) == 0) ::fchmod(fd_, older.st_mode & 0777);
+  std::error_code failed;  // told by opening the file
+  if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), failed);
+  file_.fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file_.fd < 0) throw_io(path_, "create", errno);
+  if (struct stat older{}; ::stat(path_.c_str(), &older) == 0) ::fchmod(file_.fd, older.st_mode & 0777);
 }
 
 AtomicFile::~AtomicFile() {
-  if (fd_ >= 0) {
-    ::close(fd_);
-    ::unlink(temporary_.c_str());
-  }
+  if (file_.fd >= 0) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::write(const void* data, size_t size) {
   const char* p = static_cast<const char*>(data);
   while (size > 0) {
-    const ssize_t n = ::write(fd_, p, std::min<size_t>(size, size_t{1} << 30));
+    const ssize_t n = ::write(file_.fd, p, std::min<size_t>(size, size_t{1} << 30));
     if (n < 0) {
       if (errno == EINTR) continue;
       throw_io(path_, "write", errno);
@@ -87,10 +78,8 @@ void AtomicFile::write(const void* data, size_t size) {
 }
 
 void AtomicFile::commit() {
-  if (::fsync(fd_) != 0) throw_io(path_, "sync", errno);
-  const int fd = fd_;
-  fd_ = -1;
-  if (::close(fd) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+  if (::fsync(file_.fd) != 0) throw_io(path_, "sync", errno);
+  if (::close(std::exchange(file_.fd, -1)) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
     const int error = errno;
     ::unlink(temporary_.c_str());
     throw_io(path_, "rename into place", error);
@@ -110,23 +99,13 @@ std::string read_file(const std::filesystem::path& path) {
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  const int fd = open_for_reading(path);
   struct stat info {};
-  if (::fstat(fd, &info) != 0) {
-    const int error = errno;
-    ::close(fd);
-    throw_io(path, "examine", error);
-  }
+  const Descriptor file = open_for_reading(path, info);
   size_ = static_cast<size_t>(info.st_size);
-  if (size_ > 0) {
-    void* p = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-    const int error = errno;
-    ::close(fd);
-    if (p == MAP_FAILED) throw_io(path, "map", error);
-    data_ = static_cast<std::byte*>(p);
-  } else {
-    ::close(fd);
-  }
+  if (size_ == 0) return;
+  void* p = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.fd, 0);
+  if (p == MAP_FAILED) throw_io(path, "map", errno);
+  data_ = static_cast<std::byte*>(p);
 }
 
 MappedFile::~MappedFile() {

@@ -27,8 +27,8 @@ struct Descriptor {
 /// Every write error throws Error(kIo) naming the path and the system's reason (full disk, no permission).
 class AtomicFile {
  public:
-  /// Opens "<path>.tmp-<pid>-<n>" in the same folder, which must exist. Throws Error(kInvalidArgument), with nothing
-  /// changed, for a device, a pipe and a link to nothing (require_place).
+  /// Opens "<path>.tmp-<pid>-<n>" in the same folder, which is made where it is missing. Throws
+  /// Error(kInvalidArgument), with nothing changed, for a device, a pipe and a link to nothing (require_place).
   explicit AtomicFile(std::filesystem::path path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -43,7 +43,7 @@ class AtomicFile {
 
  private:
   std::filesystem::path path_, temporary_;
-  int fd_ = -1;
+  Descriptor file_;
   size_t size_ = 0;
 };
 

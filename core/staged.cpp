@@ -61,13 +61,12 @@ void sweep(const fs::path& folder, const std::string& name) {
 bool share_blocks(const fs::path& from, const fs::path& to) {
   fs::path temporary = to;
   temporary += kMark + std::to_string(::getpid()) + "-0";
-  const int source = ::open(from.c_str(), O_RDONLY | O_CLOEXEC);
-  const int copy = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  const bool shared = source >= 0 && copy >= 0 && ::ioctl(copy, FICLONE, source) == 0 && ::fsync(copy) == 0;
-  if (source >= 0) ::close(source);
-  if (copy >= 0) ::close(copy);
-  if (shared && ::rename(temporary.c_str(), to.c_str()) == 0) return true;
-  if (copy >= 0) ::unlink(temporary.c_str());
+  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor copy(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (source.fd >= 0 && copy.fd >= 0 && ::ioctl(copy.fd, FICLONE, source.fd) == 0 && ::fsync(copy.fd) == 0 &&
+      ::rename(temporary.c_str(), to.c_str()) == 0)
+    return true;
+  if (copy.fd >= 0) ::unlink(temporary.c_str());
   return false;
 }
 

@@ -63,6 +63,7 @@ ConvertReport convert_facts(const std::filesystem::path& in, const std::filesyst
   const FactSet set = load_facts(in, options, log);
   write_file(out, format_facts(set.facts, format));
   ConvertReport report{set.facts.size(), set.format, format, conversion_losses(set.facts, format)};
+  report.alt = format == "zsre" && std::ranges::any_of(set.facts, [](const Fact& fact) { return !!fact.target_true; });
   if (!set.groups.empty()) report.lost.push_back("groups of facts (" + std::to_string(set.groups.size()) + ")");
   if (!report.lost.empty()) {
     log.event(LogLevel::kWarning, "facts.converted",

@@ -14,6 +14,7 @@ struct ConvertReport {
   size_t facts = 0;
   std::string from, to;
   std::vector<std::string> lost;  ///< "attribute_prompts (797 facts)": what the target format has no place for
+  bool alt = false;               ///< zsRE rows whose new answer is `alt`: ReadOptions::zsre_target reads them so
 };
 
 /// The facts as text: a JSON array with one row a line, or JSON lines for "jsonl". Throws Error(kInvalidArgument) for

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 namespace emend::devices {
 namespace {
@@ -95,10 +96,6 @@ Check check_pair(c10::Device from, c10::Device to, PeerPolicy policy) {
   return check;
 }
 
-void append(std::vector<Check>& all, std::vector<Check> more) {
-  for (auto& check : more) all.push_back(std::move(check));
-}
-
 }  // namespace
 
 std::string_view to_string(CheckStatus status) noexcept {
@@ -179,9 +176,8 @@ std::vector<Check> check_machine(const DeviceMapSpec& map, const MaxMemory& max_
   std::vector<Check> checks = check_cuda(cuda);
   try {
     const auto usable = prepare_devices(map, max_memory);
-    append(checks, check_memory(usable));
-    const auto devices = mapped(usable, &DeviceInfo::device);
-    append(checks, check_copies(devices));
+    std::ranges::move(check_memory(usable), std::back_inserter(checks));
+    std::ranges::move(check_copies(mapped(usable, &DeviceInfo::device)), std::back_inserter(checks));
   } catch (const Error& error) {
     checks.push_back({"device map", CheckStatus::kFailed, error.what(), "choose another " + setting("device_map")});
   }

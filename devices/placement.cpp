@@ -44,12 +44,6 @@ c10::Device parse_device_name(std::string_view text) {
   return c10::Device(type, static_cast<c10::DeviceIndex>(index));
 }
 
-c10::Device parse_device(std::string_view text) {
-  const auto device = parse_device_name(text);
-  require_visible(device, "device \"" + std::string(text) + "\"");
-  return device;
-}
-
 std::string to_string(c10::Device device) {
   std::string name = device.is_cpu() ? "cpu" : device.is_cuda() ? "cuda" : device.type() == kSimulated ? "sim" : "";
   if (name.empty()) return device.str();

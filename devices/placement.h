@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace emend::devices {
@@ -26,8 +25,6 @@ inline constexpr c10::DeviceType kSimulated = c10::DeviceType::PrivateUse1;
 /// A device by its name: "cpu", "cuda:1", "cuda" (= cuda:0), "sim:3", or a bare number (a CUDA device).
 /// Throws Error(kInvalidArgument) for anything else. Does not ask whether the device exists.
 [[nodiscard]] c10::Device parse_device_name(std::string_view text);
-/// As parse_device_name; throws Error(kDevice), with a list of what is visible, if this process cannot use it.
-[[nodiscard]] c10::Device parse_device(std::string_view text);
 /// "cpu", "cuda:1", "sim:3".
 [[nodiscard]] std::string to_string(c10::Device device);
 

@@ -1,3 +1,4 @@
+#include <emend/core/option.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/devices/planner.h>
@@ -184,9 +185,8 @@ PlacementPlan spread_evenly(const MemoryModel& model, const std::vector<c10::Dev
 }
 
 const DeviceInfo* find_device(const std::vector<DeviceInfo>& machine, c10::Device device) {
-  for (const auto& info : machine)
-    if (info.device == device) return &info;
-  return nullptr;
+  const auto found = std::ranges::find(machine, device, &DeviceInfo::device);
+  return found == machine.end() ? nullptr : &*found;
 }
 
 void require_devices(const PlanRequest& request) {
@@ -441,10 +441,7 @@ std::vector<DeviceInfo> parse_machine(const std::string& text, c10::DeviceType t
   const auto bad = [&](const std::string& entry) {
     refuse({where, "\"" + entry + "\" is not a group of devices", "COUNTxSIZE such as 4x24GiB, or cpu=64GiB", ""});
   };
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string entry = text.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string& entry : list_items(text)) {
     if (entry.starts_with("cpu=")) {
       host.total_bytes = host.free_bytes = parse_bytes(std::string_view(entry).substr(4), where);
       continue;

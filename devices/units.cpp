@@ -1,3 +1,4 @@
+#include <emend/core/option.h>
 #include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/devices/units.h>
@@ -78,10 +79,8 @@ std::optional<int64_t> MaxMemory::of(c10::Device device) const {
 MaxMemory parse_max_memory(std::string_view text, c10::DeviceType numbered) {
   const std::string where = "max-memory \"" + std::string(text) + "\"";
   MaxMemory result;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const auto entry = trimmed(text.substr(begin, end - begin), " ");
-    begin = end + 1;
+  for (const std::string& item : list_items(std::string(text))) {
+    const auto entry = trimmed(item, " ");
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos)
       refuse({where, "the entry \"" + std::string(entry) + "\" has no \"=\"",

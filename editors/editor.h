@@ -113,8 +113,11 @@ class Editor {
   /// model; reset() takes them out. Empty for editors that change weights.
   [[nodiscard]] virtual std::vector<RuntimePart> runtime() const { return {}; }
 
-  /// The facts as they are to be asked while the edits are in force: IKE puts their text in front of it.
-  [[nodiscard]] virtual datasets::FactSet asked(datasets::FactSet facts) const { return facts; }
+  /// What is to stand in front of a prompt while the edits are in force: IKE tells the facts there.
+  [[nodiscard]] virtual std::string prefix(std::string_view prompt) const {
+    (void)prompt;
+    return {};
+  }
 
   /// Forgets earlier batches. Contexts that were sampled stay.
   virtual void reset() {}

@@ -58,14 +58,13 @@ class NamedEditor : public Editor {
   nlohmann::json values_;
 };
 
-/// Builds the entry of an editor from its schema; `make` is called with parsed values.
+/// Builds the entry of an editor from its schema; `make` is called with parsed values and what goes with them.
 template <class H>
 [[nodiscard]] EditorInfo editor_entry(
     std::string name, std::string summary, std::string paper, const hparams::Schema<H>& schema,
-    std::function<std::unique_ptr<Editor>(const H&, const hparams::RawHparams&, const models::Model&, const Log&)>
-        make) {
+    std::type_identity_t<std::function<std::unique_ptr<Editor>(const H&, const RecipeInputs&)>> make) {
   EditorInfo info;
-  info.name = std::move(name);
+  info.name = name;
   info.summary = std::move(summary);
   info.paper = std::move(paper);
   const hparams::Schema<H>* fields = &schema;  // schemas are function-local statics: they outlive the table
@@ -75,22 +74,22 @@ template <class H>
   info.effective = [fields](const hparams::RawHparams& raw, const Log& log) {
     return fields->dump(fields->parse(raw, log));
   };
-  info.make = [fields, make = std::move(make)](const hparams::RawHparams& raw, const models::Model& model,
-                                               const Log& log) {
-    return make(fields->parse(raw, log), raw, model, log);
+  info.make = [fields, name = std::move(name), make = std::move(make)](const hparams::RawHparams& raw,
+                                                                       const models::Model& model, const Log& log) {
+    const H h = fields->parse(raw, log);
+    return make(h, {name, fields->dump(h), model, raw});
   };
   return info;
 }
-/// The same with what goes with the values.
-template <class H>
-[[nodiscard]] EditorInfo editor_entry(
-    std::string name, std::string summary, std::string paper, const hparams::Schema<H>& schema,
-    std::type_identity_t<std::function<std::unique_ptr<Editor>(const H&, const RecipeInputs&)>> make) {
-  const auto with_values = [name, fields = &schema, make = std::move(make)](const H& h, const hparams::RawHparams& raw,
-                                                                            const models::Model& model, const Log&) {
-    return make(h, {name, fields->dump(h), model, raw});
-  };
-  return editor_entry<H>(name, std::move(summary), std::move(paper), schema, with_values);
+/// The same of an editor E that trains what it changes and asks for no second moments.
+template <class E, class H>
+[[nodiscard]] EditorInfo training_entry(std::string name, std::string summary, std::string paper,
+                                        const hparams::Schema<H>& schema) {
+  EditorInfo info = editor_entry(std::move(name), std::move(summary), std::move(paper), schema,
+                                 [](const H& h, const RecipeInputs& in) { return std::make_unique<E>(h, in); });
+  info.statistics = false;
+  info.trains = true;
+  return info;
 }
 
 }  // namespace emend::editors

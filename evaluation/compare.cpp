@@ -6,6 +6,7 @@
 #include <emend/evaluation/statistics.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <set>
 
@@ -61,9 +62,11 @@ json difference_row(const std::string& family, const MetricField& field, const P
   const auto n = static_cast<double>(differences.size());
   const auto mean = mean_of(differences);
   auto range = mean_interval(*mean);
-  // Shares that all differ alike still leave open how many of further cases would.
+  // Shares that all differ alike still leave open how many of further cases would (at least q: Clopper and Pearson),
+  // and the others may differ the other way.
   if (!range && field.share() && mean->value != 0) {
-    const double least = mean->value * share_interval(1, mean->n).first;
+    const double q = std::pow(0.025, 1 / static_cast<double>(mean->n));
+    const double least = q * mean->value - (1 - q) * (mean->value > 0 ? 1 : -1);
     range = std::minmax(least, mean->value);
   }
   if (range) range = {scale * range->first, scale * range->second};

@@ -110,6 +110,7 @@ namespace detail {
 /// The families of one evaluation with what they asked for.
 struct Plan {
   Plan(const MetricContext& context, const std::vector<std::string>& names) : metrics(chosen(names, context.facts)) {
+    sheet.front = context.options.front;
     for (const auto& metric : metrics) metric->plan(context, sheet);
   }
 
@@ -150,8 +151,12 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
                     const EvaluateOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const MetricContext context{facts, options, &model};
-  Plan plan(context, names);
   Evaluation evaluation;
+  evaluation.facts = datasets::fingerprint(facts.facts);
+  if (options.before && !options.before->facts.empty() && options.before->facts != evaluation.facts)
+    refuse({"before", "an evaluation of other facts, or in another order", "one of these facts in this order",
+            "evaluate the unedited model on the same list"});
+  Plan plan(context, names);
   auto scores = score(model, plan.sheet, options, evaluation.counts);
   plan.observe(model, context, 0, facts.facts.size());
   plan.finish(context, std::move(scores), evaluation);
@@ -206,6 +211,15 @@ void SeparateEvaluation::judge(const models::Model& model, size_t begin, size_t 
 Evaluation SeparateEvaluation::finish() {
   state_->plan.finish(state_->context, std::move(state_->scores), state_->evaluation);
   return std::move(state_->evaluation);
+}
+
+datasets::FactSet asked(datasets::FactSet facts, const Front& front) {
+  for (auto& fact : facts.facts) {
+    std::string text = front(fact.full_prompt());
+    std::erase_if(text, [](char c) { return c == '{' || c == '}'; });  // the prompt has one "{}", the subject's place
+    fact.prompt = text + fact.prompt;
+  }
+  return facts;
 }
 
 std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::vector<datasets::Fact>& facts,

@@ -99,10 +99,15 @@ struct Evaluation {
   std::map<std::string, at::Tensor> kept;
   double seconds = 0;
   ScoreCounts counts;
+  std::string facts = {};  ///< datasets::fingerprint of what it judged; empty: not known
 };
+
+/// What stands in front of a prompt that the model is asked (editors::RuntimeScope::prefix). Empty: nothing.
+using Front = std::function<std::string(std::string_view prompt)>;
 
 struct EvaluateOptions {
   int64_t batch_tokens = 2048;
+  Front front = {};  ///< of everything that is asked
   /// The evaluation of the unedited model on the same facts with the same families; locality in EasyEdit's sense and
   /// the divergence in `health` compare with it. Absent: the model is taken to be unedited.
   const Evaluation* before = nullptr;
@@ -131,14 +136,15 @@ struct EvaluateOptions {
   CancelToken cancel = {};
   Log log = {};
 
+  [[nodiscard]] std::string asked(const std::string& prompt) const { return front ? front(prompt) + prompt : prompt; }
   [[nodiscard]] ScoreOptions scoring() const {
     return {.batch_tokens = batch_tokens, .progress = progress, .cancel = cancel, .sharing = sharing};
   }
 };
 
 /// Evaluates `model` on `facts`. Names as resolve_metrics takes them. The model is not changed.
-/// Throws Error(kInvalidArgument) for names, Error(kNotFound) for data that a family needs, Error(kNumeric) if the
-/// model gives values that are not finite, Error(kCancelled).
+/// Throws Error(kInvalidArgument) for names and for a `before` of other facts, Error(kNotFound) for data that a family
+/// needs, Error(kNumeric) if the model gives values that are not finite, Error(kCancelled).
 [[nodiscard]] Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts,
                                   const std::vector<std::string>& names, const EvaluateOptions& options = {});
 
@@ -179,6 +185,9 @@ struct Efficacy {
   /// nll_true > nll_new, or `accurate` where there is no target_true.
   [[nodiscard]] bool success() const { return nll_true ? more_probable(nll_new, *nll_true) : accurate; }
 };
+
+/// The facts with that text in front of their own prompts, for the functions below, which ask nothing else.
+[[nodiscard]] datasets::FactSet asked(datasets::FactSet facts, const Front& front);
 
 /// The cheap path for retention and stop rules: the facts' own prompts only.
 [[nodiscard]] std::vector<Efficacy> evaluate_efficacy(const models::Model& model,

@@ -17,12 +17,13 @@ namespace {
 
 using nlohmann::json;
 
-/// Σ -log p of every token of each row but the first, in float64 on the host.
-double total_nll(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, int64_t chunk) {
+/// Σ -log p of every token of each row from `first` on, in float64 on the host.
+double total_nll(const models::Model& model, const std::vector<std::vector<int64_t>>& rows, size_t first,
+                 int64_t chunk) {
   std::vector<int64_t> tokens, labels;
   const auto batch = models::TokenBatch::from_rows(rows);
   for (size_t r = 0; r < rows.size(); ++r)
-    for (size_t k = 1; k < rows[r].size(); ++k) {
+    for (size_t k = first; k < rows[r].size(); ++k) {
       tokens.push_back(batch.token(static_cast<int64_t>(r), static_cast<int64_t>(k) - 1));
       labels.push_back(rows[r][k]);
     }
@@ -161,13 +162,14 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
   if (max_tokens >= 0 && std::ssize(ids) > max_tokens) ids.resize(static_cast<size_t>(max_tokens));
   const auto& prefix = tokenizer.prefix_ids();
   const int64_t room = std::min(length, model.max_positions()) - std::ssize(prefix);
+  const size_t first = std::max<size_t>(1, prefix.size());  // special tokens in front are no text
   if (room < 2) refuse({"perplexity", "windows of " + std::to_string(length) + " tokens", "at least 2 tokens", ""});
   Perplexity result;
   std::vector<std::vector<int64_t>> rows;
   int64_t row_tokens = 0;
   const auto flush = [&] {
     if (rows.empty()) return;
-    result.nll += total_nll(model, rows, options.project_rows);
+    result.nll += total_nll(model, rows, first, options.project_rows);
     rows.clear();
     row_tokens = 0;
   };
@@ -176,10 +178,10 @@ Perplexity perplexity(const models::Model& model, const std::string& text, int64
     auto row = prefix;
     const size_t end = std::min(ids.size(), at + static_cast<size_t>(room));
     row.insert(row.end(), ids.begin() + at, ids.begin() + end);
-    if (row.size() < 2) continue;
+    if (row.size() <= first) continue;
     if (!rows.empty() && row_tokens + std::ssize(row) > options.batch_tokens) flush();
     row_tokens += std::ssize(row);
-    result.tokens += std::ssize(row) - 1;
+    result.tokens += std::ssize(row) - static_cast<int64_t>(first);
     rows.push_back(std::move(row));
   }
   flush();

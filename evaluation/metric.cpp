@@ -77,8 +77,9 @@ json keyed_means(const std::vector<json>& cases, const std::string& name) {
 
 }  // namespace
 
-size_t ScoreSheet::add(size_t fact, std::string prompt, std::string target) {
-  requests_.push_back({std::move(prompt), std::move(target)});
+size_t ScoreSheet::add(size_t fact, const std::string& prompt, std::string target, std::string_view question) {
+  const std::string before = front ? front(question.empty() ? prompt : question) : "";
+  requests_.push_back({before + prompt, std::move(target)});
   cases_.push_back(fact);
   return requests_.size() - 1;
 }

@@ -15,8 +15,10 @@ namespace emend::evaluation {
 /// The continuations that all families need, gathered first and scored together.
 class ScoreSheet {
  public:
+  Front front = {};  ///< of every prompt
   /// Asks for prompt + " " + target on behalf of case `fact`; returns the number under which the score will be found.
-  size_t add(size_t fact, std::string prompt, std::string target);
+  /// `question`: what of the prompt is asked, where it stands behind examples; empty: all of it.
+  size_t add(size_t fact, const std::string& prompt, std::string target, std::string_view question = {});
   /// Only once the scores are there.
   [[nodiscard]] const Score& at(size_t number) const { return scores_.at(number); }
   [[nodiscard]] size_t size() const noexcept { return requests_.size(); }

@@ -14,34 +14,14 @@ struct HookPoint::State {
   int next_id = 0;
 };
 
-HookHandle::HookHandle(HookHandle&& other) noexcept
-    : state_(std::move(other.state_)), remove_(other.remove_), id_(std::exchange(other.id_, -1)) {}
-
-HookHandle& HookHandle::operator=(HookHandle&& other) noexcept {
-  HookHandle taken(std::move(other));
-  std::swap(state_, taken.state_);
-  std::swap(remove_, taken.remove_);
-  std::swap(id_, taken.id_);
-  return *this;
-}
-
-void HookHandle::remove() noexcept {
-  if (id_ < 0) return;
-  if (const auto state = state_.lock()) remove_(state.get(), id_);
-  state_.reset();
-  id_ = -1;
-}
-
 HookHandle HookPoint::add(HookFn fn) {
   if (!state_) state_ = std::make_shared<State>();
   const int id = state_->next_id++;
   state_->attached.push_back({id, std::move(fn)});
-  return HookHandle(
-      state_,
-      [](void* state, int which) noexcept {
-        std::erase_if(static_cast<State*>(state)->attached, [which](const auto& a) { return a.id == which; });
-      },
-      id);
+  return HookHandle({nullptr, [id, weak = std::weak_ptr(state_)](void*) {
+                       if (const auto state = weak.lock())
+                         std::erase_if(state->attached, [id](const auto& a) { return a.id == id; });
+                     }});
 }
 
 bool HookPoint::idle() const noexcept {
@@ -91,10 +71,6 @@ HookTable::HookTable(int n_layers) : n_layers_(n_layers) {
 }
 
 HookPoint& HookTable::at(const SiteRef& ref) {
-  return const_cast<HookPoint&>(static_cast<const HookTable*>(this)->at(ref));
-}
-
-const HookPoint& HookTable::at(const SiteRef& ref) const {
   const bool in_layer = is_layer_site(ref.site);
   if (in_layer ? (ref.layer < 0 || ref.layer >= n_layers_) : ref.layer != -1)
     refuse(

@@ -19,18 +19,14 @@ using HookFn = std::function<at::Tensor(const at::Tensor&)>;
 class HookHandle {
  public:
   HookHandle() = default;
-  HookHandle(HookHandle&& other) noexcept;
-  HookHandle& operator=(HookHandle&& other) noexcept;
-  ~HookHandle() { remove(); }
-  void remove() noexcept;  ///< detaches now
+  HookHandle(HookHandle&& other) = default;
+  HookHandle& operator=(HookHandle&& other) = default;
+  void remove() noexcept { attached_.reset(); }  ///< detaches now
 
  private:
   friend class HookPoint;
-  using Remove = void (*)(void* state, int id) noexcept;
-  HookHandle(std::weak_ptr<void> state, Remove remove, int id) : state_(std::move(state)), remove_(remove), id_(id) {}
-  std::weak_ptr<void> state_;
-  Remove remove_ = nullptr;
-  int id_ = -1;
+  explicit HookHandle(std::shared_ptr<void> attached) : attached_(std::move(attached)) {}
+  std::shared_ptr<void> attached_;  // detaches once it is let go
 };
 
 class HookPoint {
@@ -61,10 +57,8 @@ class HookTable {
   explicit HookTable(int n_layers);
   /// Throws Error(kInvalidArgument) when the layer is out of range.
   [[nodiscard]] HookPoint& at(const SiteRef& ref);
-  [[nodiscard]] const HookPoint& at(const SiteRef& ref) const;
   /// For the executor: no range check.
   [[nodiscard]] const HookPoint& point(Site site, int layer) const noexcept;
-  [[nodiscard]] int n_layers() const noexcept { return n_layers_; }
 
  private:
   int n_layers_;

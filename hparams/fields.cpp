@@ -17,13 +17,8 @@ std::string integral_text(double value) {
 /// A finite number spelled in `raw`. Quoted numbers are taken from YAML only: EasyEdit turns them into floats too.
 std::optional<double> number(const RawValue& raw) {
   if (raw.kind != RawValue::Kind::kScalar || (raw.quoted && raw.json)) return std::nullopt;
-  const char* begin = raw.text.data();
-  const char* end = begin + raw.text.size();
-  if (begin != end && *begin == '+') ++begin;
-  double value = 0;
-  const auto [stop, failure] = std::from_chars(begin, end, value);
-  if (failure != std::errc() || stop != end || begin == end || !std::isfinite(value)) return std::nullopt;
-  return value;
+  const auto value = number_in<double>(std::string_view(raw.text).substr(raw.text.starts_with('+') ? 1 : 0));
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 /// "at least 0", "from 0 to 1", "above 0", or empty.

@@ -153,14 +153,10 @@ const Preset* find_preset_by_name(std::string_view editor, std::string_view name
   return nullptr;
 }
 
-RawHparams load_preset(const Preset& preset) {
-  return preset.values;
-}
-
 RawHparams load_file_or_preset(std::string_view editor, const std::string& file_or_name) {
   std::error_code failure;
   if (std::filesystem::is_regular_file(file_or_name, failure)) return load_hparams(file_or_name);
-  if (const Preset* preset = find_preset_by_name(editor, file_or_name)) return load_preset(*preset);
+  if (const Preset* preset = find_preset_by_name(editor, file_or_name)) return preset->values;
   std::vector<std::string> names;
   for (const Preset& preset : all_presets())
     if (same_editor(preset.editor, editor)) names.push_back(preset.name);

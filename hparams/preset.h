@@ -28,7 +28,7 @@ struct Preset {
   std::string path;    ///< "hparams/memit.yaml", for messages
   std::string source;
   std::vector<PresetModel> models;  ///< empty for variants, which are only found by name
-  RawHparams values;                ///< its own and the common ones
+  RawHparams values;                ///< its own and the common ones, as load_hparams would give them
 };
 
 /// What is known of the model at hand. Empty and 0 mean unknown.
@@ -54,9 +54,6 @@ struct ModelHints {
 /// By editor and name ("memit", "gpt2-xl-easyedit"); "memit/gpt2-xl" as name overrides `editor`. nullptr if there is
 /// none.
 [[nodiscard]] const Preset* find_preset_by_name(std::string_view editor, std::string_view name);
-
-/// The preset's hyper-parameters, as load_hparams would give them.
-[[nodiscard]] RawHparams load_preset(const Preset& preset);
 
 /// What --hparams takes: an existing file, else a preset's name. Throws Error(kNotFound) listing presets of the editor.
 [[nodiscard]] RawHparams load_file_or_preset(std::string_view editor, const std::string& file_or_name);

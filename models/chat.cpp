@@ -20,16 +20,20 @@ struct Turns {
   bool trim;
 };
 
-constexpr std::array<Turns, 10> kFormats = {{
+constexpr std::array<Turns, 12> kFormats = {{
     {"llama3", "<|start_header_id|>", "<|begin_of_text|>", "<|start_header_id|>system<|end_header_id|>\n\n",
      "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
      "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "", true},
+    {"phi4", "<|im_sep|>", "", "<|im_start|>system<|im_sep|>", "<|im_end|>", "<|im_start|>user<|im_sep|>", "<|im_end|>",
+     "<|im_start|>assistant<|im_sep|>", "<|im_end|>", "", false},
     {"chatml", "<|im_start|>", "", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n",
      "<|im_start|>assistant\n", "<|im_end|>\n", "", false},
     {"gemma", "<start_of_turn>", "<bos>", "", "", "<start_of_turn>user\n", "<end_of_turn>\n", "<start_of_turn>model\n",
      "<end_of_turn>\n", "%s\n\n", true},
     {"glm4", "[gMASK]<sop>", "[gMASK]<sop>", "<|system|>\n", "", "<|user|>\n", "", "<|assistant|>\n", "", "", false},
     {"chatglm3", "[gMASK]sop", "[gMASK]sop", "<|system|>\n ", "", "<|user|>\n ", "", "<|assistant|>\n ", "", "", false},
+    {"phi4-mini", "'|>' + message['content'] + '<|end|>'", "", "<|system|>", "<|end|>", "<|user|>", "<|end|>",
+     "<|assistant|>", "<|end|>", "", false},
     {"phi3", "<|end|>", "", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n", "<|end|>\n", "",
      false},
     {"zephyr", "<|assistant|>", "", "<|system|>\n", "</s>\n", "<|user|>\n", "</s>\n", "<|assistant|>\n", "</s>\n", "",
@@ -58,8 +62,14 @@ std::string default_system_in(std::string_view text, const Turns& turns) {
     if (open == std::string_view::npos) return "";
     const size_t begin = open + turns.system_open.size();
     const size_t close = text.find(turns.system_close.substr(0, turns.system_close.size() - 1), begin);
-    const std::string_view content = close == std::string_view::npos ? "" : text.substr(begin, close - begin);
-    if (!content.empty() && content.find_first_of("{}'+") == std::string_view::npos) return std::string(content);
+    std::string content(close == std::string_view::npos ? "" : text.substr(begin, close - begin));
+    // Inside of a quoted text the next such quote ends it.
+    const char before = open > 0 ? text[open - 1] : ' ';
+    const bool quoted = before == '\'' || before == '"';
+    const std::string quote(1, before), escaped = "\\" + quote;
+    const bool whole = quoted ? replace_all(content, escaped, "").find(before) == std::string::npos
+                              : content.find_first_of("{}'\"+") == std::string::npos;
+    if (!content.empty() && whole) return quoted ? replace_all(content, escaped, quote) : content;
     from = begin;
   }
 }

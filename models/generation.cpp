@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/models/config.h>
 #include <emend/models/detail/drafts.h>
@@ -11,7 +12,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <numeric>
 #include <tuple>
 
 namespace emend::models {
@@ -156,8 +156,7 @@ struct RunningBatch::State {
 
   at::Tensor run(const TokenBatch& batch, const std::vector<LiveRow>& of, ForwardOptions pass) const {
     if (before_pass) {
-      std::vector<int64_t> groups;
-      for (const auto& row : of) groups.push_back(row.group);
+      const auto groups = mapped(of, [](const auto& row) { return row.group; });
       before_pass(batch, groups);
     }
     RunningPass mine{batch, {}};
@@ -196,8 +195,7 @@ struct RunningBatch::State {
   at::Tensor prefill(const std::vector<LiveRow>& added, KvCache& filled, const Rows& next) const {
     const int64_t shared = added.size() > 1 ? prefill_beginning(added, filled) : 0;
     const int64_t passes = shared > 0 ? 1 : passes_of(added);
-    std::vector<int64_t> full;
-    for (const auto& row : added) full.push_back(std::ssize(row.text));
+    const auto full = mapped(added, [](const auto& row) { return std::ssize(row.text); });
     at::Tensor logits;
     for (int64_t p = 0; p < passes; ++p) {
       Rows parts;
@@ -214,9 +212,7 @@ struct RunningBatch::State {
       }
       TokenBatch batch = TokenBatch::continuing(parts, begins);
       batch.set_full_lengths(full);
-      ForwardOptions pass;
-      pass.cache = &filled;
-      pass.logit_tokens.emplace();
+      ForwardOptions pass{.cache = &filled, .logit_tokens = kNoTokens};
       if (p + 1 == passes)
         for (int64_t r = 0; r < batch.rows(); ++r)
           for (auto k = -static_cast<int64_t>(next[static_cast<size_t>(r)].size()); k < 0; ++k)
@@ -290,8 +286,7 @@ struct RunningBatch::State {
 
   // The cache holds all but the last token of each row.
   static void forget_wrong_guesses(const std::vector<LiveRow>& of, KvCache& filled) {
-    std::vector<int64_t> lengths;
-    for (const auto& row : of) lengths.push_back(std::ssize(row.text) - 1);
+    const auto lengths = mapped(of, [](const auto& row) { return std::ssize(row.text) - 1; });
     filled.truncate(lengths);
   }
 
@@ -323,10 +318,18 @@ void RunningBatch::add(std::vector<BatchRow> rows) {
   }
   const at::NoGradGuard no_grad;
   // A prompt with fewer tokens than the longest one has passes cannot be split that often: it goes with the next group.
+  // So do those for which a pass has no room.
+  constexpr int64_t kTogether = 8192;  // tokens of a pass over several prompts
   while (!waiting.empty()) {
     const int64_t passes = passes_of(waiting);
+    int64_t tokens = 0;
     std::vector<LiveRow> together, later;
-    for (auto& row : waiting) (std::ssize(row.text) >= passes ? together : later).push_back(std::move(row));
+    for (auto& row : waiting) {
+      const int64_t more = std::ssize(row.text);
+      const bool fits = more >= passes && (tokens == 0 || tokens + more <= kTogether * passes);
+      if (fits) tokens += more;
+      (fits ? together : later).push_back(std::move(row));
+    }
     state_->add_together(std::move(together));
     waiting = std::move(later);
   }
@@ -339,10 +342,8 @@ void RunningBatch::step() {
   for (const auto& row : state_->rows)
     if (!row.done) row.options->cancel.check("generation");
   const Rows next = state_->next_tokens(state_->rows, false);
-  ForwardOptions pass;
-  pass.cache = &state_->cache;
   const auto batch = TokenBatch::continuing(next, state_->cache.lengths());
-  choose_all(state_->run(batch, state_->rows, pass), state_->rows, next);
+  choose_all(state_->run(batch, state_->rows, {.cache = &state_->cache}), state_->rows, next);
   state_->forget_wrong_guesses(state_->rows, state_->cache);
 }
 

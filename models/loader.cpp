@@ -286,11 +286,8 @@ Model load_placed(const std::string& path_or_name, const PlaceOptions& options) 
 }
 
 Model load_placed(std::shared_ptr<const Checkpoint> checkpoint, const PlaceOptions& options) {
-  LoadOptions load;
-  load.dtype = options.dtype;
-  load.log = &options.log;
-  load.place = [&](const ModelConfig& config, const Checkpoint&) { return place_model(options, config); };
-  return load_model(std::move(checkpoint), load);
+  const auto place = [&](const ModelConfig& config, const Checkpoint&) { return place_model(options, config); };
+  return load_model(std::move(checkpoint), {.dtype = options.dtype, .place = place, .log = &options.log});
 }
 
 }  // namespace emend::models

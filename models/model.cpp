@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
@@ -25,23 +26,11 @@ const FamilySpec& Model::family() const noexcept {
 const devices::PlacementPlan& Model::placement() const noexcept {
   return state_->plan;
 }
-int Model::n_layers() const noexcept {
-  return static_cast<int>(state_->config.n_layers);
-}
 int Model::first_layer() const noexcept {
   return state_->first_layer;
 }
-int64_t Model::hidden_size() const noexcept {
-  return state_->config.hidden_size;
-}
-int64_t Model::vocab_size() const noexcept {
-  return state_->config.vocab_size;
-}
 at::ScalarType Model::dtype() const noexcept {
   return state_->dtype;
-}
-int64_t Model::max_positions() const noexcept {
-  return state_->config.max_positions;
 }
 hooks::HookTable& Model::hooks() const noexcept {
   return state_->hooks;
@@ -70,6 +59,7 @@ const Tokenizer& Model::tokenizer() const {
 }
 
 ForwardResult Model::forward(const TokenBatch& batch, const ForwardOptions& options) const {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // a caller's torch.autocast
   try {
     return DecoderPass(*state_, batch, options).run();
   } catch (const c10::OutOfMemoryError& error) {
@@ -83,6 +73,7 @@ at::Tensor Model::project(const at::Tensor& hidden, bool raw_head) const {
   if (hidden.dim() < 1 || hidden.size(-1) != hidden_size())
     refuse({"project", "a tensor of shape " + shape_text(hidden.sizes()),
             "[rows, " + std::to_string(hidden_size()) + "]", ""});
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return detail::project_rows(*state_, hidden.to(state_->dtype), raw_head, /*fire_hooks=*/false);
 }
 

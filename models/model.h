@@ -9,13 +9,13 @@
 #include <emend/devices/placement.h>
 #include <emend/hooks/hook_point.h>
 #include <emend/models/batch.h>
+#include <emend/models/config.h>
 #include <emend/models/kv_cache.h>
 
 #include <optional>
 
 namespace emend::models {
 
-struct ModelConfig;
 struct FamilySpec;
 class Tokenizer;
 class Checkpoint;
@@ -49,16 +49,18 @@ struct EditSite {
   int64_t out_features = 0;  ///< D
 };
 
+inline const std::vector<int64_t> kNoTokens;  ///< ForwardOptions::logit_tokens for a pass without logits
+
 struct ForwardOptions {
-  int first_layer = 0;  ///< layers before it are skipped; needs `hidden`
-  at::Tensor hidden;    ///< [N,D] input of `first_layer`, any device (routed); undefined: embed the ids
-  int end_layer = -1;   ///< one past the last layer to run; -1: all
+  int first_layer = 0;     ///< layers before it are skipped; needs `hidden`
+  at::Tensor hidden = {};  ///< [N,D] input of `first_layer`, any device (routed); undefined: embed the ids
+  int end_layer = -1;      ///< one past the last layer to run; -1: all
   /// Keys and values of earlier tokens. Attention reads them; `append` also stores this batch's (in place, no
   /// gradient). Without `append` the cache is only read and gradients flow through this batch's own keys and values.
   KvCache* cache = nullptr;
   bool append = true;
   /// Packed tokens to project to logits: absent = all, empty = none. Ignored (none) when end_layer stops early.
-  std::optional<std::vector<int64_t>> logit_tokens;
+  std::optional<std::vector<int64_t>> logit_tokens = {};
 };
 
 struct ForwardResult {
@@ -94,11 +96,11 @@ class Model {
   [[nodiscard]] const ModelConfig& config() const noexcept;  ///< what config.json says, in emend's terms
   [[nodiscard]] const FamilySpec& family() const noexcept;
   [[nodiscard]] const devices::PlacementPlan& placement() const noexcept;
-  [[nodiscard]] int n_layers() const noexcept;
+  [[nodiscard]] int n_layers() const noexcept { return static_cast<int>(config().n_layers); }
   /// The first layer that it has: 0, or where a compute copy begins (compute_copy.h).
   [[nodiscard]] int first_layer() const noexcept;
-  [[nodiscard]] int64_t hidden_size() const noexcept;
-  [[nodiscard]] int64_t vocab_size() const noexcept;
+  [[nodiscard]] int64_t hidden_size() const noexcept { return config().hidden_size; }
+  [[nodiscard]] int64_t vocab_size() const noexcept { return config().vocab_size; }
   /// dtype of the weights and activations (float32 or bfloat16; float64 for tests).
   [[nodiscard]] at::ScalarType dtype() const noexcept;
   [[nodiscard]] int64_t parameter_count() const noexcept;
@@ -164,7 +166,7 @@ class Model {
   [[nodiscard]] const Checkpoint& checkpoint() const noexcept;
 
   /// Largest number of tokens in a row (position table or max_position_embeddings).
-  [[nodiscard]] int64_t max_positions() const noexcept;
+  [[nodiscard]] int64_t max_positions() const noexcept { return config().max_positions; }
 
   struct State;
   explicit Model(std::unique_ptr<State> state);

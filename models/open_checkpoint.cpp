@@ -68,7 +68,7 @@ std::string hub_name(const fs::path& folder) {
 std::string model_name(const fs::path& path) {
   if (const auto hub = hub_name(path); !hub.empty()) return hub;
   const fs::path last = path.has_filename() ? path : path.parent_path();
-  return (last.extension() == ".gguf" ? last.stem() : last.filename()).string();
+  return (lower(last.extension().string()) == ".gguf" ? last.stem() : last.filename()).string();
 }
 
 std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_name) {
@@ -77,7 +77,7 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return std::make_shared<detail::HfCheckpoint>(path);
   if (fs::exists(path, ignored)) {
-    if (path.extension() == ".gguf") return open_gguf_checkpoint(path);
+    if (lower(path.extension().string()) == ".gguf") return open_gguf_checkpoint(path);
     const std::string kind = path.extension().string();
     const bool pickle = kind == ".bin" || kind == ".pt" || kind == ".pth" || kind == ".ckpt";
     throw Error(

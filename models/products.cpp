@@ -43,12 +43,14 @@ using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std:
                                 std::optional<std::string_view>);
 
 // The operator that LibTorch's compiler uses for linear layers: one call of oneDNN's matrix product.
+template <class Function>
+std::optional<c10::TypedOperatorHandle<Function>> find_operator(const char* name) {
+  const auto schema = c10::Dispatcher::singleton().findSchema({name, ""});
+  return schema ? std::optional(schema->typed<Function>()) : std::nullopt;
+}
+
 const c10::TypedOperatorHandle<OneDnnLinear>* onednn_linear() {
-  static const auto found = []() -> std::optional<c10::TypedOperatorHandle<OneDnnLinear>> {
-    const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
-    if (!schema) return std::nullopt;
-    return schema->typed<OneDnnLinear>();
-  }();
+  static const auto found = find_operator<OneDnnLinear>("mkldnn::_linear_pointwise");
   return found ? &*found : nullptr;
 }
 
@@ -86,12 +88,8 @@ using Reorder = at::Tensor(const at::Tensor&, std::optional<c10::SymInt>);
 
 // The order of a weight for `_linear_pointwise`.
 const c10::TypedOperatorHandle<Reorder>* onednn_order() {
-  static const auto found = []() -> std::optional<c10::TypedOperatorHandle<Reorder>> {
-    const auto schema = c10::Dispatcher::singleton().findSchema({"mkldnn::_reorder_linear_weight", ""});
-    if (!schema || onednn_linear() == nullptr) return std::nullopt;
-    return schema->typed<Reorder>();
-  }();
-  return found ? &*found : nullptr;
+  static const auto found = find_operator<Reorder>("mkldnn::_reorder_linear_weight");
+  return found && onednn_linear() ? &*found : nullptr;
 }
 
 // The same with both orders of the weight: `backward` is that of its transpose.

@@ -78,7 +78,7 @@ void report_memory(const Common& common) {
     common.log.warning("memory", devices::to_string(info.device) + " holds " + devices::format_bytes(stats.allocated) +
                                      " (at most " + devices::format_bytes(stats.peak) + ") of " +
                                      devices::format_bytes(info.total_bytes) +
-                                     "; `emend plan` with the same options counts before it loads");
+                                     "; `emend plan` counts what a model needs before it is loaded");
   }
 }
 

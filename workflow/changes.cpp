@@ -44,6 +44,7 @@ Changes::Changes(models::Model& model)
 
 Changes::~Changes() {
   transaction_->commit();
+  if (since_.empty()) order_->packs.erase(pack_);  // a pack beside the weights ends with its hooks
   std::erase(order_->parties, this);
   std::erase_if(order_->steps, [&](const auto& step) { return step.by == this && !step.delta; });
   for (auto& step : order_->steps)

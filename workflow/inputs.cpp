@@ -160,6 +160,13 @@ int64_t pass_tokens(const models::ModelConfig& config, const std::vector<c10::De
   return std::max(tokens, kPassTokens);
 }
 
+std::vector<std::string> metric_names(const MetricOptions& options, const datasets::FactSet& facts, bool alone) {
+  auto names = evaluation::resolve_metrics(options.names, facts);
+  const bool there = std::ranges::find(names, "generation") != names.end();
+  if (options.generation && !alone && !there && !names.empty()) names.emplace_back("generation");
+  return names;
+}
+
 evaluation::EvaluateOptions evaluate_options(const models::Model& model, const MetricOptions& options,
                                              const Handles& lent, uint64_t seed) {
   evaluation::EvaluateOptions evaluate;
@@ -228,7 +235,7 @@ hparams::RawHparams find_hparams(const std::string& editor, const std::string& f
   if (!file_or_name.empty()) {
     raw = hparams::load_file_or_preset(editor, file_or_name);
   } else if (const auto* preset = hparams::find_preset(editor, hints_of(checkpoint))) {
-    raw = hparams::load_preset(*preset);
+    raw = preset->values;
     log.info("hparams.preset", "hyper-parameters from the preset " + preset->name + " of " + preset->path);
   } else {
     throw Error(ErrorClass::kNotFound,

@@ -33,6 +33,10 @@ void refuse_contradictions(const datasets::FactSet& facts, const RunOptions& opt
                                               const RunOptions& options, const Handles& lent,
                                               std::vector<datasets::Finding>& findings);
 
+/// The families that the options name for these facts: `generation` with them where it is asked for, except where each
+/// fact is judged alone, which it cannot do.
+[[nodiscard]] std::vector<std::string> metric_names(const MetricOptions& options, const datasets::FactSet& facts,
+                                                    bool alone = false);
 /// Tokens of a forward pass of the evaluation: 2,048, and on GPUs, where launches cost most of a small pass, up to
 /// eight times as many, as far as an eighth of the free memory goes. `machine` is where the layers are.
 inline constexpr int64_t kPassTokens = 2048;

@@ -56,12 +56,14 @@ std::string cell(const json& entry, const char* place) {
 
 }  // namespace
 
-json measure_sequence(const models::Model& model, const datasets::FactSet& asked, size_t edits,
-                      const at::Tensor& neutral_PV, const MetricOptions& options, const Handles& lent, uint64_t seed) {
-  auto evaluate = evaluate_options(model, options, lent, seed);
-  const std::vector<datasets::Fact> so_far(asked.facts.begin(), asked.facts.begin() + edits);
+json measure_sequence(const models::Model& model, const datasets::FactSet& facts, size_t edits,
+                      const at::Tensor& neutral_PV, evaluation::EvaluateOptions options) {
+  datasets::FactSet so_far;
+  so_far.facts.assign(facts.facts.begin(), facts.facts.begin() + edits);
+  if (options.front) so_far = evaluation::asked(std::move(so_far), options.front);
   const auto efficacy = evaluation::evaluate_efficacy(
-      model, so_far, {.batch_tokens = evaluate.batch_tokens, .cancel = lent.cancel, .sharing = lent.sharing});
+      model, so_far.facts,
+      {.batch_tokens = options.batch_tokens, .cancel = options.cancel, .sharing = options.sharing});
   const size_t end = std::min(edits, kEnds);
   json entry = {{"edits", edits},
                 {"first", held(efficacy, 0, end)},
@@ -71,13 +73,13 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& asked
   // The sample changes from one measurement to the next, so only neutral text is compared.
   evaluation::Evaluation before;
   before.kept = {{"free.neutral", neutral_PV}, {"health", neutral_PV}};
-  evaluate.before = &before;
-  evaluate.free_limit = -1;
-  evaluate.bootstrap = 0;
-  const auto sample = spread(asked, edits, options.free_limit);
+  const auto sample = spread(facts, edits, options.free_limit);
+  options.before = &before;
+  options.free_limit = -1;
+  options.bootstrap = 0;
   std::vector<std::string> families = {"counterfact", "free"};
   if (!options.health_data.empty()) families.emplace_back("health");
-  const auto summary = evaluation::evaluate(model, sample, families, evaluate).summary;
+  const auto summary = evaluation::evaluate(model, sample, families, options).summary;
   entry["paraphrase"] = figure(summary, "counterfact", {"paraphrase_success", "paraphrase_accuracy"});
   entry["neighborhood"] = figure(summary, "counterfact", {"neighborhood_success", "neighborhood_accuracy"});
   entry["free"] = summary.value("free", nlohmann::json::object());

@@ -12,14 +12,13 @@
 
 namespace emend::workflow {
 
-/// The state after `edits` facts, the first ones of `asked`: an entry of "lifelong" in results.json. Efficacy (the
+/// The state after `edits` facts, the first ones of `facts`: an entry of "lifelong" in results.json. Efficacy (the
 /// share of facts whose new answer is the more probable one) of the first and of the last kEnds facts and of all;
 /// paraphrase, neighbourhood and free text of options.free_limit facts spread evenly over all so far; health where
 /// options.health_data names its files. `neutral_PV`: what the unedited model says to evaluation::probe_prompts(), as
 /// next_token_log_probs gives it. "seconds" and "peak_bytes" are added by the caller.
-[[nodiscard]] nlohmann::json measure_sequence(const models::Model& model, const datasets::FactSet& asked, size_t edits,
-                                              const at::Tensor& neutral_PV, const MetricOptions& options,
-                                              const Handles& lent, uint64_t seed);
+[[nodiscard]] nlohmann::json measure_sequence(const models::Model& model, const datasets::FactSet& facts, size_t edits,
+                                              const at::Tensor& neutral_PV, evaluation::EvaluateOptions options);
 inline constexpr size_t kEnds = 100;
 
 /// The figures of one entry in the order of lifelong_heads(), "-" for those that were not measured.

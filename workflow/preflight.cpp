@@ -119,11 +119,12 @@ EditPhase target_phase(const RunOptions& options, const nlohmann::json& hparams,
   return phase;
 }
 
-EditPhase training_phase(const nlohmann::json& hparams, const FactTokens& count) {
-  const auto layers = layers_of(hparams);
+EditPhase training_phase(const nlohmann::json& hparams, const FactTokens& count, int64_t facts, int64_t n_layers) {
+  auto layers = layers_of(hparams);
+  for (int64_t layer = 0; layers_of(hparams).empty() && layer < n_layers; ++layer) layers.push_back(layer);
   EditPhase phase{"training", {}, "fewer layers or a smaller batch_size in the hyper-parameters"};
   auto& work = phase.work;
-  work.rows = 1;
+  work.rows = std::clamp<int64_t>(hparams.value("batch_size", 1), 1, std::max<int64_t>(1, facts));
   work.tokens = count.longest;
   work.scored_tokens = count.target;
   work.gradients = true;
@@ -291,9 +292,10 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   const FactTokens count = count_tokens(tokenizer, facts);
   const bool solves = editor.solves();
   std::vector<EditPhase> phases;
-  if (!layers_of(hparams).empty()) {
-    phases.push_back(solves ? target_phase(options, hparams, config, count) : training_phase(hparams, count));
+  if (!layers_of(hparams).empty() || editor.trains) {
     const auto all = std::ssize(facts.facts);
+    phases.push_back(solves ? target_phase(options, hparams, config, count)
+                            : training_phase(hparams, count, all, config.n_layers));
     const int64_t together = !editor.batch ? 1 : options.batch_size > 0 ? std::min(options.batch_size, all) : all;
     if (solves) phases.push_back(insert_phase(together, hparams, count));
     if (solves && hparams.value("mom2_adjustment", true)) phases.push_back(statistics_phase(hparams));
@@ -339,7 +341,7 @@ nlohmann::ordered_json estimate_work(const RunOptions& options, const models::Mo
   } else if (editor.trains) {
     seconds["training"] = hparams.value("num_steps", 0) * static_cast<double>(count.sum) * kBackward * token;
   }
-  const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
+  const auto names = metric_names(options.metrics, facts, options.single());
   const bool writes = std::ranges::find(names, "free") != names.end();
   const double styles = options.metrics.free_style == "both" ? 2 : 1;
   if (!names.empty())

@@ -59,7 +59,7 @@ void Run::open() {
   record_.command_line = lent_.command_line;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
   if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
-  record_.metrics = evaluation::resolve_metrics(options_.metrics.names, facts_);
+  record_.metrics = metric_names(options_.metrics, facts_, options_.single());
   refuse_contradictions(facts_, options_);
   std::shared_ptr<const models::Checkpoint> opened;
   if (load) opened = models::open_checkpoint(options_.model.model);
@@ -346,8 +346,9 @@ bool Run::due(size_t edits) const {
 // One entry of the lifelong protocol.
 void Run::measure(size_t edits) {
   const PhaseTimer timer(record_.seconds, "evaluate");
-  auto entry =
-      measure_sequence(*model_, session_->asked(facts_), edits, neutral_PV_, options_.metrics, lent_, options_.seed);
+  auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
+  evaluate.front = session_->front();
+  auto entry = measure_sequence(*model_, facts_, edits, neutral_PV_, std::move(evaluate));
   double seconds = 0;
   for (const auto& batch : session_->results())
     for (const char* phase : {"targets", "insert"})
@@ -398,7 +399,8 @@ void Run::evaluate_after() {
   if (!record_.metrics.empty()) {
     auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
     evaluate.before = &*record_.before;
-    record_.after = evaluation::evaluate(*model_, session_->asked(facts_), record_.metrics, evaluate);
+    evaluate.front = session_->front();
+    record_.after = evaluation::evaluate(*model_, facts_, record_.metrics, evaluate);
   }
   ask(session_->asked(facts_), 0, facts_.facts.size());
   judge();

@@ -121,10 +121,11 @@ void check_metrics(const MetricOptions& options, const std::vector<std::string>&
   if (!options.health_data.empty() && !measured("health") && !lifelong)
     refuse(
         {setting("health_data"), "nothing that reads it", setting("eval", "health") + " with it", "or leave it out"});
-  if (!options.snippets.empty() && !measured("generation") && !options.generation)
+  if (!options.snippets.empty() && !measured("generation"))
     refuse({setting("snippets"), "nothing that reads them", setting("generation") + " with them", "or leave them out"});
-  if (options.generation && metrics.empty())
-    refuse({setting("generation"), "no metrics beside it", "facts that are measured", "leave one of the two out"});
+  if (options.generation && !measured("generation") && !measured("easyedit"))
+    refuse(
+        {setting("generation"), "nothing that reads it", setting("eval", "easyedit") + " with it", "or leave it out"});
   const MetricOptions usual;
   const bool others = options.free_limit != usual.free_limit || options.free_style != usual.free_style;
   if (others && !measured("free") && !lifelong)

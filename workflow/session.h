@@ -11,6 +11,7 @@
 
 #include <emend/editors/editor.h>
 #include <emend/editors/packs/pack.h>
+#include <emend/evaluation/evaluation.h>
 #include <emend/workflow/changes.h>
 #include <emend/workflow/handles.h>
 #include <emend/workflow/options.h>
@@ -79,7 +80,12 @@ class Session {
   /// Throws Error(kIo), and as save() for a place that the model is read from.
   void save_pack(const std::filesystem::path& path) const;
   /// The facts as they are to be asked now: editors that speak through the prompt (IKE) stand in front of it.
-  [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts) const { return editor_->asked(std::move(facts)); }
+  [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts) const {
+    return evaluation::asked(std::move(facts), front());
+  }
+  [[nodiscard]] evaluation::Front front() const {
+    return [this](std::string_view prompt) { return editor_->prefix(prompt); };
+  }
 
   [[nodiscard]] models::Model& model() const noexcept { return model_; }
   [[nodiscard]] editors::Editor& editor() const noexcept { return *editor_; }

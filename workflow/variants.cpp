@@ -191,7 +191,7 @@ std::vector<std::string> command_of(const Variant& variant, const RunOptions& op
 std::string check_all(const Comparison& comparison, const std::vector<Variant>& variants, const Handles& lent) {
   require_valid(comparison.common);
   auto facts = load_named_facts(comparison.common.facts, lent);
-  const auto metrics = evaluation::resolve_metrics(comparison.common.metrics.names, facts);
+  const auto metrics = metric_names(comparison.common.metrics, facts, comparison.common.single());
   refuse_contradictions(facts, comparison.common);
   const auto checkpoint = models::open_checkpoint(comparison.common.model.model);
   models::require_apart(comparison.common.out, checkpoint->path());

@@ -1,5 +1,6 @@
 // The boxed fallback of the simulated devices: every operator that has no kernel of its own comes through here.
 #include <ATen/ATen.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/detail/sim_backend.h>
 #include <emend/devices/detail/sim_memory.h>
 #include <emend/devices/placement.h>
@@ -184,8 +185,7 @@ class HostCall {
       } else if (kind == Kind::kTensor) {
         value = IValue(host_of(value.toTensor()));
       } else if (kind == Kind::kTensors) {
-        std::vector<Tensor> hosts;
-        for (const Tensor& tensor : value.toTensorList()) hosts.push_back(host_of(tensor));
+        auto hosts = mapped(value.toTensorList(), [&](const Tensor& tensor) { return host_of(tensor); });
         value = IValue(std::move(hosts));
       } else {
         OptionalTensors hosts;
@@ -243,8 +243,7 @@ class HostCall {
     if (value.isTensor()) {
       value = IValue(simulated_of(value.toTensor()));
     } else if (value.isTensorList()) {
-      std::vector<Tensor> tensors;
-      for (const Tensor& tensor : value.toTensorList()) tensors.push_back(simulated_of(tensor));
+      auto tensors = mapped(value.toTensorList(), [&](const Tensor& tensor) { return simulated_of(tensor); });
       value = IValue(std::move(tensors));
     }
   }

@@ -4,9 +4,18 @@
 #include <emend/devices/collectives.h>
 #include <emend/editors/steps/statistics.h>
 
+#include <random>
+
 namespace emend::editors::detail {
 
 using TokenRows = std::vector<std::vector<int64_t>>;
+
+/// Fisher-Yates with a fixed generator: std::shuffle differs between standard libraries.
+template <class T>
+void shuffle(std::vector<T>& items, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
+}
 
 /// A stream of rows; the same rows in the same order for the same settings, however they are asked for.
 class RowSource {

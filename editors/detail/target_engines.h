@@ -77,6 +77,13 @@ struct StopInputs {
   return delta_norm >= clamp_norm_factor * initial_norm * (1 - 1e-4) ? FactStatus::kClamped : FactStatus::kMaxSteps;
 }
 
+/// Traces of one problem while it runs.
+struct TraceState {
+  explicit TraceState(size_t sites) : deltas(sites), gradients(sites) {}
+  std::vector<std::vector<at::Tensor>> deltas, gradients;  ///< [site][step]
+  std::vector<at::Tensor> nll_each;
+  void store(Target& target) const;
+};
 /// dtype of δ, Adam and the loss: float32, or float64 for a float64 model.
 [[nodiscard]] inline at::ScalarType work_dtype(const models::Model& model) {
   return model.dtype() == at::kDouble ? at::kDouble : at::kFloat;

@@ -44,12 +44,7 @@ class FineTuneEditor final : public NamedEditor {
 template <class H>
 EditorInfo ft_entry(const std::string& name, std::string summary, std::string paper) {
   static const auto schema = hparams::Schema<H>(name).include(finetune_schema());
-  EditorInfo info =
-      editor_entry(name, std::move(summary), std::move(paper), schema,
-                   [](const H& h, const RecipeInputs& in) { return std::make_unique<FineTuneEditor>(h, in); });
-  info.statistics = false;
-  info.trains = true;
-  return info;
+  return training_entry<FineTuneEditor>(name, std::move(summary), std::move(paper), schema);
 }
 
 }  // namespace

@@ -127,21 +127,14 @@ std::vector<std::string> lead_ins(const models::Model& model, std::span<const Id
   return pieces;
 }
 
-class LatchEditor final : public Editor {
+class LatchEditor final : public NamedEditor {
  public:
-  LatchEditor(LatchHparams hparams, nlohmann::json values)
-      : h_(std::move(hparams)), values_(std::move(values)), layers_(h_.all_layers()), memory_(layers_.size()) {}
-
-  [[nodiscard]] const std::string& name() const override { return name_; }
-  [[nodiscard]] nlohmann::json hparams() const override { return values_; }
+  LatchEditor(LatchHparams hparams, const RecipeInputs& in)
+      : NamedEditor(in), h_(std::move(hparams)), layers_(h_.all_layers()), memory_(layers_.size()) {}
 
   EditResult edit(models::Model& model, std::span<const datasets::Fact> facts, const EditContext& context) override {
     const at::NoGradGuard no_grad;
-    EditResult result;
-    result.editor = name_;
-    result.hparams = values_;
-    result.engine = context.engine;
-    result.seed = context.seed;
+    EditResult result{.editor = name(), .hparams = hparams(), .engine = context.engine, .seed = context.seed};
     if (facts.empty()) return result;
     {
       const PhaseTimer timer(result, "statistics");
@@ -221,7 +214,8 @@ class LatchEditor final : public Editor {
       size_t place = 0;
       const auto [end, error] = std::from_chars(name.data() + dot + 1, name.data() + name.size(), place);
       if (error != std::errc() || end != name.data() + name.size() || (kind != "text" && place >= memory_.size()))
-        throw Error(ErrorClass::kCorruption, {"memory of " + name_, name, "what an edit of these layers kept", ""});
+        throw Error(ErrorClass::kCorruption,
+                    {"memory of " + this->name(), name, "what an edit of these layers kept", ""});
       if (kind == "crowded") crowded_ = true;
       if (kind == "talk") talk_ = static_cast<size_t>(value.item<int64_t>());
       if (kind == "text") rows[place] = numbers(value);
@@ -235,7 +229,7 @@ class LatchEditor final : public Editor {
     for (auto& [r, row] : rows) text_.push_back(std::move(row));
     if (!state.contains("talk.0")) talk_ = text_.size();  // of a version that read no talk
     if (talk_ > text_.size())
-      throw Error(ErrorClass::kCorruption, {"memory of " + name_, "talk beyond its text", "what an edit kept", ""});
+      throw Error(ErrorClass::kCorruption, {"memory of " + name(), "talk beyond its text", "what an edit kept", ""});
   }
 
  private:
@@ -273,9 +267,7 @@ class LatchEditor final : public Editor {
     return contexts;
   }
 
-  std::string name_ = "latch";
   LatchHparams h_;
-  nlohmann::json values_;
   std::vector<int64_t> layers_;
   std::vector<LayerMemory> memory_;
   std::vector<Ids> text_;              // that of the statistics, then talk
@@ -284,14 +276,13 @@ class LatchEditor final : public Editor {
   std::map<size_t, TextPass> passes_;  // by the layer's place
 };
 
-std::unique_ptr<Editor> new_latch(const LatchHparams& h, const hparams::RawHparams& raw, const models::Model& model,
-                                  const Log&) {
-  check_locate_hparams(h, model, raw);
+std::unique_ptr<Editor> new_latch(const LatchHparams& h, const RecipeInputs& in) {
+  check_locate_hparams(h, in.model, in.raw);
   for (const int64_t layer : h.release_layers)
-    if (layer >= model.n_layers())
-      throw Error(ErrorClass::kInvalidArgument, {raw.where("release_layers"), "layer " + std::to_string(layer),
-                                                 "0 to " + std::to_string(model.n_layers() - 1), ""});
-  return std::make_unique<LatchEditor>(h, latch_schema().dump(h));
+    if (layer >= in.model.n_layers())
+      refuse({in.raw.where("release_layers"), "layer " + std::to_string(layer),
+              "0 to " + std::to_string(in.model.n_layers() - 1), ""});
+  return std::make_unique<LatchEditor>(h, in);
 }
 
 // A gate a subject in `layers` and one a fact in `release_layers`, evenly.
@@ -311,8 +302,7 @@ std::map<int, int64_t> neurons_taken(const nlohmann::json& values, std::span<con
 }  // namespace
 
 EditorInfo make_latch() {
-  EditorInfo info =
-      editor_entry<LatchHparams>("latch", "one gate a subject: other subjects and other text stay as they are",
+  EditorInfo info = editor_entry("latch", "one gate a subject: other subjects and other text stay as they are",
                                  "this project (docs/latch.md)", latch_schema(), new_latch);
   info.neurons = neurons_taken;
   return info;

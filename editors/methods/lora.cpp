@@ -192,14 +192,8 @@ EditorInfo make_lora() {
           .include(hparams::module_names_schema(), &H::modules)
           .check("norm_constraint", "none: adapters have no box", [](const H& h) { return !h.norm_constraint; })
           .check("kl_factor", "0", [](const H& h) { return h.kl_factor == 0; });
-  EditorInfo info =
-      editor_entry("lora", "low-rank adapters trained on the facts, then merged",
-                   "Hu et al., LoRA, ICLR 2022; Zhang et al., AdaLoRA, "
-                   "ICLR 2023",
-                   schema, [](const H& h, const RecipeInputs& in) { return std::make_unique<LoraEditor>(h, in); });
-  info.statistics = false;
-  info.trains = true;
-  return info;
+  return training_entry<LoraEditor>("lora", "low-rank adapters trained on the facts, then merged",
+                                    "Hu et al., LoRA, ICLR 2022; Zhang et al., AdaLoRA, ICLR 2023", schema);
 }
 
 }  // namespace emend::editors

@@ -54,7 +54,8 @@ EditorInfo make_prune() {
           .field("restraint_base", &H::restraint_base,
                  "base of the logarithm that shortens large singular values; a larger one shortens more",
                  {.formula = "α in F(σ) = log_α σ − log_α s + s for σ > s = σmax(W)", .above = 1})
-          .field("history", &H::history, history_field());
+          .field("history", &H::history, history_field())
+          .check("rounds", [](const H& h) { return h.history ? one_round(h) : std::string(); });
   return locate_entry("prune",
                       "MEMIT in many batches; at the end the singular values of the whole change are restrained",
                       "Ma et al., Perturbation-Restrained Sequential Model Editing, ICLR 2025", schema, prune_recipe);

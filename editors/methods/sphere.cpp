@@ -20,15 +20,16 @@ struct SphereHparams : NullSpaceHparams {
 
 WeightDelta weakened(const models::EditSite& site, const WeightDelta& solved, const at::Tensor& weight_DF, double ratio,
                      double strength) {
-  const at::Tensor right_FR = solved.right_FR.to(at::kDouble);
-  const at::Tensor weight = devices::route_like(weight_DF, right_FR, devices::Purpose::kSolve).to(at::kDouble);
+  const at::Tensor changed = (solved.low_rank() ? solved.right_FR.t() : solved.dense_DF).to(at::kDouble);  // [R or D,F]
+  const at::Tensor weight = devices::route_like(weight_DF, changed, devices::Purpose::kSolve).to(at::kDouble);
   const at::Tensor rows_DF = weight / (weight.norm(2, 1, /*keepdim=*/true) + 1e-8);
   const auto [u, sigma_R, directions_RF] = at::linalg_svd(rows_DF, /*full_matrices=*/false);
   const at::Tensor share_R = sigma_R.square().cumsum(0) / sigma_R.square().sum();
   const int64_t count = std::min<int64_t>(share_R.le(ratio).sum().item<int64_t>() + 1, sigma_R.size(0));
   const at::Tensor principal_RF = directions_RF.narrow(0, 0, count);
-  return WeightDelta::factors(site, solved.left_DR,
-                              right_FR - principal_RF.t().mm(principal_RF.mm(right_FR)) * strength);
+  const at::Tensor left = changed - changed.mm(principal_RF.t()).mm(principal_RF) * strength;
+  return solved.low_rank() ? WeightDelta::factors(site, solved.left_DR, left.t().contiguous())
+                           : WeightDelta::dense(site, left);
 }
 
 LocateRecipe sphere_recipe(const SphereHparams& h, const RecipeInputs& in) {

@@ -250,13 +250,9 @@ EditorInfo make_ultraedit() {
           .unused("alg", "the editor is chosen elsewhere")
           .unused("no_grad_layers", "gradients are computed for the chosen layers alone")
           .check("dropout", "0", [](const H& h) { return h.dropout == 0; });
-  EditorInfo info = editor_entry(
+  return training_entry<UltraEdit>(
       "ultraedit", "thousands of facts in turns, one pass a fact, no targets and no statistics",
-      "Gu et al., UltraEdit: Training-, Subject-, and Memory-Free Lifelong Editing in Language Models, 2025", schema,
-      [](const H& h, const RecipeInputs& in) { return std::make_unique<UltraEdit>(h, in); });
-  info.statistics = false;
-  info.trains = true;
-  return info;
+      "Gu et al., UltraEdit: Training-, Subject-, and Memory-Free Lifelong Editing in Language Models, 2025", schema);
 }
 
 }  // namespace emend::editors

@@ -120,7 +120,7 @@ class UnkeEditor final : public NamedEditor {
       session.capture(in).capture(out);
       if (top.layer != layer) session.capture(top);
       session.stop_after(top).attach();
-      (void)model.forward(rows.batch, {.hidden = {}, .logit_tokens = std::vector<int64_t>{}});
+      (void)model.forward(rows.batch, {.logit_tokens = models::kNoTokens});
       entering_ND = session.captured(in);
       goal_ND = session.captured(out).to(detail::work_dtype(model));
       const at::Tensor top_ND = session.captured(top);
@@ -155,11 +155,8 @@ class UnkeEditor final : public NamedEditor {
                                         const at::Tensor& entering_ND, const at::Tensor& goal_ND,
                                         const std::vector<at::Tensor>& weights) {
     const at::AutoGradMode with_grad(true);
-    models::ForwardOptions options;
-    options.first_layer = layer;
-    options.end_layer = layer + 1;
-    options.hidden = entering_ND;
-    options.logit_tokens = std::vector<int64_t>{};
+    const models::ForwardOptions options{
+        .first_layer = layer, .hidden = entering_ND, .end_layer = layer + 1, .logit_tokens = models::kNoTokens};
     const at::Tensor away_ND = (model.forward(rows.batch, options).hidden.to(goal_ND.scalar_type()) - goal_ND).square();
     const int64_t n = rows.prompt_tokens;
     at::Tensor loss = away_ND.narrow(0, 0, n).mean();

@@ -258,8 +258,7 @@ std::vector<hooks::HookHandle> attach_memories(const models::Model& model, const
       [=](const at::Tensor& keys, const at::Tensor& x) {
         const at::NoGradGuard no_grad;
         const at::Tensor keys_NF = keys.to(at::kFloat);
-        std::vector<at::Tensor> change_MND;
-        for (const auto& delta_DF : deltas_DF) change_MND.push_back(keys_NF.mm(delta_DF.t()));
+        const auto change_MND = mapped(deltas_DF, [&](const auto& delta_DF) { return keys_NF.mm(delta_DF.t()); });
         const at::Tensor all_MND = at::stack(change_MND);
         at::Tensor activation_MN = all_MND.norm(2, 2);
         activation_MN = at::where(activation_MN > threshold_M1, activation_MN, at::zeros_like(activation_MN));

@@ -10,11 +10,6 @@
 namespace emend::editors {
 namespace {
 
-std::string target_of(const nlohmann::json& fact) {
-  const auto found = fact.find("target_new");
-  return found != fact.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
 // Question → fact, and the questions in their order.
 struct Questions {
   explicit Questions(const nlohmann::json& facts) {
@@ -63,10 +58,11 @@ FactDifference compare_facts(const nlohmann::json& a, const nlohmann::json& b) {
     const auto other = two.by_question.find(question);
     if (other == two.by_question.end())
       difference.only_a.push_back(fact);
-    else if (datasets::plain(target_of(fact)) == datasets::plain(target_of(other->second)))
+    else if (datasets::plain(text_of(fact, "target_new")) == datasets::plain(text_of(other->second, "target_new")))
       ++difference.same;
     else
-      difference.changed.push_back({question_of(fact), target_of(fact), target_of(other->second)});
+      difference.changed.push_back(
+          {question_of(fact), text_of(fact, "target_new"), text_of(other->second, "target_new")});
   }
   for (const auto& question : two.order)
     if (!one.by_question.contains(question)) difference.only_b.push_back(two.by_question.at(question));

@@ -1,8 +1,10 @@
 //   D output width · F input width · N facts · R rank
 #include <ATen/ATen.h>
+#include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/npz.h>
+#include <emend/core/regex.h>
 #include <emend/core/safetensors.h>
 #include <emend/core/setting.h>
 #include <emend/editors/packs/import_deltas.h>
@@ -65,8 +67,11 @@ class Importer {
   }
 
   int layer_of(const std::string& weight) const {
+    const auto& family = model_.family();
+    const std::string slot = family.modules.layer.substr(0, family.modules.layer.find("{}"));  // "model.layers."
+    const std::string name = models::without_base(family, weight), before = models::without_base(family, slot);
     for (int layer = 0; layer < model_.n_layers(); ++layer)
-      if (weight.find("." + std::to_string(layer) + ".") != std::string::npos) return layer;
+      if (name.starts_with(before + std::to_string(layer) + ".")) return layer;
     return -1;
   }
 
@@ -146,6 +151,10 @@ class Importer {
       refuse(ErrorClass::kUnsupported, "an adapter of another kind", "peft_type LORA");
     if (config.value("use_dora", json(false)) == true || config.value("bias", json("none")) != "none")
       refuse(ErrorClass::kUnsupported, "DoRA, or trained biases", "a plain LoRA adapter");
+    refuse_other_bases(config);
+    // PEFT takes the first pattern that fits, in the order of the file.
+    const auto patterns = nlohmann::ordered_json::parse(read_file(source_ / "adapter_config.json"))
+                              .value("alpha_pattern", nlohmann::ordered_json::object());
     const SafetensorsFile file(source_ / "adapter_model.safetensors");
     Parts parts;
     for (const auto& [name, info] : file.tensors()) {
@@ -158,17 +167,38 @@ class Importer {
     for (const auto& entry : parts) {
       const at::Tensor a_RF = part(entry, "lora_A.weight"), b_DR = part(entry, "lora_B.weight");
       if (a_RF.dim() != 2) refuse(ErrorClass::kCorruption, entry.first + ": lora_A is no matrix", "[rank, inputs]");
-      add_factors(entry.first + ".weight", b_DR.to(at::kDouble) * scale(config, entry.first, a_RF.size(0)), a_RF.t());
+      add_factors(entry.first + ".weight", b_DR.to(at::kDouble) * scale(config, patterns, entry.first, a_RF.size(0)),
+                  a_RF.t());
     }
   }
 
-  // lora_alpha / r, or / √r; alpha_pattern names modules by the end of their name.
-  double scale(const json& config, const std::string& module, int64_t rank) const {
+  // Adapters whose base is not the model as it is, or whose change is not B A alone.
+  void refuse_other_bases(const json& config) const {
+    const json initial = config.value("init_lora_weights", json());
+    for (const char* kind : {"pissa", "olora", "corda", "loftq"})
+      if (initial.is_string() && initial.get<std::string>().starts_with(kind))
+        refuse(ErrorClass::kUnsupported, "an adapter of a base changed by " + initial.get<std::string>(),
+               "a plain LoRA adapter");
+    for (const char* key :
+         {"layer_replication", "target_parameters", "trainable_token_indices", "megatron_config", "use_qalora"}) {
+      const json value = config.value(key, json());
+      if (!value.is_null() && value != false && !(value.is_structured() && value.empty()))
+        refuse(ErrorClass::kUnsupported, std::string("an adapter with ") + key, "a plain LoRA adapter");
+    }
+  }
+
+  // lora_alpha / r, or / √r; the keys of alpha_pattern are regular expressions of the end of a module's name.
+  double scale(const json& config, const nlohmann::ordered_json& patterns, const std::string& module,
+               int64_t rank) const {
     json alpha = config.value("lora_alpha", json());
-    const auto pattern = config.value("alpha_pattern", json::object());
-    if (pattern.is_object())
-      for (const auto& [name, value] : pattern.items())
-        if (module == name || module.ends_with("." + name)) alpha = value;
+    const std::string where = source_.string() + ", alpha_pattern";
+    size_t begin = 0, end = 0;
+    if (patterns.is_object())
+      for (const auto& [name, value] : patterns.items())
+        if (Regex("^(?:.*\\.)?(?:" + name + ")$", where).match(module, 0, begin, end)) {
+          alpha = value;
+          break;
+        }
     if (!alpha.is_number() || rank < 1) refuse(ErrorClass::kCorruption, "no lora_alpha for " + module, "a number");
     const auto r = static_cast<double>(rank);
     return alpha.get<double>() / (config.value("use_rslora", json(false)) == true ? std::sqrt(r) : r);

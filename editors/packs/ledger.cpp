@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <set>
 
 namespace emend::editors {
 
@@ -301,7 +300,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
 
   const auto known = known_;
   try {
-    keep_originals({weights.begin(), weights.end()});
+    keep_originals(weights);
     for (size_t i = 0; i < packs.size(); ++i) {
       clone_file(packs[i], ledger_ / "packs" / (entries[i].id + ".safetensors"));
       known_[entries[i].id] = entries[i];
@@ -356,12 +355,16 @@ void Ledger::revert_all() {
   stamp_and_change({});
 }
 
+std::set<std::string> Ledger::weights_of(const std::vector<std::string>& ids) const {
+  std::set<std::string> weights;
+  for (const auto& id : ids) weights.insert(known_.at(id).weights.begin(), known_.at(id).weights.end());
+  return weights;
+}
+
 // Another program's work is not written over. Processors round sums differently in the last bit.
 void Ledger::require_as_left() const {
   constexpr double kRounding = 1e-5;
-  std::set<std::string> weights;
-  for (const auto& id : active_) weights.insert(known_.at(id).weights.begin(), known_.at(id).weights.end());
-  for (const auto& [path, values] : rebuilt(active_, {weights.begin(), weights.end()})) {
+  for (const auto& [path, values] : rebuilt(active_, weights_of(active_))) {
     const SafetensorsFile file(path);
     for (const auto& [weight, expected] : values) {
       const at::Tensor there = file.tensor(weight), left = expected.to(at::kDouble);
@@ -387,14 +390,12 @@ void Ledger::reorder(const std::vector<std::string>& ids) {
 }
 
 void Ledger::change(const std::vector<std::string>& active) {
-  std::set<std::string> weights;
-  for (const std::vector<std::string>* list : {&std::as_const(active_), &active})
-    for (const auto& id : *list)
-      for (const auto& weight : known_.at(id).weights) weights.insert(weight);
+  auto weights = weights_of(active_);
+  weights.merge(weights_of(active));
   const auto place = ledger_ / ("change.tmp-" + std::to_string(::getpid()) + "-0");
   try {
     StagedChange staged(folder_, ledger_, place);
-    for (const auto& [path, values] : rebuilt(active, {weights.begin(), weights.end()})) staged.patch(path, values);
+    for (const auto& [path, values] : rebuilt(active, weights)) staged.patch(path, values);
     // What another program did elsewhere in the folder is not the ledger's to undo.
     if (const auto now = active.empty() ? staged.fingerprint() : base_; now != base_)
       log_.warning("ledger.base", folder_.string() + ": without any edit this is the model " + now.substr(0, 12) +
@@ -418,7 +419,7 @@ void Ledger::change(const std::vector<std::string>& active) {
 }
 
 // Of a weight that no edit in force touches the folder holds the original, whatever an earlier edit found there.
-void Ledger::keep_originals(const std::vector<std::string>& weights) {
+void Ledger::keep_originals(const std::set<std::string>& weights) {
   const auto path = ledger_ / kOriginals;
   std::map<std::string, at::Tensor> kept;
   std::optional<SafetensorsFile> old;
@@ -426,9 +427,8 @@ void Ledger::keep_originals(const std::vector<std::string>& weights) {
     old.emplace(open_originals(path));
     for (const auto& [name, info] : old->tensors()) kept[name] = old->tensor(name);
   }
-  std::set<std::string> touched;
-  for (const auto& id : active_) touched.insert(known_.at(id).weights.begin(), known_.at(id).weights.end());
   const auto files = files_of(folder_);
+  const auto touched = weights_of(active_);
   bool changed = false;
   for (const auto& weight : weights) {
     if (touched.contains(weight)) continue;
@@ -446,7 +446,7 @@ void Ledger::keep_originals(const std::vector<std::string>& weights) {
 }
 
 std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebuilt(
-    const std::vector<std::string>& active, const std::vector<std::string>& weights) const {
+    const std::vector<std::string>& active, const std::set<std::string>& weights) const {
   std::map<std::filesystem::path, std::map<std::string, at::Tensor>> by_file;
   if (weights.empty()) return by_file;
   const SafetensorsFile originals = open_originals(ledger_ / kOriginals);

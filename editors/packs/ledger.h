@@ -14,6 +14,8 @@
 #include <emend/core/log.h>
 #include <emend/editors/packs/merge.h>
 
+#include <set>
+
 namespace emend::editors {
 
 /// One pack in a ledger.
@@ -86,9 +88,10 @@ class Ledger {
   [[nodiscard]] LedgerEntry examine(const EditPack& pack) const;
   void stamp_and_change(const std::vector<std::string>& active);
   void change(const std::vector<std::string>& active);
-  void keep_originals(const std::vector<std::string>& weights);
+  [[nodiscard]] std::set<std::string> weights_of(const std::vector<std::string>& ids) const;
+  void keep_originals(const std::set<std::string>& weights);
   [[nodiscard]] std::map<std::filesystem::path, std::map<std::string, at::Tensor>> rebuilt(
-      const std::vector<std::string>& active, const std::vector<std::string>& weights) const;
+      const std::vector<std::string>& active, const std::set<std::string>& weights) const;
 
   std::filesystem::path folder_, ledger_;
   std::string base_;

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/datasets/lint.h>
@@ -12,11 +13,6 @@ namespace emend::editors {
 namespace {
 
 constexpr double kNumericRank = 1e-15;  // singular values below this part of the largest are rounding
-
-std::string text_of(const nlohmann::json& fact, const char* key) {
-  const auto found = fact.find(key);
-  return found != fact.end() && found->is_string() ? found->get<std::string>() : "";
-}
 
 // Facts that ask the same thing in other words have the relation in common.
 std::string relation_of(const nlohmann::json& fact) {
@@ -78,6 +74,8 @@ class PairCheck {
   }
 
   void weights() {
+    if (a_.facts.empty() && b_.facts.empty() && !a_.id.empty() && a_.id == b_.id)
+      add(ConflictKind::kRepeat, "both are the same change");
     std::map<std::string, const WeightDelta*> there;
     for (const auto& delta : a_.deltas) there.emplace(delta.weight, &delta);
     for (const auto& delta : b_.deltas) {
@@ -131,8 +129,7 @@ std::vector<size_t> choose(std::span<const NamedPack> packs, const std::vector<M
 }
 
 at::Tensor joined(const std::vector<WeightDelta>& deltas, at::Tensor WeightDelta::*factor) {
-  std::vector<at::Tensor> parts;
-  for (const auto& delta : deltas) parts.push_back((delta.*factor).to(at::kDouble));
+  const auto parts = mapped(deltas, [&](const auto& delta) { return (delta.*factor).to(at::kDouble); });
   return at::cat(parts, 1);
 }
 
@@ -214,6 +211,11 @@ OnConflict parse_on_conflict(std::string_view text) {
   refuse({setting("on_conflict"), "\"" + std::string(text) + "\"", "fail, first, last or sum", ""});
 }
 
+std::string text_of(const nlohmann::json& fact, const char* key) {
+  const auto found = fact.find(key);
+  return found != fact.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 std::string question_of(const nlohmann::json& fact) {
   const std::string prompt = datasets::with_subject(text_of(fact, "prompt"), text_of(fact, "subject"));
   return std::string(trimmed(prompt, " \t\n"));
@@ -278,8 +280,7 @@ Merge merge_packs(std::span<const NamedPack> packs, OnConflict on_conflict) {
                          setting("on_conflict", "first") + " or last leaves packs out, " + setting("allow_conflicts") +
                              " adds them all the same");
 
-  std::vector<const EditPack*> chosen;
-  for (const size_t i : merge.used) chosen.push_back(&packs[i].pack);
+  const auto chosen = mapped(merge.used, [&](const size_t i) { return &packs[i].pack; });
   EditPack& all = merge.pack;
   all = *chosen.front();
   all.deltas.clear();

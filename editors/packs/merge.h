@@ -81,6 +81,8 @@ void require_together(std::span<const NamedPack> packs, size_t before, bool allo
 /// not larger than its matrix, and a dense one, come back as they are.
 [[nodiscard]] WeightDelta compact(const WeightDelta& delta);
 
+/// Of a fact summary of a pack; empty where it says nothing.
+[[nodiscard]] std::string text_of(const nlohmann::json& fact, const char* key);
 /// The question of a fact summary of a pack (its prompt with the subject in it), by which facts are told apart.
 [[nodiscard]] std::string question_of(const nlohmann::json& fact);
 

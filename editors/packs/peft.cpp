@@ -15,18 +15,12 @@
 namespace emend::editors {
 namespace {
 
-struct Factors {
-  at::Tensor left_DR, right_FR;  // float32
-  double error = 0;
-};
-
+using Factors = std::pair<at::Tensor, at::Tensor>;  // left_DR and right_FR, float32
 double relative_error(const at::Tensor& full_DF, const Factors& factors) {
   const double norm = full_DF.norm().item<double>();
   if (norm == 0) return 0;
-  return (full_DF - factors.left_DR.to(at::kDouble).matmul(factors.right_FR.to(at::kDouble).t()))
-             .norm()
-             .item<double>() /
-         norm;
+  const auto& [left_DR, right_FR] = factors;
+  return (full_DF - left_DR.to(at::kDouble).matmul(right_FR.to(at::kDouble).t())).norm().item<double>() / norm;
 }
 
 // Columns of both factors get equal norms, so that float32 holds both equally well.
@@ -34,7 +28,7 @@ Factors balanced(const at::Tensor& left_DR, const at::Tensor& right_FR) {
   const auto left = left_DR.to(at::kDouble), right = right_FR.to(at::kDouble);
   const auto left_norms = left.norm(2, 0), right_norms = right.norm(2, 0);
   const auto scale = (right_norms / left_norms.clamp_min(1e-300)).sqrt().clamp(1e-150, 1e150);
-  return {(left * scale).to(at::kFloat).contiguous(), (right / scale.clamp_min(1e-300)).to(at::kFloat).contiguous(), 0};
+  return {(left * scale).to(at::kFloat).contiguous(), (right / scale.clamp_min(1e-300)).to(at::kFloat).contiguous()};
 }
 
 Factors cut(const at::Tensor& full_DF, int64_t rank) {
@@ -44,15 +38,15 @@ Factors cut(const at::Tensor& full_DF, int64_t rank) {
   return balanced(u.narrow(1, 0, r) * s.narrow(0, 0, r), vh.narrow(0, 0, r).t());
 }
 
-Factors factors_of(const WeightDelta& delta, const PeftOptions& options) {
+AdapterFactors factors_of(const WeightDelta& delta, const PeftOptions& options) {
   const at::Tensor full_DF = devices::to_host(delta.matrix());
   const int64_t exact = std::min(full_DF.size(0), full_DF.size(1));
   const int64_t limit = options.max_rank > 0 ? std::min(options.max_rank, exact) : exact;
-  Factors factors = delta.low_rank() && delta.rank() <= limit
-                        ? balanced(devices::to_host(delta.left_DR), devices::to_host(delta.right_FR))
-                        : cut(full_DF, limit);
-  factors.error = relative_error(full_DF, factors);
-  return factors;
+  const Factors factors = delta.low_rank() && delta.rank() <= limit
+                              ? balanced(devices::to_host(delta.left_DR), devices::to_host(delta.right_FR))
+                              : cut(full_DF, limit);
+  return {delta.weight, delta.orientation, factors.second.t().contiguous(), factors.first,
+          relative_error(full_DF, factors)};
 }
 
 // "model.layers.4.mlp.down_proj.weight" → "model.layers.4.mlp.down_proj", as the Hugging Face class names the module.
@@ -85,34 +79,35 @@ std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOpti
       throw Error(ErrorClass::kUnsupported,
                   {delta.weight, "a change of something that is not a matrix", "linear modules only",
                    "save the whole model instead (" + setting("save", "model") + ")"});
-    const Factors factors = factors_of(delta, options);
-    const int64_t rank = factors.left_DR.size(1);
+    const AdapterFactors& factors = all.emplace_back(factors_of(delta, options));
     if (factors.error > options.max_error)
       refuse({delta.weight,
-              "rank " + std::to_string(rank) + " leaves a relative error of " + std::to_string(factors.error),
+              "rank " + std::to_string(factors.rank()) + " leaves a relative error of " + std::to_string(factors.error),
               "at most " + std::to_string(options.max_error), "allow a larger rank or error, or save the whole model"});
-    all.push_back({delta.weight, delta.orientation, factors.right_FR.t().contiguous(), factors.left_DR, factors.error});
   }
   return all;
 }
 
-std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
-                                   const models::Model& model, const PeftOptions& options) {
+std::vector<AdapterFactors> export_peft(const std::filesystem::path& folder, const EditPack& pack,
+                                        const models::Model& model, const PeftOptions& options) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  std::vector<PeftLayer> layers;
   nlohmann::ordered_json ranks = nlohmann::ordered_json::object(), modules = nlohmann::ordered_json::array();
   int64_t largest = 1;
   bool in_out = false;
-  for (const auto& factors : adapter_factors(pack, options)) {
+  std::vector<AdapterFactors> layers = adapter_factors(pack, options);
+  for (const auto& factors : layers) {
     const std::string module = module_of(factors.weight, model.family());
-    const int64_t rank = factors.a_RI.size(0);
+    for (const auto& table : {model.family().modules.embedding, model.family().modules.position})
+      if (!table.empty() && module == module_of(table + ".weight", model.family()))
+        throw Error(ErrorClass::kUnsupported,
+                    {factors.weight, "a change of an embedding, which PEFT keeps in a form of its own",
+                     "linear modules only", "save the whole model instead (" + setting("save", "model") + ")"});
     tensors.emplace_back("base_model.model." + module + ".lora_A.weight", factors.a_RI);
     tensors.emplace_back("base_model.model." + module + ".lora_B.weight", factors.b_OR);
-    ranks[module] = rank;
+    ranks[module] = factors.rank();
     modules.push_back(module);
-    largest = std::max(largest, rank);
+    largest = std::max(largest, factors.rank());
     in_out = in_out || factors.orientation == models::Orientation::kInOut;
-    layers.push_back({factors.weight, rank, factors.error});
   }
   const nlohmann::ordered_json config = {{"peft_type", "LORA"},
                                          {"task_type", "CAUSAL_LM"},

@@ -18,17 +18,12 @@ struct AdapterFactors {
   std::string weight;
   models::Orientation orientation = models::Orientation::kOutIn;
   at::Tensor a_RI, b_OR;  ///< float32, host
-  double error = 0;       ///< ‖ΔW − BA‖/‖ΔW‖
+  double error = 0;  ///< ‖ΔW − BA‖/‖ΔW‖, of the factors as stored; 0 up to rounding where the rank suffices
+  [[nodiscard]] int64_t rank() const { return a_RI.size(0); }
 };
 /// The changes of a pack, one a weight. Throws Error(kInvalidArgument) if a cut to `max_rank` leaves more than
 /// max_error, naming weight, rank and error; Error(kUnsupported) for changes of biases and edits beside the weights.
 [[nodiscard]] std::vector<AdapterFactors> adapter_factors(const EditPack& pack, const PeftOptions& options = {});
-
-struct PeftLayer {
-  std::string weight;
-  int64_t rank = 0;
-  double error = 0;  ///< relative, of the factors as stored in float32; 0 up to rounding where the rank suffices
-};
 
 /// Writes the adapter into a folder that appears whole or not at all. Its base is named ORG/NAME if it
 /// comes from the Hugging Face cache. lora_alpha equals
@@ -36,7 +31,7 @@ struct PeftLayer {
 /// Factors are used as they are when their rank fits, else ΔW is cut by a singular value decomposition.
 /// Throws Error(kInvalidArgument) if the cut leaves more than max_error, naming weight, rank and error;
 /// Error(kUnsupported) for deltas that an adapter cannot hold (biases, weights outside linear modules); Error(kIo).
-std::vector<PeftLayer> export_peft(const std::filesystem::path& folder, const EditPack& pack,
-                                   const models::Model& model, const PeftOptions& options = {});
+std::vector<AdapterFactors> export_peft(const std::filesystem::path& folder, const EditPack& pack,
+                                        const models::Model& model, const PeftOptions& options = {});
 
 }  // namespace emend::editors

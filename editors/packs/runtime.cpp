@@ -51,22 +51,6 @@ std::string RuntimeScope::prefix(std::string_view prompt) const {
   return text;
 }
 
-datasets::FactSet RuntimeScope::with_prefixes(datasets::FactSet facts) const {
-  const auto extend = [&](std::string& prompt) { prompt = prefix(prompt) + prompt; };
-  for (auto& fact : facts.facts) {
-    std::string front = prefix(fact.full_prompt());
-    std::erase_if(front, [](char c) { return c == '{' || c == '}'; });  // the prompt has one "{}", the subject's place
-    fact.prompt = front + fact.prompt;
-    for (auto* prompts : {&fact.paraphrase_prompts, &fact.neighborhood_prompts, &fact.attribute_prompts,
-                          &fact.generation_prompts, &fact.distracting_prompts})
-      for (auto& prompt : *prompts) extend(prompt);
-    for (auto* probes : {&fact.locality, &fact.portability})
-      for (auto& [name, list] : *probes)
-        for (auto& probe : list) extend(probe.prompt);
-  }
-  return facts;
-}
-
 namespace {
 
 using Attach = std::function<std::vector<hooks::HookHandle>(const models::Model&)>;

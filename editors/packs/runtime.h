@@ -63,8 +63,6 @@ class RuntimeScope {
   [[nodiscard]] bool empty() const noexcept { return edits_.empty(); }
   /// What all edits together put in front of a prompt.
   [[nodiscard]] std::string prefix(std::string_view prompt) const;
-  /// The facts with that text in front of every prompt that is asked about them.
-  [[nodiscard]] datasets::FactSet with_prefixes(datasets::FactSet facts) const;
 
  private:
   std::vector<std::unique_ptr<RuntimeEdit>> edits_;

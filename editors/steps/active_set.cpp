@@ -109,10 +109,8 @@ void ActiveSet::read_initial(std::span<const TargetProblem> problems, const std:
   for (size_t s = 0; s < spec_->sites.size(); ++s)
     session.edit(spec_->sites[s], [&, s](const at::Tensor& x) { return observe(s, x, changes, true); });
   session.attach();
-  models::ForwardOptions options;
-  options.end_layer = above_ ? first_layer_ : first_layer_ + 1;
-  options.logit_tokens = std::vector<int64_t>{};
-  (void)model_->forward(models::TokenBatch::from_rows(plain), options);
+  (void)model_->forward(models::TokenBatch::from_rows(plain),
+                        {.end_layer = above_ ? first_layer_ : first_layer_ + 1, .logit_tokens = models::kNoTokens});
   session.finish();
 }
 
@@ -146,9 +144,7 @@ void ActiveSet::run_below(std::span<const TargetProblem> problems, const std::ve
       return changed;
     });
     session.stop_after(place).attach();
-    models::ForwardOptions options;
-    options.logit_tokens = std::vector<int64_t>{};
-    (void)lower.forward(batch, options);
+    (void)lower.forward(batch, {.logit_tokens = models::kNoTokens});
     session.finish();
   }
 
@@ -184,12 +180,9 @@ void ActiveSet::fill_cache(models::TokenBatch prefixes, const at::Tensor& enteri
     for (size_t s = 0; s < spec_->sites.size(); ++s)
       session.edit(spec_->sites[s], [&, s](const at::Tensor& x) { return observe(s, x, changes, upper_ == model_); });
   session.attach();
-  models::ForwardOptions options;
-  options.first_layer = first_layer_;
-  options.hidden = entering_ND;
-  options.logit_tokens = std::vector<int64_t>{};
-  options.cache = &cache_;
-  (void)upper_->forward(prefixes, options);
+  (void)upper_->forward(
+      prefixes,
+      {.first_layer = first_layer_, .hidden = entering_ND, .cache = &cache_, .logit_tokens = models::kNoTokens});
   session.finish();
   cache_.truncate(mapped(rows_, &ActiveRow::lookup));
 }
@@ -303,15 +296,9 @@ at::Tensor ActiveSet::run_above(const std::vector<at::Tensor>& delta_BD, std::ve
   });
   for (const auto& site : watched) session.capture(site, {.reference = true, .tokens = index_.lookups});
   session.attach();
-  models::ForwardOptions options;
-  options.first_layer = first_layer_;
-  options.hidden = hidden_ND;
-  options.end_layer = end_layer_;
-  options.cache = &cache_;
-  options.append = false;
-  options.logit_tokens = std::vector<int64_t>{};
   const models::KeptTables kept(tables_);
-  hidden_ND = upper_->forward(index_.batch, options).hidden;
+  hidden_ND =
+      upper_->forward(index_.batch, {first_layer_, hidden_ND, end_layer_, &cache_, false, models::kNoTokens}).hidden;
   watched_RD = mapped(watched, [&](const auto& site) { return session.captured(site); });
   session.finish();
   return hidden_ND;
@@ -327,14 +314,9 @@ ActiveSet::Hidden ActiveSet::forward(const std::vector<at::Tensor>& delta_BD) {
   if (!index_.kl_token_K.defined()) return result;
   result.kl_KD = pick(index_.kl_token_K);
   if (end_layer_ >= model_->n_layers()) return result;
-  models::ForwardOptions options;  // the divergence is read from the model's own output
-  options.first_layer = end_layer_;
-  options.hidden = result.kl_KD;
-  options.cache = &kl_cache_;
-  options.append = false;
-  options.logit_tokens = std::vector<int64_t>{};
-  const models::KeptTables kept(kl_tables_);
-  result.kl_KD = upper_->forward(index_.kl_batch, options).hidden;
+  const models::KeptTables kept(kl_tables_);  // the divergence is read from the model's own output
+  result.kl_KD =
+      upper_->forward(index_.kl_batch, {end_layer_, result.kl_KD, -1, &kl_cache_, false, models::kNoTokens}).hidden;
   return result;
 }
 

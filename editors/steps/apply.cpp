@@ -176,7 +176,6 @@ void EditTransaction::keep(const std::string& weight) {
     return;
   }
   if (copy.is_alias_of(current)) copy = copy.clone();
-  bytes_held_ += static_cast<int64_t>(copy.nbytes());
   originals_.emplace(weight, std::move(copy));
 }
 
@@ -199,7 +198,6 @@ void EditTransaction::swap() {
 void EditTransaction::commit() noexcept {
   committed_ = true;
   originals_.clear();
-  bytes_held_ = 0;
 }
 
 std::vector<std::string> EditTransaction::changed() const {

@@ -23,8 +23,8 @@ struct ContextTemplates {
   [[nodiscard]] static ContextTemplates plain() { return {{{"{}"}}, false, 0}; }
 };
 
-/// A flat list (one group) or a list of lists. Throws Error(kInvalidArgument), naming `where` and the entry, unless the
-/// first is "{}" and each has exactly one "{}".
+/// A flat list (one group, of which kPlainApart takes the plain prompt out) or a list of lists. Throws
+/// Error(kInvalidArgument), naming `where` and the entry, unless the first is "{}" and each has exactly one "{}".
 [[nodiscard]] ContextTemplates parse_contexts(const nlohmann::json& json, const std::string& where);
 
 enum class ContextGrouping {

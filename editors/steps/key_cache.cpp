@@ -3,8 +3,6 @@
 #include <emend/devices/route.h>
 #include <emend/editors/steps/key_cache.h>
 
-#include <algorithm>
-
 namespace emend::editors {
 namespace {
 

@@ -17,8 +17,6 @@ namespace emend::editors {
 // What LayerWalk::State has: with linkage, as that has.
 namespace detail {
 
-const std::vector<int64_t> kNoTokens;  // no logits
-
 // Rows cut after the looked-up token, without repeats.
 struct CutRows {
   std::vector<std::vector<int64_t>> unique;
@@ -45,7 +43,7 @@ struct Chunk {
 
   /// Layers [first, end) of the heads; their keys and values go into `cache`, a row of the chunk each.
   at::Tensor run_heads(const models::Model& model, int first, int end, models::KvCache& cache) const {
-    const models::ForwardOptions options{first, heads_ND, end, &cache, true, kNoTokens};
+    const models::ForwardOptions options{first, heads_ND, end, &cache, true, models::kNoTokens};
     const at::Tensor hidden = model.forward(heads, options).hidden;
     cache = cache.select_rows(head_of);
     return hidden;
@@ -56,7 +54,8 @@ struct Chunk {
 
 namespace {
 
-using detail::Chunk, detail::CutRows, detail::kNoTokens;
+using detail::Chunk, detail::CutRows;
+using models::kNoTokens;
 
 constexpr int64_t kChunkTokens = 4096;
 constexpr int64_t kLeastShared = 64;  // tokens that a beginning has to save
@@ -206,8 +205,7 @@ std::vector<at::Tensor> run_chunk(const models::Model& model, const Chunk& chunk
   for (const auto& site : sites) session.capture(site, {.reference = false, .tokens = chunk.tokens});
   session.stop_after(last).attach();
   (void)model.forward(chunk.batch, options);
-  std::vector<at::Tensor> values;
-  for (const auto& site : sites) values.push_back(session.captured(site));
+  const auto values = mapped(sites, [&](const auto& site) { return session.captured(site); });
   session.finish();
   return values;
 }
@@ -292,7 +290,7 @@ std::vector<at::Tensor> collect_with(const models::Model& model, const std::vect
     });
     for (const auto& one : sites) session.capture(one, {.reference = false, .tokens = last});
     session.attach();
-    (void)model.forward(batch, {.hidden = {}, .logit_tokens = kNoTokens});
+    (void)model.forward(batch, {.logit_tokens = kNoTokens});
     for (size_t s = 0; s < sites.size(); ++s) parts[s].push_back(session.captured(sites[s]));
     session.finish();
   }
@@ -364,8 +362,7 @@ at::Tensor LayerWalk::values(hooks::SiteRef site, const std::vector<size_t>& sel
   const at::NoGradGuard no_grad;
   EMEND_CHECK(site.layer >= state_->layer && !selected.empty(), "values at or above the walk's layer");
   if (state_->context->engine == Engine::kReference) {
-    std::vector<PromptRow> rows;
-    for (const size_t i : selected) rows.push_back(state_->rows[i]);
+    auto rows = mapped(selected, [&](const size_t i) { return state_->rows[i]; });
     return collect_padded(*state_->model, rows, {site}, *state_->context)[0];
   }
   // The selected rows of each chunk as chunks of their own.

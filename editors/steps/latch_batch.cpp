@@ -86,8 +86,7 @@ class LatchBatch {
   // Each fact in other words, in front of the forms that end its contexts.
   void add_wordings() {
     if (h_.wordings == 0) return;
-    std::vector<datasets::Fact> facts;
-    for (const size_t place : batch_.places) facts.push_back(facts_[place]);
+    auto facts = mapped(batch_.places, [&](const size_t place) { return facts_[place]; });
     const auto wordings = other_wordings(
         reader(), facts,
         {.count = h_.wordings, .samples = 2 * h_.wordings, .seed = context_.seed, .cancel = context_.cancel});
@@ -192,8 +191,7 @@ class LatchBatch {
 
   void optimise() {
     for (const auto& [place, units] : units_by_place()) {
-      std::vector<TargetProblem> problems;
-      for (const LatchUnit* unit : units) problems.push_back(problem_of(*unit));
+      auto problems = mapped(units, [&](const LatchUnit* unit) { return problem_of(*unit); });
       TargetSpec spec = spec_at(place);
       spec.sketch_steps = h_.sketch_steps;
       const auto targets = optimise_targets(model_, problems, spec, context_);

@@ -1,5 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/editors/steps/layer_choice.h>
+#include <emend/hparams/locate.h>
 #include <emend/models/family.h>
 
 #include <algorithm>
@@ -19,18 +20,14 @@ std::string module_path(std::string name) {
   return path;
 }
 
-std::string without(const std::string& name, const std::string& prefix) {
-  return !prefix.empty() && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
-}
-
 int layer_of(const std::string& parameter, const models::Model& model, const std::string& where) {
-  const std::string& prefix = model.family().base_prefix;
-  const std::string wanted = without(module_path(parameter), prefix);
+  const auto plain = [&](const std::string& name) { return models::without_base(model.family(), module_path(name)); };
+  const std::string wanted = plain(parameter);
   for (int layer = 0; layer < model.n_layers(); ++layer)
-    if (without(module_path(model.edit_site(layer).weight_name), prefix) == wanted) return layer;
+    if (plain(model.edit_site(layer).weight_name) == wanted) return layer;
   const std::string example = module_path(model.edit_site(0).weight_name);
   for (const auto& name : model.weight_names())
-    if (without(module_path(name), prefix) == wanted)
+    if (plain(name) == wanted)
       throw Error(ErrorClass::kUnsupported,
                   {where, "\"" + parameter + "\"", "the MLP output matrix, such as " + example,
                    "give the same layers' output matrices, or `layers`"});

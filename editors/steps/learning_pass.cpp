@@ -67,7 +67,7 @@ LearningPass::LearningPass(const models::Model& model, const std::vector<Learnin
   if (engine == Engine::kReference || first_layer <= 0) return;
   const at::NoGradGuard no_grad;
   first_layer_ = first_layer;
-  entering_ND_ = model.forward(batch_, {.hidden = {}, .end_layer = first_layer, .logit_tokens = {}}).hidden;
+  entering_ND_ = model.forward(batch_, {.end_layer = first_layer}).hidden;
 }
 
 at::Tensor LearningPass::coefficients(std::span<const double> weight_R) const {
@@ -95,7 +95,7 @@ std::vector<double> LearningPass::row_means(const at::Tensor& nll_M) const {
 at::Tensor LearningPass::forward() const {
   const models::KeptTables kept(tables_);
   const models::ForwardOptions options{
-      .first_layer = first_layer_, .hidden = entering_ND_, .logit_tokens = std::vector<int64_t>{}};
+      .first_layer = first_layer_, .hidden = entering_ND_, .logit_tokens = models::kNoTokens};
   const at::Tensor hidden_ND = model_->forward(batch_, options).hidden;
   return hidden_ND.index_select(0, devices::index_on(label_token_, hidden_ND));
 }
@@ -142,7 +142,7 @@ PassResult LearningPass::run_in_segments(std::span<const double> weight_R, const
     const models::ForwardOptions options{.first_layer = segment.begin,
                                          .hidden = entering_ND,
                                          .end_layer = segment.end,
-                                         .logit_tokens = std::vector<int64_t>{}};
+                                         .logit_tokens = models::kNoTokens};
     return model_->forward(batch_, options).hidden;
   };
   std::vector<Segment> segments;

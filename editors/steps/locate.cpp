@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
 #include <emend/editors/detail/locate_parts.h>
@@ -187,8 +188,7 @@ class BatchEdit {
   }
 
   void optimise_round(const std::vector<Unit*>& now) {
-    std::vector<const RenderedFact*> facts;
-    for (const Unit* unit : now) facts.push_back(unit->rendered);
+    const auto facts = mapped(now, [](const Unit* unit) { return unit->rendered; });
     detail::Grouped grouped = detail::group_facts(facts, recipe_.merge_equal_keys, recipe_.targets.steps);
     for (size_t i = 0; i < now.size(); ++i)  // the earlier windows of a fact stand right before
       for (const Unit* earlier = now[i] - now[i]->window; earlier != now[i]; ++earlier)
@@ -323,8 +323,7 @@ class BatchEdit {
   void select(int64_t pass) {
     const Passes& rule = recipe_.passes;
     if (rule.above < 0 && std::isinf(rule.below)) return;
-    std::vector<PromptRow> plain;
-    for (const Unit* unit : columns_) plain.push_back(unit->rendered->rows[0]);
+    auto plain = mapped(columns_, [](const Unit* unit) { return unit->rendered->rows[0]; });
     const at::Tensor current_ND = collect_at_lookup(model_, plain, {measured()}, context_)[0];
     const at::Tensor targets_DN = target_matrix();
     const at::Tensor residual_N =

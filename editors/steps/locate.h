@@ -133,7 +133,6 @@ class LocateEditor final : public Editor {
   void load_state(const std::map<std::string, at::Tensor>& state) override;
 
   [[nodiscard]] const LocateRecipe& recipe() const noexcept { return recipe_; }
-  [[nodiscard]] const KeyCache& memory() const noexcept { return memory_; }
   /// The recipe's update with this editor's memory, so that recorded problems can be asked about.
   [[nodiscard]] LayerUpdate update(LayerProblem problem) const;
 

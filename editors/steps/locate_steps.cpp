@@ -131,9 +131,10 @@ void anchor_targets(const std::vector<at::Tensor>& mlp, double& norm, std::vecto
 
 at::Tensor share_reached(const LayerProblem& problem, const WeightDelta& delta) {
   const at::Tensor asked_N = problem.residual_DN.norm(2, 0);
-  if (!delta.low_rank()) return devices::to_host(at::ones_like(asked_N));
-  const at::Tensor moved_RN = delta.right_FR.to(problem.dtype).t().matmul(problem.keys_FN);
-  const at::Tensor share_N = delta.left_DR.to(problem.dtype).matmul(moved_RN).norm(2, 0) / asked_N;
+  const auto moved_by = [&](const at::Tensor& factor) { return factor.to(problem.dtype).matmul(problem.keys_FN); };
+  const at::Tensor moved_DN = delta.low_rank() ? delta.left_DR.to(problem.dtype).matmul(moved_by(delta.right_FR.t()))
+                                               : moved_by(delta.dense_DF);
+  const at::Tensor share_N = moved_DN.norm(2, 0) / asked_N;
   return devices::to_host(at::where(asked_N > 0, share_N, at::ones_like(share_N)), devices::Purpose::kHost)
       .to(at::kDouble);
 }
@@ -330,7 +331,14 @@ void check_locate_hparams(const hparams::LocateHparams& hparams, const models::M
 const ContextTemplates& ensure_contexts(const models::Model& model, const hparams::LocateHparams& hparams,
                                         ContextGrouping grouping, const EditContext& context,
                                         std::optional<ContextTemplates>& kept) {
-  if (context.contexts) return *context.contexts;
+  if (context.contexts) {
+    const ContextTemplates& given = *context.contexts;
+    if (grouping != ContextGrouping::kPlainApart || given.groups.size() > 1 || given.size() == 1) return given;
+    const auto& all = given.groups[0];  // a flat list
+    kept = given;
+    kept->groups = {{all[0]}, {all.begin() + 1, all.end()}};
+    return *kept;
+  }
   if (kept) return *kept;
   const auto sample = [&] {
     return sample_contexts(model, hparams.context_template_length_params, grouping, context.seed, context.log);

@@ -19,10 +19,6 @@ namespace {
 constexpr std::array kDefaultModules = {"q_proj",   "v_proj", "c_attn", "query_key_value",
                                         "qkv_proj", "W_pack", "wqkv",   "qkv"};
 
-bool is_matrix(const std::string& weight) {
-  return weight.ends_with(".weight");
-}
-
 // "model.layers.4.self_attn.q_proj.weight" → "model.layers.4.self_attn.q_proj".
 std::string module_of(const std::string& weight) {
   return weight.substr(0, weight.size() - std::string(".weight").size());
@@ -49,10 +45,6 @@ bool wanted(const std::string& path, const std::vector<std::string>& modules) {
   });
 }
 
-std::string last_part(const std::string& path) {
-  return path.substr(path.rfind('.') + 1);
-}
-
 std::vector<std::string> choose_weights(const models::Model& model, const LoraShape& shape) {
   std::vector<std::string> modules = shape.target_modules;
   if (modules.empty()) modules.assign(kDefaultModules.begin(), kDefaultModules.end());
@@ -63,9 +55,9 @@ std::vector<std::string> choose_weights(const models::Model& model, const LoraSh
   std::vector<std::string> chosen;
   std::set<std::string> names;
   for (const auto& weight : model.adaptable_weights()) {
-    if (!is_matrix(weight)) continue;
+    if (!weight.ends_with(".weight")) continue;
     const std::string path = module_of(weight);
-    names.insert(last_part(path));
+    names.insert(path.substr(path.rfind('.') + 1));
     if (wanted(path, modules) && (layers.empty() || layers.contains(layer_in_name(weight)))) chosen.push_back(weight);
   }
   const std::string known = join(names);
@@ -121,10 +113,7 @@ LoraAdapters::~LoraAdapters() {
 
 std::vector<at::Tensor> LoraAdapters::parameters() const {
   std::vector<at::Tensor> all;
-  for (const auto& adapter : adapters_) {
-    all.push_back(adapter->a_RI);
-    all.push_back(adapter->b_OR);
-  }
+  for (const auto& adapter : adapters_) all.insert(all.end(), {adapter->a_RI, adapter->b_OR});
   return all;
 }
 
@@ -155,13 +144,12 @@ void LoraAdapters::set_dropout_state(const std::vector<at::Tensor>& state) {
 std::vector<WeightDelta> LoraAdapters::deltas() const {
   std::vector<WeightDelta> deltas;
   for (size_t i = 0; i < weights_.size(); ++i) {
-    WeightDelta delta;
-    delta.weight = weights_[i];
-    delta.layer = layers_[i];
-    delta.orientation = model_->family().orientation;
-    delta.left_DR = adapters_[i]->b_OR.detach().to(at::kDouble) * adapters_[i]->scale;
-    delta.right_FR = adapters_[i]->a_RI.detach().t().to(at::kDouble).contiguous();
-    deltas.push_back(std::move(delta));
+    deltas.push_back({weights_[i],
+                      layers_[i],
+                      model_->family().orientation,
+                      adapters_[i]->b_OR.detach().to(at::kDouble) * adapters_[i]->scale,
+                      adapters_[i]->a_RI.detach().t().to(at::kDouble).contiguous(),
+                      {}});
   }
   return deltas;
 }

@@ -83,13 +83,12 @@ std::map<int, TextPass> TextPass::of(const models::Model& model, const models::M
     });
   }
   session.stop_after({hooks::Site::kMlpDownIn, *std::max_element(layers.begin(), layers.end())}).attach();
-  const models::ForwardOptions no_logits{.hidden = {}, .logit_tokens = std::vector<int64_t>{}};
   for (size_t begin = 0; begin < rows.size();) {
     context.cancel.check("text");
     std::vector<std::vector<int64_t>> some;
     for (size_t tokens = 0; begin < rows.size() && (some.empty() || tokens + rows[begin].size() <= kTokensAtOnce);)
       tokens += rows[begin].size(), some.push_back(rows[begin++]);
-    (void)reader.forward(models::TokenBatch::from_rows(some), no_logits);
+    (void)reader.forward(models::TokenBatch::from_rows(some), {.logit_tokens = models::kNoTokens});
   }
   session.finish();
   for (auto& [layer, pass] : passes) {

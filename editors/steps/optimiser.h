@@ -23,7 +23,6 @@ class Adam {
   void step(const std::vector<at::Tensor>& variables, const std::vector<at::Tensor>& gradients);
   /// For schedules.
   void set_learning_rate(double lr) noexcept { options_.lr = lr; }
-  [[nodiscard]] int64_t steps() const noexcept { return steps_; }
 
  private:
   AdamOptions options_;

@@ -22,10 +22,6 @@ size_t last_character(std::string_view text, size_t begin, size_t end) {
   return at;
 }
 
-bool is_lone_space(const models::Tokenizer& tokenizer, int64_t id) {
-  return tokenizer.token_bytes(id) == " ";
-}
-
 }  // namespace
 
 FactToken parse_fact_token(std::string_view text) {
@@ -44,17 +40,12 @@ std::string with_leading_space(std::string_view target) {
 
 std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt,
                                       std::string_view target) {
+  const auto alone = tokenizer.encode_ids(prompt, false);
+  const auto together = tokenizer.encode_ids(std::string(prompt) + std::string(target), false);
+  if (together.size() > alone.size() && std::equal(alone.begin(), alone.end(), together.begin()))
+    return {together.begin() + std::ssize(alone), together.end()};
   auto ids = tokenizer.encode_ids(target, false);
-  const auto drop_first = [&] { ids.erase(ids.begin()); };
-  if (ids.size() > 1 && (ids[0] == tokenizer.bos_id() || ids[0] == tokenizer.unk_id())) drop_first();
-  if (ids.size() > 1 && is_lone_space(tokenizer, ids[0])) {
-    const auto alone = tokenizer.encode_ids(prompt, false);
-    const auto together = tokenizer.encode_ids(std::string(prompt) + std::string(target), false);
-    const bool same_prompt = together.size() > alone.size() && std::equal(alone.begin(), alone.end(), together.begin());
-    if (same_prompt && std::equal(together.begin() + static_cast<std::ptrdiff_t>(alone.size()), together.end(),
-                                  ids.begin() + 1, ids.end()))
-      drop_first();
-  }
+  if (ids.size() > 1 && (ids[0] == tokenizer.bos_id() || ids[0] == tokenizer.unk_id())) ids.erase(ids.begin());
   return ids;
 }
 

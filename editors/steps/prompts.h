@@ -48,8 +48,8 @@ struct RenderOptions {
 /// One space in front unless the target begins with one.
 [[nodiscard]] std::string with_leading_space(std::string_view target);
 
-/// Ids of `target` (already with its space) as they follow `prompt`: encoded without special tokens; a leading BOS or
-/// UNK is dropped, and so is a lone-space piece that SentencePiece puts first only because the string stands alone.
+/// Ids of `target` (already with its space) as they follow `prompt`, which evaluations score. Where a merge crosses the
+/// border, those of the target alone, encoded without special tokens; a leading BOS or UNK is dropped.
 [[nodiscard]] std::vector<int64_t> target_token_ids(const models::Tokenizer& tokenizer, std::string_view prompt,
                                                     std::string_view target);
 

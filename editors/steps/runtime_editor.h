@@ -14,9 +14,7 @@ class RuntimeEditor : public NamedEditor {
   [[nodiscard]] EditResult edit(models::Model& model, std::span<const datasets::Fact> facts,
                                 const EditContext& context) final;
   [[nodiscard]] std::vector<RuntimePart> runtime() const override;
-  [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts) const override {
-    return scope_.with_prefixes(std::move(facts));
-  }
+  [[nodiscard]] std::string prefix(std::string_view prompt) const override { return scope_.prefix(prompt); }
   void reset() override;
   [[nodiscard]] std::map<std::string, at::Tensor> state() const override;
   /// Also puts the loaded edits in force in the model that the editor was made for.
@@ -43,9 +41,8 @@ template <class E, class H>
 [[nodiscard]] EditorInfo runtime_entry(const std::string& name, std::string summary, std::string paper,
                                        const hparams::Schema<H>& schema, decltype(RuntimeKind::make) make_runtime,
                                        bool trains = true) {
-  EditorInfo info = editor_entry(name, std::move(summary), std::move(paper), schema,
-                                 [](const H& h, const RecipeInputs& in) { return std::make_unique<E>(h, in); });
-  info.statistics = info.changes_weights = false;
+  EditorInfo info = training_entry<E>(name, std::move(summary), std::move(paper), schema);
+  info.changes_weights = false;
   info.trains = trains;
   info.runtime = {name, 1, make_runtime};
   return info;

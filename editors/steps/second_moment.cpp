@@ -25,15 +25,12 @@ std::optional<SpdFactor> load_factor(const std::filesystem::path& path, const st
   try {
     const auto file = open_cached(path);
     if (!file || !file->contains("lower")) return std::nullopt;
-    const auto text = [&](const char* name) {
-      const auto found = file->metadata().find(name);
-      return found == file->metadata().end() ? std::string() : found->second;
-    };
+    const auto& text = file->metadata();
     const at::Tensor lower_FF = file->tensor("lower");
-    if (text("format") != kFactorFormat || text("key") != key || lower_FF.scalar_type() != at::kDouble ||
+    if (text.at("format") != kFactorFormat || text.at("key") != key || lower_FF.scalar_type() != at::kDouble ||
         lower_FF.dim() != 2 || lower_FF.size(0) != width || lower_FF.size(1) != width)
       return std::nullopt;
-    return SpdFactor::from_parts(lower_FF.clone(), std::stod(text("jitter")));
+    return SpdFactor::from_parts(lower_FF.clone(), std::stod(text.at("jitter")));
   } catch (const std::exception&) {
     return std::nullopt;
   }
@@ -145,12 +142,9 @@ std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path
   if (text("key") != key) refuse("the key of other settings", "key " + key);
   if (!file.contains("cov") || file.tensors().size() != 1) refuse("other tensors", "one tensor \"cov\"");
   const at::Tensor cov_FF = file.tensor("cov");
-  int64_t count = 0;
-  nlohmann::json origin;
   try {
-    count = std::stoll(text("count"));
-    origin = parse_json(text("origin"), "origin");
-    return SecondMoment(cov_FF.clone(), count, origin);
+    const int64_t count = std::stoll(text("count"));
+    return SecondMoment(cov_FF.clone(), count, parse_json(text("origin"), "origin"));
   } catch (const Error& error) {
     refuse(error.what(), "a second moment");
   } catch (const std::exception&) {

@@ -116,18 +116,23 @@ struct detail::CorpusState {
     return sha256_hex(parts.dump());
   }
 
-  std::optional<SecondMoment> cached(int layer, const std::string& cache_key) const {
-    const auto path = options.cache / (cache_key + ".safetensors");
+  // Nothing where a file of the cache is damaged, which the log is told.
+  template <class Read>
+  auto unless_damaged(const Read& read) const -> decltype(read()) {
     try {
-      auto moment = load_second_moment(path, cache_key);
-      if (moment)
-        options.log.info("statistics.cache", "statistics of layer " + std::to_string(layer) + " from " + path.string());
-      return moment;
+      return read();
     } catch (const Error& error) {
       if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported) throw;
       options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
       return std::nullopt;
     }
+  }
+  std::optional<SecondMoment> cached(int layer, const std::string& cache_key) const {
+    const auto path = options.cache / (cache_key + ".safetensors");
+    auto moment = unless_damaged([&] { return load_second_moment(path, cache_key); });
+    if (moment)
+      options.log.info("statistics.cache", "statistics of layer " + std::to_string(layer) + " from " + path.string());
+    return moment;
   }
 };
 
@@ -355,16 +360,12 @@ StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::M
   StatisticsProvider::Kept kept;
   std::vector<int> missing;
   for (const int layer : layers) {
-    try {
-      if (const auto file = open_cached(path_of(layer))) {
-        for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
-        continue;
-      }
-    } catch (const Error& error) {
-      if (error.error_class() != ErrorClass::kCorruption && error.error_class() != ErrorClass::kUnsupported) throw;
-      options.log.warning("statistics.damaged", std::string(error.what()) + "; computing it again");
+    const auto file = state.unless_damaged([&] { return open_cached(path_of(layer)); });
+    if (!file) {
+      missing.push_back(layer);
+      continue;
     }
-    missing.push_back(layer);
+    for (const auto& [name, entry] : file->tensors()) kept[layer][name] = file->tensor(name).clone();
   }
   if (missing.empty()) return kept;
   for (auto& [layer, tensors] : make(missing)) {

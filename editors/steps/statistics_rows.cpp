@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <random>
 #include <span>
 #include <utility>
 
@@ -37,13 +36,6 @@ constexpr std::array kTalk = {"\"I",        "\"What", "“You",    "‘Well,",  
 
 at::ScalarType sampling_dtype(const models::Model& model) {
   return models::writing_dtype(model, models::fast_compute_dtype(model));
-}
-
-// Fisher-Yates with a fixed generator: std::shuffle differs between standard libraries.
-template <class T>
-void shuffle(std::vector<T>& items, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
 }
 
 class TextRows final : public RowSource {

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_parts.h>
+#include <emend/editors/steps/solver.h>
 #include <emend/hooks/hook_session.h>
 #include <emend/models/products.h>
 
@@ -65,7 +66,6 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
     });
   }
   session.stop_after({hooks::Site::kMlpDownIn, last}).attach();
-  const models::ForwardOptions no_logits{.hidden = {}, .logit_tokens = std::vector<int64_t>{}};
   bool fired = false;
   for (size_t begin = 0; begin < order.size();) {
     options.cancel.check("statistics");
@@ -79,7 +79,7 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
     if (!group || sums.number++ % group->size() == group->rank()) {
       const auto batch = models::TokenBatch::from_rows(batch_rows);
       if (skip) counted = counted_tokens(batch);
-      (void)model.forward(batch, no_logits);
+      (void)model.forward(batch, {.logit_tokens = models::kNoTokens});
       fired = true;
       sums.count += tokens - (skip ? batch.rows() : 0);
     }
@@ -181,9 +181,7 @@ HalvesReport compare_halves(const at::Tensor& a_FF, const at::Tensor& b_FF, int6
   }
   const double trace = at::cholesky_solve(b_FF, lower_FF).diagonal().sum().item<double>();
   report.disagreement = trace / static_cast<double>(a_FF.size(0)) - 1;
-  const at::Tensor diagonal = lower_FF.diagonal();
-  const double ratio = (diagonal.max() / diagonal.min()).item<double>();
-  report.condition = ratio * ratio;
+  report.condition = SpdFactor::from_parts(lower_FF, 0).condition();
   return report;
 }
 

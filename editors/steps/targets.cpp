@@ -175,8 +175,7 @@ std::vector<Target> optimise_targets(const models::Model& model, const std::vect
 void record_target(Trace& trace, const std::string& prefix, const TargetProblem& problem, const Target& target,
                    const TargetSpec& spec) {
   const size_t rewriting = problem.rows.size();
-  std::vector<const TargetRow*> rows;
-  for (const auto& row : problem.rows) rows.push_back(&row);
+  auto rows = mapped(problem.rows, [](const auto& row) { return &row; });
   for (const auto& row : problem.kl_rows) rows.push_back(&row);
   size_t width = 0;
   for (const auto* row : rows) width = std::max(width, row->ids.size());
@@ -199,8 +198,7 @@ void record_target(Trace& trace, const std::string& prefix, const TargetProblem&
   trace[prefix + "attention_mask"] = mask;
   trace[prefix + "labels"] = labels;
   trace[prefix + "lookup"] = lookup;
-  std::vector<int64_t> target_ids;
-  for (const auto& label : problem.rows[0].labels) target_ids.push_back(label.second);
+  const auto target_ids = mapped(problem.rows[0].labels, [](const auto& label) { return label.second; });
   trace[prefix + "target_ids"] = at::tensor(target_ids, at::kLong);
   for (size_t s = 0; s < target.target_D.size(); ++s) {
     const std::string suffix = spec.sites.size() == 1                        ? ""
@@ -320,23 +318,13 @@ at::Tensor read_vector(const json& document) {
   return x;
 }
 
-json vectors_document(const std::vector<at::Tensor>& vectors) {
-  json list = json::array();
-  for (const auto& x_D : vectors) list.push_back(vector_document(x_D));
-  return list;
-}
-
-std::vector<at::Tensor> read_vectors(const json& list) {
-  return mapped(list, read_vector);
-}
-
 json target_document(const Target& target) {
   json curve = json::array();
   for (const auto& terms : target.curve)
     curve.push_back({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability});
-  return {{"initial", vectors_document(target.initial_D)},
-          {"delta", vectors_document(target.delta_D)},
-          {"target", vectors_document(target.target_D)},
+  return {{"initial", mapped(target.initial_D, vector_document)},
+          {"delta", mapped(target.delta_D, vector_document)},
+          {"target", mapped(target.target_D, vector_document)},
           {"status", static_cast<int>(target.status)},
           {"reason", target.reason},
           {"steps", target.steps},
@@ -345,9 +333,9 @@ json target_document(const Target& target) {
 
 Target read_target(const json& document) {
   Target target;
-  target.initial_D = read_vectors(document.at("initial"));
-  target.delta_D = read_vectors(document.at("delta"));
-  target.target_D = read_vectors(document.at("target"));
+  target.initial_D = mapped(document.at("initial"), read_vector);
+  target.delta_D = mapped(document.at("delta"), read_vector);
+  target.target_D = mapped(document.at("target"), read_vector);
   target.status = static_cast<FactStatus>(document.at("status").get<int>());
   target.reason = document.at("reason").get<std::string>();
   target.steps = document.at("steps").get<int64_t>();
@@ -365,9 +353,7 @@ int64_t cost_of(const TargetProblem& problem) {
 
 // Targets as bytes, every number exact, without traces.
 std::string encode_targets(const std::vector<Target>& targets) {
-  json list = json::array();
-  for (const auto& target : targets) list.push_back(target_document(target));
-  const auto bytes = json::to_msgpack(list);
+  const auto bytes = json::to_msgpack(mapped(targets, target_document));
   return {bytes.begin(), bytes.end()};
 }
 
@@ -395,6 +381,15 @@ std::vector<Target> share_targets(
       encode_targets, decode_targets);
 }
 
+void TraceState::store(Target& target) const {
+  TargetTrace& trace = target.trace.emplace();
+  for (size_t s = 0; s < deltas.size(); ++s) {
+    trace.delta_steps.push_back(at::stack(deltas[s]));
+    trace.grad_steps.push_back(gradients[s].empty() ? at::zeros({0, target.delta_D[s].size(0)})
+                                                    : at::stack(gradients[s]));
+  }
+  trace.nll_each = at::stack(nll_each);
+}
 int64_t pad_token(const models::Model& model) {
   if (!model.has_tokenizer()) return 0;
   const auto& tokenizer = model.tokenizer();

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
@@ -34,12 +35,6 @@ constexpr at::Tensor SiteState::*kSiteFields[] = {&SiteState::delta_BD, &SiteSta
 struct SlotState {
   int64_t iteration = 0, last = 0;  // the last one only measures
   StopState stop;
-};
-
-// Traces of one problem while it runs.
-struct TraceState {
-  std::vector<std::vector<at::Tensor>> deltas, gradients;  // [site][step]
-  std::vector<at::Tensor> nll_each;
 };
 
 // What the one read from the device brings, a row a slot.
@@ -88,7 +83,7 @@ class FastRun {
         context_(context),
         told_(told),
         targets_(targets),
-        traces_(problems.size()) {}
+        traces_(problems.size(), TraceState(spec.sites.size())) {}
 
   void run() {
     const int n_lanes = lanes();
@@ -150,11 +145,7 @@ class FastRun {
     if (std::any_of(members.begin(), members.end(), [&](size_t m) { return problems_[m].kl_before_start; }))
       set.compare_with_unchanged();
     std::vector<SlotState> slots;
-    for (const size_t member : members) {
-      slots.push_back({0, spec_.steps + problems_[member].more_steps - 1, {}});
-      traces_[member].deltas.resize(n_sites);
-      traces_[member].gradients.resize(n_sites);
-    }
+    for (const size_t member : members) slots.push_back({0, spec_.steps + problems_[member].more_steps - 1, {}});
     const at::Tensor ones =
         at::ones({static_cast<int64_t>(members.size()), 1}, states[0].delta_BD.options().dtype(at::kDouble));
     return {std::move(set), std::move(states), std::move(slots), ones.clone(), ones.clone(), {}};
@@ -187,8 +178,7 @@ class FastRun {
     const ActiveIndex& index = g.set.index();
     at::Tensor coefficient_M = index.label_weight_M * spec_.nll_factor;  // what each label's nll counts
     if (spec_.stop_rule == StopRule::kArgmax) {
-      std::vector<double> scales;
-      for (const auto& slot : g.slots) scales.push_back(slot.stop.nll_factor_scale);
+      const auto scales = mapped(g.slots, [](const auto& slot) { return slot.stop.nll_factor_scale; });
       const at::Tensor scale_B = devices::route_like(at::tensor(scales, coefficient_M.scalar_type()), coefficient_M,
                                                      devices::Purpose::kLabels);
       coefficient_M = coefficient_M * scale_B.index_select(0, index.label_slot_M);
@@ -328,9 +318,11 @@ class FastRun {
 
   // Applies the stop rule; finished facts get their target. Returns the slots that go on.
   std::vector<int64_t> settle(Group& g, const StepFigures& figures) {
-    std::vector<bool> all_argmax(g.slots.size(), true), sampled_argmax(g.slots.size(), true);
+    std::vector<bool> all_argmax(g.slots.size(), true), sampled_argmax(g.slots.size(), true),
+        sampled(g.slots.size(), false);
     for (size_t r = 0; r < figures.hit.size(); ++r) {
       const ActiveIndex::Reading& reading = g.set.index().readings[r];
+      if (reading.sampled_context) sampled[reading.slot] = true;
       if (figures.hit[r]) continue;
       all_argmax[reading.slot] = false;
       if (reading.sampled_context) sampled_argmax[reading.slot] = false;
@@ -348,8 +340,8 @@ class FastRun {
         finish(g, slot, FactStatus::kFailed);
         continue;
       }
-      const StopInputs inputs{terms.loss, terms.kl, hits_known && all_argmax[slot], hits_known && sampled_argmax[slot],
-                              terms.probability};
+      const StopInputs inputs{terms.loss, terms.kl, hits_known && all_argmax[slot],
+                              hits_known && (sampled[slot] ? sampled_argmax : all_argmax)[slot], terms.probability};
       if (stop_now(spec_, inputs, g.slots[slot].stop)) {
         finish(g, slot, FactStatus::kConverged);
       } else if (g.slots[slot].iteration == g.slots[slot].last) {
@@ -414,8 +406,7 @@ class FastRun {
     for (auto& grad : grads_BD) select(grad);
     select(g.power1_B1);
     select(g.power2_B1);
-    std::vector<SlotState> slots;
-    for (const int64_t slot : going_on) slots.push_back(g.slots[static_cast<size_t>(slot)]);
+    auto slots = mapped(going_on, [&](const int64_t slot) { return g.slots[static_cast<size_t>(slot)]; });
     g.slots = std::move(slots);
   }
 
@@ -464,19 +455,8 @@ class FastRun {
         trace.deltas[s].push_back(devices::to_host(g.sites[s].delta_BD[row]).clone());
         if (on.contains(row)) trace.gradients[s].push_back(devices::to_host(grads_BD[s][row]).clone());
       }
-      if (!on.contains(row)) store_trace(targets_[member], trace);
+      if (!on.contains(row)) trace.store(targets_[member]);
     }
-  }
-
-  static void store_trace(Target& target, const TraceState& state) {
-    TargetTrace trace;
-    for (size_t s = 0; s < state.deltas.size(); ++s) {
-      trace.delta_steps.push_back(at::stack(state.deltas[s]));
-      trace.grad_steps.push_back(state.gradients[s].empty() ? at::zeros({0, target.delta_D[s].size(0)})
-                                                            : at::stack(state.gradients[s]));
-    }
-    trace.nll_each = at::stack(state.nll_each);
-    target.trace = std::move(trace);
   }
 
   const models::Model& model_;

@@ -10,7 +10,6 @@
 #include <emend/models/products.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <cmath>
 
 namespace emend::editors::detail {
@@ -29,14 +28,12 @@ struct PaddedRows {
 };
 
 PaddedRows pad(const models::Model& model, const TargetProblem& problem) {
-  std::vector<const TargetRow*> all;
-  for (const auto& row : problem.rows) all.push_back(&row);
+  auto all = mapped(problem.rows, [](const auto& row) { return &row; });
   for (const auto& row : problem.kl_rows) all.push_back(&row);
   PaddedRows padded;
   padded.rewriting = static_cast<int64_t>(problem.rows.size());
   padded.rows = static_cast<int64_t>(all.size());
-  std::vector<std::vector<int64_t>> ids;
-  for (const auto* row : all) ids.push_back(row->ids);
+  const auto ids = mapped(all, [](const auto* row) { return row->ids; });
   padded.batch = models::TokenBatch::padded(ids, pad_token(model));
   padded.width = padded.batch.longest();
   padded.labels = at::full({padded.rewriting, padded.width}, kNoLabel, at::kLong);
@@ -180,11 +177,15 @@ class ReferenceRun {
     const at::Tensor hit_JT = (picked_JT >= log_p_JTV.amax(2)).logical_or(mask_JT.logical_not());
     const at::Tensor hits = devices::to_host(hit_JT.all(1));
     step.all_argmax = step.sampled_argmax = true;
+    bool sampled = false;
     for (int64_t j = 0; j < padded_.rewriting; ++j) {
       const bool hit = hits[j].item<bool>();
       step.all_argmax = step.all_argmax && hit;
-      if (problem_.rows[static_cast<size_t>(j)].sampled_context) step.sampled_argmax = step.sampled_argmax && hit;
+      if (!problem_.rows[static_cast<size_t>(j)].sampled_context) continue;
+      sampled = true;
+      step.sampled_argmax = step.sampled_argmax && hit;
     }
+    if (!sampled) step.sampled_argmax = step.all_argmax;
   }
 
   const models::Model& model_;
@@ -210,11 +211,6 @@ void update(Variable& v, const at::Tensor& gradient, int64_t step, const TargetS
   v.delta = moved.requires_grad_(true);
 }
 
-void append_delta(const std::vector<Variable>& variables, std::vector<std::vector<at::Tensor>>& deltas) {
-  for (size_t s = 0; s < variables.size(); ++s)
-    deltas[s].push_back(devices::to_host(variables[s].delta.detach()).clone());
-}
-
 }  // namespace
 
 Target optimise_reference(const models::Model& model, const TargetProblem& problem, const TargetSpec& spec,
@@ -225,9 +221,7 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
   Target target;
   StopState stop;
   const size_t n_sites = spec.sites.size();
-  TargetTrace trace;
-  std::vector<std::vector<at::Tensor>> deltas(n_sites), gradients(n_sites);
-  std::vector<at::Tensor> nll_each;
+  TraceState trace(n_sites);
   bool met = false;
   const int64_t steps = spec.steps + problem.more_steps;
   if (problem.start && problem.kl_before_start) {  // a pass without δ
@@ -242,8 +236,9 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
                           step.weight_decay.item<double>(), step.probability.item<double>()};
     target.curve.push_back(terms);
     if (context.trace) {
-      append_delta(run.variables(), deltas);
-      nll_each.push_back(devices::to_host(step.nll_each.detach()).clone());
+      for (size_t s = 0; s < n_sites; ++s)
+        trace.deltas[s].push_back(devices::to_host(run.variables()[s].delta.detach()).clone());
+      trace.nll_each.push_back(devices::to_host(step.nll_each.detach()).clone());
     }
     if (!std::isfinite(terms.loss)) {
       target.status = FactStatus::kFailed;
@@ -255,7 +250,7 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
     const auto variables = mapped(run.variables(), &Variable::delta);
     const auto grads = torch::autograd::grad({step.total}, variables);
     for (size_t s = 0; s < n_sites; ++s) {
-      if (context.trace) gradients[s].push_back(devices::to_host(grads[s]).clone());
+      if (context.trace) trace.gradients[s].push_back(devices::to_host(grads[s]).clone());
       update(run.variables()[s], grads[s], it + 1, spec);
     }
     ++target.steps;
@@ -271,15 +266,7 @@ Target optimise_reference(const models::Model& model, const TargetProblem& probl
                         : unmet_status(target.delta_D[0].norm().item<double>(),
                                        target.initial_D[0].norm().item<double>(), spec.clamp_norm_factor);
   }
-  if (context.trace) {
-    for (size_t s = 0; s < n_sites; ++s) {
-      trace.delta_steps.push_back(at::stack(deltas[s]));
-      trace.grad_steps.push_back(gradients[s].empty() ? at::zeros({0, target.delta_D[s].size(0)})
-                                                      : at::stack(gradients[s]));
-    }
-    trace.nll_each = at::stack(nll_each);
-    target.trace = std::move(trace);
-  }
+  if (context.trace) trace.store(target);
   return target;
 }
 

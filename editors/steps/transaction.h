@@ -32,15 +32,12 @@ class EditTransaction {
   [[nodiscard]] const std::map<std::string, at::Tensor>& originals() const noexcept { return originals_; }
   /// Names of the kept weights whose bytes now differ from the original.
   [[nodiscard]] std::vector<std::string> changed() const;
-  /// Host memory of the copies that this transaction made itself; those it has of its parent do not count.
-  [[nodiscard]] int64_t bytes_held() const noexcept { return bytes_held_; }
 
  private:
   friend class TransactionRef;
   models::Model* model_;
   EditTransaction* parent_;
   std::map<std::string, at::Tensor> originals_;
-  int64_t bytes_held_ = 0;
   bool committed_ = false;
   std::shared_ptr<const bool> life_ = std::make_shared<const bool>(true);  // seen by references
 };

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/setting.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/optimiser.h>
 #include <emend/editors/steps/tuning.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -10,7 +11,6 @@
 #include <cmath>
 #include <numbers>
 #include <numeric>
-#include <random>
 
 namespace emend::editors {
 namespace {
@@ -44,15 +44,6 @@ LearningRow row_of(const models::Encoding& encoding, const std::vector<std::pair
     if (inside) row.labels.emplace_back(static_cast<int64_t>(t) - 1, encoding.ids[t]);
   }
   return row;
-}
-
-// The order of one epoch; the same seed gives the same order everywhere.
-std::vector<size_t> shuffled(size_t count, uint64_t seed) {
-  std::vector<size_t> order(count);
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::mt19937_64 random(seed);
-  for (size_t i = count; i > 1; --i) std::swap(order[i - 1], order[random() % i]);
-  return order;
 }
 
 class TuneRun {
@@ -93,7 +84,9 @@ class TuneRun {
     std::vector<LearningRow> chosen;
     while (chosen.size() < count) {
       if (at_ == order_.size()) {
-        order_ = shuffled(rows_.size(), options_.seed + epoch_++);
+        order_.resize(rows_.size());
+        std::iota(order_.begin(), order_.end(), size_t{0});
+        detail::shuffle(order_, options_.seed + epoch_++);
         at_ = 0;
         if (!chosen.empty()) break;  // the last step of an epoch takes what is left
       }

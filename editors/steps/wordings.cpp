@@ -43,8 +43,8 @@ std::vector<std::vector<std::string>> written(
   writing.top_k = 40;
   writing.cancel = options.cancel;
   writing.stop_ids = model.tokenizer().eos_ids();
-  const std::vector<int64_t> line = model.tokenizer().encode_ids("\n", false);
-  writing.stop_ids.insert(writing.stop_ids.end(), line.begin(), line.end());
+  // The last of them: SentencePiece puts a lone space in front, which stands before every number.
+  writing.stop_ids.push_back(model.tokenizer().encode_ids("\n", false).back());
   if (options.count <= 0 || requests.empty()) return all;
   const int64_t n = std::ssize(requests), batches = devices::parts_for_cores(n, kRequestsAtOnce, 2);
   models::side_by_side(model, batches, [&](int64_t batch) {
@@ -141,8 +141,7 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
 
 std::vector<std::vector<std::string>> lookalikes(const models::Model& model, std::span<const std::string> subjects,
                                                  const WritingOptions& options) {
-  std::vector<std::string> requests;
-  for (const auto& subject : subjects) requests.push_back(kLists + subject + ",");
+  const auto requests = mapped(subjects, [&](const auto& subject) { return kLists + subject + ","; });
   return written(
       model, requests, options, [&](const std::string& line, size_t i) { return names_of(line, subjects[i]); }, true);
 }
@@ -157,9 +156,8 @@ std::vector<std::vector<std::string>> other_questions(const models::Model& model
   const auto next_of = [&](const std::vector<std::vector<int64_t>>& rows) {
     cancel.check("targets");
     const auto batch = models::TokenBatch::from_rows(rows);
-    models::ForwardOptions options;
-    options.logit_tokens = batch.last_tokens();
-    return at::softmax(devices::to_host(model.forward(batch, options).logits).to(at::kFloat), 1);
+    const at::Tensor logits_RV = model.forward(batch, {.logit_tokens = batch.last_tokens()}).logits;
+    return at::softmax(devices::to_host(logits_RV).to(at::kFloat), 1);
   };
   std::vector<std::vector<std::string>> all(subjects.size());
   for (size_t s = 0; s < subjects.size() && count > 0; ++s) {

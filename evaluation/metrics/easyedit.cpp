@@ -75,6 +75,13 @@ class EasyEdit final : public Metric {
     }
   }
 
+  void observe(const models::Model& model, const MetricContext& context, size_t begin, size_t end) override {
+    if (!context.options.generation) return;
+    std::vector<std::string> prompts;
+    for (size_t i = begin; i < end; ++i) prompts.push_back(context.options.asked(context.facts.facts[i].full_prompt()));
+    for (auto& text : detail::generate_texts(model, prompts, context.options)) texts_.push_back(std::move(text));
+  }
+
   [[nodiscard]] MetricOutcome measure(const MetricContext& context, const ScoreSheet& sheet) override {
     MetricOutcome outcome;
     for (size_t i = 0; i < records_.size(); ++i) {
@@ -88,7 +95,7 @@ class EasyEdit final : public Metric {
         row["portability"][key + "_acc"] = *mean_accuracy(sheet, numbers);
       put_locality(context, sheet, record, i, row);
     }
-    if (context.options.generation && context.model) put_fluency(context, outcome);
+    for (size_t i = 0; i < texts_.size(); ++i) outcome.cases[i]["fluency"] = weighted_ngram_entropy(texts_[i]);
     return outcome;
   }
 
@@ -102,12 +109,6 @@ class EasyEdit final : public Metric {
     std::vector<size_t> rephrase;
     Numbers locality, portability;
   };
-
-  static void put_fluency(const MetricContext& context, MetricOutcome& outcome) {
-    const auto prompts = mapped(context.facts.facts, &datasets::Fact::full_prompt);
-    const auto texts = detail::generate_texts(*context.model, prompts, context.options);
-    for (size_t i = 0; i < texts.size(); ++i) outcome.cases[i]["fluency"] = weighted_ngram_entropy(texts[i]);
-  }
 
   static std::optional<double> mean_accuracy(const ScoreSheet& sheet, const std::vector<size_t>& numbers) {
     std::vector<double> values;
@@ -151,6 +152,7 @@ class EasyEdit final : public Metric {
   }
 
   std::vector<Record> records_;
+  std::vector<std::string> texts_;  // of each fact that was observed, in their order
 };
 
 }  // namespace

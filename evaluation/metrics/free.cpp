@@ -308,8 +308,8 @@ class Free final : public Metric {
         way == Way::kAnswer ? models::detect_chat_format(model.tokenizer().chat_template()) : models::ChatFormat();
     for (const AskedText* one : places) {
       const auto& fact = context.facts.facts[one->fact];
-      prompts.push_back(way == Way::kAnswer ? models::render_chat(format, {{"user", one->prompt}}, true).text
-                                            : one->prompt);
+      const std::string asked = context.options.asked(one->prompt);
+      prompts.push_back(way == Way::kAnswer ? models::render_chat(format, {{"user", asked}}, true).text : asked);
       if (way == Way::kSentence) options.names.push_back(names_of(*one, fact));
       options.drafts.push_back(drafts_of(*one, fact, before_of(context, *one, met[{one->fact, one->group()}]++, told)));
     }
@@ -389,7 +389,7 @@ class Free final : public Metric {
     for (size_t i = 0; i < begin; ++i) earlier += detail::neighbors_of(context.facts.facts[i]).size();
     for (size_t i = begin; i < end; ++i)
       for (size_t k = 0; k < cases_[i].value("neighbor", json::array()).size(); ++k) {
-        prompts.push_back(cases_[i]["neighbor"][k]["prompt"].get<std::string>());
+        prompts.push_back(context.options.asked(cases_[i]["neighbor"][k]["prompt"]));
         places.emplace_back(i, k);
       }
     constexpr size_t kRows = 256;

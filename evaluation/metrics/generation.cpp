@@ -61,7 +61,7 @@ class Generation final : public Metric {
     for (size_t i = 0; i < facts.size(); ++i)
       for (const auto& prompt : facts[i].generation_prompts.empty() ? std::vector<std::string>{facts[i].full_prompt()}
                                                                     : facts[i].generation_prompts) {
-        prompts.push_back(prompt);
+        prompts.push_back(context.options.asked(prompt));
         owner.push_back(i);
       }
     const auto texts = detail::generate_texts(*context.model, prompts, context.options);
@@ -85,7 +85,7 @@ class Generation final : public Metric {
   }
 
  private:
-  /// A text is scored as its first word followed by the rest, so that every token but the first is predicted.
+  /// A text is scored as its first word followed by the rest: the tokens behind the first word are predicted.
   std::optional<size_t> plan_essence(const MetricContext& context, size_t i, ScoreSheet& sheet) const {
     const auto text = snippets_->own_text(context.facts.facts[i]);
     const size_t space = text.find(' ');

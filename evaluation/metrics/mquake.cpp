@@ -98,13 +98,12 @@ class Mquake final : public Metric {
         if (found != edited.end())
           instance.hops.push_back({edits_[found->second]});
         else
-          instance.hops.push_back(spellings(sheet, owner, std::string(kStatements) + hop.cloze, hop.answers));
+          instance.hops.push_back(spellings(sheet, owner, kStatements, hop.cloze, hop.answers));
       }
       for (const auto& question : group.questions) {
-        std::string prompt = kQuestions;
-        prompt.append("Q: ").append(question).append("\nA:");
-        instance.questions.push_back(spellings(sheet, owner, prompt, group.new_answers));
-        instance.old_questions.push_back(spellings(sheet, owner, prompt, group.answers));
+        const std::string asked = "Q: " + question + "\nA:";
+        instance.questions.push_back(spellings(sheet, owner, kQuestions, asked, group.new_answers));
+        instance.old_questions.push_back(spellings(sheet, owner, kQuestions, asked, group.answers));
       }
       instances_.push_back(std::move(instance));
     }
@@ -133,11 +132,11 @@ class Mquake final : public Metric {
     std::vector<Spellings> hops, questions, old_questions;
   };
 
-  static Spellings spellings(ScoreSheet& sheet, size_t owner, const std::string& prompt,
+  static Spellings spellings(ScoreSheet& sheet, size_t owner, const std::string& examples, const std::string& question,
                              const std::vector<std::string>& answers) {
     Spellings numbers;
     for (const auto& answer : std::set<std::string>(answers.begin(), answers.end()))
-      numbers.push_back(sheet.add(owner, prompt, answer + "\n"));
+      numbers.push_back(sheet.add(owner, examples + question, answer + "\n", question));
     return numbers;
   }
 

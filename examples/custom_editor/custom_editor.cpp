@@ -26,7 +26,6 @@ namespace hparams = emend::hparams;
 namespace models = emend::models;
 using emend::Error;
 using emend::ErrorClass;
-using emend::Log;
 
 struct NudgeHparams {
   int64_t layer = 1;
@@ -89,14 +88,15 @@ editors::EditorInfo nudge() {
       hparams::Schema<NudgeHparams>("nudge")
           .field("layer", &NudgeHparams::layer, {.meaning = "layer whose matrix is changed", .min = 0})
           .field("step", &NudgeHparams::step, {.meaning = "size of the change", .above = 0});
-  return editors::editor_entry<NudgeHparams>(
-      "nudge", "moves one matrix towards the target's embedding", "this example", schema,
-      [](const NudgeHparams& h, const hparams::RawHparams& raw, const models::Model& model, const Log&) {
-        if (h.layer >= model.n_layers())
-          throw Error(ErrorClass::kInvalidArgument, {raw.where("layer"), "layer " + std::to_string(h.layer),
-                                                     "less than " + std::to_string(model.n_layers()), ""});
-        return std::make_unique<Nudge>(h);
-      });
+  return editors::editor_entry("nudge", "moves one matrix towards the target's embedding", "this example", schema,
+                               [](const NudgeHparams& h, const editors::RecipeInputs& in) {
+                                 const int layers = in.model.n_layers();
+                                 if (h.layer >= layers)
+                                   throw Error(ErrorClass::kInvalidArgument,
+                                               {in.raw.where("layer"), "layer " + std::to_string(h.layer),
+                                                "less than " + std::to_string(layers), ""});
+                                 return std::make_unique<Nudge>(h);
+                               });
 }
 
 }  // namespace

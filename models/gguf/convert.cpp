@@ -3,6 +3,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/setting.h>
 #include <emend/core/staged.h>
+#include <emend/core/text.h>
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/family.h>
 #include <emend/models/gguf/convert.h>
@@ -187,8 +188,8 @@ ConvertReport convert_model(const std::string& source, const fs::path& target, c
   std::error_code ignored;
   if (fs::equivalent(checkpoint->path(), target, ignored))
     refuse({target.string(), "the target is the source", "another path", ""});
-  const bool gguf =
-      options.format == ModelFormat::kGguf || (options.format == ModelFormat::kAuto && target.extension() == ".gguf");
+  const bool gguf = options.format == ModelFormat::kGguf ||
+                    (options.format == ModelFormat::kAuto && lower(target.extension().string()) == ".gguf");
   if (options.spare_neurons < 0)
     refuse({setting("spare_neurons"), std::to_string(options.spare_neurons), "0 or more", ""});
   if (gguf && options.spare_neurons > 0)

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <emend/core/atomic_file.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>

@@ -110,8 +110,6 @@ class GgufFile {
   [[nodiscard]] const GgufTensor* find_tensor(std::string_view name) const;
   /// First byte of a tensor of this file.
   [[nodiscard]] const std::byte* data(const GgufTensor& tensor) const;
-  /// Keeps the mapping alive for views of tensors.
-  [[nodiscard]] const std::shared_ptr<MappedFile>& mapping() const noexcept { return file_; }
 
   /// Keys in the order of the file.
   [[nodiscard]] const std::vector<std::string>& keys() const noexcept { return keys_; }

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/detail/gguf_container.h>
@@ -58,11 +59,8 @@ Source source_of(const Checkpoint& checkpoint, const FamilySpec* own) {
   return source;
 }
 
-/// The file whose layout, metadata and untouched tensors are taken over.
-struct Base {
-  detail::GgufFiles files;
-  std::vector<GgufRecipe> recipes;
-};
+/// What writes into each tensor of the file.
+using Users = std::map<const GgufTensor*, std::vector<const GgufRecipe*>>;
 
 class Writer {
  public:
@@ -79,7 +77,7 @@ class Writer {
   }
 
   GgufWriteReport write() {
-    report_.architecture = base_ ? base_->files.metadata().required_text("general.architecture") : form_.architecture;
+    report_.architecture = base_ ? base_->metadata().required_text("general.architecture") : form_.architecture;
     GgufConfig config = detail::config_to_gguf(source_.config, form_);
     report_.notes = config.notes;
     if (base_)
@@ -98,30 +96,39 @@ class Writer {
 
  private:
   void open_base(const std::filesystem::path& path) {
-    base_.emplace(Base{detail::GgufFiles(path), {}});
-    const GgufFile& meta = base_->files.metadata();
+    base_.emplace(path);
+    const GgufFile& meta = base_->metadata();
     const GgufForm& form =
         detail::gguf_architecture(meta.required_text("general.architecture"), path.string(), &source_.family);
-    base_->recipes = detail::plan_tensors(base_->files, form, source_.family, source_.config);
+    layout_.recipes = detail::plan_tensors(*base_, form, source_.family, source_.config);
     const size_t expected = expected_tensors(source_.family, source_.config).size();
-    if (base_->recipes.size() != expected)
+    if (layout_.recipes.size() != expected)
       refuse({path.string(),
-              std::to_string(base_->recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
+              std::to_string(layout_.recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
               "a GGUF file of the same model", "name the file that the model was converted to before editing"});
     alignment_ = meta.alignment();
   }
 
   // ---- tensors
 
-  void plan_from_base() {
-    std::map<const GgufTensor*, std::vector<const GgufRecipe*>> users;
-    for (const GgufRecipe& recipe : base_->recipes)
+  [[nodiscard]] Users users_of_tensors() const {
+    Users users;
+    for (const GgufRecipe& recipe : layout_.recipes)
       for (const auto& piece : recipe.pieces) users[piece.source.tensor].push_back(&recipe);
-    for (const auto& part : base_->files.parts())
+    return users;
+  }
+  [[nodiscard]] bool any_changed(const std::vector<const GgufRecipe*>& recipes) {
+    return std::ranges::any_of(recipes, [&](auto* recipe) { return is_changed(*recipe); });
+  }
+
+  void plan_from_base() {
+    Users users = users_of_tensors();
+    for (const auto& part : base_->parts())
       for (const GgufTensor& tensor : part->tensors()) {
         const auto& of_tensor = users[&tensor];
-        const bool changed = std::ranges::any_of(of_tensor, [&](auto* recipe) { return is_changed(*recipe); });
+        const bool changed = any_changed(of_tensor);
         const GgmlType type = of_tensor.empty() ? tensor.type : type_over_base(tensor, changed);
+        if (!changed && !options_.base.empty() && !of_tensor.empty()) require_like_the_model(*part, tensor, of_tensor);
         if (!changed && type == tensor.type)
           add_copy(*part, tensor);
         else
@@ -129,18 +136,36 @@ class Writer {
       }
   }
 
+  static at::Tensor bytes_of(const GgufFile& file, const GgufTensor& tensor) {
+    auto* data = const_cast<std::byte*>(file.data(tensor));  // only read from
+    return at::from_blob(data, {static_cast<int64_t>(tensor.bytes)}, at::kByte);
+  }
+
+  // A named base may be another model of the same shape; what rounding alone makes of a tensor depends on its bits.
+  void require_like_the_model(const GgufFile& file, const GgufTensor& tensor,
+                              const std::vector<const GgufRecipe*>& users) {
+    const at::Tensor own = detail::assemble(tensor, users, source_.now);
+    const at::Tensor based = detail::decode(bytes_of(file, tensor), tensor.type, own);
+    const double bits = 8.0 * static_cast<double>(tensor.bytes) / static_cast<double>(own.numel());
+    double most = bits >= 16 ? 0.02 : bits >= 8 ? 0.03 : bits >= 5 ? 0.1 : bits >= 4 ? 0.2 : bits >= 3 ? 0.35 : 0.6;
+    if (source_.checkpoint.format() == "gguf") most = std::max(most, 0.2);  // rounded itself
+    const double size = std::max(own.norm().item<double>(), based.norm().item<double>());
+    const double apart = (based - own).norm().item<double>();
+    if (apart > most * size)
+      refuse({file.path().string(),
+              formatted("%s differs from the model's by %.2g %%", tensor.name.c_str(), 100 * apart / size),
+              "a GGUF file of the same model", "name the file that the model was converted to before editing"});
+  }
+
   void plan_anew(const GgufConfig& config) {
     layout_ = detail::new_layout(form_, source_.family, source_.config);
-    std::map<const GgufTensor*, std::vector<const GgufRecipe*>> users;
-    for (const GgufRecipe& recipe : layout_.recipes)
-      for (const auto& piece : recipe.pieces) users[piece.source.tensor].push_back(&recipe);
+    const Users users = users_of_tensors();
     for (const auto& [name, values] : config.tables) add_table(name, values);
     for (const GgufTensor& tensor : layout_.tensors) {
       const auto& of_tensor = users.at(&tensor);
       const at::ScalarType stored = source_.stored_dtype.at(of_tensor.front()->expected.name);
       const GgmlType own = plain_type(stored).value_or(GgmlType::kF32);
-      const bool changed = std::ranges::any_of(of_tensor, [&](auto* recipe) { return is_changed(*recipe); });
-      add_encoded(tensor, of_tensor, type_of(tensor, options_.type.value_or(own)), changed);
+      add_encoded(tensor, of_tensor, type_of(tensor, options_.type.value_or(own)), any_changed(of_tensor));
     }
   }
 
@@ -174,10 +199,7 @@ class Writer {
   void add_copy(const GgufFile& file, const GgufTensor& tensor) {
     report_.tensors.push_back({tensor.name, tensor.type, true, false, false, 0, 0});
     count(tensor.type, tensor);
-    outputs_.push_back({tensor.name, tensor.type, tensor.shape, [&file, &tensor] {
-                          auto* data = const_cast<std::byte*>(file.data(tensor));  // only read from
-                          return at::from_blob(data, {static_cast<int64_t>(tensor.bytes)}, at::kByte);
-                        }});
+    outputs_.push_back({tensor.name, tensor.type, tensor.shape, [&file, &tensor] { return bytes_of(file, tensor); }});
   }
 
   void add_table(const std::string& name, const std::vector<float>& values) {
@@ -226,7 +248,7 @@ class Writer {
         {GgmlType::kQ8_0, 7},    {GgmlType::kQ5_0, 8},    {GgmlType::kQ5_1, 9},  {GgmlType::kQ2_K, 10},
         {GgmlType::kQ3_K, 11},   {GgmlType::kQ4_K, 14},   {GgmlType::kQ5_K, 16}, {GgmlType::kQ6_K, 18},
         {GgmlType::kIQ4_NL, 25}, {GgmlType::kIQ4_XS, 30}, {GgmlType::kBF16, 32}};
-    if (base_ && !options_.type) return base_->files.metadata().integer("general.file_type").value_or(0);
+    if (base_ && !options_.type) return base_->metadata().integer("general.file_type").value_or(0);
     const auto most =
         std::ranges::max_element(values_of_type_, [](const auto& a, const auto& b) { return a.second < b.second; });
     const auto number =
@@ -235,7 +257,7 @@ class Writer {
   }
 
   [[nodiscard]] GgufMetadata copied_metadata() const {
-    const GgufFile& meta = base_->files.metadata();
+    const GgufFile& meta = base_->metadata();
     GgufMetadata metadata;
     for (const std::string& key : meta.keys())
       if (!key.starts_with("split.") &&
@@ -270,7 +292,7 @@ class Writer {
 
   // What was edited, with what, on which base: after what the base says of itself.
   void describe_edits(GgufMetadata& metadata) const {
-    auto all = base_ ? base_->files.metadata().texts(kGgufEdits) : std::vector<std::string>();
+    auto all = base_ ? base_->metadata().texts(kGgufEdits) : std::vector<std::string>();
     all.insert(all.end(), options_.edits.begin(), options_.edits.end());
     metadata.set_texts(kGgufEdits, all);
     if (metadata.contains("general.base_model.count")) return;
@@ -341,8 +363,8 @@ class Writer {
   std::filesystem::path path_;
   GgufWriteOptions options_;
   const GgufForm& form_;
-  std::optional<Base> base_;
-  detail::GgufLayout layout_;
+  std::optional<detail::GgufFiles> base_;  ///< whose layout, metadata and untouched tensors are taken over
+  detail::GgufLayout layout_;              ///< over a base: recipes only
   std::vector<detail::GgufOutput> outputs_;
   std::map<std::string, bool> changed_;
   std::map<GgmlType, int64_t> values_of_type_;

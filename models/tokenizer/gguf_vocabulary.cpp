@@ -63,8 +63,9 @@ void check_sizes(const GgufVocabulary& source) {
 
 void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
   // Phi-3's special tokens take the white space behind them; the file has no place to say so.
-  const std::string name = lower(source.name);
-  const bool phi3 = name.find("phi-3") != std::string::npos || name.find("phi3") != std::string::npos;
+  std::string name = lower(source.name);  // "Phi-3-mini-4k-instruct", "Phi 3 Mini 4k Instruct"
+  std::erase_if(name, [](char c) { return c == ' ' || c == '-' || c == '_'; });
+  const bool phi3 = name.find("phi3") != std::string::npos;
   spec.vocabulary.reserve(source.tokens.size());
   for (size_t id = 0; id < source.tokens.size(); ++id)
     spec.vocabulary.add(source.tokens[id], static_cast<uint32_t>(id));

@@ -34,7 +34,8 @@ TEST(Cuda, DevicesHaveNamesAndMemory) {
     EXPECT_LE(info.free_bytes, info.total_bytes);
   }
   EXPECT_EQ(seen, load_cuda_runtime().devices);
-  EXPECT_EQ(parse_device("cuda:0"), gpu());
+  EXPECT_EQ(parse_device_name("cuda:0"), gpu());
+  EXPECT_NO_THROW(require_visible(gpu(), "device"));
 }
 
 TEST(Cuda, RoutesDataAndGradients) {

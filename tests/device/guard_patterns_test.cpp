@@ -363,7 +363,7 @@ TEST(Guard, P25_NamesOfDevicesAreCheckedAndDeviceZeroIsNotNeeded) {
   expect_error(ErrorClass::kInvalidArgument, {"cuda:0,1", "device_map auto"},
                [] { (void)devices::parse_device_map("cuda:0,1"); });
   expect_error(ErrorClass::kDevice, {"cuda:7", "not visible", "sim:0", "cpu"},
-               [] { (void)devices::parse_device("cuda:7"); });
+               [] { devices::require_visible(devices::parse_device_name("cuda:7"), "device \"cuda:7\""); });
   expect_error(ErrorClass::kInvalidArgument, {"cuda:-1"}, [] { (void)devices::parse_device_name("cuda:-1"); });
   Pair("llama", cut(2, 3)).expect_equal_logits();
 }

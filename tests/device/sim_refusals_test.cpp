@@ -110,8 +110,8 @@ TEST(SimCount, OnlySwitchedOnDevicesExist) {
   EXPECT_EQ(devices::simulated_device_count(), 2);
   EXPECT_THROW(at::ones({1}).to(sim(2)), c10::Error);
   EXPECT_THROW(at::empty({1}, at::TensorOptions().device(sim(7))), c10::Error);
-  EXPECT_THROW((void)devices::parse_device("sim:2"), Error);
-  EXPECT_EQ(devices::parse_device("sim:1"), sim(1));
+  EXPECT_THROW(devices::require_visible(devices::parse_device_name("sim:2"), "device"), Error);
+  EXPECT_NO_THROW(devices::require_visible(devices::parse_device_name("sim:1"), "device"));
   devices::enable_simulated_devices(devices::kMaxSimulated);
   EXPECT_NO_THROW(at::ones({1}).to(sim(7)));
   EXPECT_THROW(devices::enable_simulated_devices(0), Error);

@@ -385,6 +385,8 @@ TEST_F(WholeTest, AnEditedFolderIsEditedAgain) {
   must({"apply", norway_, "--model", path("edited")});
   must({"convert", path("edited"), path("edited.gguf")});
   EXPECT_EQ(models::GgufFile(folder_ / "edited.gguf").texts("emend.edits").size(), 1U);
+  const auto back = run_program("emend", {"convert", path("edited.gguf"), path("back")});
+  EXPECT_NE(back.out.find("the source's edits (1)"), std::string::npos) << back.out;
 }
 
 }  // namespace whole_test

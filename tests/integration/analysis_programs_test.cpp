@@ -96,6 +96,13 @@ TEST_F(AnalysisPrograms, ConvertFactsIsAVerbOfTwoWords) {
   EXPECT_EQ(result.status, 2) << "the file exists";
   EXPECT_NE(result.err.find("--force"), std::string::npos) << result.err;
   EXPECT_EQ(run_program("emend", {"convert", "facts", path("cf.json"), path("y"), "--to", "nothing"}).status, 2);
+  result = run_program("emend", {"convert", "facts", path("cf.json"), path("new/folder/z.json"), "--to", "zsre"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.out.find("--zsre-target alt"), std::string::npos) << result.out;
+  result = run_program("emend", {"convert", "facts", path("new/folder/z.json"), path("back.jsonl"), "--to", "jsonl",
+                                 "--zsre-target", "alt"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(json::parse(read_file(folder_ / "back.jsonl"))["target_new"], "Oslo");
 }
 
 TEST_F(AnalysisPrograms, TraceWritesHeatMaps) {

@@ -155,6 +155,8 @@ TEST_F(GgufEdit, ABaseOfAnotherModelIsRefused) {
   (void)write_gguf(*random_checkpoint(wide_llama(), 1), original_, {.type = GgmlType::kF16});
   const Model other = load_model(random_checkpoint(testing::debug_config("llama"), 1));
   EXPECT_THROW((void)write_gguf(other, edited_, {.base = original_}), Error);
+  const Model alike = load_model(random_checkpoint(wide_llama(), 2));  // of the same shape
+  EXPECT_THROW((void)write_gguf(alike, edited_, {.base = original_}), Error);
   EXPECT_FALSE(std::filesystem::exists(edited_));
 }
 
@@ -217,6 +219,8 @@ TEST_F(GgufEdit, FolderToGgufAndBack) {
   const auto one = before->load_tokenizer(), two = after->load_tokenizer();
   for (const char* text : {"the then", "naïve  42", "\n\t"})
     EXPECT_EQ(one->encode_ids(text), two->encode_ids(text)) << text;
+  const auto inputs = nlohmann::json::parse(read_file(target / "tokenizer_config.json"))["model_input_names"];
+  EXPECT_EQ(inputs, (nlohmann::json{"input_ids", "attention_mask"})) << "what generate(**inputs) takes";
   for (const auto& file : back.files) EXPECT_TRUE(std::filesystem::exists(file)) << file;
   EXPECT_THROW((void)convert_model(original_.string(), target), Error) << "the folder holds a model already";
   EXPECT_THROW((void)convert_model(original_.string(), original_), Error);

@@ -331,6 +331,39 @@ class Editing(unittest.TestCase):
             emend.load(pfad="x")
         self.assertEqual(len(session.edit([fact, {"prompt": "{} is in", "subject": "Bonn", "target_new": "Rome"}])["outcomes"]), 2)
 
+    def test_arguments_that_only_look_wrong(self):
+        model = emend.load(str(MODEL))
+        for work in (lambda: emend.Hooks(None), lambda: emend.Session(None, **MEMIT), lambda: emend.run(None, FACTS, **MEMIT),
+                     lambda: emend.apply_pack(None, "x"), lambda: emend.direct_fit(None)):
+            self.refused(work, "model is None", "emend.Model")
+        ids = model.encode(TEXT)
+        self.assertEqual(model.decode(torch.tensor(ids)), model.decode(ids))
+        rows = model.logits(ids)
+        self.assertTrue(torch.equal(model.logits([torch.tensor(ids)]), rows))
+        for plain in (torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()):
+            with plain:
+                self.assertTrue(torch.equal(model.logits(ids), rows))
+                emend.edit(model, FACTS, **MEMIT).undo()
+        facts = emend.load_facts(FACTS)
+        before = emend.evaluate(model, facts, ["easyedit"], progress=None)
+        self.refused(lambda: emend.evaluate(model, list(facts)[::-1], ["easyedit"], before=before), "before", "other facts")
+        self.refused(lambda: emend.evaluate(model, facts, progress=3), "progress", "function")
+        self.refused(lambda: emend.Session(model, overrides={"layers": [float("nan")]}), "layers", "finite")
+
+        def loud(_):
+            raise TypeError("f(): incompatible function arguments. The following argument types are supported")
+        with self.assertRaisesRegex(TypeError, "f\\(\\)"), emend.Hooks(model).edit("embedding", loud):
+            model.forward(TEXT)
+
+    def test_a_pack_beside_the_weights_ends_with_its_handle(self):
+        model = emend.load(str(MODEL))
+        session = emend.edit(model, FACTS, "ike", progress=None)
+        session.save_pack(SCRATCH / "beside.safetensors")
+        del session
+        for _ in range(2):
+            applied = emend.apply_pack(model, SCRATCH / "beside.safetensors")
+            del applied
+
     def test_save_and_load_again(self):
         model = emend.load(str(MODEL))
         session = emend.edit(model, FACTS, **MEMIT)

@@ -146,12 +146,14 @@ TEST(Prompts, LoneSpacePieceIsNoPartOfTheTarget) {
 // In every real vocabulary at hand: prompt ids followed by target ids are the ids of the whole sentence.
 TEST(Prompts, TargetsContinueThePromptInEveryVocabulary) {
   EMEND_NEEDS_SHARED();
-  for (const char* name : {"gpt2", "llama2", "llama3", "smollm2", "qwen2", "gpt_neox", "falcon", "phi3"}) {
+  for (const char* name : {"gpt2", "llama2", "llama3", "smollm2", "qwen2", "gpt_neox", "falcon", "phi3", "chatglm3"}) {
     const auto folder = testing::shared_dir() / "fixtures" / "tokenizers" / name;
     if (!std::filesystem::exists(folder)) continue;
     const auto tokenizer = models::load_tokenizer(folder);
-    for (const auto& [prompt, subject, target] : {std::tuple("{} was founded in", "Orvell Motors", "Port Vellamo"),
-                                                  std::tuple("{}'s mayor was born in", "Nordhaven", "Buenos Aires")}) {
+    for (const auto& [prompt, subject, target] :
+         {std::tuple("{} was founded in", "Orvell Motors", "Port Vellamo"),
+          std::tuple("{}'s mayor was born in", "Nordhaven", "Buenos Aires"),
+          std::tuple("{} was built in", "Nordhaven", "1990"), std::tuple("{} is called", "Nordhaven", "罗马")}) {
       const auto row = render_prompt(*tokenizer, prompt, subject, FactToken::kSubjectLast);
       auto joined = row.ids;
       const auto ids = editors::target_token_ids(*tokenizer, row.text, editors::with_leading_space(target));

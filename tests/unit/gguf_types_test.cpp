@@ -77,6 +77,9 @@ TEST(GgufTypes, ValuesThatDoNotFitAreRefusedByName) {
               std::string::npos)
         << error.what();
   }
+  values[1][3] = 1e9;  // more than a block's scale holds
+  EXPECT_THROW((void)detail::encode(values, GgmlType::kQ8_0, "w"), Error);
+  EXPECT_THROW((void)detail::encode(values, GgmlType::kQ4_1, "w"), Error);
   values[0][0] = std::nan("");
   for (const GgmlType type : kWritable) EXPECT_THROW((void)detail::encode(values, type, "w"), Error) << to_string(type);
 }

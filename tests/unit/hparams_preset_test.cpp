@@ -97,7 +97,7 @@ TEST(HparamsPreset, EveryPresetLoads) {
     EXPECT_TRUE(names.emplace(preset.editor, preset.name).second);
     editors.insert(preset.editor);
     EXPECT_FALSE(preset.source.empty());
-    const RawHparams raw = load_preset(preset);
+    const RawHparams raw = preset.values;
     const std::string variant_of = [&] {
       const RawValue* value = raw.find("preset")->value.find("variant_of");
       return value ? value->text : std::string();
@@ -136,9 +136,7 @@ TEST(HparamsPreset, EveryPresetLoads) {
 }
 
 TEST(HparamsPreset, PublishedFigures) {  // a few rows of the published tables, typed here a second time
-  const auto memit = [](const char* name) {
-    return any_locate().parse(load_preset(*find_preset_by_name("memit", name)));
-  };
+  const auto memit = [](const char* name) { return any_locate().parse(find_preset_by_name("memit", name)->values); };
   EXPECT_EQ(memit("gpt2-xl").layers, (std::vector<int64_t>{13, 14, 15, 16, 17}));
   EXPECT_EQ(memit("gpt2-xl").v_num_grad_steps, 20);
   EXPECT_EQ(memit("gpt2-xl").mom2_update_weight, 20000);
@@ -148,9 +146,7 @@ TEST(HparamsPreset, PublishedFigures) {  // a few rows of the published tables, 
   EXPECT_EQ(memit("llama-7b").v_weight_decay, 1e-3);
   EXPECT_EQ(memit("llama-7b").clamp_norm_factor, 4);
   EXPECT_EQ(memit("gpt-neox-20b").clamp_norm_factor, 0.3);
-  const auto rome = [](const char* name) {
-    return any_locate().parse(load_preset(*find_preset_by_name("rome", name)));
-  };
+  const auto rome = [](const char* name) { return any_locate().parse(find_preset_by_name("rome", name)->values); };
   EXPECT_TRUE(rome("gpt2-xl").mom2_adjustment);
   EXPECT_FALSE(rome("gpt2-xl-easyedit").mom2_adjustment);
   EXPECT_EQ(rome("gpt2-medium").clamp_norm_factor, 3);

@@ -216,7 +216,7 @@ TEST_P(Published, HasAPresetWithTheseFigures) {
   const Preset* preset = row.model[0] == '=' ? find_preset_by_name(row.editor, row.model + 1)
                                              : find_preset(row.editor, {{row.model}, "", 0, 0, 0});
   ASSERT_NE(preset, nullptr) << row.editor << " " << row.model;
-  const RawHparams raw = load_preset(*preset);
+  const RawHparams raw = preset->values;
   SCOPED_TRACE(preset->path);
   const RawEntry* layers = raw.find("layers");
   ASSERT_NE(layers, nullptr);

@@ -114,9 +114,24 @@ TEST_P(ImportDeltas, AnExportedAdapterComesBack) {
   EXPECT_LT(testing::relative_difference(import_deltas(folder_.path() / "adapter", model_)[0].matrix(),
                                          2 * pack.deltas[0].matrix()),
             1e-6);
-  config["use_dora"] = true;
-  write_file(config_path, config.dump());
-  EXPECT_THROW((void)import_deltas(folder_.path() / "adapter", model_), Error);
+  // Its keys are regular expressions, of which PEFT takes the first that fits, in the order of the file.
+  const std::string module = config["alpha_pattern"].items().begin().key();
+  const double alpha = config["alpha_pattern"].items().begin().value().get<double>() / 2;
+  auto ordered = nlohmann::ordered_json::parse(config.dump());
+  ordered["alpha_pattern"] = {
+      {"nothing", 7}, {".*" + module.substr(module.rfind('.') + 1), 3 * alpha}, {module, alpha}};
+  write_file(config_path, ordered.dump());
+  EXPECT_LT(testing::relative_difference(import_deltas(folder_.path() / "adapter", model_)[0].matrix(),
+                                         3 * pack.deltas[0].matrix()),
+            1e-6);
+  for (const nlohmann::json& other : {nlohmann::json{{"use_dora", true}},
+                                      {{"init_lora_weights", "pissa_niter_4"}},
+                                      {{"layer_replication", {{0, 2}, {1, 4}}}}}) {
+    auto unlike = config;
+    unlike.update(other);
+    write_file(config_path, unlike.dump());
+    EXPECT_THROW((void)import_deltas(folder_.path() / "adapter", model_), Error) << other;
+  }
 }
 
 TEST_P(ImportDeltas, WhatDoesNotFitIsRefused) {

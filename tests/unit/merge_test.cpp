@@ -156,6 +156,18 @@ TEST(Merge, ConflictsAreRefusedOrSettled) {
   EXPECT_THROW((void)merge_packs({}), Error);
 }
 
+TEST(Merge, APackWithoutFactsIsNotAddedTwice) {
+  const models::Model model = tiny_model();
+  auto pack = pack_of(model, {1}, 1, 3, {});
+  pack.id = "0123456789ab";
+  const auto conflicts = editors::find_conflicts(std::vector<NamedPack>{{"a", pack}, {"b", pack}});
+  ASSERT_EQ(conflicts.size(), 1U);
+  EXPECT_EQ(conflicts[0].kind, ConflictKind::kRepeat);
+  auto other = pack;
+  other.id = "ba9876543210";
+  EXPECT_TRUE(editors::find_conflicts(std::vector<NamedPack>{{"a", pack}, {"b", other}}).empty());
+}
+
 TEST(Merge, AMergedPackIsAPack) {
   const testing::TemporaryFolder folder("merge");
   models::Model model = tiny_model();

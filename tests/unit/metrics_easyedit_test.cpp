@@ -171,7 +171,8 @@ TEST(Families, EveryFamilyIsDescribed) {
 
 TEST(Families, EveryScoringFamilyTakesAnEmptySetAndABareFact) {
   for (const auto& info : metric_families()) {
-    if (info.name == "health" || info.name == "generation" || info.name == "free") continue;  // these run the model themselves
+    if (info.name == "health" || info.name == "generation" || info.name == "free")
+      continue;  // these run the model themselves
     for (size_t n : {0, 1}) {
       datasets::FactSet facts;
       facts.facts.assign(n, fact());

@@ -44,7 +44,7 @@ TEST(DeviceName, RefusesWithAReason) {
 
 TEST(DeviceName, InvisibleDeviceErrorSaysWhatIsVisible) {
   try {
-    (void)parse_device("cuda:63");
+    require_visible(parse_device_name("cuda:63"), "device \"cuda:63\"");
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.error_class(), ErrorClass::kDevice);

@@ -253,7 +253,7 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
     EXPECT_NEAR(row["difference"], -100.0 / 3, 1e-9);
     EXPECT_NEAR(row["ci95"][0], -100.0 / 3 - 4.3027 * 100 * std::sqrt(1.0 / 3) / std::sqrt(3.0), 1e-2);
   }
-  // Two of two that differ alike are no certainty: Wilson's 34 to 100 %.
+  // Two of two that differ alike are no certainty: √0.025 of all do at least, and the others may differ the other way.
   first.cases.erase(first.cases.begin());
   second.cases.erase(second.cases.begin());
   first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] =
@@ -262,7 +262,8 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   for (const auto& row : compare_runs(first, second)["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
     EXPECT_EQ(row["difference"], -100);
-    EXPECT_NEAR(row["ci95"][1], -34.24, 0.01);
+    EXPECT_NEAR(row["ci95"][1], 100 * (1 - 2 * std::sqrt(0.025)), 0.01);
+    EXPECT_EQ(row["significant"], false);
   }
   const std::string text = format_comparison(comparison);
   EXPECT_NE(text.find("paraphrase_success"), std::string::npos);

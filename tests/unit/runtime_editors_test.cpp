@@ -6,6 +6,7 @@
 #include <emend/editors/packs/stores.h>
 #include <emend/editors/registry.h>
 #include <emend/editors/steps/learning_pass.h>
+#include <emend/evaluation/evaluation.h>
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
@@ -299,11 +300,17 @@ TEST(Ike, TellsWhatThePromptResembles) {
   EXPECT_EQ(ben.find("Oslo"), std::string::npos);
   datasets::FactSet set;
   set.facts = facts;
-  set.facts[0].neighborhood_prompts = {"Bread is made of"};
-  const auto asked = later.with_prefixes(set);
+  const evaluation::Front front = [&](std::string_view prompt) { return later.prefix(prompt); };
+  const auto asked = evaluation::asked(set, front);
   EXPECT_TRUE(asked.facts[0].full_prompt().starts_with("New Fact: "));
-  EXPECT_EQ(asked.facts[0].neighborhood_prompts[0], "Bread is made of");
   EXPECT_EQ(asked.facts[0].subject, facts[0].subject);
+  // What is made of a prompt stands behind the facts, as the prompt itself does.
+  const auto free = evaluation::evaluate(model, set, {"free"}, {.front = front, .free_limit = 1}).cases[0]["free"];
+  const std::string prompt = facts[0].full_prompt();
+  EXPECT_EQ(free["negation"][0]["prompt"], "It is not true that " + prompt);
+  EXPECT_TRUE(front("It is not true that " + prompt).starts_with("New Fact: "));
+  EXPECT_NE(free["negation"][0]["text"],
+            evaluation::evaluate(model, set, {"free"}, {.free_limit = 1}).cases[0]["free"]["negation"][0]["text"]);
 }
 
 TEST(RuntimeParts, WhatDoesNotFitIsRefused) {

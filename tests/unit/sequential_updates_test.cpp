@@ -16,6 +16,7 @@ namespace sequential_updates_test {
 using editors::Editor;
 using editors::LayerProblem;
 using editors::LocateEditor;
+using editors::WeightDelta;
 using testing::kAlphaEdit;
 using testing::kMemit;
 using testing::make_sequential;
@@ -180,6 +181,14 @@ TEST(Sphere, WeakensThePrincipalDirectionsOnly) {
   EXPECT_LT(relative_difference(settled("cumulative_ratio: 0.4\nsuppression_strength: 0.3\n"),
                                 plain - plain.mm(u).mm(u.t()) * 0.3),
             1e-9);
+  // So many facts that ΔW itself is smaller than its factors.
+  const auto editor =
+      make_sequential("sphere", kAlphaEdit + "cumulative_ratio: 0.4\nsuppression_strength: 0.3\n", model);
+  const auto& settle = dynamic_cast<const LocateEditor&>(*editor).recipe().settle;
+  EXPECT_LT(
+      relative_difference(settle(problem.site, WeightDelta::dense(problem.site, plain), problem.weight_DF).matrix(),
+                          plain - plain.mm(u).mm(u.t()) * 0.3),
+      1e-9);
 }
 
 TEST(Nse, WritesOnlyInfluentialNeurons) {

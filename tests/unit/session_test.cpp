@@ -185,11 +185,9 @@ struct FadingHparams {
 editors::EditorInfo fading() {
   static const auto schema = hparams::Schema<FadingHparams>("fading").field(
       "share", &FadingHparams::share, {.meaning = "what is taken away", .max = 1, .above = 0});
-  return editors::editor_entry<FadingHparams>(
+  return editors::editor_entry(
       "fading", "takes a share of a weight away", "none", schema,
-      [](const FadingHparams& h, const hparams::RawHparams&, const models::Model&, const Log&) {
-        return std::make_unique<Fading>(h.share);
-      });
+      [](const FadingHparams& h, const editors::RecipeInputs&) { return std::make_unique<Fading>(h.share); });
 }
 
 TEST(Session, RunsAnEditorOfTheProgramsOwn) {

@@ -54,6 +54,8 @@ TEST(TokenizerSplit, CharacterClasses) {
   EXPECT_EQ(words_of({{"type", "Punctuation"}, {"behavior", "Contiguous"}}, "a,$。b"), (Words{"a", ",$。", "b"}));
   EXPECT_EQ(words_of({{"type", "WhitespaceSplit"}}, " a\u00A0b\n"), (Words{"a", "b"}));
   EXPECT_EQ(words_of({{"type", "Whitespace"}}, "don't stop"), (Words{"don", "'", "t", "stop"}));
+  // \w of Rust: joiners belong to words, raised digits and fractions do not.
+  EXPECT_EQ(words_of({{"type", "Whitespace"}}, "a\u200Db c\u00B2\u00BD"), (Words{"a\u200Db", "c", "\u00B2\u00BD"}));
 }
 
 TEST(TokenizerSplit, ByteLevel) {

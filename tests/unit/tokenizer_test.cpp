@@ -1,5 +1,6 @@
 // Encoding and decoding with small hand-made tokenizers; the expected ids follow from the rules by hand.
 #include <emend/core/error.h>
+#include <emend/models/chat.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -111,6 +112,8 @@ TEST(Tokenizer, AddedTokensStripAndStandAlone) {
   EXPECT_EQ(tokenizer->encode_ids("<r> <l>"), (Ids{257, 256}));
   EXPECT_EQ(tokenizer->encode_ids("a word."), (Ids{'a', ' ', 258, '.'}));
   EXPECT_EQ(tokenizer->encode_ids("words").size(), 5u);
+  document["added_tokens"] = {added_token("\n", 256, {{"lstrip", true}, {"rstrip", true}})};
+  EXPECT_EQ(make_tokenizer(document)->encode_ids("a\n\n\nb"), (Ids{'a', 256, 'b'})) << "the first takes the others";
   EXPECT_EQ(tokenizer->encode_ids("éword").size(), 6u);
 }
 
@@ -275,6 +278,22 @@ TEST(Tokenizer, FingerprintCoversWhatDecidesIds) {
   changed([](json& j) { j["pre_tokenizer"]["use_regex"] = false; });
   changed([](json& j) { j["added_tokens"] = json::array({added_token("<a>", 258)}); });
   changed([](json& j) { j["added_tokens"] = json::array({added_token("<a>", 258, {{"lstrip", true}})}); });
+}
+
+TEST(Chat, FormatsAreToldApart) {
+  const auto turns = [](const char* chat_template) {
+    return render_chat(detect_chat_format(chat_template), {{"user", "Hi"}}, true).text;
+  };
+  EXPECT_EQ(turns("{{ '<|im_start|>' + role + '<|im_sep|>' + content + '<|im_end|>' }}"),
+            "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>");
+  EXPECT_EQ(turns("{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"),
+            "<|user|>Hi<|end|><|assistant|>");
+  EXPECT_EQ(turns("{{ '<|user|>\\n' + content + '<|end|>\\n' }}"), "<|user|>\nHi<|end|>\n<|assistant|>\n");
+  EXPECT_EQ(
+      turns("{{ \"<|im_start|>system\\nYou're {a} helper+<|im_end|>\\n\" }}"),
+      "<|im_start|>system\nYou're {a} helper+<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(turns("{{ '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}"),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
 TEST(Tokenizer, ThreadsShareOneTokenizer) {

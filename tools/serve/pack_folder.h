@@ -59,9 +59,9 @@ class PackFolder {
   /// Takes over the file of a new pack. Throws HttpError 409 for a name that is taken, and what load_pack throws.
   void add(const std::string& name, const std::filesystem::path& file);
   struct Change {
-    std::optional<bool> active;      ///< put in force, last or at `position`, or taken out of force
-    std::optional<size_t> position;  ///< only beside active: true
-    std::optional<double> strength;  ///< how strongly a pack of directions (emend direct) acts from now on
+    std::optional<bool> active = {};      ///< put in force, last or at `position`, or taken out of force
+    std::optional<size_t> position = {};  ///< only beside active: true
+    std::optional<double> strength = {};  ///< how strongly a pack of directions (emend direct) acts from now on
   };
   /// All of it or nothing. Throws HttpError 404, 400 for a strength of another pack, 409 if the pack does not go
   /// together with those in force.

@@ -4,6 +4,8 @@
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/convert.h>
+#include <emend/models/gguf/gguf_file.h>
+#include <emend/models/gguf/gguf_writer.h>
 
 #include <chrono>
 #include <sstream>
@@ -81,7 +83,10 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   convert.overwrite = options.force;
   convert.spare_neurons = options.spare_neurons;
   std::vector<std::string> left_out;
-  convert.edits = editors::edits_in_weights(models::open_checkpoint(options.source)->path(), left_out);
+  const auto source = models::open_checkpoint(options.source)->path();
+  convert.edits = editors::edits_in_weights(source, left_out);
+  size_t edits = convert.edits.size();
+  if (std::filesystem::is_regular_file(source)) edits += models::GgufFile(source).texts(models::kGgufEdits).size();
   convert.log = &common.log;
   convert.progress = [&common](const ProgressUpdate& update) {
     if (common.cancel.requested())
@@ -93,8 +98,8 @@ int run_convert(const ConvertArguments& options, const Common& common) {
   const auto begin = std::chrono::steady_clock::now();
   auto report = models::convert_model(options.source, options.target, convert);
   report.notes.insert(report.notes.end(), left_out.begin(), left_out.end());
-  if (!convert.edits.empty() && report.format == models::ModelFormat::kHuggingFace)
-    report.notes.push_back("the source's edits (" + std::to_string(convert.edits.size()) +
+  if (edits > 0 && report.format == models::ModelFormat::kHuggingFace)
+    report.notes.push_back("the source's edits (" + std::to_string(edits) +
                            ") are part of these weights without a ledger: emend list does not show them here, and "
                            "emend revert cannot take them out");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -23,24 +23,25 @@ struct EvalArguments {
 // Both states of the model where packs are given; all processes of a group share the scoring.
 int evaluate_named(const EvalArguments& options, Common& common) {
   const auto facts = workflow::load_named_facts(options.facts, common);
-  const auto names = evaluation::resolve_metrics(options.metrics.names, facts);
+  const auto names = workflow::metric_names(options.metrics, facts);
   workflow::check_metrics(options.metrics, names);
   const auto checkpoint = open_named(options.model);
   const auto given = workflow::Packs::load(*checkpoint, options.packs);
   auto model = load_named(checkpoint, options.model, common);
   auto evaluate = workflow::evaluate_options(model, options.metrics, common, options.seed);
   workflow::Packs packs(model);
+  evaluate.front = [&](std::string_view prompt) { return packs.runtime().prefix(prompt); };
   // What lies beside the weights is not in the model's fingerprint: such a state is not kept.
   const auto before = packs.runtime().empty()
                           ? workflow::evaluate_unedited(model, facts, names, options.metrics, common, options.seed)
-                          : evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
+                          : evaluation::evaluate(model, facts, names, evaluate);
   std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
   nlohmann::ordered_json document = {
       {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
   if (!options.packs.empty()) {
     for (const auto& [name, pack] : given) packs.add(model, pack, name);
     evaluate.before = &before;
-    const auto after = evaluation::evaluate(model, packs.runtime().with_prefixes(facts), names, evaluate);
+    const auto after = evaluation::evaluate(model, facts, names, evaluate);
     states.emplace_back("after", after.summary);
     document["metrics"] = {{"pre", before.summary}, {"post", after.summary}};
   }

@@ -139,7 +139,8 @@ int run_convert_facts(const ConvertFactsArguments& options, const Common& common
                 {"to", report.to},
                 {"facts", report.facts},
                 {"lost", report.lost}},
-               counted(report.facts, "fact") + " from " + report.from + " to " + report.to + ": " + options.out + "\n");
+               counted(report.facts, "fact") + " from " + report.from + " to " + report.to + ": " + options.out +
+                   (report.alt ? ", to be read with --zsre-target alt" : "") + "\n");
   return 0;
 }
 

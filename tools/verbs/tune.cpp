@@ -181,7 +181,7 @@ int run_tune(const TuneArguments& given, Common& common) {
   document["files"]["report"] = (folder / "report.html").string();
   folder.write_json("results.json", document);
   std::ostringstream text;
-  text << "Trained " << result.parameters << " parameters in " << result.deltas.size() << " layers, "
+  text << "Trained " << result.parameters << " parameters in " << counted(result.deltas.size(), "weight") << ", "
        << result.steps.size() << " steps, " << result.seconds << " s\n"
        << "Loss: first step " << result.steps.front().loss << ", last step " << result.steps.back().loss << '\n';
   for (const auto& [what, where] : document["files"].items()) text << what << ": " << where.get<std::string>() << '\n';

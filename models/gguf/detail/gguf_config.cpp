@@ -374,6 +374,8 @@ class ConfigWriter {
         if (rotary.attention_factor) number("rope.scaling.yarn_attn_factor", *rotary.attention_factor);
         if (rotary.beta_fast != 32) number("rope.scaling.yarn_beta_fast", rotary.beta_fast);
         if (rotary.beta_slow != 1) number("rope.scaling.yarn_beta_slow", rotary.beta_slow);
+        if (rotary.mscale || rotary.mscale_all_dim) note("YaRN's mscale is not kept for llama.cpp");
+        if (!rotary.truncate) note("llama.cpp rounds YaRN's correction range, which this model does not");
         break;
       case Rotary::Kind::kLlama3:
         out_.tables.emplace_back("rope_freqs.weight", llama3_divisors(rotary));

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 #include <utility>
 
 namespace emend::models {
@@ -26,9 +25,7 @@ uint64_t padded(uint64_t size, uint64_t alignment) {
 }
 
 uint64_t stored_bytes(const GgufOutput& tensor) {
-  int64_t values = 1;
-  for (const int64_t n : tensor.shape) values *= n;
-  return row_bytes(tensor.type, values);
+  return row_bytes(tensor.type, c10::multiply_integers(tensor.shape));
 }
 
 // Rows that a thread takes at a time: about 64 k values.
@@ -90,7 +87,7 @@ at::Tensor encode(const at::Tensor& values, GgmlType type, const std::string& wh
     if (type == GgmlType::kF16 && !all_finite(to))
       throw Error(ErrorClass::kNumeric,
                   {where, "values too large for F16, up to " + std::to_string(from.abs().max().item<double>()),
-                   "at most 65504", "write BF16, Q8_0 or F32 instead"});
+                   "at most 65504", "write BF16 or F32 instead"});
     return to.reshape({-1}).view(at::kByte);
   }
   const auto [rows, columns] = matrix_of(from);
@@ -100,6 +97,12 @@ at::Tensor encode(const at::Tensor& values, GgmlType type, const std::string& wh
   at::parallel_for(0, rows, grain(columns), [&, columns = columns](int64_t begin, int64_t end) {
     quantise_rows(type, source + begin * columns, target + begin * row_bytes(type, columns), end - begin, columns);
   });
+  // The scales of blocks are of 16 bits.
+  const double largest = from.abs().max().item<double>();
+  if (largest > 6e4 && !all_finite(decode(bytes, type, from)))
+    throw Error(ErrorClass::kNumeric,
+                {where, "values too large for " + std::string(to_string(type)) + ", up to " + std::to_string(largest),
+                 "what the scales of its blocks hold", "write BF16 or F32 instead"});
   return bytes;
 }
 

@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <emend/core/atomic_file.h>
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_tensors.h>
@@ -58,15 +57,13 @@ class Planner {
       files_.metadata().fail_key(prefix + "expert_count", std::to_string(config_.n_experts), "at most 1024");
   }
 
-  static GgufPiece whole(const LocatedTensor& located) { return {located, 0, row_count(*located.tensor)}; }
-
   [[nodiscard]] std::vector<GgufPiece> find_all(const std::vector<std::string>& names,
                                                 const std::string& suffix) const {
     std::vector<GgufPiece> pieces;
     for (const std::string& name : names) {
       const LocatedTensor located = files_.find(name + suffix);
       if (!located) return {};
-      pieces.push_back(whole(located));
+      pieces.push_back({located, 0, row_count(*located.tensor)});
     }
     return pieces;
   }
@@ -186,8 +183,8 @@ void release_pages(const std::byte* data, size_t bytes) {
 at::Tensor copy_of(const GgufRecipe& recipe) {
   const GgufPiece& piece = recipe.pieces.front();
   const GgufTensor& tensor = *piece.source.tensor;
-  const std::byte* data = piece.source.file->mapping()->data() + tensor.offset +
-                          tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.first_row;
+  const std::byte* data =
+      piece.source.file->data(tensor) + tensor.bytes / static_cast<uint64_t>(row_count(tensor)) * piece.first_row;
   at::Tensor copy = at::empty(recipe.info.shape, at::TensorOptions().dtype(recipe.info.dtype));
   std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
   release_pages(data, copy.nbytes());
@@ -204,7 +201,7 @@ at::Tensor read_vector(const GgufRecipe& recipe) {
     parts.push_back(values.narrow(0, piece.first_row, piece.rows));
   }
   at::Tensor values = at::cat(parts);
-  if (recipe.order) values = values.index_select(0, at::tensor(at::ArrayRef<int64_t>(*recipe.order), at::kLong));
+  if (recipe.order) values = values.index_select(0, at::tensor(*recipe.order, at::kLong));
   if (recipe.plus_one) values.sub_(1);
   return values.to(recipe.info.dtype);
 }
@@ -298,9 +295,9 @@ at::Tensor assemble(const GgufTensor& target, const std::vector<const GgufRecipe
                     const std::function<at::Tensor(const std::string&)>& read) {
   if (users.size() == 1 && users[0]->pieces.size() == 1 && !users[0]->order && users[0]->pieces[0].first_row == 0)
     return in_file_form(*users[0], read(users[0]->expected.name));
-  const bool matrix = target.shape.size() > 1;
-  const int64_t rows = matrix ? target.rows() : target.shape[0];
-  at::Tensor result = matrix ? at::empty({rows, target.row_values()}, at::kFloat) : at::empty({rows}, at::kFloat);
+  const int64_t rows = row_count(target);
+  at::Tensor result =
+      target.shape.size() > 1 ? at::empty({rows, target.row_values()}, at::kFloat) : at::empty({rows}, at::kFloat);
   int64_t covered = 0;
   for (const GgufRecipe* recipe : users) {
     const at::Tensor values = in_file_form(*recipe, read(recipe->expected.name));
@@ -314,10 +311,7 @@ at::Tensor assemble(const GgufTensor& target, const std::vector<const GgufRecipe
       theirs.push_back(recipe->pieces[p].first_row + from);
     }
     covered += std::ssize(ours);
-    const auto index = [](const std::vector<int64_t>& list) {
-      return at::tensor(at::ArrayRef<int64_t>(list), at::kLong);
-    };
-    result.index_copy_(0, index(theirs), values.index_select(0, index(ours)));
+    result.index_copy_(0, at::tensor(theirs, at::kLong), values.index_select(0, at::tensor(ours, at::kLong)));
   }
   EMEND_CHECK(covered == rows, "recipes cover " + target.name);
   return result;

@@ -99,6 +99,12 @@ void put_special(const Tokenizer& tokenizer, GgufVocabulary& vocabulary, std::ve
   vocabulary.add_bos = tokenizer.adds_bos();
   if (prefix.size() > (tokenizer.adds_bos() ? 1U : 0U))
     notes.emplace_back("the tokens that the tokenizer puts before a text are not kept");
+  const auto around = tokenizer.encode_ids("", true);  // what stands in front of a text, and behind it
+  const size_t behind = around.size() - prefix.size();
+  if (behind == 1 && around.back() == tokenizer.eos_id())
+    vocabulary.add_eos = true;
+  else if (behind > 0)
+    notes.emplace_back("the tokens that the tokenizer puts behind a text are not kept");
   vocabulary.chat_template = tokenizer.chat_template();
 }
 

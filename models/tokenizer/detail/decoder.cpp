@@ -221,21 +221,14 @@ json template_processor(const std::vector<std::pair<std::string, int64_t>>& pref
     tokens[entry.first] = {{"id", entry.first}, {"ids", {entry.second}}, {"tokens", {entry.first}}};
     return json{{"SpecialToken", {{"id", entry.first}, {"type_id", type}}}};
   };
-  const auto sequence = [](const char* name, int type) {
-    return json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  const auto put = [&](json& list, int type) {
+    for (const auto& entry : prefix) list.push_back(token(entry, type));
+    list.push_back(json{{"Sequence", {{"id", type == 0 ? "A" : "B"}, {"type_id", type}}}});
+    for (const auto& entry : suffix) list.push_back(token(entry, type));
   };
-  for (int type = 0; type < 2; ++type) {
-    for (const auto& entry : prefix) {
-      if (type == 0) single.push_back(token(entry, 0));
-      pair.push_back(token(entry, type));
-    }
-    if (type == 0) single.push_back(sequence("A", 0));
-    pair.push_back(sequence(type == 0 ? "A" : "B", type));
-    for (const auto& entry : suffix) {
-      if (type == 0) single.push_back(token(entry, 0));
-      pair.push_back(token(entry, type));
-    }
-  }
+  put(single, 0);
+  put(pair, 0);
+  put(pair, 1);
   return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", tokens}};
 }
 

@@ -164,14 +164,14 @@ void FolderConfig::apply(PipelineSpec& spec) const {
   });
 
   // The Llama and Gemma classes of transformers build the post-processor from these flags.
-  if (!adds_bos_by_class(class_) || !flag("add_bos_token")) return;
+  if (!adds_bos_by_class(class_) || (!flag("add_bos_token") && !flag("add_eos_token"))) return;
   const auto around = [&](const std::optional<int64_t>& id, const char* key, bool wanted) {
     std::vector<std::pair<std::string, int64_t>> pieces;
     if (wanted && id) pieces.emplace_back(special_text(key).value_or(""), *id);
     return pieces;
   };
   spec.post_processor =
-      template_processor(around(spec.special.bos, "bos_token", *flag("add_bos_token")),
+      template_processor(around(spec.special.bos, "bos_token", flag("add_bos_token").value_or(true)),
                          around(spec.special.eos, "eos_token", flag("add_eos_token").value_or(false)));
 }
 

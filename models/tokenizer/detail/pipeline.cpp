@@ -320,6 +320,7 @@ void AddedTokenSearch::split(std::string_view text, std::vector<AddedSpan>& span
       continue;
     if (token->lstrip) begin = std::max(white_space_before(text, begin), done);
     if (token->rstrip) end = white_space_after(text, end);
+    if (begin >= end) continue;  // taken by the one before
     if (done < begin) spans.push_back({done, begin, nullptr});
     spans.push_back({begin, end, token});
     done = end;

@@ -67,14 +67,12 @@ void Splitter::add(size_t begin, size_t end, bool delimiter) {
       extends = holding_ && !delimiter && was_delimiter_;
       break;
   }
-  if (extends) {
-    end_ = end;
-  } else {
+  if (!extends) {
     finish();
     holding_ = true;
     begin_ = begin;
-    end_ = end;
   }
+  end_ = end;
   was_delimiter_ = delimiter;
 }
 
@@ -94,7 +92,7 @@ PreTokenizer split_at(std::shared_ptr<const Regex> pattern, SplitBehaviour behav
   };
 }
 
-PreTokenizer split_at(const char* pattern, const JsonView& view, SplitBehaviour behaviour, bool invert) {
+PreTokenizer split_at(const std::string& pattern, const JsonView& view, SplitBehaviour behaviour, bool invert) {
   return split_at(std::make_shared<const Regex>(pattern, view.where()), behaviour, invert);
 }
 
@@ -188,7 +186,11 @@ void add_step(const JsonView& view, const std::string& type, std::vector<PreToke
   } else if (type == "Metaspace") {
     add_metaspace(view, steps);
   } else if (type == "Whitespace") {
-    steps.push_back(split_at(R"(\w+|[^\w\s]+)", view, SplitBehaviour::kRemoved, true));
+    // \w of Rust, which is is_word() and not that of Oniguruma.
+    const std::string word =
+        "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{200C}\\x{200D}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"
+        "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
+    steps.push_back(split_at("[" + word + "]+|[^" + word + "\\s]+", view, SplitBehaviour::kRemoved, true));
   } else if (type == "WhitespaceSplit") {
     steps.push_back(split_at_characters(&is_white_space, SplitBehaviour::kRemoved));
   } else {

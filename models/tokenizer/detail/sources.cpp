@@ -34,22 +34,26 @@ json split_pre_tokenizer(const std::string& pattern) {
 
 namespace {
 
-void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
-  const std::string text = read_file(path);
+// Calls visit(line, its number) for every line, without the end of the line.
+template <class Visit>
+void for_each_line(std::string_view text, const Visit& visit) {
   size_t number = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
-    ++number;
-    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    if (line.empty() || line.substr(0, 8) == "#version") continue;
+  for (size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = std::min(text.find('\n', at), text.size());
+    visit(text.substr(at, end - at), ++number);
+  }
+}
+
+void read_merges(const std::filesystem::path& path, PipelineSpec& spec) {
+  for_each_line(read_file(path), [&](std::string_view line, size_t number) {
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty() || line.starts_with("#version")) return;
     const size_t space = line.find(' ');
     if (!spec.add_merge(line.substr(0, space), space == line.npos ? "" : line.substr(space + 1)))
       throw Error(ErrorClass::kCorruption,
                   {path.string() + ":" + std::to_string(number), "got \"" + shorten(line) + "\"",
                    "two pieces of vocab.json that make a third", "get both files again"});
-  }
+  });
 }
 
 // GPT-2 or, by the class in tokenizer_config.json, Qwen2.
@@ -109,20 +113,15 @@ std::optional<Line> parse_line(std::string_view text) {
 void read_ranks(const std::filesystem::path& path, Vocabulary& vocabulary) {
   const std::string text = read_file(path);
   vocabulary.reserve(text.size() / 12);
-  size_t number = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
-    ++number;
-    if (line.empty()) continue;
+  for_each_line(text, [&](std::string_view line, size_t number) {
+    if (line.empty()) return;
     const auto parsed = parse_line(line);
     if (!parsed)
       throw Error(ErrorClass::kCorruption,
                   {path.string() + ":" + std::to_string(number), "got \"" + shorten(line) + "\"",
                    "a token in base64, a space and its rank", "get the file again"});
     vocabulary.add(to_byte_level(parsed->bytes), parsed->rank);
-  }
+  });
 }
 
 // Qwen (version 1) numbers its special tokens from the end of the ranks: three named ones and 205 spare ones.

@@ -135,7 +135,10 @@ std::string piece_of(const TokenizerJsonParts& parts, int64_t id) {
 }
 
 json config_of(const TokenizerJsonParts& parts) {
-  json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  // Named inputs: the class alone also gives token_type_ids, which `generate` of a causal model refuses.
+  json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                 {"clean_up_tokenization_spaces", false},
+                 {"model_input_names", {"input_ids", "attention_mask"}}};
   const SpecialTokens& special = parts.special;
   const auto name = [&](const char* key, const std::optional<int64_t>& id) {
     if (id) config[key] = piece_of(parts, *id);

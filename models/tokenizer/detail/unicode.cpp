@@ -7,17 +7,9 @@
 namespace emend::models::detail {
 
 void append_utf8(std::string& text, char32_t character) {
-  const auto put = [&text](char32_t byte) { text += static_cast<char>(byte); };
-  if (character < 0x80) {
-    put(character);
-  } else if (character < 0x800) {
-    put(0xC0 | character >> 6), put(0x80 | (character & 0x3F));
-  } else if (character < 0x10000) {
-    put(0xE0 | character >> 12), put(0x80 | (character >> 6 & 0x3F)), put(0x80 | (character & 0x3F));
-  } else {
-    put(0xF0 | character >> 18), put(0x80 | (character >> 12 & 0x3F));
-    put(0x80 | (character >> 6 & 0x3F)), put(0x80 | (character & 0x3F));
-  }
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const auto length = utf8proc_encode_char(static_cast<utf8proc_int32_t>(character), bytes.data());
+  text.append(bytes.begin(), bytes.begin() + length);
 }
 
 bool is_white_space(char32_t c) {
@@ -30,22 +22,8 @@ bool is_word(char32_t c) {
   if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
       (c >= 0x1F170 && c <= 0x1F189))
     return true;  // enclosed letters: symbols, but alphabetic
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return false;
-  }
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));  // letters, marks and numbers follow
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) || category == UTF8PROC_CATEGORY_PC;
 }
 
 size_t last_character(std::string_view text) {
@@ -228,8 +206,7 @@ bool is_recent_mark(char32_t character) {
 bool is_numeric(char32_t character) {
   if (character < 0x80) return character >= '0' && character <= '9';
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(character));
-  return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_NO ||
-         contains(kRecentNumbers, character);
+  return (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO) || contains(kRecentNumbers, character);
 }
 
 bool is_punctuation(char32_t character) {

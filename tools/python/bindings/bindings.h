@@ -4,6 +4,7 @@
 // lock; errors arrive as emend.Error with their four parts. Non-goals: a second API; names follow the C++ ones.
 #pragma once
 
+#include <c10/core/InferenceMode.h>
 #include <emend/core/error.h>
 #include <emend/core/log.h>
 #include <emend/datasets/fact.h>
@@ -15,6 +16,7 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,18 @@ auto unlocked(const Work& work) {
   return work();
 }
 
+/// Tensors as the toolkit makes them, also inside torch.autocast and torch.inference_mode, for a scope.
+class PlainTensors {
+ public:
+  PlainTensors() {
+    if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
+  }
+
+ private:
+  std::optional<c10::InferenceMode> normal_;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+};
+
 /// What Python has as inputs: a text, a list of texts, a list of ids, or a list of lists of ids.
 [[nodiscard]] models::Prompts prompts_of(const py::object& inputs);
 /// The same as rows of token ids.
@@ -60,8 +74,11 @@ auto unlocked(const Work& work) {
 /// A path to a facts file, a FactSet, or a list of Fact or dict.
 [[nodiscard]] datasets::FactSet facts_of(const py::object& facts);
 
-/// A Python callable as a progress callback. True draws on standard error; None and False give an empty one. False ends
-/// the work, None and True go on; an exception ends it too and reaches the caller.
+/// Throws what Ctrl-C raises in Python, if it was pressed.
+void check_signals();
+
+/// A Python callable as a progress callback. True draws on standard error; None and False only look at signals. False
+/// ends the work, None and True go on; an exception ends it too and reaches the caller.
 [[nodiscard]] std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable);
 
 /// A Python callable at a site: it returns None or a tensor (or what torch.as_tensor takes).

@@ -15,7 +15,7 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
   if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
   if (py::isinstance<py::int_>(object)) return taken<int64_t>(object, where, "a whole number of at most 64 bits");
   if (py::isinstance<py::float_>(object)) return object.cast<double>();
-  if (py::isinstance<py::str>(object)) return object.cast<std::string>();
+  if (py::isinstance<py::str>(object)) return taken<std::string>(object, where, "a text without half characters");
   if (py::hasattr(object, "__fspath__")) return py::str(object).cast<std::string>();
   if (py::isinstance<py::dict>(object)) {
     auto json = nlohmann::json::object();
@@ -29,6 +29,9 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
       json.push_back(json_of(value, where, depth + 1));
     return json;
   }
+  if (py::hasattr(object, "tolist")) return json_of(object.attr("tolist")(), where, depth + 1);  // NumPy, torch
+  if (py::isinstance(object, py::module_::import("builtins").attr("range")))
+    return json_of(py::list(py::reinterpret_borrow<py::object>(object)), where, depth);
   throw unexpected(where, object, "None, bool, int, float, str, list, tuple or dict");
 }
 
@@ -87,10 +90,14 @@ at::ScalarType dtype_of(const py::object& dtype) {
 
 models::Prompts prompts_of(const py::object& inputs) {
   static const std::string expected = "a text, texts, token ids, or rows of token ids";
-  if (py::isinstance<py::str>(inputs)) return inputs.cast<std::string>();
-  const py::object plain = py::hasattr(inputs, "tolist") ? inputs.attr("tolist")() : inputs;
+  const auto plain_of = [](const py::object& value) {
+    return py::hasattr(value, "tolist") ? py::object(value.attr("tolist")()) : value;
+  };
+  if (py::isinstance<py::str>(inputs)) return taken<std::string>(inputs, "inputs", "a text without half characters");
+  const py::object plain = plain_of(inputs);
   if (PyBytes_Check(plain.ptr()) || !py::isinstance<py::iterable>(plain)) throw unexpected("inputs", inputs, expected);
-  const py::list items(plain);
+  py::list items;
+  for (const auto& item : py::list(plain)) items.append(plain_of(py::reinterpret_borrow<py::object>(item)));
   using Row = std::vector<int64_t>;
   if (!items.empty() && py::isinstance<py::int_>(items[0])) return {{taken<Row>(items, "inputs", expected)}};
   std::vector<std::string> texts;
@@ -111,15 +118,25 @@ std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::
   return std::move(prompts.ids);
 }
 
+void check_signals() {
+  const py::gil_scoped_acquire lock;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callable) {
-  if (callable.is_none() || callable.is(py::bool_(false))) return {};
+  if (callable.is_none() || callable.is(py::bool_(false)))
+    return [](const ProgressUpdate&) {
+      check_signals();
+      return true;
+    };
   if (callable.is(py::bool_(true)))
     return [draw = make_progress(2)](const ProgressUpdate& update) {
-      const py::gil_scoped_acquire lock;
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      check_signals();
       draw(update);
       return true;
     };
+  static const std::string expected = "None, True, False, or a function that returns one of them";
+  if (!PyCallable_Check(callable.ptr())) throw unexpected("progress", callable, expected);
   // Shared, and let go of with the lock held: the last copy may go on a thread without it.
   const std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
     const py::gil_scoped_acquire lock;
@@ -129,7 +146,7 @@ std::function<bool(const ProgressUpdate&)> progress_of(const py::object& callabl
     const py::gil_scoped_acquire lock;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     const py::object answer = (*held)(update.phase, update.done, update.total, update.detail);
-    return answer.is_none() || answer.cast<bool>();
+    return answer.is_none() || taken<bool>(answer, "progress", expected);
   };
 }
 

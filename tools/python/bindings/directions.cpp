@@ -72,14 +72,14 @@ void bind_directions(py::module_& module) {
           [action](const std::shared_ptr<models::Model>& model, const py::object& progress, const py::kwargs& given) {
             return direct(action, model, py::none(), progress, given);
           },
-          py::arg("model"), py::kw_only(), py::arg("progress") = true, text.c_str());
+          py::arg("model").none(false), py::kw_only(), py::arg("progress") = true, text.c_str());
     else
       module.def(
           name.c_str(),
           [action](const std::shared_ptr<models::Model>& model, const py::object& directions,
                    const py::object& progress,
                    const py::kwargs& given) { return direct(action, model, directions, progress, given); },
-          py::arg("model"), py::arg("directions"), py::kw_only(), py::arg("progress") = true, text.c_str());
+          py::arg("model").none(false), py::arg("directions"), py::kw_only(), py::arg("progress") = true, text.c_str());
   }
 }
 

@@ -21,21 +21,24 @@ std::vector<std::string> assignments(const py::object& overrides) {
   const auto json = to_json(overrides, "overrides");
   if (!json.is_object()) refuse({"overrides", json.type_name(), "a dict such as {\"v_lr\": 0.1}", ""});
   for (const auto& [key, value] : json.items()) {
-    if (value.is_number_float() && !std::isfinite(value.get<double>()))
-      refuse({"overrides[\"" + key + "\"]", "no number", "a finite number", ""});
+    for (const auto& single : nlohmann::json::array({value}).flatten())
+      if (single.is_number_float() && !std::isfinite(single.get<double>()))
+        refuse({"overrides[\"" + key + "\"]", "no number", "a finite number", ""});
     list.push_back(key + "=" + value.dump());
   }
   return list;
 }
 
 workflow::RunOptions options_of(const std::string& editor, const py::object& hparams, const py::object& overrides,
-                                const std::string& corpus, int64_t statistics_tokens, uint64_t seed,
+                                const std::filesystem::path& corpus, int64_t statistics_tokens, uint64_t seed,
                                 const std::string& engine) {
+  if (statistics_tokens < 0)
+    refuse({"statistics_tokens", std::to_string(statistics_tokens), "0 (as many as are enough) or more", ""});
   workflow::RunOptions options;
   options.editor = editor;
   if (!hparams.is_none()) options.hparams = py::str(hparams).cast<std::string>();
   options.set = assignments(overrides);
-  options.corpus = corpus;
+  options.corpus = corpus.string();
   options.stats_tokens = statistics_tokens;
   options.seed = seed;
   options.engine = engine;
@@ -43,8 +46,8 @@ workflow::RunOptions options_of(const std::string& editor, const py::object& hpa
 }
 
 // "" is the folder that the programs use as well, None none.
-std::string cache_of(const std::optional<std::string>& cache) {
-  return cache && cache->empty() ? user_cache().string() : cache.value_or("");
+std::string cache_of(const std::optional<std::filesystem::path>& cache) {
+  return cache && cache->empty() ? user_cache().string() : cache.value_or("").string();
 }
 
 // The model lives as long as the session or the run.
@@ -55,8 +58,8 @@ struct PySession {
 
 std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std::string& editor,
                                         const py::object& hparams, const py::object& overrides,
-                                        const std::string& corpus, int64_t statistics_tokens,
-                                        const std::optional<std::string>& cache, uint64_t seed,
+                                        const std::filesystem::path& corpus, int64_t statistics_tokens,
+                                        const std::optional<std::filesystem::path>& cache, uint64_t seed,
                                         const std::string& engine, const py::object& progress) {
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.metrics.cache = cache_of(cache);
@@ -64,6 +67,7 @@ std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std:
   auto made = std::make_unique<PySession>();
   made->model = std::move(model);
   const py::gil_scoped_release unlocked;
+  const PlainTensors plain;
   made->session = std::make_unique<workflow::Session>(*made->model, std::move(options), std::move(lent));
   return made;
 }
@@ -75,12 +79,13 @@ struct PyRun {
 
 std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts, const std::string& editor,
                            const std::optional<std::filesystem::path>& out, bool resume, const py::object& hparams,
-                           const py::object& overrides, const std::string& corpus, int64_t statistics_tokens,
-                           const std::optional<std::string>& cache, uint64_t seed, const std::string& engine,
+                           const py::object& overrides, const std::filesystem::path& corpus, int64_t statistics_tokens,
+                           const std::optional<std::filesystem::path>& cache, uint64_t seed, const std::string& engine,
                            int64_t batch_size, const std::vector<std::string>& metrics,
                            const std::vector<std::string>& eval_at, const std::string& protocol,
                            const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
-                           const py::object& progress, const std::string& free_style) {
+                           const py::object& progress, const std::string& free_style,
+                           const std::filesystem::path& health_data) {
   if (resume && !out) refuse({"resume", "no out", "the folder of the run that goes on, or begins", "name it with out"});
   auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
   options.out = out.value_or("").string();
@@ -88,6 +93,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   options.metrics.cache = cache_of(cache);
   options.metrics.names = metrics;
   options.metrics.free_style = free_style;
+  options.metrics.health_data = health_data.string();
   options.batch_size = batch_size;
   options.eval_at = eval_at;
   options.protocol = protocol;
@@ -99,6 +105,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   made->model = std::move(model);
   workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
   const py::gil_scoped_release unlocked;
+  const PlainTensors plain;
   made->run = std::make_unique<workflow::Run>(*made->model, std::move(set), std::move(options), std::move(lent));
   made->run->execute();
   return made;
@@ -109,7 +116,10 @@ py::object edit(PySession& self, const py::object& facts, bool allow_conflicts) 
   workflow::RunOptions options;
   options.allow_conflicts = allow_conflicts;
   workflow::refuse_contradictions(set, options);
-  return to_python(unlocked([&] { return self.session->edit(set.facts).to_json(); }));
+  return to_python(unlocked([&] {
+    const PlainTensors plain;
+    return self.session->edit(set.facts).to_json();
+  }));
 }
 
 // An applied pack: takes itself out again at the end of a `with`, unless committed.
@@ -157,11 +167,13 @@ void bind_sessions(py::module_& module) {
   py::class_<PySession>(module, "Session",
                         "A sequence of edits of one model by one editor. Changes of weights stay when it ends; edits "
                         "beside the weights (GRACE, WISE, IKE) are in force as long as it lives.")
-      .def(py::init(&make_session), py::arg("model"), py::arg("editor") = "", py::kw_only(),
+      .def(py::init(&make_session), py::arg("model").none(false), py::arg("editor") = "", py::kw_only(),
            py::arg("hparams") = py::none(), py::arg("overrides") = py::none(), py::arg("corpus") = "",
            py::arg("statistics_tokens") = 0, py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast",
            py::arg("progress") = true,
-           "editor: empty is the one that the file of hyper-parameters names (alg_name), else memit.\n"
+           "editor: empty is the one that the file of hyper-parameters names (alg_name), else latch where it has a "
+           "preset "
+           "for the model, else memit.\n"
            "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
            "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
            "corpus: text for the key statistics; empty: text that the model samples.\n"
@@ -219,7 +231,7 @@ void bind_sessions(py::module_& module) {
       .def(
           "undo", [](PyRun& self) { self.run->session().undo(); },
           "Gives the model back every byte that it had when the run began, as Session.undo.");
-  module.def("run", &run, py::arg("model"), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
+  module.def("run", &run, py::arg("model").none(false), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
              py::arg("out") = py::none(), py::arg("resume") = false, py::arg("hparams") = py::none(),
              py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
              py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("batch_size") = 0,
@@ -227,6 +239,7 @@ void bind_sessions(py::module_& module) {
              py::arg("eval_at") = std::vector<std::string>{"end"}, py::arg("protocol") = "sequential",
              py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
              py::arg("allow_conflicts") = false, py::arg("progress") = true, py::arg("free_style") = "plain",
+             py::arg("health_data") = "",
              "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
              "does.\nout: run folder; None makes a new one in runs/. resume: go on with an interrupted run there.\n"
              "The other arguments are those of Session and of memit_edit.");
@@ -262,7 +275,7 @@ void bind_editing(py::module_& module) {
       .def(
           "__enter__", [](Applied& self) -> Applied& { return self; }, py::return_value_policy::reference_internal)
       .def("__exit__", [](Applied& self, const py::object&, const py::object&, const py::object&) { self.revert(); });
-  module.def("apply_pack", &apply_pack, py::arg("model"), py::arg("pack"), py::arg("force") = false,
+  module.def("apply_pack", &apply_pack, py::arg("model").none(false), py::arg("pack"), py::arg("force") = false,
              "Writes a pack (or the file of one) into the model it was made from; force=True into another one of the "
              "same shape.");
 }

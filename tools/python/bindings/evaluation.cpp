@@ -9,19 +9,22 @@ using evaluation::Evaluation;
 
 Evaluation evaluate(const models::Model& model, const py::object& facts, const std::vector<std::string>& metrics,
                     const Evaluation* before, const py::object& progress, uint64_t seed, int bootstrap,
-                    const std::string& free_style) {
+                    const std::string& free_style, const std::filesystem::path& health_data) {
+  if (bootstrap < 0) refuse({"bootstrap", std::to_string(bootstrap), "0 (no interval of the score) or more", ""});
   const auto set = facts_of(facts);
   evaluation::EvaluateOptions options;
   options.before = before;
   options.seed = seed;
   options.bootstrap = bootstrap;
   options.free_style = free_style;
+  options.health_data = health_data;
   if (const auto callback = progress_of(progress))
     options.progress = [callback](const ProgressUpdate& update) {
       if (!callback(update))
         throw Error(ErrorClass::kCancelled, {update.phase, "stopped by the progress callback", "", ""});
     };
   const py::gil_scoped_release unlocked;
+  const PlainTensors plain;
   return evaluation::evaluate(model, set, metrics, options);
 }
 
@@ -39,9 +42,10 @@ void bind_evaluation(py::module_& module) {
   module.def("evaluate", &evaluate, py::arg("model"), py::arg("facts"),
              py::arg("metrics") = std::vector<std::string>{"auto"}, py::kw_only(), py::arg("before") = py::none(),
              py::arg("progress") = true, py::arg("seed") = 0, py::arg("bootstrap") = 1000,
-             py::arg("free_style") = "plain",
+             py::arg("free_style") = "plain", py::arg("health_data") = "",
              "Judges a model by facts. before: the evaluation of the unedited model, which locality compares with.\n"
-             "free_style: how the metric \"free\" asks: plain, chat (in the model's chat template) or both.");
+             "free_style: how the metric \"free\" asks: plain, chat (in the model's chat template) or both.\n"
+             "health_data: folder of health_*.json, lambada*.jsonl and text for the metric \"health\".");
 }
 
 }  // namespace emend::python

@@ -79,7 +79,7 @@ void bind_hooks(py::module_& module) {
                     "        model.forward(\"The Eiffel Tower\")\n"
                     "        value = hooks.captured(\"layers.1.mlp_out\")\n\n"
                     "A hook that did not fire by the end of the scope is an error.")
-      .def(py::init<std::shared_ptr<models::Model>>(), py::arg("model"))
+      .def(py::init<std::shared_ptr<models::Model>>(), py::arg("model").none(false))
       .def("capture", &Hooks::capture, py::arg("site"), py::arg("tokens") = py::none(), py::arg("reference") = false,
            py::return_value_policy::reference_internal,
            "Keeps a copy of the tensor at a site (of some packed tokens); with reference=True the tensor itself, with "

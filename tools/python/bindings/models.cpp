@@ -21,6 +21,7 @@ std::shared_ptr<Model> load(const py::object& named, const std::string& device_m
   const models::PlaceOptions options{device_map, max_memory, dtype_of(dtype), {}};
   const auto path = py::str(named).cast<std::string>();
   const py::gil_scoped_release unlocked;
+  const PlainTensors plain;
   struct Held {  // what packs are in force is known as long as the model lives
     Model model;
     std::shared_ptr<workflow::Changes::Order> order;
@@ -69,6 +70,10 @@ std::vector<std::string> generate(const Model& model, const py::object& prompts,
   options.top_p = top_p;
   options.seed = seed;
   if (model.has_tokenizer()) options.stop_ids = model.tokenizer().eos_ids();
+  options.ends = [](int64_t, int64_t) {
+    check_signals();
+    return false;
+  };
   const py::gil_scoped_release unlocked;
   const at::NoGradGuard no_gradients;
   std::vector<std::string> texts;

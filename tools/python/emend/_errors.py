@@ -74,6 +74,22 @@ def _arguments(signature):
     return arguments
 
 
+def _as_lists(arguments, given, named):
+    """The arguments with plain lists where lists of whole numbers are taken and tensors or arrays were given, and
+    whether there were any."""
+    kinds = {name: _kind(kind) for name, kind, *_ in arguments}
+    changed = []
+
+    def plain(name, value):
+        if not kinds.get(name) or not kinds[name][0].startswith("a list of whole numbers") or not hasattr(value, "tolist"):
+            return value
+        changed.append(name)
+        return value.tolist()
+
+    places = [name for name, _, _, by_name in arguments if not by_name]
+    return (*map(plain, places, given), *given[len(places):]), {name: plain(name, value) for name, value in named.items()}, changed
+
+
 def _shown(value):
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
@@ -109,12 +125,17 @@ def _explained(function, where, method):
         try:
             return function(*given, **named)
         except TypeError as error:
-            if "incompatible function arguments" not in str(error) and "incompatible constructor arguments" not in str(error):
+            own = error.__traceback__.tb_next is None  # not of a function of the caller's that was called meanwhile
+            if not own or not re.search(r"incompatible (function|constructor) arguments", str(error)):
                 raise
         signature = function.__doc__.split("\n")[0]
         if "(*args, **kwargs)" in signature:  # several forms
             signature = re.search(r"1\. (.*)", function.__doc__)[1]
-        raise _explanation(where, _arguments(signature)[method:], given[method:], named)
+        arguments = _arguments(signature)[method:]
+        plain, by_name, changed = _as_lists(arguments, given[method:], named)
+        if changed:
+            return call(*given[:method], *plain, **by_name)
+        raise _explanation(where, arguments, given[method:], named)
     return call
 
 
