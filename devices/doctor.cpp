@@ -49,8 +49,11 @@ CopyResult try_copies(c10::Device from, c10::Device to) {
     auto expected = pattern(bytes, ++round);
     const auto host = at::from_blob(expected.data(), {bytes}, at::kByte);
     const auto source = host.to(from, at::kByte, /*non_blocking=*/false, /*copy=*/true);
+    const auto wait = [](const at::Tensor& bytes) { (void)bytes[-1].item<uint8_t>(); };  // copies are only queued
+    wait(source);
     const auto start = std::chrono::steady_clock::now();
     const auto copy = source.to(to);
+    wait(copy);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     const auto back = copy.to(c10::kCPU);
     const auto* arrived = static_cast<const unsigned char*>(back.const_data_ptr());

@@ -10,6 +10,7 @@
 #include <emend/devices/runtime.h>
 #include <emend/devices/simulated.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -252,7 +253,10 @@ std::optional<bool> peer_access(c10::Device from, c10::Device to) {
 int usable_processors() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  // A set of more than 1,024 processors does not fit.
+  int count = sched_getaffinity(0, sizeof set, &set) == 0
+                  ? CPU_COUNT(&set)
+                  : std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   double quota = 0, period = 0;
   std::ifstream both("/sys/fs/cgroup/cpu.max");  // "max 100000" without a quota
   if (!both) {                                   // the older kind

@@ -20,7 +20,8 @@ struct EditorInfo {
   /// Changes nothing in the model: it speaks through the prompt, so there is nothing to take back.
   [[nodiscard]] bool prompts() const { return !changes_weights && !trains; }
   /// Neurons of its own that it takes, a layer, for these facts; empty: it takes none.
-  std::function<std::map<int, int64_t>(const nlohmann::json& hparams, std::span<const datasets::Fact>)> neurons;
+  std::function<std::map<int, int64_t>(const nlohmann::json& hparams, std::span<const datasets::Fact>, size_t batch)>
+      neurons;
   std::function<std::string()> help;      ///< hyper-parameters for the terminal
   std::function<std::string()> markdown;  ///< the same as a table
   std::function<std::vector<hparams::FieldInfo>()> fields;

@@ -83,6 +83,18 @@ json cache_key(const models::Model& model, const datasets::FactSet& facts, const
           {"reference", options.reference}};
 }
 
+/// Hash of what is asked, by which two evaluations can be compared; the answers may differ.
+std::string questions_of(const datasets::FactSet& facts) {
+  Sha256 hash;
+  for (const auto& fact : facts.facts) {
+    hash.update(fact.full_prompt() + '\n');
+    for (const auto& prompt : fact.neighborhood_prompts) hash.update(prompt + '\n');
+    for (const auto& [key, probes] : fact.locality)
+      for (const auto& probe : probes) hash.update(probe.prompt + '\n');
+  }
+  return hash.hex();
+}
+
 /// The stored evaluation, or nothing with a warning if the file is damaged.
 std::optional<Evaluation> read_stored(const std::filesystem::path& path, const std::string& key, const Log& log) {
   try {
@@ -152,7 +164,7 @@ Evaluation evaluate(const models::Model& model, const datasets::FactSet& facts, 
   const auto start = std::chrono::steady_clock::now();
   const MetricContext context{facts, options, &model};
   Evaluation evaluation;
-  evaluation.facts = datasets::fingerprint(facts.facts);
+  evaluation.facts = questions_of(facts);
   if (options.before && !options.before->facts.empty() && options.before->facts != evaluation.facts)
     refuse({"before", "an evaluation of other facts, or in another order", "one of these facts in this order",
             "evaluate the unedited model on the same list"});

@@ -99,7 +99,7 @@ struct Evaluation {
   std::map<std::string, at::Tensor> kept;
   double seconds = 0;
   ScoreCounts counts;
-  std::string facts = {};  ///< datasets::fingerprint of what it judged; empty: not known
+  std::string facts = {};  ///< hash of the questions that were asked; empty: not known
 };
 
 /// What stands in front of a prompt that the model is asked (editors::RuntimeScope::prefix). Empty: nothing.

@@ -37,6 +37,11 @@ struct LiveRow : BatchRow {
     if (options->on_token) options->on_token(row, id);
     done = (options->ends && options->ends(row, id)) || chosen == options->max_new_tokens;
   }
+  void fail(const Error& error) {
+    if (!options->on_error) throw error;
+    options->on_error(row, std::make_exception_ptr(error));
+    done = true;
+  }
   void choose(const at::Tensor& logits_V) {
     const bool penal = options->repetition_penalty != 1.0;
     const at::Tensor scores = penal && options->on_logits ? logits_V.clone() : logits_V;
@@ -82,6 +87,12 @@ void check_row(const Model& model, const BatchRow& row) {
             "shorten the prompt or ask for fewer tokens"});
 }
 
+Error not_finite() {
+  return {ErrorClass::kNumeric,
+          {"generation", "logits with NaN or infinite entries", "finite numbers",
+           "if the model was changed or steered, change it less; if its dtype is float16, load it as another"}};
+}
+
 // Chooses from the logits behind each row's next tokens [N, V]: the first, and guessed ones as long as they are right.
 void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& next) {
   const bool plain = std::ranges::all_of(rows, [](const LiveRow& row) { return row.done || row.plain(); });
@@ -90,14 +101,12 @@ void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& n
   const at::Tensor host = plain ? devices::to_host(at::stack({at_largest.to(at::kDouble), largest.to(at::kDouble)}, 1),
                                                    devices::Purpose::kLogits)
                                 : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
-  if (!at::isfinite(plain ? host.select(1, 1) : host.amax(-1)).all().item<bool>())
-    throw Error(ErrorClass::kNumeric,
-                {"generation", "logits with NaN or infinite entries", "finite numbers",
-                 "if the model was changed or steered, change it less; if its dtype is float16, load it as another"});
+  const at::Tensor finite = at::isfinite(plain ? host.select(1, 1) : host.amax(-1));
   int64_t token = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     LiveRow& row = rows[i];
     const auto n = std::ssize(next[i]);
+    if (!row.done && !finite.narrow(0, token, n).all().item<bool>()) row.fail(not_finite());
     if (row.done) row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
     for (int64_t k = 0; k < n && !row.done; ++k) {
       if (plain)

@@ -11,6 +11,7 @@
 #include <emend/models/model.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 
 namespace emend::models {
@@ -34,6 +35,8 @@ struct GenerateOptions {
   std::function<bool(int64_t, int64_t)> ends;
   /// Called before on_token with (row, token id, logits [V] on the host, float32). Setting it costs a copy of them.
   std::function<void(int64_t, int64_t, const at::Tensor&)> on_logits;
+  /// Called with (row, error) where a row's logits are not finite, which then ends it alone. None: the error is thrown.
+  std::function<void(int64_t, const std::exception_ptr&)> on_error;
   CancelToken cancel;
 };
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <emend/datasets/fact.h>
-#include <emend/models/model.h>
-#include <emend/workflow/handles.h>
-#include <emend/workflow/options.h>
+#include <emend/evaluation/evaluation.h>
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -189,7 +189,9 @@ int64_t room_to_add(const RunOptions& options, const models::Checkpoint& checkpo
   const auto hparams = editor.effective(find_hparams(options.editor, options.hparams, options.set, checkpoint), Log());
   constexpr int64_t kBlock = 32;
   int64_t lacking = 0;
-  for (const auto& [layer, taken] : editor.neurons(hparams, facts))
+  const size_t all = std::max<size_t>(1, facts.size());
+  const size_t batch = options.batch_size > 0 ? std::min(all, static_cast<size_t>(options.batch_size)) : all;
+  for (const auto& [layer, taken] : editor.neurons(hparams, facts, editor.batch ? batch : 1))
     lacking = std::max(lacking, taken - models::idle_neurons(checkpoint, layer));
   return (lacking + kBlock - 1) / kBlock * kBlock;
 }

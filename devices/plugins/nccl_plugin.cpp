@@ -84,8 +84,9 @@ NcclState poll(NcclCommunicator* group, void* stream) {
   if (state == ncclInProgress) return NcclState::kRunning;
   if (check(state, "NCCL")) return NcclState::kFailed;
   const auto work = cudaStreamQuery(static_cast<cudaStream_t>(stream));
-  if (work == cudaErrorNotReady) return NcclState::kRunning;
   if (work == cudaSuccess) return NcclState::kDone;
+  (void)cudaGetLastError();  // else the check behind this thread's next kernel finds it
+  if (work == cudaErrorNotReady) return NcclState::kRunning;
   (void)fail("cudaStreamQuery", cudaGetErrorString(work), "");
   return NcclState::kFailed;
 }

@@ -41,8 +41,8 @@ struct LatchGate {
 };
 
 /// A gate for each unit of one layer, by cores side by side. A subject's is act(γ(g·x − shut)) − act(γ(g·x − open)):
-/// nothing up to the one, the same from the other on. A release opens by degrees: act(γ g·x). Throws Error(kNumeric)
-/// for a gate that stays shut at its own prompts, Error(kCancelled).
+/// nothing up to the one, the same from the other on. A release opens by degrees: act(γ g·x). Empty for a gate that
+/// stays shut at its own prompts. Throws Error(kCancelled).
 [[nodiscard]] std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts& texts,
                                                 const models::Model& model, std::span<LatchUnit* const> units,
                                                 const LatchRows& rows, const EditContext& context);

@@ -285,10 +285,11 @@ std::unique_ptr<Editor> new_latch(const LatchHparams& h, const RecipeInputs& in)
   return std::make_unique<LatchEditor>(h, in);
 }
 
-// A gate a subject in `layers` and one a fact in `release_layers`, evenly.
-std::map<int, int64_t> neurons_taken(const nlohmann::json& values, std::span<const datasets::Fact> facts) {
-  std::set<std::string> subjects;
-  for (const auto& fact : facts) subjects.insert(fact.subject);
+// A gate a subject of each batch in `layers` and one a fact in `release_layers`, evenly.
+std::map<int, int64_t> neurons_taken(const nlohmann::json& values, std::span<const datasets::Fact> facts,
+                                     size_t batch) {
+  std::set<std::pair<size_t, std::string>> subjects;
+  for (size_t i = 0; i < facts.size(); ++i) subjects.emplace(i / batch, facts[i].subject);
   std::map<int, int64_t> taken;
   for (const auto& [name, gates, neurons] : {std::tuple("layers", subjects.size(), detail::kNeuronsASubject),
                                              std::tuple("release_layers", facts.size(), detail::kNeuronsARelease)}) {

@@ -3,6 +3,7 @@
 #include <emend/datasets/lint.h>
 #include <emend/editors/packs/difference.h>
 #include <emend/editors/packs/merge.h>
+#include <emend/models/config.h>
 #include <emend/models/family.h>
 
 #include <algorithm>
@@ -91,12 +92,19 @@ std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const mo
                  "compare two forms of one model"});
   };
   const auto& family = models::family_of(base.config(), base.path().string());
+  // A tied head that is stored as well is the embedding.
+  const bool tied = models::parse_config(base.config(), base.path().string(), family).tied_head;
+  const auto is_passed_over = [&](const std::string& name) {
+    return models::is_ignored(family, name) ||
+           (tied &&
+            models::without_base(family, name) == models::without_base(family, family.modules.lm_head) + ".weight");
+  };
   std::map<std::string, TensorInfo> before_by_name;  // without the prefix that one of both may lack
   for (const auto& info : base.tensors())
-    if (!models::is_ignored(family, info.name)) before_by_name[models::without_base(family, info.name)] = info;
+    if (!is_passed_over(info.name)) before_by_name[models::without_base(family, info.name)] = info;
   std::vector<WeightDelta> deltas;
   for (const auto& info : edited.tensors()) {
-    if (models::is_ignored(family, info.name)) continue;
+    if (is_passed_over(info.name)) continue;
     const auto there = before_by_name.find(models::without_base(family, info.name));
     if (there == before_by_name.end()) refuse(info.name, "is not in the other model");
     const auto [name, shape] = std::pair(there->second.name, there->second.shape);

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/devices/runtime.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/models/family.h>
 
@@ -96,6 +97,9 @@ ApplyReport apply_delta(const WeightDelta& delta, EditTransaction& transaction) 
   Sums sums;
   each_block(weight, delta,
              [&](const at::Tensor& rows, const at::Tensor& change) { add_rows(rows, change, delta.weight, sums); });
+  const auto copies = transaction.model().weight_copies(delta.weight);  // a tied head on a device of its own
+  for (size_t i = 1; i < copies.size(); ++i)
+    copies[i].copy_(devices::route_like(copies[0], copies[i], devices::Purpose::kWeight));
   return report_of(sums);
 }
 
@@ -162,7 +166,18 @@ static bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 EditTransaction::EditTransaction(models::Model& model, EditTransaction* parent) : model_(&model), parent_(parent) {}
 
 EditTransaction::~EditTransaction() {
-  if (!committed_) restore();
+  if (committed_) return;
+  // What is told is the error that led here. A device without room may have some after its unused blocks are let go;
+  // one that has failed keeps its weights as they are.
+  try {
+    restore();
+  } catch (const std::exception&) {
+    try {
+      devices::release_unused_memory();
+      restore();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    }
+  }
 }
 
 void EditTransaction::keep(const std::string& weight) {

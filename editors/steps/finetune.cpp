@@ -76,7 +76,9 @@ class FineTuneRun {
     size_t longest = 0;
     for (const auto& row : rows) longest = std::max(longest, row.labels.size());
     const auto& tokenizer = model_.tokenizer();
-    const auto pad = tokenizer.pad_id() ? tokenizer.pad_id() : tokenizer.eos_id();
+    // A padding token that was added to the tokenizer alone is none of the model's.
+    const bool has_pad = tokenizer.pad_id() && *tokenizer.pad_id() < model_.vocab_size();
+    const auto pad = has_pad ? tokenizer.pad_id() : tokenizer.eos_id();
     for (auto& row : rows) {
       const int64_t last = row.labels.front().first;
       if (pad) row.labels.resize(longest, {last, *pad});

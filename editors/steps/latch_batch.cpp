@@ -364,6 +364,7 @@ class LatchBatch {
       const TextPass& text = passes.at(place);
       write_units(place, units, {there(text.inputs_ND), there(text.energy_F)}, prompts_PD);
     }
+    std::erase_if(units_, [](const LatchUnit& unit) { return unit.target.status == FactStatus::kFailed; });
     remember(stage);
     copy_.reset();  // the weights are others now
   }
@@ -394,6 +395,19 @@ class LatchBatch {
     }
   }
 
+  // The facts fail; a release is left out.
+  void stays_shut(LatchUnit& unit) {
+    unit.target.status = FactStatus::kFailed;
+    context_.log.event(LogLevel::kDebug, "gate", unit.subject + ": its gate stays shut at itself", {});
+    if (unit.layer >= h_.layers.size()) return;
+    for (const size_t i : unit.facts) {
+      auto& outcome = result_.outcomes[batch_.places[i]];
+      outcome.status = FactStatus::kFailed;
+      outcome.reason =
+          "a gate that stays shut at its own subject; more text for the statistics or another layer may help";
+    }
+  }
+
   void write_units(size_t place, const std::vector<LatchUnit*>& units, const TextPass& pass,
                    const at::Tensor& prompts_PD) {
     LayerMemory& memory = memory_[place];
@@ -401,11 +415,14 @@ class LatchBatch {
     const LatchRows rows{pass, prompts_PD, memory};
     const std::vector<LatchGate> found = find_gates(h_, texts_, model_, units, rows, context_);
     std::vector<at::Tensor> gates, readers, columns;
-    for (const LatchGate& gate : found) {
+    for (size_t k = 0; k < found.size(); ++k) {
+      const LatchGate& gate = found[k];
+      if (gate.opens_D.empty()) stays_shut(*units[k]);
       gates.insert(gates.end(), gate.opens_D.begin(), gate.opens_D.end());
       columns.insert(columns.end(), gate.adds_D.begin(), gate.adds_D.end());
       if (weights.gated()) readers.insert(readers.end(), gate.opens_D.size(), gate.reads_D);
     }
+    if (gates.empty()) return;
     const Ids places = spare_neurons(model_, weights, pass, gates.size(), memory.used);
     const at::Tensor gate_ED = at::stack(gates);
     const at::Tensor up_ED = weights.gated() ? at::stack(readers) : gate_ED;

@@ -117,9 +117,7 @@ std::vector<LatchGate> find_gates(const LatchHparams& hparams, const LatchTexts&
       value_P = value_P * open_PD.mv(gate.reads_D);
     }
     const double value = value_P.median().item<double>();
-    if (!(value > 0))
-      throw Error(ErrorClass::kNumeric, {unit.subject, "a gate that stays shut at its own subject", "one that opens",
-                                         "give more text for the statistics, or choose another layer"});
+    if (!(value > 0)) return LatchGate{};
     for (size_t k = 0; k < edges.size(); ++k)
       gate.adds_D.push_back(beside(unit.target.delta_D[0], prompts_PD) * (signs[k] / value));
     return gate;

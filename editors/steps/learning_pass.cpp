@@ -19,14 +19,17 @@ namespace {
   refuse({"training row " + std::to_string(row), got, expected, ""});
 }
 
-void check_rows(const std::vector<LearningRow>& rows) {
+void check_rows(const models::Model& model, const std::vector<LearningRow>& rows) {
   if (rows.empty()) refuse({"training", "no rows", "at least one", ""});
   for (size_t r = 0; r < rows.size(); ++r) {
     if (rows[r].labels.empty()) bad_row(r, "no labels", "at least one token to learn");
-    for (const auto& [token, id] : rows[r].labels)
+    for (const auto& [token, id] : rows[r].labels) {
+      if (id >= model.vocab_size())
+        bad_row(r, "label " + std::to_string(id), "an id below the model's " + std::to_string(model.vocab_size()));
       if (token < 0 || token >= static_cast<int64_t>(rows[r].ids.size()) || id < 0)
         bad_row(r, "label " + std::to_string(id) + " after token " + std::to_string(token),
                 "a token of the row, which has " + std::to_string(rows[r].ids.size()));
+    }
   }
 }
 
@@ -52,7 +55,7 @@ LearningRow learning_row(const RenderedFact& fact, Objective objective) {
 LearningPass::LearningPass(const models::Model& model, const std::vector<LearningRow>& rows, int first_layer,
                            Engine engine)
     : model_(&model), engine_(engine) {
-  check_rows(rows);
+  check_rows(model, rows);
   const auto ids = mapped(rows, &LearningRow::ids);
   batch_ = engine == Engine::kReference ? models::TokenBatch::padded(ids, detail::pad_token(model))
                                         : models::TokenBatch::from_rows(ids);

@@ -118,9 +118,10 @@ std::vector<int64_t> spare_neurons(const models::Model& model, const MlpWeights&
   std::vector<int64_t> places = vacant_neurons(model, weights);
   std::erase_if(places, [&](int64_t j) { return used.contains(j); });
   places.resize(std::min(places.size(), count));
+  const std::set<int64_t> vacant(places.begin(), places.end());
   for (int64_t k = 0; k < order.numel() && places.size() < count; ++k) {
     const int64_t j = order[k].item<int64_t>();
-    if (share_F[j].item<double>() >= least && !used.contains(j)) places.push_back(j);
+    if (share_F[j].item<double>() >= least && !used.contains(j) && !vacant.contains(j)) places.push_back(j);
   }
   if (places.size() < count)
     throw Error(ErrorClass::kInvalidArgument,

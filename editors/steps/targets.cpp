@@ -393,7 +393,9 @@ void TraceState::store(Target& target) const {
 int64_t pad_token(const models::Model& model) {
   if (!model.has_tokenizer()) return 0;
   const auto& tokenizer = model.tokenizer();
-  return tokenizer.pad_id().value_or(tokenizer.eos_id().value_or(0));
+  for (const auto& id : {tokenizer.pad_id(), tokenizer.eos_id()})
+    if (id && *id < model.vocab_size()) return *id;
+  return 0;
 }
 
 }  // namespace detail

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <sstream>
 
 namespace emend::editors {
@@ -78,13 +79,24 @@ std::vector<std::vector<std::string>> written(
 
 }  // namespace
 
+// Where `word` stands in a line as a word of its own, not as a part of another.
+static size_t find_word(const std::string& line, const std::string& word, size_t from = 0) {
+  const auto joins = [&](size_t a, size_t b) {
+    const auto letter = [&](size_t at) { return std::isalnum(static_cast<unsigned char>(line[at])) != 0; };
+    return b < line.size() && letter(a) && letter(b);
+  };
+  for (size_t at = from; (at = line.find(word, at)) != std::string::npos; ++at)
+    if ((at == 0 || !joins(at, at - 1)) && !joins(at + word.size() - 1, at + word.size())) return at;
+  return std::string::npos;
+}
+
 std::string wording_of(const std::string& text, const datasets::Fact& fact) {
   const std::string answer = with_leading_space(fact.target_new);
   std::string line = text.substr(0, text.find('\n'));
   line.erase(0, line.find_first_not_of(' '));
-  const size_t subject = line.find(fact.subject), behind = subject + fact.subject.size();
+  const size_t subject = find_word(line, fact.subject), behind = subject + fact.subject.size();
   if (subject == std::string::npos || line.find_first_of("{}") != std::string::npos) return "";
-  const size_t said = line.find(answer, behind), first = line.find(answer.substr(1));
+  const size_t said = find_word(line, answer, behind), first = line.find(answer.substr(1));
   if (said == std::string::npos || said == behind || first < subject) return "";
   return line.substr(0, subject) + "{}" + line.substr(behind, said - behind);
 }
@@ -108,7 +120,7 @@ std::vector<std::string> names_of(const std::string& list, const std::string& su
   for (std::string name; std::getline(items, name, ',') && !items.eof();) {  // the last one may be cut off
     name.erase(0, std::min(name.size(), name.find_first_not_of(' ')));
     const bool plain = !name.empty() && name.find_first_of("{}\n") == std::string::npos;
-    if (plain && name.find(subject) == std::string::npos && std::ranges::find(names, name) == names.end())
+    if (plain && find_word(name, subject) == std::string::npos && std::ranges::find(names, name) == names.end())
       names.push_back(name);
   }
   return names;

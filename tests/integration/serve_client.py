@@ -357,6 +357,12 @@ def directions():
     assert said() == other
     server.ask("/v1/packs/good", {"strength": 1}, "PATCH")
     assert said() == generate(SCRATCH + "/baked/edit.safetensors")
+    server.ask("/v1/packs/beside", {"strength": 2}, "PATCH")
+    server.ask("/v1/packs/beside", method="DELETE")
+    with open(SCRATCH + "/packs/state.json") as state:
+        assert json.load(state)["strengths"] == {}, "a pack's strength goes with it"
+    long = {"prompts": [{"prompt": "x", "targets": ["word " * 100000]}]}
+    assert server.call("/v1/probe", long)[0] == 400
     assert server.stop() == 0
 
 

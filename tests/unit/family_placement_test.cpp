@@ -1,4 +1,6 @@
 // Every family split over three simulated devices: the suite of one device, and the same numbers as there.
+#include <emend/editors/steps/apply.h>
+
 #include <algorithm>
 
 #include "support/family_suite.h"
@@ -84,6 +86,12 @@ TEST_P(Placement, AWriteReachesBothCopiesOfATiedHead) {
   EXPECT_NE(copies[0].device(), copies[1].device());
   model.set_weight(*twice, copies[0] * 2);
   EXPECT_EQ(difference(copies[0], copies[1]), 0);
+  const at::Tensor before = copies[0].clone();
+  editors::EditTransaction transaction(model);
+  const auto delta = editors::WeightDelta::as_stored(*twice, -1, at::ones(before.sizes(), at::kDouble));
+  (void)editors::apply_delta(delta, transaction);
+  EXPECT_GT(difference(copies[0], before), 0.5);
+  EXPECT_EQ(difference(copies[0], copies[1]), 0) << "a change as well";
 }
 
 TEST_P(Placement, SavesToTheSameFileAsOneDevice) {

@@ -37,6 +37,14 @@ std::unique_ptr<editors::Editor> editor(const models::Model& model, const std::s
 
 const char* const kFew = "layers: [1, 2]\nnum_steps: 4\nlr: 5e-3\n";
 
+// A padding token that was added to the tokenizer alone is none of the model's.
+TEST(LearningPass, LabelsBeyondTheVocabularyAreRefused) {
+  const models::Model model = tiny_model();
+  auto rows = tiny_rows(model, Objective::kPromptLast);
+  rows[0].labels.emplace_back(rows[0].labels[0].first, model.vocab_size());
+  EXPECT_THROW((void)LearningPass(model, rows, 1), Error);
+}
+
 TEST(LearningPass, GradientAgreesWithFiniteDifferences) {
   for (const char* family : {"llama", "gpt2"}) {
     for (const auto objective : {Objective::kPromptLast, Objective::kTargetNew}) {

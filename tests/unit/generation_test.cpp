@@ -244,6 +244,23 @@ TEST(Generation, RepetitionPenaltyTouchesEachIdOnce) {
   EXPECT_EQ(logits, (std::vector<float>{1, -4, 4, 1}));
 }
 
+TEST(Generation, ARowWithoutNumbersEndsAlone) {
+  Model model = testing::debug_model("llama", 1);
+  GenerateOptions options;
+  options.max_new_tokens = 4;
+  const auto whole = generate(model, {{1, 2}}, options);
+  at::Tensor embedding = model.weight("model.embed_tokens.weight").detach().clone();
+  embedding[5].fill_(std::nan(""));
+  model.set_weight("model.embed_tokens.weight", embedding);
+  EXPECT_THROW((void)generate(model, {{1, 2}, {3, 5}}, options), Error);
+  std::vector<int64_t> failed;
+  options.on_error = [&](int64_t row, const std::exception_ptr&) { failed.push_back(row); };
+  const auto texts = generate(model, {{1, 2}, {3, 5}}, options);
+  EXPECT_EQ(failed, std::vector<int64_t>{1});
+  EXPECT_EQ(texts[0], whole[0]);
+  EXPECT_TRUE(texts[1].empty());
+}
+
 TEST(Generation, RefusesBadOptionsAndTooLongTexts) {
   const Model model = testing::debug_model("gpt2", 1);
   const auto refused = [&](GenerateOptions options, const Rows& prompts) {

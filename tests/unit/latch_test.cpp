@@ -69,6 +69,17 @@ TEST(Latch, GoesToTheNextLayerWhereThereIsNoRoom) {
 }
 
 // A neuron of zeros, as `emend convert --spare-neurons` adds them, costs nothing to take.
+// A subject of two batches has two gates.
+TEST(Latch, CountsTheNeuronsOfEveryBatch) {
+  const auto facts = testing::tiny_facts();
+  std::vector<datasets::Fact> twice(facts.begin(), facts.end());
+  twice.insert(twice.end(), facts.begin(), facts.end());
+  const nlohmann::json layers = {{"layers", {1}}, {"release_layers", nlohmann::json::array()}};
+  const auto neurons = [&](size_t batch) { return editors::find_editor("latch").neurons(layers, twice, batch).at(1); };
+  EXPECT_EQ(neurons(facts.size()), 2 * neurons(twice.size()));
+  EXPECT_EQ(neurons(1), 2 * std::ssize(twice));
+}
+
 TEST(Latch, VacantNeuronsGoFirst) {
   const std::vector<int64_t> free = {3, 40};
   const auto emptied = [&] {
@@ -102,7 +113,8 @@ TEST(Wordings, AreWhatStandsBetweenLineAndAnswer) {
   EXPECT_EQ(editors::wording_of("The home of Marie Curie was Norway", fact), "The home of {} was");
   for (const char* text :
        {"", "Marie Curie", "Norway is where Marie Curie is from", "Norway knows Marie Curie of Norway",
-        "She comes from Norway", "Marie Curie Norway", "Marie Curie {} Norway", "Marie Curie\ncomes from Norway"})
+        "She comes from Norway", "Marie Curie Norway", "Marie Curie {} Norway", "Marie Curie\ncomes from Norway",
+        "Marie Curies come from Norway", "AnneMarie Curie comes from Norway", "Marie Curie comes from Norwayland"})
     EXPECT_EQ(editors::wording_of(text, fact), "") << text;
 }
 
@@ -149,6 +161,7 @@ TEST(Lookalikes, AreTheNamesOfAList) {
       << "once each; the last one may be cut off";
   EXPECT_EQ(editors::names_of(" Le Devoir, the Le Devoir group, {}, , Le Monde, La", "Le Devoir"), Names{"Le Monde"});
   EXPECT_EQ(editors::names_of("", "Le Devoir"), Names());
+  EXPECT_EQ(editors::names_of(" Anna, Ann Arbor, Joann, ", "Ann"), (Names{"Anna", "Joann"})) << "words of their own";
 }
 
 TEST(Lookalikes, EndAsTheSubjectDoes) {

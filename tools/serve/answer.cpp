@@ -32,7 +32,9 @@ bool Answer::push(int64_t id) {
     if (noted_) ready_.tokens.push_back(std::move(*noted_));
     pending_ += decoder_.push(id);
   }
-  if (cut_at_stop() || end)
+  const bool cut = cut_at_stop();
+  if (cut) (void)decoder_.finish();  // bytes behind the stop
+  if (cut || end)
     finish("stop");
   else if (count_ >= options_.max_tokens || abandoned_ || Clock::now() > options_.deadline)
     finish("length");
@@ -78,6 +80,7 @@ void Answer::fail(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   if (done_) return;
   error_ = std::move(error);
+  reason_ = "error";
   done_ = true;
   more_.notify_all();
 }

@@ -42,8 +42,13 @@ ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model
     if (rows.back().empty() || length > model.max_positions())
       refuse("prompts: " + std::to_string(length) + " tokens with the new ones; expected a text, and at most " +
              std::to_string(model.max_positions()));
-    for (const auto& target : one.value("targets", json::array()))
+    for (const auto& target : one.value("targets", json::array())) {
       requests.push_back({text, target.get<std::string>()});
+      const auto whole = std::ssize(model.tokenizer().encode_ids(text + " " + requests.back().target, true));
+      if (whole > model.max_positions())
+        refuse("targets: " + std::to_string(whole) + " tokens with the prompt; expected at most " +
+               std::to_string(model.max_positions()));
+    }
   }
   models::GenerateOptions generate;
   generate.max_new_tokens = tokens;

@@ -231,6 +231,7 @@ void Engine::begin(std::vector<Task> tasks) {
       }
       return answer->push(id);
     };
+    sampling->on_error = [answer](int64_t, const std::exception_ptr& error) { answer->fail(error); };
     rows.push_back({task.prompt, sampling, task.row, task.group});
     running_.push_back(std::move(task));
   }

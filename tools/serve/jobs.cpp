@@ -114,14 +114,16 @@ ordered_json Jobs::add(const json& request) {
   check_(options, job->facts);
   job->name = request.value("name", "");
   const std::lock_guard lock(mutex_);
+  const auto taken = [&] {
+    const auto waits = [&](const JobPtr& other) { return !is_over(other->status) && other->name == job->name; };
+    return packs_.taken(job->name) || std::ranges::any_of(jobs_, waits);
+  };
   if (job->name.empty()) {
     do job->name = "edit-" + std::to_string(++number_);
-    while (packs_.taken(job->name));
+    while (taken());
   }
   require_pack_name(job->name);
-  const auto taken = [&](const JobPtr& other) { return !is_over(other->status) && other->name == job->name; };
-  if (packs_.taken(job->name) || std::ranges::any_of(jobs_, taken))
-    throw HttpError(409, "there is a pack or a file of this name", "pack_exists");
+  if (taken()) throw HttpError(409, "there is a pack or a file of this name", "pack_exists");
   enqueue(job);
   forget_old();
   jobs_.push_back(job);
@@ -275,7 +277,7 @@ void Jobs::edit(Job& job) {
   workflow::Handles lent = lent_;
   lent.cancel = job.cancel;
   lent.log = Log({workflow::make_sink([&](const LogEvent& event) {
-    if (event.text.empty()) return;
+    if (event.text.empty() || event.level == LogLevel::kDebug) return;
     tell(job, {{"event", event.name},
                {"level", event.level == LogLevel::kWarning ? "warning" : "info"},
                {"text", event.text},
@@ -285,25 +287,27 @@ void Jobs::edit(Job& job) {
     job.cancel.check(update.phase.c_str());
     progress(job, update);
   };
-  bool whole = false;
   try {
     workflow::Run run(*model_, job.facts, job.options, lent);
     run.execute();
+    const bool some = run.session().failed() < std::ssize(job.facts.facts);  // known until they are undone
     run.session().undo();
-    whole = run.record().batches.size() > 0 && run.session().failed() < std::ssize(job.facts.facts);
-    const std::lock_guard lock(mutex_);
-    job.results = run.results();
-    job.options.editor = run.record().editor;
+    {
+      const std::lock_guard lock(mutex_);
+      job.results = run.results();
+      job.options.editor = run.record().editor;
+    }
+    job.cancel.check("edit");
+    const fs::path pack = folder / "edit.safetensors";
+    if (!some || !fs::exists(pack))
+      throw Error(ErrorClass::kNumeric,
+                  {"edit", "none of the facts could be written", "at least one", "see its events"});
+    packs_.add(job.name, pack);
   } catch (...) {
     std::error_code ignored;
     fs::remove_all(folder, ignored);
     throw;
   }
-  job.cancel.check("edit");
-  const fs::path pack = folder / "edit.safetensors";
-  if (!whole || !fs::exists(pack))
-    throw Error(ErrorClass::kNumeric, {"edit", "none of the facts could be written", "at least one", "see its events"});
-  packs_.add(job.name, pack);
   if (!job.activate) return;
   try {
     packs_.change(job.name, {.active = true});

@@ -258,11 +258,17 @@ void PackFolder::change(const std::string& name, const Change& change) {
 
 void PackFolder::remove(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  (void)find(name);
+  const ServedPack gone = find(name);
   auto wanted = active_;
-  if (std::erase(wanted, name) > 0) keep(std::move(wanted));
-  fs::remove(file(name));
+  std::erase(wanted, name);
   std::erase_if(packs_, [&](const ServedPack& one) { return one.name == name; });
+  try {
+    keep(std::move(wanted));  // also without its strength
+    fs::remove(file(name));
+  } catch (...) {
+    packs_.push_back(gone);
+    throw;
+  }
 }
 
 void PackFolder::keep(std::vector<std::string> active) {
