@@ -219,8 +219,12 @@ TEST_F(GgufEdit, FolderToGgufAndBack) {
   const auto one = before->load_tokenizer(), two = after->load_tokenizer();
   for (const char* text : {"the then", "naïve  42", "\n\t"})
     EXPECT_EQ(one->encode_ids(text), two->encode_ids(text)) << text;
-  const auto inputs = nlohmann::json::parse(read_file(target / "tokenizer_config.json"))["model_input_names"];
-  EXPECT_EQ(inputs, (nlohmann::json{"input_ids", "attention_mask"})) << "what generate(**inputs) takes";
+  // A file that keeps none of the tokenizer's own.
+  const auto foreign = folder_ / "foreign.gguf";
+  (void)write_gguf(*before, foreign, {.keep_config = false});
+  (void)convert_model(foreign.string(), folder_ / "foreign");
+  const auto config = nlohmann::json::parse(read_file(folder_ / "foreign" / "tokenizer_config.json"));
+  EXPECT_EQ(config["model_input_names"], (nlohmann::json{"input_ids", "attention_mask"})) << "what generate() takes";
   for (const auto& file : back.files) EXPECT_TRUE(std::filesystem::exists(file)) << file;
   EXPECT_THROW((void)convert_model(original_.string(), target), Error) << "the folder holds a model already";
   EXPECT_THROW((void)convert_model(original_.string(), original_), Error);

@@ -357,7 +357,8 @@ class Editing(unittest.TestCase):
 
     def test_a_pack_beside_the_weights_ends_with_its_handle(self):
         model = emend.load(str(MODEL))
-        session = emend.edit(model, FACTS, "ike", progress=None)
+        (SCRATCH / "ike.yaml").write_text("k: 4\n")
+        session = emend.edit(model, FACTS, "ike", hparams=SCRATCH / "ike.yaml", progress=None)
         session.save_pack(SCRATCH / "beside.safetensors")
         del session
         for _ in range(2):

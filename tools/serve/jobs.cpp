@@ -277,7 +277,7 @@ void Jobs::edit(Job& job) {
   workflow::Handles lent = lent_;
   lent.cancel = job.cancel;
   lent.log = Log({workflow::make_sink([&](const LogEvent& event) {
-    if (event.text.empty() || event.level == LogLevel::kDebug) return;
+    if (event.text.empty() || (event.level == LogLevel::kDebug && event.name != "targets.fact")) return;
     tell(job, {{"event", event.name},
                {"level", event.level == LogLevel::kWarning ? "warning" : "info"},
                {"text", event.text},
