@@ -102,11 +102,12 @@ void choose_all(const at::Tensor& logits, std::span<LiveRow> rows, const Rows& n
                                                    devices::Purpose::kLogits)
                                 : devices::to_host(logits, devices::Purpose::kLogits).to(at::kFloat).contiguous();
   const at::Tensor finite = at::isfinite(plain ? host.select(1, 1) : host.amax(-1));
+  const bool all_finite = finite.all().item<bool>();
   int64_t token = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     LiveRow& row = rows[i];
     const auto n = std::ssize(next[i]);
-    if (!row.done && !finite.narrow(0, token, n).all().item<bool>()) row.fail(not_finite());
+    if (!all_finite && !row.done && !finite.narrow(0, token, n).all().item<bool>()) row.fail(not_finite());
     if (row.done) row.text.push_back(row.text.back());  // keeps its place in the batch; nobody reads it
     for (int64_t k = 0; k < n && !row.done; ++k) {
       if (plain)

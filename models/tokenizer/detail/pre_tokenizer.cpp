@@ -92,7 +92,7 @@ PreTokenizer split_at(std::shared_ptr<const Regex> pattern, SplitBehaviour behav
   };
 }
 
-PreTokenizer split_at(const std::string& pattern, const JsonView& view, SplitBehaviour behaviour, bool invert) {
+PreTokenizer split_at(const char* pattern, const JsonView& view, SplitBehaviour behaviour, bool invert) {
   return split_at(std::make_shared<const Regex>(pattern, view.where()), behaviour, invert);
 }
 
@@ -186,11 +186,9 @@ void add_step(const JsonView& view, const std::string& type, std::vector<PreToke
   } else if (type == "Metaspace") {
     add_metaspace(view, steps);
   } else if (type == "Whitespace") {
-    // \w of Rust, which is is_word() and not that of Oniguruma.
-    const std::string word =
-        "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{200C}\\x{200D}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"
-        "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
-    steps.push_back(split_at("[" + word + "]+|[^" + word + "\\s]+", view, SplitBehaviour::kRemoved, true));
+    // \w+|[^\w\s]+ with the \w of Rust, which is is_word() and not that of Oniguruma.
+    steps.push_back(split_at_characters(&is_white_space, SplitBehaviour::kRemoved));
+    steps.push_back(split_at_characters(&is_word, SplitBehaviour::kContiguous));
   } else if (type == "WhitespaceSplit") {
     steps.push_back(split_at_characters(&is_white_space, SplitBehaviour::kRemoved));
   } else {

@@ -30,8 +30,7 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
     return json;
   }
   if (py::hasattr(object, "tolist")) return json_of(object.attr("tolist")(), where, depth + 1);  // NumPy, torch
-  if (py::isinstance(object, py::module_::import("builtins").attr("range")))
-    return json_of(py::list(py::reinterpret_borrow<py::object>(object)), where, depth);
+  if (PyRange_Check(object.ptr())) return json_of(py::list(py::reinterpret_borrow<py::object>(object)), where, depth);
   throw unexpected(where, object, "None, bool, int, float, str, list, tuple or dict");
 }
 

@@ -172,8 +172,7 @@ void bind_sessions(py::module_& module) {
            py::arg("statistics_tokens") = 0, py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast",
            py::arg("progress") = true,
            "editor: empty is the one that the file of hyper-parameters names (alg_name), else latch where it has a "
-           "preset "
-           "for the model, else memit.\n"
+           "preset for the model, else memit.\n"
            "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
            "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
            "corpus: text for the key statistics; empty: text that the model samples.\n"
