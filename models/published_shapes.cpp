@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
 #include <emend/core/sha256.h>
@@ -96,7 +97,18 @@ class RandomWeights final : public Checkpoint {
     if (info->shape.size() == 1) return norm_one_plus_ ? at::zeros(info->shape) : at::ones(info->shape);
     const uint64_t own = std::stoull(sha256_hex(name).substr(0, 15), nullptr, 16);
     constexpr double kLimit = 0.02 * 1.7320508;
-    return at::empty(info->shape).uniform_(-kLimit, kLimit, at::make_generator<at::CPUGeneratorImpl>(seed_ ^ own));
+    // Blocks with seeds of their own: billions of numbers are drawn on every core, and are the same on any number of them.
+    constexpr int64_t kBlock = 1 << 20;
+    auto values = at::empty(info->shape);
+    const auto flat = values.view({-1});
+    const int64_t n_blocks = (flat.numel() + kBlock - 1) / kBlock;
+    at::parallel_for(0, n_blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block)
+        flat.slice(0, block * kBlock, (block + 1) * kBlock)
+            .uniform_(-kLimit, kLimit,
+                      at::make_generator<at::CPUGeneratorImpl>(seed_ ^ own ^ (static_cast<uint64_t>(block) << 40)));
+    });
+    return values;
   }
 
  private:

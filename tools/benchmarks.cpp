@@ -150,8 +150,8 @@ class SyntheticBench {
     const auto& compute = options_.compute;
     if (compute.plain) return;
     const Measure narrow = optimise(all, editors::Engine::kFast, compute);
-    phases["targets_" + compute.name] =
-        phase_document(reference, narrow, peaks_[compute.tf32 ? "float32" : "bfloat16"], options_.facts);
+    const double peak = peaks_[compute.dtype == at::kBFloat16 ? "bfloat16" : "float32"];
+    phases["targets_" + compute.name] = phase_document(reference, narrow, peak, options_.facts);
   }
 
   // Those of one layer, of all rows.
