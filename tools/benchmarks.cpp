@@ -78,10 +78,9 @@ class SyntheticBench {
 
   ordered_json run() {
     ordered_json phases;
-    targets(phases);
-    keys(phases);
-    statistics(phases);
-    insertion(phases);
+    if (options_.targets) targets(phases), keys(phases);
+    if (options_.statistics) statistics(phases);
+    if (options_.targets) insertion(phases);
     ordered_json document = {{"layers", layers_}, {"steps", options_.steps}, {"phases", std::move(phases)}};
     if (!options_.growth.empty()) document["growth"] = growth();
     return document;

@@ -124,8 +124,7 @@ Sums total_of(const models::Model& model, const Sums& mine, const std::vector<in
       sum_FF = sum_FF.clone();
       group->all_reduce_sum(sum_FF);
     }
-    const at::Tensor host_FF = devices::to_host(sum_FF, devices::Purpose::kStatistics);
-    sum_FF = host_FF.tril() + host_FF.tril(-1).t();
+    sum_FF = devices::to_host(sum_FF.tril() + sum_FF.tril(-1).t(), devices::Purpose::kStatistics);
   }
   if (!group) return total;
   at::Tensor counts = at::tensor({total.count}, at::kLong);

@@ -175,30 +175,41 @@ at::Tensor attend_in_float32(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd,
 
 at::Tensor attend_at_once(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,
                           const AttentionTables::Mask& mask, double scale, double softcap) {
-  const bool grouped = q_BhTd.size(1) != k_BgSd.size(1);
   const int64_t repeat = q_BhTd.size(1) / k_BgSd.size(1);
   if (softcap == 0 && !mask.causal && takes_few_queries(q_BhTd, k_BgSd, v_BgSd))
     return attend_few(q_BhTd, k_BgSd, v_BgSd, mask.mask, scale);
   if (softcap == 0 && is_narrow_on_cpu(q_BhTd)) return attend_in_float32(q_BhTd, k_BgSd, v_BgSd, mask, scale);
   if (softcap == 0) {
-    const auto way = grouped_way(q_BhTd.is_cuda(), q_BhTd.scalar_type(), grouped, mask, q_BhTd.size(2));
-    if (way == GroupedWay::kProducts) return attend_by_group(q_BhTd, k_BgSd, v_BgSd, mask.mask, scale);
-    const bool again = way == GroupedWay::kRepeated;
+    const bool gradient = devices::wants_gradient(q_BhTd) || devices::wants_gradient(k_BgSd);
+    const auto way = attention_way({.cuda = q_BhTd.is_cuda(),
+                                    .dtype = q_BhTd.scalar_type(),
+                                    .repeat = repeat,
+                                    .queries = q_BhTd.size(2),
+                                    .width = q_BhTd.size(3),
+                                    .gradient = gradient},
+                                   mask);
+    if (way == AttentionWay::kProducts) return attend_by_group(q_BhTd, k_BgSd, v_BgSd, mask.mask, scale);
+    const bool again = way == AttentionWay::kRepeated;
     const auto additive = mask.mask.defined() ? std::optional(mask.mask) : std::nullopt;
     return at::scaled_dot_product_attention(q_BhTd, again ? k_BgSd.repeat_interleave(repeat, 1) : k_BgSd,
                                             again ? v_BgSd.repeat_interleave(repeat, 1) : v_BgSd, additive, 0.0,
-                                            mask.causal, scale, grouped && !again);
+                                            mask.causal, scale, repeat > 1 && !again);
   }
   return attend_openly(q_BhTd, k_BgSd, v_BgSd, mask, scale, softcap, {}, {});
 }
 
 }  // namespace
 
-GroupedWay grouped_way(bool cuda, at::ScalarType dtype, bool grouped, const AttentionTables::Mask& mask,
-                       int64_t queries) {
-  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
-  if (!grouped || !cuda || (narrow && !mask.mask.defined())) return GroupedWay::kLibrary;
-  return queries <= kFewQueries && !mask.causal ? GroupedWay::kProducts : GroupedWay::kRepeated;
+AttentionWay attention_way(const AttentionCase& call, const AttentionTables::Mask& mask) {
+  constexpr int64_t kWide = 64;
+  if (!call.cuda) return AttentionWay::kLibrary;
+  const bool few = call.queries <= kFewQueries && !mask.causal;
+  if (call.repeat == 1)
+    return call.gradient && few && mask.mask.defined() && call.width > kWide ? AttentionWay::kProducts
+                                                                             : AttentionWay::kLibrary;
+  const bool narrow = call.dtype == at::kBFloat16 || call.dtype == at::kHalf;
+  if (narrow && !mask.mask.defined()) return AttentionWay::kLibrary;
+  return few ? AttentionWay::kProducts : AttentionWay::kRepeated;
 }
 
 at::Tensor attend_openly(const at::Tensor& q_BhTd, const at::Tensor& k_BgSd, const at::Tensor& v_BgSd,

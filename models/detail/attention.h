@@ -63,15 +63,26 @@ struct AttentionTables {
 /// Scores (one a query head, query and key) that attend() makes at once: 256 MiB in float32.
 inline constexpr int64_t kScoresAtOnce = int64_t{1} << 26;
 
-/// How query heads that share a key-value head are served. CUDA's fused kernels know groups only in half precision and
-/// without a mask; LibTorch then makes all scores, from keys and values that it repeats and keeps for the gradient.
-enum class GroupedWay {
+/// A call of attention, as far as it decides which way is taken.
+struct AttentionCase {
+  bool cuda = true;
+  at::ScalarType dtype = at::kFloat;
+  int64_t repeat = 1;  ///< query heads a key-value head
+  int64_t queries = 1;
+  int64_t width = 64;     ///< of a head
+  bool gradient = false;  ///< wanted of queries, keys or values
+};
+
+/// How a call is served. CUDA's fused kernels know groups of heads only in half precision and without a mask; else
+/// LibTorch makes all scores, from keys and values that it repeats and keeps for the gradient. And their gradient for a
+/// few masked queries takes longer than the products do where heads are wider than 64: five times as long for the 256
+/// of GPT-J, twice for 128 (an H200, 28 queries and 40 keys a row).
+enum class AttentionWay {
   kLibrary,   ///< LibTorch's kernel takes them as they are
   kProducts,  ///< few queries: the heads of a group are one product with their keys
   kRepeated,  ///< keys and values are repeated, for a kernel that holds no scores
 };
-[[nodiscard]] GroupedWay grouped_way(bool cuda, at::ScalarType dtype, bool grouped, const AttentionTables::Mask& mask,
-                                     int64_t queries);
+[[nodiscard]] AttentionWay attention_way(const AttentionCase& call, const AttentionTables::Mask& mask);
 
 /// softmax(scale · q·k + mask) · v with groups of query heads sharing a key-value head. Not every kernel avoids keeping
 /// all scores: where one would, and no gradient is wanted, queries are taken in runs of at most `scores_at_once`.

@@ -138,18 +138,29 @@ TEST(LongPrompt, RunsOfCausalQueriesGiveTheAttentionOfAll) {
 
 // What CUDA's kernels cannot take must not fall to the one that makes all scores from repeated keys.
 TEST(LongPrompt, GroupedHeadsTakeAWayThatHoldsNoScores) {
-  using models::detail::GroupedWay, models::detail::grouped_way;
+  using models::detail::attention_way, models::detail::AttentionWay;
   const models::detail::AttentionTables::Mask none, masked{at::zeros({1}), false}, causal{{}, true};
-  const auto on_gpu = [](at::ScalarType dtype, const auto& mask, int64_t queries) {
-    return grouped_way(true, dtype, true, mask, queries);
+  const auto grouped = [](at::ScalarType dtype, const auto& mask, int64_t queries) {
+    return attention_way({.dtype = dtype, .repeat = 3, .queries = queries}, mask);
   };
-  EXPECT_EQ(on_gpu(at::kBFloat16, causal, 4096), GroupedWay::kLibrary);
-  EXPECT_EQ(on_gpu(at::kBFloat16, masked, 8), GroupedWay::kProducts);
-  EXPECT_EQ(on_gpu(at::kBFloat16, masked, 512), GroupedWay::kRepeated);
-  EXPECT_EQ(on_gpu(at::kFloat, none, 1), GroupedWay::kProducts);
-  EXPECT_EQ(on_gpu(at::kFloat, causal, 32768), GroupedWay::kRepeated);
-  EXPECT_EQ(grouped_way(true, at::kFloat, false, masked, 8), GroupedWay::kLibrary);
-  EXPECT_EQ(grouped_way(false, at::kFloat, true, masked, 8), GroupedWay::kLibrary);
+  EXPECT_EQ(grouped(at::kBFloat16, causal, 4096), AttentionWay::kLibrary);
+  EXPECT_EQ(grouped(at::kBFloat16, masked, 8), AttentionWay::kProducts);
+  EXPECT_EQ(grouped(at::kBFloat16, masked, 512), AttentionWay::kRepeated);
+  EXPECT_EQ(grouped(at::kFloat, none, 1), AttentionWay::kProducts);
+  EXPECT_EQ(grouped(at::kFloat, causal, 32768), AttentionWay::kRepeated);
+  EXPECT_EQ(attention_way({.queries = 8}, masked), AttentionWay::kLibrary);
+  EXPECT_EQ(attention_way({.cuda = false, .repeat = 3, .queries = 8}, masked), AttentionWay::kLibrary);
+}
+
+// The fused kernels' gradient for a few masked queries of wide heads is slower than products.
+TEST(LongPrompt, GradientsOfWideHeadsGoThroughProducts) {
+  using models::detail::attention_way, models::detail::AttentionWay;
+  const models::detail::AttentionTables::Mask masked{at::zeros({1}), false}, causal{{}, true};
+  EXPECT_EQ(attention_way({.queries = 8, .width = 256, .gradient = true}, masked), AttentionWay::kProducts);
+  EXPECT_EQ(attention_way({.queries = 8, .width = 256}, masked), AttentionWay::kLibrary);
+  EXPECT_EQ(attention_way({.queries = 8, .width = 64, .gradient = true}, masked), AttentionWay::kLibrary);
+  EXPECT_EQ(attention_way({.queries = 65, .width = 256, .gradient = true}, masked), AttentionWay::kLibrary);
+  EXPECT_EQ(attention_way({.queries = 8, .width = 256, .gradient = true}, causal), AttentionWay::kLibrary);
 }
 
 class LongPromptProgram : public ProgramTest {

@@ -104,6 +104,8 @@ class Bench {
     settings.facts = options_.edit.facts.read.limit;
     settings.seed = options_.edit.seed;
     if (model_->placement().layers.front().is_cuda()) settings.solve_width = 16384;  // GPT-J's: minutes on a CPU
+    settings.targets = options_.has("targets");
+    settings.statistics = options_.has("statistics");
     settings.compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
     document_.update(bench_synthetic(*model_, settings, common_, document_["machine"]));
     for (const int64_t width : options_.widths) widen(width, settings);
