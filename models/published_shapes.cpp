@@ -97,16 +97,18 @@ class RandomWeights final : public Checkpoint {
     if (info->shape.size() == 1) return norm_one_plus_ ? at::zeros(info->shape) : at::ones(info->shape);
     const uint64_t own = std::stoull(sha256_hex(name).substr(0, 15), nullptr, 16);
     constexpr double kLimit = 0.02 * 1.7320508;
-    // Blocks with seeds of their own: billions of numbers are drawn on every core, and are the same on any number of them.
+    // Blocks with seeds of their own: billions of numbers are drawn on every core, and are the same on any number of
+    // them. LibTorch's generator looks at the lower half of a seed only.
     constexpr int64_t kBlock = 1 << 20;
     auto values = at::empty(info->shape);
     const auto flat = values.view({-1});
     const int64_t n_blocks = (flat.numel() + kBlock - 1) / kBlock;
     at::parallel_for(0, n_blocks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block)
+      for (int64_t block = begin; block < end; ++block) {
+        const uint64_t seed = (seed_ ^ own) + 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(block);
         flat.slice(0, block * kBlock, (block + 1) * kBlock)
-            .uniform_(-kLimit, kLimit,
-                      at::make_generator<at::CPUGeneratorImpl>(seed_ ^ own ^ (static_cast<uint64_t>(block) << 40)));
+            .uniform_(-kLimit, kLimit, at::make_generator<at::CPUGeneratorImpl>(seed ^ (seed >> 32)));
+      }
     });
     return values;
   }

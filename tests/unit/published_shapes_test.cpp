@@ -53,6 +53,9 @@ TEST(RandomWeights, AreMadeAnewEachTimeAndTheSame) {
   EXPECT_TRUE(at::equal(weight, other->read(name)));
   EXPECT_FALSE(at::equal(weight, random_weights(published_shape("smollm2-135m", 1), "a", 4)->read(name)));
   EXPECT_NEAR(weight.std().item<double>(), 0.02, 0.001);
+  const at::Tensor table = one->read("model.embed_tokens.weight");  // of many blocks
+  EXPECT_LT((table.mm(table[0].unsqueeze(1)) > 0.5 * table[0].square().sum()).sum().item<int64_t>(), 2)
+      << "rows repeat";
   EXPECT_TRUE(at::equal(one->read("model.norm.weight"), at::ones({576})));
   EXPECT_THROW((void)one->read("nothing"), Error);
 }
