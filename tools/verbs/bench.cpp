@@ -109,7 +109,15 @@ class Bench {
     settings.compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
     document_.update(bench_synthetic(*model_, settings, common_, document_["machine"]));
     for (const int64_t width : options_.widths) widen(width, settings);
+    if (options_.has("targets")) in_company([&] { return synthetic_targets(settings)["fast_s"].get<double>(); });
     return document_;
+  }
+
+  ordered_json synthetic_targets(SyntheticOptions settings) {
+    settings.statistics = false;
+    settings.reference_facts = 0;
+    settings.growth.clear();
+    return bench_synthetic(*model_, settings, common_, document_["machine"])["phases"]["targets"];
   }
 
   // The same layers with other widths.
@@ -194,7 +202,11 @@ class Bench {
       document_["quality"][compute.name] = narrow->metrics;
     }
     for (const int64_t facts : options_.synthetic.growth) grow(facts, *statistics, contexts);
-    const auto seconds = [&] { return fast_with(true).targets.seconds; };
+    in_company([&] { return fast_with(true).targets.seconds; });
+  }
+
+  // `seconds` of the targets beside busy programs, and on other numbers of threads.
+  void in_company(const std::function<double()>& seconds) {
     for (const int64_t busy : options_.neighbours) beside(busy, seconds);
     if (!options_.over_threads.empty()) over_threads(seconds);
   }
