@@ -249,6 +249,7 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "ablate", path("d"), "--layers", "3-9", "--out", path("x")}, 2, "0 to 3");
   refused({"direct", "ablate", path("d"), "--layers", "3-", "--out", path("x")}, 2, "A-B");
   refused({"direct", "ablate", "--out", path("x")}, 2, "directions");
+  refused({"direct", "bake", path("d"), "--strength", "0", "--out", path("x")}, 2, "nothing changes");
   refused({"direct", "ablate", path("d"), "--out", path("model")}, 2, "what is read");
   refused({"direct", "bake", path("d"), "--resume", "--out", path("x")}, 2, "optimise");
   refused({"direct", "ablate", path("d"), "--positive", path("good.txt"), "--out", path("x")}, 2, "goes with fit");

@@ -206,6 +206,8 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   options_.steer.strength = options_.change.strength;
   options_.steer.layers = options_.change.layers;
   const std::string& action = options_.action;
+  if (options_.change.strength == 0 && options_.steer.by == "add")
+    refuse({setting("strength"), "0, with which nothing changes", "another", ""});
   const bool pair = !options_.positive.empty() && !options_.negative.empty();
   if (action == "fit" && (pair == !options_.preset.empty() || options_.positive.empty() != options_.negative.empty()))
     refuse({"fit", "no pair of prompt files, or more",
