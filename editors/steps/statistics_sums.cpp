@@ -124,7 +124,8 @@ Sums total_of(const models::Model& model, const Sums& mine, const std::vector<in
       sum_FF = sum_FF.clone();
       group->all_reduce_sum(sum_FF);
     }
-    sum_FF = devices::to_host(sum_FF.tril() + sum_FF.tril(-1).t(), devices::Purpose::kStatistics);
+    const at::Tensor host_FF = devices::to_host(sum_FF, devices::Purpose::kStatistics);
+    sum_FF = host_FF.tril() + host_FF.tril(-1).t();
   }
   if (!group) return total;
   at::Tensor counts = at::tensor({total.count}, at::kLong);
