@@ -4,6 +4,7 @@
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
 #include <emend/core/sha256.h>
+#include <emend/core/splitmix64.h>
 #include <emend/core/text.h>
 #include <emend/models/family.h>
 #include <emend/models/published_shapes.h>
@@ -105,9 +106,9 @@ class RandomWeights final : public Checkpoint {
     const int64_t n_blocks = (flat.numel() + kBlock - 1) / kBlock;
     at::parallel_for(0, n_blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        const uint64_t seed = (seed_ ^ own) + 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(block);
+        const uint64_t seed = splitmix64((seed_ ^ own) + static_cast<uint64_t>(block));
         flat.slice(0, block * kBlock, (block + 1) * kBlock)
-            .uniform_(-kLimit, kLimit, at::make_generator<at::CPUGeneratorImpl>(seed ^ (seed >> 32)));
+            .uniform_(-kLimit, kLimit, at::make_generator<at::CPUGeneratorImpl>(seed));
       }
     });
     return values;

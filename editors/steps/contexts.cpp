@@ -1,4 +1,5 @@
 #include <emend/core/error.h>
+#include <emend/core/splitmix64.h>
 #include <emend/core/text.h>
 #include <emend/editors/steps/contexts.h>
 #include <emend/models/generation.h>
@@ -38,10 +39,7 @@ std::string as_template(const std::string& text) {
 
 // A different random stream for each call.
 uint64_t mix(uint64_t seed, uint64_t call) {
-  uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (call + 1);
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
+  return splitmix64(seed + 0x9e3779b97f4a7c15ULL * call);
 }
 
 // `count` continuations of each seed word, up to `length` tokens in all.

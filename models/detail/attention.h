@@ -70,7 +70,7 @@ struct AttentionCase {
   int64_t repeat = 1;  ///< query heads a key-value head
   int64_t queries = 1;
   int64_t width = 64;     ///< of a head
-  bool gradient = false;  ///< wanted of queries, keys or values
+  bool gradient = false;  ///< wanted of queries or keys
 };
 
 /// How a call is served. CUDA's fused kernels know groups of heads only in half precision and without a mask; else

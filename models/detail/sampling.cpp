@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <emend/core/splitmix64.h>
 #include <emend/models/detail/sampling.h>
 
 #include <algorithm>
@@ -8,14 +9,6 @@
 
 namespace emend::models::detail {
 namespace {
-
-// splitmix64: spreads neighbouring seeds and row numbers over the whole range.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // Ids from the largest logit down, of equal ones the smaller id first; put in order as far as they are asked for.
 class Descending {
@@ -76,7 +69,7 @@ double weight_of_all(const float* logits, int64_t n, double largest, double temp
 
 }  // namespace
 
-RowRandom::RowRandom(uint64_t seed, int64_t row) : engine_(mix(mix(seed) ^ static_cast<uint64_t>(row))) {}
+RowRandom::RowRandom(uint64_t seed, int64_t row) : engine_(splitmix64(splitmix64(seed) ^ static_cast<uint64_t>(row))) {}
 
 double RowRandom::uniform() {
   return static_cast<double>(engine_() >> 11) * 0x1.0p-53;

@@ -4,6 +4,7 @@
 #include <emend/core/json.h>
 #include <emend/core/mapped.h>
 #include <emend/core/setting.h>
+#include <emend/core/splitmix64.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/direct/optimise.h>
@@ -27,16 +28,11 @@ constexpr size_t kNeutralTexts = 12;  // that are read at once
 constexpr size_t kDrafts = 12;        // of an answer
 constexpr int64_t kTrust = 60;        // tokens: most trials change little
 
-// A number from [0, 1) that depends on all of these alone (splitmix64).
+// A number from [0, 1) that depends on all of these alone.
 double chance(uint64_t seed, int trial, int which) {
-  uint64_t x = seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(trial) * 1000003ULL + static_cast<uint64_t>(which);
-  for (int i = 0; i < 2; ++i) {
-    x += 0x9E3779B97F4A7C15ULL;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-    x ^= x >> 31;
-  }
-  return static_cast<double>(x >> 11) * 0x1.0p-53;
+  const uint64_t x =
+      seed * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(trial) * 1000003ULL + static_cast<uint64_t>(which);
+  return static_cast<double>(splitmix64(splitmix64(x)) >> 11) * 0x1.0p-53;
 }
 
 // What is searched: change, sign, strength, layer, reach, edge, attention, each in [0, 1).
