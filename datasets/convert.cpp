@@ -19,12 +19,29 @@ static const detail::FactReader& writer_of(const std::string& format) {
           did_you_mean(format, names, "use jsonl")});
 }
 
+namespace {
+
+// zsRE has no key for the new answer: ReadOptions::zsre_target says which of two it is, for a whole file. It is `alt`
+// where any fact has an old answer beside it.
+bool as_alt(const std::vector<Fact>& facts, const std::string& format) {
+  return format == "zsre" && std::ranges::any_of(facts, [](const Fact& fact) { return fact.target_true.has_value(); });
+}
+
+Fact in_form(Fact fact, bool alt) {
+  if (!alt || fact.target_true) return fact;
+  fact.extra.erase("answers");
+  fact.extra["alt"] = fact.target_new;
+  return fact;
+}
+
+}  // namespace
+
 std::string format_facts(const std::vector<Fact>& facts, const std::string& format) {
   const detail::FactReader& writer = writer_of(format);
-  const bool lines = format == "jsonl";
+  const bool lines = format == "jsonl", alt = as_alt(facts, format);
   std::string text = lines ? "" : "[\n";
   for (size_t i = 0; i < facts.size(); ++i) {
-    text += writer.write(facts[i]).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    text += writer.write(in_form(facts[i], alt)).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
     text += lines || i + 1 == facts.size() ? "\n" : ",\n";
   }
   return lines ? text : text + "]\n";
@@ -33,11 +50,10 @@ std::string format_facts(const std::vector<Fact>& facts, const std::string& form
 std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const std::string& format) {
   std::vector<std::string> losses;
   if (facts.empty()) return losses;
-  // A fact without an old answer goes to zsRE as answers[0], one with an old answer as alt; read each the way it was
-  // written.
+  const bool alt = as_alt(facts, format);
   const auto read_back = [&](const Fact& fact) {
-    const char* target = format == "zsre" && !fact.target_true ? "answers" : "alt";
-    return parse_facts(format_facts({fact}, format), "written",
+    const char* target = alt ? "alt" : "answers";
+    return parse_facts(format_facts({in_form(fact, alt)}, format), "written",
                        {.format = format, .zsre_target = target, .bad_rows = BadRowPolicy::kSkip, .allow_empty = true});
   };
   std::map<std::string, size_t> counts;
@@ -49,8 +65,15 @@ std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const
     }
     nlohmann::json before = to_json(fact), after = to_json(again.facts.front());
     before.erase("case_id");  // formats without one number the rows anew
-    for (const auto& [key, value] : before.items())
-      if (!after.contains(key) || (key != "extra" && after[key] != value)) ++counts[key];
+    const auto compare = [&](const nlohmann::json& had, const nlohmann::json& has, const std::string& path) {
+      for (const auto& [key, value] : had.items())
+        if (path.empty() && key == "extra")
+          continue;
+        else if (!has.contains(key) || (path.empty() && has[key] != value))
+          ++counts[path + key];
+    };
+    compare(before, after, "");
+    compare(fact.extra, again.facts.front().extra, "extra.");
   }
   for (const auto& [name, count] : counts)
     losses.push_back(name + " (" + counted(static_cast<size_t>(count), "fact") + ")");
@@ -63,7 +86,9 @@ ConvertReport convert_facts(const std::filesystem::path& in, const std::filesyst
   const FactSet set = load_facts(in, options, log);
   write_file(out, format_facts(set.facts, format));
   ConvertReport report{set.facts.size(), set.format, format, conversion_losses(set.facts, format)};
-  report.alt = format == "zsre" && std::ranges::any_of(set.facts, [](const Fact& fact) { return !!fact.target_true; });
+  report.alt = as_alt(set.facts, format);
+  for (const UnreadKey& key : set.unread)
+    if (!key.kept) report.lost.push_back(key.key + " (" + std::to_string(key.times) + " times)");
   if (!set.groups.empty()) report.lost.push_back("groups of facts (" + std::to_string(set.groups.size()) + ")");
   if (!report.lost.empty()) {
     log.event(LogLevel::kWarning, "facts.converted",

@@ -91,12 +91,13 @@ struct BadRow {
   std::string where;  ///< "facts.json:12"
 };
 
-/// A key of a file's rows that nothing reads.
+/// A key of a file's rows that means nothing to the format.
 struct UnreadKey {
   std::string key;    ///< "targetnew", "requested_rewrite.sujet"
   std::string meant;  ///< the key that is probably meant, or empty
   std::string where;  ///< of the first
   int64_t times = 0;
+  bool kept = true;  ///< with the fact, in `extra`
 };
 
 /// Facts of one file.
@@ -109,7 +110,7 @@ struct FactSet {
   int64_t rows = 0;               ///< rows looked at; fewer than the file has once `limit` is reached
   int64_t skipped = 0;            ///< rows without a usable target, left out
   std::vector<BadRow> bad_rows;   ///< rows left out under BadRowPolicy::kSkip
-  std::vector<UnreadKey> unread;  ///< keys that are kept but mean nothing to the format, in the order of the file
+  std::vector<UnreadKey> unread;  ///< keys that mean nothing to the format, in the order of the file
   nlohmann::json choices =
       nlohmann::json::object();  ///< choices that change meaning, for reports: {"zsre_target": "answers"}
 };

@@ -13,7 +13,6 @@ namespace {
 
 using detail::blank, detail::each_text;
 
-constexpr std::string_view kNoBreakSpace = "\xC2\xA0";
 /// Zero-width space, joiners' neighbours that only come from copying, soft hyphen, byte-order mark.
 constexpr std::string_view kInvisible[] = {"\xE2\x80\x8B", "\xE2\x81\xA0", "\xC2\xAD", "\xEF\xBB\xBF"};
 
@@ -22,7 +21,17 @@ bool has_invisible(std::string_view text) {
                              [&](std::string_view mark) { return text.find(mark) != std::string_view::npos; });
 }
 
-/// Collapses runs of white space (and no-break spaces) to one space, drops zero-width characters, trims.
+/// The white space of any script at `at`: its bytes, or 0.
+size_t space_at(std::string_view text, size_t at) {
+  if (std::isspace(static_cast<unsigned char>(text[at]))) return 1;
+  const std::string_view here = text.substr(at, 3);
+  if (here.starts_with("\xC2\xA0")) return 2;
+  if (here >= "\u2000" && here <= "\u200A") return 3;
+  constexpr std::string_view kOthers[] = {"\u1680", "\u2028", "\u2029", "\u202F", "\u205F", "\u3000"};
+  return std::ranges::find(kOthers, here) == std::end(kOthers) ? 0 : 3;
+}
+
+/// Collapses runs of white space of any width to one space, drops invisible characters, trims.
 std::string tidy(std::string_view text) {
   std::string result;
   bool pending = false;
@@ -33,10 +42,9 @@ std::string tidy(std::string_view text) {
       i += invisible->size();
       continue;
     }
-    const bool no_break = starts(kNoBreakSpace);
-    if (no_break || std::isspace(static_cast<unsigned char>(text[i]))) {
+    if (const size_t space = space_at(text, i); space > 0) {
       pending = !result.empty();
-      i += no_break ? kNoBreakSpace.size() : 1;
+      i += space;
       continue;
     }
     if (pending) result += ' ';
@@ -44,6 +52,12 @@ std::string tidy(std::string_view text) {
     result += text[i++];
   }
   return result;
+}
+
+bool ends_in_space(std::string_view text) {
+  size_t last = text.size() - 1;
+  while (last > 0 && (text[last] & 0xC0) == 0x80) --last;
+  return space_at(text, last) > 0;
 }
 
 size_t word_count(std::string_view text) {
@@ -106,13 +120,26 @@ void check_blanks(Report& report, const Fact& fact) {
     else if (tidy(text) != text)
       report.add(Severity::kWarning, "whitespace",
                  std::string(name) + " \"" + shorten(text, 50) +
-                     "\" has blanks at its ends, repeated blanks, line breaks or no-break spaces; use single spaces",
+                     "\" has blanks at its ends, repeated or wide blanks, line breaks or no-break spaces; use single "
+                     "spaces",
                  [member](Fact& f) { f.*member = tidy(f.*member); });
   };
   one("the prompt", &Fact::prompt);
   one("the subject", &Fact::subject);
   // Long texts (a biography's sentence, an opinion) may have line breaks for a reason.
   if (word_count(fact.target_new) <= 8) one("target_new", &Fact::target_new);
+  size_t others = 0;
+  std::string first;
+  each_text(fact, [&](const char* what, const std::string& text) {
+    const bool edited = &text == &fact.prompt || &text == &fact.subject || &text == &fact.target_new;
+    if (edited || text.empty() || (space_at(text, 0) == 0 && !ends_in_space(text))) return;
+    if (others++ == 0) first = what + (" \"" + shorten(text, 50) + "\"");
+  });
+  if (others > 0)
+    report.add(Severity::kWarning, "whitespace",
+               first + " has a blank at an end" +
+                   (others > 1 ? ", as have " + counted(others - 1, "other text") + " of this fact" : "") +
+                   ", which becomes a token of its own; remove it");
 }
 
 /// What stands before and behind the subject: glued characters merge with its tokens.
@@ -192,6 +219,16 @@ Finding about(const FactSet& set, size_t index, Severity severity, const char* c
   return {severity, check, index, set.facts[index].where(), std::move(text)};
 }
 
+/// True if `fact` says and asks nothing that `earlier` does not, but for blanks.
+bool adds_nothing(Fact fact, Fact earlier) {
+  for (Fact* one : {&fact, &earlier})
+    for (const auto member : {&Fact::prompt, &Fact::subject, &Fact::target_new}) one->*member = tidy(one->*member);
+  const nlohmann::json own = to_json(fact), known = to_json(earlier);
+  return std::ranges::all_of(own.items(), [&](const auto& member) {
+    return member.key() == "case_id" || (known.contains(member.key()) && known[member.key()] == member.value());
+  });
+}
+
 /// Facts that ask for the same thing: once too often, or for different answers.
 void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
   std::unordered_map<std::string, size_t> first_by_question, first_by_relation;
@@ -211,9 +248,11 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
     const std::string both =
         new_question ? "the same subject and relation (" + fact.relation_id + ")" : "the same prompt";
     if (same_answer && !new_question) {
-      Finding finding =
-          about(set, i, Severity::kWarning, "duplicate", "the same request as at " + earlier.where() + "; remove one");
-      finding.remove = true;
+      const bool remove = adds_nothing(fact, earlier);
+      Finding finding = about(set, i, Severity::kWarning, "duplicate",
+                              "the same request as at " + earlier.where() +
+                                  (remove ? "; remove one" : ", in another spelling or with other fields; keep one"));
+      finding.remove = remove;
       findings.push_back(std::move(finding));
     } else if (same_answer) {
       findings.push_back(about(set, i, Severity::kNote, "same-relation",
@@ -306,10 +345,12 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
   for (const UnreadKey& key : facts.unread) {
     const std::string times = key.times == 1 ? "" : " (" + std::to_string(key.times) + " times, first here)";
     const std::string name = "the key \"" + shorten(key.key, 60) + "\"" + times;
-    findings.push_back(
-        {key.meant.empty() ? Severity::kNote : Severity::kWarning, "unread-key", Finding::kNoFact, key.where,
-         name + " means nothing in this format" +
-             (key.meant.empty() ? "; it is kept with the fact" : "; did you mean \"" + key.meant + "\"?")});
+    findings.push_back({key.meant.empty() ? Severity::kNote : Severity::kWarning, "unread-key", Finding::kNoFact,
+                        key.where,
+                        name + " means nothing in this format" +
+                            (!key.meant.empty() ? "; did you mean \"" + key.meant + "\"?"
+                             : key.kept         ? "; it is kept with the fact"
+                                                : "; it is not kept")});
   }
   if (facts.skipped > 0)
     findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, facts.path,
@@ -374,11 +415,12 @@ const std::vector<LintInfo>& lint_checks() {
       {"target-list", "warning: target_new is a list, of which the first is edited in, or the text of one"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
-      {"duplicate", "warning, fixable: the same request twice"},
+      {"duplicate", "warning: the same request twice; fixable if the second adds nothing"},
       {"same-relation", "note: the same subject, relation and answer in other words"},
       {"shared-key",
        "note: several facts share the text up to the end of the subject, so their targets are averaged in one batch"},
-      {"whitespace", "warning, fixable: blanks at the ends, repeated blanks, line breaks or no-break spaces"},
+      {"whitespace",
+       "warning, fixable in prompt, subject and target_new: blanks at the ends, repeated or wide blanks, line breaks"},
       {"control-characters", "warning: control or escape characters, or marks that turn the direction of text"},
       {"invisible-characters", "warning, fixable: zero-width spaces and the like"},
       {"prompt-is-subject", "warning: nothing but {} in the prompt"},

@@ -40,14 +40,20 @@ void check_options(const ReadOptions& options) {
     refuse({"limit", std::to_string(options.limit), "1 or more, or -1 for all", ""});
 }
 
-const FactReader& choose_reader(std::string_view text, const std::string& name, const std::string& format) {
+/// The next row; a broken one throws, or goes to `bad`, as `policy` says.
+bool next_row(detail::RowReader& rows, detail::Row& row, BadRowPolicy policy,
+              const std::function<void(const BadRow&)>& bad) {
+  return policy == BadRowPolicy::kSkip ? rows.next(row, bad) : rows.next(row);
+}
+
+const FactReader& choose_reader(std::string_view text, const std::string& name, const ReadOptions& options) {
   for (const FactReader* reader : fact_readers())
-    if (reader->name == format) return *reader;
+    if (reader->name == options.format) return *reader;
   std::vector<nlohmann::json> first_rows;
   detail::RowReader rows(text, name);
   detail::Row row;
   int64_t line = 0;
-  while (first_rows.size() < 8 && rows.next(row)) {
+  while (first_rows.size() < 8 && next_row(rows, row, options.bad_rows, [](const BadRow&) {})) {
     if (first_rows.empty()) line = row.line;
     first_rows.push_back(std::move(row.value));
   }
@@ -87,6 +93,12 @@ class Loader {
     set_.path = name.ends_with("[]") ? name.substr(0, name.size() - 2) : name;
   }
 
+  /// A row that is no JSON, or has other cells than the line of names.
+  void add_broken(const BadRow& row) {
+    ++set_.rows;
+    set_.bad_rows.push_back(row);
+  }
+
   /// False once the limit is reached.
   bool add(const detail::Row& row, const std::string& where) {
     ++set_.rows;
@@ -115,6 +127,7 @@ class Loader {
   }
 
   FactSet finish(const Log& log) {
+    number();
     make_ids_unique(log);
     if (set_.format == "zsre") set_.choices["zsre_target"] = options_.zsre_target;
     if (!set_.facts.empty() && set_.facts.front().extra.value("kind", nlohmann::json()) == "convsent")
@@ -139,7 +152,7 @@ class Loader {
     const size_t base = set_.facts.size();
     for (size_t i = 0; i < parsed.facts.size(); ++i) {
       Fact& fact = parsed.facts[i];
-      if (fact.case_id == detail::kNoCaseId) fact.case_id = first_number + static_cast<int64_t>(i);
+      if (fact.case_id == detail::kNoCaseId) unnumbered_.emplace_back(set_.facts.size(), first_number + i);
       fact.source = source_;
       fact.line = line;
       set_.facts.push_back(std::move(fact));
@@ -149,6 +162,16 @@ class Loader {
     if (parsed.group->case_id == detail::kNoCaseId) parsed.group->case_id = usable_ - 1;
     parsed.group->line = line;
     set_.groups.push_back(std::move(*parsed.group));
+  }
+
+  /// Facts without a number get their place in the file, or the next that the file gives to none.
+  void number() {
+    std::unordered_set<int64_t> used;
+    for (const Fact& fact : set_.facts) used.insert(fact.case_id);
+    for (auto [index, id] : unnumbered_) {
+      while (!used.insert(id).second) ++id;
+      set_.facts[index].case_id = id;
+    }
   }
 
   void make_ids_unique(const Log& log) {
@@ -190,6 +213,7 @@ class Loader {
   std::string source_;
   FactSet set_;
   std::string first_skipped_;
+  std::vector<std::pair<size_t, int64_t>> unnumbered_;  // facts, and their places in the file
   int64_t usable_ = 0, kept_ = 0, facts_seen_ = 0;
 };
 
@@ -197,11 +221,12 @@ class Loader {
 
 FactSet parse_facts(std::string_view text, const std::string& name, const ReadOptions& options, const Log& log) {
   check_options(options);
-  const FactReader& reader = choose_reader(text, name, options.format);
+  const FactReader& reader = choose_reader(text, name, options);
   Loader loader(reader, name, options);
   detail::RowReader rows(text, name);
   detail::Row row;
-  while (rows.next(row) && loader.add(row, rows.where(row.line))) {
+  const auto broken = [&](const BadRow& bad) { loader.add_broken(bad); };
+  while (next_row(rows, row, options.bad_rows, broken) && loader.add(row, rows.where(row.line))) {
   }
   return loader.finish(log);
 }

@@ -1,5 +1,6 @@
 // Typed access to the keys of a row, and the pieces of rows that several formats share.
 #include <emend/core/error.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/detail/reader.h>
 #include <emend/datasets/detail/rows.h>
 
@@ -91,6 +92,15 @@ const nlohmann::json& Fields::list(const char* key) {
   return value;
 }
 
+// Years come as 1969.0 from tables with gaps. Integers beyond 2^53 have lost digits before they are seen here.
+std::string Fields::number_text(const nlohmann::json& value, const std::string& name) const {
+  if (value.is_number_integer()) return value.dump();
+  const double number = value.get<double>();
+  if (std::abs(number) >= 0x1p53)
+    fail(name, "a number of more digits than are kept", "text", "write it as a string: \"…\"");
+  return std::floor(number) == number ? std::to_string(static_cast<int64_t>(number)) : value.dump();
+}
+
 std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const std::string& name) const {
   std::vector<std::string> result;
   const auto add = [&](std::string text) {
@@ -100,7 +110,7 @@ std::vector<std::string> Fields::answers_of(const nlohmann::json& value, const s
   if (value.is_string()) {
     add(trim(value.get_ref<const std::string&>()));
   } else if (value.is_number()) {
-    add(value.dump());
+    add(number_text(value, name));
   } else if (value.is_object() && value.contains("str")) {
     return answers_of(value["str"], name + ".str");
   } else if (value.is_array()) {
@@ -116,7 +126,7 @@ std::vector<std::string> Fields::answers(const char* key) {
   return answers_of(raw(key), key);
 }
 
-nlohmann::json Fields::rest() const {
+nlohmann::json Fields::rest(bool keeps) const {
   nlohmann::json kept = nlohmann::json::object();
   for (const auto& [key, value] : object_.items())
     if (!read_.contains(key)) kept[key] = value;
@@ -130,7 +140,7 @@ nlohmann::json Fields::rest() const {
     if (known == unread_->end()) {
       auto names = read_;
       names.insert(kept_.begin(), kept_.end());
-      known = unread_->insert(known, {path, key_meant_by(key, names), where_});
+      known = unread_->insert(known, {path, key_meant_by(key, names), where_, 0, keeps});
     }
     ++known->times;
   }
@@ -167,11 +177,12 @@ std::string slot_prompt(const std::string& prompt, const std::string& subject, c
     return result.replace(result.find(subject), subject.size(), "{}");
   }
   if (found == 0) {
-    const bool other_case = count_of(lower(prompt), lower(subject)) == 1;
-    fields.fail(
-        key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"",
-        "the subject once in the prompt, or {} in its place",
-        other_case ? "the subject is there in other capitals: spell both alike" : "write {} where the subject belongs");
+    const bool other_form = count_of(folded(prompt), folded(subject)) == 1;
+    fields.fail(key, shown + ", which holds neither {} nor the subject \"" + shorten(subject, 40) + "\"",
+                "the subject once in the prompt, or {} in its place",
+                other_form
+                    ? "the subject is there in other capitals or characters (accents, width, quotes): spell both alike"
+                    : "write {} where the subject belongs");
   }
   fields.fail(
       key, shown + ", in which the subject \"" + shorten(subject, 40) + "\" occurs " + std::to_string(found) + " times",
@@ -210,6 +221,16 @@ bool read_core(Fields& fields, const char* prompt_key, const char* target_key, F
   return true;
 }
 
+void keep_id(const Fields& fields, const char* key, Fact& fact) {
+  const auto found = fields.value().find(key);
+  if (found == fields.value().end() || !found->is_object()) return;
+  Fields answer = fields.within(*found, key);
+  (void)answer.raw("str");
+  if (const auto& id = answer.raw("id"); !id.is_null()) fact.extra[std::string(key) + "_id"] = id;
+  const nlohmann::json rest = answer.rest();
+  for (const auto& [name, value] : rest.items()) fact.extra[std::string(key) + "." + name] = value;
+}
+
 void set_true_answers(Fact& fact, std::vector<std::string> answers) {
   if (answers.empty()) return;
   fact.target_true = std::move(answers.front());
@@ -236,7 +257,7 @@ static void read_probe_object(const Fields& fields, const nlohmann::json& value,
   const nlohmann::json& prompt = probe_fields.raw("prompt");
   const nlohmann::json& given = probe_fields.raw("ground_truth");
   const nlohmann::json& truth = given.is_null() ? probe_fields.raw("answers") : given;  // as to_json(Fact) has them
-  (void)probe_fields.rest();
+  (void)probe_fields.rest(false);
   const auto add = [&](const nlohmann::json& one, const nlohmann::json& answer, const std::string& suffix) {
     if (!one.is_string()) fields.fail(name + ".prompt" + suffix, kind_of(one), "a string");
     Probe probe{one.get<std::string>(), fields.answers_of(answer, name + ".ground_truth" + suffix)};

@@ -65,6 +65,9 @@ void write_prompt_lists(const Fact& fact, nlohmann::ordered_json& row);
 [[nodiscard]] ParsedRow read_flat(Fields& row, const ReadOptions& options);
 /// The prompt with the subject filled in where it can be found again, else the template.
 [[nodiscard]] std::string write_prompt(const Fact& fact);
+/// Of an answer of the form {"str": "Rome", "id": "Q220"}: extra["target_new_id"], and other members likewise
+/// ("target_new.aliases").
+void keep_id(const Fields& fields, const char* key, Fact& fact);
 /// The first answer is target_true, the rest its aliases.
 void set_true_answers(Fact& fact, std::vector<std::string> answers);
 [[nodiscard]] std::vector<std::string> true_answers(const Fact& fact);

@@ -100,12 +100,16 @@ void RowReader::parse(size_t begin, size_t end, Row& row) const {
 }
 
 bool RowReader::next_line(Row& row) {
-  const size_t end = std::min(text_.find('\n', at_), text_.size());
-  row.line = line_;
-  if (text_[at_] == '{') (void)object_end(at_);  // depth, and a message for a line that is cut off
-  parse(at_, end, row);
-  at_ = end;
+  const size_t begin = at_;
+  at_ = std::min(text_.find('\n', at_), text_.size());  // also if this line is none
+  if (text_[begin] != '{') refuse_row(begin);
+  (void)object_end(begin);  // depth, and a message for a line that is cut off
+  parse(begin, at_, row);
   return true;
+}
+
+void RowReader::refuse_row(size_t offset) const {
+  fail(offset, "a row that is not an object", "rows of the form {\"prompt\": …}", "check the file's structure");
 }
 
 // One row of a table (RFC 4180): cells in quotes may hold separators, line breaks and doubled quotes.
@@ -129,12 +133,18 @@ std::vector<std::string> RowReader::cells() {
       row.emplace_back();
       closed = false;
     } else if (c == '\n' || (c == '\r' && (at_ + 1 == text_.size() || text_[at_ + 1] != '\n'))) {
+      if (c == '\r') ++line_;
       ++at_;
       break;
-    } else if (c == '"' && row.back().empty() && !closed) {
+    } else if (c == '"' && blank(row.back()) && !closed) {
+      row.back().clear();
       quoted = true;
-    } else if (c != '\r') {
-      if (closed) fail(at_, "text behind a closing quote", "a separator", "double the quotes inside of quotes");
+    } else if (c != '\r' && !(closed && is_space(c))) {
+      if (closed) {
+        const size_t place = at_;
+        at_ = std::min(text_.find('\n', at_), text_.size());
+        fail(place, "text behind a closing quote", "a separator", "double the quotes inside of quotes");
+      }
       row.back() += c;
     }
   }
@@ -148,6 +158,7 @@ bool RowReader::begin_table() {
   if (names[0] == '{' || count_of(names, "prompt") == 0 || count_of(names, "subject") == 0) return false;
   separator_ = separator_of(line);
   form_ = Form::kTable;
+  while (at_ > 0 && text_[at_ - 1] == separator_) --at_;  // columns without a name, where tabs separate
   for (const auto& name : cells()) {
     names_.push_back(lower(trim(name)));
     // An index or a trailing separator has no name, and is not read.
@@ -190,12 +201,15 @@ static nlohmann::json value_of(const std::string& name, const std::string& cell,
 }
 
 bool RowReader::next_of_table(Row& row) {
-  skip_space();
-  if (at_ == text_.size()) return false;
-  row.line = line_;
+  std::vector<std::string> values;
+  do {  // rows of separators alone are none
+    skip_space();
+    if (at_ == text_.size()) return false;
+    row.line = line_;
+    values = cells();
+  } while (std::ranges::all_of(values, [](const std::string& cell) { return blank(cell); }));
   row.value = nlohmann::json::object();
   row.broken.clear();
-  const auto values = cells();
   if (values.size() != names_.size())
     throw Error(ErrorClass::kCorruption,
                 {where(row.line), "a row of " + counted(values.size(), "cell"),
@@ -231,15 +245,25 @@ bool RowReader::next(Row& row) {
     return false;
   }
   first_ = false;
-  if (text_[at_] != '{')
-    fail(at_, "a row that is not an object", "rows of the form {\"prompt\": …}", "check the file's structure");
-  if (form_ == Form::kLines) return next_line(row);
-  const size_t end = object_end(at_);
   row.line = line_;
+  if (form_ == Form::kLines) return next_line(row);
+  if (text_[at_] != '{') refuse_row(at_);
+  const size_t end = object_end(at_);
   parse(at_, end, row);
   line_ += std::count(text_.begin() + at_, text_.begin() + end, '\n');
   at_ = end;
   return true;
+}
+
+bool RowReader::next(Row& row, const std::function<void(const BadRow&)>& bad) {
+  for (;;) {
+    try {
+      return next(row);
+    } catch (const Error& error) {
+      if (form_ != Form::kLines && form_ != Form::kTable) throw;
+      bad({row.line, error.what(), where(row.line)});
+    }
+  }
 }
 
 std::string trim(std::string_view text) {

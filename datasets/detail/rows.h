@@ -6,6 +6,7 @@
 #include <emend/datasets/fact.h>
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,10 @@ class RowReader {
   RowReader(std::string_view text, std::string name);
   /// False at the end of the text.
   bool next(Row& row);
+  /// The same, but a line of JSON or a row of a table that is none goes to `bad`.
+  bool next(Row& row, const std::function<void(const BadRow&)>& bad);
+  [[nodiscard]] bool table() const noexcept { return form_ == Form::kTable; }
+  [[nodiscard]] size_t position() const noexcept { return at_; }  ///< behind the last row
   [[nodiscard]] std::string where(int64_t line) const { return place_of(name_, line); }
 
  private:
@@ -41,6 +46,7 @@ class RowReader {
   void skip_space();
   [[nodiscard]] size_t object_end(size_t begin) const;
   bool next_line(Row& row);
+  [[noreturn]] void refuse_row(size_t offset) const;
   [[nodiscard]] std::vector<std::string> cells();
   bool begin_table();
   [[noreturn]] void refuse_form() const;
@@ -97,15 +103,17 @@ class Fields {
   [[nodiscard]] Fields within(const nlohmann::json& value, const std::string& path) const;  ///< an object at `path`
   [[nodiscard]] const nlohmann::json& list(const char* key);                                ///< required
 
-  /// Right answers in every spelling that files use: a string, a number, a list, a list of alias lists, {"str": …}.
+  /// Right answers in every spelling that files use: a string, a number (1969.0 is "1969"), a list, a list of alias
+  /// lists, {"str": …}.
   /// Flattened in order, trimmed, blanks and repetitions dropped.
   [[nodiscard]] std::vector<std::string> answers(const char* key);
   [[nodiscard]] std::vector<std::string> answers_of(const nlohmann::json& value, const std::string& name) const;
 
   /// Keys that the format has and the fact keeps as they are.
   void keep(std::initializer_list<const char*> keys) { kept_.insert(keys.begin(), keys.end()); }
-  /// Keys that nobody asked for, as they were; to be called last. Those that nobody named either are told to `unread`.
-  [[nodiscard]] nlohmann::json rest() const;
+  /// Keys that nobody asked for, as they were; to be called last. Those that nobody named either are told to `unread`,
+  /// as `kept` by the caller or lost.
+  [[nodiscard]] nlohmann::json rest(bool kept = true) const;
 
   [[noreturn]] void fail(const std::string& key, const std::string& got, const std::string& expected,
                          const std::string& advice = "") const;
@@ -114,6 +122,8 @@ class Fields {
   [[nodiscard]] const nlohmann::json& value() const noexcept { return object_; }
 
  private:
+  [[nodiscard]] std::string number_text(const nlohmann::json& value, const std::string& name) const;
+
   const nlohmann::json& object_;
   std::string where_, path_;
   std::set<std::string> read_, kept_;

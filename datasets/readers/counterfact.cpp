@@ -9,13 +9,6 @@ bool is_counterfact(const std::vector<nlohmann::json>& rows) {
   return any_has(rows, {"requested_rewrite"}) && rows.front().value("requested_rewrite", nlohmann::json()).is_object();
 }
 
-/// {"str": "Rome", "id": "Q220"} or a plain string; the id goes to extra.
-void keep_id(const Fields& rewrite, const char* key, Fact& fact) {
-  const auto found = rewrite.value().find(key);
-  if (found != rewrite.value().end() && found->is_object() && found->contains("id"))
-    fact.extra[std::string(key) + "_id"] = (*found)["id"];
-}
-
 ParsedRow read_counterfact(Fields& fields, const ReadOptions&) {
   ParsedRow row;
   Fact fact;

@@ -82,7 +82,8 @@ ParsedRow read_flat(Fields& fields, const ReadOptions&) {
       if (probe.answers.front() == *fact.target_true) fact.neighborhood_prompts.push_back(probe.prompt);
   if (const auto empty = fact.locality.find("neighborhood"); empty != fact.locality.end() && empty->second.empty())
     fact.locality.erase(empty);
-  fields.keep({"cond"});
+  for (const char* key : {"target_new", "target_true"}) keep_id(fields, key, fact);
+  fields.keep({"cond", "target_new_id", "target_true_id"});
   fact.extra.update(fields.rest());
   row.facts.push_back(std::move(fact));
   return row;

@@ -41,6 +41,7 @@ ParsedRow read_biography(Fields& fields) {
     return row;
   }
   fact.target_new = std::move(sentences.front());
+  if (sentences.size() > 1) fact.extra["labels"] = fields.value()["labels"];
   fact.locality = read_probes(fields, "locality");
   fact.portability = read_probes(fields, "portability");
   fact.extra["kind"] = "wikibio";
@@ -76,11 +77,24 @@ ParsedRow read_knowedit(Fields& fields, const ReadOptions& options) {
   return read_flat(fields, options);
 }
 
+/// True if `fact` can be written as read_biography reads it.
+bool is_biography(const Fact& fact) {
+  return fact.extra.value("kind", nlohmann::json()) == "wikibio" &&
+         fact.full_prompt().find(fact.subject) == fact.prompt.find("{}");
+}
+
 nlohmann::ordered_json write_knowedit(const Fact& fact) {
   nlohmann::ordered_json row;
-  row["subject"] = fact.subject;
-  row["prompt"] = write_prompt(fact);
-  row["target_new"] = fact.target_new;
+  if (is_biography(fact)) {
+    row["text"] = fact.full_prompt();
+    row["labels"] = fact.extra.value("labels", nlohmann::json(fact.target_new));
+    if (row["labels"].is_array()) row["labels"][0] = fact.target_new;
+    row["concept"] = fact.subject;
+  } else {
+    row["subject"] = fact.subject;
+    row["prompt"] = write_prompt(fact);
+    row["target_new"] = fact.target_new;
+  }
   const auto truth = true_answers(fact);
   if (!truth.empty()) row["ground_truth"] = truth;
   if (!fact.paraphrase_prompts.empty()) row["rephrase_prompt"] = write_answers(fact.paraphrase_prompts);

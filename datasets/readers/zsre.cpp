@@ -39,6 +39,11 @@ ParsedRow read_zsre(Fields& fields, const ReadOptions& options) {
   return row;
 }
 
+/// True if the new answer is what `alt` says.
+bool edits_alt(const Fact& fact) {
+  return fact.target_true || (fact.extra.contains("alt") && Fields(fact.extra, "").answers("answers").empty());
+}
+
 nlohmann::ordered_json write_zsre(const Fact& fact) {
   nlohmann::ordered_json row;
   row["subject"] = fact.subject;
@@ -48,7 +53,7 @@ nlohmann::ordered_json write_zsre(const Fact& fact) {
       fact.paraphrase_prompts.empty() ? nlohmann::ordered_json("") : write_answers(fact.paraphrase_prompts);
   auto truth = true_answers(fact);
   if (truth.empty() && !fact.extra.contains("alt")) truth = {fact.target_new};
-  const bool alt = fact.target_true || (fact.extra.contains("alt") && !fact.extra.contains("answers"));
+  const bool alt = edits_alt(fact);
   row["alt"] = alt ? nlohmann::ordered_json(fact.target_new) : fact.extra.value("alt", nlohmann::ordered_json(""));
   auto& answers = row["answers"] = fact.extra.value("answers", nlohmann::ordered_json(truth));
   if (!alt && answers.is_array() && !answers.empty()) answers[0] = fact.target_new;

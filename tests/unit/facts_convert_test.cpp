@@ -46,6 +46,33 @@ TEST(FactsConvert, LossesAreNamed) {
             "portability relation_id target_true target_true_aliases ");
 }
 
+TEST(FactsConvert, OneSettingReadsAMixedSetBack) {
+  Fact open = full_fact();
+  open.target_true.reset();
+  open.target_true_aliases.clear();
+  open.extra["answers"] = {"Turin"};
+  for (const auto& facts : {std::vector<Fact>{full_fact(), open}, std::vector<Fact>{open, full_fact()}}) {
+    const FactSet again = parse_facts(format_facts(facts, "zsre"), "again", {.zsre_target = "alt"});
+    ASSERT_EQ(again.facts.size(), 2U);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(again.facts[i].target_new, "Lisbon");
+      EXPECT_EQ(again.facts[i].target_true, facts[i].target_true);
+    }
+  }
+  EXPECT_EQ(parse_facts(format_facts({open}, "zsre"), "again").facts.at(0).target_new, "Lisbon");
+}
+
+TEST(FactsConvert, KeysOfTheirOwnAreMissedToo) {
+  Fact fact = full_fact();
+  fact.extra["target_new_id"] = "Q597";
+  EXPECT_TRUE(conversion_losses({fact}, "easyedit").size() > 0);
+  fact = parse_facts(R"({"text": "About A. A is", "concept": "A", "labels": ["b c", "d e"]})", "f").facts.at(0);
+  EXPECT_TRUE(conversion_losses({fact}, "knowedit").empty());
+  EXPECT_EQ(format_facts({fact}, "knowedit"),
+            "[\n{\"text\":\"About A. A is\",\"labels\":[\"b c\",\"d e\"],\"concept\":\"A\",\"portability\":{},"
+            "\"locality\":{},\"kind\":\"wikibio\"}\n]\n");
+}
+
 TEST(FactsConvert, EveryWritableFormatKeepsTheEdit) {
   for (const FormatInfo& format : fact_formats()) {
     if (!format.writable) {

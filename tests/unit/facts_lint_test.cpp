@@ -154,29 +154,92 @@ TEST(FactsLint, FixesLeaveTheRestOfTheTextAsItIs) {
   };
   const std::string a = R"({"prompt": "{} is in", "subject": "A", "target_new": "b"})",
                     other = R"({ "note":1.50, "prompt":"{} was", "subject":"B", "target_new":"" })";
-  for (const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"prompt": "{}  is\u00e9in", "subject": "A", "target_new": "b"})"
-            "\r\n\r\n" +
-                other + "\r\n" + a,
-            R"({"prompt": "{} is\u00e9in", "subject": "A", "target_new": "b"})"
-            "\r\n\r\n" +
-                other + "\r\n" + a},
-           {R"({"subject":"A\t","target_new":" b  c ","prompt":"{} is"})"
-            "\n{\"prompt\": 3}",
-            R"({"subject":"A","target_new":"b c","prompt":"{} is"})"
-            "\n{\"prompt\": 3}"},
-           {"[ " + a + ",\n  " + a + ",\n  " + other + "\n]\n", "[ " + a + ",\n  " + other + "\n]\n"},
-           {"[" + a + ", " + other + "," + a + "]", "[" + a + ", " + other + "]"},
-           {R"([{"requested_rewrite": {"prompt": "{}  is", "subject": "A", "target_new": {"str": "b", "id": "Q"}}}])",
-            R"([{"requested_rewrite": {"prompt": "{} is", "subject": "A", "target_new": {"str": "b", "id": "Q"}}}])"},
-           {R"({"prompt": "{} is", "subject": "A", "target_new": {"str": "b  c"}, "mine": 1})",
-            R"({"prompt":"{} is","subject":"A","target_new":"b c","mine":1})"},
-           {"prompt,subject,target_new\n{} is,A,b\n", "a table"}})
+  for (
+      const auto& [text, expected] : std::vector<std::pair<std::string, std::string>>{
+          {R"({"prompt": "{}  is\u00e9in", "subject": "A", "target_new": "b"})"
+           "\r\n\r\n" +
+               other + "\r\n" + a,
+           R"({"prompt": "{} is\u00e9in", "subject": "A", "target_new": "b"})"
+           "\r\n\r\n" +
+               other + "\r\n" + a},
+          {R"({"subject":"A\t","target_new":" b  c ","prompt":"{} is"})"
+           "\n{\"prompt\": 3}",
+           R"({"subject":"A","target_new":"b c","prompt":"{} is"})"
+           "\n{\"prompt\": 3}"},
+          {"[ " + a + ",\n  " + a + ",\n  " + other + "\n]\n", "[ " + a + ",\n  " + other + "\n]\n"},
+          {"[" + a + ", " + other + "," + a + "]", "[" + a + ", " + other + "]"},
+          {R"([{"requested_rewrite": {"prompt": "{}  is", "subject": "A", "target_new": {"str": "b", "id": "Q"}}}])",
+           R"([{"requested_rewrite": {"prompt": "{} is", "subject": "A", "target_new": {"str": "b", "id": "Q"}}}])"},
+          {R"({"prompt": "{} is", "subject": "A", "target_new": {"str": "b  c"}, "mine": 1})",
+           R"({"prompt": "{} is", "subject": "A", "target_new": {"str": "b c"}, "mine": 1})"},
+          // Blank entries and probes without an answer are not read: nothing moves into their places.
+          {R"({"prompt": "{}  is", "subject": "A", "target_new": ["", "b"], "target_true": ["", "c", "d"], )"
+           R"("paraphrase_prompts": ["", "p", "q"], "neighborhood_prompts": [" ", "n", "m"], "id": 123456789012345678901, )"
+           R"("locality": {"k": [{"prompt": "x", "ground_truth": ""}, {"prompt": "y", "ground_truth": "z"}]}})",
+           R"({"prompt": "{} is", "subject": "A", "target_new": ["", "b"], "target_true": ["", "c", "d"], )"
+           R"("paraphrase_prompts": ["", "p", "q"], "neighborhood_prompts": [" ", "n", "m"], "id": 123456789012345678901, )"
+           R"("locality": {"k": [{"prompt": "x", "ground_truth": ""}, {"prompt": "y", "ground_truth": "z"}]}})"},
+          // The subject stands in the prompt, and other texts that are like one of the three stay.
+          {R"({"prompt": "Was A  B here?", "subject": "A  B", "target_new": "b", "paraphrase_prompts": ["A  B"]})",
+           R"({"prompt": "Was A B here?", "subject": "A B", "target_new": "b", "paraphrase_prompts": ["A  B"]})"},
+          {R"({"prompt": "{} is", "subject": "A", "target_new": ["b  \"c", "d"]})",
+           R"({"prompt": "{} is", "subject": "A", "target_new": ["b \"c", "d"]})"},
+          {R"({"prompt": "{}\u3000is\u00a0in", "subject": "A", "target_new": "b"})",
+           R"({"prompt": "{} is in", "subject": "A", "target_new": "b"})"},
+          {a + "\n{\"prompt\": \n" + a, a + "\n{\"prompt\": "},  // a broken line stays
+          {"prompt,subject,target_new\n{} is,A,b\n", "a table"}})
     EXPECT_EQ(fixed(text), expected);
   const std::string zsre = R"([{"subject": "A", "src": "Where is A?", "alt": "b  c", "answers": ["d  e"]}])";
   EXPECT_EQ(fixed(zsre, {.zsre_target = "alt"}),
             R"([{"subject": "A", "src": "Where is A?", "alt": "b c", "answers": ["d  e"]}])");
-  EXPECT_EQ(fixed(zsre), R"([{"subject":"A","src":"Where is A?","alt":"b  c","answers":["d e"]}])");
+  EXPECT_EQ(fixed(zsre), R"([{"subject": "A", "src": "Where is A?", "alt": "b  c", "answers": ["d e"]}])");
+  const std::string blank_answers = R"([{"subject": "A", "src": "Where is A?", "alt": "b  c", "answers": [""]}])";
+  EXPECT_EQ(fixed(blank_answers, {.zsre_target = "alt"}),
+            R"([{"subject": "A", "src": "Where is A?", "alt": "b c", "answers": [""]}])");
+}
+
+TEST(FactsLint, ARepeatedRequestThatAddsSomethingIsLeftToAPerson) {
+  nlohmann::json more = row("{} is in", "A", "b");
+  more["paraphrase_prompts"] = {"Where is A?"};
+  for (const auto& [second, removed] : std::vector<std::pair<nlohmann::json, bool>>{
+           {row("{} is in", "A", "b"), true}, {row("{} is in", "A", "B"), false}, {more, false}}) {
+    const FactSet set = facts({row("{} is in", "A", "b"), second});
+    const auto findings = lint_facts(set);
+    ASSERT_EQ(findings.size(), 1U) << second;
+    EXPECT_EQ(findings[0].check, "duplicate");
+    EXPECT_EQ(findings[0].fixable(), removed) << second;
+  }
+}
+
+TEST(FactsLint, BlanksAtTheEndsOfQuestionsAreTold) {
+  nlohmann::json one = row("{} is in", "A", "b");
+  one["paraphrase_prompts"] = {"Where is A? ", "A lies  in"};
+  one["target_true"] = "c";
+  one["neighborhood_prompts"] = {
+      "\u3000"
+      "B is in"};
+  const auto findings = lint_facts(facts({one}));
+  ASSERT_EQ(findings.size(), 1U);
+  EXPECT_EQ(findings[0].check, "whitespace");
+  EXPECT_FALSE(findings[0].fixable());
+  EXPECT_NE(findings[0].text.find("a paraphrase \"Where is A? \" has a blank at an end, as have 1 other text"),
+            std::string::npos)
+      << findings[0].text;
+}
+
+TEST(FactsLint, BrokenLinesAreErrorsOfTheirOwn) {
+  const std::string good = R"({"prompt": "{} is", "subject": "A", "target_new": "b"})";
+  for (const auto& [text, lines] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
+           {good + "\n{\"prompt\": \nnull\n" + good + "\n{\"a\": 1,}", {2, 3, 5}},
+           {"prompt,subject,target_new\n{} is,A,b\nx\n{} is,\"A\" c,b\n{} was,A,c\n", {3, 4}}}) {
+    const FactSet set = parse_facts(text, "f", {.bad_rows = BadRowPolicy::kSkip});
+    EXPECT_EQ(set.facts.size(), 2U);
+    std::vector<int64_t> found;
+    for (const Finding& finding : lint_facts(set))
+      if (finding.check == "unusable-row") found.push_back(line_of(finding));
+    EXPECT_EQ(found, lines);
+    EXPECT_THROW((void)parse_facts(text, "f"), Error) << "where rows must be right";
+  }
 }
 
 TEST(FactsLint, MoreChecksComeFromOutside) {

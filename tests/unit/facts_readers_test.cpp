@@ -1,9 +1,8 @@
-#include <emend/core/error.h>
-#include <emend/datasets/fact.h>
 #include <emend/datasets/known.h>
-#include <gtest/gtest.h>
 
 #include <set>
+
+#include "support/fact_texts.h"
 
 namespace emend::datasets {
 namespace facts_readers_test {
@@ -14,77 +13,41 @@ class Collected : public LogSink {
   std::vector<LogEvent> events;
 };
 
-FactSet read(const std::string& text, const ReadOptions& options = {}) {
-  return parse_facts(text, "f.json", options);
-}
-
-void expect_parts(const std::string& message, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts)
-    EXPECT_NE(message.find(part), std::string::npos) << "\"" << part << "\" is not in: " << message;
-}
-
-std::string refusal(const std::string& text, const ReadOptions& options = {}) {
-  try {
-    (void)read(text, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "accepted: " << text;
-  return "";
-}
-
-TEST(FactsReaders, Tables) {
-  const FactSet set = read(
-      "\xEF\xBB\xBFprompt,subject,target_new,case_id,paraphrase_prompts,note\r\n"
-      "{} is in,The Eiffel Tower,Rome,7,\"[\"\"Where, oh where\"\", \"\"Visit\"\"]\",\r\n\r\n"
-      "\"{}, said\nto be in\",\"\"\"Big\"\" Ben\",Oslo,,One other way,42\n"
-      "{} is in,Nowhere,,,,\n");
-  EXPECT_EQ(set.format, "jsonl");
-  ASSERT_EQ(set.facts.size(), 2U);
-  EXPECT_EQ(set.skipped, 1) << "a blank target, as in JSON";
-  EXPECT_EQ(set.facts[0].case_id, 7);
-  EXPECT_EQ(set.facts[0].line, 2);
-  EXPECT_EQ(set.facts[0].paraphrase_prompts, (std::vector<std::string>{"Where, oh where", "Visit"}));
-  EXPECT_EQ(set.facts[1].prompt, "{}, said\nto be in");
-  EXPECT_EQ(set.facts[1].subject, "\"Big\" Ben");
-  EXPECT_EQ(set.facts[1].line, 4);
-  EXPECT_EQ(set.facts[1].extra["note"], "42");
-  EXPECT_EQ(read("prompt;subject;target_new\n{} is in;Rome, Italy;Oslo").facts[0].subject, "Rome, Italy");
-  EXPECT_EQ(read("subject\ttarget_new\tprompt\nRome\tOslo\t{} is, in").facts[0].prompt, "{} is, in");
-
-  EXPECT_EQ(read("Prompt, Subject,TARGET_NEW\n{} is in,Rome,Oslo").facts[0].target_new, "Oslo");
-
-  EXPECT_EQ(read("note\tprompt\tsubject\ttarget_new\n\t{} is in\tRome\tOslo\n").facts[0].subject, "Rome");
-  // As pandas writes it, with its index; and with a separator too many.
-  EXPECT_EQ(read(",prompt,subject,target_new,\n0,{} is in,Rome,Oslo,\n").facts[0].target_new, "Oslo");
-  EXPECT_EQ(read("prompt,subject,target_new\r{} is in,Rome,Oslo\r\r{} is in,Oslo,Bern\r").facts.size(), 2U);
-  for (const char* target : {"\u00a0", "\u200b", "\u3000"})
-    EXPECT_EQ(read(std::string("prompt,subject,target_new\n{} is in,A,Oslo\n{} is in,B,") + target).skipped, 1);
-
-  EXPECT_EQ(read("prompt,subject,target_new\n{} is in,A,\n{} is in,B,Oslo\n").skipped, 1);  // an empty cell
-  const std::string names = "prompt,subject,target_new\n";
-  expect_parts(refusal(names + "{} is in,Rome,Oslo\n{} is in,Rome, the capital,Oslo\n"),
-               {"f.json:3", "4 cells", "expected 3 cells", "quotes"});
-  expect_parts(refusal(names + "{} is in,\"Rome,Oslo\n"), {"f.json:2", "inside quotes"});
-  expect_parts(refusal(names + "{} is in,\"Rome\"x,Oslo\n"), {"f.json:2", "behind a closing quote"});
-  expect_parts(refusal(names + "{} is in,,Oslo\n"), {"f.json:2", "subject"});
-  expect_parts(refusal("prompt,subject,subject\n"), {"f.json:1", "column name \"subject\""});
-  for (const char* first :
-       {"{} is in,Rome,Oslo\n", "{}'s home,A,B\n", "Rome is in,Rome,Oslo\n", "Subject;Relation;Object\n"})
-    expect_parts(refusal(first), {"f.json:1", "does not name the columns prompt and subject, but has \"",
-                                  "whose first line names its columns", "above the rows", "prompt,subject,target_new"});
-  expect_parts(refusal("{} is in,Rome,Oslo\n"), {"has \"{} is in\", \"Rome\", \"Oslo\""});
-}
-
-TEST(FactsReaders, CellsThatBeginAsJsonAreJson) {
-  const auto table = [](const std::string& cell) {
-    return "prompt,subject,target_new,paraphrase_prompts,note\n{} is in,Rome,Oslo," + cell;
+TEST(FactsReaders, NumbersAreAnswersAsPeopleWriteThem) {
+  const auto answer = [](const std::string& number) {
+    return read(R"({"prompt": "{} is", "subject": "A", "target_new": )" + number + "}").facts.at(0).target_new;
   };
-  for (const char* broken : {"\"[\"\"Where is Rome\"\"\",x", "['Where is Rome'],x", " [Where is Rome],x",
-                             "\"{\"\"a\"\": 1, \"\"a\"\": 2}\",x"})
-    expect_parts(refusal(table(broken)), {"f.json:2: field \"paraphrase_prompts\" is broken JSON", "[\"…\"]"});
-  EXPECT_EQ(read(table("{} lies in,[see 3]")).facts[0].paraphrase_prompts, std::vector<std::string>{"{} lies in"});
-  EXPECT_EQ(read(table("x,[see 3]")).facts[0].extra["note"], "[see 3]") << "nothing reads this column";
+  for (const auto& [number, text] :
+       std::map<std::string, std::string>{{"1969", "1969"},
+                                          {"1969.0", "1969"},
+                                          {"1e3", "1000"},
+                                          {"-2.0", "-2"},
+                                          {"3.25", "3.25"},
+                                          {"18446744073709551615", "18446744073709551615"}})
+    EXPECT_EQ(answer(number), text);
+  for (const char* number : {"1234567890123456789012", "1e300"})
+    expect_parts(refusal(R"({"prompt": "{} is", "subject": "A", "target_new": )" + std::string(number) + "}"),
+                 {"field \"target_new\" is a number of more digits than are kept", "as a string"});
+}
+
+TEST(FactsReaders, WhatAnswersAndProbesHaveBesideIsKeptOrTold) {
+  const std::string row = R"({"prompt": "{} is", "subject": "A", "target_new": )";
+  const Fact fact = read(row + R"({"str": "x", "id": "Q1", "aliases": ["y"]}})").facts.at(0);
+  EXPECT_EQ(fact.extra["target_new_id"], "Q1");
+  EXPECT_EQ(fact.extra["target_new.aliases"], nlohmann::json({"y"}));
+  const FactSet set =
+      read(row + R"("x", "locality": {"k": [{"prompt": "p", "ground_truth": "g", "note": 1}]}, "own": 1})");
+  ASSERT_EQ(set.unread.size(), 2U);
+  for (const UnreadKey& key : set.unread) EXPECT_EQ(key.kept, key.key == "own") << key.key;
+}
+
+TEST(FactsReaders, FactsWithoutANumberTakeNone) {
+  const std::string bare = R"({"prompt": "{} is", "subject": "A", "target_new": "x"})";
+  const FactSet set =
+      read(bare + "\n" + bare + "\n" + R"({"case_id": 1, "prompt": "{} is", "subject": "A", "target_new": "x"})");
+  std::vector<int64_t> ids;
+  for (const Fact& fact : set.facts) ids.push_back(fact.case_id);
+  EXPECT_EQ(ids, (std::vector<int64_t>{0, 2, 1}));
 }
 
 TEST(FactsReaders, AKeyIsGivenOnce) {

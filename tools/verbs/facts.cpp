@@ -54,9 +54,10 @@ void add_read_options(Options& o, datasets::ReadOptions& read, bool with_range) 
   own.add("--sentiment", &read.sentiment, "side of ConvSent rows that becomes the target", {.choices = {"pos", "neg"}});
 }
 
-/// Writes the file again with what is fixed. A table becomes JSON, of which its own file is not the place.
-void write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& findings, const datasets::FactSet& fixed,
-                 const LintOptions& options, const datasets::ReadOptions& read) {
+/// Writes the file again with what is fixed. A table becomes JSON, of which its own file is not the place. Returns the
+/// number of rows that have no place there.
+size_t write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& findings, const datasets::FactSet& fixed,
+                   const LintOptions& options, const datasets::ReadOptions& read) {
   const bool in_place = options.out.empty();
   if (!in_place) require_new(options.out, false);
   auto text = datasets::fix_text(read_file(options.facts.file), facts, findings, read);
@@ -66,8 +67,10 @@ void write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& fin
                  "a file of JSON", "write another file with --out"});
   if (!text && std::filesystem::path(options.out).extension() == ".csv")
     refuse({"--out", options.out + ", a table", "the name of a JSON file: fixed facts are written as JSON", ""});
+  const size_t left_out = text ? 0 : facts.bad_rows.size() + static_cast<size_t>(facts.skipped);
   if (!text) text = datasets::format_facts(fixed.facts, fixed.format);
   write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out), *text);
+  return left_out;
 }
 
 nlohmann::ordered_json to_json(const std::vector<Finding>& findings, const datasets::FactSet& facts) {
@@ -118,11 +121,14 @@ int run_lint(const LintOptions& options, const Common& common) {
   if (options.fix) {
     size_t applied = 0;
     const auto fixed = datasets::fix_facts(facts, findings, &applied);
-    if (applied > 0 || !options.out.empty()) write_fixed(facts, findings, fixed, options, read);
+    size_t left_out = 0;
+    if (applied > 0 || !options.out.empty()) left_out = write_fixed(facts, findings, fixed, options, read);
     document["fixed"] = applied;
     document["written"] = options.out.empty() ? options.facts.file : options.out;
+    document["left_out"] = left_out;
     text += "fixes applied: " + std::to_string(applied) + ", " + counted(fixed.facts.size(), "fact") + " in " +
-            document["written"].get<std::string>() + "\n";
+            document["written"].get<std::string>() +
+            (left_out > 0 ? "; " + counted(left_out, "row") + " that cannot be used left out" : "") + "\n";
   }
   common.print(document, text);
   const bool bad = left[Severity::kError] > 0 || (options.strict && left[Severity::kWarning] > 0);
