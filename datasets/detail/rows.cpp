@@ -109,6 +109,9 @@ bool RowReader::next_line(Row& row) {
 }
 
 void RowReader::refuse_row(size_t offset) const {
+  if (text_[offset] == ',')
+    fail(offset, "a comma between rows that stand in no list", "one object a line, or [ … ] around all",
+         "put [ before the first row and ] behind the last, or remove the commas");
   fail(offset, "a row that is not an object", "rows of the form {\"prompt\": …}", "check the file's structure");
 }
 

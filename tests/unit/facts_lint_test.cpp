@@ -240,6 +240,12 @@ TEST(FactsLint, BrokenLinesAreErrorsOfTheirOwn) {
     EXPECT_EQ(found, lines);
     EXPECT_THROW((void)parse_facts(text, "f"), Error) << "where rows must be right";
   }
+  try {
+    (void)parse_facts(good + ",\n" + good + "\n", "f");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("f:1: a comma between rows"), std::string::npos) << error.what();
+  }
 }
 
 TEST(FactsLint, MoreChecksComeFromOutside) {
