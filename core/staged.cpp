@@ -85,6 +85,7 @@ class Staged {
     static std::atomic<int> counter{0};  // process-wide uniqueness of names
     staging_ = (beside ? target_.parent_path() : target_) /
                ("." + name + kMark + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+    fs::remove_all(staging_, error);  // of a process that had the same number
   }
   ~Staged() {
     std::error_code ignored;

@@ -42,14 +42,30 @@ nlohmann::json to_json(const Fact& fact) {
   return result;
 }
 
-std::string fingerprint(const std::vector<Fact>& facts) {
+static nlohmann::json to_json(const FactGroup& group) {
+  const auto hops = [](const std::vector<Hop>& list) {
+    auto all = nlohmann::json::array();
+    for (const Hop& hop : list) all.push_back({hop.question, hop.cloze, hop.answers});
+    return all;
+  };
+  return {group.kind,    group.facts,       group.sequential,        group.questions,
+          group.answers, group.new_answers, hops(group.single_hops), hops(group.new_single_hops)};
+}
+
+std::string fingerprint_of(const FactSet& facts) {
+  return facts.fingerprint.empty() ? fingerprint(facts.facts, facts.groups) : facts.fingerprint;
+}
+
+std::string fingerprint(const std::vector<Fact>& facts, const std::vector<FactGroup>& groups) {
   Sha256 hash;
   hash.update("emend facts 1\n");
-  for (const Fact& fact : facts) {
+  const auto add = [&](const nlohmann::json& value) {
     // `replace`: facts built in code may hold bytes that are not UTF-8.
-    hash.update(to_json(fact).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    hash.update(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     hash.update("\n");
-  }
+  };
+  for (const Fact& fact : facts) add(to_json(fact));
+  for (const FactGroup& group : groups) add(to_json(group));
   return hash.hex();
 }
 

@@ -106,7 +106,7 @@ struct FactSet {
   std::vector<FactGroup> groups;  ///< empty for ungrouped formats
   std::string format;             ///< reader that was used: "counterfact", "zsre", …
   std::string path;               ///< as given
-  std::string fingerprint;        ///< SHA-256 of the facts that were read, in a canonical form; not of the file's bytes
+  std::string fingerprint;        ///< SHA-256 of the facts and groups that were read; not of the file's bytes
   int64_t rows = 0;               ///< rows looked at; fewer than the file has once `limit` is reached
   int64_t skipped = 0;            ///< rows without a usable target, left out
   std::vector<BadRow> bad_rows;   ///< rows left out under BadRowPolicy::kSkip
@@ -162,8 +162,10 @@ struct FormatInfo {
 
 /// Canonical JSON of a fact, without source and line: what the fingerprint hashes and what reports embed.
 [[nodiscard]] nlohmann::json to_json(const Fact& fact);
-/// SHA-256 over to_json of all facts, in order.
-[[nodiscard]] std::string fingerprint(const std::vector<Fact>& facts);
+/// SHA-256 over to_json of all facts, in order, and over what the groups ask of them.
+[[nodiscard]] std::string fingerprint(const std::vector<Fact>& facts, const std::vector<FactGroup>& groups = {});
+/// The set's own, or that of its facts and groups if it has none.
+[[nodiscard]] std::string fingerprint_of(const FactSet& facts);
 
 /// Throws Error(kInvalidArgument) naming `where` and the field if the fact breaks a promise of the struct (exactly one
 /// "{}" in the prompt, subject and targets not blank). For facts that were built in code instead of read.

@@ -401,7 +401,7 @@ FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* a
   facts.facts = std::move(kept);
   for (FactGroup& group : facts.groups)
     for (size_t& index : group.facts) index = new_index[index];
-  facts.fingerprint = fingerprint(facts.facts);
+  facts.fingerprint = fingerprint(facts.facts, facts.groups);
   if (applied) *applied = count;
   return facts;
 }

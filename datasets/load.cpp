@@ -143,7 +143,7 @@ class Loader {
                     " rows cannot be used and are left out (first " + set_.bad_rows.front().text + ")",
                 {{"path", set_.path}, {"bad", set_.bad_rows.size()}, {"rows", set_.rows}});
     if (set_.facts.empty() && !options_.allow_empty) refuse_empty();
-    set_.fingerprint = fingerprint(set_.facts);
+    set_.fingerprint = fingerprint(set_.facts, set_.groups);
     return std::move(set_);
   }
 

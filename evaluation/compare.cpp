@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
+#include <numeric>
 #include <set>
 
 namespace emend::evaluation {
@@ -73,31 +73,36 @@ json difference_row(const std::string& family, const MetricField& field, const P
   return row_of(family, field, scale * first / n, scale * second / n, scale * mean->value, range, differences.size());
 }
 
-/// The harmonic score has no value for one case: both runs are resampled with the same cases.
+/// The harmonic score has no value for one case: cases are left out in turn (the jackknife), in both runs alike, and
+/// what remains of the difference shows how it spreads.
 json score_row(const std::string& family, const MetricField& field, const std::vector<Pairs>& parts) {
-  const size_t n = parts[0].first.size();
-  const auto score = [&](const std::vector<size_t>& cases, bool second) {
-    std::vector<double> means;
-    for (const auto& part : parts) {
-      double sum = 0;
-      for (size_t i : cases) sum += second ? part.second[i] : part.first[i];
-      means.push_back(100 * sum / static_cast<double>(cases.size()));
+  const auto n = static_cast<double>(parts[0].first.size());
+  const auto sum = [](const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); };
+  std::vector<std::pair<double, double>> sums;
+  for (const auto& part : parts) sums.emplace_back(sum(part.first), sum(part.second));
+  // Of all cases, or of all but one.
+  const auto scores = [&](std::optional<size_t> without = {}) {
+    std::vector<double> first, second;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const double count = without ? n - 1 : n;
+      first.push_back(100 * (sums[p].first - (without ? parts[p].first[*without] : 0)) / count);
+      second.push_back(100 * (sums[p].second - (without ? parts[p].second[*without] : 0)) / count);
     }
-    return *harmonic_mean(means);
+    return std::pair(*harmonic_mean(first), *harmonic_mean(second));
   };
-  std::vector<size_t> cases(n);
-  for (size_t i = 0; i < n; ++i) cases[i] = i;
-  const double first = score(cases, false), second = score(cases, true);
-  std::mt19937_64 random(0);
-  std::vector<double> differences;
-  for (int round = 0; round < 1000; ++round) {
-    for (auto& i : cases) i = random() % n;
-    differences.push_back(score(cases, true) - score(cases, false));
+  const auto [first, second] = scores();
+  std::vector<double> pseudo_values;
+  for (size_t i = 0; n > 1 && i < parts[0].first.size(); ++i) {
+    const auto [first_without, second_without] = scores(i);
+    pseudo_values.push_back(n * (second - first) - (n - 1) * (second_without - first_without));
   }
-  std::ranges::sort(differences);
-  std::optional<Interval> range({differences[25], differences[974]});
-  if (range->first >= range->second) range.reset();  // equal cases do not show how they spread
-  return row_of(family, field, first, second, second - first, range, n);
+  std::optional<Interval> range;
+  if (const auto mean = mean_of(pseudo_values)) range = mean_interval(*mean);  // none: equal cases do not show a spread
+  if (range) {
+    const double half = (range->second - range->first) / 2;
+    range = {second - first - half, second - first + half};
+  }
+  return row_of(family, field, first, second, second - first, range, parts[0].first.size());
 }
 
 using Cases = std::vector<std::pair<const json*, const json*>>;

@@ -70,13 +70,12 @@ json cache_key(const models::Model& model, const datasets::FactSet& facts, const
   json metrics = json::array();
   for (const auto& metric : chosen(names, facts))
     metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
-  const std::string& facts_key = facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
   if (options.free_style != "plain") metrics.push_back({"chat template", model.tokenizer().chat_template()});
   return {{"format", kFormat},
           {"model", model.fingerprint()},
           {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},
           {"tokenizer", model.tokenizer().fingerprint()},
-          {"facts", facts_key},
+          {"facts", datasets::fingerprint_of(facts)},
           {"metrics", metrics},
           {"bootstrap", options.bootstrap},
           {"seed", options.seed},

@@ -64,6 +64,7 @@ std::optional<Interval> bootstrap_harmonic(const std::vector<std::vector<std::op
   for (const auto& column : columns) {
     const auto mean = mean_of(column);
     if (!mean) return std::nullopt;
+    if (mean->value > 0 && mean->value < 1 && !mean_interval(*mean)) return std::nullopt;  // nothing shows its spread
     means.push_back(mean->value);
     unanimous.push_back(mean->value <= 0 || mean->value >= 1 ? mean->n : 0);
   }

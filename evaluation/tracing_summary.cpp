@@ -127,11 +127,15 @@ json suggest_layers(const TraceSummary& summary, int count) {
   std::ptrdiff_t low = peak, high = peak;  // within one standard error of the peak
   while (low > first - effect.begin() && effect[static_cast<size_t>(low) - 1] >= best - error) --low;
   while (high + 1 < n && effect[static_cast<size_t>(high) + 1] >= best - error) ++high;
-  why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) +
-                " at the subject's last token brings back most of the answer: " + detail::fixed(best, 3) +
-                (error > 0 ? " ± " + detail::fixed(error, 3) : "") + " of probability, from " +
-                detail::fixed(summary.corrupted, 3) + " with a noised subject to " + detail::fixed(summary.clean, 3) +
-                " without noise (" + counted(static_cast<size_t>(summary.facts), "fact") + ").");
+  const double taken = summary.clean - summary.corrupted;
+  const std::string share =
+      taken > 0 ? ", " + detail::fixed(100 * best / taken, 0) + " % of what noise on the subject took" : "";
+  why.push_back("Restoring MLP outputs around layer " + std::to_string(peak) + " at the subject's last token " +
+                (best > 0 ? "has the largest effect: " : "brings nothing back, nor does any other layer: ") +
+                detail::fixed(best, 3) + (error > 0 ? " ± " + detail::fixed(error, 3) : "") + " of probability" +
+                (best > 0 ? share : "") + " (" + detail::fixed(summary.clean, 3) + " without noise, " +
+                detail::fixed(summary.corrupted, 3) + " with it; " +
+                counted(static_cast<size_t>(summary.facts), "fact") + ").");
   if (summary.facts > 1)
     why.push_back("Layers " + std::to_string(low) + " to " + std::to_string(high) +
                   " are within one standard error of that peak.");
@@ -139,8 +143,10 @@ json suggest_layers(const TraceSummary& summary, int count) {
     why.push_back("Windows that hold the first layer's MLP (up to layer " + std::to_string(first - effect.begin() - 1) +
                   ", effect " + detail::fixed(*std::max_element(effect.begin(), first), 3) +
                   ") are left out: that MLP reads the noised embedding itself, and restores the token, not the fact.");
-  why.push_back("The range is the " + std::to_string(layers.size()) +
-                " layers that end at the peak, as MEMIT chooses it: each passes on what the next needs.");
+  why.push_back(last == peak ? "The range is the " + counted(layers.size(), "layer") +
+                                   " that end at the peak, as MEMIT chooses it: each passes on what the next needs."
+                             : "The range is the first " + counted(layers.size(), "layer") +
+                                   ": fewer than asked for end at the peak.");
   if (summary.facts < 10 || best < 2 * error)
     why.push_back("Few facts, or a peak less than two standard errors above nothing: trace more before relying on it.");
   return {{"peak", peak},           {"layers", layers}, {"effect", best}, {"standard_error", error},

@@ -49,14 +49,12 @@ const Schema<LocateHparams>& locate_schema() {
                  {.formula = "C = E[k kT]; C = I without"})
           .field("mom2_dataset", &H::mom2_dataset,
                  "name of the corpus of the second moment; the corpus of the run says which file that is")
-          .field("mom2_n_samples", &H::mom2_n_samples,
-                 "documents of the corpus that are read at most; stats_tokens of the run limits the tokens", {.min = 1})
-          .field("mom2_dtype", &H::mom2_dtype, "precision in which the second moment is summed",
-                 {.one_of = {"float32", "float64", "float16", "bfloat16"}})
           .field("context_template_length_params", &H::context_template_length_params,
                  "generated contexts before the prompt, as [length, how many] pairs", {.min = 1})
           .include(module_names_schema(), &H::modules)
           .unused("layer_selection", "read by no implementation")
+          .unused("mom2_n_samples", "stats_tokens of the run says how much of the corpus is read")
+          .unused("mom2_dtype", "sums are float64")
           .check("layers", kAscending, [](const H& h) { return ascending(h.layers); })
           .check("context_template_length_params", "pairs of length and number, such as [[5, 10], [10, 10]]",
                  [](const H& h) {

@@ -25,8 +25,6 @@ struct LocateHparams {
   double v_stop_loss = 0.05;
   bool mom2_adjustment = true;
   std::string mom2_dataset = "wikipedia";
-  int64_t mom2_n_samples = 100000;
-  std::string mom2_dtype = "float32";
   std::vector<std::vector<int64_t>> context_template_length_params = {{10, 5}};
   ModuleNames modules;
 };

@@ -24,6 +24,7 @@ struct Changes::Order {
   std::vector<Step> steps;
   std::vector<Changes*> parties;
   std::set<std::string> packs;  // in force
+  bool kept = false;            // changes of a party that has ended
   int64_t next = 0;
 };
 
@@ -37,6 +38,12 @@ std::shared_ptr<Changes::Order> Changes::order_of(const models::Model& model) {
   return order;
 }
 
+bool Changes::any_in(const models::Model& model) {
+  const auto order = order_of(model);
+  return order->kept || !order->packs.empty() ||
+         std::ranges::any_of(order->parties, [](const Changes* party) { return !party->since_.empty(); });
+}
+
 Changes::Changes(models::Model& model)
     : order_(order_of(model)), transaction_(std::make_unique<EditTransaction>(model)) {
   order_->parties.push_back(this);
@@ -44,6 +51,7 @@ Changes::Changes(models::Model& model)
 
 Changes::~Changes() {
   transaction_->commit();
+  order_->kept = order_->kept || !since_.empty();
   if (since_.empty()) order_->packs.erase(pack_);  // a pack beside the weights ends with its hooks
   std::erase(order_->parties, this);
   std::erase_if(order_->steps, [&](const auto& step) { return step.by == this && !step.delta; });

@@ -21,6 +21,10 @@ class Changes {
   struct Order;
   [[nodiscard]] static std::shared_ptr<Order> order_of(const models::Model& model);
 
+  /// Whether a pack is in force, or changes of any party are in the weights; also of those that have ended, as far as
+  /// the order is held.
+  [[nodiscard]] static bool any_in(const models::Model& model);
+
   explicit Changes(models::Model& model);
   /// The changes stay.
   ~Changes();

@@ -3,6 +3,12 @@
 
 namespace emend::workflow {
 
+void warn_of_edits_beside(const models::Checkpoint& checkpoint, const std::string& event, const Log& log) {
+  if (editors::has_runtime_edits(checkpoint.path()))
+    log.warning(event,
+                checkpoint.path().string() + " has edits beside its weights in force: they take no part in this run");
+}
+
 Packs::Packs(models::Model& model, const std::vector<editors::NamedPack>& packs) {
   for (const auto& [name, pack] : editors::packs_in_force(model.checkpoint().path()))
     for (const auto& part : pack.runtime) runtime_.add(part, model, name);

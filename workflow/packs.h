@@ -1,6 +1,7 @@
 // Edit packs in force in a model: for good, for programs that work with what others edited, or for a while.
 #pragma once
 
+#include <emend/core/log.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/models/checkpoint.h>
@@ -11,6 +12,10 @@
 #include <vector>
 
 namespace emend::workflow {
+
+/// Warns where edits in force in the folder of a checkpoint lie beside its weights, as work that reads those alone has
+/// to.
+void warn_of_edits_beside(const models::Checkpoint& checkpoint, const std::string& event, const Log& log);
 
 /// Packs in force: changes of weights are written into the model for good, what lies beside them stays attached as long
 /// as this object lives.

@@ -5,7 +5,6 @@
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
-#include <emend/editors/packs/ledger.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/evaluation/health.h>
 #include <emend/evaluation/report.h>
@@ -14,6 +13,7 @@
 #include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/lifelong.h>
+#include <emend/workflow/packs.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -58,7 +58,7 @@ void Run::open() {
   least_said_ = options_.strict ? 100 : parse_percent(options_.min_said, "min_said");
   record_.command_line = lent_.command_line;
   if (load) facts_ = load_named_facts(options_.facts, lent_);
-  if (facts_.fingerprint.empty()) facts_.fingerprint = datasets::fingerprint(facts_.facts);
+  facts_.fingerprint = datasets::fingerprint_of(facts_);
   record_.metrics = metric_names(options_.metrics, facts_, options_.single());
   refuse_contradictions(facts_, options_);
   std::shared_ptr<const models::Checkpoint> opened;
@@ -70,10 +70,7 @@ void Run::open() {
   require_same(lent_.sharing, choices());
   check_hparams(options_, checkpoint);
   record_.model_path = checkpoint.path().string();
-  if (editors::has_runtime_edits(checkpoint.path()))
-    lent_.log.warning("edit.beside", record_.model_path +
-                                         " has edits beside its weights in force: they take no part "
-                                         "in this run");
+  warn_of_edits_beside(checkpoint, "edit.beside", lent_.log);
   // The run folder comes before the slow part, so that a folder that cannot be used is known at once.
   if (options_.dry_run && !options_.out.empty())
     RunDirectory::check(options_.out, options_.resume ? Earlier::kInterrupted : Earlier::kNone);

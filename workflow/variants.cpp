@@ -205,7 +205,7 @@ std::string check_all(const Comparison& comparison, const std::vector<Variant>& 
       if (error.error_class() != ErrorClass::kUnsupported) throw;  // of this editor alone: its row will say so
     }
   }
-  return facts.fingerprint.empty() ? datasets::fingerprint(facts.facts) : facts.fingerprint;
+  return datasets::fingerprint_of(facts);
 }
 
 // What was measured before a sequence broke off.

@@ -25,13 +25,19 @@ namespace {
 
 constexpr const char* kOriginals = "originals.safetensors";
 
-// Which file of the folder holds each tensor.
+// Which file of the folder each tensor is read from. Other files of weights may lie beside: copies, other precisions.
 std::map<std::string, std::filesystem::path> files_of(const std::filesystem::path& folder) {
+  std::set<std::filesystem::path> read = {folder / "model.safetensors"};
+  const auto index = folder / "model.safetensors.index.json";
+  if (!std::filesystem::exists(*read.begin()) && std::filesystem::exists(index)) {
+    read.clear();
+    const auto document = parse_json(read_file(index), index.string());
+    for (const auto& [name, file] : document.at("weight_map").items()) read.insert(folder / file.get<std::string>());
+  }
   std::map<std::string, std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() != ".safetensors") continue;
-    const SafetensorsFile file(entry.path());
-    for (const auto& [name, info] : file.tensors()) files.emplace(name, entry.path());
+  for (const auto& path : read) {
+    const SafetensorsFile file(path);
+    for (const auto& [name, info] : file.tensors()) files.emplace(name, path);
   }
   return files;
 }
@@ -68,6 +74,18 @@ at::Tensor add_delta(const at::Tensor& weight, const WeightDelta& delta, const s
   return (weight.to(at::kDouble) + change).to(compute_dtype);
 }
 
+// `value` as a file holds it.
+at::Tensor storable(const at::Tensor& value, at::ScalarType dtype, const std::string& weight,
+                    const std::filesystem::path& folder) {
+  at::Tensor stored = value.to(dtype);
+  if (!at::isfinite(stored).all().item<bool>())
+    throw Error(ErrorClass::kNumeric,
+                {folder.string(), "weight \"" + weight + "\" would hold NaN or infinite entries",
+                 std::string("values that ") + c10::toString(dtype) + " can hold",
+                 "nothing was changed; the pack's change is too large, or the weights are damaged"});
+  return stored;
+}
+
 // How much of a change is left after rounding, summed over weights: ⟨written, ΔW⟩ / ‖ΔW‖².
 struct Rounding {
   double projection = 0, square = 0;
@@ -97,6 +115,8 @@ class StagedChange {
  public:
   StagedChange(std::filesystem::path folder, std::filesystem::path ledger, std::filesystem::path place)
       : folder_(std::move(folder)), ledger_(std::move(ledger)), staged_(std::move(place)) {
+    std::error_code ignored;
+    std::filesystem::remove_all(staged_, ignored);  // of a process that had the same number
     std::filesystem::create_directory(staged_);
   }
   ~StagedChange() {
@@ -108,6 +128,7 @@ class StagedChange {
 
   void patch(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& values) {
     patch_safetensors(file, staged_ / file.filename(), values);
+    std::filesystem::permissions(staged_ / file.filename(), std::filesystem::status(file).permissions());
     files_.push_back(file.filename());
   }
   // The fingerprint of the model that the folder will hold.
@@ -268,7 +289,9 @@ LedgerEntry Ledger::examine(const EditPack& pack) const {
   for (const auto& delta : pack.deltas) {
     const SafetensorsFile file(file_of(files, delta.weight, folder_));
     const at::Tensor weight = file.tensor(delta.weight);
-    rounding.add(weight, add_delta(weight, delta, folder_), delta);
+    const at::Tensor after = add_delta(weight, delta, folder_);
+    (void)storable(after, weight.scalar_type(), delta.weight, folder_);
+    rounding.add(weight, after, delta);
   }
   entry.survived = rounding.survived();
   return entry;
@@ -442,7 +465,9 @@ void Ledger::keep_originals(const std::set<std::string>& weights) {
     original = now;
     changed = true;
   }
-  if (changed) write_checked(path, {kept.begin(), kept.end()}, {{"format", "emend originals"}, {"base", base_}});
+  if (!changed) return;
+  write_checked(path, {kept.begin(), kept.end()}, {{"format", "emend originals"}, {"base", base_}});
+  std::filesystem::permissions(path, std::filesystem::status(files.begin()->second).permissions());
 }
 
 std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebuilt(
@@ -466,7 +491,8 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
     }
   }
   for (auto& [weight, value] : values)
-    by_file[file_of(files, weight, folder_)][weight] = value.to(originals.tensor(weight).scalar_type());
+    by_file[file_of(files, weight, folder_)][weight] =
+        storable(value, originals.tensor(weight).scalar_type(), weight, folder_);
   return by_file;
 }
 

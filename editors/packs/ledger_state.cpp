@@ -38,16 +38,17 @@ StoredState read_state(const std::filesystem::path& path) {
     state.base = json.at("base").get<std::string>();
     for (const auto& [id, entry] : json.at("packs").items()) {
       if (!is_id(id)) throw std::runtime_error("\"" + id + "\" is no id");
-      state.known[id] = {id,
-                         false,
-                         entry.at("editor").get<std::string>(),
-                         entry.at("facts").get<int64_t>(),
-                         entry.at("subjects").get<std::vector<std::string>>(),
-                         entry.at("weights").get<std::vector<std::string>>(),
-                         entry.at("applied_at").get<std::string>(),
-                         entry.value("runtime", false),
-                         entry.value("survived", 1.0),
-                         entry.value("under", std::vector<std::string>())};
+      state.known[id] = {
+          id,
+          false,
+          entry.at("editor").get<std::string>(),
+          entry.at("facts").get<int64_t>(),
+          entry.at("subjects").get<std::vector<std::string>>(),
+          entry.at("weights").get<std::vector<std::string>>(),
+          entry.at("applied_at").get<std::string>(),
+          entry.value("runtime", false),
+          entry.contains("survived") && entry["survived"].is_number() ? entry["survived"].get<double>() : 1,
+          entry.value("under", std::vector<std::string>())};
     }
     state.active = read_ids(json.at("active"), state);
     if (json.contains("pending")) state.pending = read_ids(json.at("pending"), state);
@@ -103,11 +104,18 @@ namespace emend::editors {
 
 using detail::StoredState;
 
-// Empty where there is no ledger.
+// Empty where there is no ledger. While a change is under way nobody knows what the weights hold.
 static StoredState state_of(const std::filesystem::path& model_folder) {
   const auto path = model_folder / detail::kFolder / detail::kState;
   std::error_code error;
-  return model_folder.empty() || !std::filesystem::exists(path, error) ? StoredState() : detail::read_state(path);
+  if (model_folder.empty() || !std::filesystem::exists(path, error)) return {};
+  StoredState state = detail::read_state(path);
+  if (state.pending)
+    throw Error(ErrorClass::kCorruption,
+                {model_folder.string(), "a change of its edits that is not finished", "a finished one",
+                 "wait for the process that changes it, or list the folder's edits: that finishes what an interrupted "
+                 "one began"});
+  return state;
 }
 
 bool has_runtime_edits(const std::filesystem::path& model_folder) {

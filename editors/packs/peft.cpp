@@ -58,12 +58,15 @@ std::string module_of(const std::string& weight, const models::FamilySpec& famil
 }
 
 std::string base_name(const models::Model& model) {
-  if (const auto hub = models::hub_name(model.checkpoint().path()); !hub.empty()) return hub;
+  const auto& path = model.checkpoint().path();
+  if (const auto hub = models::hub_name(path); !hub.empty()) return hub;
+  // A folder's "_name_or_path" is what it was made from, before fine-tuning or edits.
+  if (std::filesystem::is_directory(path)) return path.string();
   for (const char* key : {"_name_or_path", "name"})
     if (const auto it = model.checkpoint().config().find(key);
         it != model.checkpoint().config().end() && it->is_string())
       return it->get<std::string>();
-  return model.checkpoint().path().filename().string();
+  return path.filename().string();
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 namespace emend::editors {
 namespace {
 
-constexpr int kCacheVersion = 1;
+constexpr int kCacheVersion = 2;
 constexpr int64_t kTokensPerDimension = 10;
 constexpr int64_t kFirstAsked = 8, kMostPerDimension = 128;  // tokens a dimension, for kAutoTokens
 // Two halves are kept apart, and compared, if they are this narrow or the rule needs them: they take twice the memory.

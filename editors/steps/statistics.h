@@ -166,11 +166,11 @@ class CorpusStatistics : public StatisticsProvider {
 struct HalvesReport {
   int64_t tokens = 0;   ///< in both
   double distance = 0;  ///< ‖A − B‖/‖(A + B)/2‖, Frobenius: what the large directions say
-  /// tr(A⁻¹B)/F − 1: how much more of the other half lies where this half saw little. All directions count alike, as
-  /// they do in a solve with C. n independent tokens a dimension in all give about 2/(n − 2): 0.25 for ten. Infinite
-  /// while A is singular.
+  /// (tr(A⁻¹B) + tr(B⁻¹A))/2F − 1, never negative: how much more of a half lies where the other saw little. All
+  /// directions count alike, as they do in a solve with C. n independent tokens a dimension in all give about
+  /// 2/(n − 2): 0.25 for ten. Infinite while A or B is singular.
   double disagreement = 0;
-  double condition = 0;  ///< of A, estimated from its Cholesky factor; 0 while it is singular
+  double condition = 0;  ///< of A, estimated from its Cholesky factor; 0 while A is singular
 
   [[nodiscard]] nlohmann::json to_json() const;  ///< infinite values become null
 };

@@ -174,14 +174,17 @@ HalvesReport compare_halves(const at::Tensor& a_FF, const at::Tensor& b_FF, int6
   HalvesReport report;
   report.tokens = tokens;
   report.distance = (2 * (a_FF - b_FF).norm() / (a_FF + b_FF).norm()).item<double>();
-  const auto [lower_FF, info] = at::linalg_cholesky_ex(a_FF);
-  if (info.item<int64_t>() != 0) {
-    report.disagreement = std::numeric_limits<double>::infinity();
-    return report;
+  double traces = 0;
+  for (const auto& [one_FF, other_FF] : {std::pair(a_FF, b_FF), std::pair(b_FF, a_FF)}) {
+    const auto [lower_FF, info] = at::linalg_cholesky_ex(one_FF);
+    if (info.item<int64_t>() != 0) {
+      report.disagreement = std::numeric_limits<double>::infinity();
+      return report;
+    }
+    traces += at::cholesky_solve(other_FF, lower_FF).diagonal().sum().item<double>();
+    if (report.condition == 0) report.condition = SpdFactor::from_parts(lower_FF, 0).condition();
   }
-  const double trace = at::cholesky_solve(b_FF, lower_FF).diagonal().sum().item<double>();
-  report.disagreement = trace / static_cast<double>(a_FF.size(0)) - 1;
-  report.condition = SpdFactor::from_parts(lower_FF, 0).condition();
+  report.disagreement = traces / static_cast<double>(2 * a_FF.size(0)) - 1;
   return report;
 }
 

@@ -58,10 +58,7 @@ class TuneRun {
   TuneResult run() {
     const auto start = std::chrono::steady_clock::now();
     const auto of_a_step = static_cast<size_t>(options_.batch_size * options_.accumulation);
-    const auto steps =
-        options_.steps > 0
-            ? options_.steps
-            : static_cast<int64_t>(std::ceil(options_.epochs * static_cast<double>(rows_.size()) / of_a_step));
+    const auto steps = options_.steps > 0 ? options_.steps : steps_of_epochs(of_a_step);
     TuneResult result;
     result.parameters = adapters_.parameter_count();
     adapters_.set_training(true);
@@ -80,6 +77,16 @@ class TuneRun {
   }
 
  private:
+  // The last step of a whole epoch takes what is left of the rows.
+  [[nodiscard]] int64_t steps_of_epochs(size_t of_a_step) const {
+    const auto steps_of = [&](double share) {
+      return static_cast<int64_t>(
+          std::ceil(share * static_cast<double>(rows_.size()) / static_cast<double>(of_a_step) - 1e-9));
+    };
+    const double whole = std::floor(options_.epochs);
+    return static_cast<int64_t>(whole) * steps_of(1) + steps_of(options_.epochs - whole);
+  }
+
   std::vector<LearningRow> next_rows(size_t count) {
     std::vector<LearningRow> chosen;
     while (chosen.size() < count) {

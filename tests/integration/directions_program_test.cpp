@@ -5,6 +5,7 @@
 #include <emend/models/gguf/gguf_file.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <sstream>
 
 #include "support/program_fixture.h"
@@ -224,6 +225,92 @@ TEST_F(DirectionsProgram, ASearchGoesOnAfterAKillToTheSameEnd) {
   EXPECT_EQ(run_program("emend", other).status, 2) << "another search";
 }
 
+// The same names are not enough: what the files hold decides.
+TEST_F(DirectionsProgram, ASearchGoesOnWithTheSameContentsAlone) {
+  fit({"--no-effect"});
+  write_file(folder_ / "e.json", R"({"name": "words", "kind": "length"})");
+  const std::map<std::string, std::string> files = {
+      {"spare.txt", "A town\nThe old tower\n"}, {"texts.txt", "Hello\nItem\n"}, {"neutral.txt", "Some\nOf all\n"}};
+  const auto write = [&] {
+    for (const auto& [name, text] : files) write_file(folder_ / name, text);
+  };
+  write();
+  std::vector<std::string> arguments = {"direct", "optimise", path("d")};
+  for (const auto& [option, value] : std::map<std::string, std::string>{{"--trials", "2"},
+                                                                        {"--max-kl", "9"},
+                                                                        {"--strength", "4"},
+                                                                        {"--scorer", path("e.json")},
+                                                                        {"--search-prompts", path("ask.txt")},
+                                                                        {"--max-new-tokens", "6"},
+                                                                        {"--spare", path("spare.txt")},
+                                                                        {"--texts", path("texts.txt")},
+                                                                        {"--neutral", path("neutral.txt")},
+                                                                        {"--out", path("s")},
+                                                                        {"--by", "bake"},
+                                                                        {"--model", path("model")}})
+    arguments.insert(arguments.end(), {option, value});
+  arguments.insert(arguments.end(), {"--raise", "--no-effect", "--quiet"});
+  const auto begun = run_program("emend", arguments);
+  ASSERT_TRUE(fs::exists(folder_ / "s" / "trials.jsonl")) << begun.err;
+  arguments.push_back("--resume");
+  const auto go_on = [&](const std::vector<std::string>& more = {}) {
+    auto all = arguments;
+    all.insert(all.end(), more.begin(), more.end());
+    return run_program("emend", all);
+  };
+  EXPECT_EQ(go_on().status, begun.status);
+  const auto refused = [&](const std::string& what, const std::vector<std::string>& more = {}) {
+    const auto result = go_on(more);
+    EXPECT_EQ(result.status, 2) << what << ": " << result.err;
+    EXPECT_NE(result.err.find("a search with other settings"), std::string::npos) << what << ": " << result.err;
+  };
+  for (const auto& [name, text] : files) {
+    write_file(folder_ / name, text + "One more\n");
+    refused(name);
+    write();
+  }
+  refused("dtype", {"--dtype", "float64"});
+  const std::string before = read_file(folder_ / "d" / "direction.safetensors");
+  std::string other = before;  // one value of the last layer
+  other[other.size() - 2] = static_cast<char>(other[other.size() - 2] ^ 1);
+  write_file(folder_ / "d" / "direction.safetensors", other);
+  refused("direction");
+  write_file(folder_ / "d" / "direction.safetensors", before);
+  EXPECT_EQ(go_on().status, begun.status);
+}
+
+TEST_F(DirectionsProgram, ASearchNeedsAScorerAndSomethingToGain) {
+  fit({"--no-effect"});
+  const auto refused = [&](std::vector<std::string> more, int status, const std::vector<std::string>& words) {
+    more.insert(more.begin(), {"direct", "optimise", path("d"), "--search-prompts", path("ask.txt"), "--trials", "2",
+                               "--model", path("model"), "--out", path("x"), "--quiet", "--max-new-tokens", "6"});
+    const auto result = run_program("emend", more);
+    EXPECT_EQ(result.status, status) << result.err;
+    for (const auto& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
+    EXPECT_EQ(result.err.find("--max-kl"), std::string::npos) << result.err;
+    EXPECT_FALSE(fs::exists(folder_ / "x"));
+  };
+  refused({}, 2, {"no scorer", "--scorer FILE"});
+  write_file(folder_ / "none.json", R"({"name": "none", "kind": "rate", "words": ["antidisestablishmentarianism"]})");
+  refused({"--scorer", path("none.json")}, 4, {"score 0 (none)", "the best there is", "nothing to change"});
+  write_file(folder_ / "mark.json", R"({"name": "marks", "kind": "any", "words": ["!"]})");
+  refused({"--scorer", path("mark.json")}, 3, {"without a letter"});
+}
+
+TEST_F(DirectionsProgram, WarnsOfEditsBesideTheWeights) {
+  fit({"--no-effect"});
+  run({"direct", "steer", path("d"), "--no-effect", "--out", path("s")});
+  const auto ablate = [&](const std::string& out) {
+    const auto result = run_program("emend", {"direct", "ablate", path("d"), "--model", path("model"), "--no-effect",
+                                              "--out", path(out), "--quiet"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    return result.err.find("edits beside its weights in force") != std::string::npos;
+  };
+  EXPECT_FALSE(ablate("before"));
+  ASSERT_EQ(run_program("emend", {"apply", path("s/edit.safetensors"), "--model", path("model"), "--quiet"}).status, 0);
+  EXPECT_TRUE(ablate("after"));
+}
+
 // Presets with questions of their own, and a scorer that reads the changed model.
 TEST_F(DirectionsProgram, PresetsHaveQuestionsOfTheirOwn) {
   const json fitted = run({"direct", "fit", "--preset", "sycophancy", "--out", path("syc"), "--no-effect"});
@@ -258,6 +345,11 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
   refused({"direct", "steer", path("d"), "--layers", "40-50", "--no-effect", "--out", path("x")}, 2,
           "the model has 4 layers");
   refused({"direct", "ablate", path("d"), path("d/"), "--out", path("x")}, 2, "named twice");
+  for (const char* file : {"d/direction.safetensors", "d/direction.gguf"})
+    refused({"direct", "ablate", path("d"), path(file), "--out", path("x")}, 2, "each direction once");
+  refused({"direct", "fit", "--positive", path("good.txt"), "--negative", path("bad.jsonl"), "--layers", "0", "--out",
+           path("x")},
+          2, "from 1 on");
   refused({"direct", "bake", path("d"), "--strength", "1e30", "--out", path("x")}, 2, "--strength");
   refused({"direct", "bake", path("d"), "--spare-weight", "2", "--out", path("x")}, 2, "--spare-weight");
   refused({"direct", "optimise", path("d"), "--spare", "own", "--resume", "--out", path("x")}, 2, "no search");
@@ -283,6 +375,11 @@ TEST_F(DirectionsProgram, SaysWhatIsWrong) {
           "a model of type \"gpt2\", this one is \"llama\"");
   refused({"generate", "--prompt", "a", "--max-new-tokens", "300"}, 0, "may grow to 301 tokens");
   EXPECT_FALSE(fs::exists(folder_ / "x"));
+  auto config = json::parse(read_file(folder_ / "model" / "tokenizer_config.json"));
+  config["chat_template"] = "{{ messages }}";
+  write_file(folder_ / "model" / "tokenizer_config.json", config.dump());
+  refused({"direct", "ablate", path("d"), "--prompts", path("ask.txt"), "--out", path("x")}, 3,
+          "give the prompts as they are (--no-chat)");
 }
 
 // Where model and vector are both wrong, it is the vector that is told of: it is read first.

@@ -58,6 +58,34 @@ TEST_F(EditSharing, AMergedPackIsAppliedAndTakenBack) {
   EXPECT_NE(again.err.find("--force"), std::string::npos) << again.err;
 }
 
+TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
+  edit_one("anna", "The Eiffel Tower", "Rome");
+  edit_one("ben", "The Colosseum", "Oslo");
+  (void)run({"convert", path("model"), path("plain.gguf")});
+  const auto says = [&](const std::vector<std::string>& arguments, int status, const std::string& what) {
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, status) << result.err;
+    EXPECT_NE(result.err.find(what), std::string::npos) << result.err;
+  };
+  const auto export_gguf = [&](const std::string& person, const std::string& model, std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"export", pack(person), "--model", path(model), "--to", "gguf"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  // A base knows nothing of what the folder was edited with before.
+  (void)run({"apply", pack("anna"), "--model", path("model"), "--out", path("annas")});
+  const auto base = models::model_fingerprint(*models::open_checkpoint(path("model")));
+  says(export_gguf("ben", "annas", {"--accept-base", base, "--base", path("plain.gguf"), "--out", path("b.gguf")}), 2,
+       "whose weights would be taken from it");
+  // Nor can a file give back what it holds.
+  says(export_gguf("anna", "model", {"--out", path("annas.gguf")}), 0, "");
+  says({"revert", "--all", "--model", path("annas.gguf"), "--out", path("reverted")}, 2,
+       "1 edit in its weights that cannot be taken back");
+  EXPECT_FALSE(fs::exists(path("reverted")));
+  says({"apply", pack("ben"), "--model", path("annas.gguf"), "--accept-base", base, "--out", path("both")}, 0,
+       "that the new folder's ledger does not list");
+}
+
 TEST_F(EditSharing, ConflictsAreNamed) {
   edit_one("anna", "The Eiffel Tower", "Rome");
   edit_one("ben", "The Eiffel Tower", "Oslo");

@@ -46,6 +46,11 @@ refusal_markers = {json.dumps(preset["scorer"]["words"])}
 """
 
 
+def spaced(text):
+    """The words of a text in one form, as the scorer "any" compares them."""
+    return re.sub(r"(?:[^\w']|(?<!\w)'+|'+(?!\w))+", " ", text.lower().replace("\u2019", "'")).strip()
+
+
 def stub(name, **members):
     module = types.ModuleType(name)
     vars(module).update(members)
@@ -76,10 +81,10 @@ def main():
     import heretic.main
     from heretic.evaluator import Evaluator
 
-    words = [re.sub(r"[^\w']+", " ", word.lower()).strip() for word in preset["scorer"]["words"]]
+    words = [spaced(word) for word in preset["scorer"]["words"]]
 
     def holds_a_word(self, text):
-        text = " " + re.sub(r"[^\w']+", " ", text.lower()).strip() + " "
+        text = f" {spaced(text)} "
         return any(f" {word} " in text for word in words)
 
     Evaluator.is_refusal = holds_a_word

@@ -154,6 +154,7 @@ TEST_P(LedgerTest, FinishesAnInterruptedChange) {
   state["pending"] = nlohmann::json::array();
   write_file(state_path, state.dump());
   EXPECT_EQ(read_file(weights()), edited);
+  EXPECT_THROW((void)lineage_of(model()), Error) << "nobody knows what the weights hold";
   {
     const Ledger ledger(model());
     EXPECT_FALSE(ledger.entries().at(0).active);
@@ -181,6 +182,37 @@ TEST_P(LedgerTest, RefusesWhatDoesNotFitAndLeavesNoTrace) {
 }
 
 // Another program's work, in the weights that edits changed or in others, is neither written over nor half undone.
+TEST_P(LedgerTest, ChangesTheFilesThatTheModelIsReadFromAlone) {
+  for (const char* copy : {"backup.safetensors", "a.safetensors", "model.fp16.safetensors", "zz.safetensors"})
+    std::filesystem::copy_file(weights(), model() / copy);
+  std::filesystem::permissions(weights(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  Ledger ledger(model());
+  const auto id = ledger.apply({make_pack(1)}).at(0);
+  EXPECT_NE(read_file(weights()), original_);
+  for (const char* copy : {"backup.safetensors", "a.safetensors", "model.fp16.safetensors", "zz.safetensors"})
+    EXPECT_EQ(read_file(model() / copy), original_) << copy;
+  for (const auto& path : {weights(), model() / ".emend" / "originals.safetensors"})
+    EXPECT_EQ(std::filesystem::status(path).permissions() & std::filesystem::perms::others_read,
+              std::filesystem::perms::none)
+        << path << " is as private as before";
+  ledger.revert({id});
+  EXPECT_EQ(read_file(weights()), original_);
+}
+
+TEST_P(LedgerTest, AChangeBeyondTheFilesTypeIsRefused) {
+  auto pack = load_pack(make_pack(1));
+  pack.deltas.at(0).left_DR.fill_(GetParam() == at::kHalf ? 1e5 : 1e39);
+  save_pack(folder_ / "large.safetensors", pack);
+  try {
+    (void)Ledger(model()).apply({folder_ / "large.safetensors"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.error_class(), ErrorClass::kNumeric) << error.what();
+  }
+  EXPECT_EQ(read_file(weights()), original_);
+  EXPECT_TRUE(Ledger(model()).entries().empty());
+}
+
 TEST_P(LedgerTest, NothingChangesWhereAnotherProgramHasChangedTheWeights) {
   const auto first = make_pack(1), second = make_pack(2);
   Ledger(model()).apply({first});

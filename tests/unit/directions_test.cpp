@@ -1,4 +1,4 @@
-// Control vectors as files, directions fitted to two sets of prompts, scorers and presets.
+// Control vectors as files, directions fitted to two sets of prompts, and presets.
 #include <ATen/core/grad_mode.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/generation.h>
@@ -243,6 +243,48 @@ TEST(Directions, ANewOneStaysApartFromOthers) {
   }
 }
 
+TEST(Directions, AMixtureOfOthersTakesNoMoreAway) {
+  const auto model = tiny();
+  workflow::FitOptions options;
+  const auto one = workflow::fit_directions(model, sentences("good"), sentences("bad"));
+  options.apart_from = {one};
+  const auto wanted = workflow::fit_directions(model, sentences("new"), sentences("old"), options);
+  auto again = one, none = one;
+  for (auto& layer : again.layers) layer = layer / 3;
+  for (auto& layer : none.layers) layer = at::zeros_like(layer);
+  options.apart_from = {one, none, again};
+  const auto fitted = workflow::fit_directions(model, sentences("new"), sentences("old"), options);
+  for (size_t l = 0; l < wanted.layers.size(); ++l)
+    EXPECT_LE((fitted.layers[l] - wanted.layers[l]).norm().item<double>(),
+              1e-5 * wanted.layers[l].norm().item<double>());
+  EXPECT_EQ(workflow::orthonormal_basis({one.layers[0], again.layers[0]}).size(1), 1);
+  EXPECT_FALSE(workflow::orthonormal_basis({none.layers[0]}).defined());
+  options.apart_from = {wanted, one};
+  EXPECT_NE(error_of([&] { (void)workflow::fit_directions(model, sentences("new"), sentences("old"), options); },
+                     ErrorClass::kInvalidArgument)
+                .find("to stay apart from"),
+            std::string::npos);
+}
+
+TEST(Directions, SetsOfUnequalSizeMakeNoPairs) {
+  const auto model = tiny();
+  int warned = 0;
+  struct Count : LogSink {
+    explicit Count(int& count) : count(count) {}
+    void write(const LogEvent& event) override { count += event.name == "direct.pca"; }
+    int& count;
+  };
+  workflow::Handles lent;
+  lent.log = Log({std::make_shared<Count>(warned)});
+  for (const int more : {0, 1}) {
+    workflow::FitOptions options;
+    options.method = "pca";
+    const auto fitted = workflow::fit_directions(model, sentences("good"), sentences("bad", 12 + more), options, lent);
+    EXPECT_EQ(warned, more);
+    EXPECT_GT(fitted.separation[static_cast<size_t>(fitted.best)].accuracy, 90);
+  }
+}
+
 TEST(Directions, AFileGivesThemBack) {
   const TemporaryFolder folder("directions_file");
   const auto model = tiny();
@@ -251,6 +293,14 @@ TEST(Directions, AFileGivesThemBack) {
   const auto back = workflow::load_directions(folder.path());
   EXPECT_EQ(back.to_json(), fitted.to_json());
   for (size_t l = 0; l < fitted.layers.size(); ++l) EXPECT_TRUE(at::equal(back.layers[l], fitted.layers[l]));
+  EXPECT_TRUE(workflow::same_direction(back, fitted));
+  EXPECT_EQ(workflow::content_of(back), workflow::content_of(fitted));
+  models::write_control_vector(folder / "v.gguf", fitted.control_vector());
+  EXPECT_TRUE(workflow::same_direction(workflow::load_directions(folder / "v.gguf"), fitted)) << "but for block 0";
+  auto other = fitted;
+  other.layers[1] = 2 * other.layers[1];
+  EXPECT_FALSE(workflow::same_direction(other, fitted));
+  EXPECT_NE(workflow::content_of(other), workflow::content_of(fitted));
   write_safetensors(folder / "other.safetensors", {{"direction.0", at::ones({4})}});
   error_of([&] { (void)workflow::load_directions(folder / "other.safetensors"); }, ErrorClass::kCorruption);
 }
@@ -263,6 +313,10 @@ TEST(Directions, PromptsAreLinesOrObjects) {
   ASSERT_EQ(prompts.size(), 2U);
   EXPECT_EQ(prompts[0].prompt, "Hello there");
   EXPECT_EQ(prompts[1].system + prompts[1].prompt + prompts[1].reply, "Be kind.HiWell");
+  for (const char* first : {"Hello", "{\"prompt\": \"Hello\"}"}) {
+    write_file(folder / "mark.txt", "\xEF\xBB\xBF" + std::string(first) + "\n");
+    EXPECT_EQ(workflow::read_prompts(folder / "mark.txt")[0].prompt, "Hello") << "a byte order mark is no text";
+  }
   write_file(folder / "bad.txt", "one\n{\"text\": \"x\"}\n");
   EXPECT_NE(
       error_of([&] { (void)workflow::read_prompts(folder / "bad.txt"); }, ErrorClass::kCorruption).find("bad.txt:2"),
@@ -270,101 +324,6 @@ TEST(Directions, PromptsAreLinesOrObjects) {
   const auto model = tiny();
   error_of([&] { (void)workflow::fit_directions(model, prompts, {prompts.data(), 1}); }, ErrorClass::kInvalidArgument);
   error_of([&] { (void)workflow::fit_directions(model, prompts, prompts); }, ErrorClass::kInvalidArgument);
-}
-
-TEST(Scorer, CountsWholeWordsAndPhrases) {
-  const std::vector<std::string> texts = {"Delve, delve into the rich tapestry!", "No such thing here."};
-  EXPECT_NEAR((workflow::Scorer{"s", "rate", {"delve", "rich tapestry", "thin"}}.score({texts})), 100.0 * 3 / 10, 1e-9);
-  EXPECT_EQ((workflow::Scorer{"s", "any", {"DELVE"}}.score({texts})), 50);
-  EXPECT_EQ((workflow::Scorer{"s", "length", {}}.score({texts})), 5);
-  EXPECT_EQ((workflow::Scorer{"s", "rate", {"delve"}}.score({{""}})), 0);
-  const std::string round = "so it goes so it goes so it goes so it goes";
-  EXPECT_EQ((workflow::Scorer{"s", "loops"}.score({{round, texts[0]}})), 50);
-  EXPECT_LT((workflow::Scorer{"s", "entropy"}.score({{round}})), (workflow::Scorer{"s", "entropy"}.score({texts})));
-}
-
-workflow::Scorer scorer_of(const nlohmann::json& object) {
-  return workflow::scorer_of(object, "s.json");
-}
-
-TEST(Scorer, SentimentIsPositiveLessNegativeWords) {
-  const auto scorer =
-      scorer_of({{"name", "mood"}, {"kind", "sentiment"}, {"positive", {"good", "very nice"}}, {"negative", {"bad"}}});
-  EXPECT_NEAR(scorer.score({{"Good, good and bad.", "It is very nice here!"}}), 100.0 * 2 / 9, 1e-9);
-  EXPECT_NEAR(scorer.score({{"bad"}}), -100, 1e-9);
-}
-
-// Against probabilities of whole texts, computed here.
-TEST(Scorer, NextAndJudgeAskTheModel) {
-  const at::NoGradGuard no_grad;
-  const auto model = tiny();
-  const auto probability = [&](const std::string& prompt, const std::string& word) {
-    auto ids = model.tokenizer().encode_ids(prompt, true);
-    double sum = 0;
-    for (const int64_t id : model.tokenizer().encode_ids(word, false)) {
-      sum += model.forward(models::TokenBatch::from_rows({ids})).logits[-1].log_softmax(-1)[id].item<double>();
-      ids.push_back(id);
-    }
-    return std::exp(sum);
-  };
-  const std::vector<ContrastPrompt> prompts = {{"Is it?"}, {"Well then"}};
-  const auto next = scorer_of({{"name", "a"}, {"kind", "next"}, {"words", {"x", "x y", "no", "q"}}});
-  double wanted = 0;  // "x y" begins with "x": counted once
-  for (const auto& prompt : prompts)
-    for (const char* word : {"x", " x", "no", " no", "q", " q"}) wanted += 50 * probability(prompt.prompt, word);
-  EXPECT_NEAR(next.score({{"", ""}, prompts, &model}), wanted, 1e-5 * wanted);
-  EXPECT_TRUE(next.reads_model());
-  const auto judge = scorer_of(
-      {{"name", "j"}, {"kind", "judge"}, {"ask", "{prompt} - {answer}: good?"}, {"yes", {"y"}}, {"no", {"n"}}});
-  wanted = 0;
-  const std::vector<std::string> answers = {"{prompt} of course", "no"};
-  for (size_t i = 0; i < 2; ++i) {
-    const std::string asked = prompts[i].prompt + " - " + answers[i] + ": good?";
-    const double yes = probability(asked, "y") + probability(asked, " y"),
-                 no = probability(asked, "n") + probability(asked, " n");
-    wanted += 50 * yes / (yes + no);
-  }
-  EXPECT_NEAR(judge.score({answers, prompts, &model}), wanted, 1e-4 * wanted);
-}
-
-TEST(Scorer, ACommandGivesANumberAnAnswer) {
-  const auto with = [](const std::string& script) {
-    return scorer_of({{"name", "c"}, {"kind", "command"}, {"command", {"/bin/sh", "-c", script}}});
-  };
-  const workflow::Answers answers{{"one", "t\"w\no\xff", "three"}, {{"p"}, {"q"}, {"r"}}};
-  EXPECT_EQ(with("while read line; do echo 2.5; done").score(answers), 2.5);
-  EXPECT_EQ(with(R"(while read -r l; do case "$l" in '{"answer":"one","prompt":"p"}') echo 9;; *) echo 0;; esac; done)")
-                .score(answers),
-            3);
-  const auto refused = [&](const workflow::Scorer& scorer, ErrorClass error_class, const std::string& word) {
-    EXPECT_NE(error_of([&] { (void)scorer.score(answers); }, error_class).find(word), std::string::npos);
-  };
-  refused(with("echo 1"), ErrorClass::kCorruption, "1 line");
-  refused(with("echo 1; echo two; echo 3"), ErrorClass::kCorruption, "\"two\" in line 2");
-  refused(with("echo 1; echo nan; echo 3"), ErrorClass::kCorruption, "nan");
-  refused(with("exit 4"), ErrorClass::kCorruption, "status 4");
-  refused(with("kill -9 $$"), ErrorClass::kCorruption, "signal 9");
-  auto missing = with("");
-  missing.words = {"/no/such/program"};
-  refused(missing, ErrorClass::kNotFound, "/no/such/program");
-}
-
-TEST(Scorer, FilesAreChecked) {
-  const TemporaryFolder folder("scorer_files");
-  const auto refused = [&](const std::string& text) {
-    write_file(folder / "s.json", text);
-    return error_of([&] { (void)workflow::read_scorer(folder / "s.json"); }, ErrorClass::kCorruption);
-  };
-  EXPECT_NE(refused(R"({"kind": "length"})").find("name"), std::string::npos);
-  EXPECT_NE(refused(R"({"name": "a", "kind": "smell", "words": ["x"]})").find("smell"), std::string::npos);
-  EXPECT_NE(refused(R"({"name": "a"})").find("no words"), std::string::npos);
-  EXPECT_NE(refused(R"({"name": "a", "kind": "length", "words": ["x"]})").find("nothing more"), std::string::npos);
-  EXPECT_NE(refused(R"({"name": "a", "kind": "sentiment", "positive": ["x"]})").find("no negative"), std::string::npos);
-  EXPECT_NE(refused(R"({"name": "a", "kind": "judge", "ask": "good?"})").find("{answer}"), std::string::npos);
-  EXPECT_NE(refused(R"({"name": "a", "kind": "command"})").find("no command"), std::string::npos);
-  for (const char* text : {"[1]", R"({"name": 3})", R"({"name": "a", "words": 3})", R"({"name": "a", "words": [3]})",
-                           R"({"name": "a", "kind": "judge", "ask": 3})"})
-    EXPECT_EQ(refused(text).find("json.exception"), std::string::npos) << text;
 }
 
 TEST(DirectPresets, EachHasTwoSidesAndTestQuestionsOfItsOwn) {

@@ -420,6 +420,20 @@ TEST(FactsReaders, FingerprintSeesContentNotLayout) {
   EXPECT_NE(fingerprint(set.facts), before);
 }
 
+TEST(FactsReaders, FingerprintSeesWhatGroupsAsk) {
+  const auto print = [](const std::string& question, const std::string& alias, const std::string& hop) {
+    return read(
+               R"([{"requested_rewrite": [{"prompt": "{} is", "subject": "A", "target_new": {"str": "x"}}], "questions": [")" +
+               question + R"("], "answer": "Moss", "new_answer": "Alta", "new_answer_alias": [")" + alias +
+               R"("], "single_hops": [{"question": ")" + hop + R"(", "cloze": "c", "answer": "a"}]}])")
+        .fingerprint;
+  };
+  std::set<std::string> all = {print("Where?", "b", "q"), print("Where is it?", "b", "q"), print("Where?", "c", "q"),
+                               print("Where?", "b", "r")};
+  EXPECT_EQ(all.size(), 4U);
+  EXPECT_TRUE(all.contains(print("Where?", "b", "q")));
+}
+
 TEST(FactsReaders, ValidateFactsBuiltInCode) {
   Fact fact;
   fact.prompt = "{} is";

@@ -182,7 +182,7 @@ TEST(HparamsPreset, VariantsOnlyByName) {
   EXPECT_EQ(found_name("rome", "gpt2-xl-easyedit"), "gpt2-xl");
   EXPECT_NE(find_preset_by_name("rome", "gpt2-xl-easyedit"), nullptr);
   EXPECT_EQ(find_preset_by_name("rome", "memit/gpt2-xl")->editor, "memit");
-  EXPECT_EQ(load_file_or_preset("rome", "gpt2-xl-easyedit").where("layers"), "hparams/rome.yaml:71");
+  EXPECT_EQ(load_file_or_preset("rome", "gpt2-xl-easyedit").where("layers"), "hparams/rome.yaml:69");
   try {
     (void)load_file_or_preset("rome", "gpt2-xll");
     FAIL();

@@ -122,7 +122,7 @@ TEST(HparamsSchema, DefaultsAreTheStructs) {
   const auto h = toy_schema().parse(parse_hparams(kMinimal, "a.yaml"));
   EXPECT_DOUBLE_EQ(h.clamp_norm_factor, 4);
   EXPECT_FALSE(h.v_loss_layer.has_value());
-  EXPECT_EQ(h.mom2_n_samples, 100000);
+  EXPECT_EQ(h.mom2_dataset, "wikipedia");
   for (const FieldInfo& field : toy_schema().fields())
     if (field.name == "clamp_norm_factor") {
       EXPECT_EQ(field.default_text, "4.0");

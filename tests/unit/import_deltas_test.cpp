@@ -96,6 +96,12 @@ TEST_P(ImportDeltas, DenseChangesAndWhatApplyingThemGives) {
   pack.deltas = import_deltas(path(), model_);
   const auto applied = editors::apply_pack(model_, pack);
   EXPECT_LT((model_.weight(site_.weight_name) - before - change).abs().max().item<double>(), 1e-6);
+  // Laid out as editors give their changes: it can be added to them, and an adapter of it says the same.
+  EXPECT_EQ(pack.deltas[0].orientation, WeightDelta::factors(site_, left_DN_, right_FN_).orientation);
+  (void)editors::export_peft(folder_.path() / "dense", pack, model_);
+  EXPECT_LT(testing::relative_difference(import_deltas(folder_.path() / "dense", model_).at(0).matrix(),
+                                         pack.deltas[0].matrix()),
+            1e-5);
 }
 
 TEST_P(ImportDeltas, AnExportedAdapterComesBack) {

@@ -87,6 +87,12 @@ TEST(Bootstrap, DoesNotTakeAllOfFewForCertain) {
   EXPECT_LT(range->first, 0.9);
 }
 
+TEST(Bootstrap, SharesThatDoNotSpreadSayNothing) {
+  using Column = std::vector<std::optional<double>>;
+  EXPECT_FALSE(bootstrap_harmonic({Column{1.0}, Column{0.8}}, 500, 0)) << "one case";
+  EXPECT_FALSE(bootstrap_harmonic({Column(5, 0.5), Column{1.0, 0.0, 1.0, 1.0, 0.0}}, 500, 0));
+}
+
 TEST(Bootstrap, AgreesWithScipy) {
   // scipy 1.17.1: stats.bootstrap((a, b, c), harmonic mean of means, paired=True, n_resamples=200000,
   // method="percentile", random_state=1) gives 0.51208 … 0.61747.

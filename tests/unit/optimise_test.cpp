@@ -114,7 +114,8 @@ TEST(Optimise, BoundsOfScorers) {
   EXPECT_FALSE(any.counts(""));
   // What counts in a beginning counts in the whole.
   std::mt19937_64 random(1);
-  const std::vector<std::string> pieces = {"old", "town", "moon", " ", ", ", "s", "'", "é"};
+  const std::vector<std::string> pieces = {"old", "town", "moon", " ", ", ",       "s", "'",
+                                           "é",   "’",    "—",    "…", "\xE2\x80", "人"};
   for (int i = 0; i < 2000; ++i) {
     std::string text;
     for (size_t n = random() % 9; n > 0; --n) text += pieces[random() % pieces.size()];

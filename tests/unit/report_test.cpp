@@ -270,6 +270,36 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   EXPECT_EQ(count(text, "\n* the interval does not contain 0"), 1U);
 }
 
+TEST(CompareRuns, AScoreOfTwoCasesIsNoEvidence) {
+  // All successes, and neighbours 1/2 and 3/5 right in one run, 3/5 and 9/10 in the other.
+  RunReport first = sample_run(2, 1), second = sample_run(2, 1);
+  const auto right = [](RunReport& run, size_t i, int correct, int of) {
+    auto& metrics = run.cases[i]["metrics"]["post"]["counterfact"];
+    for (const char* asked : {"rewrite_prompts_probs", "paraphrase_prompts_probs"})
+      for (auto& pair : metrics[asked]) pair = {{"target_new", 0.1}, {"target_true", 5.0}};
+    metrics["neighborhood_prompts_probs"] = json::array();
+    for (int n = 0; n < of; ++n)
+      metrics["neighborhood_prompts_probs"].push_back(
+          {{"target_new", n < correct ? 5.0 : 0.1}, {"target_true", n < correct ? 0.1 : 5.0}});
+  };
+  right(first, 0, 1, 2);
+  right(first, 1, 3, 5);
+  right(second, 0, 3, 5);
+  right(second, 1, 9, 10);
+  int seen = 0;
+  for (const auto& row : compare_runs(first, second)["differences"]) {
+    if (row["family"] != "counterfact" || row["metric"] != "score") continue;
+    ++seen;
+    // Shares 0.55 and 0.75: 3/(2 + 1/s); of the pseudo-values 2 d - d_i the half range times 12.7 is half the interval.
+    const auto score = [](double share) { return 100 * 3 / (2 + 1 / share); };
+    const double difference = score(0.75) - score(0.55), one = score(0.9) - score(0.6), other = score(0.6) - score(0.5);
+    EXPECT_NEAR(row["difference"], difference, 1e-9);
+    EXPECT_NEAR(row["ci95"][1].get<double>() - difference, 12.7062 * (one - other) / 2, 1e-6);
+    EXPECT_EQ(row["significant"], false);
+  }
+  EXPECT_EQ(seen, 1);
+}
+
 TEST(CompareRuns, SaysWhatCannotBePaired) {
   RunReport first = sample_run(4), second = sample_run(6);
   second.cases[1]["target"] = "elsewhere";

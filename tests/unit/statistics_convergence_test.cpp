@@ -66,6 +66,8 @@ TEST(Convergence, SeesSmallDirectionsThatTheDistanceOverlooks) {
   EXPECT_LT(report.distance, 0.01);
   EXPECT_GT(report.disagreement, 0.5);
   EXPECT_GT(report.condition, 1e3);
+  EXPECT_NEAR(compare_halves(b, a, 400).disagreement, report.disagreement, 1e-9) << "neither half is the measure";
+  for (const double scale : {0.1, 10.0}) EXPECT_GT(compare_halves(a, scale * a, 400).disagreement, 3);
   const auto same = compare_halves(a, a, 400);
   EXPECT_EQ(same.distance, 0);
   EXPECT_NEAR(same.disagreement, 0, 1e-9);

@@ -183,6 +183,19 @@ TEST(TraceSummaryTest, AveragesByKindOfToken) {
   const auto deeper = suggest_layers(summary, 3);
   EXPECT_EQ(deeper["peak"], 3);
   EXPECT_EQ(deeper["layers"], nlohmann::json({1, 2, 3}));
+  const auto says = [&](const std::string& what, int count = 3) {
+    return suggest_layers(summary, count)["why"].dump().find(what) != std::string::npos;
+  };
+  EXPECT_TRUE(says("has the largest effect: 0.450 ± 0.000 of probability, 53 % of what noise") ||
+              says("has the largest effect: 0.450 of probability, 53 % of what noise"))
+      << deeper["why"];
+  EXPECT_TRUE(says("that end at the peak"));
+  EXPECT_FALSE(says("that end at the peak", 5)) << "four end there";
+  for (auto& trace : summary.traces)
+    for (auto& row : trace.restored.at(TraceKind::kMlp)) row.assign(6, 0.05);
+  average(summary, {TraceKind::kMlp});
+  EXPECT_TRUE(says("brings nothing back"));
+  EXPECT_FALSE(says("largest effect"));
   EXPECT_NEAR(deeper["effect"].get<double>(), 0.45, 1e-12);
 }
 

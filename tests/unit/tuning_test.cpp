@@ -70,6 +70,19 @@ class Tuning : public ::testing::Test {
   TemporaryFolder folder_{"tuning"};
 };
 
+TEST_F(Tuning, AnEpochSeesEveryRow) {
+  auto model = this->model();
+  const auto rows = rows_of(model).rows;  // four
+  auto options = this->options();
+  options.steps = 0;
+  for (const auto& [batch, epochs, steps] :
+       std::vector<std::tuple<int64_t, double, size_t>>{{3, 2, 4}, {8, 3, 3}, {4, 1, 1}, {2, 1.5, 3}, {3, 0.5, 1}}) {
+    options.batch_size = batch;
+    options.epochs = epochs;
+    EXPECT_EQ(tune(model, rows, options).steps.size(), steps) << batch << " rows, " << epochs << " epochs";
+  }
+}
+
 TEST_F(Tuning, LabelsAreTheAnswersAlone) {
   const auto model = this->model();
   const auto rows = rows_of(model);

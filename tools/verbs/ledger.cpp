@@ -3,6 +3,8 @@
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
+#include <emend/models/gguf/gguf_file.h>
+#include <emend/models/gguf/gguf_writer.h>
 
 #include "../packs.h"
 
@@ -64,7 +66,8 @@ void require_own(const std::filesystem::path& model, bool folder, const Common& 
 
 // Lets `change` work on the model's ledger, or on that of a copy of the model in --out. A GGUF file is first written as
 // a folder.
-int change_model(LedgerArguments& options, const Common& common, const std::function<void(editors::Ledger&)>& change) {
+int change_model(LedgerArguments& options, const Common& common, const std::function<void(editors::Ledger&)>& change,
+                 bool reverts = false) {
   const std::filesystem::path model = open_named(options.model)->path();
   const bool folder = std::filesystem::is_directory(model);
   if (options.out.empty()) {
@@ -75,6 +78,14 @@ int change_model(LedgerArguments& options, const Common& common, const std::func
   }
   const auto write = [&](const std::filesystem::path& to) {
     if (folder) return editors::copy_model_folder(model, to);
+    if (const auto edits = models::GgufFile(model).texts(models::kGgufEdits).size(); edits > 0) {
+      const std::string holds = counted(edits, "edit") + " in its weights that cannot be taken back from there";
+      if (reverts)
+        refuse({model.string(), holds, "a model folder with a ledger, or the file without edits",
+                "start from the file that was edited"});
+      common.log.warning("ledger.gguf",
+                         model.string() + ": " + holds + ", and that the new folder's ledger does not list");
+    }
     const auto loaded = load_named(options.model, common);
     options.apply.accepted_bases.push_back(loaded.fingerprint());
     models::save_model(loaded, to);
@@ -113,9 +124,9 @@ VerbRun setup_revert(Options& o) {
   return [&options](Common& common) {
     if (options.edits.empty() && !options.all)
       refuse({"revert", "nothing to revert", "ids of edits, or --all", "emend list shows them"});
-    return change_model(options, common, [&](editors::Ledger& ledger) {
-      options.all ? ledger.revert_all() : ledger.revert(options.edits);
-    });
+    return change_model(
+        options, common,
+        [&](editors::Ledger& ledger) { options.all ? ledger.revert_all() : ledger.revert(options.edits); }, true);
   };
 }
 

@@ -58,7 +58,7 @@ struct SuggestArguments {
   TraceSettings trace;
   RunOptions edit;  // statistics and facts of the sweep
   std::string editor = "memit", out;
-  int layers = 5;
+  int layers = 0;
   std::vector<double> shares = {0.025, 0.05, 0.1, 0.2, 0.4, 0.9};
 };
 
@@ -269,9 +269,28 @@ std::string to_yaml(const nlohmann::json& suggestion, const nlohmann::json& valu
   return text;
 }
 
+/// How many layers: those asked for, else as many as the editor's preset has.
+int layers_of(const SuggestArguments& options, const hparams::RawHparams& raw) {
+  if (options.layers > 0) return options.layers;
+  const auto& editor = editors::find_editor(options.editor);
+  if (raw.find("layers")) return static_cast<int>(editor.effective(raw, {}).at("layers").size());
+  return editor.batch ? 5 : 1;  // ROME's rank-one change is of one layer
+}
+
+/// Editors that have no use for layers that end at a peak, or for weights of old keys.
+void require_fields(const SuggestArguments& options) {
+  const auto fields = editors::find_editor(options.editor).fields();
+  std::vector<const char*> needed = {"layers", "v_loss_layer"};
+  if (!options.edit.facts.file.empty()) needed.push_back("mom2_update_weight");
+  for (const char* name : needed)
+    if (std::ranges::find(fields, name, &hparams::FieldInfo::name) == fields.end())
+      refuse({"--editor", options.editor + ", which has no " + name, "an editor that locates, then edits",
+              name == needed.back() && needed.size() > 2 ? "leave out --try" : "memit, for one"});
+}
+
 int run_suggest(const SuggestArguments& given, Common& common) {
   SuggestArguments options = given;
-  (void)editors::find_editor(options.editor);
+  require_fields(options);
   if (!options.out.empty()) require_new(options.out, false);
   const auto known = load_traceable(options.trace, common);
   auto& trace = options.trace.trace;
@@ -282,7 +301,7 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   resolve_trace_dtype(fast, common);
   const auto checkpoint = open_named(fast);
   const auto layers = models::parse_config(checkpoint->config(), checkpoint->path().string()).n_layers;
-  if (options.layers > layers && options.layers != SuggestArguments().layers)  // a small model has fewer
+  if (options.layers > layers)
     refuse({"--layers", std::to_string(options.layers), "1 to " + std::to_string(layers),
             "the model has " + counted(layers, "layer")});
   evaluation::TraceSummary summary;
@@ -293,13 +312,15 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   if (summary.facts == 0)
     refuse({"suggest", "the model knows none of the " + std::to_string(known.size()) + " facts",
             "known facts of which it knows some", "name other facts with --facts"});
-  auto suggestion = evaluation::suggest_layers(summary, options.layers);
-
   auto exact = options.trace.model;
   if (exact.dtype == "auto") exact.dtype = "float32";
   auto model = load_named(checkpoint, exact, common);
   std::string note;
   auto raw = base_hparams(options, *checkpoint, model, common, note);
+  auto suggestion = evaluation::suggest_layers(summary, layers_of(options, raw));
+  if (suggestion["effect"] <= 0)
+    refuse({"suggest", "no layer whose MLP output brings anything of the answers back", "one that does",
+            "trace more facts that the model knows, or with another window or noise"});
   raw.set("layers=" + bracketed(suggestion["layers"]));
   raw.set("v_loss_layer=" + std::to_string(model.n_layers() - 1));
   suggestion["why"].push_back(note + ".");
@@ -358,7 +379,7 @@ VerbRun setup_suggest(Options& o) {
   edit.facts.read.limit = 16;
   add_trace_options(o, options.trace);
   o.add("--editor", &options.editor, "editor that the file is for: a locate-then-edit method")
-      .add("--layers", &options.layers, "layers to edit", {.limits = {1, 100}})
+      .add("--layers", &options.layers, "layers to edit; 0: as many as the editor's preset has", {.limits = {0, 100}})
       .add("--out", &options.out, "hyper-parameter file to write", {.type = "FILE"});
   o.group("Sweep")
       .add("--try", &edit.facts.file, "facts to try weights of the old keys on; absent: none are tried",

@@ -78,18 +78,24 @@ nlohmann::ordered_json results_document(const TuneArguments& options, const mode
                        {"fingerprint", model.fingerprint()},
                        {"parameters", model.parameter_count()}};
   const auto& tune = options.tune;
-  document["tune"] = {{"data", options.data},
-                      {"rank", tune.lora.rank},
-                      {"alpha", tune.lora.alpha},
-                      {"dropout", tune.lora.dropout},
-                      {"lr", tune.lr},
-                      {"weight_decay", tune.weight_decay},
-                      {"warmup", tune.warmup_steps},
-                      {"schedule", tune.schedule},
-                      {"batch_size", tune.batch_size},
-                      {"accumulate", tune.accumulation},
-                      {"seed", tune.seed},
-                      {"max_length", options.max_length}};
+  document["tune"] = {
+      {"data", options.data},
+      {"rank", tune.lora.rank},
+      {"alpha", tune.lora.alpha},
+      {"dropout", tune.lora.dropout},
+      {"lr", tune.lr},
+      {"weight_decay", tune.weight_decay},
+      {"warmup", tune.warmup_steps},
+      {"schedule", tune.schedule},
+      {"batch_size", tune.batch_size},
+      {"accumulate", tune.accumulation},
+      {"epochs", tune.steps > 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(tune.epochs)},
+      {"target_modules", tune.lora.target_modules},
+      {"layers", tune.lora.layers},
+      {"max_grad_norm", tune.max_grad_norm},
+      {"chat_format", options.format.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(options.format)},
+      {"seed", tune.seed},
+      {"max_length", options.max_length}};
   document["rows"] = {
       {"used", rows.rows.size()}, {"cut", rows.cut}, {"dropped", rows.dropped}, {"labels", rows.labels}};
   document["trained_parameters"] = result.parameters;

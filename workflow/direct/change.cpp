@@ -9,6 +9,7 @@
 #include <emend/models/config.h>
 #include <emend/workflow/direct/change.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -65,8 +66,6 @@ struct DirectKeys {
 
 namespace {
 
-constexpr double kSameDirection = 1e-6;  // relative singular value below which a direction is one of the others
-
 at::Tensor wide_on_host(const at::Tensor& x) {
   return devices::to_host(x.detach(), devices::Purpose::kDelta).to(at::kDouble);
 }
@@ -104,12 +103,8 @@ at::Tensor direction_at(const Directions& one, int layer, const DirectChangeOpti
   return d.norm().item<double>() > 0 ? d : at::Tensor();
 }
 
-// Orthonormal basis [D, K] of what spans the columns.
-at::Tensor basis_of(const std::vector<at::Tensor>& columns) {
-  std::vector<at::Tensor> units;
-  for (const auto& column : columns) units.push_back(column / column.norm());
-  const auto [u, s, v] = at::linalg_svd(at::stack(units, 1), /*full_matrices=*/false);
-  return u.narrow(1, 0, (s > kSameDirection * s[0]).sum().item<int64_t>());
+bool writes_into_stream(const models::ExpectedTensor& tensor) {
+  return tensor.part == Part::kAttnOut || tensor.part == Part::kDown || tensor.part == Part::kExpertDown;
 }
 
 // The tensors of a layer's table, by part.
@@ -342,8 +337,9 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
   std::vector<editors::WeightDelta> deltas;
   std::vector<DirectFigures> figures;
   for (const auto& tensor : tables) {
-    const bool writes = tensor.part == Part::kAttnOut || tensor.part == Part::kDown || tensor.part == Part::kExpertDown;
-    if (!writes || !options.layers.contains(tensor.layer) || (tensor.bias && !options.spared.empty())) continue;
+    if (!writes_into_stream(tensor) || !options.layers.contains(tensor.layer) ||
+        (tensor.bias && !options.spared.empty()))
+      continue;
     lent.cancel.check("ablate");
     std::vector<at::Tensor> columns;
     const at::Tensor gain = gain_behind(model, tables, tensor.layer, tensor.part);
@@ -353,7 +349,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
         if (gain.defined() && (gain * d).norm().item<double>() > 0) columns.push_back(gain * d);
       }
     if (columns.empty()) continue;
-    const at::Tensor q_DK = basis_of(columns);
+    const at::Tensor q_DK = orthonormal_basis(columns);
     deltas.push_back(ablation(model, tensor, q_DK, options, *keys));
     const auto report = editors::apply_delta(deltas.back(), trial);
     figures.push_back(figures_of(deltas.back(), tensor.part, report, left_in(model, deltas.back(), q_DK)));
@@ -401,6 +397,15 @@ DirectChange bake_directions(models::Model& model, std::span<const Directions> d
     figures.push_back(figures_of(deltas.back(), Part::kDown, report, spread));
   }
   return finish(model, "bake", std::move(deltas), std::move(figures), directions, options);
+}
+
+bool changes_biases(const models::Model& model, const std::string& way, models::LayerRange layers) {
+  const auto in_range = [&](int layer) { return layers.contains(layer); };
+  if (way == "bake")
+    return std::ranges::any_of(output_biases(model), in_range, [](const auto& one) { return one.first; });
+  return way == "ablate" && std::ranges::any_of(tables_of(model), [&](const models::ExpectedTensor& tensor) {
+           return tensor.bias && writes_into_stream(tensor) && in_range(tensor.layer);
+         });
 }
 
 DirectChange scaled(const DirectChange& change, const Strengths& strengths) {

@@ -77,6 +77,9 @@ struct DirectChange {
 [[nodiscard]] DirectChange bake_directions(models::Model& model, std::span<const Directions> directions,
                                            const DirectChangeOptions& options, const Handles& lent = {});
 
+/// Whether "bake" or "ablate" without texts to spare would change biases in these layers.
+[[nodiscard]] bool changes_biases(const models::Model& model, const std::string& way, models::LayerRange layers);
+
 /// How many times its change a weight gets.
 using Strengths = std::function<double(const DirectFigures&)>;
 /// Another strength for each weight. Those that get none are left out; Error(kInvalidArgument) if that are all.

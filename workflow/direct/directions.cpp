@@ -4,6 +4,8 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/safetensors.h>
+#include <emend/core/setting.h>
+#include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/datasets/lint.h>
 #include <emend/models/chat.h>
@@ -37,10 +39,26 @@ ContrastPrompt read_prompt_object(const std::string& line, const std::string& wh
   return prompt;
 }
 
+bool has_template(const models::Model& model, bool chat) {
+  return chat && !model.tokenizer().chat_template().empty();
+}
+
+models::ChatFormat format_of(const models::Tokenizer& tokenizer) {
+  try {
+    return models::detect_chat_format(tokenizer.chat_template());
+  } catch (const Error& error) {
+    auto parts = parts_of(error);
+    parts.advice = "give the prompts as they are (" + setting("no_chat") + ")";
+    throw Error(error.error_class(), parts);
+  }
+}
+
 }  // namespace
 
 std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
-  std::istringstream lines(read_file(path));
+  std::string all = read_file(path);
+  if (all.starts_with("\xEF\xBB\xBF")) all.erase(0, 3);
+  std::istringstream lines(all);
   std::vector<ContrastPrompt> prompts;
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -55,17 +73,22 @@ std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
   return prompts;
 }
 
-std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
+std::string prompt_text(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
   const auto& tokenizer = model.tokenizer();
-  if (!chat || tokenizer.chat_template().empty()) {
+  if (!has_template(model, chat)) {
     const std::string system = prompt.system.empty() ? "" : prompt.system + "\n";
-    return tokenizer.encode_ids(system + prompt.prompt + (prompt.reply.empty() ? "" : "\n") + prompt.reply, true);
+    return system + prompt.prompt + (prompt.reply.empty() ? "" : "\n") + prompt.reply;
   }
   std::vector<models::ChatMessage> messages;
   if (!prompt.system.empty()) messages.push_back({"system", prompt.system});
   messages.push_back({"user", prompt.prompt});
-  const auto format = models::detect_chat_format(tokenizer.chat_template());
-  return tokenizer.encode_ids(models::render_chat(format, messages, true).text + prompt.reply, false);
+  return models::render_chat(format_of(tokenizer), messages, true).text + prompt.reply;
+}
+
+std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat) {
+  const std::string text = prompt_text(model, prompt, chat);
+  return has_template(model, chat) ? model.tokenizer().encode_ids(text, false)
+                                   : model.tokenizer().encode_prompt(text).ids;
 }
 
 void in_batches(const std::vector<std::vector<int64_t>>& rows, const char* phase, const Handles& lent,
@@ -107,6 +130,27 @@ json Directions::to_json() const {
                                   {"size", separation[l].size},
                                   {"origin", separation[l].origin}});
   return document;
+}
+
+bool same_direction(const Directions& one, const Directions& other) {
+  bool shared = false;
+  for (size_t l = 0; l < std::min(one.layers.size(), other.layers.size()); ++l) {
+    if (!one.layers[l].defined() || !other.layers[l].defined()) continue;
+    if (!at::equal(one.layers[l], other.layers[l])) return false;
+    shared = true;
+  }
+  return shared;
+}
+
+std::string content_of(const Directions& directions) {
+  Sha256 hash;
+  for (size_t l = 0; l < directions.layers.size(); ++l) {
+    if (!directions.layers[l].defined()) continue;
+    const at::Tensor values = directions.layers[l].to(at::kFloat).contiguous();
+    hash.update(std::to_string(l) + " " + std::to_string(values.numel()) + "\n");
+    hash.update(values.const_data_ptr(), values.nbytes());
+  }
+  return hash.hex();
 }
 
 void save_directions(const std::filesystem::path& path, const Directions& directions) {

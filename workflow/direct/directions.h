@@ -28,7 +28,10 @@ struct ContrastPrompt {
 /// One a line: a text, or an object {"prompt": "…", "system": "…", "reply": "…"} of which only the first must be there.
 /// Throws Error(kCorruption) naming file and line, Error(kInvalidArgument) for a file without prompts.
 [[nodiscard]] std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path);
-/// Token ids, through the model's chat template where it has one and `chat` is set.
+/// The prompt as one text, through the model's chat template where it has one and `chat` is set. Throws
+/// Error(kUnsupported) for a template that no format is known for.
+[[nodiscard]] std::string prompt_text(const models::Model& model, const ContrastPrompt& prompt, bool chat);
+/// Its token ids.
 [[nodiscard]] std::vector<int64_t> prompt_ids(const models::Model& model, const ContrastPrompt& prompt, bool chat);
 
 /// Calls `pass` with the rows in batches of a few thousand tokens, in order; the first token of each stands at `begin`.
@@ -70,6 +73,15 @@ struct FitOptions {
 [[nodiscard]] Directions fit_directions(const models::Model& model, std::span<const ContrastPrompt> positive,
                                         std::span<const ContrastPrompt> negative, const FitOptions& options = {},
                                         const Handles& lent = {});
+
+/// [D, K] float64: an orthonormal basis of what the columns [D] span. Those that are nothing, or (almost) a mixture of
+/// others, give none. Undefined without any.
+[[nodiscard]] at::Tensor orthonormal_basis(const std::vector<at::Tensor>& columns);
+/// Whether two files hold the same: a control vector lacks block 0, and may hold fewer layers. Equal in every layer
+/// that both have, and they have one.
+[[nodiscard]] bool same_direction(const Directions& one, const Directions& other);
+/// SHA-256 of the values, by layer.
+[[nodiscard]] std::string content_of(const Directions& directions);
 
 /// direction.safetensors, atomically.
 void save_directions(const std::filesystem::path& path, const Directions& directions);

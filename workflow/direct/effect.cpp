@@ -45,7 +45,7 @@ std::vector<std::vector<int64_t>> with_more(std::vector<std::vector<int64_t>> ro
 
 std::vector<std::vector<int64_t>> neutral_rows(const models::Model& model) {
   return mapped(evaluation::probe_prompts(),
-                [&](const auto& text) { return model.tokenizer().encode_ids(text, true); });
+                [&](const auto& text) { return model.tokenizer().encode_prompt(text).ids; });
 }
 
 }  // namespace
@@ -147,7 +147,7 @@ std::vector<std::vector<int64_t>> own_writing(const models::Model& model, uint64
        {"The", "A",   "In",        "It",     "He",   "She",  "They", "We",    "This",     "There", "When",
         "If",  "For", "After",     "One",    "Many", "On",   "At",   "What",  "Some",     "As",    "But",
         "His", "No",  "According", "During", "To",   "From", "New",  "First", "Although", "You"})
-    rows.insert(rows.end(), each, model.tokenizer().encode_ids(word, true));
+    rows.insert(rows.end(), each, model.tokenizer().encode_prompt(word).ids);
   models::GenerateOptions generate;
   generate.max_new_tokens = tokens;
   generate.temperature = 1;

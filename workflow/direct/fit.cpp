@@ -16,7 +16,8 @@ namespace emend::workflow {
 namespace {
 
 constexpr int kNewtonSteps = 25;
-constexpr double kProbeRidge = 0.01;  // relative to the mean squared state
+constexpr double kProbeRidge = 0.01;     // relative to the mean squared state
+constexpr double kSameDirection = 1e-6;  // relative singular value below which a direction is a mixture of the others
 
 // What a model holds behind each block at the last token of each prompt: [P, D] float32 on the host, a layer each.
 std::vector<at::Tensor> last_states(const models::Model& model, const std::vector<std::vector<int64_t>>& rows,
@@ -117,9 +118,8 @@ at::Tensor apart(at::Tensor direction, const std::vector<Directions>& others, si
     if (layer < other.layers.size() && other.layers[layer].defined() &&
         other.layers[layer].numel() == direction.numel())
       columns.push_back(other.layers[layer].to(at::kDouble));
-  if (columns.empty()) return direction;
-  const at::Tensor basis = std::get<0>(at::linalg_qr(at::stack(columns, 1)));
-  return direction - basis.mv(basis.t().mv(direction));
+  const at::Tensor basis = orthonormal_basis(columns);
+  return basis.defined() ? direction - basis.mv(basis.t().mv(direction)) : direction;
 }
 
 void require_contrast(std::span<const ContrastPrompt> positive, std::span<const ContrastPrompt> negative,
@@ -137,6 +137,16 @@ void require_contrast(std::span<const ContrastPrompt> positive, std::span<const 
 
 }  // namespace
 
+at::Tensor orthonormal_basis(const std::vector<at::Tensor>& columns) {
+  std::vector<at::Tensor> units;
+  for (const auto& column : columns)
+    if (const double length = column.norm().item<double>(); length > 0)
+      units.push_back(column.to(at::kDouble) / length);
+  if (units.empty()) return {};
+  const auto [u, s, v] = at::linalg_svd(at::stack(units, 1), /*full_matrices=*/false);
+  return u.narrow(1, 0, (s > kSameDirection * s[0]).sum().item<int64_t>());
+}
+
 Directions fit_directions(const models::Model& model, std::span<const ContrastPrompt> positive,
                           std::span<const ContrastPrompt> negative, const FitOptions& options, const Handles& lent) {
   require_contrast(positive, negative, options);
@@ -153,6 +163,10 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
                       {"negative", negative.size()},
                       {"folds", options.folds},
                       {"chat", options.chat && !model.tokenizer().chat_template().empty()}};
+  if (options.method == "pca" && positive.size() != negative.size())
+    lent.log.warning("direct.pca", std::to_string(positive.size()) + " and " + std::to_string(negative.size()) +
+                                       " prompts make no pairs: the component is that of all states about the middle "
+                                       "of both means, not of the pairs' differences");
   const auto border = std::ssize(positive);
   const auto folds = std::min<int64_t>(options.folds, static_cast<int64_t>(std::min(positive.size(), negative.size())));
   for (size_t l = 0; l < states.size(); ++l) {
@@ -169,7 +183,9 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
     if (figures.effect > directions.separation[directions.best].effect) directions.best = static_cast<int>(l);
   }
   if (std::ranges::all_of(directions.separation, [](const Separation& s) { return s.size < 1e-6; }))
-    refuse({"directions", "two sets of prompts that end in the same states", "prompts that differ in one respect",
+    refuse({"directions", "two sets of prompts that end in the same states",
+            options.apart_from.empty() ? "prompts that differ in one respect"
+                                       : "prompts that differ in more than the directions to stay apart from",
             "check that the files differ"});
   return directions;
 }

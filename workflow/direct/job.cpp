@@ -1,12 +1,14 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/core/sha256.h>
 #include <emend/core/staged.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/steer_part.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/checkpoint.h>
+#include <emend/workflow/changes.h>
 #include <emend/workflow/direct/job.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/packs.h>
@@ -37,6 +39,12 @@ void settle_effect(DirectOptions& options, const DirectPreset& preset) {
     if (std::ranges::none_of(effect.scorers, [&](const auto& one) { return one.name == name; }))
       effect.scorers.push_back({.name = name, .kind = kind});
   }
+}
+
+std::string content_of(const std::vector<ContrastPrompt>& prompts) {
+  auto all = ordered_json::array();
+  for (const auto& one : prompts) all.push_back({one.system, one.prompt, one.reply});
+  return sha256_hex(all.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
 std::string effect_text(const ordered_json& effect) {
@@ -213,6 +221,9 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
     refuse({"fit", "no pair of prompt files, or more",
             setting("positive", "FILE") + " and " + setting("negative", "FILE") + ", or " + setting("preset", "NAME"),
             ""});
+  if (action == "fit" && options_.change.layers.last == 0)
+    refuse({setting("layers"), "layer 0 alone", "one from 1 on",
+            "a control vector (direction.gguf) has no direction behind block 0"});
   if (action != "fit" && options_.directions.empty())
     refuse({action, "no directions", "a folder that emend direct fit wrote", ""});
   if (action == "ablate" && !options_.texts.empty() && options_.spare.empty())
@@ -225,13 +236,21 @@ DirectJob::DirectJob(DirectOptions options) : options_(std::move(options)) {
   std::set<fs::path> named;
   for (const auto& path : options_.directions) {
     if (!named.insert(fs::weakly_canonical(path)).second) refuse({path, "named twice", "each direction once", ""});
-    directions_.push_back(load_directions(path));
+    auto one = load_directions(path);
+    for (size_t i = 0; i < directions_.size(); ++i)
+      if (same_direction(directions_[i], one))
+        refuse({path, "the direction that " + options_.directions[i] + " is", "each direction once",
+                "leave one of them out"});
+    directions_.push_back(std::move(one));
   }
   preset_ = direct_preset(action == "fit" ? options_.preset : directions_[0].about.value("preset", ""));
   if (pair) {
     preset_.positive = read_prompts(options_.positive);
     preset_.negative = read_prompts(options_.negative);
   }
+  if (action == "optimise" && options_.scorers.empty() && preset_.name.empty())
+    refuse({"optimise", "no scorer: the direction is of no preset that has one", setting("scorer", "FILE"),
+            "docs/directions.md shows scorers"});
   settle_effect(options_, preset_);
   if (!options_.texts.empty()) texts_ = read_prompts(options_.texts);
   if (!options_.spare.empty() && options_.spare != "own") spare_ = read_prompts(options_.spare);
@@ -253,6 +272,7 @@ DirectResult DirectJob::run(models::Model& model, const Handles& lent) const {
                                            "), this model is " + model.fingerprint().substr(0, 12) +
                                            ": it is right only for the same model in another form, or a slight edit");
   check(model.checkpoint());
+  warn_of_edits_beside(model.checkpoint(), "direct.beside", lent.log);
   return options_.action == "fit" ? fit(model, lent) : change(model, lent);
 }
 
@@ -358,12 +378,20 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
     }
   search.most = options_.change.strength;
   search.journal = fs::path(options_.out) / "trials.jsonl";
-  for (const auto& one : directions_) search.about.push_back(one.to_json());
-  search.about.push_back({options_.by, options_.layers, options_.where, options_.spare, options_.texts,
+  for (const auto& one : directions_) search.about.push_back({one.to_json(), content_of(one)});
+  search.about.push_back({options_.by, options_.layers, options_.where,
+                          spare_.empty() ? options_.spare : content_of(spare_), content_of(texts_),
                           options_.change.from_layer, options_.change.spare_weight, options_.change.preserve_norm});
-  fs::create_directories(options_.out);
   if (!options_.resume) fs::remove(search.journal);
   const auto best = optimise_strengths(model, changes, search, lent);
+  if (best.at_best)
+    throw Error(ErrorClass::kNumeric,
+                {"optimise",
+                 "answers that score " + short_number(best.score_before) + " (" + search.scorer.name +
+                     ") as they are, the best there is",
+                 "something to gain",
+                 "there is nothing to change, or search with other prompts (" + setting("search_prompts") +
+                     ") or another scorer (" + setting("scorer") + ")"});
   auto& found = document["search"] = {{"scorer", search.scorer.name},
                                       {"before", best.score_before},
                                       {"max_kl", search.max_kl},
@@ -392,9 +420,25 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
   return change;
 }
 
-DirectResult DirectJob::change(models::Model& model, const Handles& lent) const {
-  for (const auto& name : options_.save)
+// Before the work: forms that the model or this change of it does not have.
+void DirectJob::check_save(const models::Model& model) const {
+  for (const auto& name : options_.save) {
     if (const auto& format = save_format(name); format.check) format.check(model, setting("save"));
+    if (name != "peft" && name != "lora") continue;
+    for (const auto& way : options_.action == "optimise" ? options_.by : std::vector<std::string>{options_.action})
+      if (options_.spare.empty() && changes_biases(model, way, options_.change.layers))
+        throw Error(ErrorClass::kUnsupported,
+                    {setting("save", name), way + " changes biases of this model", "a change of matrices alone",
+                     "save pack, gguf or model; or spare texts (" + setting("spare") + "): biases then stay"});
+  }
+}
+
+DirectResult DirectJob::change(models::Model& model, const Handles& lent) const {
+  if (options_.action != "steer" && Changes::any_in(model))  // a direction beside the weights reads none
+    refuse({options_.action, "a model with an edit in force",
+            "the model as it was loaded, which the change is bound to",
+            "take the edit out first, or save the edited model and load that"});
+  check_save(model);
   ordered_json document = {{"model", short_model_name(model.checkpoint())}};
   const std::string& action = options_.action;
   const auto change = action == "optimise"

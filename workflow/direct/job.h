@@ -55,6 +55,7 @@ class DirectJob {
 
  private:
   [[nodiscard]] DirectResult fit(models::Model& model, const Handles& lent) const;
+  void check_save(const models::Model& model) const;
   [[nodiscard]] DirectResult change(models::Model& model, const Handles& lent) const;
   [[nodiscard]] nlohmann::ordered_json measured(const models::Model& model, const Handles& lent,
                                                 const std::function<std::shared_ptr<void>()>& change) const;

@@ -329,9 +329,11 @@ json settings_of(const Searching& search) {
                    {"seed", o.seed},
                    {"most", o.most},
                    {"max_kl", o.max_kl},
-                   {"prompts", json::array()}};
-  for (const auto* prompts : {&o.prompts, &o.neutral})
-    for (const auto& prompt : *prompts) settings["prompts"].push_back({prompt.system, prompt.prompt, prompt.reply});
+                   {"dtype", c10::toString(search.model.dtype())},
+                   {"prompts", json::array()},
+                   {"neutral", json::array()}};
+  for (const auto& [name, prompts] : {std::pair("prompts", &o.prompts), {"neutral", &o.neutral}})
+    for (const auto& prompt : *prompts) settings[name].push_back({prompt.system, prompt.prompt, prompt.reply});
   return settings;
 }
 
@@ -408,7 +410,6 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
   Searching search{model, changes, options, lent};
   const json settings = settings_of(search);
   const auto earlier = read_journal(search, settings);
-  search.neutral = read_neutral(search);
   for (const auto& prompt : options.prompts) search.asked.push_back(prompt_ids(model, prompt, options.chat));
   auto answers = options.answered;
   if (answers.empty()) answers = answered(model, options.prompts, options.chat, lent, options.max_new_tokens);
@@ -424,6 +425,10 @@ Optimum optimise_strengths(models::Model& model, std::span<const DirectChange> c
   search.words_before = words_of(before);
   search.loops_before = loops_of(before);
   search.found.score_before = score_of(search, before);
+  search.found.at_best = options.scorer.best(options.raise) == search.found.score_before;
+  if (search.found.at_best) return search.found;
+  search.neutral = read_neutral(search);
+  if (options.journal.has_parent_path()) std::filesystem::create_directories(options.journal.parent_path());
   std::string journal = settings.dump() + "\n";
   for (int number = 0; number < options.trials; ++number) {
     lent.cancel.check("optimise");

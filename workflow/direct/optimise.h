@@ -55,6 +55,7 @@ struct Optimum {
   std::vector<DirectTrial> trials;
   std::vector<int> front;     ///< of trials, from little lost to much; none of them is worse than another in both
   std::optional<int> chosen;  ///< the best score within max_kl, where one is better than before
+  bool at_best = false;       ///< no score is better than that before: nothing was tried
 };
 
 /// Throws Error(kInvalidArgument) for no changes, trials or prompts, and for a journal of another search.

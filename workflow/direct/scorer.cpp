@@ -2,8 +2,10 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/editors/steps/prompts.h>
 #include <emend/evaluation/free_text.h>
 #include <emend/evaluation/text_metrics.h>
 #include <emend/hooks/hook_session.h>
@@ -37,26 +39,68 @@ const std::map<std::string, std::vector<std::string>> kMembers = {
     {"command", {"command"}},
 };
 
-bool is_letter(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) || c == '\'' || (c & 0x80);
+// What stands between words beside ASCII: blanks, dashes, quotes, ellipses, the marks of CJK and its full-width forms.
+constexpr std::pair<uint32_t, uint32_t> kBetween[] = {
+    {0xA0, 0xA1},     {0xAB, 0xAB},     {0xBB, 0xBB},     {0xBF, 0xBF},     {0x2000, 0x200B},
+    {0x2010, 0x2017}, {0x201A, 0x2027}, {0x202F, 0x205F}, {0x3000, 0x3003}, {0x3008, 0x3020},
+    {0x3030, 0x3030}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF20}, {0xFF3B, 0xFF40}, {0xFF5B, 0xFF65}};
+
+// The characters of a text in one form, each on its own: letters and digits as they are, capitals of ASCII small, every
+// apostrophe "'", and a blank for what stands between words. What is not UTF-8 stays.
+std::string plain(std::string_view text) {
+  std::string out;
+  for (size_t at = 0, length = 1; at < text.size(); at += length) {
+    const auto lead = static_cast<unsigned char>(text[at]);
+    uint32_t point = lead;
+    length = lead < 0xC2 || lead >= 0xF0 ? 1 : lead < 0xE0 ? 2 : 3;  // none of those of four bytes is meant here
+    if (length > 1) point &= 0x3F >> (length - 1);
+    for (size_t k = 1; k < length; ++k) {
+      const auto next = static_cast<unsigned char>(at + k < text.size() ? text[at + k] : 0);
+      if ((next & 0xC0) != 0x80) {
+        length = 1;
+        break;
+      }
+      point = point << 6 | (next & 0x3F);
+    }
+    const auto between = [point](const auto& range) { return range.first <= point && point <= range.second; };
+    if (lead < 0x80)
+      out += std::isalnum(lead) || lead == '\'' ? lower(text.substr(at, 1)) : " ";
+    else if (length == 1)
+      out += text[at];
+    else if (point == 0x2BC || point == 0x2018 || point == 0x2019 || point == 0x201B || point == 0xFF07)
+      out += '\'';
+    else
+      out += std::ranges::any_of(kBetween, between) ? " " : text.substr(at, length);
+  }
+  return out;
 }
 
-// " the words of a text " in one form, so that whole words are found by their blanks.
-std::string spaced(std::string_view text) {
+// " the words of a text " in one form, so that whole words are found by their blanks. Quotes around a word may be
+// apostrophes.
+std::string spaced(std::string_view plain_text) {
   std::string words = " ";
-  for (const char c : lower(text)) {
-    if (is_letter(c))
+  const auto end_word = [&] {
+    while (words.back() == '\'') words.pop_back();
+    if (words.back() != ' ') words += ' ';
+  };
+  for (const char c : plain_text) {
+    if (c == ' ')
+      end_word();
+    else if (c != '\'' || words.back() != ' ')
       words += c;
-    else if (words.back() != ' ')
-      words += ' ';
   }
-  return words.back() == ' ' ? words : words + " ";
+  end_word();
+  return words;
+}
+
+std::string words_in(std::string_view text) {
+  return spaced(plain(text));
 }
 
 int64_t occurrences(const std::string& spaced_text, const std::vector<std::string>& words) {
   int64_t found = 0;
   for (const auto& word : words) {
-    const std::string wanted = spaced(word);
+    const std::string wanted = words_in(word);
     if (wanted.size() < 2) continue;
     for (size_t at = spaced_text.find(wanted); at != std::string::npos; at = spaced_text.find(wanted, at + 1)) ++found;
   }
@@ -67,7 +111,7 @@ double score_texts(const Scorer& scorer, const std::vector<std::string>& texts) 
   if (scorer.kind == "entropy") return evaluation::mean_ngram_entropy(texts);
   double found = 0, words_in_all = 0, with_any = 0, loop = 0;
   for (const auto& text : texts) {
-    const std::string own = spaced(text);
+    const std::string own = words_in(text);
     const auto here = static_cast<double>(occurrences(own, scorer.words));
     found += here - static_cast<double>(occurrences(own, scorer.against));
     with_any += here > 0;
@@ -80,12 +124,13 @@ double score_texts(const Scorer& scorer, const std::vector<std::string>& texts) 
   return scorer.kind == "any" ? 100 * with_any / n : 100 * found / std::max(1.0, words_in_all);
 }
 
-// The words as token ids, at the beginning of a text and behind a blank; none that begins with another of them.
-std::set<Ids> beginnings(const models::Model& model, const std::vector<std::string>& words) {
+// The words as token ids where they go on from a text, without and with a blank in front; none that begins with another
+// of them.
+std::set<Ids> beginnings(const models::Model& model, const std::string& text, const std::vector<std::string>& words) {
   std::set<Ids> all;
   for (const auto& word : words)
     for (const auto& form : {word, " " + word})
-      if (auto ids = model.tokenizer().encode_ids(form, false); !ids.empty()) all.insert(std::move(ids));
+      if (auto ids = editors::target_token_ids(model.tokenizer(), text, form); !ids.empty()) all.insert(std::move(ids));
   std::set<Ids> kept;  // in their order, a beginning comes before what goes on from it
   for (const auto& ids : all)
     if (std::ranges::none_of(kept, [&](const Ids& shorter) {
@@ -95,12 +140,12 @@ std::set<Ids> beginnings(const models::Model& model, const std::vector<std::stri
   return kept;
 }
 
-// For each row, the probability that it goes on with one of the words: [rows] float64. One pass for all words of one
-// token, and one more for each longer word's beginning.
-at::Tensor probability_of(const models::Model& model, const std::vector<Ids>& rows,
-                          const std::vector<std::string>& words, const Handles& lent) {
+// For each row, the probability that it goes on with one of these: [rows] float64. One pass for all that are one token,
+// and one more for each longer one's beginning.
+at::Tensor probability_of(const models::Model& model, const std::vector<Ids>& rows, const std::set<Ids>& all,
+                          const Handles& lent) {
   std::map<Ids, std::vector<int64_t>> by_front;
-  for (const auto& ids : beginnings(model, words)) by_front[{ids.begin(), ids.end() - 1}].push_back(ids.back());
+  for (const auto& ids : all) by_front[{ids.begin(), ids.end() - 1}].push_back(ids.back());
   const auto n = std::ssize(rows);
   at::Tensor total = at::zeros({n}, at::kDouble);
   for (const auto& [front, ends] : by_front) {
@@ -112,6 +157,23 @@ at::Tensor probability_of(const models::Model& model, const std::vector<Ids>& ro
     for (int64_t k = 0; k + 1 < last; ++k) sum += log_probs.select(1, k).select(1, front[k]).to(at::kDouble);
     const at::Tensor end = log_probs.select(1, last - 1).index_select(1, at::tensor(ends, at::kLong));
     total += (sum.unsqueeze(1) + end).exp().sum(1);
+  }
+  return total;
+}
+
+// The same of prompts and words. Most prompts end alike, so that all of them are asked together.
+at::Tensor probability_of(const models::Model& model, const std::vector<ContrastPrompt>& prompts, bool chat,
+                          const std::vector<std::string>& words, const Handles& lent) {
+  std::map<std::set<Ids>, std::vector<int64_t>> alike;
+  std::vector<Ids> rows;
+  for (const auto& prompt : prompts) {
+    alike[beginnings(model, prompt_text(model, prompt, chat), words)].push_back(std::ssize(rows));
+    rows.push_back(prompt_ids(model, prompt, chat));
+  }
+  at::Tensor total = at::zeros({std::ssize(rows)}, at::kDouble);
+  for (const auto& [all, which] : alike) {
+    const auto own = mapped(which, [&](int64_t i) { return rows[static_cast<size_t>(i)]; });
+    total.index_copy_(0, at::tensor(which, at::kLong), probability_of(model, own, all, lent));
   }
   return total;
 }
@@ -128,15 +190,12 @@ std::string filled(std::string text, const std::string& prompt, const std::strin
 
 double score_by_model(const Scorer& scorer, const Answers& answers) {
   const bool judge = scorer.kind == "judge";
-  std::vector<Ids> rows;
-  for (size_t i = 0; i < answers.prompts.size(); ++i)
-    rows.push_back(prompt_ids(
-        *answers.model,
-        judge ? ContrastPrompt{filled(scorer.ask, answers.prompts[i].prompt, answers.texts[i])} : answers.prompts[i],
-        answers.chat));
-  const at::Tensor yes = probability_of(*answers.model, rows, scorer.words, answers.lent);
+  auto asked = answers.prompts;
+  for (size_t i = 0; judge && i < asked.size(); ++i)
+    asked[i] = {filled(scorer.ask, answers.prompts[i].prompt, answers.texts[i])};
+  const at::Tensor yes = probability_of(*answers.model, asked, answers.chat, scorer.words, answers.lent);
   if (!judge) return 100 * yes.mean().item<double>();
-  const at::Tensor no = probability_of(*answers.model, rows, scorer.against, answers.lent);
+  const at::Tensor no = probability_of(*answers.model, asked, answers.chat, scorer.against, answers.lent);
   return 100 * (yes / (yes + no).clamp_min(1e-30)).mean().item<double>();
 }
 
@@ -211,9 +270,9 @@ std::optional<double> Scorer::best(bool raise) const {
 }
 
 bool Scorer::counts(const std::string& text) const {
-  size_t end = text.size();
-  while (end > 0 && is_letter(text[end - 1])) --end;
-  return kind == "any" && occurrences(spaced(std::string_view(text).substr(0, end)), words) > 0;
+  const std::string all = plain(text);
+  const size_t end = all.rfind(' ');
+  return kind == "any" && end != all.npos && occurrences(spaced(std::string_view(all).substr(0, end)), words) > 0;
 }
 
 double Scorer::score(const Answers& answers) const {
@@ -253,6 +312,12 @@ Scorer scorer_of(const json& object, const std::string& where) {
       refuse("\"" + key + "\" is no list of texts", "[\"…\", …]");
     value.get_to(member == 0 ? scorer.words : scorer.against);
   }
+  const bool counted_words = scorer.kind == "rate" || scorer.kind == "any" || scorer.kind == "sentiment";
+  for (const auto* list : {&scorer.words, &scorer.against})
+    for (const auto& word : *list)
+      if (counted_words ? words_in(word).size() < 2 : scorer.kind != "command" && trimmed(word).empty())
+        refuse("the word \"" + word + "\", without a letter or digit",
+               counted_words ? "words or phrases: marks between them are not compared" : "a word");
   if (!members.empty() && scorer.words.empty()) refuse("no " + members[0], "at least one");
   if (members.size() > 1 && scorer.against.empty()) refuse("no " + members[1], "at least one");
   if (scorer.kind == "judge" && scorer.ask.find("{answer}") == std::string::npos)

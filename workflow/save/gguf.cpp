@@ -19,6 +19,10 @@ SaveFormat save_gguf() {
       throw Error(ErrorClass::kUnsupported,
                   {setting("save"), "gguf, with an edit of " + request.pack.editor + " beside the weights",
                    "pack or model", "emend loads such an edit with " + setting("pack")});
+    if (!request.base.empty() && !editors::lineage_of(request.model.checkpoint().path()).edits.empty())
+      refuse({setting("base"), "a file beside a model folder that holds edits, whose weights would be taken from it",
+              "a model folder without edits in force",
+              "leave " + setting("base") + " out, or merge the packs and export the result for the unedited model"});
     const auto scope = request.with_edit();
     models::GgufWriteOptions options;
     if (!request.type.empty()) options.type = models::parse_ggml_type(request.type);
