@@ -137,6 +137,14 @@ std::vector<std::string> table_spellings(const FamilySpec& family, const std::st
   return all;
 }
 
+bool repeats_embedding(const FamilySpec& family, const ModelConfig& config, const std::string& name) {
+  if (!config.tied_head) return false;
+  const auto spellings = table_spellings(family, name);
+  return std::ranges::any_of(family.tensors, [&](const TensorSpec& spec) {
+    return spec.part == Part::kHead && !is_bias(spec) && std::ranges::count(spellings, spec.name) > 0;
+  });
+}
+
 bool is_ignored(const FamilySpec& family, const std::string& name) {
   const auto spellings = table_spellings(family, name);
   return std::ranges::any_of(family.ignored, [&](const std::string& pattern) {

@@ -8,6 +8,7 @@
 #include <emend/models/detail/hf_checkpoint.h>
 #include <emend/models/detail/model_state.h>
 #include <emend/models/placing.h>
+#include <emend/models/tied_head.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include <set>
@@ -47,7 +48,7 @@ class Resolver {
         if (!fresh)
           damaged(info.name, "tensor \"" + info.name + "\" is there twice, also as \"" + other->second + "\"",
                   "each tensor once");
-      } else if (config_.tied_head && is_head(info.name)) {
+      } else if (repeats_embedding(family_, config_, info.name)) {
         resolution.head_duplicates.push_back(info.name);
       } else if (!is_ignored(family_, info.name)) {
         unknown.push_back(info.name);
@@ -63,10 +64,6 @@ class Resolver {
     for (const std::string& spelling : table_spellings(family_, name))
       if (names_.count(spelling)) return spelling;
     return {};
-  }
-
-  [[nodiscard]] bool is_head(const std::string& name) const {
-    return std::ranges::count(table_spellings(family_, name), head_) > 0;
   }
 
   void check_shapes(const Resolution& resolution) const {

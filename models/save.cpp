@@ -112,6 +112,7 @@ bool is_within(const fs::path& path, const fs::path& folder) {
 }
 
 void require_apart(const fs::path& out, const fs::path& source) {
+  if (out.empty()) emend::refuse({"place to write", "an empty path", "a file or folder", "name it"});
   std::error_code failure;
   const fs::path real = fs::canonical(source, failure);
   if (failure) return;  // not from a place

@@ -7,6 +7,8 @@
 #include <emend/devices/units.h>
 #include <emend/editors/registry.h>
 #include <emend/evaluation/evaluation.h>
+#include <emend/evaluation/free_text.h>
+#include <emend/evaluation/health.h>
 #include <emend/models/config.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -100,6 +102,25 @@ EditPhase evaluation_phase(int64_t batch_tokens, const FactTokens& count, size_t
   return phase;
 }
 
+// The probe prompts in one pass.
+EditPhase guard_phase(const models::Tokenizer& tokenizer) {
+  const auto& prompts = evaluation::probe_prompts();
+  int64_t tokens = 0;
+  for (const auto& prompt : prompts) tokens += std::ssize(tokenizer.encode_ids(prompt));
+  return {"the collapse guard's probe prompts", pass_of(tokens, std::ssize(prompts)), "a model in fewer bytes"};
+}
+
+// Texts that are written together, with their keys and values: the answers of the verdicts, or what the family "free"
+// asks besides: a question, a text in front, a negation and a doubt.
+EditPhase writing_phase(bool free, const FactTokens& count, int64_t facts) {
+  constexpr int64_t kFurther = 4, kBehind = 4;
+  const evaluation::FreeTextOptions options;
+  const int64_t rows = std::min(options.rows, free ? count.prompts + kFurther * facts : facts);
+  EditPhase phase{"written answers", pass_of(rows * count.sum / std::max<int64_t>(1, facts), rows), "shorter facts"};
+  phase.work.cached_tokens = rows * (count.longest + (free ? options.max_tokens : kBehind));
+  return phase;
+}
+
 // One fact at least: the engine takes as many at once as there is room for.
 EditPhase target_phase(const RunOptions& options, const nlohmann::json& hparams, const models::ModelConfig& config,
                        const FactTokens& count) {
@@ -167,6 +188,7 @@ std::string figures_text(const devices::Figures& figures) {
                                                               {"activations", figures.activations},
                                                               {"statistics", figures.statistics},
                                                               {"solve", figures.solve},
+                                                              {"keys and values", figures.kv_cache},
                                                               {"optimiser", figures.optimiser},
                                                               {"CUDA", figures.reserved}})
     if (bytes > 0) append_item(text, std::string(name) + " " + devices::format_bytes(bytes));
@@ -302,6 +324,9 @@ std::vector<EditPhase> edit_phases(const RunOptions& options, const nlohmann::js
   }
   phases.push_back(evaluation_phase(options.metrics.batch_tokens > 0 ? options.metrics.batch_tokens : kPassTokens,
                                     count, facts.facts.size()));
+  const auto metrics = metric_names(options.metrics, facts, options.single());
+  phases.push_back(writing_phase(std::ranges::find(metrics, "free") != metrics.end(), count, std::ssize(facts.facts)));
+  if (options.watch) phases.push_back(guard_phase(tokenizer));
   return phases;
 }
 

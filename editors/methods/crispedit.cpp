@@ -149,8 +149,7 @@ EditorInfo make_crispedit() {
           .include(finetune_schema())
           .field("energy_threshold", &H::energy_threshold, "share of the curvature that is protected",
                  {.formula = "M: eigenvalues of A x B below the largest ones that hold this share of their sum",
-                  .min = 0,
-                  .max = 1})
+                  .above = 0})
           .field("text_tokens", &H::text_tokens, "tokens of ordinary text that the curvature is taken from",
                  {.min = 64})
           .field("edit_cache_style", &H::edit_cache_style,
@@ -159,6 +158,8 @@ EditorInfo make_crispedit() {
           .unused("mom2_dataset", "the corpus is given on the command line")
           .unused("mom2_n_samples", "text_tokens says how much is read")
           .unused("mom2_dtype", "sums are float64")
+          .check("energy_threshold", "less than 1: with all of the curvature protected nothing is learned",
+                 [](const H& h) { return h.energy_threshold < 1; })
           .check("objective_optimization", "target_new, as the authors train",
                  [](const H& h) { return h.objective_optimization == "target_new"; });
   EditorInfo info = editor_entry("crispedit", "fine-tuning in the directions that ordinary text does not feel",

@@ -5,6 +5,7 @@
 #include <emend/editors/packs/merge.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
+#include <emend/models/tied_head.h>
 
 #include <algorithm>
 
@@ -92,12 +93,9 @@ std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const mo
                  "compare two forms of one model"});
   };
   const auto& family = models::family_of(base.config(), base.path().string());
-  // A tied head that is stored as well is the embedding.
-  const bool tied = models::parse_config(base.config(), base.path().string(), family).tied_head;
+  const auto config = models::parse_config(base.config(), base.path().string(), family);
   const auto is_passed_over = [&](const std::string& name) {
-    return models::is_ignored(family, name) ||
-           (tied &&
-            models::without_base(family, name) == models::without_base(family, family.modules.lm_head) + ".weight");
+    return models::is_ignored(family, name) || models::repeats_embedding(family, config, name);
   };
   std::map<std::string, TensorInfo> before_by_name;  // without the prefix that one of both may lack
   for (const auto& info : base.tensors())

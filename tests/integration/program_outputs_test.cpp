@@ -219,6 +219,22 @@ TEST_F(ProgramOutputsTest, BenchShowsHowCostGrows) {
   EXPECT_LT(ratio, 4);
 }
 
+// Nothing that was asked for is left out without a word.
+TEST_F(ProgramOutputsTest, BenchTimesWhatItIsAskedForOrRefuses) {
+  const std::vector<std::string> shape = {"bench", "--shape", "gpt2", "--shape-layers", "1", "--phases"};
+  for (const auto& [more, word] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"evaluate"}, "evaluate with --shape"},
+           {{"statistics,evaluate"}, "evaluate with --shape"},
+           {{"statistics", "--growth", "2"}, "--growth"},
+           {{"statistics", "--over-threads", "1"}, "--over-threads"}}) {
+    auto arguments = shape;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto result = run_program("emend", arguments);
+    EXPECT_EQ(result.status, 2) << result.err;
+    EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
+  }
+}
+
 // The options that scripts rely on.
 TEST(ProgramOptions, TheHelpHasEveryOptionOfTheContract) {
   const auto help = run_program("memit_edit", {"--help"});

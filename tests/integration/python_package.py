@@ -355,6 +355,31 @@ class Editing(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "f\\(\\)"), emend.Hooks(model).edit("embedding", loud):
             model.forward(TEXT)
 
+    def test_texts_are_whole_and_places_named(self):
+        model, half = emend.load(str(MODEL)), "a\ud800b"
+        session = emend.edit(model, FACTS, **MEMIT)
+        row = {"prompt": "{} is in", "subject": "Oslo", "target_new": "Rome"}
+        for work in (lambda: model.generate(["a", half]), lambda: model.encode(half), lambda: emend.Fact(**{**row, "subject": half}),
+                     lambda: session.edit({**row, "subject": half}), lambda: session.edit({**row, half: 1}), lambda: session.edit(half), lambda: emend.load(half),
+                     lambda: emend.load_facts(half), lambda: emend.apply_pack(model, half), lambda: emend.Session(model, hparams=half),
+                     lambda: emend.Session(model, overrides={half: 1}), lambda: emend.load(MODEL, dtype=half), lambda: emend.evaluate(model, FACTS, [half])):
+            self.refused(work, "lone surrogate", "whole characters")
+        self.refused(lambda: emend.load(b"x"), "bytes", "a path")
+        for save in (lambda: session.save(""), lambda: session.save("", "model"), lambda: session.save_pack(""), lambda: session.pack().save(""), lambda: model.save("")):
+            self.refused(save, "an empty path")
+
+    def test_a_fact_comes_back_from_its_dictionary(self):
+        rows = [{"case_id": 7, "prompt": "{} is in", "subject": "Oslo", "target_new": "Rome", "target_true": "Norway", "target_true_aliases": ["Norge"], "relation_id": "P17",
+                 "paraphrase_prompts": ["Where is Oslo? In"], "neighborhood_prompts": ["Bergen is in"], "attribute_prompts": ["Milan is in"], "generation_prompts": ["Oslo is"],
+                 "distracting_neighborhood_prompts": ["Oslo is in Rome. Bergen is in"], "locality": {"loc": [{"prompt": "Who?", "answers": ["Me", "I"]}]},
+                 "portability": {"one_hop": [{"prompt": "Which language?", "answers": ["Italian"]}]}, "extra": {"note": {"of": [1, None]}}}]
+        for fact in [emend.Fact(**rows[0]), *emend.load_facts(FACTS).facts]:
+            self.assertEqual(emend.Fact(**fact.to_dict()).to_dict(), fact.to_dict())
+        self.assertEqual(emend.Fact(**rows[0]).to_dict(), rows[0])
+        self.assertEqual(emend.Fact(**rows[0], paraphrases=["x"]).paraphrases, ["x", "Where is Oslo? In"])
+        for wrong, word in (({"extra": [1]}, "extra"), ({"locality": {"loc": 3}}, "locality"), ({"notes": 1}, "notes"), ({"relation_id": 3}, "relation_id")):
+            self.refused(lambda: emend.Fact("{} is in", "Oslo", "Rome", **wrong), word)
+
     def test_a_pack_beside_the_weights_ends_with_its_handle(self):
         model = emend.load(str(MODEL))
         (SCRATCH / "ike.yaml").write_text("k: 4\n")
@@ -405,6 +430,11 @@ class Runs(unittest.TestCase):
         self.assertFalse(same(original, weights(model)))
         run.undo()
         self.assertTrue(same(original, weights(model)))
+        for save in ([], ["none"]):
+            out = SCRATCH / f"nothing-{len(save)}"
+            emend.run(model, FACTS, out=out, metrics=["none"], save=save, **MEMIT).undo()
+            self.assertTrue((out / "results.json").exists())
+            self.assertFalse((out / "edit.safetensors").exists())
         with self.assertRaises(emend.Error):
             emend.run(model, FACTS, "rome", hparams=str(MODEL / "rome.yaml"), out=str(SCRATCH / "bad"), protocol="single", save=["model"])
 
@@ -547,6 +577,11 @@ class Process(unittest.TestCase):
                 self.assertEqual(set(applied.changed), {one["weight"] for one in done["change"]})
             self.assertTrue(same(before, weights(model)))
         emend.direct_steer(model, [SCRATCH / "d"], out=SCRATCH / "s", strength=6, steer="clamp", no_effect=True, progress=None)
+        with emend.apply_pack(model, SCRATCH / "direct_ablate" / "edit.safetensors"):  # of the base, not of what it is now
+            for change in (emend.direct_ablate, emend.direct_bake):
+                with self.assertRaises(emend.Error) as caught:
+                    change(model, SCRATCH / "d", out=SCRATCH / "x", no_effect=True, progress=None)
+                self.assertIn("edit in force", caught.exception.got)
         with emend.apply_pack(model, SCRATCH / "s" / "edit.safetensors"):
             self.assertNotEqual(model.generate(["The tower"], max_new_tokens=12), plain)
         self.assertEqual(model.generate(["The tower"], max_new_tokens=12), plain)

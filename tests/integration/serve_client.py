@@ -236,6 +236,19 @@ def packs():
     assert server.call("/v1/packs/anna/file?as=lora", raw=True)[1][:4] == b"GGUF"
     assert b"adapter_config.json" in server.call("/v1/packs/anna/file?as=peft", raw=True)[1][:512]
     assert server.call("/v1/packs/anna/file?as=exe")[0] == 400
+    # what only reads waits for the edit that runs, not for those that wait
+    long = {"facts": FACTS["anna"], "settings": {"v_num_grad_steps": 100000, "v_loss_layer": 3}}
+    first, second = (server.ask("/v1/edits", {**long, "name": name})["id"] for name in ("long", "longer"))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        traced = pool.submit(server.ask, "/v1/trace", asked)
+        time.sleep(1)
+        server.ask(f"/v1/edits/{first}", method="DELETE")
+        assert traced.result()["traces"]
+    assert server.ask(f"/v1/edits/{second}")["status"] in ("queued", "running")
+    server.ask(f"/v1/edits/{second}", method="DELETE")
+    server.call(f"/v1/edits/{second}/events", raw=True)
+    status, text = server.call("/v1/edits/edit-0")
+    assert status == 404 and "the last 64" in text["error"]["message"], text
     # cancelled: no pack, no file, and the next edit is as if it had not been
     job = server.ask("/v1/edits", {"facts": FACTS["anna"], "name": "never", "settings": {"v_num_grad_steps": 100000, "v_loss_layer": 3}})["id"]
     while server.ask(f"/v1/edits/{job}")["status"] == "queued":
@@ -349,6 +362,11 @@ def directions():
     server.ask("/v1/packs/beside", {"active": False, "strength": 1}, "PATCH")
     server.ask("/v1/packs/good", {"strength": -1.5}, "PATCH")
     other = said()
+    status, pack = server.call("/v1/packs/good/file?as=pack", raw=True)
+    assert status == 200
+    with open(SCRATCH + "/slid.safetensors", "wb") as file:
+        file.write(pack)
+    assert generate(SCRATCH + "/slid.safetensors") == other, "a download acts as the pack does here"
     for wrong in ("anna", 1), ("good", "much"), ("good", 1e9), ("none", 1):
         assert server.call("/v1/packs/" + wrong[0], {"strength": wrong[1]}, "PATCH")[0] in (400, 404), wrong
     server.stop()

@@ -123,6 +123,27 @@ TEST_F(SplitProgram, EveryOtherProgramGivesTheSame) {
   EXPECT_EQ(pairs, 12) << "every ordered pair of three devices and the host";
 }
 
+// Loading refuses them before any work; the doctor names all of them.
+TEST_F(SplitProgram, WeightsThatAreNotFiniteAreNamed) {
+  std::filesystem::copy(path("model"), path("sick"), std::filesystem::copy_options::recursive);
+  const SafetensorsFile whole(folder_ / "model" / "model.safetensors");
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& [name, info] : whole.tensors()) tensors.emplace_back(name, whole.tensor(name).clone());
+  for (const size_t i : {1, 3}) tensors[i].second.view(-1)[0] = i == 1 ? NAN : INFINITY;
+  write_safetensors(folder_ / "sick" / "model.safetensors", tensors, {{"format", "pt"}});
+  const auto sick = run_program("emend", {"doctor", "--model", path("sick"), "--device-map", "cpu"});
+  EXPECT_EQ(sick.status, 5) << sick.err;
+  EXPECT_NE(sick.out.find("failed  weights: 2 tensors hold values that are not finite: " + tensors[1].first + ", " +
+                          tensors[3].first),
+            std::string::npos)
+      << sick.out;
+  const auto well = expect_ok("emend", {"doctor", "--model", path("model"), "--device-map", "cpu"});
+  EXPECT_NE(well.out.find(std::to_string(tensors.size()) + " tensors, all finite"), std::string::npos) << well.out;
+  auto arguments = edit_on("cpu", "run");
+  std::ranges::replace(arguments, path("model"), path("sick"));
+  expect_error(arguments, 3, {"holds values that are not finite", "model.safetensors"});
+}
+
 // What a stranger runs first on a new machine: no model.
 TEST_F(SplitProgram, TheWholeMachineIsChecked) {
   const auto text = expect_ok("emend", {"doctor", "--full", "--device-map", "sim:3", "--quiet"}).out;
@@ -214,9 +235,14 @@ TEST_F(SplitProgram, WorkThatDoesNotFitIsRefusedBeforeLoading) {
   expect_error(edit_on("sim:2", "run", {"--max-memory", "sim:0=660KiB,sim:1=660KiB"}), 5,
                {"keys and solve of 2 facts", "--batch-size 1 fits"});
   // Second moments may be cached, so that a shortage is a warning. Here they are not.
-  expect_error(edit_on("sim:2", "run", {"--max-memory", "sim:0=750KiB,sim:1=750KiB"}), 5,
+  expect_error(edit_on("sim:2", "run", {"--max-memory", "sim:0=1050KiB,sim:1=1050KiB"}), 5,
                {"second moments: sim:0 needs", "unless they are cached", "out of memory on sim:", "planned",
-                "of 750.0 KiB for the model", "left for the work", "at most", "smaller batches", "emend plan"});
+                "of 1.0 MiB for the model", "left for the work", "at most", "smaller batches", "emend plan"});
+  // What looks at the model after every batch needs room as well.
+  write_file(folder_ / "ike.yaml", "k: 2\n");
+  expect_error(
+      edit_on("sim:1", "run", {"--editor", "ike", "--hparams", path("ike.yaml"), "--max-memory", "sim:0=1000KiB"}), 5,
+      {"plan: the collapse guard's probe prompts: sim:0 needs", "--max-memory sim:0="});
   // With room, the same run goes through, and the weights are those of one device.
   (void)expect_ok("memit_edit", edit_on("sim:2", "wide", {"--max-memory", "sim:0=20MiB,sim:1=20MiB"}));
   (void)expect_ok("memit_edit", edit_on("cpu", "one"));

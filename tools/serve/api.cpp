@@ -172,7 +172,7 @@ Reply download(Api& api, const Request& asked) {
   const std::string end = as == "pack" ? ".safetensors" : as == "peft" ? ".tar" : as == "lora" ? ".lora.gguf" : ".gguf";
   Reply reply{.type = "application/octet-stream",
               .headers = {{"Content-Disposition", "attachment; filename=\"" + asked.id + end + "\""}}};
-  if (as == "pack") {
+  if (as == "pack" && packs[0].strength == 1) {
     reply.body = read_file(api.packs.file(asked.id));
     return reply;
   }
@@ -181,13 +181,17 @@ Reply download(Api& api, const Request& asked) {
                  out = folder / (asked.id + (as == "peft" ? "" : end));
   fs::create_directories(folder);
   const workflow::Handles lent;
-  const auto& format = workflow::save_format(as);
   std::exception_ptr failed;
   try {
-    api.engine.with({}, [&](models::Model& model, const auto&) {
-      if (format.check) format.check(model, "as");
-      (void)format.write({.model = model, .pack = *packs[0].pack, .out = out, .lent = lent});
-    });
+    if (as == "pack") {
+      editors::save_pack(out, *packs[0].pack);
+    } else {
+      const auto& format = workflow::save_format(as);
+      api.engine.with({}, [&](models::Model& model, const auto&) {
+        if (format.check) format.check(model, "as");
+        (void)format.write({.model = model, .pack = *packs[0].pack, .out = out, .lent = lent});
+      });
+    }
     reply.body = as == "peft" ? tar(out) : read_file(out);
   } catch (...) {
     failed = std::current_exception();

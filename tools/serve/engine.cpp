@@ -253,7 +253,9 @@ Engine::Shared Engine::edited(const PackSet& packs) {
   const std::string key = key_of(packs);
   auto found = std::ranges::find_if(sets_, [&](const Shared& set) { return set->key == key; });
   if (found == sets_.end()) {
-    sets_.push_front(make_edited(packs));
+    // Rows may still use one that is not kept any more.
+    const auto used = std::ranges::find_if(groups_, [&](const Shared& set) { return set && set->key == key; });
+    sets_.push_front(used == groups_.end() ? make_edited(packs) : *used);
     int64_t bytes = 0;
     for (const auto& set : sets_) bytes += set->bytes;
     for (; bytes > options_.set_bytes && sets_.size() > 1; sets_.pop_back()) bytes -= sets_.back()->bytes;

@@ -15,7 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kWaiting = 16, kKept = 64, kEvents = 4000;
+constexpr ptrdiff_t kWaiting = 16;
+constexpr size_t kKept = 64, kEvents = 4000;
 
 bool is_over(const std::string& status) {
   return status == "done" || status == "failed" || status == "cancelled";
@@ -133,8 +134,12 @@ ordered_json Jobs::add(const json& request) {
 // With the mutex held.
 void Jobs::enqueue(const JobPtr& job) {
   if (stop_) throw HttpError(503, "the server is being stopped");
-  if (queue_.size() >= kWaiting) throw HttpError(429, "too many edits wait; ask again later");
-  queue_.push_back(job);
+  // Other work is short: it goes before the edits.
+  const auto first_edit = std::ranges::find_if(queue_, [](const JobPtr& other) { return !other->work; });
+  const auto same = job->work ? first_edit - queue_.begin() : queue_.end() - first_edit;
+  if (same >= kWaiting)
+    throw HttpError(429, job->work ? "too much work waits; ask again later" : "too many edits wait; ask again later");
+  queue_.insert(job->work ? first_edit : queue_.end(), job);
   changed_.notify_all();
 }
 
@@ -150,7 +155,11 @@ void Jobs::forget_old() {
 
 Jobs::JobPtr Jobs::find(const std::string& id) const {
   const auto found = std::ranges::find_if(jobs_, [&](const JobPtr& job) { return job->id == id; });
-  if (found == jobs_.end()) throw HttpError(404, "there is no such edit", "edit_not_found");
+  if (found == jobs_.end())
+    throw HttpError(404,
+                    "there is no such edit; the last " + std::to_string(kKept) +
+                        " are remembered, and their packs stay beyond that",
+                    "edit_not_found");
   return *found;
 }
 

@@ -44,7 +44,7 @@ class Jobs {
   /// What happens, from the first event on, until the job is over or the client has gone.
   [[nodiscard]] std::function<void(const Write&)> events(const std::string& id) const;
   [[nodiscard]] std::string report(const std::string& id) const;  ///< its page
-  /// Runs `work` on the second copy, with these packs in it, after the jobs that wait, and waits for it.
+  /// Runs `work` on the second copy, with these packs in it, before the jobs that wait, and waits for it.
   void with(const PackSet& packs, const std::function<void(models::Model&, const CancelToken&)>& work);
 
  private:

@@ -221,7 +221,9 @@ void PackFolder::scale(ServedPack& one, double strength) const {
   }
   for (auto& part : scaled.runtime)
     if (part.kind == editors::kSteerKind) part.values["strength"] = strength * part.values["strength"].get<double>();
-  if (strength != 1) scaled.id += "@" + std::to_string(strength);
+  if (auto& own = scaled.hparams; own.contains("strength") && own["strength"].is_number())
+    own["strength"] = strength * own["strength"].get<double>();
+  if (strength != 1) scaled.id += "@" + nlohmann::json(strength).dump();  // to the last digit
   one.pack = std::make_shared<const editors::EditPack>(std::move(scaled));
   one.strength = strength;
 }

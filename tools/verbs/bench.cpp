@@ -30,14 +30,16 @@ using nlohmann::ordered_json;
 struct BenchArguments {
   RunOptions edit;
   QualityArguments quality;
-  SyntheticOptions synthetic;   ///< with --shape; its growth and statistics tokens also without
-  std::string shape;            ///< empty: a real model
-  int64_t shape_layers = 0;     ///< 0: all
-  std::vector<int64_t> widths;  ///< with --shape: hidden widths to time as well
-  std::vector<std::string> phases = {"targets", "statistics", "evaluate"};
+  SyntheticOptions synthetic;       ///< with --shape; its growth and statistics tokens also without
+  std::string shape;                ///< empty: a real model
+  int64_t shape_layers = 0;         ///< 0: all
+  std::vector<int64_t> widths;      ///< with --shape: hidden widths to time as well
+  std::vector<std::string> phases;  ///< empty: all that there are
   std::vector<int64_t> neighbours, over_threads;
 
-  [[nodiscard]] bool has(const char* phase) const { return std::ranges::find(phases, phase) != phases.end(); }
+  [[nodiscard]] bool has(const char* phase) const {
+    return phases.empty() || std::ranges::find(phases, phase) != phases.end();
+  }
 };
 
 // So many programs, each of which keeps a core busy, while it lives.
@@ -60,6 +62,7 @@ class Bench {
   Bench(const BenchArguments& options, Common& common) : options_(options), common_(common) {}
 
   ordered_json run() {
+    require_timed();
     if (!options_.shape.empty()) return run_shape();
     facts_ = options_.edit.facts.file.empty() ? datasets::load_bundled_facts(options_.edit.facts.read, common_.log)
                                               : workflow::load_named_facts(options_.edit.facts, common_);
@@ -78,6 +81,19 @@ class Bench {
   }
 
  private:
+  // What is asked for is timed, or refused.
+  void require_timed() const {
+    if (!options_.shape.empty() && !options_.phases.empty() && options_.has("evaluate"))
+      refuse({"--phases", "evaluate with --shape", "targets, statistics",
+              "random weights have no words to be judged by: time it with a model"});
+    if (options_.has("targets")) return;
+    for (const auto& [name, numbers] : {std::pair{"--growth", &options_.synthetic.growth},
+                                        {"--neighbours", &options_.neighbours},
+                                        {"--over-threads", &options_.over_threads}})
+      if (!numbers->empty())
+        refuse({"--phases", "no targets, which " + std::string(name) + " times", "targets among them", ""});
+  }
+
   void describe(const std::string& name) {
     document_["machine"] = describe_machine(*model_);
     document_["model"] = name;
@@ -404,7 +420,10 @@ VerbRun setup_bench(Options& o) {
       .add("--bench-tokens", &synthetic.statistics_tokens, "tokens of the statistics that are timed",
            {.limits = kCount, .excludes = "--quality"})
       .add("--phases", &options.phases, "what to time: targets (with insertion), statistics, evaluate",
-           {.choices = {"targets", "statistics", "evaluate"}, .list = true, .excludes = "--quality"});
+           {.choices = {"targets", "statistics", "evaluate"},
+            .shown = "targets,statistics,evaluate",
+            .list = true,
+            .excludes = "--quality"});
   o.footer =
       "Seconds depend on the machine and on what else it does; compare the ratio of one run.\n"
       "--batch-size, --protocol, --engine and the options of Evaluation and Guards go with --quality alone.\n"

@@ -1,5 +1,7 @@
 // plan and doctor: what a run would need, and whether this machine is well.
+#include <ATen/ATen.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/doctor.h>
 #include <emend/models/family.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -48,6 +50,24 @@ devices::Check check_tokenizer(const models::Checkpoint& checkpoint) {
           "expected of tokenizers that normalise; otherwise check the tokenizer files"};
 }
 
+// Loading refuses such weights; here all of them are named.
+devices::Check check_weights(const models::Checkpoint& checkpoint) {
+  constexpr size_t kNamed = 4;
+  std::vector<std::string> bad;
+  const auto tensors = checkpoint.tensors();
+  for (const auto& info : tensors) {
+    const at::Tensor weight = checkpoint.read(info.name);
+    if (weight.is_floating_point() && !at::isfinite(weight).all().item<bool>()) bad.push_back(info.name);
+  }
+  if (bad.empty())
+    return {"weights", devices::CheckStatus::kOk, counted(tensors.size(), "tensor") + ", all finite", ""};
+  const std::string more = bad.size() > kNamed ? ", …" : "";
+  const std::string number = counted(bad.size(), "tensor") + (bad.size() == 1 ? " holds" : " hold");
+  bad.resize(std::min(bad.size(), kNamed));
+  return {"weights", devices::CheckStatus::kFailed, number + " values that are not finite: " + join(bad) + more,
+          "the checkpoint is damaged, or a float16 conversion overflowed: fetch it again"};
+}
+
 struct DoctorArguments {
   ModelOptions model;
   bool full = false;
@@ -57,7 +77,9 @@ int run_doctor(const ModelOptions& options, const Common& common) {
   devices::MaxMemory limits;
   if (!options.max_memory.empty()) limits = devices::parse_max_memory(options.max_memory);
   auto checks = devices::check_machine(devices::parse_device_map(options.device_map), limits);
-  checks.push_back(check_tokenizer(*open_named(options)));
+  const auto checkpoint = open_named(options);
+  checks.push_back(check_tokenizer(*checkpoint));
+  checks.push_back(check_weights(*checkpoint));
   bool failed = false;
   auto document = nlohmann::ordered_json::array();
   std::string text;

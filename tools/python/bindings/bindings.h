@@ -34,7 +34,7 @@ void register_errors(py::module_& module);
 /// "float32", "bfloat16", "float64", or a torch.dtype of these.
 [[nodiscard]] at::ScalarType dtype_of(const py::object& dtype);
 
-/// Error(kInvalidArgument): `where` was given something of the type of `got`.
+/// Error(kInvalidArgument): `where` was given something of the type of `got`, or a text that no UTF-8 has.
 [[nodiscard]] Error unexpected(const std::string& where, const py::handle& got, const std::string& expected);
 
 /// `value` as a T; throws unexpected(where, value, expected).
@@ -46,6 +46,9 @@ template <class T>
   }
   throw unexpected(where, value, expected);
 }
+
+/// A text, or what has __fspath__, as text; throws unexpected(where, value, "a path").
+[[nodiscard]] std::string path_text(const py::object& value, const std::string& where);
 
 /// What `work` returns, done without the interpreter's lock.
 template <class Work>

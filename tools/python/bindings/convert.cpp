@@ -15,12 +15,12 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
   if (py::isinstance<py::bool_>(object)) return object.cast<bool>();
   if (py::isinstance<py::int_>(object)) return taken<int64_t>(object, where, "a whole number of at most 64 bits");
   if (py::isinstance<py::float_>(object)) return object.cast<double>();
-  if (py::isinstance<py::str>(object)) return taken<std::string>(object, where, "a text without half characters");
-  if (py::hasattr(object, "__fspath__")) return py::str(object).cast<std::string>();
+  if (py::isinstance<py::str>(object)) return taken<std::string>(object, where, "a text");
+  if (py::hasattr(object, "__fspath__")) return path_text(py::reinterpret_borrow<py::object>(object), where);
   if (py::isinstance<py::dict>(object)) {
     auto json = nlohmann::json::object();
     for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object))
-      json[py::str(key).cast<std::string>()] = json_of(value, where, depth + 1);
+      json[taken<std::string>(py::str(key), "a key of " + where, "a text")] = json_of(value, where, depth + 1);
     return json;
   }
   if (py::isinstance<py::list>(object) || py::isinstance<py::tuple>(object)) {
@@ -38,8 +38,19 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
 
 Error unexpected(const std::string& where, const py::handle& got, const std::string& expected) {
   const auto type = py::str(py::type::handle_of(got).attr("__name__")).cast<std::string>();
+  if (PyUnicode_Check(got.ptr()) && PyUnicode_AsUTF8(got.ptr()) == nullptr) {
+    PyErr_Clear();
+    return {ErrorClass::kInvalidArgument,
+            {where, "a lone surrogate in " + shorten(py::repr(got).cast<std::string>(), 60), "whole characters",
+             "text.encode(\"utf-8\", \"replace\").decode() replaces the halves"}};
+  }
   return {ErrorClass::kInvalidArgument,
           {where, "a value of type " + type + ", " + shorten(py::repr(got).cast<std::string>(), 60), expected, ""}};
+}
+
+std::string path_text(const py::object& value, const std::string& where) {
+  const py::object path = py::hasattr(value, "__fspath__") ? py::object(value.attr("__fspath__")()) : value;
+  return taken<std::string>(path, where, "a path");
 }
 
 py::object to_python(const nlohmann::json& json) {
@@ -79,7 +90,7 @@ void register_errors(py::module_& module) {
 }
 
 at::ScalarType dtype_of(const py::object& dtype) {
-  std::string name = py::str(dtype).cast<std::string>();
+  std::string name = taken<std::string>(py::str(dtype), "dtype", "float32, bfloat16 or float64");
   if (name.starts_with("torch.")) name = name.substr(6);
   if (name == "float32" || name == "float") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
@@ -92,7 +103,7 @@ models::Prompts prompts_of(const py::object& inputs) {
   const auto plain_of = [](const py::object& value) {
     return py::hasattr(value, "tolist") ? py::object(value.attr("tolist")()) : value;
   };
-  if (py::isinstance<py::str>(inputs)) return taken<std::string>(inputs, "inputs", "a text without half characters");
+  if (py::isinstance<py::str>(inputs)) return taken<std::string>(inputs, "inputs", expected);
   const py::object plain = plain_of(inputs);
   if (PyBytes_Check(plain.ptr()) || !py::isinstance<py::iterable>(plain)) throw unexpected("inputs", inputs, expected);
   py::list items;

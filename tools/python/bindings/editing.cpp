@@ -36,7 +36,7 @@ workflow::RunOptions options_of(const std::string& editor, const py::object& hpa
     refuse({"statistics_tokens", std::to_string(statistics_tokens), "0 (as many as are enough) or more", ""});
   workflow::RunOptions options;
   options.editor = editor;
-  if (!hparams.is_none()) options.hparams = py::str(hparams).cast<std::string>();
+  if (!hparams.is_none()) options.hparams = path_text(hparams, "hparams");
   options.set = assignments(overrides);
   options.corpus = corpus.string();
   options.stats_tokens = statistics_tokens;
@@ -98,7 +98,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   options.eval_at = eval_at;
   options.protocol = protocol;
   options.on_collapse = on_collapse;
-  options.save = save;
+  options.save = save.empty() ? std::vector<std::string>{"none"} : save;
   options.allow_conflicts = allow_conflicts;
   auto set = facts_of(facts);
   auto made = std::make_unique<PyRun>();
@@ -145,7 +145,7 @@ class Applied {
 std::unique_ptr<Applied> apply_pack(std::shared_ptr<Model> model, const py::object& pack, bool force) {
   if (py::isinstance<editors::EditPack>(pack))
     return std::make_unique<Applied>(std::move(model), pack.cast<const editors::EditPack&>(), force, "pack");
-  const auto path = py::str(pack).cast<std::string>();
+  const auto path = path_text(pack, "pack");
   return std::make_unique<Applied>(std::move(model), editors::load_pack(path), force, path);
 }
 
@@ -241,6 +241,7 @@ void bind_sessions(py::module_& module) {
              py::arg("health_data") = "",
              "Judges, edits batch by batch under the collapse guard, judges again, saves and reports: what memit_edit "
              "does.\nout: run folder; None makes a new one in runs/. resume: go on with an interrupted run there.\n"
+             "save: what to write; an empty list, as [\"none\"]: nothing.\n"
              "The other arguments are those of Session and of memit_edit.");
   module.def("editors", &list_editors, "Name, summary and paper of every editor.");
 }
@@ -258,9 +259,8 @@ void bind_editing(py::module_& module) {
       .def(
           "save",
           [](const editors::EditPack& pack, const std::filesystem::path& path) {
-            if (const auto folder = std::filesystem::absolute(path).parent_path();
-                std::filesystem::exists(folder / "config.json"))
-              models::require_apart(path, folder);
+            const auto folder = path.empty() ? path : std::filesystem::absolute(path).parent_path();
+            if (path.empty() || std::filesystem::exists(folder / "config.json")) models::require_apart(path, folder);
             editors::save_pack(path, pack);
           },
           py::arg("path"));

@@ -8,18 +8,46 @@ namespace {
 using datasets::Fact;
 using datasets::FactSet;
 
+using Texts = std::vector<std::string>;
+
+void append(Texts& texts, const Texts& more) {
+  texts.insert(texts.end(), more.begin(), more.end());
+}
+
+// Probes as to_dict has them, {"one_hop": [{"prompt": …, "answers": […]}]}, read as those of a file are.
+void read_probes(Fact& fact, const py::object& locality, const py::object& portability) {
+  nlohmann::json row = {{"prompt", fact.prompt}, {"subject", fact.subject}, {"target_new", fact.target_new}};
+  if (!locality.is_none()) row["locality"] = to_json(locality, "locality");
+  if (!portability.is_none()) row["portability"] = to_json(portability, "portability");
+  if (row.size() == 3) return;
+  auto read = datasets::parse_fact_rows(nlohmann::json::array({std::move(row)}), "Fact").facts.at(0);
+  fact.locality = std::move(read.locality);
+  fact.portability = std::move(read.portability);
+}
+
 Fact make_fact(const std::string& prompt, const std::string& subject, const std::string& target_new,
-               const std::optional<std::string>& target_true, std::vector<std::string> paraphrases,
-               std::vector<std::string> neighbourhood, int64_t case_id) {
+               const std::optional<std::string>& target_true, const Texts& paraphrases, const Texts& neighbourhood,
+               int64_t case_id, const Texts& target_true_aliases, const std::string& relation_id,
+               const Texts& paraphrase_prompts, const Texts& neighborhood_prompts, const Texts& attribute_prompts,
+               const Texts& generation_prompts, const Texts& distracting_neighborhood_prompts,
+               const py::object& locality, const py::object& portability, const py::object& extra) {
   Fact fact;
   fact.prompt = prompt;
   fact.subject = subject;
   fact.target_new = target_new;
   fact.target_true = target_true;
-  fact.paraphrase_prompts = std::move(paraphrases);
-  fact.neighborhood_prompts = std::move(neighbourhood);
+  fact.target_true_aliases = target_true_aliases;
+  fact.relation_id = relation_id;
+  for (const Texts* texts : {&paraphrases, &paraphrase_prompts}) append(fact.paraphrase_prompts, *texts);
+  for (const Texts* texts : {&neighbourhood, &neighborhood_prompts}) append(fact.neighborhood_prompts, *texts);
+  fact.attribute_prompts = attribute_prompts;
+  fact.generation_prompts = generation_prompts;
+  fact.distracting_prompts = distracting_neighborhood_prompts;
   fact.case_id = case_id;
+  if (!extra.is_none()) fact.extra = to_json(extra, "extra");
+  if (!fact.extra.is_object()) throw unexpected("extra", extra, "a dict");
   datasets::validate(fact);
+  read_probes(fact, locality, portability);
   return fact;
 }
 
@@ -45,7 +73,7 @@ static FactSet any_facts_of(const py::object& facts) {
     return any_facts_of(one);
   }
   if (py::isinstance<py::str>(facts) || py::hasattr(facts, "__fspath__"))
-    return datasets::load_facts(py::str(facts).cast<std::string>());
+    return datasets::load_facts(path_text(facts, "facts"));
   static const std::string expected = "a path, a FactSet, a Fact, a dict, or a list of Fact and dict";
   if (!py::isinstance<py::iterable>(facts)) throw unexpected("facts", facts, expected);
   const py::list rows(facts);
@@ -82,8 +110,14 @@ void bind_facts(py::module_& module) {
   py::class_<Fact>(module, "Fact",
                    "One change: after `prompt` with the subject filled in, the model shall say the target.")
       .def(py::init(&make_fact), py::arg("prompt"), py::arg("subject"), py::arg("target_new"), py::kw_only(),
-           py::arg("target_true") = py::none(), py::arg("paraphrases") = std::vector<std::string>{},
-           py::arg("neighbourhood") = std::vector<std::string>{}, py::arg("case_id") = -1)
+           py::arg("target_true") = py::none(), py::arg("paraphrases") = Texts{}, py::arg("neighbourhood") = Texts{},
+           py::arg("case_id") = -1, py::arg("target_true_aliases") = Texts{}, py::arg("relation_id") = "",
+           py::arg("paraphrase_prompts") = Texts{}, py::arg("neighborhood_prompts") = Texts{},
+           py::arg("attribute_prompts") = Texts{}, py::arg("generation_prompts") = Texts{},
+           py::arg("distracting_neighborhood_prompts") = Texts{}, py::arg("locality") = py::none(),
+           py::arg("portability") = py::none(), py::arg("extra") = py::none(),
+           "Takes the members of to_dict() under their names there too, so that a fact comes back from its dictionary. "
+           "paraphrase_prompts and neighborhood_prompts join paraphrases and neighbourhood.")
       .def_readonly("prompt", &Fact::prompt, "with exactly one \"{}\", the place of the subject")
       .def_readonly("subject", &Fact::subject)
       .def_readonly("target_new", &Fact::target_new)
@@ -92,7 +126,9 @@ void bind_facts(py::module_& module) {
       .def_readonly("neighbourhood", &Fact::neighborhood_prompts)
       .def_readonly("case_id", &Fact::case_id)
       .def_property_readonly("full_prompt", &Fact::full_prompt)
-      .def("to_dict", [](const Fact& fact) { return to_python(datasets::to_json(fact)); })
+      .def(
+          "to_dict", [](const Fact& fact) { return to_python(datasets::to_json(fact)); },
+          "The fact as a dictionary, without what is empty.")
       .def("__repr__",
            [](const Fact& fact) { return "Fact(" + fact.full_prompt() + " \xE2\x86\x92 " + fact.target_new + ")"; });
   py::class_<FactSet>(module, "FactSet", "Facts of one file.")

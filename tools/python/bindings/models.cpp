@@ -19,7 +19,7 @@ using models::Model;
 std::shared_ptr<Model> load(const py::object& named, const std::string& device_map, const std::string& max_memory,
                             const py::object& dtype) {
   const models::PlaceOptions options{device_map, max_memory, dtype_of(dtype), {}};
-  const auto path = py::str(named).cast<std::string>();
+  const auto path = path_text(named, "path");
   const py::gil_scoped_release unlocked;
   const PlainTensors plain;
   struct Held {  // what packs are in force is known as long as the model lives

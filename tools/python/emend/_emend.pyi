@@ -11,7 +11,11 @@ Progress = Union[bool, Callable[[str, float, float, str], Optional[bool]]]
 
 class Fact:
     def __init__(self, prompt: str, subject: str, target_new: str, *, target_true: Optional[str] = None, paraphrases: Sequence[str] = ...,
-                 neighbourhood: Sequence[str] = ..., case_id: int = -1) -> None: ...
+                 neighbourhood: Sequence[str] = ..., case_id: int = -1, target_true_aliases: Sequence[str] = ..., relation_id: str = "",
+                 paraphrase_prompts: Sequence[str] = ..., neighborhood_prompts: Sequence[str] = ..., attribute_prompts: Sequence[str] = ...,
+                 generation_prompts: Sequence[str] = ..., distracting_neighborhood_prompts: Sequence[str] = ...,
+                 locality: Optional[dict[str, Any]] = None, portability: Optional[dict[str, Any]] = None,
+                 extra: Optional[dict[str, Any]] = None) -> None: ...
     @property
     def prompt(self) -> str: ...
     @property

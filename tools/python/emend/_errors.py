@@ -95,6 +95,14 @@ def _shown(value):
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
+def _half(value):
+    """The first text in a value that no UTF-8 has: one with a lone surrogate."""
+    for text in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
+            return text
+    return None
+
+
 def _explanation(where, arguments, given, named):
     """What is wrong with a call that the binding refused."""
     told = lambda got, expected, advice="": ArgumentError("; ".join(filter(None, (f"{where}: {got}", f"expected {expected}", advice))),
@@ -115,6 +123,10 @@ def _explanation(where, arguments, given, named):
             return told(f"{name} is missing", words)
         if name in values and fits and not fits(values[name]):
             return told(f"{name} is {_shown(values[name])}", words)
+    for name, value in values.items():
+        if (half := _half(value)) is not None:
+            return told(f"{name} holds a lone surrogate: {_shown(half)}", "whole characters",
+                        'text.encode("utf-8", "replace").decode() replaces the halves')
     numbers = {name: value for name, value in values.items() if isinstance(value, int)} or values
     return told(", ".join(f"{name} is {_shown(value)}" for name, value in numbers.items()), "values within their range")
 
