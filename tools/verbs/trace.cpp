@@ -319,8 +319,10 @@ int run_suggest(const SuggestArguments& given, Common& common) {
   auto raw = base_hparams(options, *checkpoint, model, common, note);
   auto suggestion = evaluation::suggest_layers(summary, layers_of(options, raw));
   if (suggestion["effect"] <= 0)
-    refuse({"suggest", "no layer whose MLP output brings anything of the answers back", "one that does",
-            "trace more facts that the model knows, or with another window or noise"});
+    common.log.warning(
+        "suggest.nothing",
+        "no layer's MLP output brings anything of the answers back: these layers say nothing; trace more "
+        "facts that the model knows, or with another window or noise");
   raw.set("layers=" + bracketed(suggestion["layers"]));
   raw.set("v_loss_layer=" + std::to_string(model.n_layers() - 1));
   suggestion["why"].push_back(note + ".");
