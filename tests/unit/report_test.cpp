@@ -259,12 +259,16 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] =
       first.cases[0]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"];
   second.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = pairs_failed;
-  for (const auto& row : compare_runs(first, second)["differences"]) {
+  int judged = 0;
+  const json of_two = compare_runs(first, second);  // of a name, which outlives the loop over its part
+  for (const auto& row : of_two["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
+    ++judged;
     EXPECT_EQ(row["difference"], -100);
     EXPECT_NEAR(row["ci95"][1], 100 * (1 - 2 * std::sqrt(0.025)), 0.01);
     EXPECT_EQ(row["significant"], false);
   }
+  EXPECT_EQ(judged, 1);
   const std::string text = format_comparison(comparison);
   EXPECT_NE(text.find("paraphrase_success"), std::string::npos);
   EXPECT_EQ(count(text, "\n* the interval does not contain 0"), 1U);
@@ -287,7 +291,8 @@ TEST(CompareRuns, AScoreOfTwoCasesIsNoEvidence) {
   right(second, 0, 3, 5);
   right(second, 1, 9, 10);
   int seen = 0;
-  for (const auto& row : compare_runs(first, second)["differences"]) {
+  const json compared = compare_runs(first, second);
+  for (const auto& row : compared["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "score") continue;
     ++seen;
     // Shares 0.55 and 0.75: 3/(2 + 1/s); of the pseudo-values 2 d - d_i the half range times 12.7 is half the interval.
