@@ -11,8 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-
 /// Walks over a text and tells how far it is, for the faults that the parser does not see.
 struct JsonCursor {
   using iterator_category = std::input_iterator_tag;

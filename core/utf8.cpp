@@ -93,22 +93,28 @@ bool steers(uint32_t code) {
 
 }  // namespace
 
+Utf8Character character_at(std::string_view text, size_t at) noexcept {
+  size_t broken = 0;
+  const size_t length = check_character(text.substr(at), broken);
+  if (length == 0) return {};
+  const uint32_t code = length > 1 ? code_point(text.substr(at, length)) : static_cast<unsigned char>(text[at]);
+  return {static_cast<char32_t>(code), length};
+}
+
 std::string printable(std::string_view text, bool lines) {
   std::string out;
   out.reserve(text.size());
   for (size_t position = 0; position < text.size();) {
-    size_t broken = 0;
-    const size_t length = check_character(text.substr(position), broken);
-    const auto first = static_cast<unsigned char>(text[position]);
-    const uint32_t code = length > 1 ? code_point(text.substr(position, length)) : first;
-    if (length > 0 && (code == '\t' || (code == '\n' && lines) || !steers(code))) {
-      out += text.substr(position, length);
+    const auto [code, size] = character_at(text, position);
+    if (code && (code == '\t' || (code == '\n' && lines) || !steers(*code))) {
+      out += text.substr(position, size);
     } else {
       char escape[8];
-      std::snprintf(escape, sizeof escape, length > 0 ? "\\u%04x" : "\\x%02x", code);
+      const auto byte = static_cast<unsigned char>(text[position]);
+      std::snprintf(escape, sizeof escape, code ? "\\u%04x" : "\\x%02x", static_cast<unsigned>(code.value_or(byte)));
       out += escape;
     }
-    position += std::max<size_t>(1, length);
+    position += size;
   }
   return out;
 }
@@ -127,14 +133,12 @@ std::string folded(std::string_view text) {
 }
 
 bool says_nothing(std::string_view text) {
-  utf8proc_int32_t point = 0;
   for (size_t at = 0; at < text.size();) {
-    const auto size = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
-                                       static_cast<utf8proc_ssize_t>(text.size() - at), &point);
-    if (size < 1) return false;
-    if (const auto kind = utf8proc_category(point); kind < UTF8PROC_CATEGORY_ZS || kind > UTF8PROC_CATEGORY_CF)
-      return false;
-    at += static_cast<size_t>(size);
+    const auto [code, size] = character_at(text, at);
+    if (!code) return false;
+    const auto kind = utf8proc_category(static_cast<utf8proc_int32_t>(*code));
+    if (kind < UTF8PROC_CATEGORY_ZS || kind > UTF8PROC_CATEGORY_CF) return false;
+    at += size;
   }
   return true;
 }

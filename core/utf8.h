@@ -34,6 +34,16 @@ namespace emend {
 /// Nothing but white space and invisible characters, of any script.
 [[nodiscard]] bool says_nothing(std::string_view text);
 
+/// What some programs write in front of a text.
+inline constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+
+struct Utf8Character {
+  std::optional<char32_t> code;  ///< nothing for a byte that begins no character
+  size_t size = 1;               ///< in bytes
+};
+/// The character that begins at `at`, which must be in `text`.
+[[nodiscard]] Utf8Character character_at(std::string_view text, size_t at) noexcept;
+
 /// Length of the incomplete character at the end of `bytes` (0 to 3): a prefix of some valid character.
 [[nodiscard]] size_t incomplete_tail(std::string_view bytes) noexcept;
 

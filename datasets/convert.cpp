@@ -65,15 +65,11 @@ std::vector<std::string> conversion_losses(const std::vector<Fact>& facts, const
     }
     nlohmann::json before = to_json(fact), after = to_json(again.facts.front());
     before.erase("case_id");  // formats without one number the rows anew
-    const auto compare = [&](const nlohmann::json& had, const nlohmann::json& has, const std::string& path) {
-      for (const auto& [key, value] : had.items())
-        if (path.empty() && key == "extra")
-          continue;
-        else if (!has.contains(key) || (path.empty() && has[key] != value))
-          ++counts[path + key];
-    };
-    compare(before, after, "");
-    compare(fact.extra, again.facts.front().extra, "extra.");
+    before.erase("extra");    // of which the keys count
+    for (const auto& [key, value] : before.items())
+      if (!after.contains(key) || after[key] != value) ++counts[key];
+    for (const auto& [key, value] : fact.extra.items())
+      if (!again.facts.front().extra.contains(key)) ++counts["extra." + key];
   }
   for (const auto& [name, count] : counts)
     losses.push_back(name + " (" + counted(static_cast<size_t>(count), "fact") + ")");

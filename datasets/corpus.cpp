@@ -34,7 +34,7 @@ class Corpus {
 
   void read() {
     text_ = {reinterpret_cast<const char*>(mapped_.data()), mapped_.size()};
-    if (text_.substr(0, 3) == "\xEF\xBB\xBF") at_ = 3;
+    if (text_.starts_with(kByteOrderMark)) at_ = kByteOrderMark.size();
     const size_t first = text_.find_first_not_of(" \t\r\n", at_);
     if (first == std::string_view::npos)
       throw Error(ErrorClass::kCorruption,

@@ -1,5 +1,6 @@
 // Fixes in the text of a facts file: what is not mended stays as it is, byte for byte.
 #include <emend/core/error.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/detail/reader.h>
 #include <emend/datasets/lint.h>
 
@@ -110,7 +111,7 @@ std::string mended(const detail::FactReader& reader, std::string text, const Fac
         for (auto part = at; !part.empty(); part = part.parent_pointer()) way.insert(way.begin(), part.back());
         if (way.empty() || !original.contains(at) || !lead_to(original[at], forms[form].first, way)) continue;
         const std::string_view old = value_at(text, way);
-        const bool escaped = old.find("\\u") != old.npos && std::ranges::all_of(old, [](char c) { return c > 0; });
+        const bool escaped = old.find("\\u") != old.npos && is_ascii(old);
         text.replace(old.data() - text.data(), old.size(), Json(forms[form].second).dump(-1, ' ', escaped));
         return true;
       }

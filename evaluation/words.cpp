@@ -259,10 +259,8 @@ std::string plain_letters(std::string_view text) {
 
 bool spaceless(std::string_view text, size_t at) {
   while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-  utf8proc_int32_t point = 0;
-  utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at,
-                   static_cast<utf8proc_ssize_t>(text.size() - at), &point);
-  const auto in = [&](int first, int last) { return point >= first && point <= last; };
+  const char32_t point = character_at(text, at).code.value_or(0);
+  const auto in = [&](char32_t first, char32_t last) { return point >= first && point <= last; };
   return in(0x0E00, 0x0EFF) || in(0x1000, 0x109F) || in(0x1780, 0x17FF) || in(0x2E80, 0x9FFF) || in(0xF900, 0xFAFF) ||
          in(0x20000, 0x3FFFF);
 }

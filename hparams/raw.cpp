@@ -60,7 +60,7 @@ std::string RawHparams::where(std::string_view key) const {
 
 RawHparams parse_hparams(std::string_view text, const std::string& source) {
   require_short(text.size(), source);
-  if (text.substr(0, 3) == "\xEF\xBB\xBF") text.remove_prefix(3);
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   if (const auto bad = first_invalid_utf8(text))
     refuse({source + ":" + std::to_string(line_of_offset(text, *bad)), "a byte that is not UTF-8", "UTF-8 text",
             "save the file as UTF-8"});

@@ -4,6 +4,7 @@
 #include <emend/core/safetensors.h>
 #include <emend/devices/placement.h>
 
+#include <map>
 #include <optional>
 
 namespace emend {
@@ -50,6 +51,9 @@ class Checkpoint {
 /// What people call a model: ORG/NAME, the name of its folder, or that of its file without ".gguf".
 [[nodiscard]] std::string model_name(const std::filesystem::path& path);
 
+/// The file that each tensor of a Hugging Face folder is read from; others (copies, other precisions) may lie beside.
+/// Throws as open_checkpoint does.
+[[nodiscard]] std::map<std::string, std::filesystem::path> weight_files(const std::filesystem::path& folder);
 /// Whether a name is that of weights in a Hugging Face folder: "model*.safetensors", or their index.
 [[nodiscard]] bool is_weight_file(const std::string& name);
 

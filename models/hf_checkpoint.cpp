@@ -107,6 +107,12 @@ HfCheckpoint::HfCheckpoint(fs::path folder, const std::string& config_name) : fo
   }
 }
 
+std::map<std::string, fs::path> HfCheckpoint::files() const {
+  std::map<std::string, fs::path> files;
+  for (const auto& [tensor, shard] : shard_of_) files.emplace(tensor, shards_[shard].path);
+  return files;
+}
+
 void HfCheckpoint::open_shards(const std::vector<std::string>& files) {
   for (const std::string& name : files) {
     Shard shard;

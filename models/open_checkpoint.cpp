@@ -104,6 +104,10 @@ std::shared_ptr<const Checkpoint> open_checkpoint(const std::string& path_or_nam
                                       "a model folder, a .gguf file, or ORG/NAME in the Hugging Face cache", advice});
 }
 
+std::map<std::string, std::filesystem::path> weight_files(const std::filesystem::path& folder) {
+  return detail::HfCheckpoint(folder).files();
+}
+
 bool is_weight_file(const std::string& name) {
   return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
 }

@@ -35,7 +35,7 @@ void check_text(std::string_view text, const std::string& name) {
 
 RowReader::RowReader(std::string_view text, std::string name) : text_(text), name_(std::move(name)) {
   check_text(text_, name_);
-  if (text_.substr(0, 3) == "\xEF\xBB\xBF") at_ = 3;
+  if (text_.starts_with(kByteOrderMark)) at_ = kByteOrderMark.size();
   skip_space();
   if (at_ == text_.size())
     throw Error(ErrorClass::kCorruption,

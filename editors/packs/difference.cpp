@@ -113,7 +113,7 @@ std::vector<WeightDelta> deltas_between(const models::Checkpoint& base, const mo
       continue;
     const at::Tensor change = after.to(at::kDouble) - before.to(at::kDouble);
     if (change.count_nonzero().item<int64_t>() == 0) continue;
-    deltas.push_back(WeightDelta::as_stored(name, -1, change));
+    deltas.push_back(WeightDelta::as_stored(name, -1, change, family.orientation));
   }
   if (!before_by_name.empty()) refuse(before_by_name.begin()->second.name, "is missing");
   return deltas;

@@ -91,11 +91,8 @@ class Importer {
     const std::string weight = weight_named(name);
     if (change.sizes() != model_.weight(weight).sizes())
       refuse(ErrorClass::kInvalidArgument, "a change of " + weight + " of another shape", "the shape of the weight");
-    WeightDelta& delta =
-        deltas_.emplace_back(WeightDelta::as_stored(weight, layer_of(weight), change.to(at::kDouble).clone()));
-    if (change.dim() != 2 || model_.family().orientation != models::Orientation::kInOut) return;
-    delta.orientation = models::Orientation::kInOut;
-    delta.dense_DF = delta.dense_DF.t().contiguous();
+    deltas_.push_back(
+        WeightDelta::as_stored(weight, layer_of(weight), change.to(at::kDouble).clone(), model_.family().orientation));
   }
 
   const at::Tensor& part(const Parts::value_type& entry, const std::string& name) const {

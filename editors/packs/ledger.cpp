@@ -25,23 +25,6 @@ namespace {
 
 constexpr const char* kOriginals = "originals.safetensors";
 
-// Which file of the folder each tensor is read from. Other files of weights may lie beside: copies, other precisions.
-std::map<std::string, std::filesystem::path> files_of(const std::filesystem::path& folder) {
-  std::set<std::filesystem::path> read = {folder / "model.safetensors"};
-  const auto index = folder / "model.safetensors.index.json";
-  if (!std::filesystem::exists(*read.begin()) && std::filesystem::exists(index)) {
-    read.clear();
-    const auto document = parse_json(read_file(index), index.string());
-    for (const auto& [name, file] : document.at("weight_map").items()) read.insert(folder / file.get<std::string>());
-  }
-  std::map<std::string, std::filesystem::path> files;
-  for (const auto& path : read) {
-    const SafetensorsFile file(path);
-    for (const auto& [name, info] : file.tensors()) files.emplace(name, path);
-  }
-  return files;
-}
-
 // A pack names weights as its model had them; a folder may carry or lack the family's base prefix.
 void respell(EditPack& pack, const std::map<std::string, std::filesystem::path>& files) {
   for (auto& delta : pack.deltas) {
@@ -92,7 +75,7 @@ struct Rounding {
 
   void add(const at::Tensor& before, const at::Tensor& after, const WeightDelta& delta) {
     const at::Tensor change = delta.stored();
-    const at::Tensor written = after.to(before.scalar_type()).to(at::kDouble) - before.to(at::kDouble);
+    const at::Tensor written = after.to(at::kDouble) - before.to(at::kDouble);
     projection += (written * change).sum().item<double>();
     square += change.square().sum().item<double>();
   }
@@ -284,14 +267,13 @@ LedgerEntry Ledger::examine(const EditPack& pack) const {
   entry.runtime = !pack.runtime.empty();
   entry.under = pack.under.edits;
   entry.applied_at = utc_text(std::time(nullptr));
-  const auto files = files_of(folder_);
+  const auto files = models::weight_files(folder_);
   Rounding rounding;
   for (const auto& delta : pack.deltas) {
     const SafetensorsFile file(file_of(files, delta.weight, folder_));
     const at::Tensor weight = file.tensor(delta.weight);
-    const at::Tensor after = add_delta(weight, delta, folder_);
-    (void)storable(after, weight.scalar_type(), delta.weight, folder_);
-    rounding.add(weight, after, delta);
+    rounding.add(weight, storable(add_delta(weight, delta, folder_), weight.scalar_type(), delta.weight, folder_),
+                 delta);
   }
   entry.survived = rounding.survived();
   return entry;
@@ -301,7 +283,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
                                        const ApplyPackOptions& options) {
   begin_change();
   require_as_left();
-  const auto files = files_of(folder_);
+  const auto files = models::weight_files(folder_);
   auto all = load_packs(ledger_, {base_, active_});
   for (auto& kept : all) respell(kept.pack, files);
   const size_t before = all.size();
@@ -450,7 +432,7 @@ void Ledger::keep_originals(const std::set<std::string>& weights) {
     old.emplace(open_originals(path));
     for (const auto& [name, info] : old->tensors()) kept[name] = old->tensor(name);
   }
-  const auto files = files_of(folder_);
+  const auto files = models::weight_files(folder_);
   const auto touched = weights_of(active_);
   bool changed = false;
   for (const auto& weight : weights) {
@@ -477,7 +459,7 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   const SafetensorsFile originals = open_originals(ledger_ / kOriginals);
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
-  const auto files = files_of(folder_);
+  const auto files = models::weight_files(folder_);
   for (const auto& id : active) {
     EditPack pack = kept_pack(ledger_, id);
     respell(pack, files);

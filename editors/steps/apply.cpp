@@ -141,11 +141,7 @@ WeightChange weight_change(const EditTransaction& transaction, const std::string
   const at::Tensor original = transaction.originals().at(weight).to(at::kDouble);
   const at::Tensor now = devices::to_host(model.weight(weight).detach()).to(at::kDouble);
   WeightChange change;
-  change.delta = WeightDelta::as_stored(weight, layer, now - original);
-  if (now.dim() == 2 && model.family().orientation == models::Orientation::kInOut) {
-    change.delta.orientation = models::Orientation::kInOut;
-    change.delta.dense_DF = change.delta.dense_DF.t().contiguous();
-  }
+  change.delta = WeightDelta::as_stored(weight, layer, now - original, model.family().orientation);
   change.figures = figures_of_write(layer, weight,
                                     {.weight_norm = original.norm().item<double>(), .delta_norm = change.delta.norm()});
   return change;

@@ -49,8 +49,10 @@ WeightDelta WeightDelta::dense(const models::EditSite& site, at::Tensor delta_DF
   return {site.weight_name, site.layer, site.orientation, {}, {}, std::move(delta_DF)};
 }
 
-WeightDelta WeightDelta::as_stored(std::string weight, int layer, at::Tensor delta) {
-  return {std::move(weight), layer, models::Orientation::kOutIn, {}, {}, std::move(delta)};
+WeightDelta WeightDelta::as_stored(std::string weight, int layer, at::Tensor delta, models::Orientation orientation) {
+  if (delta.dim() != 2) orientation = models::Orientation::kOutIn;
+  if (orientation == models::Orientation::kInOut) delta = delta.t().contiguous();
+  return {std::move(weight), layer, orientation, {}, {}, std::move(delta)};
 }
 
 int64_t WeightDelta::rank() const {

@@ -18,8 +18,9 @@ struct WeightDelta {
   /// In paper orientation; the site says how the weight is stored.
   [[nodiscard]] static WeightDelta factors(const models::EditSite& site, at::Tensor left_DR, at::Tensor right_FR);
   [[nodiscard]] static WeightDelta dense(const models::EditSite& site, at::Tensor delta_DF);
-  /// A one-dimensional weight, or any weight in its stored orientation.
-  [[nodiscard]] static WeightDelta as_stored(std::string weight, int layer, at::Tensor delta);
+  /// Of a bias, or of any weight, given as the checkpoint stores it.
+  [[nodiscard]] static WeightDelta as_stored(std::string weight, int layer, at::Tensor delta,
+                                             models::Orientation orientation = models::Orientation::kOutIn);
 
   [[nodiscard]] bool low_rank() const noexcept { return left_DR.defined(); }
   /// R, or the smaller side of a dense delta.

@@ -54,6 +54,8 @@ class HfCheckpoint : public Checkpoint {
     std::unique_ptr<SafetensorsFile> file;  ///< read only for names, metadata and original bytes
   };
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
+  /// The file that holds each tensor.
+  [[nodiscard]] std::map<std::string, std::filesystem::path> files() const;
   /// For messages: the file that holds a tensor, or the file that lists all of them where there is no such tensor.
   [[nodiscard]] std::string file_of(const std::string& tensor) const;
   [[nodiscard]] const std::optional<nlohmann::json>& index() const noexcept { return index_; }

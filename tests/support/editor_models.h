@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "support/debug_models.h"
+#include "support/forwarding_checkpoint.h"
 #include "support/memory_checkpoint.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
@@ -26,15 +27,10 @@ namespace emend::testing {
 inline const bool kSingleThread = (at::set_num_threads(1), true);
 
 /// A checkpoint with the byte-level tokenizer; with `bos`, every text begins with "<|end|>".
-class ByteCheckpoint final : public models::Checkpoint {
+class ByteCheckpoint final : public ForwardingCheckpoint {
  public:
-  ByteCheckpoint(std::shared_ptr<const models::Checkpoint> inner, bool bos) : inner_(std::move(inner)), bos_(bos) {}
-  [[nodiscard]] const std::filesystem::path& path() const override { return inner_->path(); }
-  [[nodiscard]] std::string format() const override { return inner_->format(); }
-  [[nodiscard]] const nlohmann::json& config() const override { return inner_->config(); }
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return inner_->tensors(); }
-  [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
-  [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
+  ByteCheckpoint(std::shared_ptr<const models::Checkpoint> inner, bool bos)
+      : ForwardingCheckpoint(std::move(inner)), bos_(bos) {}
   [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
     const TemporaryFolder folder(bos_ ? "tokenizer-bos" : "tokenizer");
     nlohmann::json tokenizer = byte_tokenizer();
@@ -53,7 +49,6 @@ class ByteCheckpoint final : public models::Checkpoint {
   }
 
  private:
-  std::shared_ptr<const models::Checkpoint> inner_;
   bool bos_;
 };
 

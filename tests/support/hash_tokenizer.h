@@ -4,6 +4,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include "support/debug_models.h"
+#include "support/forwarding_checkpoint.h"
 #include "support/memory_checkpoint.h"
 
 namespace emend::testing {
@@ -52,22 +53,15 @@ class HashTokenizer final : public models::Tokenizer {
 };
 
 /// A checkpoint of random weights that has a HashTokenizer.
-class HashedCheckpoint final : public models::Checkpoint {
+class HashedCheckpoint final : public ForwardingCheckpoint {
  public:
   HashedCheckpoint(std::shared_ptr<const models::Checkpoint> inner, int64_t vocabulary, bool bos)
-      : inner_(std::move(inner)), vocabulary_(vocabulary), bos_(bos) {}
-  [[nodiscard]] const std::filesystem::path& path() const override { return inner_->path(); }
-  [[nodiscard]] std::string format() const override { return inner_->format(); }
-  [[nodiscard]] const nlohmann::json& config() const override { return inner_->config(); }
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return inner_->tensors(); }
-  [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
+      : ForwardingCheckpoint(std::move(inner)), vocabulary_(vocabulary), bos_(bos) {}
   [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
     return std::make_unique<HashTokenizer>(vocabulary_, bos_);
   }
-  [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
 
  private:
-  std::shared_ptr<const models::Checkpoint> inner_;
   int64_t vocabulary_;
   bool bos_;
 };

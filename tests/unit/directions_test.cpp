@@ -8,25 +8,16 @@
 #include <random>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
 #include "support/gguf_builder.h"
 
 namespace emend {
 namespace directions_test {
 
+using testing::error_of;
 using testing::NamedTensor;
 using testing::TemporaryFolder;
 using workflow::ContrastPrompt;
-
-std::string error_of(const std::function<void()>& work, ErrorClass error_class) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), error_class) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 models::GgufMetadata metadata(const std::string& architecture = "controlvector") {
   models::GgufMetadata keys;

@@ -258,6 +258,7 @@ TEST(Difference, CheckpointsGiveThePacksChanges) {
       EXPECT_NEAR(*one.cosine, 1, 1e-6) << family;
       EXPECT_LT(one.between, 1e-4 * one.a) << family;
     }
+    for (const auto& delta : deltas) EXPECT_EQ(delta.orientation, pack.deltas[0].orientation) << family;
     // The same model without the family's prefix, and with a tensor that is no weight.
     const std::string prefix = model.family().base_prefix;
     std::vector<std::pair<std::string, at::Tensor>> bare;

@@ -5,24 +5,16 @@
 #include <gtest/gtest.h>
 
 #include "support/editor_models.h"
+#include "support/error_of.h"
+#include "support/forwarding_checkpoint.h"
 #include "support/tiny_tokenizer.h"
 
 namespace emend {
 namespace scorer_test {
 
+using testing::error_of;
 using testing::TemporaryFolder;
 using workflow::ContrastPrompt;
-
-std::string error_of(const std::function<void()>& work, ErrorClass error_class) {
-  try {
-    work();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.error_class(), error_class) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 models::Model tiny() {
   return testing::tiny_model({});
@@ -164,21 +156,12 @@ TEST(Scorer, MarksOfAnyKindStandBetweenWords) {
 }
 
 // A tokenizer that writes a blank before a text that stands alone (SentencePiece): behind a newline there is none.
-class MetaspaceCheckpoint final : public models::Checkpoint {
+class MetaspaceCheckpoint final : public testing::ForwardingCheckpoint {
  public:
-  explicit MetaspaceCheckpoint(std::shared_ptr<const models::Checkpoint> inner) : inner_(std::move(inner)) {}
-  [[nodiscard]] const std::filesystem::path& path() const override { return inner_->path(); }
-  [[nodiscard]] std::string format() const override { return inner_->format(); }
-  [[nodiscard]] const nlohmann::json& config() const override { return inner_->config(); }
-  [[nodiscard]] const std::vector<TensorInfo>& tensors() const override { return inner_->tensors(); }
-  [[nodiscard]] at::Tensor read(const std::string& name) const override { return inner_->read(name); }
-  [[nodiscard]] std::string fingerprint() const override { return inner_->fingerprint(); }
+  using ForwardingCheckpoint::ForwardingCheckpoint;
   [[nodiscard]] std::unique_ptr<models::Tokenizer> load_tokenizer() const override {
     return testing::make_tokenizer(testing::metaspace_json("YesnoIit?:", {{"Y", "es"}, {"e", "s"}, {"\u2581", "Yes"}}));
   }
-
- private:
-  std::shared_ptr<const models::Checkpoint> inner_;
 };
 
 TEST(Scorer, NextReadsTheTokenBehindANewline) {

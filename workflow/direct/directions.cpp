@@ -7,6 +7,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/datasets/lint.h>
 #include <emend/models/chat.h>
 #include <emend/models/tokenizer/tokenizer.h>
@@ -57,7 +58,7 @@ models::ChatFormat format_of(const models::Tokenizer& tokenizer) {
 
 std::vector<ContrastPrompt> read_prompts(const std::filesystem::path& path) {
   std::string all = read_file(path);
-  if (all.starts_with("\xEF\xBB\xBF")) all.erase(0, 3);
+  if (all.starts_with(kByteOrderMark)) all.erase(0, kByteOrderMark.size());
   std::istringstream lines(all);
   std::vector<ContrastPrompt> prompts;
   int number = 0;

@@ -4,6 +4,7 @@
 #include <emend/core/json.h>
 #include <emend/core/mapped.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/evaluation/free_text.h>
@@ -40,7 +41,7 @@ const std::map<std::string, std::vector<std::string>> kMembers = {
 };
 
 // What stands between words beside ASCII: blanks, dashes, quotes, ellipses, the marks of CJK and its full-width forms.
-constexpr std::pair<uint32_t, uint32_t> kBetween[] = {
+constexpr std::pair<char32_t, char32_t> kBetween[] = {
     {0xA0, 0xA1},     {0xAB, 0xAB},     {0xBB, 0xBB},     {0xBF, 0xBF},     {0x2000, 0x200B},
     {0x2010, 0x2017}, {0x201A, 0x2027}, {0x202F, 0x205F}, {0x3000, 0x3003}, {0x3008, 0x3020},
     {0x3030, 0x3030}, {0xFF01, 0xFF0F}, {0xFF1A, 0xFF20}, {0xFF3B, 0xFF40}, {0xFF5B, 0xFF65}};
@@ -49,28 +50,18 @@ constexpr std::pair<uint32_t, uint32_t> kBetween[] = {
 // apostrophe "'", and a blank for what stands between words. What is not UTF-8 stays.
 std::string plain(std::string_view text) {
   std::string out;
-  for (size_t at = 0, length = 1; at < text.size(); at += length) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    uint32_t point = lead;
-    length = lead < 0xC2 || lead >= 0xF0 ? 1 : lead < 0xE0 ? 2 : 3;  // none of those of four bytes is meant here
-    if (length > 1) point &= 0x3F >> (length - 1);
-    for (size_t k = 1; k < length; ++k) {
-      const auto next = static_cast<unsigned char>(at + k < text.size() ? text[at + k] : 0);
-      if ((next & 0xC0) != 0x80) {
-        length = 1;
-        break;
-      }
-      point = point << 6 | (next & 0x3F);
-    }
+  for (size_t at = 0, size = 0; at < text.size(); at += size) {
+    const auto character = character_at(text, at);
+    size = character.size;
+    const std::string_view own = text.substr(at, size);
+    const char32_t point = character.code.value_or(0xFFFD);
     const auto between = [point](const auto& range) { return range.first <= point && point <= range.second; };
-    if (lead < 0x80)
-      out += std::isalnum(lead) || lead == '\'' ? lower(text.substr(at, 1)) : " ";
-    else if (length == 1)
-      out += text[at];
+    if (point < 0x80)
+      out += std::isalnum(static_cast<int>(point)) || point == '\'' ? lower(own) : " ";
     else if (point == 0x2BC || point == 0x2018 || point == 0x2019 || point == 0x201B || point == 0xFF07)
       out += '\'';
     else
-      out += std::ranges::any_of(kBetween, between) ? " " : text.substr(at, length);
+      out += std::ranges::any_of(kBetween, between) ? " " : own;
   }
   return out;
 }
