@@ -420,7 +420,8 @@ const std::vector<LintInfo>& lint_checks() {
       {"shared-key",
        "note: several facts share the text up to the end of the subject, so their targets are averaged in one batch"},
       {"whitespace",
-       "warning, fixable in prompt, subject and target_new: blanks at the ends, repeated or wide blanks, line breaks"},
+       "warning, fixable in prompt, subject and target_new: repeated or wide blanks, line breaks; blanks at the ends "
+       "of a prompt"},
       {"control-characters", "warning: control or escape characters, or marks that turn the direction of text"},
       {"invisible-characters", "warning, fixable: zero-width spaces and the like"},
       {"prompt-is-subject", "warning: nothing but {} in the prompt"},

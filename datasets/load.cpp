@@ -53,10 +53,15 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
   detail::RowReader rows(text, name);
   detail::Row row;
   int64_t line = 0;
-  while (first_rows.size() < 8 && next_row(rows, row, options.bad_rows, [](const BadRow&) {})) {
+  std::optional<BadRow> broken;
+  const auto keep = [&](const BadRow& bad) {
+    if (!broken) broken = bad;
+  };
+  while (first_rows.size() < 8 && next_row(rows, row, options.bad_rows, keep)) {
     if (first_rows.empty()) line = row.line;
     first_rows.push_back(std::move(row.value));
   }
+  if (first_rows.empty() && broken) return *fact_readers().front();  // what is wrong is told row by row
   if (first_rows.empty())
     throw Error(ErrorClass::kCorruption, {name, "an empty list", "at least one fact", "check the file"});
   for (const FactReader* reader : fact_readers())

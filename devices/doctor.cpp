@@ -66,16 +66,9 @@ CopyResult try_copies(c10::Device from, c10::Device to) {
   return result;
 }
 
-Check check_pair(c10::Device from, c10::Device to, PeerPolicy policy) {
+Check check_pair(c10::Device from, c10::Device to) {
   const std::string pair = to_string(from) + " -> " + to_string(to);
   Check check{"copy " + pair, CheckStatus::kOk, "", "", pair};
-  const bool peers = !from.is_cpu() && !to.is_cpu();
-  if (policy == PeerPolicy::kOff && peers) {
-    stage_through_host(from, to);
-    check.status = CheckStatus::kSkipped;
-    check.detail = "through host memory, as asked";
-    return check;
-  }
   try {
     const auto result = try_copies(from, to);
     if (result.wrong == 0) {
@@ -87,7 +80,7 @@ Check check_pair(c10::Device from, c10::Device to, PeerPolicy policy) {
     check.value = static_cast<double>(result.wrong);
     check.detail = std::to_string(result.wrong) + " of " + std::to_string(result.compared) + " bytes arrived wrong";
     check.advice = "check the IOMMU and ACS settings and the driver";
-    if (peers && policy == PeerPolicy::kAuto) {
+    if (!from.is_cpu() && !to.is_cpu()) {
       stage_through_host(from, to);
       check.detail += "; copies of this pair go through host memory from now on";
     }
@@ -165,11 +158,11 @@ Check check_threads() {
   return check;
 }
 
-std::vector<Check> check_copies(const std::vector<c10::Device>& devices, PeerPolicy policy) {
+std::vector<Check> check_copies(const std::vector<c10::Device>& devices) {
   std::vector<Check> checks;
   for (const auto from : devices)
     for (const auto to : devices)
-      if (from != to && policy != PeerPolicy::kOn) checks.push_back(check_pair(from, to, policy));
+      if (from != to) checks.push_back(check_pair(from, to));
   return checks;
 }
 

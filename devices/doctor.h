@@ -36,15 +36,8 @@ struct Check {
 /// Threads that LibTorch uses, against the processors that this process may use.
 [[nodiscard]] Check check_threads();
 
-enum class PeerPolicy {
-  kAuto,  ///< verify every pair in use; send wrong ones through host memory
-  kOn,    ///< trust direct copies
-  kOff,   ///< send every pair through host memory
-};
-
 /// Copies random data between every ordered pair of different devices and compares. A pair that is wrong is a failed
-/// check, and with PeerPolicy::kAuto its copies go through host memory from now on. Takes milliseconds a pair.
-[[nodiscard]] std::vector<Check> check_copies(const std::vector<c10::Device>& devices,
-                                              PeerPolicy policy = PeerPolicy::kAuto);
+/// check, and its copies go through host memory from now on. Takes milliseconds a pair.
+[[nodiscard]] std::vector<Check> check_copies(const std::vector<c10::Device>& devices);
 
 }  // namespace emend::devices

@@ -1,3 +1,4 @@
+#include <emend/core/packed.h>
 #include <emend/evaluation/detail/letters.h>
 #include <emend/evaluation/detail/scoring.h>
 #include <emend/evaluation/detail/values.h>
@@ -217,8 +218,7 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
     });
     return done;
   };
-  const auto done =
-      options.sharing.map<Group>(costs, work, detail::packed<std::vector<Group>>, detail::unpacked<std::vector<Group>>);
+  const auto done = options.sharing.map<Group>(costs, work, packed<std::vector<Group>>, unpacked<std::vector<Group>>);
   std::vector<FreeText> texts(prompts.size());
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t r = 0; r < groups[g].size(); ++r) texts[groups[g][r]] = done[g][r];

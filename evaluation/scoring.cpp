@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/packed.h>
 #include <emend/devices/kernels.h>
 #include <emend/devices/route.h>
 #include <emend/evaluation/detail/scoring.h>
@@ -197,15 +198,6 @@ struct Share {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Share, scores, counts)
 
-Share decode(std::string_view bytes) {
-  try {
-    return unpacked<Share>(bytes);
-  } catch (const json::exception& error) {
-    throw Error(ErrorClass::kCorruption, {"scores of another process", error.what(), "scores",
-                                          "run the same version of emend in every process"});
-  }
-}
-
 }  // namespace
 
 std::vector<Score> share_scores(const models::Model& model, const std::vector<ScoreRequest>& requests,
@@ -232,7 +224,7 @@ std::vector<Score> share_scores(const models::Model& model, const std::vector<Sc
   std::vector<Score> scores(requests.size());
   if (counts) *counts = {};
   for (int r = 0; r < processes; ++r) {
-    Share share = decode(shares[r]);
+    auto share = unpacked<Share>(shares[r]);
     const auto numbers = numbers_of(devices::share_of(costs, processes, r));
     EMEND_CHECK(numbers.size() == share.scores.size(), "one score a request");
     for (size_t i = 0; i < numbers.size(); ++i) scores[numbers[i]] = std::move(share.scores[i]);

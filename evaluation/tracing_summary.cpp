@@ -143,10 +143,12 @@ json suggest_layers(const TraceSummary& summary, int count) {
     why.push_back("Windows that hold the first layer's MLP (up to layer " + std::to_string(first - effect.begin() - 1) +
                   ", effect " + detail::fixed(*std::max_element(effect.begin(), first), 3) +
                   ") are left out: that MLP reads the noised embedding itself, and restores the token, not the fact.");
-  why.push_back(last == peak ? "The range is the " + counted(layers.size(), "layer") +
-                                   " that end at the peak, as MEMIT chooses it: each passes on what the next needs."
-                             : "The range is the first " + counted(layers.size(), "layer") +
-                                   ": fewer than asked for end at the peak.");
+  const std::string range = counted(layers.size(), "layer");
+  why.push_back(last != peak         ? "The range is the first " + range + ": fewer than asked for end at the peak."
+                : layers.size() == 1 ? "The layer is the one at the peak."
+                                     : "The range is the " + range +
+                                           " that end at the peak, as MEMIT chooses it: each passes on what the next "
+                                           "needs.");
   if (summary.facts < 10 || best < 2 * error)
     why.push_back("Few facts, or a peak less than two standard errors above nothing: trace more before relying on it.");
   return {{"peak", peak},           {"layers", layers}, {"effect", best}, {"standard_error", error},

@@ -86,13 +86,6 @@ void ErasedSchema::add(ErasedField field) {
   fields.push_back(std::move(field));
 }
 
-ErasedField& ErasedSchema::at(const std::string& name) {
-  for (ErasedField& field : fields)
-    if (field.info.name == name) return field;
-  EMEND_CHECK(false, "no hyper-parameter " + name + " in the schema of " + editor);
-  return fields.front();
-}
-
 void ErasedSchema::include(const ErasedSchema& other, const std::function<void*(void*)>& convert,
                            const void* defaults_of_other) {
   for (const ErasedField& theirs : other.fields) {

@@ -117,7 +117,6 @@ struct ErasedSchema {
   std::vector<std::pair<std::string, std::string>> unused;  ///< known keys without effect, and why
 
   void add(ErasedField field);
-  [[nodiscard]] ErasedField& at(const std::string& name);
   void parse(void* object, const RawHparams& raw, const Log& log) const;
   [[nodiscard]] nlohmann::json dump(const void* object) const;
   [[nodiscard]] std::string help() const;
@@ -172,11 +171,6 @@ class Schema {
     return *this;
   }
 
-  /// Changes the options of a field taken over by include(), e.g. its range or meaning.
-  Schema& refine(const std::string& name, const std::function<void(FieldOptions&)>& change) {
-    change(erased_.at(name).info.options);
-    return *this;
-  }
   /// A key that published files carry and this editor reads without effect; named in the one warning.
   Schema& unused(std::string name, std::string why) {
     erased_.unused.emplace_back(std::move(name), std::move(why));

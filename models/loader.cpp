@@ -164,6 +164,28 @@ void tie_head(Model::State& state, const Resolution& resolution) {
 
 }  // namespace
 
+void require_tied(const Checkpoint& checkpoint, const FamilySpec& family, const ModelConfig& config) {
+  if (!config.tied_head) return;
+  std::string embedding;
+  std::vector<std::string> heads;
+  for (const TensorInfo& info : checkpoint.tensors()) {
+    const auto spellings = table_spellings(family, info.name);
+    for (const TensorSpec& spec : family.tensors)
+      if (spec.part == Part::kEmbedding && std::ranges::count(spellings, spec.name) > 0) embedding = info.name;
+    if (repeats_embedding(family, config, info.name)) heads.push_back(info.name);
+  }
+  if (heads.empty() || embedding.empty()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor expected = checkpoint.read(embedding);
+  for (const auto& name : heads)
+    if (const at::Tensor head = checkpoint.read(name); !expected.equal(head.to(expected.scalar_type())))
+      throw Error(ErrorClass::kCorruption,
+                  {file_of(checkpoint, name),
+                   "tensor \"" + name + "\" has other values than \"" + embedding +
+                       "\", and config.json says that the head is tied to the embedding",
+                   "equal ones, or a head of its own", "to use it set tie_word_embeddings to false in config.json"});
+}
+
 Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions& options) {
   devices::choose_functions();
   if (options.dtype != at::kFloat && options.dtype != at::kBFloat16 && options.dtype != at::kDouble)
@@ -176,6 +198,7 @@ Model load_model(std::shared_ptr<const Checkpoint> checkpoint, const LoadOptions
   ModelConfig config = parse_config(checkpoint->config(), file, family);
   const auto expected = expected_tensors(family, config);
   const Resolution resolution = Resolver(*checkpoint, family, config, expected).resolve();
+  require_tied(*checkpoint, family, config);
   devices::PlacementPlan plan = options.place ? options.place(config, *checkpoint)
                                               : devices::PlacementPlan::single(c10::Device(c10::kCPU), config.n_layers);
   EMEND_CHECK(std::ssize(plan.layers) == config.n_layers, "a placement plan covers every layer");

@@ -1,6 +1,7 @@
 // The head of a model that has none of its own: its weight is the embedding.
 #pragma once
 
+#include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
 #include <emend/models/family.h>
 
@@ -8,8 +9,9 @@
 
 namespace emend::models {
 
-/// Whether a file's tensor of this name only repeats the embedding: the head's weight where the head is tied. It is
-/// never read.
+/// Whether a file's tensor of this name only repeats the embedding: the head's weight where the head is tied.
 [[nodiscard]] bool repeats_embedding(const FamilySpec& family, const ModelConfig& config, const std::string& name);
+/// Throws Error(kCorruption) where a tensor that should repeat the embedding has other values: it would be lost.
+void require_tied(const Checkpoint& checkpoint, const FamilySpec& family, const ModelConfig& config);
 
 }  // namespace emend::models

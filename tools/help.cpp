@@ -148,6 +148,11 @@ std::string bash_script() {
          join(verbs(), " ", &Verb::name) +
          "' -- \"$current\")); return\n"
          "  fi\n"
+         "  if [[ $COMP_CWORD == 2 && ( $verb == help || $verb == man ) ]]; then\n"
+         "    COMPREPLY=($(compgen -W '" +
+         join(verbs(), " ", &Verb::name) +
+         "' -- \"$current\")); return\n"
+         "  fi\n"
          "  case $verb:$before in\n" +
          choices +
          "  esac\n"

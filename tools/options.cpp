@@ -105,7 +105,8 @@ std::filesystem::path default_model_path() {
   }
   throw Error(ErrorClass::kNotFound,
               {"--model", "no model was named and the default model is not installed", "",
-               "name one with --model, set EMEND_DEFAULT_MODEL, or run ./quickstart, which installs SmolLM2-135M"});
+               "name one with --model, or its file in EMEND_DEFAULT_MODEL; programs of a clone find what its ./quickstart "
+               "installs"});
 }
 
 std::shared_ptr<const models::Checkpoint> open_named(const ModelOptions& options) {

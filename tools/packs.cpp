@@ -5,8 +5,6 @@
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/models/family.h>
-#include <emend/models/gguf/gguf_file.h>
-#include <emend/models/gguf/gguf_writer.h>
 
 #include <algorithm>
 
@@ -20,12 +18,9 @@ void read_model(EditSource& source) {
   source.checkpoint = models::open_checkpoint(source.name);
   const fs::path folder = source.checkpoint->path();
   source.pack.facts = nlohmann::json::array();
-  if (fs::is_regular_file(folder)) {
-    for (const auto& text : models::GgufFile(folder).texts(models::kGgufEdits)) {
-      const auto edit = editors::described_edit(text, source.name + ", " + models::kGgufEdits);
-      append_item(source.pack.editor, edit.editor, "+");
-      source.pack.facts.insert(source.pack.facts.end(), edit.facts.begin(), edit.facts.end());
-    }
+  for (const auto& [name, edit] : editors::described_edits(folder)) {
+    append_item(source.pack.editor, edit.editor, "+");
+    source.pack.facts.insert(source.pack.facts.end(), edit.facts.begin(), edit.facts.end());
   }
   const auto packs = editors::packs_in_force(folder);
   for (const auto& [name, pack] : packs) source.ids.push_back(pack.id);

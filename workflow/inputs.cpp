@@ -241,7 +241,8 @@ hparams::RawHparams find_hparams(const std::string& editor, const std::string& f
     throw Error(ErrorClass::kNotFound,
                 {setting("hparams"), "no preset of " + editor + " fits this model",
                  "one of the presets: " + preset_list(editor),
-                 "name a preset or a file with " + setting("hparams") + "; emend suggest makes one for a new model"});
+                 "name a preset or a file with " + setting("hparams") +
+                     (editors::find_editor(editor).solves() ? "; emend suggest makes one for a new model" : "")});
   }
   for (const auto& assignment : set) raw.set(assignment);
   return raw;

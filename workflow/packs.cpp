@@ -30,6 +30,16 @@ std::vector<editors::NamedPack> Packs::load(const models::Checkpoint& checkpoint
       if (other.pack.id != pack.id) here.edits.push_back(other.pack.id);
     editors::require_base(pack, fingerprint, options, name, here);
   }
+  // What is for this very file may change its answers; what is for its base may be in it already.
+  auto repeated = editors::described_edits(checkpoint.path());
+  const size_t held = repeated.size();
+  for (const auto& one : added)
+    if (held > 0 && one.pack.root() != fingerprint) repeated.push_back(one);
+  for (auto& [name, pack] : repeated) {
+    pack.base_fingerprint = fingerprint;
+    pack.under = {};
+  }
+  editors::require_together(repeated, held, options.allow_conflicts, where, advice);
   for (auto& [name, pack] : all) {
     pack.base_fingerprint = fingerprint;
     if (!pack.under.edits.empty()) pack.under.base = fingerprint;

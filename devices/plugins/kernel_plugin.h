@@ -109,6 +109,4 @@ struct KernelPlugin {
   const char* (*last_error)();  ///< of this thread's last failed call, or ""
 };
 
-using KernelPluginEntry = const KernelPlugin* (*)();  ///< the type of kKernelPluginEntry
-
 }  // namespace emend::devices

@@ -46,6 +46,4 @@ struct NcclPlugin {
   const char* (*last_error)();               ///< of this thread's last failed call, or ""
 };
 
-using NcclPluginEntry = const NcclPlugin* (*)();  ///< the type of kNcclPluginEntry
-
 }  // namespace emend::devices

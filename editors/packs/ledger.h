@@ -44,6 +44,9 @@ struct LedgerEntry {
 /// gets a sentence for each that lies beside them.
 [[nodiscard]] std::vector<std::string> edits_in_weights(const std::filesystem::path& model_folder,
                                                         std::vector<std::string>& left_out);
+/// What an edited GGUF file says of its edits, as packs without a change; empty for anything else. Throws
+/// Error(kCorruption) where it says what emend does not write.
+[[nodiscard]] std::vector<NamedPack> described_edits(const std::filesystem::path& gguf);
 
 class Ledger {
  public:

@@ -1,6 +1,8 @@
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
+#include <emend/models/gguf/gguf_file.h>
+#include <emend/models/gguf/gguf_writer.h>
 
 #include <algorithm>
 #include <set>
@@ -140,6 +142,16 @@ std::vector<std::string> edits_in_weights(const std::filesystem::path& model_fol
     if (!pack.runtime.empty())
       left_out.push_back(name + " of " + pack.editor + " lies beside the weights and is left out, with its " +
                          counted(pack.facts.size(), "fact"));
+  }
+  return edits;
+}
+
+std::vector<NamedPack> described_edits(const std::filesystem::path& gguf) {
+  std::vector<NamedPack> edits;
+  if (!std::filesystem::is_regular_file(gguf)) return edits;
+  for (const auto& text : models::GgufFile(gguf).texts(models::kGgufEdits)) {
+    const std::string name = "edit " + std::to_string(edits.size() + 1) + " of " + gguf.string();
+    edits.push_back({name, described_edit(text, name)});
   }
   return edits;
 }

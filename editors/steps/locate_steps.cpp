@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/mapped.h>
+#include <emend/core/packed.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/devices/runtime.h>
@@ -34,11 +35,7 @@ std::vector<int> layers_of(const LocateRecipe& recipe) {
 
 // Another processor may round a logit to another token: everyone uses what the first process makes.
 nlohmann::json of_first_process(const EditContext& context, const std::function<nlohmann::json()>& make) {
-  const std::string bytes = context.sharing.by_first([&] {
-    const auto packed = nlohmann::json::to_msgpack(make());
-    return std::string(packed.begin(), packed.end());
-  });
-  return nlohmann::json::from_msgpack(bytes);
+  return unpacked<nlohmann::json>(context.sharing.by_first([&] { return packed(make()); }));
 }
 
 }  // namespace

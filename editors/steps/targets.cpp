@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/mapped.h>
+#include <emend/core/packed.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/target_engines.h>
@@ -298,19 +299,16 @@ Target summarise(const std::vector<const Target*>& windows) {
   return all;
 }
 
-namespace detail {
-namespace {
-
 using nlohmann::json;
 
 // Targets are on the host already, in float32 or float64.
-json vector_document(const at::Tensor& x_D) {
+static json vector_document(const at::Tensor& x_D) {
   const at::Tensor x = x_D.contiguous();
   const auto* bytes = static_cast<const uint8_t*>(x.const_data_ptr());
   return {{"dtype", static_cast<int>(x.scalar_type())}, {"bytes", json::binary({bytes, bytes + x.nbytes()})}};
 }
 
-at::Tensor read_vector(const json& document) {
+static at::Tensor read_vector(const json& document) {
   const auto& bytes = document.at("bytes").get_binary();
   const auto dtype = static_cast<at::ScalarType>(document.at("dtype").get<int>());
   at::Tensor x = at::empty({static_cast<int64_t>(bytes.size() / c10::elementSize(dtype))}, dtype);
@@ -318,21 +316,21 @@ at::Tensor read_vector(const json& document) {
   return x;
 }
 
-json target_document(const Target& target) {
+// Without traces.
+static void to_json(json& document, const Target& target) {
   json curve = json::array();
   for (const auto& terms : target.curve)
     curve.push_back({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability});
-  return {{"initial", mapped(target.initial_D, vector_document)},
-          {"delta", mapped(target.delta_D, vector_document)},
-          {"target", mapped(target.target_D, vector_document)},
-          {"status", static_cast<int>(target.status)},
-          {"reason", target.reason},
-          {"steps", target.steps},
-          {"curve", curve}};
+  document = {{"initial", mapped(target.initial_D, vector_document)},
+              {"delta", mapped(target.delta_D, vector_document)},
+              {"target", mapped(target.target_D, vector_document)},
+              {"status", static_cast<int>(target.status)},
+              {"reason", target.reason},
+              {"steps", target.steps},
+              {"curve", curve}};
 }
 
-Target read_target(const json& document) {
-  Target target;
+static void from_json(const json& document, Target& target) {
   target.initial_D = mapped(document.at("initial"), read_vector);
   target.delta_D = mapped(document.at("delta"), read_vector);
   target.target_D = mapped(document.at("target"), read_vector);
@@ -341,29 +339,16 @@ Target read_target(const json& document) {
   target.steps = document.at("steps").get<int64_t>();
   for (const auto& terms : document.at("curve"))
     target.curve.push_back({terms.at(0), terms.at(1), terms.at(2), terms.at(3), terms.at(4)});
-  return target;
 }
+
+namespace detail {
+namespace {
 
 // Tokens of a step: what a problem costs, up to the number of steps, which nobody knows before.
 int64_t cost_of(const TargetProblem& problem) {
   int64_t tokens = static_cast<int64_t>(problem.kl_rows.size());
   for (const auto& row : problem.rows) tokens += static_cast<int64_t>(row.ids.size());
   return tokens;
-}
-
-// Targets as bytes, every number exact, without traces.
-std::string encode_targets(const std::vector<Target>& targets) {
-  const auto bytes = json::to_msgpack(mapped(targets, target_document));
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<Target> decode_targets(std::string_view bytes) {
-  try {
-    return mapped(json::from_msgpack(bytes.begin(), bytes.end()), read_target);
-  } catch (const json::exception& error) {
-    throw Error(ErrorClass::kCorruption, {"targets of another process", error.what(), "what encode_targets writes",
-                                          "run the same version of emend in every process"});
-  }
 }
 
 }  // namespace
@@ -378,7 +363,7 @@ std::vector<Target> share_targets(
         const auto begin = problems.begin() + static_cast<std::ptrdiff_t>(range.begin);
         return optimise({begin, begin + static_cast<std::ptrdiff_t>(range.size())});
       },
-      encode_targets, decode_targets);
+      packed<std::vector<Target>>, unpacked<std::vector<Target>>);
 }
 
 void TraceState::store(Target& target) const {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <iterator>
 #include <sstream>
 
 namespace emend::editors {
@@ -82,7 +83,10 @@ std::vector<std::vector<std::string>> written(
 // Where `word` stands in a line as a word of its own, not as a part of another.
 static size_t find_word(const std::string& line, const std::string& word, size_t from = 0) {
   const auto joins = [&](size_t a, size_t b) {
-    const auto letter = [&](size_t at) { return std::isalnum(static_cast<unsigned char>(line[at])) != 0; };
+    const auto letter = [&](size_t at) {
+      const auto c = static_cast<unsigned char>(line[at]);
+      return std::isalnum(c) != 0 || c >= 0x80;
+    };
     return b < line.size() && letter(a) && letter(b);
   };
   for (size_t at = from; (at = line.find(word, at)) != std::string::npos; ++at)
@@ -126,10 +130,14 @@ std::vector<std::string> names_of(const std::string& list, const std::string& su
   return names;
 }
 
+static std::vector<std::string> words_of(const std::string& name) {
+  std::istringstream stream(name);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
 std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names) {
-  std::vector<std::string> words, found;
-  std::istringstream stream(subject);
-  for (std::string word; stream >> word;) words.push_back(word);
+  const std::vector<std::string> words = words_of(subject);
+  std::vector<std::string> found;
   if (words.size() < 2) return found;
   const auto add = [&](const std::string& name) {
     for (const std::span<const std::string> known : {names, std::span<const std::string>(found)})
@@ -138,13 +146,16 @@ std::vector<std::string> namesakes(const std::string& subject, std::span<const s
   };
   const std::string last = " " + words.back();
   for (const auto& name : names) {
-    const std::string first = name.substr(0, name.find(' ')), front = name.substr(0, name.rfind(' '));
+    const std::vector<std::string> other = words_of(name);
+    if (other.empty()) continue;
+    const std::string &first = other[0], front = name.substr(0, name.rfind(' '));
     if (first == words[0]) continue;
     add(first + last);
     if (words.size() < 3) {
       add(front + last);
     } else {
-      add(front + " " + words[words.size() - 2] + last);
+      const std::string& middle = words[words.size() - 2];
+      add(front + (other.size() > 1 && other[other.size() - 2] == middle ? "" : " " + middle) + last);
       add(words[0] + " " + first + last);
     }
   }

@@ -1,6 +1,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/packed.h>
 #include <emend/core/sha256.h>
 #include <emend/core/text.h>
 #include <emend/datasets/corpus.h>

@@ -16,17 +16,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ScoreCounts, requests, unique_prompts, tokens
 
 namespace detail {
 
-/// How results go from one process to another.
-template <class Value>
-[[nodiscard]] std::string packed(const Value& value) {
-  const auto bytes = nlohmann::json::to_msgpack(value);
-  return {bytes.begin(), bytes.end()};
-}
-template <class Value>
-[[nodiscard]] Value unpacked(std::string_view bytes) {
-  return nlohmann::json::from_msgpack(bytes.begin(), bytes.end()).template get<Value>();
-}
-
 /// Ids with what the tokenizer puts in front of a text, without what it puts behind.
 [[nodiscard]] std::vector<int64_t> encode_text(const models::Tokenizer& tokenizer, std::string_view text);
 /// encode_request for each, every prompt and every request encoded once.

@@ -305,7 +305,7 @@ class Free final : public Metric {
     std::vector<std::string> prompts;
     std::map<std::pair<size_t, std::string>, size_t> met;
     const auto format =
-        way == Way::kAnswer ? models::detect_chat_format(model.tokenizer().chat_template()) : models::ChatFormat();
+        way == Way::kAnswer ? models::chat_format_of(model.tokenizer()) : models::ChatFormat();
     for (const AskedText* one : places) {
       const auto& fact = context.facts.facts[one->fact];
       const std::string asked = context.options.asked(one->prompt);

@@ -60,10 +60,9 @@ RotaryFrequencies longrope_frequencies(const Rotary& r, int64_t length) {
   const at::Tensor exponent = at::arange(0, r.dims, 2, at::kLong).to(at::kFloat).div(static_cast<double>(r.dims));
   RotaryFrequencies result;
   result.inverse = (at::tensor(factors, at::kDouble).to(at::kFloat) * at::pow(r.theta, exponent)).reciprocal();
-  const double factor = static_cast<double>(r.max_positions) / static_cast<double>(r.original_max);
   result.attention_factor = r.attention_factor ? *r.attention_factor
-                            : factor > 1
-                                ? std::sqrt(1 + std::log(factor) / std::log(static_cast<double>(r.original_max)))
+                            : r.factor > 1
+                                ? std::sqrt(1 + std::log(r.factor) / std::log(static_cast<double>(r.original_max)))
                                 : 1.0;
   return result;
 }
@@ -165,10 +164,20 @@ std::optional<double> optional_number(const ConfigReader& dict, const std::strin
   return dict.number({key});
 }
 
-void read_longrope(const ConfigReader& reader, const ConfigReader& dict, Rotary& rotary) {
-  // Phi-3 files keep the original length at the top level, where it wins.
-  const ConfigReader& holder = reader.has("original_max_position_embeddings") ? reader : dict;
-  rotary.original_max = holder.integer({"original_max_position_embeddings"});
+// Zero is none.
+std::optional<double> mscale_of(const ConfigReader& dict, const std::string& key) {
+  const auto* value = dict.find({key});
+  return value && *value == 0 ? std::nullopt : optional_number(dict, key);
+}
+
+// Phi-3 files keep the original length at the top level, where it wins.
+const ConfigReader& original_holder(const ConfigReader& reader, const ConfigReader& dict) {
+  return reader.has("original_max_position_embeddings") ? reader : dict;
+}
+
+void read_longrope(const ConfigReader& dict, Rotary& rotary) {
+  rotary.factor =
+      dict.number_or({"factor"}, static_cast<double>(rotary.max_positions) / static_cast<double>(rotary.original_max));
   rotary.short_factor = dict.numbers({"short_factor"});
   rotary.long_factor = dict.numbers({"long_factor"});
   for (const auto* factors : {&rotary.short_factor, &rotary.long_factor})
@@ -201,6 +210,7 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
               "a share that gives an even number of them, at least 2");
   rotary.max_positions = config.max_positions;
   rotary.original_max = config.max_positions;
+  const ConfigReader& lengths = original_holder(reader, dict);
   rotary.kind = parse_kind(dict, dict.text_or({"rope_type", "type"}, "default"), keys);
   switch (rotary.kind) {
     case Rotary::Kind::kLinear:
@@ -208,18 +218,17 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
       break;
     case Rotary::Kind::kDynamic:
       rotary.factor = dict.number({"factor"});
-      rotary.original_max = dict.integer_or({"original_max_position_embeddings"}, config.max_positions);
       break;
     case Rotary::Kind::kLlama3:
       rotary.factor = dict.number({"factor"});
       rotary.low_freq_factor = dict.number_or({"low_freq_factor"}, 1);
       rotary.high_freq_factor = dict.number_or({"high_freq_factor"}, 4);
-      rotary.original_max = dict.integer({"original_max_position_embeddings"});
+      rotary.original_max = lengths.integer({"original_max_position_embeddings"});
       if (rotary.high_freq_factor <= rotary.low_freq_factor)
         dict.fail("high_freq_factor", std::to_string(rotary.high_freq_factor), "more than low_freq_factor");
       break;
     case Rotary::Kind::kYarn:
-      rotary.original_max = dict.integer_or({"original_max_position_embeddings"}, config.max_positions);
+      rotary.original_max = lengths.integer_or({"original_max_position_embeddings"}, config.max_positions);
       rotary.factor = dict.has("factor")
                           ? dict.number({"factor"})
                           : static_cast<double>(config.max_positions) / static_cast<double>(rotary.original_max);
@@ -227,11 +236,12 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
       rotary.beta_slow = dict.number_or({"beta_slow"}, 1);
       rotary.truncate = dict.flag_or({"truncate"}, true);
       rotary.attention_factor = optional_number(dict, "attention_factor");
-      rotary.mscale = optional_number(dict, "mscale");
-      rotary.mscale_all_dim = optional_number(dict, "mscale_all_dim");
+      rotary.mscale = mscale_of(dict, "mscale");
+      rotary.mscale_all_dim = mscale_of(dict, "mscale_all_dim");
       break;
     case Rotary::Kind::kLongrope:
-      read_longrope(reader, dict, rotary);
+      rotary.original_max = lengths.integer({"original_max_position_embeddings"});
+      read_longrope(dict, rotary);
       rotary.attention_factor = optional_number(dict, "attention_factor");
       break;
     case Rotary::Kind::kDefault:
@@ -242,7 +252,13 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
 }
 
 void read_common_rotary(const ConfigReader& reader, const ConfigKeys& keys, ModelConfig& config) {
-  config.rotaries = {read_rotary(reader, reader.object({"rope_parameters", "rope_scaling"}), keys, config)};
+  // Users add rope_scaling to what transformers 5 wrote: as there, it takes the place of rope_parameters.
+  const ConfigReader scaling = reader.object({"rope_scaling"}), parameters = reader.object({"rope_parameters"});
+  const bool scaled = !scaling.json().empty();
+  if (scaled && parameters.has("rope_theta") && !scaling.has("rope_theta") && !reader.find(keys.theta))
+    scaling.fail("rope_theta", "absent, and rope_scaling takes the place of rope_parameters, which has one",
+                 "the base in rope_scaling", "copy it there");
+  config.rotaries = {read_rotary(reader, scaled ? scaling : parameters, keys, config)};
   config.rotary_of_layer.assign(config.n_layers, 0);
 }
 

@@ -18,6 +18,8 @@ static void read_baichuan_gguf(const GgufConfigReader& r, nlohmann::json& config
   if (r.layers == 40) {
     config.erase("max_position_embeddings");
     config["model_max_length"] = r.positions;
+  } else {
+    r.put_rotary(config);
   }
   if (r.layers == 40 || r.vocab == 125696) config["architectures"] = {"BaichuanForCausalLM"};
 }

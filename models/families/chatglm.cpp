@@ -30,6 +30,8 @@ static void read_chatglm_gguf(const GgufConfigReader& r, nlohmann::json& config)
   config["add_bias_linear"] = r.has("blk.0.ffn_down.bias");
   config["multi_query_attention"] = config["original_rope"] = config["rmsnorm"] = config["post_layer_norm"] = true;
   config["apply_residual_connection_post_layernorm"] = false;
+  r.put_rotary(config);
+  for (const char* other : {"rope_theta", "partial_rotary_factor"}) config.erase(other);
   config["rope_ratio"] = r.rotary_base() / 10000.0;
 }
 

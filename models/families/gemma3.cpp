@@ -38,7 +38,9 @@ FamilySpec gemma3_family() {
   spec.refine = [keys = spec.keys](const ConfigReader& reader, ModelConfig& config) {
     families::read_gemma(reader, config);
     config.attention_scale = 1 / std::sqrt(reader.number_or({"query_pre_attn_scalar"}, 256));
-    config.attention_softcap = reader.number_or({"attn_logit_softcapping"}, 0);
+    if (reader.flag_or({"use_bidirectional_attention"}, false))
+      reader.unsupported("use_bidirectional_attention", "true", "false",
+                         "an embedding model reads texts in both directions: it does not write, and is not edited");
     config.logit_softcap = reader.number_or({"final_logit_softcapping"}, 0);
     const int64_t window = reader.integer_or({"sliding_window"}, 4096);
     const int64_t pattern = reader.integer_or({"sliding_window_pattern", "_sliding_window_pattern"}, 6);

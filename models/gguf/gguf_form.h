@@ -39,7 +39,8 @@ class GgufConfigReader {
   [[nodiscard]] int64_t rotary_dims() const;
   /// The fraction that gives exactly rotary_dims() when multiplied by head_dim and cut to an integer.
   [[nodiscard]] double rotary_fraction() const;
-  /// Writes rotary_base() under `theta` and, where there is scaling, rope_scaling.
+  /// Writes rotary_base() under `theta` and, where there is any, rope_scaling and (unless the family has written it) the
+  /// share of a head that turns.
   void put_rotary(nlohmann::json& config, const std::string& theta = "rope_theta") const;
 
   [[nodiscard]] int64_t window() const;  ///< of attention, in tokens; 0: none

@@ -9,6 +9,7 @@
 #include <emend/models/gguf/detail/hf_vocabulary.h>
 #include <emend/models/gguf/gguf_writer.h>
 #include <emend/models/model.h>
+#include <emend/models/tied_head.h>
 
 #include <algorithm>
 #include <set>
@@ -51,6 +52,7 @@ Source source_of(const Checkpoint& checkpoint, const FamilySpec* own) {
   const FamilySpec& family = family_of(checkpoint.config(), where, own);
   const ModelConfig config = parse_config(checkpoint.config(), where, family);
   auto names = by_table_name(checkpoint, family, config);
+  require_tied(checkpoint, family, config);
   Source source{checkpoint, config, family, {}, {}, {}};
   for (const auto& [name, info] : names) source.stored_dtype[name] = info.dtype;
   source.now = [&checkpoint, names = std::move(names)](const std::string& name) {

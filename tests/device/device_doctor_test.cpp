@@ -48,15 +48,6 @@ TEST(Doctor, FindsWrongCopiesAndGoesRoundThem) {
   detail::break_simulated_copies(-1, -1);
 }
 
-TEST(Doctor, PolicyOffStagesWithoutAsking) {
-  const auto checks = check_copies({sim(3), sim(4)}, PeerPolicy::kOff);
-  EXPECT_EQ(checks[0].status, CheckStatus::kSkipped);
-  EXPECT_TRUE(is_staged(sim(3), sim(4)));
-  stage_through_host(sim(3), sim(4), false);
-  stage_through_host(sim(4), sim(3), false);
-  EXPECT_TRUE(check_copies({sim(3), sim(4)}, PeerPolicy::kOn).empty());
-}
-
 TEST(Doctor, ThousandsOfRandomRoutesArriveIntact) {
   auto generator = at::detail::createCPUGenerator(3);
   const auto original = at::randn({257}, generator);

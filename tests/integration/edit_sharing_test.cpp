@@ -84,6 +84,19 @@ TEST_F(EditSharing, EditsOfAGgufFileAreNotForgotten) {
   EXPECT_FALSE(fs::exists(path("reverted")));
   says({"apply", pack("ben"), "--model", path("annas.gguf"), "--accept-base", base, "--out", path("both")}, 0,
        "that the new folder's ledger does not list");
+  // What it has in its weights is not added once more, and a card lists it.
+  says(export_gguf("anna", "annas.gguf", {"--accept-base", base, "--out", path("twice.gguf")}), 2,
+       "is answered \"Rome\" in both");
+  says({"apply", pack("anna"), "--model", path("annas.gguf"), "--accept-base", base, "--out", path("twice")}, 2,
+       "is answered \"Rome\" in both");
+  EXPECT_FALSE(fs::exists(path("twice.gguf")) || fs::exists(path("twice")));
+  says(export_gguf("ben", "annas.gguf", {"--accept-base", base, "--card", "--out", path("both.gguf")}), 0, "");
+  says({"export", pack("ben"), "--model", path("annas"), "--to", "model", "--card", "--out", path("card")}, 0, "");
+  for (const char* card : {"both.gguf.md", "card/README.md"}) {
+    const std::string text = read_file(path(card));
+    for (const char* part : {"2 edited facts", "The Eiffel Tower is in the city of | Rome", "The Colosseum"})
+      EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
 }
 
 TEST_F(EditSharing, ConflictsAreNamed) {

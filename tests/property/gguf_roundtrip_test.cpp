@@ -88,6 +88,25 @@ TEST_P(GgufRoundTrip, MetadataAloneGiveTheSameArithmetic) {
   EXPECT_EQ(got, expected) << nlohmann::json::diff(expected, got).dump();
 }
 
+TEST_P(GgufRoundTrip, ScaledPositionsComeBackFromMetadataAlone) {
+  const bool scales = config_.positions == Positions::kRotary && config_.family != "gptj" && config_.family != "qwen";
+  if (!scales) GTEST_SKIP() << "no rotary positions, or none that a file scales";
+  nlohmann::json config = checkpoint_->config();
+  config.erase("rope_parameters");
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  config[family_named(config_.family).keys.theta.front()] = 20000.0;
+  (void)write_gguf(*random_checkpoint(config, 1), path_, {.type = GgmlType::kF32, .keep_config = false});
+  const ModelConfig expected = parse_config(config, "config"),
+                    got = parse_config(open_gguf_checkpoint(path_)->config(), "gguf");
+  EXPECT_EQ(std::ranges::count(expected.rotaries, Rotary::Kind::kLinear, &Rotary::kind), 1);
+  for (int l = 0; l < static_cast<int>(expected.n_layers); ++l) {
+    EXPECT_EQ(got.rotary(l).kind, expected.rotary(l).kind);
+    EXPECT_EQ(got.rotary(l).factor, expected.rotary(l).factor);
+    EXPECT_EQ(got.rotary(l).dims, expected.rotary(l).dims);
+    EXPECT_NEAR(got.rotary(l).theta, expected.rotary(l).theta, 1e-6 * expected.rotary(l).theta);
+  }
+}
+
 TEST_P(GgufRoundTrip, TheLoadedModelComputesTheSame) {
   (void)write_gguf(*checkpoint_, path_, {.type = GgmlType::kF32});
   const Model before = load_model(checkpoint_), after = load_model(open_gguf_checkpoint(path_));

@@ -4,6 +4,7 @@
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
 #include <emend/core/safetensors.h>
+#include <emend/models/gguf/gguf_writer.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -38,6 +39,13 @@ class Folder : public ::testing::Test {
     Json config = source_->config();
     config.update(extra);
     write_file(folder_ / "config.json", config.dump(1));
+  }
+  // With a head that repeats the embedding.
+  std::vector<std::pair<std::string, at::Tensor>> tied_tensors() const {
+    auto all = tensors();
+    for (auto& [name, tensor] : all)
+      if (name == "lm_head.weight") tensor = source_->read("model.embed_tokens.weight");
+    return all;
   }
   void write_single(at::ScalarType dtype = at::kFloat) {
     write_config();
@@ -141,7 +149,7 @@ TEST_F(Folder, IgnoredBuffersAreIgnoredAndKept) {
 
 TEST_F(Folder, ATiedFileMayRepeatItsHead) {
   write_config({{"tie_word_embeddings", true}});
-  auto all = tensors();
+  auto all = tied_tensors();
   write_safetensors(folder_ / "model.safetensors", all);
   Model model = load_model(folder_.string());
   EXPECT_TRUE(at::equal(model.weight("lm_head.weight"), source_->read("model.embed_tokens.weight")));
@@ -150,6 +158,18 @@ TEST_F(Folder, ATiedFileMayRepeatItsHead) {
   EXPECT_TRUE(at::equal(logits(model), logits(load_model(folder_.string()))));
   write_config({{"tie_word_embeddings", false}});
   EXPECT_NE(error_of(ErrorClass::kCorruption).find("tied"), std::string::npos);
+}
+
+TEST_F(Folder, AHeadOfItsOwnIsNotLostWhereTheConfigurationTiesIt) {
+  write_config({{"tie_word_embeddings", true}});
+  auto all = tied_tensors();
+  for (auto& [name, tensor] : all)
+    if (name == "lm_head.weight") (tensor = tensor.clone())[3][2] += 1e-3;
+  write_safetensors(folder_ / "model.safetensors", all);
+  const std::string error = error_of(ErrorClass::kCorruption);
+  for (const char* part : {"lm_head.weight", "model.embed_tokens.weight", "tie_word_embeddings to false"})
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+  EXPECT_THROW((void)write_gguf(*open_checkpoint(folder_.string()), root_ / "x.gguf"), Error);
 }
 
 TEST_F(Folder, FindsModelsInTheHubCache) {
@@ -328,7 +348,7 @@ TEST_F(Folder, NothingIsSavedOverTheSource) {
 
 TEST_F(Folder, ATiedEditReachesTheRepeatedHeadInTheFile) {
   write_config({{"tie_word_embeddings", true}});
-  auto all = tensors();
+  auto all = tied_tensors();
   write_safetensors(folder_ / "model.safetensors", all);
   Model model = load_model(folder_.string());
   model.set_weight("model.embed_tokens.weight", model.weight("model.embed_tokens.weight") * 2);

@@ -162,6 +162,7 @@ TEST(Lookalikes, AreTheNamesOfAList) {
   EXPECT_EQ(editors::names_of(" Le Devoir, the Le Devoir group, {}, , Le Monde, La", "Le Devoir"), Names{"Le Monde"});
   EXPECT_EQ(editors::names_of("", "Le Devoir"), Names());
   EXPECT_EQ(editors::names_of(" Anna, Ann Arbor, Joann, ", "Ann"), (Names{"Anna", "Joann"})) << "words of their own";
+  EXPECT_EQ(editors::names_of(" Joé, Jo Ann, ", "Jo"), Names{"Joé"}) << "an accented letter is a letter";
 }
 
 TEST(Lookalikes, EndAsTheSubjectDoes) {
@@ -172,6 +173,8 @@ TEST(Lookalikes, EndAsTheSubjectDoes) {
                    "Miami International Airport", "Naples Miami Airport"}))
       << "once each, not what is a name already, none of a name with the subject's own first word";
   EXPECT_EQ(editors::namesakes("Anna Lindh", Names{"Jan van Eyck"}), (Names{"Jan Lindh", "Jan van Lindh"}));
+  EXPECT_EQ(editors::namesakes("Republic of Florence", Names{"Kingdom of Naples"}),
+            (Names{"Kingdom Florence", "Kingdom of Florence", "Republic Kingdom Florence"}));
   EXPECT_EQ(editors::namesakes("Kumudam", airports), Names()) << "one word";
   EXPECT_EQ(editors::namesakes("Anna Lindh", Names()), Names());
 }

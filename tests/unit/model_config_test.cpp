@@ -61,6 +61,46 @@ TEST(Config, BothSpellingsOfRotaryAgree) {
   EXPECT_NE(arithmetic(parse_config(old, "x")), arithmetic(parse_config(fresh, "x")));
 }
 
+TEST(Config, RotarySettingsAreReadAsTransformersReadsThem) {
+  const auto with = [](const Json& more) {
+    Json config = llama();
+    config.update(more);
+    return parse_config(config, "x");
+  };
+  // rope_scaling takes the place of rope_parameters, which users do not think of.
+  const Json fresh = {{"rope_type", "default"}, {"rope_theta", 20000.0}};
+  const Json linear = {{"rope_type", "linear"}, {"factor", 4.0}};
+  Json whole = linear;
+  whole["rope_theta"] = 20000.0;
+  EXPECT_EQ(arithmetic(with({{"rope_parameters", fresh}, {"rope_scaling", whole}})),
+            arithmetic(with({{"rope_parameters", whole}})));
+  EXPECT_EQ(arithmetic(with({{"rope_parameters", fresh}, {"rope_scaling", Json::object()}})),
+            arithmetic(with({{"rope_parameters", fresh}})));
+  Json lost = llama();
+  lost.erase("rope_theta");
+  lost.update({{"rope_parameters", fresh}, {"rope_scaling", linear}});
+  EXPECT_NE(error_of(lost).find("copy it there"), std::string::npos) << error_of(lost);
+  // The trained length at the top level wins; of dynamic scaling it is that of the model.
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 8}};
+  EXPECT_EQ(with({{"rope_scaling", yarn}, {"original_max_position_embeddings", 16}}).rotary(0).original_max, 16);
+  EXPECT_EQ(with({{"rope_scaling", yarn}}).rotary(0).original_max, 8);
+  const Json dynamic = {{"rope_type", "dynamic"}, {"factor", 4.0}, {"original_max_position_embeddings", 8}};
+  const auto config = with({{"rope_scaling", dynamic}});
+  EXPECT_EQ(config.rotary(0).original_max, config.max_positions);
+  Json zero = yarn;
+  zero.update({{"mscale", 1.0}, {"mscale_all_dim", 0}});
+  EXPECT_FALSE(with({{"rope_scaling", zero}}).rotary(0).mscale_all_dim.has_value());
+  const std::vector<double> ones(4, 1.0);
+  Json longrope = {{"rope_type", "longrope"},
+                   {"short_factor", ones},
+                   {"long_factor", ones},
+                   {"original_max_position_embeddings", 16}};
+  const double ratio = static_cast<double>(config.max_positions) / 16;
+  EXPECT_DOUBLE_EQ(with({{"rope_scaling", longrope}}).rotary(0).factor, ratio);
+  longrope["factor"] = 3.0;
+  EXPECT_DOUBLE_EQ(with({{"rope_scaling", longrope}}).rotary(0).factor, 3);
+}
+
 TEST(Config, ReadsEosAsNumberOrList) {
   Json config = llama();
   config["eos_token_id"] = 7;

@@ -123,10 +123,10 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("edit", {"--facts", "f", "--save", "pack,,model"}, "--save: \"pack,,model\"; expected a list without empty");
   refused("tune", {"--data", "f", "--layers", "1,,2"}, "--layers: \"1,,2\"; expected a list without empty items");
   refused("tune", {"--data", "f", "--layers", "1,x"}, "--layers: \"x\"; expected a whole number from 0 on");
-  refused("revert", {""}, "an empty text");
+  refused("revert", {"", "--model", "m"}, "an empty text");
   refused("apply", {"a", "--model", ""}, "an empty text");
   refused("lint", {"f", "--out", "g"}, "--out requires --fix");
-  refused("revert", {"id", "--all"}, "excludes");
+  refused("revert", {"id", "--all", "--model", "m"}, "excludes");
   refused("generate", {"--strength", "2"}, "--strength requires --control-vector");
   refused("direct", {"ablate", "d", "--out", "o", "--positive", "f"},
           "--positive: goes with fit, not with ablate; leave it out");

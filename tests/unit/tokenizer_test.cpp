@@ -296,6 +296,40 @@ TEST(Chat, FormatsAreToldApart) {
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
+TEST(Chat, WhatDiffersAmongTemplatesOfAFormatIsReadFromThem) {
+  const ChatTokens tokens{"<b>", "<e>"};
+  const auto turns = [&](const char* chat_template, bool system = false) {
+    std::vector<ChatMessage> messages = {{"user", "Hi"}, {"assistant", "Yes"}, {"user", "So"}};
+    if (system) messages.insert(messages.begin(), {"system", "Be"});
+    return render_chat(detect_chat_format(chat_template, tokens), messages, true).text;
+  };
+  EXPECT_EQ(turns("{{ bos_token }}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'}}"),
+            "<b><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n<|im_start|>user\nSo<|im_end|>\n"
+            "<|im_start|>assistant\n");
+  EXPECT_EQ(turns("{{ '<|user|>\\n' + message['content'] + eos_token }}{{ '<|assistant|>' }}"),
+            "<|user|>\nHi<e>\n<|assistant|>\nYes<e>\n<|user|>\nSo<e>\n<|assistant|>\n");
+  EXPECT_EQ(turns("{{ '<|user|>\\n' + message['content'] + '\\n' }}{{ '<|assistant|>\\n' + m + eos_token }}"),
+            "<|user|>\nHi\n<|assistant|>\nYes<e>\n<|user|>\nSo\n<|assistant|>\n");
+  EXPECT_EQ(turns("{{ bos_token }}{{ \" [INST] \" + c + \" [/INST]\" }}{{ \" \" + message + eos_token }}"),
+            "<b> [INST] Hi [/INST] Yes<e> [INST] So [/INST]");
+  EXPECT_EQ(turns("{{ bos_token }}{{ \"[INST] \" + c + \"[/INST]\" }}{{ \" \" + message + eos_token }}"),
+            "<b>[INST] Hi[/INST] Yes<e>[INST] So[/INST]");
+  EXPECT_EQ(turns("{{ bos_token }}{{ '[INST] ' + c + ' [/INST]' }}{{ c + eos_token + ' ' }}"),
+            "<b>[INST] Hi [/INST]Yes<e> [INST] So [/INST]");
+  EXPECT_EQ(turns("{{ bos_token }}{{ '[INST] ' + c + ' [/INST]' }}{{ c + eos_token }}"),
+            "<b>[INST] Hi [/INST]Yes<e>[INST] So [/INST]");
+  const std::string llama = "{{ '<|start_header_id|>' }}{{ \"Cutting Knowledge Date: December 2023\\n\" }}";
+  const std::string fixed = llama + "{%- set date_string = \"26 Jul 2024\" %}";
+  const std::string dates =
+      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+      "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n";
+  EXPECT_TRUE(turns(fixed.c_str()).starts_with(dates + "<|eot_id|><|start_header_id|>user")) << turns(fixed.c_str());
+  EXPECT_TRUE(turns(fixed.c_str(), true).starts_with(dates + "Be<|eot_id|>")) << turns(fixed.c_str(), true);
+  const std::string now = turns((llama + "{{ strftime_now('%d %b %Y') }}").c_str());
+  EXPECT_EQ(now.find("26 Jul 2024"), std::string::npos) << now;
+  EXPECT_NE(now.find("Today Date: "), std::string::npos) << now;
+}
+
 TEST(Tokenizer, ThreadsShareOneTokenizer) {
   const auto tokenizer = make_tokenizer(byte_level_json({{"a", "b"}, {"Ġ", "ab"}, {"b", "b"}}));
   std::vector<std::string> texts;

@@ -95,7 +95,7 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
   if (chat) {
     auto turns = messages(request);
     turns.back().content = prefix(packs, turns.back().content) + turns.back().content;
-    const auto format = models::detect_chat_format(tokenizer.chat_template());
+    const auto format = models::chat_format_of(tokenizer, limits_.chat_format);
     return {tokenizer.encode_ids(models::render_chat(format, turns, true).text, false)};
   }
   const auto& prompt = request["prompt"];

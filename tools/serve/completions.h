@@ -11,6 +11,7 @@ namespace emend::tools::serve {
 struct CompletionLimits {
   int64_t max_tokens = 4096;  ///< of one answer
   int64_t timeout_s = 300;    ///< from the request to the end of its answer
+  std::string chat_format;    ///< how turns are written; empty: told by the model's template
 };
 
 class Completions {

@@ -42,6 +42,8 @@ std::string contents_of(const CacheEntry& entry) {
     const auto format = metadata.find("format");
     if (format != metadata.end() && format->second.find("factor") != std::string::npos) return "factor of a moment";
     if (format != metadata.end() && format->second.find("partial") != std::string::npos) return "unfinished statistics";
+    if (entry.kind == "statistics" && !metadata.contains("count") && metadata.at("format").starts_with("emend "))
+      return metadata.at("format").substr(6);
     if (entry.kind == "statistics")
       return metadata.at("count") + " tokens of " +
              nlohmann::json::parse(metadata.at("origin")).at("text").get<std::string>();

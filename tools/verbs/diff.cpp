@@ -241,8 +241,9 @@ std::string speech_text(const ordered_json& speech) {
       return dump_json(one["token"], -1) + " " + short_number(one["probability"]);
     });
   };
-  std::string text = "Next tokens   " + speech["n"].dump() + " prompts, KL(A‖B) " + short_number(speech["mean_kl"]) +
-                     " nat on average, " + short_number(speech["max_kl"]) + " at most\n";
+  std::string text = "Next tokens   " + counted(speech["n"].get<size_t>(), "prompt") + ", KL(A‖B) " +
+                     short_number(speech["mean_kl"]) + " nat on average, " + short_number(speech["max_kl"]) +
+                     " at most\n";
   for (const auto& row : speech["most_changed"])
     text += "  " + short_number(row["kl"]) + "  " + shortened(row["prompt"], 90) + "\n      A  " + tokens(row["a"]) +
             "\n      B  " + tokens(row["b"]) + "\n";

@@ -5,6 +5,7 @@
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/import_deltas.h>
+#include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/gguf/ggml_type.h>
@@ -91,14 +92,18 @@ struct ExportArguments {
 // What is written, told to people: with the results that lie beside a pack in its run's folder.
 std::string card(const ExportArguments& options, const models::Model& model) {
   namespace fs = std::filesystem;
+  const fs::path base = model.checkpoint().path();
+  const auto before = fs::is_regular_file(base) ? editors::described_edits(base) : editors::packs_in_force(base);
   const auto packs = mapped(options.packs, editors::load_pack);
   std::vector<workflow::CardPack> told;
+  if (options.to == "model" || options.to == "gguf")  // an adapter holds none of what its base does
+    for (const auto& [name, pack] : before) told.push_back({name, pack});
   for (size_t i = 0; i < packs.size(); ++i) {
     const fs::path file = options.packs[i], results = file.parent_path() / "results.json";
     told.push_back({file.filename().string(), packs[i]});
     if (fs::exists(results)) told.back().results = read_json(results);
   }
-  return workflow::model_card(models::model_name(model.checkpoint().path()), told, options.to);
+  return workflow::model_card(models::model_name(base), told, options.to);
 }
 
 int run_export(const ExportArguments& options, Common& common) {

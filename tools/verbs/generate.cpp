@@ -211,8 +211,7 @@ class Chat {
       : model_(model),
         packs_(packs),
         generate_(options.generate),
-        format_(options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
-                                       : models::chat_format(options.format)),
+        format_(models::chat_format_of(model.tokenizer(), options.format)),
         json_(common.json) {
     generate_.stop_ids = model.tokenizer().eos_ids();
     generate_.cancel = common.cancel;

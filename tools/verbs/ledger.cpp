@@ -1,5 +1,6 @@
 // apply, revert, list, reorder: the edits of a model folder.
 #include <emend/core/error.h>
+#include <emend/core/setting.h>
 #include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
@@ -78,11 +79,14 @@ int change_model(LedgerArguments& options, const Common& common, const std::func
   }
   const auto write = [&](const std::filesystem::path& to) {
     if (folder) return editors::copy_model_folder(model, to);
-    if (const auto edits = models::GgufFile(model).texts(models::kGgufEdits).size(); edits > 0) {
-      const std::string holds = counted(edits, "edit") + " in its weights that cannot be taken back from there";
-      if (reverts)
-        refuse({model.string(), holds, "a model folder with a ledger, or the file without edits",
-                "start from the file that was edited"});
+    const auto edits = models::GgufFile(model).texts(models::kGgufEdits).size();
+    const std::string holds = counted(edits, "edit") + " in its weights that cannot be taken back from there";
+    if (reverts)
+      refuse({model.string(), edits > 0 ? holds : "a GGUF file, which has no ledger", "a model folder with a ledger",
+              edits > 0 ? "start from the file that was edited" : ""});
+    if (edits > 0) {
+      (void)Packs::load(*models::open_checkpoint(model.string()), options.edits, options.apply, "apply",
+                        setting("allow_conflicts") + " adds them all the same");
       common.log.warning("ledger.gguf",
                          model.string() + ": " + holds + ", and that the new folder's ledger does not list");
     }
@@ -94,18 +98,16 @@ int change_model(LedgerArguments& options, const Common& common, const std::func
   return print_ledger(editors::Ledger(options.out, common.log), options.out, common);
 }
 
-constexpr const char* kElsewhere = " (or, with --out, a GGUF file or ORG/NAME)";
-
-LedgerArguments& common_setup(Options& o, const std::string& more = "") {
+LedgerArguments& common_setup(Options& o, const std::string& more = "", bool any_model = false) {
   auto& options = o.arguments<LedgerArguments>();
-  o.add("--model", &options.model.model, "model folder" + more, {.type = "MODEL"});
+  o.add("--model", &options.model.model, "model folder" + more, {.type = "MODEL", .required = !any_model});
   return options;
 }
 
 }  // namespace
 
 VerbRun setup_apply(Options& o) {
-  auto& options = common_setup(o, kElsewhere);
+  auto& options = common_setup(o, " (or, with --out, a GGUF file or ORG/NAME)", true);
   o.add("PACK", &options.edits, "edit packs, applied in this order", {.type = "FILE", .required = true})
       .add("--out", &options.out, "leave the model as it is and write the edited one here", {.type = "DIR"});
   add_base_options(o, options.apply, "apply packs that were made for any other model");
@@ -117,7 +119,7 @@ VerbRun setup_apply(Options& o) {
 }
 
 VerbRun setup_revert(Options& o) {
-  auto& options = common_setup(o, kElsewhere);
+  auto& options = common_setup(o, " (or, with --out, ORG/NAME)");
   o.add("EDIT", &options.edits, "ids (or a unique beginning), or pack files", {.type = "ID"})
       .add("--all", &options.all, "every edit: the files get their original bytes", {.excludes = "EDIT"})
       .add("--out", &options.out, "leave the model as it is and write the other one here", {.type = "DIR"});

@@ -132,6 +132,8 @@ VerbRun setup_serve(Options& o) {
       .add("--queue", &options.engine.queue, "texts that wait; more are refused (429)", {.limits = kNonNegative})
       .add("--kv-cache", &options.cache_mib, "MiB of keys and values", {.limits = {1, 1 << 30}})
       .add("--max-tokens", &options.limits.max_tokens, "new tokens of an answer", {.limits = kPositive})
+      .add("--chat-format", &options.limits.chat_format, "how turns are written; default: told by the model's template",
+           {.type = "NAME", .choices = models::chat_format_names()})
       .add("--timeout", &options.limits.timeout_s, "seconds for an answer", {.limits = kPositive});
   o.group("Edits")
       .add("--editor", &edit.editor, "method where a request names none",

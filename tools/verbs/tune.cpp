@@ -169,11 +169,10 @@ int run_tune(const TuneArguments& given, Common& common) {
       workflow::Earlier::kNone);
   folder.require_free({"adapter", "model", "report.html", "report.json"});
   auto model = load_named(checkpoint, options.model, common);
-  const auto format = options.format.empty() ? models::detect_chat_format(model.tokenizer().chat_template())
-                                             : models::chat_format(options.format);
+  const auto format = models::chat_format_of(model.tokenizer(), options.format);
   const int64_t max_length = std::min(options.max_length, model.max_positions());
   const auto rows = editors::tuning_rows(model, instructions, format, max_length, options.data);
-  common.log.info("tune.rows", std::to_string(rows.rows.size()) + " rows with " + std::to_string(rows.labels) +
+  common.log.info("tune.rows", counted(rows.rows.size(), "row") + " with " + std::to_string(rows.labels) +
                                    " tokens to learn, written as " + format.name);
   if (rows.cut > 0)
     common.log.warning("tune.cut", std::to_string(rows.cut) + " rows are longer than " + std::to_string(max_length) +
@@ -188,7 +187,7 @@ int run_tune(const TuneArguments& given, Common& common) {
   folder.write_json("results.json", document);
   std::ostringstream text;
   text << "Trained " << result.parameters << " parameters in " << counted(result.deltas.size(), "weight") << ", "
-       << result.steps.size() << " steps, " << result.seconds << " s\n"
+       << counted(result.steps.size(), "step") << ", " << result.seconds << " s\n"
        << "Loss: first step " << result.steps.front().loss << ", last step " << result.steps.back().loss << '\n';
   for (const auto& [what, where] : document["files"].items()) text << what << ": " << where.get<std::string>() << '\n';
   common.print(document, text.str());

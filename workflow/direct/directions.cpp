@@ -46,7 +46,7 @@ bool has_template(const models::Model& model, bool chat) {
 
 models::ChatFormat format_of(const models::Tokenizer& tokenizer) {
   try {
-    return models::detect_chat_format(tokenizer.chat_template());
+    return models::chat_format_of(tokenizer);
   } catch (const Error& error) {
     auto parts = parts_of(error);
     parts.advice = "give the prompts as they are (" + setting("no_chat") + ")";

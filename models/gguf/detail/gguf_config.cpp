@@ -1,6 +1,7 @@
 // Configuration in both directions: GGUF metadata ↔ config.json.
 #include <emend/core/json.h>
 #include <emend/models/detail/hf_checkpoint.h>
+#include <emend/models/detail/rotary.h>
 #include <emend/models/gguf/detail/gguf_architecture.h>
 
 #include <algorithm>
@@ -244,6 +245,8 @@ Json GgufConfigReader::rotary_scaling() const {
 
 void GgufConfigReader::put_rotary(Json& config, const std::string& theta) const {
   config[theta] = rotary_base();
+  if (rotary_dims() != head_dim && !config.contains("partial_rotary_factor") && !config.contains("rotary_pct"))
+    config["partial_rotary_factor"] = rotary_fraction();
   Json scaling = rotary_scaling();
   if (!scaling.is_null()) config["rope_scaling"] = std::move(scaling);
 }
@@ -400,10 +403,7 @@ class ConfigWriter {
     table("rope_factors_short.weight", rotary.short_factor);
     if (!form_.longrope_by_table) out_.text("rope.scaling.type", "longrope");
     integer("rope.scaling.original_context_length", rotary.original_max);
-    const double scale = static_cast<double>(c_.max_positions) / static_cast<double>(rotary.original_max);
-    const double usual =
-        scale > 1 ? std::sqrt(1 + std::log(scale) / std::log(static_cast<double>(rotary.original_max))) : 1;
-    number("rope.scaling.attn_factor", rotary.attention_factor.value_or(usual));
+    number("rope.scaling.attn_factor", detail::rotary_frequencies(rotary, 0).attention_factor);
   }
 
   void write_windows() {

@@ -1,7 +1,7 @@
 // UTF-8 characters and the few character classes that tokenizers ask about.
 //
 // The reference tokenizers were built with other Unicode versions than PCRE2 and utf8proc; where the class of a
-// character matters for an id, the reference wins. The differences are small tables in unicode_tables.cpp.
+// character matters for an id, the reference wins. The differences are small tables in unicode.cpp.
 #pragma once
 
 #include <emend/core/utf8.h>

@@ -1,5 +1,6 @@
 #include <emend/core/error.h>
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
 #include "bindings.h"
@@ -82,8 +83,10 @@ void register_errors(py::module_& module) {
     } catch (const Error& error) {
       const ErrorParts parts = parts_of(error);
       const py::object type = py::module_::import("emend._errors").attr("Error");
-      const py::object value = type(error.what(), std::string(to_string(error.error_class())), parts.where, parts.got,
-                                    parts.expected, parts.advice);
+      // What a damaged file holds may be no UTF-8.
+      const py::object value =
+          type(repair_utf8(error.what()), std::string(to_string(error.error_class())), repair_utf8(parts.where),
+               repair_utf8(parts.got), repair_utf8(parts.expected), repair_utf8(parts.advice));
       PyErr_SetObject(type.ptr(), value.ptr());
     }
   });

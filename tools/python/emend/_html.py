@@ -2,6 +2,7 @@
 from html import escape
 
 from ._emend import FactSet, Run, Trace
+from ._errors import ArgumentError
 
 
 def _cell(value, largest, title):
@@ -58,6 +59,10 @@ class Diff:
     """How two models of one shape differ: .weights is [(name, change's norm, share of the weight's norm)]."""
 
     def __init__(self, before, after):
+        for name, model in (("before", before), ("after", after)):
+            if not hasattr(model, "parameters"):
+                got, expected = f"{name} is {type(model).__name__}", "a model that emend.load gave"
+                raise ArgumentError(f"diff: {got}; expected {expected}", "invalid argument", "diff", got, expected)
         theirs = after.parameters()
         self.weights = []
         for name, old in before.parameters().items():
