@@ -69,7 +69,8 @@ json difference_row(const std::string& family, const MetricField& field, const P
     const double least = q * mean->value - (1 - q) * (mean->value > 0 ? 1 : -1);
     range = std::minmax(least, mean->value);
   }
-  if (range) range = {scale * range->first, scale * range->second};
+  const auto [least, most] = field.limits();
+  if (range) range = {scale * std::max(range->first, least - most), scale * std::min(range->second, most - least)};
   return row_of(family, field, scale * first / n, scale * second / n, scale * mean->value, range, differences.size());
 }
 
@@ -100,7 +101,7 @@ json score_row(const std::string& family, const MetricField& field, const std::v
   if (const auto mean = mean_of(pseudo_values)) range = mean_interval(*mean);  // none: equal cases do not show a spread
   if (range) {
     const double half = (range->second - range->first) / 2;
-    range = {second - first - half, second - first + half};
+    range = {std::max(second - first - half, -100.0), std::min(second - first + half, 100.0)};
   }
   return row_of(family, field, first, second, second - first, range, parts[0].first.size());
 }
@@ -125,6 +126,13 @@ std::vector<Pairs> paired(const MetricInfo& info, const std::vector<std::string>
     }
   }
   return parts;
+}
+
+int digits_of(const json& row) {
+  for (const auto& info : metric_families())
+    for (const auto& field : info.fields)
+      if (info.name == detail::text(row, "family") && field.key == detail::text(row, "metric")) return field.digits();
+  return 1;
 }
 
 void compare_family(const MetricInfo& info, const Cases& cases, json& rows) {
@@ -166,7 +174,9 @@ json compare_runs(const RunReport& first, const RunReport& second) {
   if (left.size() > cases.size() || right.size() > cases.size())
     note("left out as they are in one run only: " + std::to_string(left.size() - cases.size()) + " and " +
          std::to_string(right.size() - cases.size()) + " cases");
-  if (different > 0) note(std::to_string(different) + " cases have the same id but another prompt, subject or target");
+  if (different > 0)
+    note(std::to_string(different) + (different == 1 ? " case has" : " cases have") +
+         " the same id but another prompt, subject or target");
   if (ambiguous > 0) note(std::to_string(ambiguous) + " case ids occur twice in a run and are left out");
   for (const char* key : {"path", "fingerprint"})
     if (detail::member(first.results, {"model", key}) != detail::member(second.results, {"model", key})) {
@@ -183,7 +193,7 @@ std::string format_comparison(const json& comparison) {
   const json& rows = detail::member(comparison, {"differences"});
   if (rows.is_array())
     for (const auto& row : rows) {
-      const int digits = detail::text(row, "unit") == "perplexity" ? 2 : 1;
+      const int digits = digits_of(row);
       const json& range = detail::member(row, {"ci95"});
       const auto difference = detail::number(row, "difference");
       table.add({detail::text(row, "family"), detail::text(row, "metric"),

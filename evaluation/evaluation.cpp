@@ -254,6 +254,17 @@ std::vector<Efficacy> evaluate_efficacy(const models::Model& model, const std::v
   return all;
 }
 
+bool any_compared(std::span<const Efficacy> values) {
+  return std::ranges::any_of(values, [](const Efficacy& one) { return one.nll_true.has_value(); });
+}
+
+std::optional<Mean> success_share(std::span<const Efficacy> values, bool compared) {
+  std::vector<std::optional<double>> records;
+  for (const auto& one : values)
+    records.push_back(compared && !one.nll_true ? std::nullopt : std::optional(one.success() ? 1.0 : 0.0));
+  return mean_of(records);
+}
+
 void RetentionMatrix::add(int64_t edits_applied, const std::vector<Efficacy>& values) {
   if (!steps_.empty() && steps_[0].values.size() != values.size())
     refuse({"retention", std::to_string(values.size()) + " facts",
@@ -270,7 +281,6 @@ json RetentionMatrix::to_json() const {
     out["edits_applied"].push_back(step.edits_applied);
     for (const char* key : {"success", "accuracy", "probability", "nll_new", "nll_true"})
       out[key].push_back(json::array());
-    double kept = 0;
     const int64_t edited = std::min<int64_t>(step.edits_applied, std::ssize(step.values));
     for (int64_t i = 0; i < std::ssize(step.values); ++i) {
       const auto& value = step.values[i];
@@ -279,9 +289,9 @@ json RetentionMatrix::to_json() const {
       out["probability"].back().push_back(std::round(value.probability * 1e4) / 1e4);
       out["nll_new"].back().push_back(value.nll_new);
       out["nll_true"].back().push_back(value.nll_true ? json(*value.nll_true) : json());
-      kept += i < edited && value.success();
     }
-    out["edited_success"].push_back(edited > 0 ? json(100 * kept / static_cast<double>(edited)) : json());
+    const auto kept = success_share(std::span(step.values).first(edited), any_compared(step.values));
+    out["edited_success"].push_back(kept ? json(100 * kept->value) : json());
   }
   return out;
 }

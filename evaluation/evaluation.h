@@ -12,6 +12,7 @@
 #include <emend/core/log.h>
 #include <emend/datasets/fact.h>
 #include <emend/evaluation/scoring.h>
+#include <emend/evaluation/statistics.h>
 #include <emend/models/model.h>
 
 #include <filesystem>
@@ -50,6 +51,10 @@ struct MetricField {
   bool optional = false;                      ///< without a value left out of the summary instead of null
   bool difference = false;                    ///< of two shares: from -100 to 100 %
   [[nodiscard]] bool share() const { return unit == "%" && !difference; }  ///< of records: from 0 to 100 %
+  /// What a mean of records can be, before `scale`: 0 to 1 of shares, -1 to 1 of their differences, 0 and more of
+  /// others.
+  [[nodiscard]] Interval limits() const;
+  [[nodiscard]] int digits() const;  ///< that people need behind the point
 };
 
 /// What a family says about one case.
@@ -189,6 +194,12 @@ struct Efficacy {
 /// The facts with that text in front of their own prompts, for the functions below, which ask nothing else.
 [[nodiscard]] datasets::FactSet asked(datasets::FactSet facts, const Front& front);
 
+/// The share of successes among `values`, as the family counterfact counts it: where `compared`, facts without an old
+/// answer are left out; otherwise no fact of the run has one, and it is the share of `accurate`. Absent without a fact.
+[[nodiscard]] std::optional<Mean> success_share(std::span<const Efficacy> values, bool compared);
+/// Whether one of them has an old answer.
+[[nodiscard]] bool any_compared(std::span<const Efficacy> values);
+
 /// The cheap path for retention and stop rules: the facts' own prompts only.
 [[nodiscard]] std::vector<Efficacy> evaluate_efficacy(const models::Model& model,
                                                       const std::vector<datasets::Fact>& facts,
@@ -217,7 +228,7 @@ class RetentionMatrix {
     std::erase_if(steps_, [&](const Step& step) { return step.edits_applied > edits_applied; });
   }
   /// {"edits_applied": [...], "success": [[0/1 …] …], "accuracy": [[…] …], "probability": [[…] …],
-  ///  "edited_success": [% of the facts edited so far …]} — one row a step.
+  ///  "edited_success": [% of the facts edited so far, by success_share …]} — one row a step.
   [[nodiscard]] nlohmann::json to_json() const;
   [[nodiscard]] static RetentionMatrix from_json(const nlohmann::json& json);
 

@@ -6,6 +6,9 @@
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/statistics.h>
 
+#include <algorithm>
+#include <limits>
+
 namespace emend::evaluation {
 
 #define EMEND_METRIC(name) std::unique_ptr<Metric> make_##name();
@@ -39,14 +42,15 @@ using Column = std::vector<std::optional<double>>;
 
 /// A figure or null under `key`; its interval goes to summary["ci95"][key], the standard deviation to
 /// summary["std"][key], the number of records to summary["counts"][key].
-void put_mean(json& summary, const std::string& key, const Column& records, bool share = true, double scale = 100) {
+void put_mean(json& summary, const std::string& key, const Column& records, const MetricField& field) {
   const auto mean = mean_of(records);
-  summary[key] = mean ? json(scale * mean->value) : json();
+  summary[key] = mean ? json(field.scale * mean->value) : json();
   if (!mean) return;
-  auto range = share ? share_interval(mean->value, mean->n) : mean_interval(*mean);
-  if (range && scale == 1) range->first = std::max(range->first, 0.0);  // bits and nats
-  summary["ci95"][key] = range ? json{scale * range->first, scale * range->second} : json();
-  summary["std"][key] = scale * mean->deviation;
+  const auto range = field.share() ? share_interval(mean->value, mean->n) : mean_interval(*mean);
+  const auto [least, most] = field.limits();
+  summary["ci95"][key] =
+      range ? json{field.scale * std::max(range->first, least), field.scale * std::min(range->second, most)} : json();
+  summary["std"][key] = field.scale * mean->deviation;
   summary["counts"][key] = mean->n;
 }
 
@@ -71,11 +75,22 @@ json keyed_means(const std::vector<json>& cases, const std::string& name) {
   for (const auto& row : cases)
     for (const auto& [key, value] : row.at(name).items()) columns[key].push_back(value.get<double>());
   json means = json::object();
-  for (const auto& [key, column] : columns) put_mean(means, key, column);
+  MetricField share;
+  share.unit = "%";
+  for (const auto& [key, column] : columns) put_mean(means, key, column, share);
   return means;
 }
 
 }  // namespace
+
+Interval MetricField::limits() const {
+  if (difference) return {-1, 1};
+  return {0, share() || unit == "× 100" ? 1 : std::numeric_limits<double>::infinity()};
+}
+
+int MetricField::digits() const {
+  return unit == "nat" ? 4 : difference || unit == "bit" || unit == "perplexity" ? 2 : 1;
+}
 
 size_t ScoreSheet::add(size_t fact, const std::string& prompt, std::string target, std::string_view question) {
   const std::string before = front ? front(question.empty() ? prompt : question) : "";
@@ -139,7 +154,7 @@ void Metric::summarise(const MetricContext& context, MetricOutcome& outcome) con
     if (!field.of_case) continue;
     Column& column = columns[field.key];
     for (const auto& row : field.of_groups ? outcome.groups : outcome.cases) column.push_back(field.of_case(row));
-    put_mean(summary, field.key, column, field.share(), field.scale);
+    put_mean(summary, field.key, column, field);
     if (field.optional && summary[field.key].is_null()) summary.erase(field.key);
   }
   for (const auto& field : info().fields)

@@ -92,7 +92,7 @@ json sequence_columns() {
       column("free.paraphrase_begins", "says paraphrased", "%", true, "The same of paraphrases."),
       column("health.lambada", "LAMBADA", "%", true, "Texts whose last word is the greedy continuation."),
       column("health.wikitext2_perplexity", "perplexity", "perplexity", false,
-             "Of WikiText-2, in windows of 512 tokens."),
+             "Of the health data's text, in windows of up to 512 tokens."),
       column("seconds", "s a fact", "s", false, "Seconds for targets and insertion, by the number of facts."),
       column("peak_bytes.host", "peak", "B", false, "Peak memory of the host."),
   };
@@ -121,7 +121,8 @@ json last_measurement(const json& entries, const json& columns) {
     if (!value) continue;
     json& figure = figures[key] = {{"value", *value}, {"ci95", nullptr}};
     if (key == "first" || key == "last" || key == "all") {
-      const auto n = static_cast<int64_t>(key == "all" ? edits : std::min(edits, 100.0));
+      const auto counted = detail::number(member(entry, {"counts"}), key);
+      const auto n = static_cast<int64_t>(counted.value_or(key == "all" ? edits : std::min(edits, 100.0)));
       const auto range = share_interval(*value / 100, n);
       figure["ci95"] = {100 * range.first, 100 * range.second};
     } else if (key.starts_with("free.")) {

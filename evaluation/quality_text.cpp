@@ -39,7 +39,7 @@ std::string markdown_cell(const json& figure, const std::string& unit) {
   if (member(figure, {"differs"}) == json(true)) text += "*";
   const json& range = figure.contains("range") ? figure["range"] : member(figure, {"ci95"});
   if (!range.is_array() || range.size() != 2 || unit == "B") return text;
-  const int digits = unit == "%" ? 0 : unit == "nat" ? 4 : 2;
+  const int digits = unit == "%" ? (figure.contains("range") ? 1 : 0) : unit == "nat" ? 4 : 2;
   return text + " (" + detail::fixed(detail::as_number(range[0]), digits) + kNoFigure +
          detail::fixed(detail::as_number(range[1]), digits) + ")";
 }

@@ -212,6 +212,7 @@ json declarations(const json& metrics) {
                         {"name", field.paper_name},
                         {"definition", field.definition},
                         {"unit", field.unit},
+                        {"digits", field.digits()},
                         {"higher", field.higher_is_better},
                         {"main", !field.harmonic_of.empty()}});
     out.push_back({{"name", info.name}, {"protocol", info.protocol}, {"fields", fields}, {"keyed", info.keyed}});
@@ -385,6 +386,13 @@ CaseVerdict judge_case(const json& line, const std::string& when) {
   return all;
 }
 
+/// Without members that are null or empty lists: the published script takes what is there for a value.
+static json known(json object) {
+  for (auto it = object.begin(); it != object.end();)
+    it = it->is_null() || (it->is_array() && it->empty()) ? object.erase(it) : std::next(it);
+  return object;
+}
+
 int64_t write_case_files(const std::filesystem::path& folder, const RunReport& run) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
@@ -402,13 +410,12 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
       const json& value = detail::member(line, {key});
       return value.is_string() ? json{{"str", value}} : value;
     };
-    out["requested_rewrite"] = {
-        {"prompt", detail::member(line, {"prompt"})},
-        {"subject", detail::member(line, {"subject"})},
-        {"relation_id", detail::member(line, {"relation_id"})},
-        {"target_new", detail::member(line, {"target_new"}).is_null() ? target("target") : target("target_new")},
-        {"target_true", target("target_true")}};
-    out["time"] = detail::member(line, {"seconds"});
+    out["requested_rewrite"] =
+        known({{"prompt", detail::member(line, {"prompt"})},
+               {"subject", detail::member(line, {"subject"})},
+               {"relation_id", detail::member(line, {"relation_id"})},
+               {"target_new", detail::member(line, {"target_new"}).is_null() ? target("target") : target("target_new")},
+               {"target_true", target("target_true")}});
     for (const char* when : {"pre", "post"}) {
       json values = json::object();
       for (const auto& info : metric_families()) {
@@ -422,7 +429,7 @@ int64_t write_case_files(const std::filesystem::path& folder, const RunReport& r
           values.emplace(key, value);
         }
       }
-      if (!values.empty()) out[when] = std::move(values);
+      if (values = known(std::move(values)); !values.empty()) out[when] = std::move(values);
     }
     std::string id = detail::text(line, "case_id", std::to_string(written));
     for (char& c : id)

@@ -181,7 +181,8 @@ RenderedChat render_chat(const ChatFormat& format, const std::vector<ChatMessage
       pending_system.clear();
     } else if (message.role == "assistant") {
       chat.text += format.reply_open;
-      const size_t begin = chat.text.size();
+      const size_t blank = format.reply_open.find_last_not_of(' ') + 1;  // tokenizers join blanks to the first word
+      const size_t begin = chat.text.size() - (format.reply_open.size() - blank);
       chat.text += content_of(message) + format.reply_close;
       chat.replies.emplace_back(begin, chat.text.size());
     } else {

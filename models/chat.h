@@ -40,7 +40,8 @@ struct ChatTokens {
 
 struct RenderedChat {
   std::string text;
-  /// Byte ranges of the assistant's contents, each including the marker that ends the turn: what training predicts.
+  /// Byte ranges of the assistant's contents, each including the marker that ends the turn, and blanks that lead to the
+  /// first word: what training predicts.
   std::vector<std::pair<size_t, size_t>> replies;
 };
 

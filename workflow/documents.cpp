@@ -25,7 +25,15 @@
 
 namespace emend::workflow {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EfficacyStep, edits, efficacy_success)
+static void to_json(nlohmann::json& out, const EfficacyStep& step) {
+  out = {{"edits", step.edits}, {"efficacy_success", nullptr}};
+  if (step.efficacy_success) out["efficacy_success"] = *step.efficacy_success;
+}
+
+static void from_json(const nlohmann::json& in, EfficacyStep& step) {
+  in.at("edits").get_to(step.edits);
+  if (const auto& share = in.at("efficacy_success"); !share.is_null()) step.efficacy_success = share.get<double>();
+}
 
 namespace {
 
@@ -44,17 +52,17 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// " 68.0 – 100.0", or nothing.
-std::string interval_text(const nlohmann::json& figures, const std::string& key) {
-  auto range = figures.value("ci95", nlohmann::json::object()).value(key, nlohmann::json());
-  if (range.is_null()) range = figures.value(key + "_ci95", nlohmann::json());
-  if (!range.is_array()) return "";
-  return "  95 %: " + fixed(range[0].get<double>(), 1) + " – " + fixed(range[1].get<double>(), 1);
+std::string figure_text(double value, int digits) {
+  return std::fabs(value) < 1e6 ? fixed(value, digits) : formatted("%.3g", value);
 }
 
-std::string padded(const std::string& text, size_t width, bool right) {
-  const size_t fill = text.size() < width ? width - text.size() : 0;
-  return right ? std::string(fill, ' ') + text : text + std::string(fill, ' ');
+// "68.0 – 100.0", or nothing.
+std::string interval_text(const nlohmann::json& figures, const evaluation::MetricField& field) {
+  auto range = figures.value("ci95", nlohmann::json::object()).value(field.key, nlohmann::json());
+  if (range.is_null()) range = figures.value(field.key + "_ci95", nlohmann::json());
+  if (!range.is_array()) return "";
+  return figure_text(range[0].get<double>(), field.digits()) + " – " +
+         figure_text(range[1].get<double>(), field.digits());
 }
 
 nlohmann::ordered_json metrics_document(const RunRecord& record) {
@@ -344,6 +352,8 @@ std::vector<nlohmann::json> case_documents(const RunRecord& record, const datase
     const auto& fact = facts.facts[i];
     nlohmann::json line = {
         {"case_id", fact.case_id}, {"subject", fact.subject}, {"prompt", fact.prompt}, {"target", fact.target_new}};
+    if (!fact.relation_id.empty()) line["relation_id"] = fact.relation_id;
+    if (fact.target_true) line["target_true"] = *fact.target_true;
     if (i < outcomes.size()) line.update(editors::to_json(*outcomes[i], false));
     if (i < record.verdicts.size()) {
       line["verdict"] = to_string(record.verdicts[i].verdict);
@@ -406,23 +416,26 @@ std::string metrics_table(const std::vector<std::pair<std::string, nlohmann::jso
     }
     if (columns.empty()) continue;
     const auto& first = columns[0].second;
-    out << padded(family.name + (first.contains("n") ? " (n = " + first["n"].dump() + ")" : ""), 36, false);
-    for (const auto& [state, figures] : columns) out << padded(state, 10, true);
-    out << '\n';
+    std::vector<std::string> head = {family.name + (first.contains("n") ? " (n = " + first["n"].dump() + ")" : ""), ""};
+    for (const auto& [state, figures] : columns) head.push_back(state);
+    head.emplace_back("95 %");
+    TextTable table(head, 2);
     for (const auto& field : family.fields) {
       if (std::ranges::none_of(
               columns, [&](const auto& one) { return one.second.value(field.key, nlohmann::json()).is_number(); }))
         continue;  // the facts do not support it
-      const std::string label = "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]");
-      out << padded(label, 36, false);
+      std::vector<std::string> row = {
+          "  " + field.key + (field.paper_name.empty() ? "" : " [" + field.paper_name + "]"), field.unit};
       for (const auto& [state, figures] : columns) {
         const auto value = figures.value(field.key, nlohmann::json());
-        out << padded(value.is_number() ? fixed(value.get<double>(), 2) : "-", 10, true);
+        row.push_back(value.is_number() ? figure_text(value.get<double>(), std::max(2, field.digits())) : "-");
       }
       const auto last =
           std::find_if(columns.rbegin(), columns.rend(), [](const auto& one) { return one.first != "told"; });
-      out << "  " << field.unit << interval_text(last->second, field.key) << '\n';
+      row.push_back(interval_text(last->second, field));
+      table.add(std::move(row));
     }
+    out << table.text("");
   }
   return out.str();
 }

@@ -10,13 +10,6 @@ namespace {
 
 using nlohmann::json;
 
-// Percent of the facts [begin, end) that are answered as asked.
-double held(const std::vector<evaluation::Efficacy>& efficacy, size_t begin, size_t end) {
-  const auto count =
-      std::count_if(efficacy.begin() + begin, efficacy.begin() + end, [](const auto& one) { return one.success(); });
-  return 100.0 * static_cast<double>(count) / static_cast<double>(std::max<size_t>(1, end - begin));
-}
-
 // At most `limit` (-1: all) of the first `edits` facts, spread evenly.
 datasets::FactSet spread(const datasets::FactSet& asked, size_t edits, int64_t limit) {
   datasets::FactSet chosen;
@@ -64,11 +57,16 @@ json measure_sequence(const models::Model& model, const datasets::FactSet& facts
   const auto efficacy = evaluation::evaluate_efficacy(
       model, so_far.facts,
       {.batch_tokens = options.batch_tokens, .cancel = options.cancel, .sharing = options.sharing});
+  const bool compared = std::ranges::any_of(facts.facts, [](const auto& fact) { return fact.target_true.has_value(); });
+  const std::span all(efficacy);
   const size_t end = std::min(edits, kEnds);
-  json entry = {{"edits", edits},
-                {"first", held(efficacy, 0, end)},
-                {"last", held(efficacy, edits - end, edits)},
-                {"all", held(efficacy, 0, edits)}};
+  json entry = {{"edits", edits}};
+  for (const auto& [key, part] :
+       {std::pair("first", all.first(end)), std::pair("last", all.last(end)), std::pair("all", all)}) {
+    const auto held = evaluation::success_share(part, compared);
+    entry[key] = held ? json(100 * held->value) : json();
+    entry["counts"][key] = held ? held->n : 0;
+  }
 
   // The sample changes from one measurement to the next, so only neutral text is compared.
   evaluation::Evaluation before;

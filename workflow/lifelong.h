@@ -10,8 +10,8 @@
 
 namespace emend::workflow {
 
-/// The state after `edits` facts, the first ones of `facts`: an entry of "lifelong" in results.json. Efficacy (the
-/// share of facts whose new answer is the more probable one) of the first and of the last kEnds facts and of all;
+/// The state after `edits` facts, the first ones of `facts`: an entry of "lifelong" in results.json. Efficacy
+/// (evaluation::success_share) of the first and of the last kEnds facts and of all, with the facts that "counts" says;
 /// paraphrase, neighbourhood and free text of options.free_limit facts spread evenly over all so far; health where
 /// options.health_data names its files. `neutral_PV`: what the unedited model says to evaluation::probe_prompts(), as
 /// next_token_log_probs gives it. "seconds" and "peak_bytes" are added by the caller.

@@ -32,6 +32,11 @@ void require_valid(const RunOptions& options) {
   for (const auto& form : options.save) one_of("save", form, forms);
 }
 
+bool EvalSchedule::due(int64_t before, int64_t edits, int64_t n, bool tenths) const {
+  if (tenths && !each && every == 0) return edits * 10 / n > before * 10 / n;
+  return each || (every > 0 && edits / every > before / every);
+}
+
 EvalSchedule parse_eval_at(const std::vector<std::string>& items) {
   EvalSchedule schedule;
   for (const auto& item : items) {

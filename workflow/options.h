@@ -98,6 +98,9 @@ void require_valid(const RunOptions& options);
 struct EvalSchedule {
   bool each = false;
   int64_t every = 0;
+  /// Whether the batch of the facts behind `before`, up to `edits` of `n`, is one of these. `tenths`: where nothing
+  /// else is said, it is if it ends a tenth of the facts.
+  [[nodiscard]] bool due(int64_t before, int64_t edits, int64_t n, bool tenths) const;
 };
 /// Throws Error(kInvalidArgument) naming the setting.
 [[nodiscard]] EvalSchedule parse_eval_at(const std::vector<std::string>& items);

@@ -26,10 +26,10 @@ struct SessionState {
   std::vector<evaluation::GuardReading> readings = {};  ///< of the collapse guard, one a batch that it looked at
 };
 
-/// Share of the facts edited so far that the model answers as asked, in percent.
+/// Share of the facts edited so far that the model answers as asked, in percent (evaluation::success_share).
 struct EfficacyStep {
   int64_t edits = 0;
-  double efficacy_success = 0;
+  std::optional<double> efficacy_success;
 };
 
 /// What was measured between batches.

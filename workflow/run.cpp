@@ -324,20 +324,19 @@ void Run::evaluate_between(size_t edits) {
   const auto efficacy =
       evaluation::evaluate_efficacy(*model_, session_->asked(facts_).facts, {.sharing = lent_.sharing});
   record_.measured.retention.add(static_cast<int64_t>(edits), efficacy);
-  int64_t successes = 0;
-  for (size_t i = 0; i < edits; ++i) successes += efficacy[i].success();
-  record_.measured.efficacy.push_back({static_cast<int64_t>(edits), 100.0 * successes / static_cast<double>(edits)});
+  const auto share = evaluation::success_share(std::span(efficacy).first(edits), evaluation::any_compared(efficacy));
+  record_.measured.efficacy.push_back(
+      {static_cast<int64_t>(edits), share ? std::optional(100 * share->value) : std::nullopt});
   checkpoint_->save_measured(record_.measured);
 }
 
-// Whether the batch that ends with this fact is to be measured. A lifelong run that does not say when is measured ten
-// times; its last state always is, once the editor has corrected what it wants to (edit_all).
+// Whether the batch that ends with this fact is to be measured. A lifelong run's last state always is, once the editor
+// has corrected what it wants to (edit_all).
 bool Run::due(size_t edits) const {
   const size_t n = facts_.facts.size(), before = edits == 0 ? 0 : (edits - 1) / batch_size() * batch_size();
   if (options_.lifelong() && edits >= n) return false;
-  size_t every = schedule_.every;
-  if (options_.lifelong() && every == 0 && !schedule_.each) every = (n + 9) / 10;
-  return schedule_.each || (every > 0 && edits / every > before / every);
+  return schedule_.due(static_cast<int64_t>(before), static_cast<int64_t>(edits), static_cast<int64_t>(n),
+                       options_.lifelong());
 }
 
 // One entry of the lifelong protocol.

@@ -218,11 +218,12 @@ SecondMoment read_published_moment(const std::filesystem::path& path) {
   if (!at::isFloatingType(stored.scalar_type()) || stored.dim() != 2 || stored.size(0) != stored.size(1))
     refuse("a " + std::string(c10::toString(stored.scalar_type())) + " array of " + std::to_string(stored.dim()) +
            " dimensions");
-  const at::Tensor cov_FF = stored.scalar_type() == at::kDouble ? stored : stored.to(at::kFloat);
+  const int64_t count = file.contains("mom2.count") ? file.read("mom2.count").to(at::kLong).item<int64_t>() : 0;
+  if (count < 1) refuse("no number of tokens above 0 in \"mom2.count\", by which the sum is divided");
+  const at::Tensor cov_FF = stored.to(at::kDouble) / static_cast<double>(count);
   if (!at::isfinite(cov_FF).all().item<bool>()) refuse("NaN or infinite entries");
   // Sums in float32 leave a trace of asymmetry.
   if (!at::allclose(cov_FF, cov_FF.t(), 1e-3, 1e-3 * cov_FF.abs().max().item<double>())) refuse("an asymmetric matrix");
-  const int64_t count = file.contains("mom2.count") ? file.read("mom2.count").to(at::kLong).item<int64_t>() : 0;
   return SecondMoment((cov_FF + cov_FF.t()) / 2, count,
                       {{"file", path.filename().string()}, {"tokens", count}, {"members", file.names()}});
 }

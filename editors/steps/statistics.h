@@ -183,11 +183,11 @@ struct HalvesReport {
 void save_second_moment(const std::filesystem::path& path, const SecondMoment& moment, const std::string& key);
 [[nodiscard]] std::optional<SecondMoment> load_second_moment(const std::filesystem::path& path, const std::string& key);
 
-// Second moments as the MEMIT repository publishes them: one .npz file a layer with the entries mom2.mom2 (the moment)
-// and mom2.count (the tokens).
+// Second moments as the MEMIT repository publishes them: one .npz file a layer with the entries mom2.mom2 (the sum
+// of k kᵀ over the tokens) and mom2.count (the tokens).
 
-/// Throws Error(kNotFound) if there is no such file or it lacks "mom2.mom2", Error(kCorruption) for a damaged file or a
-/// moment that is not a finite, square, symmetric matrix.
+/// The mean, float64. Throws Error(kNotFound) if there is no such file or it lacks "mom2.mom2", Error(kCorruption) for a
+/// damaged file, a count below 1 or a sum that is not a finite, square, symmetric matrix.
 [[nodiscard]] SecondMoment read_published_moment(const std::filesystem::path& path);
 
 /// Moments from the files that `pattern` names, "{layer}" standing for the layer's number, read when a layer is first

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/setting.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/optimiser.h>
@@ -163,6 +164,9 @@ class TuneRun {
 TuningRows tuning_rows(const models::Model& model, const std::vector<datasets::Instruction>& instructions,
                        const models::ChatFormat& format, int64_t max_length, const std::string& name) {
   require(max_length > 1, "length", std::to_string(max_length), "at least 2 tokens");
+  // Where nothing in the format ends an answer, the model would not learn to stop.
+  const auto end = model.tokenizer().eos_id();
+  const bool no_mark = trimmed(format.reply_close).empty() && end;
   TuningRows all;
   for (const auto& instruction : instructions) {
     std::vector<models::ChatMessage> messages;
@@ -171,6 +175,11 @@ TuningRows tuning_rows(const models::Model& model, const std::vector<datasets::I
     const auto encoding = model.tokenizer().encode(chat.text);
     all.cut += encoding.size() > static_cast<size_t>(max_length);
     TuningRow one{row_of(encoding, chat.replies, max_length), instruction.line};
+    const bool ends = !chat.replies.empty() && chat.replies.back().second == chat.text.size();
+    if (no_mark && ends && encoding.size() < static_cast<size_t>(max_length)) {
+      one.row.labels.emplace_back(static_cast<int64_t>(encoding.size()) - 1, *end);
+      one.row.ids.push_back(*end);
+    }
     if (one.row.labels.empty()) {
       ++all.dropped;
       continue;

@@ -18,7 +18,10 @@ std::string shorten(std::string_view text, size_t characters) {
 
 std::string fixed(std::optional<double> value, int digits) {
   if (!value || !std::isfinite(*value)) return "–";
-  return formatted("%.*f", digits, *value);
+  // A product that is exactly a half is moved on: printf would take the even neighbour.
+  const double scale = std::pow(10.0, digits), scaled = *value * scale;
+  const bool half = std::fma(*value, scale, -scaled) == 0 && std::fabs(scaled - std::trunc(scaled)) == 0.5;
+  return formatted("%.*f", digits, half ? std::round(scaled) / scale : *value);
 }
 
 std::string probability(double value) {

@@ -73,7 +73,7 @@ const MetricInfo& counterfact_info() {
       "counterfact",
       "success, magnitude and accuracy on rewrite, paraphrase and neighbourhood prompts; harmonic score",
       "ROME and MEMIT (Meng et al. 2022/23): eval_utils_counterfact.py, summarize.py",
-      1,
+      2,
       {
           harmonic_score("Harmonic mean of the three success rates; 0 if one of them is 0.",
                          {"efficacy_success", "paraphrase_success", "neighborhood_success"}),

@@ -11,6 +11,8 @@
 #include <emend/evaluation/metric.h>
 #include <emend/evaluation/text_metrics.h>
 
+#include <algorithm>
+
 namespace emend::evaluation {
 namespace {
 
@@ -22,7 +24,7 @@ const MetricInfo& easyedit_info() {
       "token accuracy of rewrite, rephrase, portability; unchanged predictions on locality prompts; fluency where text "
       "is generated",
       "EasyEdit (Wang et al. 2024), teacher forcing",
-      1,
+      2,
       {
           {"rewrite_acc", "Reliability",
            "Tokens of the new target that are the argmax after the edit prompt (teacher forcing).", "%", true,
@@ -63,7 +65,7 @@ class EasyEdit final : public Metric {
         record.rephrase.push_back(sheet.add(i, prompt, fact.target_new));
       if (fact.target_true)
         for (const auto& prompt : fact.neighborhood_prompts)
-          record.locality["neighborhood"].push_back(sheet.add(i, prompt, *fact.target_true));
+          if (!brings(fact, prompt)) record.locality["neighborhood"].push_back(sheet.add(i, prompt, *fact.target_true));
       const auto add_all = [&](const std::map<std::string, std::vector<datasets::Probe>>& probes, Numbers& numbers) {
         for (const auto& [key, list] : probes)
           for (const auto& probe : list)
@@ -109,6 +111,14 @@ class EasyEdit final : public Metric {
     std::vector<size_t> rephrase;
     Numbers locality, portability;
   };
+
+  /// Readers make a neighbourhood prompt of a probe whose answer is the old one: it counts once.
+  static bool brings(const datasets::Fact& fact, const std::string& prompt) {
+    const auto probes = fact.locality.find("neighborhood");
+    return probes != fact.locality.end() && std::ranges::any_of(probes->second, [&](const datasets::Probe& probe) {
+             return probe.prompt == prompt && !probe.answers.empty() && probe.answers[0] == *fact.target_true;
+           });
+  }
 
   static std::optional<double> mean_accuracy(const ScoreSheet& sheet, const std::vector<size_t>& numbers) {
     std::vector<double> values;

@@ -24,7 +24,8 @@ const MetricInfo& health_info() {
            "Mean Kullback-Leibler divergence of next-token distributions, unedited relative to edited, on 32 "
            "beginnings of unrelated sentences.",
            "nat", false},
-          {"perplexity", "PPL", "Perplexity of a text's first 8,192 tokens, in windows of 512.", "perplexity", false},
+          {"perplexity", "PPL", "Perplexity of a text's first 8,192 tokens, in windows of up to 512.", "perplexity",
+           false},
           {"lambada_accuracy", "LAMBADA", "Texts whose last word is the greedy continuation.", "%", true},
           {"lambada_perplexity", "LAMBADA PPL", "Perplexity of the last word.", "perplexity", false},
           {"mmlu_accuracy", "MMLU", "Questions whose right letter is the most probable of the letters.", "%", true},

@@ -39,7 +39,6 @@ function bytes(count) {
   while (count >= 1024 && unit + 1 < units.length) count /= 1024, ++unit;
   return count.toFixed(count < 10 && unit > 0 ? 1 : 0) + ' ' + units[unit];
 }
-const digitsFor = unit => unit === 'nat' ? 4 : unit === 'perplexity' ? 2 : 1;
 const plural = (count, noun) => count + ' ' + noun + (count === 1 ? '' : 's');
 
 // ---- Elements: texts become text nodes; `null` children are left out.
@@ -65,6 +64,8 @@ function painted(node, style) {
 const keyed = (index, name, style = '') =>
   el('span', null, painted(el('i', {class: 'key ' + style}), {background: colour(index)}), name);
 const legend = parts => parts.length ? el('div', {class: 'legend'}, parts) : null;
+// Wide tables move below it, also by the keyboard.
+const scroll = (name, style, ...inside) => el('div', {class: style + 'scroll', tabindex: 0, role: 'region', 'aria-label': name}, inside);
 const heading = (name, style) => el('th', {scope: 'col', class: style}, name);
 
 // ---- Charts.
@@ -89,16 +90,16 @@ function axisTicks(axis) {
   return out.length >= 2 ? out : [axis.low, axis.high];
 }
 // From values to pixels; an empty or single-valued range is opened.
-function axis(values, log, from, to, low, high) {
+function axis(values, log, from, to, floor, ceiling) {
   const usable = values.filter(value => value !== null && !(log && value <= 0));
-  low ??= least(usable);
-  high ??= most(usable);
+  let low = floor ?? least(usable), high = ceiling ?? most(usable);
   if (low > high) [low, high] = log ? [1, 10] : [0, 1];
-  if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
+  if (low === high) [low, high] = log ? [low / 2, high * 2] : low === floor ? [low, low + 1] : [low - 0.5, high + 0.5];
   const scale = value => log ? Math.log10(value) : value;
   return {low, high, log, from, to, place: value => from + (scale(value) - scale(low)) / (scale(high) - scale(low)) * (to - from)};
 }
-function drawSeries(series, x, y) {
+// `taken`: left end, right end and base of each mark that is drawn already.
+function drawSeries(series, x, y, taken) {
   let path = '', down = false;
   const marks = [];
   series.y.forEach((value, i) => {
@@ -115,8 +116,13 @@ function drawSeries(series, x, y) {
                              svg('title', null, `${series.name}: ${significant(value)} at ${significant(across)}`)),
                          {fill: colour(series.colour)}));
     if (series.mark) {
-      const far = x.place(across) > kWidth - 60;
-      marks.push(label(x.place(across) + (far ? -6 : 6), Number(spot[1]) - 6, series.mark, far ? 'end' : 'start', {class: 'name'}));
+      const far = x.place(across) > kWidth - 60, edge = x.place(across) + (far ? -6 : 6), wide = 8 * series.mark.length;
+      const left = far ? edge - wide : edge, right = left + wide;
+      const clear = base => taken.every(other => other.right < left || right < other.left || Math.abs(other.base - base) >= 14);
+      const bases = [-6, 16, -20, 30, -34, 44, -48, 58].map(move => Number(spot[1]) + move);
+      const base = bases.find(base => base > kTop && base < y.from && clear(base)) ?? bases[0];
+      taken.push({left, right, base});
+      marks.push(label(edge, base, series.mark, far ? 'end' : 'start', {class: 'name'}));
     }
     const [left, right] = list(series.xRange).map(end => px(x.place(end))), [low, high] = list(series.yRange).map(end => px(y.place(end)));
     const reach = ends => marks.push(painted(svg('line', ends), {stroke: colour(series.colour), opacity: 0.45}));
@@ -134,7 +140,7 @@ function lineChart(chart) {
   let low = chart.low;
   const lowest = least(ups.filter(value => value !== null)), highest = chart.high ?? most(ups);
   if (low === undefined && !chart.log && lowest > 0 && lowest < 0.5 * highest) low = 0;
-  const y = axis(ups, chart.log, kHeight - kBottom, kTop, low, chart.high), frame = [];
+  const y = axis(ups, chart.log, kHeight - kBottom, kTop, low, chart.high), frame = [], taken = [];
   for (const tick of axisTicks(y))
     frame.push(svg('line', {class: 'grid', x1: x.from, x2: x.to, y1: px(y.place(tick)), y2: px(y.place(tick))}),
                label(x.from - 6, y.place(tick) + 4, significant(tick), 'end'));
@@ -145,7 +151,7 @@ function lineChart(chart) {
   frame.push(svg('line', {class: 'axis', x1: x.from, x2: x.to, y1: y.from, y2: y.from}),
              label((x.from + x.to) / 2, y.from + 38, chart.xLabel, 'middle', {class: 'name'}),
              sideways((y.from + y.to) / 2, chart.yLabel));
-  return [picture(kWidth, kHeight, chart.description, frame, chart.series.map(series => drawSeries(series, x, y))),
+  return [picture(kWidth, kHeight, chart.description, frame, chart.series.map(series => drawSeries(series, x, y, taken))),
           legend(chart.series.filter(series => series.name)
                      .map(series => keyed(series.colour, series.name, series.faint ? 'faint' : '')))];
 }
@@ -238,13 +244,15 @@ const readable = field => field.name.length > 3 ? field.name : `${field.key.repl
 const modelName = () => text(at(results, 'model', 'path'), 'a model').split('/').filter(part => part).pop() ?? '';
 
 function verdict() {
-  const cases = data.cases, facts = number(results.facts) ?? cases.all;
-  const out = [el('b', null, plural(facts, 'fact')), ' written with ', el('b', null, text(results.editor, 'an editor')), ' into ',
-               el('b', null, modelName()), '. '];
+  const cases = data.cases, facts = number(results.facts) ?? cases.all, written = number(at(results, 'edits', 'applied')) ?? facts;
+  const single = results.protocol === 'single';
+  const out = [el('b', null, (written === facts ? '' : written + ' of ') + plural(facts, 'fact')), ' written with ',
+               el('b', null, text(results.editor, 'an editor')), ' into ', el('b', null, modelName()),
+               single ? ', each alone and taken back. ' : '. '];
   if (cases.all > 0) {
     const [low, high] = list(cases.ci95), share = fixed(100 * (cases.all - cases.failed) / cases.all, 0);
     out.push(...(cases.failed === 0
-        ? ['The model now says all of them']
+        ? [single ? 'The model said all of them' : 'The model now says all of them']
         : [el('span', {class: 'reason'}, `${cases.failed} of ${cases.all} did not work out`), ', see below']));
     out.push(` (${share} % worked out; 95 % interval ${fixed(low, 0)}–${fixed(high, 0)}). `);
   }
@@ -271,7 +279,7 @@ function tiles() {
     const fields = family.fields.filter(field => number(at(shown, field.key)) !== null).slice(0, 4);
     if (!fields.length) continue;
     return el('div', {class: 'tiles'}, fields.map(field => {
-      const before = post ? number(at(pre, field.key)) : null, digits = digitsFor(field.unit);
+      const before = post ? number(at(pre, field.key)) : null, digits = field.digits;
       return el('div', {class: 'tile'}, el('abbr', {class: 'soft small', title: field.definition}, readable(field)),
                 el('b', null, fixed(at(shown, field.key), digits)),
                 el('span', {class: 'soft small'}, before === null ? field.unit : 'before ' + fixed(before, digits)));
@@ -313,13 +321,13 @@ function metricRows(family) {
     const own = at(post, group), other = at(pre, group);
     for (const [key, value] of entries(isObject(own) && Object.keys(own).length ? own : other))
       if (number(value) !== null)
-        rows.push({key, name: `${group}: ${key.replace(/_acc$/, '').replaceAll('_', ' ')}`, unit: '%', higher: true, pre: other,
+        rows.push({key, name: `${group}: ${key.replace(/_acc$/, '').replaceAll('_', ' ')}`, unit: '%', digits: 1, higher: true, pre: other,
                    post: own, definition: `The ${group} key of this name in the facts file.`});
   }
   return rows.filter(row => at(row.pre, row.key) !== null || at(row.post, row.key) !== null);
 }
 function metricRow(family, row) {
-  const before = number(at(row.pre, row.key)), after = number(at(row.post, row.key)), digits = digitsFor(row.unit);
+  const before = number(at(row.pre, row.key)), after = number(at(row.post, row.key)), digits = row.digits;
   const told = at(summaryOf(family, 'retrieval'), row.key);
   const cell = (value, when) => el('td', {'data-metric': `${family.name}.${row.key}.${when}`, 'data-value': value}, fixed(value, digits));
   const difference = before !== null && after !== null ? after - before : null;
@@ -330,7 +338,7 @@ function metricRow(family, row) {
             el('td', null, el('abbr', {title: row.definition}, row.name), ' ',
                el('span', {class: 'soft small hide-narrow'}, row.key)),
             cell(before, 'pre'), cell(after, 'post'), summaryOf(family, 'retrieval') ? cell(number(told), 'retrieval') : null,
-            el('td', {class: difference !== null && Math.abs(difference) >= 0.05 ? difference > 0 === row.higher ? 'up' : 'down' : null},
+            el('td', {class: difference !== null && Math.abs(difference) >= 0.5 * 10 ** -digits ? difference > 0 === row.higher ? 'up' : 'down' : null},
                difference === null ? '–' : (difference > 0 ? '+' : '') + fixed(difference, digits)),
             el('td', {class: 'soft hide-narrow'}, interval), el('td', {class: 'soft hide-narrow'}, row.unit),
             el('td', {class: 'soft'}, fixed(count, 0)));
@@ -339,7 +347,7 @@ function metricsSection() {
   const families = data.families.map(family => ({family, rows: metricRows(family)})).filter(one => one.rows.length);
   return families.length ? section('Measured', families.map(({family, rows}) => el('div', {class: 'card family'},
       el('h3', null, family.name), el('p', {class: 'soft small'}, family.protocol),
-      el('div', {class: 'scroll'}, el('table', null,
+      scroll('figures of ' + family.name, '', el('table', null,
           el('thead', null, el('tr', null, ['metric', 'before', 'after', ...(summaryOf(family, 'retrieval') ? ['told'] : []), 'change']
                                    .map(name => heading(name)),
                                heading('95 % interval', 'hide-narrow'), heading('unit', 'hide-narrow'), heading('n'))),
@@ -354,7 +362,8 @@ function medianCurve(curves) {
   return steps(most(curves.map(curve => curve.length))).map((_, step) => {
     const values = curves.map(curve => curve[Math.min(step, curve.length - 1)]).filter(value => value !== null);
     values.sort((a, b) => a - b);
-    return values.length ? values[Math.floor(values.length / 2)] : null;
+    const half = values.length / 2;
+    return values.length ? (values[Math.ceil(half) - 1] + values[Math.floor(half)]) / 2 : null;
   });
 }
 function curvesFigure(key, title, yLabel, log, index) {
@@ -396,6 +405,8 @@ function layersFigures() {
           series.length ? figure('Spectrum of the update', '', lineChart({series, xLabel: 'singular value', yLabel: 'size', log: true,
               description: 'Singular values of the updates by layer'})) : null];
 }
+const kEfficacy = 'Efficacy leaves out facts without an old answer; where no fact has one, it is the share of new answers that are ' +
+    'predicted token for token.';
 function byEditsFigure() {
   const rows = list(extras.efficacy_by_edits);
   if (rows.length < 2) return null;
@@ -403,7 +414,7 @@ function byEditsFigure() {
     const own = rows.filter(row => number(at(row, key)) !== null);
     return {name, x: own.map(row => number(at(row, 'edits'))), y: own.map(row => row[key]), points: true};
   }).filter(one => one.x.length).map((one, i) => ({...one, colour: i % 8}));
-  return series.length ? figure('Against the number of edits', '', lineChart({series, xLabel: 'edits so far', yLabel: '%', low: 0,
+  return series.length ? figure('Against the number of edits', kEfficacy, lineChart({series, xLabel: 'edits so far', yLabel: '%', low: 0,
       high: 100, description: 'Metrics by number of edits'})) : null;
 }
 // The lifelong protocol: what earlier edits still hold, and the model's health beside them.
@@ -418,11 +429,12 @@ function lifelongFigures() {
     const series = paths.map(curve).filter(one => one.x.length);
     return series.length ? figure(title, note, lineChart({series, xLabel: 'edits so far', yLabel, ...limits, description: title})) : null;
   };
-  return [chart('What earlier edits still hold', 'Efficacy of the first and of the last 100 facts and of all; the others of a sample of all so far.',
+  return [chart('What earlier edits still hold',
+                'Efficacy of the first and of the last 100 facts and of all; the others of a sample of all so far. ' + kEfficacy,
                 [['first', 'first'], ['last', 'last'], ['all', 'all'], ['paraphrase', 'paraphrase'], ['neighbourhood', 'neighborhood'],
                  ['says', 'free', 'edit_begins'], ['says paraphrased', 'free', 'paraphrase_begins']], '%', {low: 0, high: 100}),
           chart('LAMBADA on the way', '', [['LAMBADA', 'health', 'lambada']], '%', {low: 0}),
-          chart('Perplexity on the way', '', [['WikiText-2', 'health', 'wikitext2_perplexity']], 'perplexity', {low: 0}),
+          chart('Perplexity on the way', '', [["the health data's text", 'health', 'wikitext2_perplexity']], 'perplexity', {low: 0}),
           chart('Seconds on the way', '', [['targets and insertion', 'seconds']], 'seconds', {low: 0})];
 }
 function retentionFigure() {
@@ -505,7 +517,7 @@ function casesSection() {
       el('td', null, text(row.steps, '–')), el('td', null, significant(row.loss)), el('td', null, probability(row.before)),
       el('td', null, probability(row.after)), row.values.map(value => el('td', null, fixed(value, 0)))));
   return section('Every edit', el('details', null, el('summary', null, plural(all, 'edit')),
-      el('div', {class: 'scroll'}, el('table', null,
+      scroll('table of every edit', '', el('table', null,
           el('thead', null, el('tr', null, heading('case'), ['prompt', 'new answer', 'state'].map(name => heading(name, 'text')),
                                ['steps', 'loss', 'p before', 'p after', ...columns.map(name => name + ' %')].map(name => heading(name)))),
           el('tbody', null, body))),
@@ -575,7 +587,7 @@ function directionPage() {
     list(effect.texts).length ? section('In words', el('div', {class: 'cards'}, effect.texts.map(one => el('div', {class: 'card'},
         el('p', null, el('b', null, text(one.prompt))),
         ['before', 'after'].map(when => el('div', {class: 'said'}, el('span', {class: 'tag'}, when), el('span', null, text(one[when])))))))) : null,
-    change.length ? section('Weights', el('div', {class: 'card scroll'}, el('table', null,
+    change.length ? section('Weights', scroll('table of the weights', 'card ', el('table', null,
         el('thead', null, el('tr', null, ['weight', '‖ΔW‖/‖W‖', text(data.left, 'left')].map(name => heading(name)))),
         el('tbody', null, change.map(one => el('tr', null, el('td', null, text(one.weight)),
             el('td', null, significant(number(one.relative_norm))), el('td', null, significant(number(one.left))))))))) : null,

@@ -3,7 +3,7 @@ const kAlongTheWay = [['all', 'Efficacy of all facts so far', '%'], ['first', 'E
                       ['paraphrase', 'Paraphrases of a sample', '%'], ['neighborhood', 'Neighbours of the sample', '%'],
                       ['free.edit_begins', 'Free text begins with the answer', '%'],
                       ['free.paraphrase_begins', 'The same after paraphrases', '%'], ['health.lambada', 'LAMBADA', '%'],
-                      ['health.wikitext2_perplexity', 'Perplexity of WikiText-2', 'perplexity'],
+                      ['health.wikitext2_perplexity', "Perplexity of the health data's text", 'perplexity'],
                       ['seconds', 'Targets and insertion', 'seconds'], ['peak_bytes.host', 'Peak memory of the host', 'GiB']];
 const figureValue = (row, key, part = 'figures') => number(at(row, part, key, 'value'));
 const rangeOf = figure => list(at(figure, 'range') ?? at(figure, 'ci95'));
@@ -13,7 +13,7 @@ function inUnit(value, unit) {
 }
 function figureCell(row, column, part, best) {
   const figure = at(row, part, column.key), value = number(at(figure, 'value')), range = rangeOf(figure);
-  const ends = range.map(end => fixed(end, column.unit === '%' ? 0 : column.unit === 'nat' ? 4 : 2));
+  const ends = range.map(end => fixed(end, column.unit === '%' ? at(figure, 'range') ? 1 : 0 : column.unit === 'nat' ? 4 : 2));
   return el('td', {'data-metric': `${text(row.name)}|${column.key}`, 'data-value': value},
             el(value !== null && value === best ? 'b' : 'span', null, value === null ? '–' : inUnit(value, column.unit)),
             at(figure, 'differs') === true ? el('abbr', {title: 'more than chance beside ' + text(data.compared_with)}, '*') : null,
@@ -35,7 +35,7 @@ function qualityTable(columns, part, numbers, collapse) {
   const cells = row => entries(at(row, part)).length
       ? [columns.map((column, i) => figureCell(row, column, part, row.kind === 'editor' ? best[i] : null)), collapse ? collapsed(row) : null]
       : el('td', {class: row.state === 'failed' ? 'text reason' : 'text soft', colspan: columns.length + (collapse ? 1 : 0)}, text(row.state));
-  return el('div', {class: 'card scroll'}, el('table', {class: 'wide'},
+  return scroll(collapse ? 'figures at the last measurement' : 'figures at the end', 'card ', el('table', {class: 'wide'},
       el('thead', null, el('tr', null, heading('run'), columns.map(column => el('th', {scope: 'col'},
           el('abbr', {title: column.definition}, text(column.head)))), collapse ? heading('collapses at') : null)),
       el('tbody', null, rows.map(row => el('tr', {class: row.kind === 'editor' ? null : 'soft'},
@@ -80,7 +80,7 @@ function measurements(row, columns) {
     const value = number(at(entry, ...column.key.split('.')));
     return el('td', null, value === null ? '–' : inUnit(column.key === 'seconds' ? value / Math.max(1, entry.edits) : value, column.unit));
   };
-  return el('details', null, el('summary', null, text(row.name)), el('div', {class: 'scroll'}, el('table', null,
+  return el('details', null, el('summary', null, text(row.name)), scroll('measurements of ' + text(row.name), '', el('table', null,
       el('thead', null, el('tr', null, columns.map(column => heading(text(column.head))))),
       el('tbody', null, list(row.lifelong).map(entry => el('tr', null, columns.map(column => cell(entry, column))))))));
 }

@@ -9,6 +9,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <regex>
 
 #include "support/png.h"
 #include "support/sample_comparison.h"
@@ -109,7 +110,10 @@ TEST_F(Browser, DrawsEveryPart) {
         // Numbers for people.
         "134,515,008", "3 min 20 s", "2 h 05 min", "1.8 GiB", "p &lt; 0.001", "93.0 % of the update survived",
         // Round ticks.
-        ">20</text>", ">40</text>", ">100</text>", "role=\"img\" aria-label=\"Singular values"})
+        ">20</text>", ">40</text>", ">100</text>", "role=\"img\" aria-label=\"Singular values",
+        "<b>31 of 32 facts</b> written with",
+        "class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"figures of counterfact\"",
+        "aria-label=\"table of every edit\""})
     EXPECT_NE(dom.find(part), std::string::npos) << part;
   const size_t section = dom.find("In words"), failed = dom.find("the loss stayed at 4.1", section),
                first_good = dom.find("<div class=\"card\"><p>", section);
@@ -161,6 +165,18 @@ TEST_F(Browser, DrawsAComparisonWithTheNumbersOfItsRuns) {
     for (const char* part : {"Editors compared", "Free text against damage", "latch, mean of 2 seeds",
                              "failed: layer 3: not | finite", "memit_edit --editor latch"})
       EXPECT_NE(dom.find(part), std::string::npos) << part;
+    EXPECT_EQ(dom.find("WikiText"), std::string::npos) << "any text can be read";
+    EXPECT_EQ(dom.find(lifelong ? "measurements of latch, seed 0" : "figures at the end") != std::string::npos, true);
+    // The points' numbers stand apart.
+    std::vector<std::pair<double, double>> marks;
+    const std::regex mark("<text x=\"([0-9.]+)\" y=\"([0-9.]+)\" text-anchor=\"start\" class=\"name\">[0-9, ]+</text>");
+    for (std::sregex_iterator one(dom.begin(), dom.end(), mark), end; one != end; ++one)
+      marks.emplace_back(std::stod((*one)[1]), std::stod((*one)[2]));
+    EXPECT_EQ(marks.size(), 6U) << "the unedited model, the one that is told and four runs";
+    for (size_t i = 0; i < marks.size(); ++i)
+      for (size_t j = 0; j < i; ++j)
+        EXPECT_TRUE(std::fabs(marks[i].first - marks[j].first) > 8 || std::fabs(marks[i].second - marks[j].second) > 13)
+            << i << " and " << j;
     for (const char* part :
          {"On the way", "Efficacy of the first 100 facts", "LAMBADA", "collapses at 150 edits", "not by 200"})
       EXPECT_EQ(dom.find(part) != std::string::npos, lifelong) << part;
@@ -183,12 +199,23 @@ TEST_F(Browser, DrawsRunsWithAlmostNothingAndTrainings) {
   training.results = {
       {"tune", json::object()}, {"rows", {{"used", 12}}}, {"steps", {{{"loss", 3.5}}, {{"loss", 1.25}}}}};
   training.extras = {{"training_loss", {3.5, 1.25}}};
+  RunReport single;
+  single.results = {{"protocol", "single"}, {"facts", 2}, {"edits", {{"applied", 2}}}, {"editor", "rome"}};
+  RunReport two;  // the median of 0.2 and 0.6, and curves of nothing but 0
+  two.extras = {{"curves", {{{"probability", {0.2, 0.2}}}, {{"probability", {0.6, 0.6}}}}}};
+  two.results = {{"lifelong", {{{"edits", 1}, {"seconds", 0}}, {{"edits", 2}, {"seconds", 0}}}}};
   const std::pair<RunReport, const char*> cases[] = {
-      {{}, "To do it again"}, {odd, "2 edits"}, {training, "Loss: first step 3.500, last step 1.250."}};
+      {{}, "To do it again"},
+      {odd, "2 edits"},
+      {training, "Loss: first step 3.500, last step 1.250."},
+      {single, "<b>2 facts</b> written with <b>rome</b> into <b>a model</b>, each alone and taken back."},
+      {two, "d=\"M58.0 145.2L468.0 145.2\""}};
   for (const auto& [run, part] : cases) {
     write_report(page(), run);
     std::string log;
-    EXPECT_NE(drawn(&log).find(part), std::string::npos) << part;
+    const std::string dom = drawn(&log);
+    EXPECT_NE(dom.find(part), std::string::npos) << part;
+    EXPECT_EQ(dom.find(">-0.4</text>"), std::string::npos) << "what begins at 0 has no less";
     EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
   }
 }

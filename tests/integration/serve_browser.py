@@ -120,6 +120,21 @@ ANSWER = """fetch('v1/completions', {method: 'POST', headers: {'Content-Type': '
 FILL = "((form, values) => { for (const [k, v] of Object.entries(values)) form.elements[k].value = v; form.requestSubmit(); })"
 
 
+# The verdicts of "Before and after" on a fact and a negation that both had the text `before` and have the text `after`.
+COMPARED = """(async (before, after, probability) => {
+  const own = window.fetch, form = $('compare'), more = form.more.value, drawn = [...$('compared').children];
+  const one = {before: {text: before, targets: [{probability: 0}]}, after: {text: after, targets: [{probability}]}};
+  window.fetch = async () => new Response(JSON.stringify({results: [one, one]}));
+  form.more.value = 'negation: no';
+  await compare();
+  const said = [...document.querySelectorAll('#compared .pair > p:last-child')].map((line) => line.textContent);
+  window.fetch = own;
+  form.more.value = more;
+  $('compared').replaceChildren(...drawn);
+  return said.join(', ');
+})"""
+
+
 def emend(*words):
     return subprocess.run([PROGRAM, *words, "--quiet"], check=True, capture_output=True, text=True).stdout
 
@@ -145,6 +160,13 @@ def walk(browser, server, url):
     browser.wait("[...document.querySelectorAll('.job p')].some((p) => /said by the model now/.test(p.textContent))", 300)
     browser.wait("document.querySelectorAll('.said.assistant').length === 2 && document.querySelectorAll('#compared .pair').length === 4", 300)
     assert browser.run("document.querySelector('#compared .pair').textContent").startswith("fact: The Eiffel Tower is in the city of")
+    assert "It is not true that the Eiffel Tower is" in browser.run("document.getElementById('compare').more.value")
+    for answers, verdicts in ((("Paris", "Rome.", 0.1), "✓ follows the edit, ✗ says the new answer"),
+                              (("Paris", "Romeo", 0.1), "✗ does not follow the edit, ✓ does not say the new answer"),
+                              (("Paris", "Paris", 0.1), "✗ does not follow the edit, ✓ left alone"),
+                              (("Paris", "Paris", 0.9), "✓ follows the edit, ✗ says the new answer")):
+        said = browser.run(COMPARED + json.dumps(answers).replace("[", "(").replace("]", ")"))
+        assert said == verdicts, (answers, said)
     faults = browser.run(AUDIT)
     assert not faults, faults
     for width, dark in ((1400, False), (1400, True), (390, False), (390, True)):

@@ -66,6 +66,7 @@ inline std::vector<evaluation::QualityEntry> sample_comparison(const std::filesy
       run.results["metrics"]["free"] = {
           {"pre", sample_free(10)}, {"retrieval", sample_free(70)}, {"post", sample_free((better ? 95 : 80) + seed)}};
       if (lifelong) run.results["lifelong"] = sample_sequence(better ? 96 : 61, better ? 28 : 17);
+      if (lifelong && better) run.results["lifelong"].back()["counts"] = {{"first", 100}, {"last", 50}, {"all", 150}};
       write_sample(folder / (editor + std::to_string(seed)), run);
       entries.push_back({name, editor, folder / (editor + std::to_string(seed))});
     }

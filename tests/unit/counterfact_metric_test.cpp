@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 namespace emend::evaluation {
 namespace counterfact_metric_test {
@@ -70,8 +71,8 @@ TEST(Counterfact, ComputesEveryFigureAsDefined) {
   EXPECT_NEAR(summary["score"], 3 / (1 / 50.0 + 1 / 75.0 + 1 / 75.0), 1e-9);
   const auto share = share_interval(0.75, 2);
   EXPECT_EQ(summary["ci95"]["paraphrase_success"], nlohmann::json({100 * share.first, 100 * share.second}));
-  // Student's, of 0.5 and 0: 12.706 · 0.25 to both sides of 0.25.
-  EXPECT_NEAR(summary["ci95"]["efficacy_magnitude"][0], 25 - 100 * 12.7062 * 0.25, 1e-6) << "a difference is no share";
+  // Student's, of 0.5 and 0: 12.706 · 0.25 to both sides of 0.25, cut where differences of probabilities end.
+  EXPECT_EQ(summary["ci95"]["efficacy_magnitude"], nlohmann::json({-100.0, 100.0})) << "a difference is no share";
   EXPECT_NEAR(summary["std"]["paraphrase_success"], 25, 1e-9);
   EXPECT_EQ(summary["counts"]["paraphrase_success"], 2);
   // Raw values, named as in the MEMIT repository's files.
@@ -79,6 +80,38 @@ TEST(Counterfact, ComputesEveryFigureAsDefined) {
   EXPECT_NEAR(row["rewrite_prompts_probs"][0]["target_new"], -std::log(0.6), 1e-12);
   EXPECT_NEAR(row["neighborhood_prompts_probs"][2]["target_true"], -std::log(0.1), 1e-12);
   EXPECT_EQ(row["neighborhood_prompts_correct"], nlohmann::json({true, false, false, false}));
+}
+
+TEST(MetricField, IntervalsEndWhereItsFiguresDo) {
+  const auto limits = [](const char* family, const std::string& key) {
+    for (const auto& field : metric_info(family).fields)
+      if (field.key == key) return field.limits();
+    throw std::out_of_range(key);
+  };
+  const double none = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(limits("counterfact", "efficacy_success"), Interval(0, 1));
+  EXPECT_EQ(limits("counterfact", "neighborhood_magnitude"), Interval(-1, 1));
+  EXPECT_EQ(limits("generation", "reference_score"), Interval(0, 1));
+  for (const auto& [family, key] : {std::pair("generation", "ngram_entropy"), std::pair("generation", "essence_score"),
+                                    std::pair("easyedit", "fluency"), std::pair("free", "neighborhood_kl")})
+    EXPECT_EQ(limits(family, key), Interval(0, none)) << key;
+  // Two texts of 1 and 0: Student's would begin at 0.5 - 6.35.
+  const MetricContext context{{}, {}};
+  struct Made final : Metric {
+    const MetricInfo& info() const override { return metric_info("generation"); }
+    bool suits(const datasets::FactSet&) const override { return false; }
+    void plan(const MetricContext&, ScoreSheet&) override {}
+    MetricOutcome measure(const MetricContext&, const ScoreSheet&) override {
+      MetricOutcome outcome;
+      for (const double value : {1.0, 0.0})
+        outcome.cases.push_back({{"ngram_entropy", value}, {"reference_score", value}});
+      return outcome;
+    }
+  } made;
+  const auto summary = made.finish(context, {}).summary;
+  EXPECT_EQ(summary["ci95"]["reference_score"], nlohmann::json({0.0, 100.0}));
+  EXPECT_EQ(summary["ci95"]["ngram_entropy"][0], 0);
+  EXPECT_GT(summary["ci95"]["ngram_entropy"][1], 600);
 }
 
 TEST(Counterfact, ComparesMeansPerTokenNotSums) {

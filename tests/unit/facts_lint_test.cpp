@@ -270,5 +270,14 @@ TEST(FactsLint, EveryCheckIsDocumented) {
   EXPECT_EQ(names.size(), 23U);
 }
 
+TEST(FactsLint, RowsThatCannotBeReadAreNamedWhereNoneCanBe) {
+  const std::string text = R"({"prompt": "{} is in", "subject": "Paris", "subject": "x", "target_new": "Rome"})"
+                           "\n{\"prompt\": +}\n";
+  const FactSet set = parse_facts(text, "f.jsonl", {.bad_rows = BadRowPolicy::kSkip, .allow_empty = true});
+  EXPECT_TRUE(set.facts.empty());
+  ASSERT_EQ(set.bad_rows.size(), 2U);
+  EXPECT_NE(set.bad_rows[0].text.find("\"subject\" is given twice"), std::string::npos) << set.bad_rows[0].text;
+}
+
 }  // namespace facts_lint_test
 }  // namespace emend::datasets

@@ -78,6 +78,25 @@ TEST(EasyEdit, ComputesEveryFigureAsDefined) {
   EXPECT_NEAR(outcome.summary["locality_acc"], 100 * (5.0 / 6 + 0) / 2, 1e-9);
 }
 
+// What the reader makes of locality_prompt: a probe whose answer is the old one is a neighbourhood prompt too.
+TEST(EasyEdit, ANeighbourCountsOnce) {
+  datasets::FactSet facts;
+  facts.facts = {fact()};
+  auto& one = facts.facts[0];
+  one.target_true = "Per Aas";
+  one.locality["neighborhood"] = {{"n1", {"Per Aas"}}, {"n2", {"Oslo"}}};
+  one.neighborhood_prompts = {"n1"};
+  std::map<ScoreRequest, Score> table = {{{"Nordhaven is led by", "Iris Vold"}, tokens({1})},
+                                         {{"n1", "Per Aas"}, tokens({1, 3})},
+                                         {{"n2", "Oslo"}, tokens({4})}};
+  Evaluation before;
+  before.cases = {{{"easyedit", judge("easyedit", facts, table).cases[0]}}};
+  EvaluateOptions options;
+  options.before = &before;
+  table[{"n1", "Per Aas"}] = tokens({1, 0});
+  EXPECT_DOUBLE_EQ(judge("easyedit", facts, table, options).summary["locality_acc"], 75) << "of 1/2 and 1";
+}
+
 TEST(EasyEdit, AbsentPromptsGiveNull) {
   datasets::FactSet facts;
   facts.facts = {fact()};
@@ -205,6 +224,14 @@ TEST(Retention, RoundTripsAndCountsEditedFactsOnly) {
   EXPECT_NEAR(json["edited_success"][1], 200.0 / 3, 1e-9);
   EXPECT_EQ(RetentionMatrix::from_json(json).to_json()["success"], json["success"]);
   EXPECT_THROW(matrix.add(4, {good}), Error);
+  // Facts without an old answer are left out, as in the final figure; where none has one, it is accuracy.
+  RetentionMatrix mixed, alone;
+  const Efficacy said{0.1, {}, true, 0.9}, unsaid{3.0, {}, false, 0.05};
+  mixed.add(1, {said, bad, good});
+  mixed.add(3, {said, bad, good});
+  alone.add(2, {said, unsaid});
+  EXPECT_EQ(mixed.to_json()["edited_success"], nlohmann::json({nullptr, 50.0}));
+  EXPECT_EQ(alone.to_json()["edited_success"], nlohmann::json({50.0}));
   EXPECT_THROW((void)RetentionMatrix::from_json({{"edits_applied", {1}}}), Error);
 }
 

@@ -91,6 +91,7 @@ TEST_F(Quality, WhatHasNoFiguresSaysWhy) {
   EXPECT_NE(text.find("- ft: lr=1: failed: layer 3: not \\| finite\n"), std::string::npos) << text;
   EXPECT_NE(text.find("| latch, seed 1 | 96.0 (88–97) | 86.0 (76–94) | 24.0 (15–32) | 0.0960 |"), std::string::npos)
       << text;
+  EXPECT_NE(text.find("| latch, mean of 2 seeds | 95.5 (95.0–96.0) |"), std::string::npos) << text;
   // Every row has the columns of the head.
   std::istringstream lines(text);
   size_t columns = 0;
@@ -134,6 +135,8 @@ TEST_F(Quality, SequencesKeepTheirCurvesAndSayWhereTheyCollapse) {
   EXPECT_NEAR(last["all"]["ci95"][0], 100 * share_interval(0.61, 200).first, 1e-9) << "of all 200";
   EXPECT_DOUBLE_EQ(last["seconds"]["value"], 1.1) << "a fact";
   EXPECT_FALSE(last.contains("neighborhood")) << "not measured";
+  const json& counted = row(table, "latch, seed 0")["last"];
+  EXPECT_NEAR(counted["all"]["ci95"][0], 100 * share_interval(0.96, 150).first, 1e-9) << "of those that were asked";
   const std::string text = quality_table(table);
   EXPECT_NE(text.find("| 200 | 61.0 | 61.0 | 96.0 | 96.0 |"), std::string::npos) << text;
   EXPECT_NE(text.find("| not by 200 |"), std::string::npos) << text;

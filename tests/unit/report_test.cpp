@@ -207,6 +207,10 @@ TEST(CaseFiles, HaveTheFormOfTheMemitRepository) {
   std::filesystem::remove_all(folder);
   RunReport run = sample_run(4);
   run.cases[3]["case_id"] = "../../evil";
+  run.cases[0]["relation_id"] = "P17";
+  run.cases[0]["metrics"]["post"]["generation"] = {{"ngram_entropy", 5.5}, {"reference_score", nullptr}};
+  run.cases[0]["metrics"]["post"]["counterfact"]["paraphrase_prompts_probs"] = json::array();
+  run.cases[0]["metrics"]["post"]["counterfact"]["paraphrase_prompts_correct"] = json::array();
   EXPECT_EQ(write_case_files(folder, run), 4);
   const json file = json::parse(read_file(folder / "4_edits-case_0.json"));
   EXPECT_EQ(file["num_edits"], 4);
@@ -215,6 +219,13 @@ TEST(CaseFiles, HaveTheFormOfTheMemitRepository) {
   EXPECT_EQ(file["post"]["rewrite_prompts_probs"],
             run.cases[0]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"]);
   EXPECT_TRUE(file["pre"].contains("neighborhood_prompts_correct"));
+  EXPECT_EQ(file["requested_rewrite"]["target_true"]["str"], run.cases[0]["target_true"]);
+  EXPECT_EQ(file["requested_rewrite"]["relation_id"], "P17");
+  EXPECT_EQ(file["post"]["ngram_entropy"], 5.5);
+  for (const char* absent : {"reference_score", "paraphrase_prompts_probs", "paraphrase_prompts_correct"})
+    EXPECT_FALSE(file["post"].contains(absent)) << absent << ": summarize.py takes the mean of what is there";
+  EXPECT_FALSE(file.contains("time"));
+  EXPECT_FALSE(json::parse(read_file(folder / "4_edits-case_1.json"))["requested_rewrite"].contains("relation_id"));
   EXPECT_TRUE(std::filesystem::exists(folder / "4_edits-case_.._.._evil.json"));
   std::filesystem::remove_all(folder);
 }
@@ -239,8 +250,8 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   EXPECT_LT(broken["ci95"][1], 0);
   EXPECT_EQ(broken["significant"], true);
   EXPECT_LT(rows.at("counterfact.score")["difference"], 0);
-  // By hand: differences of three cases -1, 0, 0: mean -33.3, deviation 57.7, half width 4.3027 · 57.7 / √3.
-  first.cases.resize(3);
+  // By hand: differences of twelve cases, -1 and eleven 0: mean -8.33, half width 2.2010 · 28.87 / √12.
+  first.cases.resize(12);
   second.cases = first.cases;
   auto& pairs = second.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"];
   first.cases[1]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {
@@ -250,9 +261,15 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   const auto compared = compare_runs(first, second);
   for (const auto& row : compared["differences"]) {
     if (row["family"] != "counterfact" || row["metric"] != "efficacy_success") continue;
-    EXPECT_NEAR(row["difference"], -100.0 / 3, 1e-9);
-    EXPECT_NEAR(row["ci95"][0], -100.0 / 3 - 4.3027 * 100 * std::sqrt(1.0 / 3) / std::sqrt(3.0), 1e-2);
+    EXPECT_NEAR(row["difference"], -100.0 / 12, 1e-9);
+    EXPECT_NEAR(row["ci95"][0], -100.0 / 12 - 2.2010 * 100 * std::sqrt(1.0 / 12) / std::sqrt(12.0), 1e-1);
   }
+  // Of three, Student's would reach from -177 to 110.
+  first.cases.resize(3);
+  second.cases.resize(3);
+  for (const json of_three = compare_runs(first, second); const auto& row : of_three["differences"])
+    if (row["family"] == "counterfact" && row["metric"] == "efficacy_success")
+      EXPECT_EQ(row["ci95"], json({-100.0, 100.0}));
   // Two of two that differ alike are no certainty: √0.025 of all do at least, and the others may differ the other way.
   first.cases.erase(first.cases.begin());
   second.cases.erase(second.cases.begin());
@@ -272,6 +289,20 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   const std::string text = format_comparison(comparison);
   EXPECT_NE(text.find("paraphrase_success"), std::string::npos);
   EXPECT_EQ(count(text, "\n* the interval does not contain 0"), 1U);
+}
+
+TEST(CompareRuns, SmallFiguresKeepTheirDigits) {
+  const auto row = [](const char* family, const char* metric, const char* unit) {
+    return json{{"family", family}, {"metric", metric},     {"unit", unit},           {"first", 0.012},
+                {"second", 0.0155}, {"difference", 0.0035}, {"ci95", {0.001, 0.006}}, {"n", 9}};
+  };
+  const std::string text = format_comparison(
+      {{"differences",
+        {row("free", "neutral_kl", "nat"), row("free", "entropy", "bit"), row("counterfact", "efficacy_magnitude", "%"),
+         row("counterfact", "efficacy_success", "%")}}});
+  EXPECT_NE(text.find("0.0120  0.0155     +0.0035  0.0010 … 0.0060"), std::string::npos) << text;
+  EXPECT_EQ(count(text, "0.01    0.02       +0.00      0.00 … 0.01"), 2U) << text;
+  EXPECT_NE(text.find("0.0     0.0        +0.0        0.0 … 0.0"), std::string::npos) << text;
 }
 
 TEST(CompareRuns, AScoreOfTwoCasesIsNoEvidence) {
@@ -320,6 +351,9 @@ TEST(CompareRuns, SaysWhatCannotBePaired) {
 
 TEST(Values, FormatNumbersForPeople) {
   EXPECT_EQ(detail::fixed(85.84), "85.8");
+  EXPECT_EQ(detail::fixed(62.5, 0), "63") << "as a page's script has it";
+  EXPECT_EQ(detail::fixed(-0.125, 2), "-0.13");
+  EXPECT_EQ(detail::fixed(0.615, 2), "0.61") << "the number is below the half";
   EXPECT_EQ(detail::fixed(std::nullopt), "–");
   EXPECT_EQ(detail::fixed(NAN), "–");
   EXPECT_EQ(detail::probability(0.00001), "< 0.001");

@@ -4,6 +4,7 @@
 #include <emend/evaluation/evaluation.h>
 #include <emend/models/config.h>
 #include <emend/models/placing.h>
+#include <emend/workflow/documents.h>
 #include <emend/workflow/inputs.h>
 #include <emend/workflow/run.h>
 #include <emend/workflow/save_formats.h>
@@ -62,6 +63,39 @@ TEST(EvalAt, IsOneScheduleBesideTheEnd) {
     EXPECT_THROW((void)parse_eval_at(wrong), Error) << wrong.front();
 }
 
+TEST(EvalAt, LifelongRunsAreMeasuredTenTimes) {
+  const auto measurements = [](int64_t n, int64_t batch, const EvalSchedule& schedule = {}) {
+    int64_t count = 1;  // the end
+    for (int64_t begin = 0; begin + batch < n; begin += batch) count += schedule.due(begin, begin + batch, n, true);
+    return count;
+  };
+  for (const int64_t n : {10, 11, 19, 100, 101, 2000}) EXPECT_EQ(measurements(n, 1), 10) << n;
+  EXPECT_EQ(measurements(2000, 50), 10);
+  EXPECT_EQ(measurements(5, 2), 3) << "as many as there are batches";
+  EXPECT_EQ(measurements(2000, 50, {.every = 500}), 4);
+  EXPECT_FALSE(EvalSchedule{}.due(0, 1, 1, false));
+}
+
+TEST(MetricsTable, KeepsItsColumnsApart) {
+  const nlohmann::json summary = {
+      {"counterfact", {{"n", 2}, {"efficacy_magnitude", 0.034}, {"ci95", {{"efficacy_magnitude", {0.021, 0.047}}}}}},
+      {"free", {{"n", 2}, {"neutral_kl", 0.00042}, {"edit_begins", 50.0}, {"neighborhood_first_token_kept", 100.0}}},
+      {"health", {{"n", 1}, {"perplexity", 123456789.0}, {"lambada_perplexity", 2.5e12}}}};
+  const std::string text = metrics_table({{"before", summary}, {"after", summary}});
+  for (const char* part : {"  1.23e+08  1.23e+08", "  0.0004  0.0004", "  0.03  0.02 – 0.05", "  50.00   50.00"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << '\n' << text;
+  // The columns of a family end at one place.
+  std::istringstream lines(text);
+  size_t end = 0;
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("free"))
+      end = line.find("before") + 6;
+    else if (line.starts_with("health"))
+      break;
+    else if (end > 0)
+      EXPECT_NE(line[end - 1], ' ') << line;
+}
+
 TEST_F(RunTest, GoesOnAfterAnInterruption) {
   const auto facts = datasets::load_facts(fixture("/facts.jsonl"));
   auto model = models::load_placed(fixture(""));
@@ -74,6 +108,8 @@ TEST_F(RunTest, GoesOnAfterAnInterruption) {
     EXPECT_EQ(whole.record().batches.size(), 2U);
     EXPECT_EQ(whole.record().guard.size(), 2U);
     EXPECT_NE(whole.summary().find("none failed"), std::string::npos) << whole.summary();
+    EXPECT_EQ(whole.cases()[1]["target_true"], "Paris");
+    EXPECT_FALSE(whole.cases()[1].contains("relation_id")) << "not known";
     EXPECT_FALSE(changed_weights(model, before).empty()) << "a lent model stays edited";
     whole.session().undo();
   }

@@ -183,10 +183,10 @@ function correction(question, text) {
     form.replaceWith(where);
     const done = await edit({facts: [fact], editor: editor.value}, where);
     if (!done) return;
-    const full = fact.prompt.replace("{}", fact.subject);
+    const full = fact.prompt.replace("{}", () => fact.subject), inside = full.replace(/^The /, "the ");
     $("compare").prompt.value = full;
     $("compare").target.value = fact.target_new;
-    $("compare").more.value = `paraphrase: Everybody knows that ${full[0].toLowerCase() === "t" ? "t" + full.slice(1) : full}\nparaphrase: Question: ${question} Answer:\nnegation: It is not true that ${full}`;
+    $("compare").more.value = `paraphrase: Everybody knows that ${inside}\nparaphrase: Question: ${question} Answer:\nnegation: It is not true that ${inside}`;
     turns.splice(turns.findLastIndex((turn) => turn.role === "user" && turn.content === question) + 1);
     if (turns.length) await answer();
     await compare();
@@ -275,6 +275,9 @@ async function edit(request, where) {
 }
 
 // ---- before and after
+// As whole words: "Romeo" does not begin with "Rome".
+const plain = (text) => text.toLowerCase().replace(/^[^\p{L}\p{N}]+/u, "").replace(/^(?:the|an?) /, "").trim();
+const begins = (text, answer) => plain(text).startsWith(plain(answer)) && !/^[\p{L}\p{N}]/u.test(plain(text).slice(plain(answer).length));
 async function compare() {
   const form = $("compare"), target = form.target.value.trim(), prompts = [{kind: "fact", prompt: form.prompt.value}];
   for (const line of form.more.value.split("\n")) {
@@ -287,11 +290,14 @@ async function compare() {
     $("compared").replaceChildren(...results.map((one, i) => {
       const {kind} = prompts[i], p = (side) => side.targets[0]?.probability, same = one.before.text === one.after.text;
       const follows = kind === "fact" || kind === "paraphrase";
-      const good = follows ? (target ? p(one.after) > 0.5 || one.after.text.trim().startsWith(target) : !same) : (kind === "negation" && target ? !(p(one.after) > 0.5) : same);
+      const denied = kind === "negation" && target, says = target && (p(one.after) > 0.5 || begins(one.after.text, target));
+      const good = follows ? (target ? says : !same) : denied ? !says : same;
+      const verdict = follows ? (good ? "follows the edit" : "does not follow the edit") : denied && !(good && same)
+        ? (good ? "does not say the new answer" : "says the new answer") : good ? "left alone" : "changed by the edit";
       const side = (name, what, mark) => make("div", {className: mark}, make("span", {className: "soft"}, name), make("span", {}, what.text), make("i", {}, target ? percent(p(what)) : ""));
       return make("div", {className: "pair"}, make("p", {}, make("b", {}, kind + ": "), one.prompt),
         side("before", one.before, ""), side("after", one.after, good ? "good" : "bad"),
-        make("p", {className: "soft"}, follows ? (good ? "✓ follows the edit" : "✗ does not follow the edit") : (good ? "✓ left alone" : "✗ changed by the edit")));
+        make("p", {className: "soft"}, (good ? "✓ " : "✗ ") + verdict));
     }));
   } catch (error) { $("compared").replaceChildren(make("p", {className: "bad"}, error.message)); }
 }
