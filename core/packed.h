@@ -9,6 +9,7 @@
 
 namespace emend {
 
+/// `value` in MessagePack, as nlohmann::json converts it.
 template <class Value>
 [[nodiscard]] std::string packed(const Value& value) {
   const auto bytes = nlohmann::json::to_msgpack(value);
