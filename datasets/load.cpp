@@ -53,11 +53,9 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
   detail::RowReader rows(text, name);
   detail::Row row;
   int64_t line = 0;
-  std::optional<BadRow> broken;
-  const auto keep = [&](const BadRow& bad) {
-    if (!broken) broken = bad;
-  };
-  while (first_rows.size() < 8 && next_row(rows, row, options.bad_rows, keep)) {
+  bool broken = false;
+  const auto is_broken = [&](const BadRow&) { broken = true; };
+  while (first_rows.size() < 8 && next_row(rows, row, options.bad_rows, is_broken)) {
     if (first_rows.empty()) line = row.line;
     first_rows.push_back(std::move(row.value));
   }

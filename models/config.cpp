@@ -143,11 +143,14 @@ ModelConfig parse_config(const Json& json, const std::string& file, const Family
 }
 
 static Json to_json(const Rotary& r) {
+  // LongRoPE's usual factor follows from the two lengths: it is in no pack's fingerprint.
+  const bool usual = r.kind == Rotary::Kind::kLongrope &&
+                     r.factor == static_cast<double>(r.max_positions) / static_cast<double>(r.original_max);
   return {{"kind", static_cast<int>(r.kind)},
           {"theta", r.theta},
           {"dims", r.dims},
           {"interleaved", r.interleaved},
-          {"factor", r.factor},
+          {"factor", usual ? 1.0 : r.factor},
           {"low", r.low_freq_factor},
           {"high", r.high_freq_factor},
           {"original", r.original_max},

@@ -299,16 +299,14 @@ Target summarise(const std::vector<const Target*>& windows) {
   return all;
 }
 
-using nlohmann::json;
-
 // Targets are on the host already, in float32 or float64.
-static json vector_document(const at::Tensor& x_D) {
+static nlohmann::json vector_document(const at::Tensor& x_D) {
   const at::Tensor x = x_D.contiguous();
   const auto* bytes = static_cast<const uint8_t*>(x.const_data_ptr());
-  return {{"dtype", static_cast<int>(x.scalar_type())}, {"bytes", json::binary({bytes, bytes + x.nbytes()})}};
+  return {{"dtype", static_cast<int>(x.scalar_type())}, {"bytes", nlohmann::json::binary({bytes, bytes + x.nbytes()})}};
 }
 
-static at::Tensor read_vector(const json& document) {
+static at::Tensor read_vector(const nlohmann::json& document) {
   const auto& bytes = document.at("bytes").get_binary();
   const auto dtype = static_cast<at::ScalarType>(document.at("dtype").get<int>());
   at::Tensor x = at::empty({static_cast<int64_t>(bytes.size() / c10::elementSize(dtype))}, dtype);
@@ -317,8 +315,8 @@ static at::Tensor read_vector(const json& document) {
 }
 
 // Without traces.
-static void to_json(json& document, const Target& target) {
-  json curve = json::array();
+static void to_json(nlohmann::json& document, const Target& target) {
+  nlohmann::json curve = nlohmann::json::array();
   for (const auto& terms : target.curve)
     curve.push_back({terms.loss, terms.nll, terms.kl, terms.weight_decay, terms.probability});
   document = {{"initial", mapped(target.initial_D, vector_document)},
@@ -330,7 +328,7 @@ static void to_json(json& document, const Target& target) {
               {"curve", curve}};
 }
 
-static void from_json(const json& document, Target& target) {
+static void from_json(const nlohmann::json& document, Target& target) {
   target.initial_D = mapped(document.at("initial"), read_vector);
   target.delta_D = mapped(document.at("delta"), read_vector);
   target.target_D = mapped(document.at("target"), read_vector);

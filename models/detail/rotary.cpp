@@ -170,14 +170,7 @@ std::optional<double> mscale_of(const ConfigReader& dict, const std::string& key
   return value && *value == 0 ? std::nullopt : optional_number(dict, key);
 }
 
-// Phi-3 files keep the original length at the top level, where it wins.
-const ConfigReader& original_holder(const ConfigReader& reader, const ConfigReader& dict) {
-  return reader.has("original_max_position_embeddings") ? reader : dict;
-}
-
 void read_longrope(const ConfigReader& dict, Rotary& rotary) {
-  rotary.factor =
-      dict.number_or({"factor"}, static_cast<double>(rotary.max_positions) / static_cast<double>(rotary.original_max));
   rotary.short_factor = dict.numbers({"short_factor"});
   rotary.long_factor = dict.numbers({"long_factor"});
   for (const auto* factors : {&rotary.short_factor, &rotary.long_factor})
@@ -210,7 +203,12 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
               "a share that gives an even number of them, at least 2");
   rotary.max_positions = config.max_positions;
   rotary.original_max = config.max_positions;
-  const ConfigReader& lengths = original_holder(reader, dict);
+  // Phi-3 files keep the original length at the top level, where it wins.
+  const ConfigReader& lengths = reader.has("original_max_position_embeddings") ? reader : dict;
+  const auto factor_or_ratio = [&] {
+    return dict.number_or({"factor"},
+                          static_cast<double>(config.max_positions) / static_cast<double>(rotary.original_max));
+  };
   rotary.kind = parse_kind(dict, dict.text_or({"rope_type", "type"}, "default"), keys);
   switch (rotary.kind) {
     case Rotary::Kind::kLinear:
@@ -229,9 +227,7 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
       break;
     case Rotary::Kind::kYarn:
       rotary.original_max = lengths.integer_or({"original_max_position_embeddings"}, config.max_positions);
-      rotary.factor = dict.has("factor")
-                          ? dict.number({"factor"})
-                          : static_cast<double>(config.max_positions) / static_cast<double>(rotary.original_max);
+      rotary.factor = factor_or_ratio();
       rotary.beta_fast = dict.number_or({"beta_fast"}, 32);
       rotary.beta_slow = dict.number_or({"beta_slow"}, 1);
       rotary.truncate = dict.flag_or({"truncate"}, true);
@@ -241,6 +237,7 @@ Rotary read_rotary(const ConfigReader& reader, const ConfigReader& dict, const C
       break;
     case Rotary::Kind::kLongrope:
       rotary.original_max = lengths.integer({"original_max_position_embeddings"});
+      rotary.factor = factor_or_ratio();
       read_longrope(dict, rotary);
       rotary.attention_factor = optional_number(dict, "attention_factor");
       break;

@@ -97,7 +97,10 @@ TEST(Config, RotarySettingsAreReadAsTransformersReadsThem) {
                    {"original_max_position_embeddings", 16}};
   const double ratio = static_cast<double>(config.max_positions) / 16;
   EXPECT_DOUBLE_EQ(with({{"rope_scaling", longrope}}).rotary(0).factor, ratio);
+  const auto factor_of = [&] { return arithmetic(with({{"rope_scaling", longrope}}))["rotaries"][0]["factor"]; };
+  EXPECT_EQ(factor_of(), 1.0) << "what fingerprints of earlier packs say";
   longrope["factor"] = 3.0;
+  EXPECT_EQ(factor_of(), 3.0);
   EXPECT_DOUBLE_EQ(with({{"rope_scaling", longrope}}).rotary(0).factor, 3);
 }
 
