@@ -212,14 +212,17 @@ SecondMoment read_published_moment(const std::filesystem::path& path) {
   const NpzFile file(path);
   const at::Tensor stored = file.read("mom2.mom2");
   const auto refuse = [&](const std::string& got) {
-    throw Error(ErrorClass::kCorruption,
-                {path.string(), got, "a finite symmetric matrix of floats in \"mom2.mom2\"", "fetch the file again"});
+    throw Error(
+        ErrorClass::kCorruption,
+        {path.string(), got,
+         "a finite symmetric matrix of floats in \"mom2.mom2\", the sum over the tokens that \"mom2.count\" says",
+         "fetch the file again"});
   };
   if (!at::isFloatingType(stored.scalar_type()) || stored.dim() != 2 || stored.size(0) != stored.size(1))
     refuse("a " + std::string(c10::toString(stored.scalar_type())) + " array of " + std::to_string(stored.dim()) +
            " dimensions");
   const int64_t count = file.contains("mom2.count") ? file.read("mom2.count").to(at::kLong).item<int64_t>() : 0;
-  if (count < 1) refuse("no number of tokens above 0 in \"mom2.count\", by which the sum is divided");
+  if (count < 1) refuse("no number of tokens above 0 in \"mom2.count\"");
   const at::Tensor cov_FF = stored.to(at::kDouble) / static_cast<double>(count);
   if (!at::isfinite(cov_FF).all().item<bool>()) refuse("NaN or infinite entries");
   // Sums in float32 leave a trace of asymmetry.
