@@ -193,8 +193,8 @@ class LatchEditor final : public NamedEditor {
       return passes_;
     };
     std::vector<LayerMemory> memory = memory_;
-    detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, std::move(mentions), *result.contexts}, model, facts, context,
-                             result);
+    detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, std::move(mentions), *result.contexts},
+                             model, facts, context, result);
     memory_ = std::move(memory);
     return result;
   }
