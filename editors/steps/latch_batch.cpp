@@ -198,9 +198,10 @@ class LatchBatch {
     }
     if (const auto n = static_cast<double>(unit.mentions.size()); n > 0) {
       for (auto& row : joint.rows) row.weight /= 1 + h_.mention_weight;
-      joint.rows.insert(joint.rows.end(), unit.mentions.begin(), unit.mentions.end());
-      for (auto row = joint.rows.end() - std::ssize(unit.mentions); row != joint.rows.end(); ++row)
-        row->weight = h_.mention_weight / (1 + h_.mention_weight) / n;
+      for (TargetRow row : unit.mentions) {
+        row.weight = h_.mention_weight / (1 + h_.mention_weight) / n;
+        joint.rows.push_back(std::move(row));
+      }
     }
     joint.case_id = batch_.rendered[unit.facts[0]].case_id;
     joint.more_steps = std::llround(static_cast<double>(h_.v_num_grad_steps) *
