@@ -1,4 +1,6 @@
 // eval-fixture and eval-editor-fixture: checks against folders of recorded numbers.
+#include <emend/models/placing.h>
+
 #include <iostream>
 
 #include "../../tests/oracle/editor_fixture.h"
@@ -9,8 +11,12 @@ namespace emend::tools {
 namespace {
 
 struct FixtureArguments {
-  std::string folder, engine = "fast";
+  std::string folder, engine = "fast", device_map = "cpu";
 };
+
+void add_device_map(Options& o, FixtureArguments& options) {
+  o.add("--device-map", &options.device_map, "as in emend edit: cpu, cuda:0, sim:K, auto or a file", {.type = "MAP"});
+}
 
 int print_fixture(const nlohmann::ordered_json& document, const Common& common) {
   std::cout << dump_json(document, common.json ? -1 : 2) << '\n';
@@ -23,7 +29,13 @@ VerbRun setup_eval_fixture(Options& o) {
   auto& options = o.arguments<FixtureArguments>();
   o.add("DIR", &options.folder, "folder with a tiny checkpoint and expected.safetensors",
         {.type = "DIR", .required = true});
-  return [&options](Common& common) { return print_fixture(models::eval_fixture(options.folder), common); };
+  add_device_map(o, options);
+  return [&options](Common& common) {
+    const models::PlaceOptions where{.device_map = options.device_map, .log = common.log};
+    models::LoadOptions load;
+    load.place = [&](const auto& config, const auto&) { return models::place_model(where, config); };
+    return print_fixture(models::eval_fixture(options.folder, load), common);
+  };
 }
 
 VerbRun setup_eval_editor_fixture(Options& o) {
@@ -31,9 +43,11 @@ VerbRun setup_eval_editor_fixture(Options& o) {
   o.add("DIR", &options.folder, "folder with models, facts and expected.MODEL.EDITOR.safetensors",
         {.type = "DIR", .required = true})
       .add("--engine", &options.engine, "fast or reference", {.choices = {"fast", "reference"}});
+  add_device_map(o, options);
   return [&options](Common& common) {
     const auto engine = editors::parse_engine(options.engine);
-    return print_fixture(editors::eval_editor_fixture(options.folder, engine, common.log), common);
+    return print_fixture(editors::eval_editor_fixture(options.folder, engine, common.log, {}, options.device_map),
+                         common);
   };
 }
 
