@@ -17,10 +17,10 @@ namespace emend::editors::detail {
 
 struct LatchHparams : hparams::LocateHparams {
   int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, wordings = 3,
-          lookalikes = 12, asides = 0, mentions = 4, mention_tokens = 8, sketch_steps = 6, release_tokens = 16,
+          lookalikes = 12, asides = 0, mentions = 4, mention_tokens = 2, sketch_steps = 6, release_tokens = 16,
           release_steps = 8;
   std::vector<int64_t> release_layers;
-  double mention_weight = 0.15, talk = 0.5, text_weight = 1, lookalike_weight = 0.3, gain = 24, shut = 0.1, open = 0.4,
+  double mention_weight = 0.1, talk = 0.5, text_weight = 1, lookalike_weight = 0.3, gain = 24, shut = 0.1, open = 0.4,
          room = 1.0 / 32;
 
   [[nodiscard]] std::vector<int64_t> all_layers() const {

@@ -409,7 +409,7 @@ TEST(Latch, WhereASubjectIsOnlyMentionedTheModelGoesOn) {
   const auto facts = std::span(all).first(2);
   models::Model original = testing::tiny_model(), free = testing::tiny_model(), bound = testing::tiny_model();
   (void)edit(*make(free, "room: 1\nmentions: 0\n"), free, facts);
-  const auto result = edit(*make(bound, "room: 1\nmention_weight: 2\n"), bound, facts);
+  const auto result = edit(*make(bound, "room: 1\nmention_weight: 4\nmention_tokens: 8\n"), bound, facts);
   EXPECT_EQ(result.failed(), 0);
   double without = 0, with = 0;
   for (const auto& fact : facts)

@@ -268,8 +268,9 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   first.cases.resize(3);
   second.cases.resize(3);
   for (const json of_three = compare_runs(first, second); const auto& row : of_three["differences"])
-    if (row["family"] == "counterfact" && row["metric"] == "efficacy_success")
+    if (row["family"] == "counterfact" && row["metric"] == "efficacy_success") {
       EXPECT_EQ(row["ci95"], json({-100.0, 100.0}));
+    }
   // Two of two that differ alike are no certainty: √0.025 of all do at least, and the others may differ the other way.
   first.cases.erase(first.cases.begin());
   second.cases.erase(second.cases.begin());

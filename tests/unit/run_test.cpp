@@ -87,13 +87,12 @@ TEST(MetricsTable, KeepsItsColumnsApart) {
   // The columns of a family end at one place.
   std::istringstream lines(text);
   size_t end = 0;
-  for (std::string line; std::getline(lines, line);)
-    if (line.starts_with("free"))
+  for (std::string line; std::getline(lines, line) && !line.starts_with("health");)
+    if (line.starts_with("free")) {
       end = line.find("before") + 6;
-    else if (line.starts_with("health"))
-      break;
-    else if (end > 0)
+    } else if (end > 0) {
       EXPECT_NE(line[end - 1], ' ') << line;
+    }
 }
 
 TEST_F(RunTest, GoesOnAfterAnInterruption) {

@@ -22,14 +22,14 @@ namespace emend::workflow {
 
 /// All but the model.
 struct DirectOptions {
-  std::string action, positive, negative, preset, layers, prompts, texts, spare, search_prompts, neutral, health_data,
-      out;
-  std::vector<std::string> directions, apart_from, scorers, save = {"pack"}, by = {"bake", "ablate"};
-  FitOptions fit;
-  DirectChangeOptions change;
-  models::SteerOptions steer;
-  EffectOptions effect;
-  OptimiseOptions search;
+  std::string action = {}, positive = {}, negative = {}, preset = {}, layers = {}, prompts = {}, texts = {}, spare = {},
+              search_prompts = {}, neutral = {}, health_data = {}, out = {};
+  std::vector<std::string> directions = {}, apart_from = {}, scorers = {}, save = {"pack"}, by = {"bake", "ablate"};
+  FitOptions fit = {};
+  DirectChangeOptions change = {};
+  models::SteerOptions steer = {};
+  EffectOptions effect = {};
+  OptimiseOptions search = {};
   std::string where = "everywhere";
   bool no_chat = false, no_effect = false, force = false, resume = false;
 };
