@@ -27,10 +27,10 @@ struct ChatFormat {
   std::string system_open, system_close;  ///< empty: the system text joins the first user turn
   std::string user_open, user_close;
   std::string reply_open, reply_close;
-  std::string joined_system;   ///< how the system text, %s, stands in the first user turn
-  bool trim = false;           ///< contents lose the white space at their ends
-  std::string system_head;     ///< in front of every system text, also where the messages have none
-  std::string default_system;  ///< used when the first message is not a system message; empty: none
+  std::string joined_system = {};   ///< how the system text, %s, stands in the first user turn
+  bool trim = false;                ///< contents lose the white space at their ends
+  std::string system_head = {};     ///< in front of every system text, also where the messages have none
+  std::string default_system = {};  ///< used when the first message is not a system message; empty: none
 };
 
 /// What a template calls bos_token and eos_token; either may be empty.
