@@ -206,11 +206,10 @@ std::string format_comparison(const json& comparison) {
                  detail::text(row, "n"), detail::member(row, {"significant"}) == json(true) ? "*" : ""});
     }
   std::string out = "first:  " + detail::text(comparison, "first") + "\nsecond: " + detail::text(comparison, "second") +
-                    "\npaired cases: " + detail::text(comparison, "paired_cases") + "\n\n" + table.text("") +
-                    "\n* the interval does not contain 0\n";
+                    "\npaired cases: " + detail::text(comparison, "paired_cases") + "\n";
   if (const json& notes = detail::member(comparison, {"notes"}); notes.is_array())
     for (const auto& note : notes) out += "note: " + detail::as_text(note) + '\n';
-  return out;
+  return out + "\n" + table.text("") + "\n* the interval does not contain 0\n";
 }
 
 }  // namespace emend::evaluation

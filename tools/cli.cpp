@@ -181,7 +181,9 @@ std::string fault_of_words(CLI::App& app, const Options& options, const std::vec
   const auto is = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
   if (is(CLI::ExitCodes::Success)) throw;
   const std::string unknown =
-      is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError) ? unknown_option(words, options) : "";
+      is(CLI::ExitCodes::ExtrasError) || is(CLI::ExitCodes::RequiredError) || is(CLI::ExitCodes::ArgumentMismatch)
+          ? unknown_option(words, options)
+          : "";
   return unknown.empty() ? complaint(error, app, options) : unknown;
 }
 

@@ -112,10 +112,15 @@ std::vector<double> spectrum(const editors::WeightDelta& delta) {
   return {begin, begin + std::min(kSpectrum, values.numel())};
 }
 
-// One object a rewritten weight, all batches taken together: layer, weight, update_norm, weight_norm (as it is now),
-// relative, spectrum (the leading singular values of what was added), survived (the least of the batches).
-nlohmann::json layer_figures(const std::vector<editors::EditResult>& batches, const models::Model& model) {
+// One object a rewritten weight, all batches taken together: layer, weight, update_norm, weight_norm (as it was
+// before), relative, spectrum (the leading singular values of what was added), survived (the least of the batches).
+nlohmann::json layer_figures(const std::vector<editors::EditResult>& batches) {
   std::vector<editors::WeightDelta> all;
+  std::map<std::string, double> norm_before;
+  for (const auto& batch : batches)
+    for (const auto& layer : batch.layers)
+      if (layer.relative_update_norm > 0)
+        norm_before.emplace(layer.weight, layer.update_norm / layer.relative_update_norm);
   const auto survived = survived_by_weight(batches);
   for (const auto& batch : batches) all.insert(all.end(), batch.deltas.begin(), batch.deltas.end());
   nlohmann::json out = nlohmann::json::array();
@@ -123,10 +128,9 @@ nlohmann::json layer_figures(const std::vector<editors::EditResult>& batches, co
     const double norm = delta.norm();
     nlohmann::json one = {
         {"layer", delta.layer}, {"weight", delta.weight}, {"update_norm", norm}, {"spectrum", spectrum(delta)}};
-    if (model.has_weight(delta.weight)) {
-      const double whole = model.weight(delta.weight).to(at::kFloat).norm().item<double>();
-      one["weight_norm"] = whole;
-      if (whole > 0) one["relative"] = norm / whole;
+    if (const auto whole = norm_before.find(delta.weight); whole != norm_before.end()) {
+      one["weight_norm"] = whole->second;
+      one["relative"] = norm / whole->second;
     }
     if (const auto it = survived.find(delta.weight); it != survived.end()) one["survived"] = it->second;
     out.push_back(std::move(one));
@@ -386,7 +390,7 @@ nlohmann::json report_extras(const RunRecord& record, const datasets::FactSet& f
     curve["case_id"] = outcome->case_id;
     curves.push_back(std::move(curve));
   }
-  const auto& layers = extras["layers"] = layer_figures(record.batches, model);
+  const auto& layers = extras["layers"] = layer_figures(record.batches);
   nlohmann::json edited = nlohmann::json::array();
   for (const auto& layer : layers) edited.push_back(layer.value("layer", 0));
   nlohmann::json placed = nlohmann::json::object(), used = nlohmann::json::array();

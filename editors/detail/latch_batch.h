@@ -17,11 +17,9 @@ namespace emend::editors::detail {
 
 struct LatchHparams : hparams::LocateHparams {
   int64_t text_tokens = 8192, crowd = 128, crowd_tokens = 32768, lead_ins = 3, gate_lead_ins = 10, wordings = 3,
-          lookalikes = 12, asides = 0, mentions = 4, mention_tokens = 2, sketch_steps = 6, release_tokens = 16,
-          release_steps = 8;
+          lookalikes = 12, asides = 0, sketch_steps = 6, release_tokens = 16, release_steps = 8;
   std::vector<int64_t> release_layers;
-  double mention_weight = 0.1, talk = 0.5, text_weight = 1, lookalike_weight = 0.3, gain = 24, shut = 0.1, open = 0.4,
-         room = 1.0 / 32;
+  double talk = 0.5, text_weight = 1, lookalike_weight = 0.3, gain = 24, shut = 0.1, open = 0.4, room = 1.0 / 32;
 
   [[nodiscard]] std::vector<int64_t> all_layers() const {
     std::vector<int64_t> all = layers;
@@ -47,8 +45,7 @@ struct LatchTexts {
   /// known.
   std::function<const std::map<size_t, TextPass>&(const std::vector<size_t>& places, const models::Model& reader)>
       passes;
-  std::vector<std::string> leads;     ///< pieces of it behind which gates learn to open, with {} for the prompt
-  std::vector<std::string> mentions;  ///< pieces of it that go on with a subject, {}
+  std::vector<std::string> leads;  ///< pieces of it behind which gates learn to open, with {} for the prompt
   const ContextTemplates& contexts;
 };
 

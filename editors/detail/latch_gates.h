@@ -21,7 +21,6 @@ struct LatchUnit {
   size_t begin = 0, open = 0, denied = 0, aside = 0, end = 0;
   std::vector<std::string> asides;  ///< questions that are not those of its facts
   std::vector<bool> heeded;         ///< behind a negation: the unedited model says something else there
-  std::vector<TargetRow> mentions;  ///< what was written behind its subject where it was only mentioned
   Target target;
 };
 

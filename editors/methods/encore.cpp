@@ -52,7 +52,7 @@ EditorInfo make_encore() {
           .field("prob_cutoff", &H::prob_cutoff,
                  "-n: stop when the target was the most probable n times; p above 0: when its mean "
                  "probability exceeds p; 0 disables both",
-                 {.max = 1})
+                 {.min = -1e6, .max = 1})
           .field("add_prev_edits", &H::add_prev_edits, "whether keys of earlier batches are preserved")
           .field("norm_control", &H::norm_control, "not carried; must be 0")
           .field("use_gd", &H::use_gd, "not carried; must be false")

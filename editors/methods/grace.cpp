@@ -52,7 +52,7 @@ class Grace final : public RuntimeEditor {
  private:
   void learn_chunk(models::Model& model, const models::EditSite& site, const RenderedBatch& batch, GraceBook& book,
                    const EditContext& context, EditResult& result) const {
-    admit(model, batch, book, context);
+    const std::vector<int64_t> own = admit(model, batch, book, context);
     const at::Tensor home = model.weight(site.weight_name);
     const auto there = [&](const at::Tensor& x) {
       return devices::route_like(x, home, devices::Purpose::kDelta).detach().clone();
@@ -61,11 +61,17 @@ class Grace final : public RuntimeEditor {
     values_ED.requires_grad_(true);
     const auto hooks =
         attach_grace(model, layer_, {there(book.keys_EF), there(book.radius_E)}, [values_ED] { return values_ED; });
+    // A prompt may pass through an earlier fact's key, whose value stays as it is.
+    const at::Tensor own_E1 = there(at::zeros({book.size(), 1}, at::kFloat).index_fill_(0, at::tensor(own), 1));
     Adam adam({.lr = hparams_.edit_lr});
     const TrainingSteps steps = {
         .rows = [&](int64_t begin, int64_t end) { return learning_rows(batch, begin, end, Objective::kTargetNew); },
         .leaves = [&] { return std::vector<at::Tensor>{values_ED}; },
-        .update = [&](const PassResult& pass) { adam.step({values_ED}, pass.gradients); }};
+        .update =
+            [&](const PassResult& pass) {
+              const at::Tensor& gradient_ED = pass.gradients[0];
+              adam.step({values_ED}, {gradient_ED.defined() ? gradient_ED * own_E1 : gradient_ED});
+            }};
     const double stop = hparams_.reg == "early_stop" ? hparams_.stop_loss : 0;
     const auto facts = static_cast<int64_t>(batch.rendered.size());
     const TrainingRecord record = train(model, facts, {hparams_.n_iter, facts, stop, layer_}, steps, context);
@@ -73,8 +79,10 @@ class Grace final : public RuntimeEditor {
     book.values_ED = devices::to_host(values_ED.detach()).clone();
   }
 
-  void admit(const models::Model& model, const RenderedBatch& batch, GraceBook& book,
-             const EditContext& context) const {
+  // The entries of these facts.
+  std::vector<int64_t> admit(const models::Model& model, const RenderedBatch& batch, GraceBook& book,
+                             const EditContext& context) const {
+    std::vector<int64_t> own;
     std::vector<PromptRow> rows;
     for (const auto& fact : batch.rendered) rows.push_back(fact.rows[0]);
     const auto at_last = collect_at_lookup(
@@ -85,9 +93,10 @@ class Grace final : public RuntimeEditor {
     if (hparams_.val_init == "cold") values_ND = at::empty_like(values_ND).uniform_(0, 1, generator);
     for (size_t i = 0; i < batch.rendered.size(); ++i) {
       const auto row = static_cast<int64_t>(i);
-      (void)book.admit(keys_NF[row], values_ND[row], batch.rendered[i].target_ids, batch.rendered[i].case_id,
-                       hparams_.eps, hparams_.eps_expand != "coverage");
+      own.push_back(book.admit(keys_NF[row], values_ND[row], batch.rendered[i].target_ids, batch.rendered[i].case_id,
+                               hparams_.eps, hparams_.eps_expand != "coverage"));
     }
+    return own;
   }
 
   GraceHparams hparams_;

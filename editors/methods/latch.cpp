@@ -76,13 +76,6 @@ const hparams::Schema<LatchHparams>& latch_schema() {
               "asides", &H::asides,
               {.meaning = "other questions about a subject, asked before it is named, behind which its gate stays shut",
                .min = 0})
-          .field("mentions", &H::mentions,
-                 {.meaning = "pieces of text that end in a subject, behind which the model shall go on as it did: its "
-                             "target is optimised there too",
-                  .min = 0})
-          .field("mention_tokens", &H::mention_tokens, {.meaning = "tokens of what it writes there", .min = 1})
-          .field("mention_weight", &H::mention_weight,
-                 {.meaning = "weight of these pieces beside the 1 of a fact's own prompts", .min = 0})
           .field("lookalikes", &H::lookalikes,
                  {.meaning = "names like a subject's at which its gate learns to stay shut", .min = 0})
           .field("lookalike_weight", &H::lookalike_weight,
@@ -114,10 +107,6 @@ const hparams::Schema<LatchHparams>& latch_schema() {
 // Sentences in which a prompt stands; the lookup does not see what follows the subject.
 constexpr std::array kForms = {"Question: {} what?\nAnswer:", "Complete the sentence.\n{}"};
 
-constexpr std::array<std::string_view, 2> kPromptBehind = {". {}", "\n\n{}"};
-constexpr std::array<std::string_view, 3> kMentionBehind = {", {}", " and {}", ". {}"};
-static_assert(kPromptBehind[0].size() == kPromptBehind[1].size());
-
 // Pieces of the text to stand in front of a prompt, the same for the same rows and seed.
 std::vector<std::string> lead_ins(const models::Model& model, std::span<const Ids> rows, int64_t count, uint64_t seed) {
   constexpr size_t kShortest = 6;
@@ -133,19 +122,9 @@ std::vector<std::string> lead_ins(const models::Model& model, std::span<const Id
     const auto begin = row.begin() + static_cast<std::ptrdiff_t>(random() % (row.size() - static_cast<size_t>(length)));
     std::string text = model.tokenizer().decode(Ids(begin, begin + length), true);
     std::erase_if(text, [](char c) { return c == '{' || c == '}'; });
-    pieces.push_back(text.append(kPromptBehind[random() % 3 == 0 ? 1 : 0]));
+    pieces.push_back(text + (random() % 3 == 0 ? "\n\n{}" : ". {}"));
   }
   return pieces;
-}
-
-// The same pieces, which go on with a subject.
-std::vector<std::string> mentions_in(std::span<const std::string> leads, int64_t count) {
-  std::vector<std::string> mentions;
-  for (size_t i = 0; i < static_cast<size_t>(count) && !leads.empty(); ++i) {
-    const std::string& lead = leads[i % leads.size()];
-    mentions.push_back(lead.substr(0, lead.size() - kPromptBehind[0].size()).append(kMentionBehind[i % 3]));
-  }
-  return mentions;
 }
 
 class LatchEditor final : public NamedEditor {
@@ -163,7 +142,6 @@ class LatchEditor final : public NamedEditor {
     }
     const auto leads = lead_ins(model, std::span(text_).first(talk_), h_.lead_ins + h_.gate_lead_ins, context.seed);
     const auto split = leads.begin() + std::min(std::ssize(leads), h_.lead_ins);
-    auto mentions = mentions_in({split, leads.end()}, h_.mention_weight > 0 ? h_.mentions : 0);
     result.contexts = context.contexts ? *context.contexts : templates({leads.begin(), split});
     // What a layer does on the text is taken from the model as it was when the text was read.
     const auto read = [&](const std::vector<size_t>& places,
@@ -193,8 +171,8 @@ class LatchEditor final : public NamedEditor {
       return passes_;
     };
     std::vector<LayerMemory> memory = memory_;
-    detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, std::move(mentions), *result.contexts},
-                             model, facts, context, result);
+    detail::edit_latch_batch(h_, memory, {text_, read, {split, leads.end()}, *result.contexts}, model, facts, context,
+                             result);
     memory_ = std::move(memory);
     return result;
   }

@@ -3,7 +3,7 @@
 //
 //   lora     ΔW = (α/r)·B·A
 //   adalora  ΔW = (α/r)·P·diag(λ)·Q with the penalty 0.5·mean(‖PᵀP − I‖ + ‖QQᵀ − I‖). As in EasyEdit's use of it the
-//            rank is never cut: no budget is scheduled.
+//            rank is never cut: no budget is scheduled. There peft's first rank, 12, stands in for `rank`; here it is.
 //   A: Adam over the facts in chunks, no early stop unless stop_loss is given.
 //
 //   O output width · I input width · R rank

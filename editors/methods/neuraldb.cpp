@@ -158,6 +158,8 @@ EditorInfo make_neuraldb() {
           .field("gamma", &H::gamma,
                  "cosine of a token's key and a stored one above which the stored residual is added",
                  {.formula = "γ", .min = 0, .max = 1})
+          .check("gamma", "less than 1: no key resembles another more than itself",
+                 [](const H& h) { return h.gamma < 1; })
           .check("layers", "one layer: the store answers there", [](const H& h) { return h.layers.size() == 1; });
   return runtime_entry<NeuralDb>(
       "neuraldb", "keys and residuals in a store beside the weights, added where a key resembles one",

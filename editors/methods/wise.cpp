@@ -38,7 +38,7 @@ struct WiseHparams : LayerChoice {
                                           "The results of the study show that", "You can cook rice by"};
 };
 
-// TIES (Yadav et al., 2023): keep the largest entries of each, agree on a sign, average what has it. Linear: sum.
+// TIES (Yadav et al., 2023): keep the largest entries of each, agree on a sign, average what has it. Linear: mean.
 at::Tensor merged(const std::vector<WiseMemory>& memories, const WiseHparams& h) {
   std::vector<at::Tensor> parts;
   for (const auto& memory : memories) {
@@ -122,8 +122,7 @@ class WiseTraining {
     return (x * positive).sum() / positive.sum().clamp_min(1);
   }
 
-  [[nodiscard]] at::Tensor margin_gradient() const {
-    const at::AutoGradMode with_grad(true);
+  [[nodiscard]] at::Tensor margin_loss() const {
     const double alpha = h_.act_margin[0], beta = h_.act_margin[1], gamma = h_.act_margin[2];
     const at::Tensor in_R = activation(in_RF_);
     at::Tensor loss = hinge(beta - in_R);
@@ -131,7 +130,7 @@ class WiseTraining {
       const at::Tensor out_P = activation(out_PF_);
       loss = loss + hinge(out_P - alpha) + hinge(out_P.unsqueeze(1) - in_R.unsqueeze(0) + gamma);
     }
-    return torch::autograd::grad({loss}, {delta_DF_})[0];
+    return loss;
   }
 
   void train_delta(EditResult& result) {
@@ -147,7 +146,8 @@ class WiseTraining {
     routed_N = devices::route_like(routed_tokens(), home_, devices::Purpose::kInput);
     const TrainingSteps steps = {.rows = [&](int64_t, int64_t) { return rows(); },
                                  .leaves = [&] { return std::vector<at::Tensor>{delta_DF_}; },
-                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0)); }};
+                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0)); },
+                                 .more = [&] { return margin_loss().item<double>(); }};
     const TrainingRecord record = train(model_, facts, {h_.n_iter, facts, h_.stop_loss, site_.layer}, steps, context_);
     note_outcomes(result, model_, *batch_, record, h_.stop_loss);
   }
@@ -156,18 +156,24 @@ class WiseTraining {
     return mapped(batch_->rendered, [](const auto& fact) { return learning_row(fact, Objective::kTargetNew); });
   }
 
-  // 1 for the subject's last token of each training row, packed.
+  // 1 for the subject's last token of each training row, packed; the reference engine fills rows up on the right.
   [[nodiscard]] at::Tensor routed_tokens() const {
     std::vector<float> routed;
     const auto all = rows();
+    size_t longest = 0;
+    for (const auto& row : all) longest = std::max(longest, row.ids.size());
     for (size_t r = 0; r < all.size(); ++r)
-      for (int64_t t = 0; t < static_cast<int64_t>(all[r].ids.size()); ++t)
-        routed.push_back(t == batch_->rendered[r].rows[0].subject.second - 1 ? 1.0F : 0.0F);
+      for (size_t t = 0; t < (context_.engine == Engine::kReference ? longest : all[r].ids.size()); ++t)
+        routed.push_back(static_cast<int64_t>(t) == batch_->rendered[r].rows[0].subject.second - 1 ? 1.0F : 0.0F);
     return at::tensor(routed, at::kFloat);
   }
 
   void descend(const at::Tensor& nll_gradient) {
-    const at::Tensor margin = margin_gradient();
+    at::Tensor margin;
+    {
+      const at::AutoGradMode with_grad(true);
+      margin = torch::autograd::grad({margin_loss()}, {delta_DF_})[0];
+    }
     const at::NoGradGuard no_grad;
     at::Tensor value = delta_DF_.detach();
     const at::Tensor gradient = nll_gradient.defined() ? nll_gradient + margin : margin;
@@ -206,8 +212,10 @@ class Wise final : public RuntimeEditor {
       const size_t room = shard - (grown ? grown->case_ids.size() : 0);
       const RenderedBatch part = slice(batch, next, std::min(batch.rendered.size(), next + room));
       next += part.rendered.size();
+      uint64_t earlier = 0;  // facts of finished memories: each shard has another mask, the same while it grows
+      for (const auto& memory : memories) earlier += memory.case_ids.size();
       memories.push_back(WiseTraining(hparams_, model, site, context)
-                             .run(part, grown ? &*grown : nullptr, context.seed + memories.size(), result));
+                             .run(part, grown ? &*grown : nullptr, context.seed + earlier, result));
       merge(memories);
     }
     return wise_part(memories, site);
@@ -332,6 +340,8 @@ EditorInfo make_wise() {
                  {.one_of = {"only_label"}})
           .field("stop_loss", &H::stop_loss, "mean loss at which training of a memory stops", {.min = 0})
           .field("loc_prompts", &H::loc_prompts, "sentences that no memory may answer")
+          .check("act_ratio", "less than 1: from 1 on a memory is shut at a fact of its own",
+                 [](const H& h) { return h.act_ratio < 1; })
           .check("replay", "false", [](const H& h) { return !h.replay; })
           .check("act_margin", "three numbers", [](const H& h) { return h.act_margin.size() == 3; })
           .check("merge_freq", "a multiple of save_freq", [](const H& h) { return h.merge_freq % h.save_freq == 0; });

@@ -36,7 +36,10 @@ class Importer {
     else
       add_named(source_.extension() == ".npz" ? tensors_of(NpzFile(source_)) : tensors_of(SafetensorsFile(source_)));
     if (deltas_.empty()) refuse(ErrorClass::kCorruption, "no change", "at least one");
-    for (const auto& delta : deltas_) delta.require_finite();
+    for (const auto& delta : deltas_)
+      if (!delta.finite())
+        refuse(ErrorClass::kCorruption, "a change of " + delta.weight + " with NaN or infinite entries",
+               "finite numbers");
     return std::move(deltas_);
   }
 
@@ -180,8 +183,8 @@ class Importer {
       if (initial.is_string() && initial.get<std::string>().starts_with(kind))
         refuse(ErrorClass::kUnsupported, "an adapter of a base changed by " + initial.get<std::string>(),
                "a plain LoRA adapter");
-    for (const char* key :
-         {"layer_replication", "target_parameters", "trainable_token_indices", "megatron_config", "use_qalora"}) {
+    for (const char* key : {"layer_replication", "target_parameters", "trainable_token_indices", "megatron_config",
+                            "use_qalora", "alora_invocation_tokens", "arrow_config"}) {
       const json value = config.value(key, json());
       if (!value.is_null() && value != false && !(value.is_structured() && value.empty()))
         refuse(ErrorClass::kUnsupported, std::string("an adapter with ") + key, "a plain LoRA adapter");

@@ -205,7 +205,7 @@ void require_fit(const models::Model& model, const EditPack& pack, const ApplyPa
   if (!pack.runtime.empty() && !options.runtime_apart)
     throw Error(ErrorClass::kUnsupported,
                 {"edit pack", "an edit of " + pack.editor + " that lies beside the weights", "a change of weights",
-                 "attach it with RuntimeScope; generate, chat and eval load it as a pack"});
+                 "keep it as a pack: generate, chat, eval and serve load it"});
   require_shapes(model, pack);
 }
 

@@ -40,13 +40,6 @@ std::vector<Continuation> continue_greedily(const models::Model& model,
   return written;
 }
 
-void end_before(Continuation& text, const std::string& word, const models::Tokenizer& tokenizer) {
-  const size_t said = word.empty() ? std::string::npos : tokenizer.decode(text.ids, true).find(word);
-  if (said == std::string::npos) return;
-  while (!text.ids.empty() && tokenizer.decode(text.ids, true).size() > said) text.ids.pop_back();
-  text.nll.resize(std::min(text.nll.size(), text.ids.size()));
-}
-
 std::optional<TargetRow> going_on(const PromptRow& prompt, const std::vector<int64_t>& answer,
                                   const Continuation& continued) {
   if (continued.ids.empty()) return std::nullopt;

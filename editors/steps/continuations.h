@@ -21,9 +21,6 @@ struct Continuation {
                                                           const std::vector<std::vector<int64_t>>& prompts,
                                                           int64_t tokens, const CancelToken& cancel);
 
-/// Ends a text before the first token that belongs to `word`, if it says it.
-void end_before(Continuation& text, const std::string& word, const models::Tokenizer& tokenizer);
-
 /// A row behind the answer, looked up at its last token: what was written there counts as far as it is less probable
 /// than it was. Its weight is 0; nothing if nothing was written.
 [[nodiscard]] std::optional<TargetRow> going_on(const PromptRow& prompt, const std::vector<int64_t>& answer,

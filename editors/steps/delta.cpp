@@ -82,8 +82,12 @@ double WeightDelta::norm() const {
   return std::sqrt(std::max(0.0, squared));
 }
 
+bool WeightDelta::finite() const {
+  return all_finite(left_DR) && all_finite(right_FR) && all_finite(dense_DF);
+}
+
 void WeightDelta::require_finite() const {
-  if (all_finite(left_DR) && all_finite(right_FR) && all_finite(dense_DF)) return;
+  if (finite()) return;
   throw Error(ErrorClass::kNumeric, {weight, "the change of this weight has NaN or infinite entries", "finite numbers",
                                      "lower v_lr or the clamp, or take more tokens for the statistics"});
 }

@@ -31,6 +31,7 @@ struct WeightDelta {
   [[nodiscard]] at::Tensor stored() const;  ///< the same in the orientation of the stored weight
   /// ‖ΔW‖, from the factors' Gram matrices where there are factors.
   [[nodiscard]] double norm() const;
+  [[nodiscard]] bool finite() const;  ///< no entry is NaN or infinite
   /// Throws Error(kNumeric) naming the weight if any entry is NaN or infinite.
   void require_finite() const;
 };

@@ -57,7 +57,6 @@ class LatchBatch {
       const PhaseTimer timer(result_, "targets");
       after = continuations();
       choose_asides();
-      choose_mentions();
       optimise();
     }
     {
@@ -166,26 +165,6 @@ class LatchBatch {
     for (size_t u = 0; u < units_.size(); ++u) units_[u].asides = asides[u];
   }
 
-  // Where a subject is only mentioned the model goes on as it did, but for the old answer.
-  void choose_mentions() {
-    if (parse_fact_token(h_.fact_token) != FactToken::kSubjectLast) return;
-    std::vector<PromptRow> rows;
-    std::vector<LatchUnit*> whose;
-    for (auto& unit : units_)
-      for (const std::string& mention : texts_.mentions) {
-        PromptRow row = render_prompt(model_.tokenizer(), mention, unit.subject, FactToken::kSubjectLast);
-        if (std::ssize(row.ids) + h_.mention_tokens > model_.max_positions()) continue;
-        rows.push_back(std::move(row));
-        whose.push_back(&unit);
-      }
-    auto texts = continue_greedily(reader(), mapped(rows, &PromptRow::ids), h_.mention_tokens, context_.cancel);
-    for (size_t r = 0; r < rows.size(); ++r) {
-      for (const size_t i : whose[r]->facts)
-        end_before(texts[r], facts_[batch_.places[i]].target_true.value_or(""), model_.tokenizer());
-      if (auto row = going_on(rows[r], {}, texts[r])) whose[r]->mentions.push_back(std::move(*row));
-    }
-  }
-
   TargetProblem problem_of(const LatchUnit& unit) {
     TargetProblem joint;
     for (const size_t i : unit.facts) {
@@ -195,13 +174,6 @@ class LatchBatch {
       for (auto& row : one.rows) row.weight /= static_cast<double>(unit.facts.size());
       joint.rows.insert(joint.rows.end(), one.rows.begin(), one.rows.end());
       if (joint.kl_rows.empty()) joint.kl_rows = std::move(one.kl_rows);
-    }
-    if (const auto n = static_cast<double>(unit.mentions.size()); n > 0) {
-      for (auto& row : joint.rows) row.weight /= 1 + h_.mention_weight;
-      for (TargetRow row : unit.mentions) {
-        row.weight = h_.mention_weight / (1 + h_.mention_weight) / n;
-        joint.rows.push_back(std::move(row));
-      }
     }
     joint.case_id = batch_.rendered[unit.facts[0]].case_id;
     joint.more_steps = std::llround(static_cast<double>(h_.v_num_grad_steps) *

@@ -245,7 +245,9 @@ const hparams::Schema<SharedHparams>& shared_hparams_schema() {
           .field("suit", &H::suit, "on top: keys lose the directions that names share; 0 disables it",
                  {.formula = "share of the sum of squared singular values of names' keys (SUIT, arXiv 2509.24502)",
                   .min = 0,
-                  .max = 1});
+                  .max = 1})
+          .check("revive", "less than 1: all of the change would go", [](const H& h) { return h.revive < 1; })
+          .check("suit", "less than 1: all of a key would go", [](const H& h) { return h.suit < 1; });
   return schema;
 }
 

@@ -74,12 +74,11 @@ SolveMethod choose(const Preserved& preserved, double f, double n_new, at::Scala
   const double cholesky = f * f * f / 3;
   Preserved base = preserved;
   base.previous_FP = at::Tensor();
-  const bool free_factor = only_ridge(base) || (only_moment(base) && base.moment.has_factor(dtype, like));
-  const double push = (free_factor ? 0 : cholesky) + 2 * f * f * n + f * n * n + n * n * n / 3 + f * n * n_new;
+  // By shapes alone, so that a run that is resumed chooses as it would have: a moment's factor is made once and kept.
+  const double push = (only_ridge(base) || only_moment(base) ? 0 : cholesky) + 2 * f * f * n + f * n * n +
+                      n * n * n / 3 + f * n * n_new;
   const double dense = f * f * n + cholesky + 2 * f * f * n_new;
-  // A factor of C made now also serves later batches.
-  const double reuse = only_moment(base) && !free_factor ? cholesky / 2 : 0;
-  return push - reuse <= dense ? SolveMethod::kPushThrough : SolveMethod::kDense;
+  return push <= dense ? SolveMethod::kPushThrough : SolveMethod::kDense;
 }
 
 }  // namespace

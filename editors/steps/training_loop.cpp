@@ -60,7 +60,7 @@ class Training {
     }
   }
 
-  // One chunk. Returns the sum of the facts' losses.
+  // One chunk. Returns the sum of the facts' losses, and what there is beside them for each.
   double step(const LearningPass& pass, int64_t begin) {
     if (steps_.prepare) steps_.prepare(begin, end_of(begin));
     const std::vector<double> weight_R(pass.rows(), 1.0 / static_cast<double>(pass.rows()));
@@ -68,6 +68,7 @@ class Training {
     note(begin, result.nll);
     double sum = 0;
     for (const double nll : result.nll) sum += nll;
+    if (steps_.more) sum += steps_.more() * static_cast<double>(pass.rows());
     const double loss = sum / static_cast<double>(pass.rows());
     record_.batch_losses.push_back(loss);
     if (loss < options_.stop_loss) return sum;

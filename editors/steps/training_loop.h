@@ -25,6 +25,8 @@ struct TrainingSteps {
   std::function<void(const PassResult& result)> update;
   /// After training, before the losses are measured once more; may be empty.
   std::function<void()> finish = {};
+  /// What the loss has beside the facts' own, for `stop_loss`; may be empty.
+  std::function<double()> more = {};
 };
 
 struct TrainingRecord {

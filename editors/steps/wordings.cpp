@@ -138,12 +138,20 @@ static std::vector<std::string> words_of(const std::string& name) {
 std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names) {
   const std::vector<std::string> words = words_of(subject);
   std::vector<std::string> found;
-  if (words.size() < 2) return found;
   const auto add = [&](const std::string& name) {
     for (const std::span<const std::string> known : {names, std::span<const std::string>(found)})
       if (std::ranges::find(known, name) != known.end()) return;
     if (name != subject) found.push_back(name);
   };
+  constexpr size_t kMostNumbers = 12;
+  for (size_t i = subject.size(); i-- > 0 && found.size() < kMostNumbers;)
+    if (subject[i] >= '0' && subject[i] <= '9')
+      for (const int step : {1, 3, 6, 8}) {
+        std::string other = subject;
+        other[i] = static_cast<char>('0' + (subject[i] - '0' + step) % 10);
+        add(other);
+      }
+  if (words.size() < 2) return found;
   const std::string last = " " + words.back();
   for (const auto& name : names) {
     const std::vector<std::string> other = words_of(name);

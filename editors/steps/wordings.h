@@ -34,7 +34,8 @@ struct WritingOptions {
 /// Names that end as the subject does and begin as others do. Of each of `names`: its first word, and all but its last,
 /// in front of the subject's last word (of its last two where it has three); and its first word in the place of what
 /// stands in the middle. "Naples International Airport", "Osaka Castle" → "Osaka Airport", "Osaka International
-/// Airport", "Naples Osaka Airport". None for a subject of one word, none of a name with the subject's first word.
+/// Airport", "Naples Osaka Airport". None of a name with the subject's first word. And up to twelve names with another
+/// number in a subject's: "Airbus A340" → "Airbus A350", "Airbus A320". None for a subject of one word without digits.
 [[nodiscard]] std::vector<std::string> namesakes(const std::string& subject, std::span<const std::string> names);
 
 /// For each subject up to `count` names of its kind: what the model writes behind three lists of names and the subject

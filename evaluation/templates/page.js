@@ -389,7 +389,10 @@ function trainingFigure() {
 function layersFigures() {
   const layers = list(extras.layers), norm = layer => number(at(layer, 'update_norm')) ?? 0;
   if (!layers.length) return null;
-  const highest = Math.max(0, ...layers.map(norm)), name = layer => 'layer ' + text(at(layer, 'layer'), '?');
+  const highest = Math.max(0, ...layers.map(norm)), shown = layer => 'layer ' + text(at(layer, 'layer'), '?');
+  // Where a layer has several edited matrices, which one: "gate" of "model.layers.11.mlp.gate_proj.weight".
+  const part = layer => text(at(layer, 'weight')).split('.').filter(word => word !== 'weight').pop()?.replace(/_proj$/, '') ?? '';
+  const name = layer => layers.filter(one => shown(one) === shown(layer)).length > 1 ? `${shown(layer)} ${part(layer)}` : shown(layer);
   const bars = layers.map(layer => {
     const relative = number(at(layer, 'relative')), kept = number(at(layer, 'survived'));
     return [bar(name(layer),
@@ -494,9 +497,9 @@ function devicesSection() {
     const placement = extras.placement;
     places = [['embedding', text(placement.embedding)], ...byLayer(entries(placement.layers)), ['head', text(placement.head)]];
   } else {
-    const map = entries(results.device_map), isLayer = ([key]) => key.startsWith('layers.');
+    const map = entries(results.device_map), isLayer = ([key]) => /(^|\.)\d+$/.test(key);
     places = [...map.filter(one => !isLayer(one)).map(([key, device]) => [key, text(device)]),
-              ...byLayer(map.filter(isLayer).map(([key, device]) => [key.slice(7), device]))];
+              ...byLayer(map.filter(isLayer).map(([key, device]) => [/\d+$/.exec(key)[0], device]))];
   }
   places = places.filter(([, device]) => device);
   if (!places.length) return null;
@@ -549,6 +552,8 @@ function reportPage() {
 }
 
 // ---- Directions of behaviour.
+const kUnits = {rate: 'in 100 words', sentiment: 'in 100 words', any: '% of texts', loops: '% of texts', entropy: 'bits', length: 'words a text',
+  next: '% probability', judge: '% probability'};
 function directionPage() {
   const layers = list(at(data, 'fit', 'layers')), effect = data.effect ?? {}, x = layers.map(one => number(one.layer));
   const line = (key, name, index) => ({name, x, y: layers.map(one => number(one[key])), colour: index, points: true});
@@ -562,9 +567,10 @@ function directionPage() {
     el('header', null, el('h1', null, text(data.title)),
        el('p', null, el('b', null, text(data.model)), layers.length ? ', method ' + text(at(data, 'fit', 'method')) +
            `; the layer that tells both sets apart best is ${text(at(data, 'fit', 'best_layer'))}.` : ''),
+       effect.of ? el('p', {class: 'soft'}, `Figures below: the effect of ${text(effect.of)}.`) : null,
        el('div', {class: 'tiles'},
           entries(effect.scores).map(([name, one]) => tile(name, significant(number(one.after)),
-              `before ${significant(number(one.before))} ` + (one.kind === 'rate' ? 'in 100 words' : one.kind === 'any' ? '% of texts' : 'words a text'))),
+              `before ${significant(number(one.before))} ` + (kUnits[one.kind] ?? ''))),
           number(effect.neutral_kl) === null ? null : tile('divergence', significant(effect.neutral_kl), 'nat a token on neutral texts'),
           number(effect.neutral_tokens_kept) === null ? null : tile('tokens kept', fixed(effect.neutral_tokens_kept) + ' %', 'of neutral continuations'),
           health.map(([name, value]) => tile(name.replaceAll('_', ' '), significant(number(at(effect, 'health', 'after', name))),

@@ -87,12 +87,14 @@ class FolderWriter {
   [[nodiscard]] at::Tensor as_stored(const std::string& name, at::ScalarType dtype) const {
     const at::Tensor original = spare_.widened(name, checkpoint_.read(name));
     at::Tensor stored = original.to(dtype);
-    if (dtype != at::kHalf) return stored;
+    if (dtype == original.scalar_type() || !at::isFloatingType(dtype)) return stored;
     // A constant beside the weights, such as GPT-2's masked_bias of -1e9: as large as the dtype allows.
-    if (stored.numel() == 1) stored = at::clamp(original, -65504, 65504).to(at::kHalf);
+    if (dtype == at::kHalf && stored.numel() == 1) stored = at::clamp(original, -65504, 65504).to(at::kHalf);
     if (!at::isfinite(stored).all().item<bool>())
       throw Error(ErrorClass::kNumeric, {checkpoint_.path().string() + ": tensor " + name,
-                                         "values beyond float16's range", "at most 65504", "convert to BF16 or F32"});
+                                         std::string("values beyond the range of ") + c10::toString(dtype),
+                                         dtype == at::kHalf ? "at most 65504" : "smaller ones",
+                                         dtype == at::kHalf ? "convert to BF16 or F32" : "convert to F32"});
     return stored;
   }
 

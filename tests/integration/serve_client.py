@@ -381,6 +381,7 @@ def directions():
         assert json.load(state)["strengths"] == {}, "a pack's strength goes with it"
     long = {"prompts": [{"prompt": "x", "targets": ["word " * 100000]}]}
     assert server.call("/v1/probe", long)[0] == 400
+    assert server.call("/v1/probe", {"prompts": [{"prompt": "x", "targets": [" "]}]})[0] == 400
     assert server.stop() == 0
 
 

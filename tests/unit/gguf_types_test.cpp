@@ -80,6 +80,9 @@ TEST(GgufTypes, ValuesThatDoNotFitAreRefusedByName) {
   values[1][3] = 1e9;  // more than a block's scale holds
   EXPECT_THROW((void)detail::encode(values, GgmlType::kQ8_0, "w"), Error);
   EXPECT_THROW((void)detail::encode(values, GgmlType::kQ4_1, "w"), Error);
+  values[1][3] = 3.4e38;  // of float32, and more than bfloat16 holds
+  EXPECT_THROW((void)detail::encode(values, GgmlType::kBF16, "w"), Error);
+  EXPECT_NO_THROW((void)detail::encode(values, GgmlType::kF32, "w"));
   values[0][0] = std::nan("");
   for (const GgmlType type : kWritable) EXPECT_THROW((void)detail::encode(values, type, "w"), Error) << to_string(type);
 }

@@ -132,7 +132,8 @@ TEST_P(ImportDeltas, AnExportedAdapterComesBack) {
             1e-6);
   for (const nlohmann::json& other : {nlohmann::json{{"use_dora", true}},
                                       {{"init_lora_weights", "pissa_niter_4"}},
-                                      {{"layer_replication", {{0, 2}, {1, 4}}}}}) {
+                                      {{"layer_replication", {{0, 2}, {1, 4}}}},
+                                      {{"alora_invocation_tokens", {3, 4}}}}) {
     auto unlike = config;
     unlike.update(other);
     write_file(config_path, unlike.dump());
@@ -153,7 +154,7 @@ TEST_P(ImportDeltas, WhatDoesNotFitIsRefused) {
   write({{weight, at::zeros({3, 3})}});
   expect_refused(ErrorClass::kInvalidArgument, "another shape");
   write({{weight + ".key_mat", right_FN_ / 0}, {weight + ".val_mat", left_DN_}});
-  expect_refused(ErrorClass::kNumeric, "NaN");
+  expect_refused(ErrorClass::kCorruption, "NaN");
   write({});
   expect_refused(ErrorClass::kCorruption, "no change");
   write_file(path(), std::string("PK\x03\x04\x00\x00\x08\x08", 8) + std::string(100, 'x'));

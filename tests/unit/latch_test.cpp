@@ -4,7 +4,6 @@
 #include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/registry.h>
-#include <emend/editors/steps/continuations.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/editors/steps/prompts.h>
 #include <emend/editors/steps/statistics.h>
@@ -178,6 +177,8 @@ TEST(Lookalikes, EndAsTheSubjectDoes) {
             (Names{"Kingdom Florence", "Kingdom of Florence", "Republic Kingdom Florence"}));
   EXPECT_EQ(editors::namesakes("Kumudam", airports), Names()) << "one word";
   EXPECT_EQ(editors::namesakes("Anna Lindh", Names()), Names());
+  EXPECT_EQ(editors::namesakes("Airbus A9", Names{"Airbus A2"}), (Names{"Airbus A0", "Airbus A5", "Airbus A7"}))
+      << "numbers beside its own";
 }
 
 TEST(Lookalikes, AreNotAskedOfAModelTheyDoNotFit) {
@@ -360,8 +361,13 @@ TEST(Latch, AGateStaysShutBehindOtherQuestions) {
   }
 }
 
-// −log p of what the unedited model writes behind these tokens, a token.
-double going_on(const models::Model& original, const models::Model& model, std::vector<int64_t> ids) {
+// −log p of what the unedited model writes behind a fact's answer, a token.
+double going_on(const models::Model& original, const models::Model& model, const datasets::Fact& fact) {
+  const auto& tokenizer = model.tokenizer();
+  const std::string prompt = fact.full_prompt();
+  std::vector<int64_t> ids = tokenizer.encode_ids(prompt, false);
+  for (const int64_t id : editors::target_token_ids(tokenizer, prompt, editors::with_leading_space(fact.target_new)))
+    ids.push_back(id);
   models::GenerateOptions options;
   options.max_new_tokens = 8;
   const auto written = models::generate(original, {ids}, options)[0];
@@ -372,14 +378,6 @@ double going_on(const models::Model& original, const models::Model& model, std::
     ids.push_back(id);
   }
   return sum / static_cast<double>(written.size());
-}
-
-std::vector<int64_t> with_answer(const models::Tokenizer& tokenizer, const datasets::Fact& fact) {
-  const std::string prompt = fact.full_prompt();
-  std::vector<int64_t> ids = tokenizer.encode_ids(prompt, false);
-  for (const int64_t id : editors::target_token_ids(tokenizer, prompt, editors::with_leading_space(fact.target_new)))
-    ids.push_back(id);
-  return ids;
 }
 
 TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {
@@ -393,52 +391,13 @@ TEST(Latch, BehindTheAnswerAReleaseLetsTheModelGoOn) {
   EXPECT_TRUE(changed_neurons(held, released, 1).empty()) << "the facts themselves stay as they are";
   int lost = 0;
   for (const auto& fact : facts) {
-    const auto ids = with_answer(original.tokenizer(), fact);
-    const double before = going_on(original, original, ids), without = going_on(original, held, ids),
-                 with = going_on(original, released, ids);
+    const double before = going_on(original, original, fact), without = going_on(original, held, fact),
+                 with = going_on(original, released, fact);
     if (without < before + 0.05) continue;  // nothing was lost
     ++lost;
     EXPECT_LT(with - before, 0.9 * (without - before)) << fact.subject;
   }
   EXPECT_GE(lost, 1);
-}
-
-// In sentences that it did not learn from, too.
-TEST(Latch, WhereASubjectIsOnlyMentionedTheModelGoesOn) {
-  const auto all = testing::tiny_facts();
-  const auto facts = std::span(all).first(2);
-  models::Model original = testing::tiny_model(), free = testing::tiny_model(), bound = testing::tiny_model();
-  (void)edit(*make(free, "room: 1\nmentions: 0\n"), free, facts);
-  const auto result = edit(*make(bound, "room: 1\nmention_weight: 4\nmention_tokens: 8\n"), bound, facts);
-  EXPECT_EQ(result.failed(), 0);
-  double without = 0, with = 0;
-  for (const auto& fact : facts)
-    for (const char* front : {"They spoke at length of ", "In the list stood, among others, "}) {
-      const auto ids = original.tokenizer().encode_ids(front + fact.subject);
-      const double before = going_on(original, original, ids);
-      without += going_on(original, free, ids) - before;
-      with += going_on(original, bound, ids) - before;
-    }
-  EXPECT_GT(without, 0.2) << "something was lost";
-  EXPECT_LT(with, 0.8 * without);
-}
-
-TEST(Continuations, EndBeforeAWord) {
-  const models::Model model = testing::tiny_model();
-  const auto text_of = [&](const std::string& text) {
-    editors::Continuation continued{model.tokenizer().encode_ids(text, false), {}};
-    continued.nll.assign(continued.ids.size() + 1, 1.0);
-    return continued;
-  };
-  auto cut = text_of("in Paris, France and"), whole = cut, first = cut;
-  editors::end_before(cut, "France", model.tokenizer());
-  const std::string left = model.tokenizer().decode(cut.ids);
-  EXPECT_TRUE(left == "in Paris," || left == "in Paris, ") << left;
-  EXPECT_EQ(cut.nll.size(), cut.ids.size());
-  editors::end_before(first, "in Paris", model.tokenizer());
-  EXPECT_TRUE(first.ids.empty());
-  for (const char* other : {"", "Rome"}) editors::end_before(whole, other, model.tokenizer());
-  EXPECT_EQ(whole.ids, text_of("in Paris, France and").ids);
 }
 
 TEST(Latch, RefusesReleasesThatAreNotAboveItsLayers) {

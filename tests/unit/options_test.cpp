@@ -143,6 +143,7 @@ TEST(Options, WhatIsWrongIsRefused) {
   refused("edit", {"--facts", "f", "--set", "v_lr=1", "--set", "layers=[2]", "--set", "v_lr=2"},
           "--set: v_lr=1 and v_lr=2; give one of them");
   refused("edit", {"--facts", "f", "--seed", "1", "--seed", "1"}, "--seed is given twice; give it once");
+  refused("convert", {"--model", "a", "--to", "hf", "--out", "b"}, "no option --to");  // not: TARGET is given twice
   refused("edit", {"--facts", "f", "--out", "a", "--out", "b", "--out", "c"}, "--out is given 3 times; give it once");
   refused("edit", {"--facts", "f", "--stats-tokens", "1", "--stats-tokens", "2"}, "--stats-tokens is given twice");
   refused("edit", {"--facts", "f", "--strict", "--min-said", "50%"}, "--strict excludes --min-said");

@@ -9,6 +9,8 @@
 #include <emend/evaluation/evaluation.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "support/editor_models.h"
 #include "support/simulated.h"
 
@@ -188,6 +190,73 @@ TEST(GraceLookup, NearestEntryWithinItsRadius) {
       lookup.find(at::tensor({0.9, 0.0, 1.4, 0.0, 2.6, 0.0, 2.4, 0.0}).to(at::kFloat).view({4, 2}));
   EXPECT_TRUE(at::equal(entry, at::tensor({0, 0, 1, 1}, at::kLong)));
   EXPECT_TRUE(at::equal(within, at::tensor({1, 0, 1, 0}, at::kLong).to(at::kBool)));
+}
+
+// Rows of different lengths, which the reference engine fills up.
+TEST(RuntimeEditors, BothEnginesGiveTheSame) {
+  for (const auto& [name, hparams] : kInside) {
+    if (std::string(name) == "neuraldb") continue;  // its targets are those of targets_test
+    models::Model fast = tiny_model(), reference = tiny_model();
+    EditContext context, slow;
+    slow.engine = editors::Engine::kReference;
+    std::string few = hparams;
+    const size_t at = few.find("n_iter: ");
+    few.replace(at, few.find('\n', at) - at, "n_iter: 3");
+    auto one = editor(name, fast, few), other = editor(name, reference, few);
+    (void)one->edit(fast, tiny_facts(), context);
+    (void)other->edit(reference, tiny_facts(), slow);
+    for (const auto& fact : tiny_facts())
+      EXPECT_LT(testing::relative_difference(logits(fast, fact.full_prompt()), logits(reference, fact.full_prompt())),
+                1e-4)
+          << name;
+  }
+}
+
+// A prompt that passes through an earlier one's key is answered by that entry, which it does not change.
+TEST(Grace, AnEarlierFactsValueStays) {
+  models::Model model = tiny_model();
+  EditContext context;
+  auto edit = editor("grace", model, kGrace);
+  const std::vector<datasets::Fact> shorter = {make_fact(1, "{} is", "Oslo", "Rome")},
+                                    longer = {make_fact(2, "{} is in the city of", "Oslo", "Po")};
+  (void)edit->edit(model, shorter, context);
+  const at::Tensor value_D = edit->runtime()[0].tensors.at("values")[0].clone();
+  (void)edit->edit(model, longer, context);
+  const at::Tensor values_ED = edit->runtime()[0].tensors.at("values");
+  ASSERT_EQ(values_ED.size(0), 2);
+  EXPECT_TRUE(at::equal(values_ED[0], value_D));
+}
+
+// Memories are trained until their margins hold too: a fact that the model knows does not leave one open to all tokens.
+TEST(Wise, AKnownFactTrainsItsMargin) {
+  const auto facts = tiny_facts();
+  const auto trained = [&](double stop_loss) {
+    models::Model model = tiny_model();
+    EditContext context;
+    auto edit = editor("wise", model, std::string(kWise) + "stop_loss: " + std::to_string(stop_loss) + "\n");
+    const auto result = edit->edit(model, std::span(facts).first(1), context);
+    const auto memories = editors::wise_memories(edit->runtime()[0], model.edit_site(0), "test");
+    return std::pair(result.outcomes[0].curve.front().nll, memories[0].delta_DF.abs().max().item<double>());
+  };
+  const auto [nll, idle] = trained(100);
+  EXPECT_EQ(idle, 0) << "loss and margin are both below that";
+  EXPECT_GT(trained(nll + 1).second, 0) << "the margin is 2 + 1 at first";
+}
+
+// Each shard moves other entries, also where earlier ones have become one memory.
+TEST(Wise, EachShardHasAnotherMask) {
+  models::Model model = tiny_model();
+  EditContext context;
+  const std::string base = std::string(kWise) + "save_freq: 1\nmerge_freq: 1\nretrieve: false\ndensities: 1\n";
+  std::string sparse = base;
+  sparse.replace(sparse.find("mask_ratio: 0.8"), 15, "mask_ratio: 0.2");
+  auto edit = editor("wise", model, sparse);
+  const auto facts = tiny_facts();
+  (void)edit->edit(model, facts, context);
+  const auto memories = editors::wise_memories(edit->runtime()[0], model.edit_site(0), "test");
+  ASSERT_EQ(memories.size(), 1U);
+  const double covered = (memories[0].delta_DF != 0).to(at::kDouble).mean().item<double>();
+  EXPECT_NEAR(covered, 1 - std::pow(0.8, facts.size()), 0.03) << "with two masks it would be 0.36";
 }
 
 TEST(Wise, EachTokenTakesItsStrongestMemoryOrNone) {

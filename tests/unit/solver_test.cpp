@@ -129,6 +129,16 @@ TEST(Solver, ChoosesByCostAndKeepsTheFactor) {
   EXPECT_TRUE(copy.has_factor(at::kDouble, few)) << "copies share the factor";
   (void)editors::solve_keys(many, {moment, 1, 0, {}, {}}, {}, &report);
   EXPECT_EQ(report.method, "dense");
+  // A process that goes on from a checkpoint has no factor yet, and chooses as the one that had.
+  for (const int64_t n : {12, 16, 20, 24}) {
+    const at::Tensor keys = random_matrix(64, n, 3);
+    editors::SolveReport fresh;
+    const auto here = editors::solve_keys(keys, {moment, 1, 0, {}, {}}, {}, &report);
+    const auto there = editors::solve_keys(keys, {SecondMoment(random_spd(64, 8)), 1, 0, {}, {}}, {}, &fresh);
+    EXPECT_EQ(report.method, fresh.method) << n;
+    EXPECT_EQ(report.condition, fresh.condition) << n;
+    EXPECT_TRUE(at::equal(here, there)) << n;
+  }
 }
 
 TEST(Solver, SinglePrecisionComesClose) {

@@ -44,6 +44,7 @@ ordered_json ask(const json& prompts, int64_t tokens, const models::Model& model
              std::to_string(model.max_positions()));
     for (const auto& target : one.value("targets", json::array())) {
       requests.push_back({text, target.get<std::string>()});
+      if (trimmed(requests.back().target).empty()) refuse("targets: an empty text; expected an answer");
       const auto whole = std::ssize(model.tokenizer().encode_ids(text + " " + requests.back().target, true));
       if (whole > model.max_positions())
         refuse("targets: " + std::to_string(whole) + " tokens with the prompt; expected at most " +

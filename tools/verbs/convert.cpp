@@ -27,7 +27,7 @@ constexpr const char* kConvertExamples = R"(Examples:
   emend convert gpt2-xl.gguf models/gpt2-xl-again           and back, with its tokenizer
   emend convert models/llama llama-bf16 --type bfloat16     folder to folder in another dtype
   emend convert llama-f16.gguf llama-q8.gguf --type Q8_0    GGUF to GGUF in another type
-  emend convert model.gguf wide --spare-neurons 256         places for thousands of edits
+  emend convert model.gguf wide --spare-neurons 512         places for 1,500 edits by latch
 
 Types: F32, F16, BF16 for a folder; for GGUF also Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Q3_K, Q2_K, IQ4_NL
 and IQ4_XS. In GGUF vectors and norms stay F32, as llama.cpp keeps them.

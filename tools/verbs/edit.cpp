@@ -155,7 +155,7 @@ VerbRun setup_direct(Options& o) {
       "Examples\n"
       "  emend direct fit --preset slop --out slop\n"
       "  emend generate --control-vector slop/direction.gguf --strength -0.2 --layers 10-20 --prompt 'The old town'\n"
-      "  emend direct ablate slop --layers 10-20 --out plain --save pack,lora\n"
+      "  emend direct ablate slop --layers 15-17 --out plain --save pack,lora\n"
       "  emend direct optimise slop --spare own --out plain\n"
       "  emend direct fit --preset wordiness --out wordy\n"
       "  emend direct optimise wordy --where answer-start --by bake --strength 2 --out brief";

@@ -138,10 +138,13 @@ std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
 
 std::string summary_text(const evaluation::TraceSummary& summary, double seconds) {
   std::string text = formatted(
-      "%lld facts traced in %.1f s, %lld more are not known to the model\n"
+      "%lld %s traced in %.1f s%s\n"
       "probability of the answer: %.3f clean, %.3f with a noised subject\n",
-      static_cast<long long>(summary.facts), seconds, static_cast<long long>(summary.skipped), summary.clean,
-      summary.corrupted);
+      static_cast<long long>(summary.facts), summary.facts == 1 ? "fact" : "facts", seconds,
+      summary.skipped > 0
+          ? formatted(", %lld more are not known to the model", static_cast<long long>(summary.skipped)).c_str()
+          : "",
+      summary.clean, summary.corrupted);
   for (const auto& [kind, effect] : summary.effect) {
     text += "\n" +
             (kind == TraceKind::kState ? "restoring single states"
@@ -368,7 +371,7 @@ VerbRun setup_trace(Options& o) {
   for (const char* other : {"--facts", "--limit"}) o.at(other).excludes = "--prompt";
   o.group("Tracing").add("--kinds", &options.kinds, "what to restore: state, mlp, attention",
                          {.choices = {"state", "mlp", "attention"}, .list = true});
-  o.add("--out", &options.out, "folder for trace.json, trace.html and the heat maps", {.type = "DIR"});
+  o.add("--out", &options.out, "folder for trace.json and trace.html, the heat maps", {.type = "DIR"});
   o.footer = kTraceExamples;
   return [&options](Common& common) { return run_trace(options, common); };
 }

@@ -55,7 +55,8 @@ std::string effect_text(const ordered_json& effect) {
   if (effect.contains("health"))
     for (const auto& [name, value] : effect["health"]["before"].items())
       if (value.is_number()) table.add({name, short_number(value), short_number(effect["health"]["after"][name])});
-  return table.text() + "neutral texts: divergence " + short_number(effect["neutral_kl"]) + " nat a token, " +
+  const std::string of = effect.contains("of") ? "effect of " + effect["of"].get<std::string>() + "\n" : "";
+  return of + table.text() + "neutral texts: divergence " + short_number(effect["neutral_kl"]) + " nat a token, " +
          percent(effect["neutral_tokens_kept"].get<double>() / 100) + " of the tokens kept\n";
 }
 
@@ -283,7 +284,15 @@ ordered_json DirectJob::measured(const models::Model& model, const Handles& lent
   auto changed = change();
   const auto after = read_effect(model, options_.effect, lent, &before);
   changed.reset();
-  return compare_effects(before, after, options_.effect, model, lent);
+  auto effect = compare_effects(before, after, options_.effect, model, lent);
+  // A model that has lost so much of what it writes anyway is hardly what was wanted.
+  constexpr double kMuch = 0.5;
+  if (const double divergence = effect["neutral_kl"].get<double>(); divergence > kMuch)
+    lent.log.warning(
+        "direct.effect",
+        "neutral texts are " + short_number(divergence) +
+            " nat a token away from those of the unchanged model: fewer layers or a smaller strength help");
+  return effect;
 }
 
 DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
@@ -297,9 +306,12 @@ DirectResult DirectJob::fit(models::Model& model, const Handles& lent) const {
   const int best = std::max(1, directions.best);
   if (options_.layers.empty()) steer.layers = {best, best};
   ordered_json document = {{"model", directions.model}, {"fit", directions.to_json()}};
-  if (!options_.no_effect)
-    document["effect"] =
+  if (!options_.no_effect) {
+    auto& effect = document["effect"] =
         measured(model, lent, [&] { return std::make_shared<models::Steering>(model, vector, steer); });
+    effect["of"] = "steering with strength " + short_number(steer.strength) +
+                   (options_.layers.empty() ? " behind layer " + std::to_string(best) : " behind the layers named");
+  }
   write_whole(options_.out, [&](const fs::path& staged) {
     fs::create_directory(staged);
     models::write_control_vector(staged / "direction.gguf", vector);

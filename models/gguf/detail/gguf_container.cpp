@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <emend/core/atomic_file.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/models/gguf/detail/gguf_container.h>
 
 #include <algorithm>
@@ -84,10 +85,13 @@ at::Tensor encode(const at::Tensor& values, GgmlType type, const std::string& wh
   const at::Tensor from = values.contiguous();
   if (const auto dtype = plain_dtype(type)) {
     const at::Tensor to = from.to(*dtype);
-    if (type == GgmlType::kF16 && !all_finite(to))
-      throw Error(ErrorClass::kNumeric,
-                  {where, "values too large for F16, up to " + std::to_string(from.abs().max().item<double>()),
-                   "at most 65504", "write BF16 or F32 instead"});
+    const bool half = type == GgmlType::kF16;
+    if (!all_finite(to))
+      throw Error(ErrorClass::kNumeric, {where,
+                                         std::string("values too large for ") + (half ? "F16" : "BF16") + ", up to " +
+                                             formatted("%.6g", from.abs().max().item<double>()),
+                                         half ? "at most 65504" : "at most 3.3895e+38",
+                                         half ? "write BF16 or F32 instead" : "write F32 instead"});
     return to.reshape({-1}).view(at::kByte);
   }
   const auto [rows, columns] = matrix_of(from);

@@ -214,16 +214,16 @@ function curves(seen) {
 // Figures before and after, green where the edit does what it should and red where it does damage.
 const FIGURES = {edit_begins: ["says the new answer", 0], paraphrase_begins: ["… after paraphrases", 0], question_begins: ["… to a question", 0], prefixed_begins: ["… after other text", 0],
   negation_begins: ["… after a negation", -1], neighborhood_first_token_kept: ["neighbours: first token kept", 1], neighborhood_ten_tokens_kept: ["neighbours: ten tokens kept", 1],
-  loops: ["repeats itself", -1], entropy: ["variety of words, bits", 1], neighborhood_kl: ["neighbours moved, nats a token", -1], neutral_kl: ["other text moved, nats a token", -1]};
+  loops: ["repeats itself", -1], entropy: ["variety of words, bits", null], neighborhood_kl: ["neighbours moved, nats a token", -1], neutral_kl: ["other text moved, nats a token", -1]};
 function figures(metrics) {
   const rows = [], health = Object.keys(metrics?.health?.post || {}).map((name) => [name, [name, 1]]);
   for (const [name, [label, way]] of [...Object.entries(FIGURES), ...health]) {
     const {pre = {}, post = {}} = (name in FIGURES ? metrics?.free : metrics?.health) || {}, after = post[name];
     if (typeof after !== "number") continue;
     const moved = name.endsWith("_kl"), before = pre[name] ?? (moved ? 0 : name.endsWith("_kept") ? 100 : undefined);
-    const worse = moved ? after > 0.05 : way === 0 ? after < 50 : way * (before - after) > (name === "entropy" ? 0.5 : 0);
+    const worse = moved ? after > 0.05 : way === 0 ? after < 50 : way * (before - after) > 0;
     const show = (v) => v === undefined ? "" : moved || name === "entropy" ? v.toFixed(3) : v.toFixed(0) + (name in FIGURES ? " %" : "");
-    rows.push(make("tr", {}, make("th", {scope: "row"}, label), make("td", {}, show(before)), make("td", {className: worse ? "bad" : "good"}, show(after) + (worse ? " ✗" : " ✓"))));
+    rows.push(make("tr", {}, make("th", {scope: "row"}, label), make("td", {}, show(before)), way === null ? make("td", {}, show(after)) : make("td", {className: worse ? "bad" : "good"}, show(after) + (worse ? " ✗" : " ✓"))));
   }
   return rows.length ? make("table", {className: "figures"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "measured over the edit’s facts"), make("th", {scope: "col"}, "before"), make("th", {scope: "col"}, "after"))),
     make("tbody", {}, ...rows)) : "";
@@ -294,7 +294,7 @@ async function compare() {
       const good = follows ? (target ? says : !same) : denied ? !says : same;
       const verdict = follows ? (good ? "follows the edit" : "does not follow the edit") : denied && !(good && same)
         ? (good ? "does not say the new answer" : "says the new answer") : good ? "left alone" : "changed by the edit";
-      const side = (name, what, mark) => make("div", {className: mark}, make("span", {className: "soft"}, name), make("span", {}, what.text), make("i", {}, target ? percent(p(what)) : ""));
+      const side = (name, what, mark) => make("div", {className: mark}, make("span", {className: "soft"}, name), make("span", {}, what.text || "(the text ends here)"), make("i", {}, target ? percent(p(what)) : ""));
       return make("div", {className: "pair"}, make("p", {}, make("b", {}, kind + ": "), one.prompt),
         side("before", one.before, ""), side("after", one.after, good ? "good" : "bad"),
         make("p", {className: "soft"}, (good ? "✓ " : "✗ ") + verdict));
@@ -322,7 +322,7 @@ function showPacks({data, active}) {
     const up = make("button", {type: "button", "aria-label": `Apply ${name} earlier`, disabled: !pack.position}, "↑");
     up.onclick = () => act("v1/packs/" + name, {active: true, position: pack.position - 1}, "PATCH");
     const form = make("select", {"aria-label": "Download " + name}, make("option", {value: ""}, "Download …"),
-      ...Object.entries({pack: "edit pack", peft: "PEFT (tar)", lora: "LoRA, GGUF", gguf: "merged GGUF"}).map(([value, text]) => make("option", {value}, text)));
+      ...Object.entries(pack.strength === null ? {pack: "edit pack", peft: "PEFT (tar)", lora: "LoRA, GGUF", gguf: "merged GGUF"} : {pack: "edit pack"}).map(([value, text]) => make("option", {value}, text)));
     const end = {pack: ".safetensors", peft: ".tar", lora: ".lora.gguf", gguf: ".gguf"};
     form.onchange = () => { const as = form.value; form.value = ""; if (as) save(`v1/packs/${name}/file?as=${as}`, name + end[as]).catch((error) => { note.textContent = error.message; }); };
     const facts = pack.facts.slice(0, 3).map((fact) => make("p", {className: "soft"}, fact.prompt.replace("{}", fact.subject) + " → " + fact.target_new));
