@@ -21,7 +21,8 @@ std::string fixed(std::optional<double> value, int digits) {
   // A product that is exactly a half is moved on: printf would take the even neighbour.
   const double scale = std::pow(10.0, digits), scaled = *value * scale;
   const bool half = std::fma(*value, scale, -scaled) == 0 && std::fabs(scaled - std::trunc(scaled)) == 0.5;
-  return formatted("%.*f", digits, half ? std::round(scaled) / scale : *value);
+  const std::string text = formatted("%.*f", digits, half ? std::round(scaled) / scale : *value);
+  return text.find_first_of("123456789") == std::string::npos && text.starts_with('-') ? text.substr(1) : text;
 }
 
 std::string probability(double value) {

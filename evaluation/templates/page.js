@@ -15,7 +15,7 @@ const most = values => values.reduce((high, value) => Math.max(high, value ?? -I
 const least = values => values.reduce((low, value) => Math.min(low, value ?? Infinity), Infinity);
 
 // ---- Numbers for people.
-const fixed = (value, digits = 1) => number(value) === null ? '–' : value.toFixed(digits);
+const fixed = (value, digits = 1) => number(value) === null ? '–' : value.toFixed(digits).replace(/^-(?=[0.]+$)/, '');
 const grouped = value => Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, ',');
 function significant(value) {
   if (number(value) === null) return '–';
@@ -144,7 +144,8 @@ function lineChart(chart) {
   for (const tick of axisTicks(y))
     frame.push(svg('line', {class: 'grid', x1: x.from, x2: x.to, y1: px(y.place(tick)), y2: px(y.place(tick))}),
                label(x.from - 6, y.place(tick) + 4, significant(tick), 'end'));
-  for (const tick of axisTicks(x))
+  const whole = chart.series.every(series => series.x.every(value => Number.isInteger(value ?? 0)));
+  for (const tick of axisTicks(x).filter(tick => !whole || Number.isInteger(tick)))
     frame.push(svg('line', {class: 'grid', x1: px(x.place(tick)), x2: px(x.place(tick)), y1: y.from, y2: y.from + 4}),
                x.place(tick) > kWidth - 24 ? label(kWidth - 2, y.from + 18, significant(tick), 'end')
                                          : label(x.place(tick), y.from + 18, significant(tick), 'middle'));

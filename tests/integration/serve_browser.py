@@ -215,8 +215,10 @@ def walk(browser, server, url):
     browser.wait("/said by the model now/.test(document.getElementById('facts-jobs').textContent)", 300)
     browser.run("document.getElementById('tab-trace').click(); document.getElementById('trace-form').requestSubmit()")
     browser.wait("document.querySelector('#traced td')", 300)
-    browser.shot("trace")
-    assert not browser.run(AUDIT), browser.run(AUDIT)
+    for width in (390, 1400):
+        browser.size(width)
+        browser.shot(f"trace-{width}")
+        assert not browser.run(AUDIT), (width, browser.run(AUDIT))
     browser.run("document.getElementById('tab-report').click()")
     browser.wait("document.getElementById('report-of').options.length === 2 && document.getElementById('report-frame').getAttribute('src')")
     time.sleep(0.5)

@@ -354,6 +354,7 @@ TEST(Values, FormatNumbersForPeople) {
   EXPECT_EQ(detail::fixed(85.84), "85.8");
   EXPECT_EQ(detail::fixed(62.5, 0), "63") << "as a page's script has it";
   EXPECT_EQ(detail::fixed(-0.125, 2), "-0.13");
+  EXPECT_EQ(detail::fixed(-0.0004, 2), "0.00");
   EXPECT_EQ(detail::fixed(0.615, 2), "0.61") << "the number is below the half";
   EXPECT_EQ(detail::fixed(std::nullopt), "–");
   EXPECT_EQ(detail::fixed(NAN), "–");
