@@ -133,7 +133,8 @@ bool inside_name(std::string_view before, char mark, const std::vector<std::stri
   return false;
 }
 
-// Tokens that the rows may get: more than asked for where a name is longer, as far as the model has positions.
+// Tokens that the rows may get: more than asked for where a name is longer, fewer where the model has no positions
+// left.
 int64_t room_for(const models::Model& model, const std::vector<Ids>& prompts, const std::vector<size_t>& rows,
                  const FreeTextOptions& options) {
   int64_t longest = 0, room = options.max_tokens;
@@ -144,7 +145,7 @@ int64_t room_for(const models::Model& model, const std::vector<Ids>& prompts, co
         room = std::max(room, 2 * std::ssize(model.tokenizer().encode_ids(" " + name, false)) + 4);
   if (model.config().positions == models::Positions::kLearned)
     room = std::min(room, model.max_positions() + 1 - longest);
-  return std::max(room, options.max_tokens);
+  return std::max<int64_t>(room, 1);
 }
 
 // The prompts `rows`, continued together.
@@ -197,8 +198,13 @@ std::vector<FreeText> write_on(const models::Model& model, const std::vector<std
   std::ranges::stable_sort(order, [&](size_t a, size_t b) { return ids[a].size() < ids[b].size(); });
   std::vector<std::vector<size_t>> groups;
   std::vector<int64_t> costs;
-  for (size_t begin = 0; begin < order.size(); begin += static_cast<size_t>(options.rows)) {
-    const size_t end = std::min(begin + static_cast<size_t>(options.rows), order.size());
+  const auto fits = [&](size_t row) {  // else its text is shorter, and it goes on alone
+    return model.config().positions != models::Positions::kLearned ||
+           std::ssize(ids[row]) + options.max_tokens <= model.max_positions() + 1;
+  };
+  for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    for (end = begin + 1; end < order.size() && end - begin < static_cast<size_t>(options.rows) && fits(order[end]);)
+      ++end;
     groups.emplace_back(order.begin() + begin, order.begin() + end);
     costs.push_back(static_cast<int64_t>(end - begin));
   }

@@ -8,6 +8,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <gtest/gtest.h>
 
+#include "support/editor_models.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
@@ -188,6 +189,21 @@ TEST(MetricsFree, ReadsAnswersOfFactsProbesAndHops) {
   EXPECT_FALSE(limited.cases[0]["free"].contains("hop")) << "an instance of which only a part is read";
   EXPECT_EQ(limited.summary["free"]["n"], 1);
   EXPECT_EQ(limited.summary["free"]["retrieval"]["n"], 1);
+}
+
+// A table of 256 positions: the first token needs none of its own.
+TEST(MetricsFree, TextsAreShorterWhereTheModelHasNoPositionsLeft) {
+  const models::Model model = testing::tiny_model({.family = "gpt2"});
+  const std::string longest(250, 'a');
+  const std::vector<std::string> prompts = {longest, "b", "c"};
+  const evaluation::FreeTextOptions options = {.max_tokens = 20, .whole_sentence = false};
+  const auto texts = evaluation::write_on(model, prompts, options);
+  const size_t left = 256 + 1 - model.tokenizer().encode_prompt(longest).ids.size();
+  ASSERT_LT(left, 20U);
+  EXPECT_LE(texts[0].ids.size(), left);
+  for (size_t i : {1, 2})
+    EXPECT_EQ(texts[i].ids, evaluation::write_on(model, {prompts[i]}, options)[0].ids) << "as alone";
+  EXPECT_THROW((void)evaluation::write_on(model, {std::string(300, 'a')}, options), Error);
 }
 
 TEST(MetricsFree, AChatNeedsATemplateAndAStyleAName) {
