@@ -12,6 +12,7 @@ function make(name, options = {}, ...children) {
   return element;
 }
 const percent = (p) => (100 * p).toFixed(p < 0.001 || p > 0.999 ? 2 : 1) + " %";
+const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 
 // ---- the server
 function reachable(yes) {
@@ -344,7 +345,7 @@ async function check() {
   try {
     const {count, format, findings} = await get("v1/lint", {facts: $("text").value});
     const errors = findings.filter((one) => one.severity === "error").length;
-    $("findings").replaceChildren(make("p", {className: errors || !count ? "bad" : "good"}, `${count} facts${format ? " (" + format + ")" : ""}, ${errors} errors, ${findings.length - errors} other remarks`),
+    $("findings").replaceChildren(make("p", {className: errors || !count ? "bad" : "good"}, [counted(count, "fact") + (format ? " (" + format + ")" : ""), counted(errors, "error"), counted(findings.length - errors, "other remark")].join(", ")),
       make("ul", {}, ...findings.map((one) => {
         const go = make("button", {type: "button"}, "line " + one.line);
         go.onclick = () => {
