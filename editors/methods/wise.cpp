@@ -134,7 +134,7 @@ class WiseTraining {
   }
 
   void train_delta(EditResult& result) {
-    at::Tensor routed_N;
+    at::Tensor routed_N, margin;  // margin: of this step
     const auto with_memory = [&](const at::Tensor& keys_NF, const at::Tensor& x) {
       if (routed_N.size(0) != x.size(0)) return at::Tensor();  // not one of the training rows
       const at::Tensor change_ND = keys_NF.to(at::kFloat).mm(delta_DF_.t()) * routed_N.unsqueeze(1);
@@ -146,8 +146,13 @@ class WiseTraining {
     routed_N = devices::route_like(routed_tokens(), home_, devices::Purpose::kInput);
     const TrainingSteps steps = {.rows = [&](int64_t, int64_t) { return rows(); },
                                  .leaves = [&] { return std::vector<at::Tensor>{delta_DF_}; },
-                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0)); },
-                                 .more = [&] { return margin_loss().item<double>(); }};
+                                 .update = [&](const PassResult& pass) { descend(pass.gradients.at(0), margin); },
+                                 .more =
+                                     [&] {
+                                       const at::AutoGradMode with_grad(true);
+                                       margin = margin_loss();
+                                       return margin.item<double>();
+                                     }};
     const TrainingRecord record = train(model_, facts, {h_.n_iter, facts, h_.stop_loss, site_.layer}, steps, context_);
     note_outcomes(result, model_, *batch_, record, h_.stop_loss);
   }
@@ -168,12 +173,8 @@ class WiseTraining {
     return at::tensor(routed, at::kFloat);
   }
 
-  void descend(const at::Tensor& nll_gradient) {
-    at::Tensor margin;
-    {
-      const at::AutoGradMode with_grad(true);
-      margin = torch::autograd::grad({margin_loss()}, {delta_DF_})[0];
-    }
+  void descend(const at::Tensor& nll_gradient, const at::Tensor& margin_loss) {
+    const at::Tensor margin = torch::autograd::grad({margin_loss}, {delta_DF_})[0];
     const at::NoGradGuard no_grad;
     at::Tensor value = delta_DF_.detach();
     const at::Tensor gradient = nll_gradient.defined() ? nll_gradient + margin : margin;

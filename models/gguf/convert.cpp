@@ -87,10 +87,11 @@ class FolderWriter {
   [[nodiscard]] at::Tensor as_stored(const std::string& name, at::ScalarType dtype) const {
     const at::Tensor original = spare_.widened(name, checkpoint_.read(name));
     at::Tensor stored = original.to(dtype);
-    if (dtype == original.scalar_type() || !at::isFloatingType(dtype)) return stored;
+    if (dtype != at::kHalf && dtype != at::kBFloat16) return stored;
     // A constant beside the weights, such as GPT-2's masked_bias of -1e9: as large as the dtype allows.
     if (dtype == at::kHalf && stored.numel() == 1) stored = at::clamp(original, -65504, 65504).to(at::kHalf);
-    if (!at::isfinite(stored).all().item<bool>())
+    const at::Tensor kept = at::isfinite(stored);  // what BF16 cannot hold; F16 refuses what is infinite already, too
+    if (!(dtype == at::kHalf ? kept : kept.logical_or(at::isfinite(original).logical_not())).all().item<bool>())
       throw Error(ErrorClass::kNumeric, {checkpoint_.path().string() + ": tensor " + name,
                                          std::string("values beyond the range of ") + c10::toString(dtype),
                                          dtype == at::kHalf ? "at most 65504" : "smaller ones",

@@ -138,9 +138,9 @@ std::vector<TraceKind> parse_kinds(const std::vector<std::string>& names) {
 
 std::string summary_text(const evaluation::TraceSummary& summary, double seconds) {
   std::string text = formatted(
-      "%lld %s traced in %.1f s%s\n"
+      "%s traced in %.1f s%s\n"
       "probability of the answer: %.3f clean, %.3f with a noised subject\n",
-      static_cast<long long>(summary.facts), summary.facts == 1 ? "fact" : "facts", seconds,
+      counted(static_cast<size_t>(summary.facts), "fact").c_str(), seconds,
       summary.skipped > 0
           ? formatted(", %lld more are not known to the model", static_cast<long long>(summary.skipped)).c_str()
           : "",
