@@ -15,6 +15,7 @@ struct EditorInfo {
   bool changes_weights = true;         ///< false: the result lies beside the weights (RuntimePart)
   bool trains = false;                 ///< follows gradients of what it changes, instead of solving for targets
   std::optional<RuntimeKind> runtime;  ///< how the parts of such an editor come to life
+  std::string compute_dtype;           ///< EditChoices::compute_dtype where none is chosen
   /// Optimises a target for each fact, then solves for the change of each layer.
   [[nodiscard]] bool solves() const { return changes_weights && !trains; }
   /// Changes nothing in the model: it speaks through the prompt, so there is nothing to take back.

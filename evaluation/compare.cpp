@@ -51,6 +51,21 @@ json row_of(const std::string& family, const MetricField& field, double first, d
           {"significant", range && (range->first > 0 || range->second < 0)}};
 }
 
+/// Of yes and no: how many of the cases that changed did so one way, by the binomial distribution; 0 is in it as long
+/// as chance does that in more than 5 % (McNemar's exact test). Absent for other figures, or where no case changed.
+std::optional<Interval> mcnemar_interval(const MetricField& field, const std::vector<double>& differences) {
+  int64_t up = 0, down = 0;
+  for (const double difference : differences) {
+    if (!field.share() || (difference != 0 && std::abs(difference) != 1)) return std::nullopt;
+    up += difference > 0 ? 1 : 0;
+    down += difference < 0 ? 1 : 0;
+  }
+  if (up + down == 0) return std::nullopt;
+  const double changed = static_cast<double>(up + down) / static_cast<double>(differences.size());
+  const auto [least, most] = exact_share_interval(up, up + down);
+  return Interval{(2 * least - 1) * changed, (2 * most - 1) * changed};
+}
+
 json difference_row(const std::string& family, const MetricField& field, const Pairs& pairs, double scale) {
   std::vector<double> differences;
   double first = 0, second = 0;
@@ -62,6 +77,8 @@ json difference_row(const std::string& family, const MetricField& field, const P
   const auto n = static_cast<double>(differences.size());
   const auto mean = mean_of(differences);
   auto range = mean_interval(*mean);
+  if (const auto exact = mcnemar_interval(field, differences))
+    range = range ? Interval{std::min(range->first, exact->first), std::max(range->second, exact->second)} : *exact;
   // Shares that all differ alike still leave open how many of further cases would (at least q: Clopper and Pearson),
   // and the others may differ the other way.
   if (!range && field.share() && mean->value != 0) {
@@ -174,6 +191,17 @@ json compare_runs(const RunReport& first, const RunReport& second) {
   if (left.size() > cases.size() || right.size() > cases.size())
     note("left out as they are in one run only: " + std::to_string(left.size() - cases.size()) + " and " +
          std::to_string(right.size() - cases.size()) + " cases");
+  for (const auto& info : metric_families()) {
+    std::vector<std::string> of_groups;
+    for (const auto& field : info.fields)
+      if (field.of_groups) of_groups.push_back(field.key);
+    const auto measured = [&](const RunReport& run) {
+      return !detail::member(run.results, {"metrics", info.name}).is_null();
+    };
+    if (!of_groups.empty() && (measured(first) || measured(second)))
+      note("not compared, as they are of groups of cases: " + join(of_groups) + " (" + info.name +
+           ", in results.json)");
+  }
   if (different > 0)
     note(std::to_string(different) + (different == 1 ? " case has" : " cases have") +
          " the same id but another prompt, subject or target");

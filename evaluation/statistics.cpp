@@ -34,6 +34,30 @@ Interval share_interval(double share, int64_t n) {
   return {share <= 0 ? 0 : middle - half, share >= 1 ? 1 : middle + half};
 }
 
+Interval exact_share_interval(int64_t hits, int64_t n) {
+  // P(at least `least` of n), each with probability p.
+  const auto at_least = [n](int64_t least, double p) {
+    double sum = 0;
+    const auto count = static_cast<double>(n);
+    for (int64_t k = least; k <= n; ++k) {
+      const auto x = static_cast<double>(k);
+      sum += std::exp(std::lgamma(count + 1) - std::lgamma(x + 1) - std::lgamma(count - x + 1) + x * std::log(p) +
+                      (count - x) * std::log1p(-p));
+    }
+    return sum;
+  };
+  const auto lower = [&](int64_t least) {
+    if (least == 0) return 0.0;
+    double low = 0, high = 1;
+    for (int step = 0; step < 50; ++step) {
+      const double middle = (low + high) / 2;
+      (at_least(least, middle) < 0.025 ? low : high) = middle;
+    }
+    return high;
+  };
+  return {lower(hits), 1 - lower(n - hits)};
+}
+
 std::optional<Interval> mean_interval(const Mean& mean) {
   constexpr double kRounding = 1e-6;  // of records that were computed in float32
   const auto free = static_cast<double>(mean.n - 1);

@@ -21,6 +21,8 @@ using Interval = std::pair<double, double>;
 /// 95 % interval of a share (0 to 1) of n records, after Wilson: at 1 of 1 it is 0.21 … 1. Records that are shares
 /// themselves spread less than yes and no, so that it is too wide for them rather than too narrow.
 [[nodiscard]] Interval share_interval(double share, int64_t n);
+/// 95 % interval of a share of which `hits` of n records are, by the binomial distribution (Clopper and Pearson).
+[[nodiscard]] Interval exact_share_interval(int64_t hits, int64_t n);
 /// 95 % interval of any other mean, after Student. Absent where the records do not show how they spread: for one of
 /// them, or if all are equal up to the rounding of float32.
 [[nodiscard]] std::optional<Interval> mean_interval(const Mean& mean);

@@ -34,6 +34,9 @@ HookSession::~HookSession() {
 }
 
 HookSession& HookSession::add(Entry entry) {
+  if (!handles_.empty())
+    refuse({"hook session", to_string(entry.ref) + " was added to an attached session", "sites before attach()",
+            "detach() first, or make another session"});
   entries_.push_back(std::make_shared<Entry>(std::move(entry)));
   return *this;
 }

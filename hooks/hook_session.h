@@ -29,6 +29,7 @@ class HookSession {
   HookSession(const HookSession&) = delete;
   HookSession& operator=(const HookSession&) = delete;
 
+  /// The three of them throw Error(kInvalidArgument) after attach().
   HookSession& capture(SiteRef ref, CaptureOptions options = {});  ///< keeps the tensor at a site
   HookSession& edit(SiteRef ref, HookFn fn);                       ///< replaces it by what `fn` returns
   /// Ends the forward pass after this site.

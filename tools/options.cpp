@@ -80,12 +80,11 @@ void add_model_options(Options& o, ModelOptions& options) {
            {.type = "DTYPE"});
 }
 
-void add_compute_option(OptionGroup group, std::string& text) {
-  if (text.empty()) text = "float32";
+void add_compute_option(OptionGroup group, std::string& text, const std::string& shown) {
   group.add("--compute-dtype", &text,
             "arithmetic of the frozen layers while targets are optimised: float32, bfloat16, auto (bfloat16 where the "
             "devices multiply it natively), or tf32 (GPUs: of all float32 products of the run)",
-            {.choices = {"auto", "float32", "tf32", "bfloat16"}});
+            {.choices = {"auto", "float32", "tf32", "bfloat16"}, .shown = shown});
 }
 
 std::filesystem::path default_model_path() {
@@ -103,10 +102,11 @@ std::filesystem::path default_model_path() {
         if (file.path().extension() == ".gguf") return file.path();
     }
   }
-  throw Error(ErrorClass::kNotFound,
-              {"--model", "no model was named and the default model is not installed", "",
-               "name one with --model, or its file in EMEND_DEFAULT_MODEL; programs of a clone find what its ./quickstart "
-               "installs"});
+  throw Error(
+      ErrorClass::kNotFound,
+      {"--model", "no model was named and the default model is not installed", "",
+       "name one with --model, or its file in EMEND_DEFAULT_MODEL; programs of a clone find what its ./quickstart "
+       "installs"});
 }
 
 std::shared_ptr<const models::Checkpoint> open_named(const ModelOptions& options) {
@@ -150,7 +150,7 @@ void add_editor_options(Options& o, RunOptions& options) {
       .add("--contexts", &options.contexts,
            "JSON file of context templates; default: sampled from the model with --seed", {.type = "FILE"})
       .add("--solve-dtype", &options.solve_dtype, "float64 or float32", {.choices = {"float64", "float32"}});
-  add_compute_option(o.group("Editor"), options.compute_dtype);
+  add_compute_option(o.group("Editor"), options.compute_dtype, "auto for latch, else the model's dtype");
   o.group("Editor").add("--seed", &options.seed, "random seed of everything that is sampled");
 }
 

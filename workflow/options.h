@@ -55,7 +55,7 @@ struct RunOptions {
   /// The templates themselves, instead of a file.
   std::optional<editors::ContextTemplates> templates = {};
   std::string solve_dtype = "float64";
-  std::string compute_dtype = {};  ///< auto, float32, tf32 or bfloat16; empty: the model's own
+  std::string compute_dtype = {};  ///< auto, float32, tf32 or bfloat16; empty: auto for latch, else the model's own
   uint64_t seed = 0;
 
   std::string corpus = {};   ///< text for the key statistics; empty: text that the model samples

@@ -191,6 +191,7 @@ void Run::work() {
   if (folder_) {
     write_documents();
     checkpoint_->remove();
+    folder_.reset();  // and its lock: who embeds this may keep the run
   }
   complete_ = true;
 }

@@ -1,6 +1,7 @@
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
 #include <emend/core/text.h>
+#include <emend/editors/registry.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/models/checkpoint.h>
@@ -65,6 +66,14 @@ class Session::Scope {
 Session::Session(models::Model& model, RunOptions options, Handles lent)
     : Session(model, editor_for(model, options, lent.log), options, lent) {}
 
+// The chosen arithmetic, else the method's own.
+static std::string compute_dtype_of(const RunOptions& options, const editors::Editor& editor) {
+  const auto& known = editors::all_editors();
+  const auto info = std::ranges::find(known, editor.name(), &editors::EditorInfo::name);
+  const bool own = options.compute_dtype.empty() && info != known.end();
+  return own ? info->compute_dtype : options.compute_dtype;
+}
+
 Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, RunOptions options, Handles lent)
     : model_(model), options_(std::move(options)), lent_(std::move(lent)), editor_(std::move(editor)), changes_(model) {
   require_valid(options_);
@@ -75,7 +84,7 @@ Session::Session(models::Model& model, std::unique_ptr<editors::Editor> editor, 
                               .engine = editors::parse_engine(options_.engine),
                               .contexts = named_contexts(options_),
                               .solve_dtype = parse_dtype(options_.solve_dtype, "solve_dtype"),
-                              .compute_dtype = options_.compute_dtype},
+                              .compute_dtype = compute_dtype_of(options_, *editor_)},
                              model_);
   static_cast<editors::EditLoans&>(context_) = {
       .statistics = lent_.statistics ? lent_.statistics : own_statistics_.get(),

@@ -21,15 +21,13 @@ struct EmmetHparams : hparams::LocateHparams {
   double emmet_lambda = 0.1;
 };
 
-// The condition number from which on D counts as singular: float64 keeps less than a third of its digits beyond.
-constexpr double kSingular = 1e11;
-
-// D⁻¹ [N,N], the pseudo-inverse where keys are equal.
+// D⁻¹ [N,N], the pseudo-inverse where keys are equal. D comes out of a system that was solved in `dtype`: its condition
+// number counts as that of a singular matrix where less than a third of the digits are kept beyond.
 at::Tensor inverse_of(const at::Tensor& d_NN, at::ScalarType dtype) {
+  const double singular = dtype == at::kDouble ? 1e11 : 1e5;
   const auto factor = SpdFactor::of(d_NN, dtype, "Kᵀ C⁻¹ K");
-  if (factor.jitter() == 0 && factor.condition() < kSingular)
-    return factor.solve(at::eye(d_NN.size(0), d_NN.options()));
-  return at::linalg_pinv(d_NN, 1 / kSingular, true);
+  if (factor.jitter() == 0 && factor.condition() < singular) return factor.solve(at::eye(d_NN.size(0), d_NN.options()));
+  return at::linalg_pinv(d_NN, 1 / singular, true);
 }
 
 LayerUpdate emmet_update(const EmmetHparams& h, const LayerProblem& problem) {

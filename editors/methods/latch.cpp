@@ -306,6 +306,7 @@ EditorInfo make_latch() {
   EditorInfo info = editor_entry("latch", "one gate a subject: other subjects and other text stay as they are",
                                  "this project (docs/latch.md)", latch_schema(), new_latch);
   info.neurons = neurons_taken;
+  info.compute_dtype = "auto";
   return info;
 }
 

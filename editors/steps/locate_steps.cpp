@@ -426,6 +426,7 @@ std::optional<EditResult> LocateEditor::finish(models::Model& model, const EditC
                     .contexts = context.contexts ? context.contexts : contexts_,
                     .engine = context.engine,
                     .seed = context.seed};
+  const PhaseTimer timer(result, "insert");
   for (const int layer : layers_of(recipe_)) {
     context.cancel.check("finish");
     const models::EditSite site = model.edit_site(layer);

@@ -97,7 +97,7 @@ class GateFit {
  private:
   struct Rows {
     at::Tensor x_ND, usual_N;
-    at::Tensor a_DD, sum_D;  ///< Σ usual x xᵀ and Σ usual x in float64; undefined where they are not known
+    at::Tensor a_DD, sum_D;  ///< lower triangle of Σ usual x xᵀ, Σ usual x, in float64; undefined: not known
   };
   struct Search;
   [[nodiscard]] int64_t text_of_start() const;  // rows

@@ -126,7 +126,9 @@ EditResult edit_plain_prompts(const Editor& editor, const models::Model& model, 
   RenderedBatch batch = render_batch(model, facts, ContextTemplates::plain(), {FactToken::kLast, {}});
   result.outcomes = std::move(batch.outcomes);
   if (!batch.rendered.empty()) work(batch, result);
-  result.seconds["insert"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (const auto& [phase, own] : result.seconds) seconds -= own;
+  result.seconds["insert"] += seconds;
   return result;
 }
 

@@ -85,7 +85,7 @@ class TuneRun {
           std::ceil(share * static_cast<double>(rows_.size()) / static_cast<double>(of_a_step) - 1e-9));
     };
     const double whole = std::floor(options_.epochs);
-    return static_cast<int64_t>(whole) * steps_of(1) + steps_of(options_.epochs - whole);
+    return std::max<int64_t>(1, static_cast<int64_t>(whole) * steps_of(1) + steps_of(options_.epochs - whole));
   }
 
   std::vector<LearningRow> next_rows(size_t count) {

@@ -583,7 +583,7 @@ function directionPage() {
            chart('Distance', 'Of the two means, along the direction, in standard deviations.', 'deviations', [line('effect', '', 2)]),
            chart('Size', 'Length of the direction, relative to the states that it is added to.', 'share', [line('size', '', 3)], {low: 0}))) : null,
     trials.length ? section('What was tried', el('p', {class: 'soft'}, `${list(search.trials).length} trials; those that are not shown lost ` +
-        `too much, or their answers went round or broke off. Taken: trial ${text(search.chosen)}. Before: ${significant(number(search.before))}.`),
+        `too much, had answers that went round or broke off, or were known to be no better than another before they were measured. Taken: trial ${text(search.chosen)}. Before: ${significant(number(search.before))}.`),
         el('div', {class: 'charts'},
            figure('Score and loss', 'On the prompts of the search; lower left is better unless the score is to rise.',
                   lineChart({series: [places(trials, {name: 'trials', colour: 1, cloud: true}), places(tried, {name: 'none is better in both', colour: 0})],

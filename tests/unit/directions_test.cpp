@@ -397,6 +397,23 @@ TEST(DirectSearch, SaysWhatPlainTrialsSay) {
   EXPECT_GT(unread, 1);
 }
 
+TEST(Directions, WhatIsLeftOfAScaledAblationIsReadOffTheWeights) {
+  auto model = testing::tiny_model({.dtype = at::kDouble});
+  at::manual_seed(4);
+  workflow::Directions directions;
+  for (int l = 0; l < model.n_layers(); ++l) directions.layers.push_back(at::randn({model.hidden_size()}));
+  const auto change = workflow::ablate_directions(model, {&directions, 1}, {});
+  auto half = workflow::scaled(change, [](const auto&) { return 0.5; });
+  workflow::measure_left(model, half);
+  for (const auto& one : half.figures) {
+    const at::Tensor w = model.weight(one.weight).to(at::kDouble);
+    const at::Tensor d = directions.layers[static_cast<size_t>(one.layer)].to(at::kDouble);
+    const at::Tensor q = d / d.norm(), halved = w - 0.5 * q.outer(q.matmul(w));
+    EXPECT_NEAR(one.left, (q.matmul(halved).norm() / halved.norm()).item<double>(), 1e-9) << one.weight;
+    EXPECT_GT(one.left, 0.01);
+  }
+}
+
 TEST(Directions, WhatIsNoNumberDivergesByNoNumber) {
   const at::Tensor right = at::log_softmax(at::ones({2, 5}), -1), broken = right.clone();
   broken[1][3] = std::numeric_limits<float>::quiet_NaN();

@@ -189,6 +189,7 @@ TEST(HookSession, DetachesHoweverTheScopeEnds) {
   HookSession twice(table);
   twice.capture(kKey).attach();
   EXPECT_THROW(twice.attach(), Error);
+  EXPECT_THROW(twice.capture(kKey), Error);
 }
 
 }  // namespace hook_test

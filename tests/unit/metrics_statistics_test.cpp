@@ -32,6 +32,17 @@ TEST(Interval, OfSharesSaysWhatIsNotKnown) {
   is(share_interval(1, 1), 0.2065493, 1);
 }
 
+TEST(Interval, OfSharesByTheBinomialDistribution) {
+  // Where the tails P(X ≥ hits) and P(X ≤ hits) are 0.025, worked out apart from this code.
+  for (const auto& [hits, n, low, high] :
+       {std::tuple(4, 5, 0.2835821, 0.9949492), std::tuple(0, 10, 0.0, 0.3084971), std::tuple(5, 5, 0.4781762, 1.0),
+        std::tuple(30, 80, 0.2691932, 0.4903548)}) {
+    const auto range = exact_share_interval(hits, n);
+    EXPECT_NEAR(range.first, low, 1e-6) << hits << " of " << n;
+    EXPECT_NEAR(range.second, high, 1e-6) << hits << " of " << n;
+  }
+}
+
 TEST(Interval, OfMeansIsStudents) {
   // From a table of Student's t: 12.7062, 4.3027, 3.1824, 2.2622 for 1, 2, 3 and 9 degrees of freedom.
   const auto known = [](const std::vector<double>& values, double half) {

@@ -292,6 +292,28 @@ TEST(CompareRuns, GivesPairedDifferencesWithIntervals) {
   EXPECT_EQ(count(text, "\n* the interval does not contain 0"), 1U);
 }
 
+TEST(CompareRuns, MoreCasesThatChangeOneWayAreNoWeakerEvidence) {
+  const auto significant = [](size_t n, size_t changed) {
+    RunReport first = sample_run(n, 1), second = first;
+    for (size_t i = 0; i < n; ++i)
+      for (auto* run : {&first, &second}) {
+        const bool said = run == &second && i < changed;
+        run->cases[i]["metrics"]["post"]["counterfact"]["rewrite_prompts_probs"] = {
+            {{"target_new", said ? 0.1 : 5.0}, {"target_true", said ? 5.0 : 0.1}}};
+      }
+    const json compared = compare_runs(first, second);
+    for (const auto& row : compared["differences"])
+      if (row["metric"] == "efficacy_success") return row["significant"].get<bool>();
+    throw std::runtime_error("no such row");
+  };
+  // McNemar's exact test: 2 · 0.5^k is 0.125, 0.0625 and 0.031 for k of 4, 5 and 6.
+  EXPECT_FALSE(significant(5, 4));
+  EXPECT_FALSE(significant(5, 5));
+  EXPECT_FALSE(significant(40, 5));
+  EXPECT_TRUE(significant(6, 6));
+  EXPECT_TRUE(significant(40, 6));
+}
+
 TEST(CompareRuns, SmallFiguresKeepTheirDigits) {
   const auto row = [](const char* family, const char* metric, const char* unit) {
     return json{{"family", family}, {"metric", metric},     {"unit", unit},           {"first", 0.012},

@@ -75,8 +75,8 @@ TEST_F(Tuning, AnEpochSeesEveryRow) {
   const auto rows = rows_of(model).rows;  // four
   auto options = this->options();
   options.steps = 0;
-  for (const auto& [batch, epochs, steps] :
-       std::vector<std::tuple<int64_t, double, size_t>>{{3, 2, 4}, {8, 3, 3}, {4, 1, 1}, {2, 1.5, 3}, {3, 0.5, 1}}) {
+  for (const auto& [batch, epochs, steps] : std::vector<std::tuple<int64_t, double, size_t>>{
+           {3, 2, 4}, {8, 3, 3}, {4, 1, 1}, {2, 1.5, 3}, {3, 0.5, 1}, {3, 1e-11, 1}}) {
     options.batch_size = batch;
     options.epochs = epochs;
     EXPECT_EQ(tune(model, rows, options).steps.size(), steps) << batch << " rows, " << epochs << " epochs";

@@ -171,7 +171,7 @@ class Bench {
     auto options = options_.edit;
     options.editor = workflow::chosen_editor(options_.edit).name;  // not what the model would be given
     options.engine = editors::to_string(engine);
-    if (!narrow) options.compute_dtype.clear();
+    if (!narrow) options.compute_dtype = dtype_name(model_->dtype());
     options.watch = false;
     workflow::Handles lent = common_;
     lent.statistics = &statistics;
@@ -202,7 +202,9 @@ class Bench {
     const Edited fast = fast_with(false);
     common_.log.info("bench.fast", "targets with the fast engine: " + std::to_string(fast.targets.seconds) + " s");
     std::optional<Edited> narrow;
-    const auto compute = chosen_compute(options_.edit.compute_dtype, editors::Engine::kFast, *model_);
+    const std::string& asked = options_.edit.compute_dtype;
+    const std::string& own = workflow::chosen_editor(options_.edit).compute_dtype;
+    const auto compute = chosen_compute(asked.empty() ? own : asked, editors::Engine::kFast, *model_);
     if (!compute.plain) narrow = fast_with(true);
     const Edited reference = edit_with(editors::Engine::kReference, false, facts_.facts, *statistics, contexts);
     document_["phases"]["targets"] = phase_document(reference.targets, fast.targets, peak_, n);

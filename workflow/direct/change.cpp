@@ -353,6 +353,7 @@ DirectChange ablate_directions(models::Model& model, std::span<const Directions>
     deltas.push_back(ablation(model, tensor, q_DK, options, *keys));
     const auto report = editors::apply_delta(deltas.back(), trial);
     figures.push_back(figures_of(deltas.back(), tensor.part, report, left_in(model, deltas.back(), q_DK)));
+    figures.back().basis_DK = q_DK;
   }
   return finish(model, "ablate", std::move(deltas), std::move(figures), directions, options);
 }
@@ -421,6 +422,17 @@ DirectChange scaled(const DirectChange& change, const Strengths& strengths) {
   }
   if (other.pack.deltas.empty()) refuse({"directions", "strength 0 in every layer", "another in one", ""});
   return other;
+}
+
+void measure_left(models::Model& model, DirectChange& change) {
+  const at::NoGradGuard no_grad;
+  editors::EditTransaction trial(model);
+  for (size_t i = 0; i < change.figures.size(); ++i) {
+    auto& figures = change.figures[i];
+    if (!figures.basis_DK.defined()) continue;
+    (void)editors::apply_delta(change.pack.deltas[i], trial);
+    figures.left = left_in(model, change.pack.deltas[i], figures.basis_DK);
+  }
 }
 
 TrialChange::TrialChange(models::Model& model, const DirectChange& change, const Strengths& strengths)

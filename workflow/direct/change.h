@@ -50,6 +50,7 @@ struct DirectFigures {
   /// ablate: ‖QᵀW'‖/‖W'‖ of the weight as written, for strength 1 zero up to rounding. bake: standard deviation over
   /// the texts' tokens of the share of the direction that each of them gets (the mean is 1); 0 for a bias.
   double left = 0;
+  at::Tensor basis_DK = {};  ///< ablate: Q, float64 on the host
 };
 
 /// A change that the model does not have yet.
@@ -84,6 +85,8 @@ struct DirectChange {
 using Strengths = std::function<double(const DirectFigures&)>;
 /// Another strength for each weight. Those that get none are left out; Error(kInvalidArgument) if that are all.
 [[nodiscard]] DirectChange scaled(const DirectChange& change, const Strengths& strengths);
+/// Reads off what is `left` of ablated directions with the change in the model, whose bytes are those from before then.
+void measure_left(models::Model& model, DirectChange& change);
 
 /// While it lives, the model computes as if it had so many times the change. No weight is written, except those of
 /// experts and those whose change has full rank.

@@ -122,7 +122,7 @@ const std::vector<std::string>& direct_actions() {
 
 void declare_direct(Options& o, DirectOptions& options) {
   using List = std::vector<std::string>;
-  const List fit = {"fit"}, optimise = {"optimise"}, steers = {"fit", "steer"}, ablates = {"ablate", "optimise"},
+  const List fit = {"fit"}, optimise = {"optimise"}, steers = {"fit", "steer"},
              changes = {"ablate", "bake", "optimise"}, applies = {"steer", "ablate", "bake", "optimise"};
   List forms;
   for (const auto& format : save_formats()) forms.push_back(format.name);
@@ -162,7 +162,7 @@ void declare_direct(Options& o, DirectOptions& options) {
       .field("from_layer", &options.change.from_layer, "this layer's direction everywhere; -1: its own",
              {.limits = kCountOrAll, .only = changes})
       .field("preserve_norm", &options.change.preserve_norm, "columns keep their lengths (full rank)",
-             {.only = ablates})
+             {.only = {"ablate"}})
       .field("where", &options.where,
              "answer-start: at the token where an answer begins, the last of each prompt, and not in other texts",
              {.choices = {"everywhere", kAnswerStart}, .only = changes})
@@ -393,7 +393,7 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
   for (const auto& one : directions_) search.about.push_back({one.to_json(), content_of(one)});
   search.about.push_back({options_.by, options_.layers, options_.where,
                           spare_.empty() ? options_.spare : content_of(spare_), content_of(texts_),
-                          options_.change.from_layer, options_.change.spare_weight, options_.change.preserve_norm});
+                          options_.change.from_layer, options_.change.spare_weight});
   if (!options_.resume) fs::remove(search.journal);
   const auto best = optimise_strengths(model, changes, search, lent);
   if (best.at_best)
@@ -425,6 +425,7 @@ DirectChange DirectJob::optimised(models::Model& model, const Handles& lent, ord
   const auto& chosen = best.trials[*best.chosen];
   found["chosen"] = chosen.number;
   auto change = scaled(changes[chosen.change], [&](const DirectFigures& weight) { return chosen.at(weight); });
+  measure_left(model, change);
   change.pack.extra["trial"] = chosen.to_json();
   for (const auto& weight : change.figures)
     if (weight.part != models::Part::kAttnOut)
