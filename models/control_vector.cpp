@@ -124,14 +124,13 @@ at::Tensor push(const at::Tensor& x, const at::Tensor& d, const SteerOptions& op
 
 }  // namespace
 
-std::vector<hooks::HookHandle> attach_steering(const Model& model, const ControlVector& vector,
-                                               const SteerOptions& options, const std::string& where) {
+void require_steering(const Model& model, const ControlVector& vector, const SteerOptions& options,
+                      const std::string& where) {
   const auto refuse = [&](const std::string& got, const std::string& expected, const std::string& advice) {
     throw Error(ErrorClass::kInvalidArgument, {where, got, expected, advice});
   };
   if (const auto& by = options.by; by != "add" && by != "clamp" && by != "at-least" && by != "at-most")
     refuse("to steer by \"" + by + "\"", "add, clamp, at-least or at-most", "");
-  std::vector<hooks::HookHandle> handles;
   for (const auto& [layer, values] : vector.layers) {
     const char* const made = "use a vector that was made for this model";
     if (layer >= model.n_layers())
@@ -140,6 +139,15 @@ std::vector<hooks::HookHandle> attach_steering(const Model& model, const Control
     if (values.numel() != model.hidden_size())
       refuse("directions of width " + std::to_string(values.numel()),
              std::to_string(model.hidden_size()) + ", the width of the model", made);
+  }
+  require_directions(vector, options.layers, where);
+}
+
+std::vector<hooks::HookHandle> attach_steering(const Model& model, const ControlVector& vector,
+                                               const SteerOptions& options, const std::string& where) {
+  require_steering(model, vector, options, where);
+  std::vector<hooks::HookHandle> handles;
+  for (const auto& [layer, values] : vector.layers) {
     if (!options.layers.contains(layer)) continue;
     const auto from = vector.origin.find(layer);
     handles.push_back(model.hooks()
@@ -153,7 +161,6 @@ std::vector<hooks::HookHandle> attach_steering(const Model& model, const Control
                             return x + added.to(x.scalar_type());
                           }));
   }
-  require_directions(vector, options.layers, where);
   return handles;
 }
 

@@ -46,9 +46,13 @@ struct SteerOptions {
 /// Throws Error(kInvalidArgument) naming `where` and the layers that there are if the vector has none in the range.
 void require_directions(const ControlVector& vector, const LayerRange& range, const std::string& where);
 
-/// While the handles live, the model's states are steered behind the layers of the vector that are in the range.
 /// Throws Error(kInvalidArgument) naming `where` if the vector has another width than the model, a layer that it lacks,
-/// or none in the range, and for an unknown `by`.
+/// or none in the range, and for an unknown `by`. Passes may run meanwhile: nothing is attached.
+void require_steering(const Model& model, const ControlVector& vector, const SteerOptions& options,
+                      const std::string& where);
+
+/// While the handles live, the model's states are steered behind the layers of the vector that are in the range.
+/// Throws as require_steering. No pass may run while handles come or go.
 [[nodiscard]] std::vector<hooks::HookHandle> attach_steering(const Model& model, const ControlVector& vector,
                                                              const SteerOptions& options,
                                                              const std::string& where = "control vector");

@@ -190,10 +190,11 @@ void Ledger::lock() {
   if (std::filesystem::is_symlink(ledger_, error))
     refuse({ledger_.string(), "a symbolic link", "the folder's own ledger", "remove the link"});
   std::filesystem::create_directories(ledger_ / "packs", error);
-  lock_.fd = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (!error) lock_.fd = ::open((ledger_ / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (lock_.fd < 0)
-    throw Error(class_of_errno(errno),
-                {folder_.string(), std::string("cannot write to the model folder (") + std::strerror(errno) + ")",
+    throw Error(class_of_errno(error ? error.value() : errno),
+                {folder_.string(),
+                 "cannot write to the model folder (" + (error ? error.message() : std::strerror(errno)) + ")",
                  "a writable folder", "copy the model, or write the edited one elsewhere (" + setting("out") + ")"});
   struct stat held {
   }, named{};

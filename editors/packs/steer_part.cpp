@@ -23,7 +23,7 @@ std::unique_ptr<RuntimeEdit> make_steer_runtime(const RuntimePart& part, const m
   options.decay = part.values.at("decay");
   if (!std::isfinite(options.strength) || options.decay < 0)
     throw Error(ErrorClass::kCorruption, {where, "a strength or decay that cannot be", "finite, and from 0 on", ""});
-  (void)models::attach_steering(model, vector, options, where);  // it fits the model
+  models::require_steering(model, vector, options, where);
   return detail::hooked([vector = std::move(vector), options = std::move(options), where](const models::Model& to) {
     return models::attach_steering(to, vector, options, where);
   });

@@ -1,11 +1,14 @@
 // Control vectors as files, directions fitted to two sets of prompts, and presets.
 #include <ATen/core/grad_mode.h>
+#include <emend/editors/packs/steer_part.h>
 #include <emend/evaluation/health.h>
 #include <emend/models/generation.h>
 #include <emend/workflow/direct/optimise.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <random>
+#include <thread>
 
 #include "support/editor_models.h"
 #include "support/error_of.h"
@@ -395,6 +398,25 @@ TEST(DirectSearch, SaysWhatPlainTrialsSay) {
   }
   EXPECT_GT(scored, 1);
   EXPECT_GT(unread, 1);
+}
+
+TEST(Directions, APartIsCheckedWhilePassesRun) {
+  const auto model = testing::tiny_model({});
+  models::ControlVector vector;
+  vector.layers[1] = at::full({model.hidden_size()}, 3.0F);
+  const auto part = editors::steer_part(vector, {});
+  const auto batch = models::TokenBatch::from_rows({{3, 1, 4, 1, 5}});
+  const at::Tensor expected = model.forward(batch).logits;
+  std::atomic<bool> done = false;
+  int different = 0;
+  std::jthread passes([&] {
+    const at::NoGradGuard no_grad;
+    for (int pass = 0; pass < 3000; ++pass) different += at::equal(model.forward(batch).logits, expected) ? 0 : 1;
+    done = true;
+  });
+  while (!done) (void)editors::make_runtime(part, model, "part");
+  passes.join();
+  EXPECT_EQ(different, 0);
 }
 
 TEST(Directions, WhatIsLeftOfAScaledAblationIsReadOffTheWeights) {

@@ -17,8 +17,9 @@ VerbRun setup_completion(Options& o) {
       "  source <(emend completion bash)\n"
       "  emend completion zsh > ~/.zfunc/_emend        with fpath+=~/.zfunc in ~/.zshrc\n"
       "  emend completion fish > ~/.config/fish/completions/emend.fish";
-  return [&shell](Common&) {
-    std::cout << completion_script(shell);
+  return [&shell](Common& common) {
+    const std::string script = completion_script(shell);
+    common.print({{"script", script}}, script);
     return 0;
   };
 }
@@ -27,10 +28,11 @@ VerbRun setup_man(Options& o) {
   auto& name = o.arguments<std::string>();
   o.add("VERB", &name, "whose page; emend: the list of all verbs", {.required = true});
   o.footer = "Example:\n  emend man edit | man -l -";
-  return [&name](Common&) {
+  return [&name](Common& common) {
     const auto verb = std::ranges::find(verbs(), name, &Verb::name);
     if (name == "emend" || verb != verbs().end()) {
-      std::cout << (name == "emend" ? man_page() : man_page(*verb));
+      const std::string page = name == "emend" ? man_page() : man_page(*verb);
+      common.print({{"page", page}}, page);
       return 0;
     }
     refuse({"man", "no verb \"" + name + "\"", "one of " + join(verbs(), ", ", &Verb::name),

@@ -357,7 +357,7 @@ DirectChange DirectJob::steered(const models::Model& model) const {
   result.editor = "steer";
   DirectChange change{editors::EditPack::from_results(model, {&result, 1}, {}), {}};
   for (const auto& one : directions_) {
-    (void)models::Steering(model, one.control_vector(), options_.steer);  // refuses what does not fit the model
+    models::require_steering(model, one.control_vector(), options_.steer, "control vector");
     change.pack.runtime.push_back(editors::steer_part(one.control_vector(), options_.steer));
     change.pack.extra["directions"].push_back(
         {{"method", one.method}, {"fingerprint", one.fingerprint}, {"about", one.about}});
