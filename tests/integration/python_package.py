@@ -3,11 +3,15 @@
 usage: python_package.py MODEL_FOLDER SCRATCH_FOLDER [EXPECTED_PACKAGE_FOLDER]      (the package is found by PYTHONPATH)
 """
 import ast
+import copy
+import json
 import pathlib
+import pickle
 import re
 import shutil
 import sys
 import unittest
+import warnings
 
 import torch
 
@@ -327,8 +331,18 @@ class Editing(unittest.TestCase):
                              (lambda: emend.Session(5), "model is 5", "emend.Model"), (lambda: emend.Fact("a {}", "b", 5), "target_new", "a text"), (lambda: model.edit_site("a"), "a whole number"),
                              (lambda: emend.load_facts(FACTS)["a"], "FactSet[...]"), (lambda: emend.Session(model, seed=-1), "seed is -1")):
             self.refused(work, *words)
-        with self.assertRaises(TypeError):
-            emend.load(pfad="x")
+        for work in (lambda: emend.load(pfad="x"), lambda: emend.load(5), lambda: emend.load(MODEL, dtype=None), lambda: emend.load(MODEL, max_memory=5), lambda: emend.Session(model, hparams=5), lambda: emend.Session(model, overrides=5),
+                     lambda: model.logits(None), lambda: model.trace(TEXT, 5), lambda: emend.apply_pack(model, None), lambda: session.edit(5), lambda: emend.direct_ablate(model, 5, out=out),
+                     lambda: emend.direct_ablate(model, "d", out=out, layerz=1), lambda: emend.direct_ablate(model, "d", out=out, dir="d"), lambda: emend.direct_ablate(model, "d", out=out, layers=1)):
+            with self.assertRaises(TypeError):
+                work()
+            self.refused(work)
+        for work, *words in ((lambda: emend.direct_ablate(model, "d", out=out, layers=1), "a text"), (lambda: emend.direct_ablate(model, "d", out=out, spare_weight="x"), "a number"),
+                             (lambda: emend.apply_pack(model, 5), "a Pack or the path"), (lambda: model.weight("model.norm"), 'did you mean "model.norm.weight"?'),
+                             (lambda: model.weight("nope"), "did you mean"), (lambda: model.set_weight("model.norm.weight", torch.zeros(3)), "[3]", "[32]")):
+            self.refused(work, *words)
+        with self.assertRaisesRegex(IndexError, "facts\\[9\\]: there are 2 facts"):
+            emend.load_facts(FACTS)[9]
         self.assertEqual(len(session.edit([fact, {"prompt": "{} is in", "subject": "Bonn", "target_new": "Rome"}])["outcomes"]), 2)
 
     def test_arguments_that_only_look_wrong(self):
@@ -380,15 +394,74 @@ class Editing(unittest.TestCase):
         for wrong, word in (({"extra": [1]}, "extra"), ({"locality": {"loc": 3}}, "locality"), ({"notes": 1}, "notes"), ({"relation_id": 3}, "relation_id")):
             self.refused(lambda: emend.Fact("{} is in", "Oslo", "Rome", **wrong), word)
 
-    def test_a_pack_beside_the_weights_ends_with_its_handle(self):
+    def test_a_pack_beside_the_weights_stays_with_the_model(self):
+        model = emend.load(str(MODEL))
+        plain = model.logits(TEXT)
+        (SCRATCH / "grace.yaml").write_text("layers: [2]\neps: 0.05\nval_init: warm\nn_iter: 20\nedit_lr: 0.3\n")
+        session = emend.edit(model, FACTS, "grace", hparams=SCRATCH / "grace.yaml", progress=None)
+        edited, pack = model.logits(TEXT), session.pack()
+        self.assertFalse(torch.equal(edited, plain))
+        session.save(SCRATCH / "grace_model", "model")
+        with self.assertWarnsRegex(UserWarning, "edits beside its weights in force"):
+            emend.load(SCRATCH / "grace_model")
+        del session
+        self.assertTrue(torch.equal(model.logits(TEXT), plain))
+        with emend.apply_pack(model, pack):
+            self.assertTrue(torch.equal(model.logits(TEXT), edited))
+        self.assertTrue(torch.equal(model.logits(TEXT), plain))
+        emend.apply_pack(model, pack)  # nobody holds it
+        self.assertTrue(torch.equal(model.logits(TEXT), edited))
+        self.refused(lambda: emend.apply_pack(model, pack), "already in force")
+
+    def test_what_speaks_through_the_prompt(self):
         model = emend.load(str(MODEL))
         (SCRATCH / "ike.yaml").write_text("k: 4\n")
         session = emend.edit(model, FACTS, "ike", hparams=SCRATCH / "ike.yaml", progress=None)
-        session.save_pack(SCRATCH / "beside.safetensors")
-        del session
-        for _ in range(2):
-            applied = emend.apply_pack(model, SCRATCH / "beside.safetensors")
-            del applied
+        fact = emend.load_facts(FACTS)[0]
+        front = session.prefix(fact.full_prompt)
+        self.assertIn("Rome", front)
+        self.assertEqual(session.asked(FACTS)[0].full_prompt, front + fact.full_prompt)
+        asked = []
+        emend.evaluate(model, FACTS, ["counterfact"], progress=None, front=lambda prompt: asked.append(prompt) or session.prefix(prompt))
+        self.assertIn(fact.paraphrases[0], asked)
+        with self.assertRaises(ZeroDivisionError):
+            emend.evaluate(model, FACTS, ["counterfact"], progress=None, front=lambda prompt: 1 / 0)
+        with emend.apply_pack(model, session.pack()) as applied:
+            self.assertEqual(applied.prefix(fact.full_prompt), front)
+        self.assertEqual((applied.prefix(fact.full_prompt), emend.Session(model, **MEMIT).prefix("x")), ("", ""))
+        self.refused(lambda: emend.Session(model, **MEMIT, compute_dtype="half"), "auto, float32, tf32 or bfloat16")
+
+    def test_warnings_are_python_s(self):
+        path = SCRATCH / "blank.jsonl"
+        path.write_text(pathlib.Path(FACTS).read_text() + '{"prompt": "{} is", "subject": "Oslo", "target_new": ""}\n')
+        with self.assertWarnsRegex(UserWarning, "1 of 3 rows have no target") as caught:
+            facts = emend.load_facts(path)
+        self.assertEqual((len(facts), facts.skipped, caught.filename), (2, 1, __file__))
+        model = emend.load(str(MODEL))
+        original = weights(model)
+        (SCRATCH / "few.txt").write_text("Oslo is a town\n")
+        few = {"hparams": MEMIT["hparams"], "corpus": SCRATCH / "few.txt", "cache": None, "progress": None}
+        with self.assertWarnsRegex(UserWarning, "the second moment is singular"), self.assertRaisesRegex(emend.Error, "not positive definite"):
+            emend.edit(model, FACTS, **few)
+        with warnings.catch_warnings(), self.assertRaises(UserWarning):
+            warnings.simplefilter("error")
+            emend.edit(model, FACTS, **few)
+        self.assertTrue(same(original, weights(model)))
+
+    def test_facts_are_values(self):
+        facts = emend.load_facts(FACTS)
+        for other in (pickle.loads(pickle.dumps(facts)), copy.copy(facts), copy.deepcopy(facts)):
+            self.assertEqual((list(other), other.fingerprint, other.format), (list(facts), facts.fingerprint, facts.format))
+        fact = copy.copy(facts[0])
+        self.assertTrue(fact == facts[0] and fact != facts[1] and fact != 5)
+        self.assertEqual(len({fact, *facts}), 2)
+        groups = [{"case_id": 3, "requested_rewrite": [{"prompt": "{} is in", "subject": "Oslo", "target_new": {"str": "Rome"}, "target_true": {"str": "Norway"}}], "questions": ["Where?"],
+                   "answer": "Norway", "new_answer": "Rome", "single_hops": [], "new_single_hops": [{"question": "q", "cloze": "c", "answer": "Rome", "answer_alias": []}]}]
+        path = SCRATCH / "mquake.json"
+        path.write_text(json.dumps(groups))
+        grouped = emend.load_facts(path)
+        again = pickle.loads(pickle.dumps(grouped))
+        self.assertEqual((again.format, pickle.dumps(again)), ("mquake", pickle.dumps(grouped)))
 
     def test_save_and_load_again(self):
         model = emend.load(str(MODEL))
@@ -423,6 +496,7 @@ class Runs(unittest.TestCase):
         self.assertEqual((edits["applied"], edits["said"] + edits["not_said"], edits["failed"]), (2, 2, 0))
         self.assertEqual((run.failed, run.results["batches"]), (0, 2))
         self.assertEqual([case["verdict"] for case in run.cases].count("said"), edits["said"])
+        self.assertRegex(repr(run), "^<emend.Run memit: 2 facts, .*>$")
         self.assertEqual(run.results["retention"]["edits_applied"], [1, 2])
         self.assertEqual(len(run.results["guard"]), 2, "of the batch that was there already, too")
         for file in ("report.html", "results.json", "cases.jsonl", "edit.safetensors"):
@@ -473,6 +547,15 @@ class Traces(unittest.TestCase):
         self.assertTrue(torch.equal(run(plain).logits, plain.logits), "its own value")
         self.assertTrue(torch.equal(run([0.5, emend.Patch(0.25, add=True)])[z], torch.full_like(plain[z], 0.75)))
         self.assertTrue(torch.allclose(run("mean")[z][0, 5], plain[z][0].mean(0), atol=1e-6))
+        self.assertTrue(torch.allclose(run(emend.Patch(plain, add=True))[z], 2 * plain[z]))
+        longer = self.model.trace("Oh " + TEXT, [z])
+        added = run(emend.Patch(longer, add=True, tokens=[-1], heads=[1]))[z] - plain[z]
+        self.assertTrue(torch.allclose(added[0, -1, 1], longer[z][0, -1, 1], atol=1e-6))
+        self.assertEqual(added.count_nonzero(), added[0, -1, 1].count_nonzero())
+        self.assertTrue(z in plain and "layers.0.attn_z" not in plain and list(plain) == [z])
+        for change in ("mean", "zero", in_place):
+            with self.assertRaisesRegex(emend.Error, "add=True"):
+                run(emend.Patch(change, add=True))
         moved = torch.zeros(self.model.hidden_size, requires_grad=True)
         self.model.trace(TEXT, edit={"layers.1.mlp_out": emend.Patch(moved, add=True, tokens=[-1])}).logits[0, -1, 5].backward()
         self.assertGreater(moved.grad.abs().sum().item(), 0)
@@ -506,8 +589,14 @@ class Traces(unittest.TestCase):
         self.assertEqual([name for name, *_ in emend.diff(self.model, other).weights],
                          [f"model.layers.{layer}.mlp.down_proj.weight" for layer in (1, 2)])
         self.assertIn("down_proj", emend.diff(self.model, other)._repr_html_())
+        wider = lambda parameters: type("Wider", (), {"parameters": lambda self: parameters})()
+        diff = emend.diff(wider({"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(1)}), wider({"a": torch.zeros(2), "b": torch.ones(3)}))
+        self.assertEqual((len(diff.weights), diff.others), (1, [("b", [2], [3]), ("c", [1], None)]))
+        self.assertIn("b: of another shape ([2], [3])", repr(diff))
         self.assertIn("Eiffel", emend.load_facts(FACTS)._repr_html_())
-        del session
+        shown = [self.model, emend.load_facts(FACTS), session, session.pack(), self.model.trace("x", ["embedding"]), self.model.forward("x"), emend.evaluate(self.model, FACTS, ["counterfact"], progress=None)]
+        for each, words in zip(shown, ("llama, 4 layers", "2 facts", "memit: 2 facts edited", "2 weights", "embedding", "logits [", "counterfact")):
+            self.assertRegex(repr(each), f"^<emend.{type(each).__name__}.*{re.escape(words)}.*>$")
 
 
 class Process(unittest.TestCase):
@@ -545,6 +634,9 @@ class Process(unittest.TestCase):
         self.assertFalse(torch.equal(one.logits(TEXT), before))
         self.assertTrue(torch.equal(two.logits(TEXT).cpu(), before))
         self.assertEqual(two.device_map["model.layers.3"], "sim:1")
+        again = emend.load(str(MODEL), device_map=two.device_map, max_memory={"sim:0": "1GiB", "sim:1": 2**30, "cpu": "1GiB"})
+        self.assertEqual(again.device_map, two.device_map)
+        emend.load(str(MODEL), max_memory=None)
 
     def test_torch_works_beside_it(self):
         layer = torch.nn.Linear(4, 4)
@@ -613,7 +705,7 @@ class Process(unittest.TestCase):
         folder = pathlib.Path(emend.__file__).parent
         self.assertTrue((folder / "py.typed").exists())
         tree = ast.parse((folder / "_emend.pyi").read_text())
-        stubs = {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        stubs = {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_")}
         from emend import _emend
         public = {name: value for name, value in vars(_emend).items() if not name.startswith("_") and name != "Error"}
         self.assertEqual(set(stubs), set(public))
@@ -622,7 +714,7 @@ class Process(unittest.TestCase):
             if isinstance(stubs[name], ast.ClassDef):
                 described = {node.name for node in stubs[name].body if isinstance(node, ast.FunctionDef)} - {"__init__"}
                 members = {member for member in vars(value) if not member.startswith("_") or member in
-                           ("__len__", "__getitem__", "__enter__", "__exit__")}
+                           ("__len__", "__getitem__", "__contains__", "__iter__", "__enter__", "__exit__")}
                 self.assertEqual(described, members, f"members of {name}")
         self.assertEqual(set(emend.__all__) - {"diff", "edit", "Error"}, set(public))
 

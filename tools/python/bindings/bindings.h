@@ -10,13 +10,16 @@
 #include <emend/datasets/fact.h>
 #include <emend/models/model.h>
 #include <emend/models/trace.h>
+#include <emend/workflow/changes.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl/filesystem.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,14 +31,29 @@ namespace py = pybind11;
 [[nodiscard]] py::object to_python(const nlohmann::json& json);
 [[nodiscard]] nlohmann::json to_json(const py::handle& object, const std::string& where);
 
+/// Arguments that no call takes: in Python a TypeError too.
+struct ArgumentError : Error {
+  using Error::Error;
+};
+
+/// Every model that Python has, with what is known of its changes and what lies beside its weights.
+struct HeldModel : models::Model {
+  explicit HeldModel(models::Model&& model) : Model(std::move(model)), order(workflow::Changes::order_of(*this)) {}
+  std::shared_ptr<workflow::Changes::Order> order;
+  std::set<std::shared_ptr<void>> beside;
+};
+
+/// Warnings become Python's, UserWarning. What a filter of warnings raises ends the work as an exception of a callback.
+[[nodiscard]] Log warnings();
+
 /// Turns emend::Error into emend.Error.
 void register_errors(py::module_& module);
 
 /// "float32", "bfloat16", "float64", or a torch.dtype of these.
 [[nodiscard]] at::ScalarType dtype_of(const py::object& dtype);
 
-/// Error(kInvalidArgument): `where` was given something of the type of `got`, or a text that no UTF-8 has.
-[[nodiscard]] Error unexpected(const std::string& where, const py::handle& got, const std::string& expected);
+/// `where` was given something of the type of `got`, or a text that no UTF-8 has.
+[[nodiscard]] ArgumentError unexpected(const std::string& where, const py::handle& got, const std::string& expected);
 
 /// `value` as a T; throws unexpected(where, value, expected).
 template <class T>
@@ -47,8 +65,9 @@ template <class T>
   throw unexpected(where, value, expected);
 }
 
-/// A text, or what has __fspath__, as text; throws unexpected(where, value, "a path").
-[[nodiscard]] std::string path_text(const py::object& value, const std::string& where);
+/// A text, or what has __fspath__, as text; throws unexpected(where, value, expected).
+[[nodiscard]] std::string path_text(const py::object& value, const std::string& where,
+                                    const std::string& expected = "a path");
 
 /// What `work` returns, done without the interpreter's lock.
 template <class Work>
@@ -72,7 +91,7 @@ class PlainTensors {
 /// What Python has as inputs: a text, a list of texts, a list of ids, or a list of lists of ids.
 [[nodiscard]] models::Prompts prompts_of(const py::object& inputs);
 /// The same as rows of token ids.
-[[nodiscard]] std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::object& inputs);
+[[nodiscard]] std::vector<std::vector<int64_t>> rows_of(const models::Model& model, models::Prompts inputs);
 
 /// A path to a facts file, a FactSet, or a list of Fact or dict.
 [[nodiscard]] datasets::FactSet facts_of(const py::object& facts);

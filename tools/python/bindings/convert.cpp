@@ -35,9 +35,23 @@ nlohmann::json json_of(const py::handle& object, const std::string& where, int d
   throw unexpected(where, object, "None, bool, int, float, str, list, tuple or dict");
 }
 
+class Warnings final : public LogSink {
+ public:
+  void write(const LogEvent& event) override {
+    if (event.level < LogLevel::kWarning) return;
+    const py::gil_scoped_acquire lock;
+    // 2: who called the function of _errors.py that stands around each of ours.
+    if (PyErr_WarnEx(PyExc_UserWarning, repair_utf8(event.text).c_str(), 2) != 0) throw py::error_already_set();
+  }
+};
+
 }  // namespace
 
-Error unexpected(const std::string& where, const py::handle& got, const std::string& expected) {
+Log warnings() {
+  return Log({std::make_shared<Warnings>()});
+}
+
+ArgumentError unexpected(const std::string& where, const py::handle& got, const std::string& expected) {
   const auto type = py::str(py::type::handle_of(got).attr("__name__")).cast<std::string>();
   if (PyUnicode_Check(got.ptr()) && PyUnicode_AsUTF8(got.ptr()) == nullptr) {
     PyErr_Clear();
@@ -49,9 +63,9 @@ Error unexpected(const std::string& where, const py::handle& got, const std::str
           {where, "a value of type " + type + ", " + shorten(py::repr(got).cast<std::string>(), 60), expected, ""}};
 }
 
-std::string path_text(const py::object& value, const std::string& where) {
+std::string path_text(const py::object& value, const std::string& where, const std::string& expected) {
   const py::object path = py::hasattr(value, "__fspath__") ? py::object(value.attr("__fspath__")()) : value;
-  return taken<std::string>(path, where, "a path");
+  return taken<std::string>(path, where, expected);
 }
 
 py::object to_python(const nlohmann::json& json) {
@@ -82,7 +96,8 @@ void register_errors(py::module_& module) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const Error& error) {
       const ErrorParts parts = parts_of(error);
-      const py::object type = py::module_::import("emend._errors").attr("Error");
+      const bool of_arguments = dynamic_cast<const ArgumentError*>(&error) != nullptr;
+      const py::object type = py::module_::import("emend._errors").attr(of_arguments ? "ArgumentError" : "Error");
       // What a damaged file holds may be no UTF-8.
       const py::object value =
           type(repair_utf8(error.what()), std::string(to_string(error.error_class())), repair_utf8(parts.where),
@@ -93,7 +108,9 @@ void register_errors(py::module_& module) {
 }
 
 at::ScalarType dtype_of(const py::object& dtype) {
-  std::string name = taken<std::string>(py::str(dtype), "dtype", "float32, bfloat16 or float64");
+  static const std::string expected = "float32, bfloat16 or float64, as text or torch.dtype";
+  std::string name = taken<std::string>(py::str(dtype), "dtype", expected);
+  if (!py::isinstance<py::str>(dtype) && !name.starts_with("torch.")) throw unexpected("dtype", dtype, expected);
   if (name.starts_with("torch.")) name = name.substr(6);
   if (name == "float32" || name == "float") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
@@ -125,10 +142,9 @@ models::Prompts prompts_of(const py::object& inputs) {
   return texts.empty() ? models::Prompts(std::move(rows)) : models::Prompts(std::move(texts));
 }
 
-std::vector<std::vector<int64_t>> rows_of(const models::Model& model, const py::object& inputs) {
-  auto prompts = prompts_of(inputs);
-  for (const auto& text : prompts.texts) prompts.ids.push_back(model.tokenizer().encode_ids(text, true));
-  return std::move(prompts.ids);
+std::vector<std::vector<int64_t>> rows_of(const models::Model& model, models::Prompts inputs) {
+  for (const auto& text : inputs.texts) inputs.ids.push_back(model.tokenizer().encode_ids(text, true));
+  return std::move(inputs.ids);
 }
 
 void check_signals() {

@@ -1,4 +1,5 @@
 #include <emend/core/cache_folder.h>
+#include <emend/core/text.h>
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/runtime.h>
 #include <emend/editors/registry.h>
@@ -19,7 +20,7 @@ std::vector<std::string> assignments(const py::object& overrides) {
   std::vector<std::string> list;
   if (overrides.is_none()) return list;
   const auto json = to_json(overrides, "overrides");
-  if (!json.is_object()) refuse({"overrides", json.type_name(), "a dict such as {\"v_lr\": 0.1}", ""});
+  if (!json.is_object()) throw unexpected("overrides", overrides, "a dict such as {\"v_lr\": 0.1}");
   for (const auto& [key, value] : json.items()) {
     for (const auto& single : nlohmann::json::array({value}).flatten())
       if (single.is_number_float() && !std::isfinite(single.get<double>()))
@@ -31,7 +32,7 @@ std::vector<std::string> assignments(const py::object& overrides) {
 
 workflow::RunOptions options_of(const std::string& editor, const py::object& hparams, const py::object& overrides,
                                 const std::filesystem::path& corpus, int64_t statistics_tokens, uint64_t seed,
-                                const std::string& engine) {
+                                const std::string& engine, const std::string& compute_dtype) {
   if (statistics_tokens < 0)
     refuse({"statistics_tokens", std::to_string(statistics_tokens), "0 (as many as are enough) or more", ""});
   workflow::RunOptions options;
@@ -42,6 +43,7 @@ workflow::RunOptions options_of(const std::string& editor, const py::object& hpa
   options.stats_tokens = statistics_tokens;
   options.seed = seed;
   options.engine = engine;
+  options.compute_dtype = compute_dtype;
   return options;
 }
 
@@ -60,10 +62,11 @@ std::unique_ptr<PySession> make_session(std::shared_ptr<Model> model, const std:
                                         const py::object& hparams, const py::object& overrides,
                                         const std::filesystem::path& corpus, int64_t statistics_tokens,
                                         const std::optional<std::filesystem::path>& cache, uint64_t seed,
-                                        const std::string& engine, const py::object& progress) {
-  auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
+                                        const std::string& engine, const std::string& compute_dtype,
+                                        const py::object& progress) {
+  auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine, compute_dtype);
   options.metrics.cache = cache_of(cache);
-  workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
+  workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress))};
   auto made = std::make_unique<PySession>();
   made->model = std::move(model);
   const py::gil_scoped_release unlocked;
@@ -81,13 +84,13 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
                            const std::optional<std::filesystem::path>& out, bool resume, const py::object& hparams,
                            const py::object& overrides, const std::filesystem::path& corpus, int64_t statistics_tokens,
                            const std::optional<std::filesystem::path>& cache, uint64_t seed, const std::string& engine,
-                           int64_t batch_size, const std::vector<std::string>& metrics,
-                           const std::vector<std::string>& eval_at, const std::string& protocol,
-                           const std::string& on_collapse, const std::vector<std::string>& save, bool allow_conflicts,
-                           const py::object& progress, const std::string& free_style,
-                           const std::filesystem::path& health_data) {
+                           const std::string& compute_dtype, int64_t batch_size,
+                           const std::vector<std::string>& metrics, const std::vector<std::string>& eval_at,
+                           const std::string& protocol, const std::string& on_collapse,
+                           const std::vector<std::string>& save, bool allow_conflicts, const py::object& progress,
+                           const std::string& free_style, const std::filesystem::path& health_data) {
   if (resume && !out) refuse({"resume", "no out", "the folder of the run that goes on, or begins", "name it with out"});
-  auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine);
+  auto options = options_of(editor, hparams, overrides, corpus, statistics_tokens, seed, engine, compute_dtype);
   options.out = out.value_or("").string();
   options.resume = resume;
   options.metrics.cache = cache_of(cache);
@@ -103,7 +106,7 @@ std::unique_ptr<PyRun> run(std::shared_ptr<Model> model, const py::object& facts
   auto set = facts_of(facts);
   auto made = std::make_unique<PyRun>();
   made->model = std::move(model);
-  workflow::Handles lent{.progress = workflow::stopping(progress_of(progress))};
+  workflow::Handles lent{.log = warnings(), .progress = workflow::stopping(progress_of(progress))};
   const py::gil_scoped_release unlocked;
   const PlainTensors plain;
   made->run = std::make_unique<workflow::Run>(*made->model, std::move(set), std::move(options), std::move(lent));
@@ -122,31 +125,53 @@ py::object edit(PySession& self, const py::object& facts, bool allow_conflicts) 
   }));
 }
 
-// An applied pack: takes itself out again at the end of a `with`, unless committed.
+// An applied pack: takes itself out again at the end of a `with`. Where nobody holds it, it stays: changes of weights
+// in them, what lies beside them with the model.
 class Applied {
  public:
   Applied(std::shared_ptr<Model> model, const editors::EditPack& pack, bool force, const std::string& where)
-      : model_(std::move(model)), changes_(*model_) {
-    for (const auto& part : pack.runtime) runtime_.add(part, *model_, where);
-    changes_.put_in(pack, {.force = force, .runtime_apart = true}, where);
+      : model_(std::move(model)), parts_(std::make_shared<Parts>(*model_)) {
+    unlocked([&] {
+      for (const auto& part : pack.runtime) parts_->beside.add(part, *model_, where);
+      parts_->changes.put_in(pack, {.force = force, .runtime_apart = true}, where);
+    });
+    if (!pack.runtime.empty()) kept().insert(parts_);
   }
   void revert() {
-    runtime_.clear();
-    changes_.take_out();
+    unlocked([&] {
+      parts_->beside.clear();
+      parts_->changes.take_out();
+    });
+    kept().erase(parts_);
   }
-  [[nodiscard]] std::vector<std::string> changed() const { return changes_.transaction().changed(); }
+  [[nodiscard]] std::vector<std::string> changed() const { return parts_->changes.transaction().changed(); }
+  [[nodiscard]] std::string prefix(const std::string& prompt) const {
+    return unlocked([&] { return parts_->beside.prefix(prompt); });
+  }
 
  private:
+  struct Parts {
+    explicit Parts(Model& model) : changes(model) {}
+    workflow::Changes changes;
+    editors::RuntimeScope beside;
+  };
+  [[nodiscard]] std::set<std::shared_ptr<void>>& kept() const { return static_cast<HeldModel&>(*model_).beside; }
+
   std::shared_ptr<Model> model_;
-  workflow::Changes changes_;
-  editors::RuntimeScope runtime_;
+  std::shared_ptr<Parts> parts_;
 };
 
 std::unique_ptr<Applied> apply_pack(std::shared_ptr<Model> model, const py::object& pack, bool force) {
   if (py::isinstance<editors::EditPack>(pack))
     return std::make_unique<Applied>(std::move(model), pack.cast<const editors::EditPack&>(), force, "pack");
-  const auto path = path_text(pack, "pack");
-  return std::make_unique<Applied>(std::move(model), editors::load_pack(path), force, path);
+  const auto path = path_text(pack, "pack", "a Pack or the path of one");
+  return std::make_unique<Applied>(std::move(model), unlocked([&] { return editors::load_pack(path); }), force, path);
+}
+
+size_t facts_in(const PySession& self) {
+  size_t count = 0;
+  for (const auto& batch : self.session->results()) count += batch.outcomes.size();
+  return count;
 }
 
 py::list list_editors() {
@@ -170,30 +195,36 @@ void bind_sessions(py::module_& module) {
       .def(py::init(&make_session), py::arg("model").none(false), py::arg("editor") = "", py::kw_only(),
            py::arg("hparams") = py::none(), py::arg("overrides") = py::none(), py::arg("corpus") = "",
            py::arg("statistics_tokens") = 0, py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast",
-           py::arg("progress") = true,
+           py::arg("compute_dtype") = "", py::arg("progress") = true,
            "editor: empty is the one that the file of hyper-parameters names (alg_name), else latch where it has a "
            "preset for the model, else memit.\n"
            "hparams: a file or a preset's name; None takes the preset that fits the model.\n"
            "overrides: single hyper-parameters, {\"v_lr\": 0.1}.\n"
            "corpus: text for the key statistics; empty: text that the model samples.\n"
            "cache: folder of key statistics; empty: the one that the programs use; None: none are kept.\n"
+           "compute_dtype: arithmetic of the frozen layers while targets are optimised, \"auto\", \"float32\", "
+           "\"bfloat16\" or \"tf32\"; empty: auto for latch, else the model's dtype.\n"
            "progress: True draws on standard error; or called as progress(phase, done, total, detail) between steps: "
            "returning False or raising ends the edit and leaves every weight as it was; None: nothing.")
       .def("edit", &edit, py::arg("facts"), py::kw_only(), py::arg("allow_conflicts") = false,
            "Writes one batch into the model: a FactSet, a list of Fact or dict, or the path of a facts file. Returns "
            "what happened, as a dictionary. Facts that cannot be true together are refused unless allow_conflicts.")
       .def(
-          "finish", [](PySession& self) { self.session->finish(); },
+          "finish", [](PySession& self) { unlocked([&] { self.session->finish(); }); },
           "To be called once after the last batch (PRUNE corrects the sum of all changes here).")
       .def(
-          "undo", [](PySession& self) { self.session->undo(); },
+          "undo", [](PySession& self) { unlocked([&] { self.session->undo(); }); },
           "Gives the model back every byte that it had when the session began. What other sessions and packs wrote "
           "since stays.")
       .def(
-          "pack", [](const PySession& self) { return self.session->pack(); }, "The change so far.")
+          "pack", [](const PySession& self) { return unlocked([&] { return self.session->pack(); }); },
+          "The change so far.")
       .def(
-          "save_pack", [](const PySession& self, const std::filesystem::path& path) { self.session->save_pack(path); },
-          py::arg("path"))
+          "save_pack",
+          [](const PySession& self, const std::filesystem::path& path) {
+            unlocked([&] { self.session->save_pack(path); });
+          },
+          py::arg("path"), "The same as a file.")
       .def(
           "save",
           [](PySession& self, const std::filesystem::path& path, const std::string& form) {
@@ -207,6 +238,26 @@ void bind_sessions(py::module_& module) {
           [](const PySession& self) { return to_python(unlocked([&] { return self.session->verdicts(); })); },
           "Asks the model about every fact so far: dictionaries with case_id, prompt, target, verdict (said, not_said "
           "or failed), reason and the text that it writes.")
+      .def(
+          "prefix",
+          [](const PySession& self, const std::string& prompt) {
+            return unlocked([&] { return self.session->front()(prompt); });
+          },
+          py::arg("prompt"),
+          "What an editor that speaks through the prompt (IKE) puts in front of it, as generate(prefix(p) + p); else "
+          "an empty text.")
+      .def(
+          "asked",
+          [](const PySession& self, const py::object& facts) {
+            auto set = facts_of(facts);
+            return unlocked([&] { return self.session->asked(std::move(set)); });
+          },
+          py::arg("facts"), "The facts with prefix() in front of their own prompts, as a FactSet.")
+      .def("__repr__",
+           [](const PySession& self) {
+             return "<emend.Session " + self.session->editor().name() + ": " + counted(facts_in(self), "fact") +
+                    " edited, " + std::to_string(self.session->failed()) + " failed>";
+           })
       .def_property_readonly(
           "failed", [](const PySession& self) { return self.session->failed(); }, "facts that could not be edited")
       .def_property_readonly(
@@ -228,13 +279,18 @@ void bind_sessions(py::module_& module) {
           "failed", [](const PyRun& self) { return self.run->record().count(workflow::Verdict::kFailed); },
           "facts that could not be edited")
       .def(
-          "undo", [](PyRun& self) { self.run->session().undo(); },
-          "Gives the model back every byte that it had when the run began, as Session.undo.");
+          "undo", [](PyRun& self) { unlocked([&] { self.run->session().undo(); }); },
+          "Gives the model back every byte that it had when the run began, as Session.undo.")
+      .def("__repr__", [](const PyRun& self) {
+        const auto& record = self.run->record();
+        return "<emend.Run " + record.editor + ": " + counted(record.verdicts.size(), "fact") + ", " +
+               std::to_string(record.count(workflow::Verdict::kSaid)) + " said, in " + record.out + ">";
+      });
   module.def("run", &run, py::arg("model").none(false), py::arg("facts"), py::arg("editor") = "", py::kw_only(),
              py::arg("out") = py::none(), py::arg("resume") = false, py::arg("hparams") = py::none(),
              py::arg("overrides") = py::none(), py::arg("corpus") = "", py::arg("statistics_tokens") = 0,
-             py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("batch_size") = 0,
-             py::arg("metrics") = std::vector<std::string>{"auto"},
+             py::arg("cache") = "", py::arg("seed") = 0, py::arg("engine") = "fast", py::arg("compute_dtype") = "",
+             py::arg("batch_size") = 0, py::arg("metrics") = std::vector<std::string>{"auto"},
              py::arg("eval_at") = std::vector<std::string>{"end"}, py::arg("protocol") = "sequential",
              py::arg("on_collapse") = "warn", py::arg("save") = std::vector<std::string>{"pack"},
              py::arg("allow_conflicts") = false, py::arg("progress") = true, py::arg("free_style") = "plain",
@@ -261,22 +317,33 @@ void bind_editing(py::module_& module) {
           [](const editors::EditPack& pack, const std::filesystem::path& path) {
             const auto folder = path.empty() ? path : std::filesystem::absolute(path).parent_path();
             if (path.empty() || std::filesystem::exists(folder / "config.json")) models::require_apart(path, folder);
-            editors::save_pack(path, pack);
+            unlocked([&] { editors::save_pack(path, pack); });
           },
-          py::arg("path"));
+          py::arg("path"))
+      .def("__repr__", [](const editors::EditPack& pack) {
+        return "<emend.Pack of " + pack.editor + ": " + counted(pack.facts.size(), "fact") + ", " +
+               counted(pack.deltas.size(), "weight") + ", " + counted(pack.runtime.size(), "part") + " beside them>";
+      });
   module.def(
-      "load_pack", [](const std::filesystem::path& path) { return editors::load_pack(path); }, py::arg("path"),
-      "Reads a pack; anything that is not a whole, unaltered pack is refused.");
-  py::class_<Applied>(module, "Applied", "A pack in a model. At the end of a `with` block it is taken out again.")
+      "load_pack", [](const std::filesystem::path& path) { return unlocked([&] { return editors::load_pack(path); }); },
+      py::arg("path"), "Reads a pack; anything that is not a whole, unaltered pack is refused.");
+  py::class_<Applied>(
+      module, "Applied",
+      "A pack in a model. At the end of a `with` block it is taken out again; without one it stays until "
+      "revert(), also where nobody holds this object.")
       .def("revert", &Applied::revert,
            "Takes the pack out, and nothing else: without later edits every byte comes back; those stay.")
+      .def("prefix", &Applied::prefix, py::arg("prompt"),
+           "What a pack that speaks through the prompt (IKE) puts in front of it, as generate(prefix(p) + p); else an "
+           "empty text.")
       .def_property_readonly("changed", &Applied::changed, "names of the changed weights")
       .def(
           "__enter__", [](Applied& self) -> Applied& { return self; }, py::return_value_policy::reference_internal)
       .def("__exit__", [](Applied& self, const py::object&, const py::object&, const py::object&) { self.revert(); });
   module.def("apply_pack", &apply_pack, py::arg("model").none(false), py::arg("pack"), py::arg("force") = false,
              "Writes a pack (or the file of one) into the model it was made from; force=True into another one of the "
-             "same shape.");
+             "same shape. What lies beside the weights (GRACE) is in force until revert() or the model's end; what "
+             "speaks through the prompt (IKE) acts by Applied.prefix alone.");
 }
 
 }  // namespace emend::python

@@ -1,6 +1,16 @@
-#include "bindings.h"
+#include <emend/core/text.h>
 
 #include <set>
+
+#include "bindings.h"
+
+namespace emend::datasets {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hop, question, cloze, answers)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FactGroup, case_id, kind, facts, sequential, questions, answers, new_answers,
+                                   single_hops, new_single_hops, extra, line)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BadRow, line, text, where)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UnreadKey, key, meant, where, times, kept)
+}  // namespace emend::datasets
 
 namespace emend::python {
 namespace {
@@ -52,15 +62,59 @@ Fact make_fact(const std::string& prompt, const std::string& subject, const std:
 }
 
 FactSet load_facts(const std::filesystem::path& path, const std::string& format, int64_t limit, int64_t offset) {
-  return unlocked([&] { return datasets::load_facts(path, {.format = format, .offset = offset, .limit = limit}); });
+  return unlocked(
+      [&] { return datasets::load_facts(path, {.format = format, .offset = offset, .limit = limit}, warnings()); });
+}
+
+// For pickle and copy: what to_dict gives, and where the fact was read.
+py::tuple state_of(const Fact& fact) {
+  return py::make_tuple(to_python(datasets::to_json(fact)), fact.source, fact.line);
+}
+
+Fact fact_from(const py::tuple& state) {
+  auto fact = py::type::of<Fact>()(**py::dict(state[0])).cast<Fact>();
+  fact.source = state[1].cast<std::string>();
+  fact.line = state[2].cast<int64_t>();
+  return fact;
+}
+
+// The facts, and the rest as plain data.
+py::tuple state_of_set(const FactSet& set) {
+  return py::make_tuple(set.facts, to_python({{"groups", set.groups},
+                                              {"format", set.format},
+                                              {"path", set.path},
+                                              {"fingerprint", set.fingerprint},
+                                              {"rows", set.rows},
+                                              {"skipped", set.skipped},
+                                              {"bad_rows", set.bad_rows},
+                                              {"unread", set.unread},
+                                              {"choices", set.choices}}));
+}
+
+FactSet set_from(const py::tuple& state) {
+  const auto rest = to_json(state[1], "FactSet");
+  FactSet set;
+  set.facts = state[0].cast<std::vector<Fact>>();
+  rest.at("groups").get_to(set.groups);
+  rest.at("format").get_to(set.format);
+  rest.at("path").get_to(set.path);
+  rest.at("fingerprint").get_to(set.fingerprint);
+  rest.at("rows").get_to(set.rows);
+  rest.at("skipped").get_to(set.skipped);
+  rest.at("bad_rows").get_to(set.bad_rows);
+  rest.at("unread").get_to(set.unread);
+  set.choices = rest.at("choices");
+  return set;
 }
 
 // Rows as any of the readers takes them.
 FactSet from_rows(const py::list& rows) {
   auto list = nlohmann::json::array();
-  for (const auto& row : rows)
+  for (const auto& row : rows) {
     list.push_back(py::isinstance<Fact>(row) ? datasets::to_json(row.cast<const Fact&>()) : to_json(row, "facts"));
-  return datasets::parse_fact_rows(list, "facts");
+    if (py::isinstance<Fact>(row) && list.back()["case_id"] < 0) list.back().erase("case_id");  // it gets a free one
+  }
+  return datasets::parse_fact_rows(list, "facts", {}, warnings());
 }
 
 }  // namespace
@@ -73,7 +127,7 @@ static FactSet any_facts_of(const py::object& facts) {
     return any_facts_of(one);
   }
   if (py::isinstance<py::str>(facts) || py::hasattr(facts, "__fspath__"))
-    return datasets::load_facts(path_text(facts, "facts"));
+    return load_facts(path_text(facts, "facts"), "auto", -1, 0);
   static const std::string expected = "a path, a FactSet, a Fact, a dict, or a list of Fact and dict";
   if (!py::isinstance<py::iterable>(facts)) throw unexpected("facts", facts, expected);
   const py::list rows(facts);
@@ -129,18 +183,27 @@ void bind_facts(py::module_& module) {
       .def(
           "to_dict", [](const Fact& fact) { return to_python(datasets::to_json(fact)); },
           "The fact as a dictionary, without what is empty.")
+      .def(
+          "__eq__", [](const Fact& a, const Fact& b) { return datasets::to_json(a) == datasets::to_json(b); },
+          py::is_operator())
+      .def("__hash__",
+           [](const Fact& fact) { return py::hash(py::make_tuple(fact.prompt, fact.subject, fact.target_new)); })
+      .def(py::pickle(&state_of, &fact_from))
       .def("__repr__",
            [](const Fact& fact) { return "Fact(" + fact.full_prompt() + " \xE2\x86\x92 " + fact.target_new + ")"; });
   py::class_<FactSet>(module, "FactSet", "Facts of one file.")
       .def_readonly("format", &FactSet::format)
       .def_readonly("fingerprint", &FactSet::fingerprint)
+      .def_readonly("skipped", &FactSet::skipped, "rows without a target, left out")
       .def_readonly("facts", &FactSet::facts)
       .def("__len__", [](const FactSet& set) { return set.facts.size(); })
       .def(
           "__getitem__",
           [](const FactSet& set, int64_t index) {
             const auto size = static_cast<int64_t>(set.facts.size());
-            if (index < -size || index >= size) throw py::index_error();
+            if (index < -size || index >= size)
+              throw py::index_error("facts[" + std::to_string(index) + "]: there are " +
+                                    counted(set.facts.size(), "fact"));
             return set.facts[static_cast<size_t>(index < 0 ? index + size : index)];
           },
           py::arg("index"))
@@ -153,11 +216,15 @@ void bind_facts(py::module_& module) {
             for (size_t i = 0; i < length; ++i, start += step) facts.push_back(set.facts[start]);
             return facts;
           },
-          py::arg("range"));
+          py::arg("range"))
+      .def(py::pickle(&state_of_set, &set_from))
+      .def("__repr__", [](const FactSet& set) {
+        return "<emend.FactSet of " + counted(set.facts.size(), "fact") + ", " + set.format + ">";
+      });
   module.def("load_facts", &load_facts, py::arg("path"), py::kw_only(), py::arg("format") = "auto",
              py::arg("limit") = -1, py::arg("offset") = 0,
-             "Reads a facts file of any known format: CounterFact, zsRE, EasyEdit, KnowEdit, MQuAKE, FastEdit, JSON "
-             "lines.");
+             "Reads a facts file of any known format: CounterFact, zsRE, EasyEdit, KnowEdit, MQuAKE, ConflictEdit, "
+             "FastEdit, JSON lines, CSV. Warns of rows without a target, which are left out.");
 }
 
 }  // namespace emend::python

@@ -1,4 +1,6 @@
 #include <ATen/core/grad_mode.h>
+#include <emend/core/safetensors.h>
+#include <emend/core/text.h>
 #include <emend/devices/placement.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
@@ -7,7 +9,9 @@
 #include <emend/models/gguf/convert.h>
 #include <emend/models/placing.h>
 #include <emend/models/tokenizer/tokenizer.h>
-#include <emend/workflow/changes.h>
+#include <emend/workflow/packs.h>
+
+#include <algorithm>
 
 #include "bindings.h"
 
@@ -16,19 +20,49 @@ namespace {
 
 using models::Model;
 
-std::shared_ptr<Model> load(const py::object& named, const std::string& device_map, const std::string& max_memory,
+// A text, or a dict as Model.device_map gives it.
+std::string device_map_text(const py::object& map) {
+  if (py::isinstance<py::dict>(map)) return to_json(map, "device_map").dump();
+  return path_text(map, "device_map", "a text, a path, or a dict of module names and devices");
+}
+
+// {0: "10GiB", "cpu": "30GiB"} as "0=10GiB,cpu=30GiB".
+std::string max_memory_text(const py::object& limits) {
+  if (limits.is_none()) return "";
+  if (!py::isinstance<py::dict>(limits))
+    return taken<std::string>(limits, "max_memory",
+                              "None, a text, or a dict such as {0: \"10GiB\", \"cpu\": \"30GiB\"}");
+  std::string text;
+  for (const auto& [device, size] : py::reinterpret_borrow<py::dict>(limits))
+    append_item(text, taken<std::string>(py::str("{}={}").format(device, size), "max_memory", "devices and sizes"),
+                ",");
+  return text;
+}
+
+std::shared_ptr<Model> load(const py::object& named, const py::object& device_map, const py::object& max_memory,
                             const py::object& dtype) {
-  const models::PlaceOptions options{device_map, max_memory, dtype_of(dtype), {}};
+  const models::PlaceOptions options{device_map_text(device_map), max_memory_text(max_memory), dtype_of(dtype),
+                                     warnings()};
   const auto path = path_text(named, "path");
   const py::gil_scoped_release unlocked;
   const PlainTensors plain;
-  struct Held {  // what packs are in force is known as long as the model lives
-    Model model;
-    std::shared_ptr<workflow::Changes::Order> order;
-  };
-  const auto held = std::make_shared<Held>(Held{models::load_placed(path, options), nullptr});
-  held->order = workflow::Changes::order_of(held->model);
-  return {held, &held->model};
+  auto held = std::make_shared<HeldModel>(models::load_placed(path, options));
+  workflow::warn_of_edits_beside(held->checkpoint(), "load.beside", options.log);
+  return held;
+}
+
+at::Tensor weight(const Model& model, const std::string& name) {
+  if (model.has_weight(name)) return model.weight(name);
+  const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
+  throw Error(ErrorClass::kNotFound,
+              {"weight", "no weight \"" + name + "\"", "a name of Model.parameters()",
+               "did you mean \"" + *std::ranges::min_element(model.weight_names(), {}, distance) + "\"?"});
+}
+
+void set_weight(Model& model, const std::string& name, const at::Tensor& value) {
+  if (const at::Tensor old = weight(model, name); value.sizes() != old.sizes())
+    refuse({"value of \"" + name + "\"", "the shape " + shape_text(value.sizes()), shape_text(old.sizes()), ""});
+  unlocked([&] { model.set_weight(name, value); });
 }
 
 std::string decode(const Model& model, const std::vector<int64_t>& ids, bool skip_special) {
@@ -47,7 +81,7 @@ py::dict parameters(const Model& model) {
 
 models::ForwardResult forward(const Model& model, const py::object& inputs,
                               const std::optional<std::vector<int64_t>>& logit_tokens, int end_layer) {
-  const auto batch = models::TokenBatch::from_rows(rows_of(model, inputs));
+  const auto batch = models::TokenBatch::from_rows(rows_of(model, prompts_of(inputs)));
   models::ForwardOptions options;
   options.logit_tokens = logit_tokens;
   options.end_layer = end_layer;
@@ -56,13 +90,13 @@ models::ForwardResult forward(const Model& model, const py::object& inputs,
 }
 
 at::Tensor logits(const Model& model, const py::object& inputs) {
-  const auto batch = models::TokenBatch::from_rows(rows_of(model, inputs));
+  const auto batch = models::TokenBatch::from_rows(rows_of(model, prompts_of(inputs)));
   return unlocked([&] { return batch.unpack(model.forward(batch).logits); });
 }
 
 std::vector<std::string> generate(const Model& model, const py::object& prompts, int64_t max_new_tokens,
                                   double temperature, int64_t top_k, double top_p, uint64_t seed) {
-  const auto rows = rows_of(model, prompts);
+  const auto rows = rows_of(model, prompts_of(prompts));
   models::GenerateOptions options;
   options.max_new_tokens = max_new_tokens;
   options.temperature = temperature;
@@ -90,7 +124,12 @@ void bind_models(py::module_& module) {
       .def_readonly("hidden", &models::ForwardResult::hidden,
                     "[tokens, width]: output of the last layer that ran, before the final norm")
       .def_readonly("logits", &models::ForwardResult::logits, "[projected tokens, vocabulary], or None")
-      .def_readonly("stopped", &models::ForwardResult::stopped, "True if a hook ended the pass");
+      .def_readonly("stopped", &models::ForwardResult::stopped, "True if a hook ended the pass")
+      .def("__repr__", [](const models::ForwardResult& self) {
+        return "<emend.ForwardResult: hidden " + shape_text(self.hidden.sizes()) +
+               (self.logits.defined() ? ", logits " + shape_text(self.logits.sizes()) : "") +
+               (self.stopped ? ", stopped>" : ">");
+      });
 
   py::class_<Model, std::shared_ptr<Model>>(module, "Model", "A decoder-only language model spread over devices.")
       .def_property_readonly("family", [](const Model& model) { return model.family().name; })
@@ -111,8 +150,8 @@ void bind_models(py::module_& module) {
       .def("parameters", &parameters,
            "Every weight by its name in the checkpoint. The tensors share memory with the model: an in-place change "
            "is a change of the model.")
-      .def("weight", &Model::weight, py::arg("name"), "One weight; shares memory with the model.")
-      .def("set_weight", &Model::set_weight, py::arg("name"), py::arg("value"),
+      .def("weight", &weight, py::arg("name"), "One weight; shares memory with the model.")
+      .def("set_weight", &set_weight, py::arg("name"), py::arg("value"),
            "Replaces a weight by a tensor of the same shape on the same device.")
       .def("forward", &forward, py::arg("inputs"), py::arg("logit_tokens") = py::none(), py::arg("end_layer") = -1,
            "Runs a text, texts, or rows of token ids. Tensors are packed: the tokens of all rows one after the other. "
@@ -139,9 +178,13 @@ void bind_models(py::module_& module) {
                               {"out_features", site.out_features}});
           },
           py::arg("layer"), "The matrix that locate-then-edit methods rewrite in a layer.")
-      .def("fingerprint", &Model::fingerprint, "sha256 of the checkpoint: what packs name as their base.")
-      .def("current_fingerprint", &Model::current_fingerprint,
-           "sha256 of the weights as they are now; to be compared with an earlier one.")
+      .def(
+          "fingerprint", [](const Model& model) { return unlocked([&] { return model.fingerprint(); }); },
+          "sha256 of the checkpoint: what packs name as their base.")
+      .def(
+          "current_fingerprint",
+          [](const Model& model) { return unlocked([&] { return model.current_fingerprint(); }); },
+          "sha256 of the weights as they are now; to be compared with an earlier one.")
       .def(
           "save",
           [](const Model& model, const std::filesystem::path& path) {
@@ -154,13 +197,18 @@ void bind_models(py::module_& module) {
           },
           py::arg("path"),
           "Writes a Hugging Face folder, or a GGUF file if the name ends in .gguf. Returns the names of the changed "
-          "weights (folders).");
+          "weights (folders).")
+      .def("__repr__", [](const Model& model) {
+        return "<emend.Model " + model.family().name + ", " + std::to_string(model.n_layers()) + " layers, width " +
+               std::to_string(model.hidden_size()) + ", " + std::to_string(model.parameter_count()) + " parameters>";
+      });
 
   module.def("load", &load, py::arg("path"), py::kw_only(), py::arg("device_map") = "auto", py::arg("max_memory") = "",
              py::arg("dtype") = "float32",
              "Loads a model: a Hugging Face folder, a .gguf file, or ORG/NAME in the Hugging Face cache.\n\n"
-             "device_map: cpu, auto, balanced, sequential, cuda:0, sim:K (K simulated devices) or a JSON/YAML file.\n"
-             "max_memory: such as \"0=10GiB,cpu=30GiB\".\n"
+             "device_map: cpu, auto, balanced, sequential, cuda:0, sim:K (K simulated devices), a JSON/YAML file, or a "
+             "dict as Model.device_map gives it.\n"
+             "max_memory: such as \"0=10GiB,cpu=30GiB\" or {0: \"10GiB\", \"cpu\": \"30GiB\"}; None: what is free.\n"
              "dtype: float32, bfloat16 or float64, as text or torch.dtype.");
 }
 

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <emend/core/mapped.h>
+#include <emend/core/text.h>
 #include <emend/models/trace.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -11,6 +12,7 @@ namespace {
 using hooks::SiteRef;
 using models::Model;
 using models::Patch;
+using models::TokenBatch;
 using models::Trace;
 
 /// A change without its site: what Python calls a Patch.
@@ -26,6 +28,17 @@ struct PyTrace {
   bool single = false;
 };
 
+// Takes from a trace, or adds what it has there: `batch` is what the pass reads.
+Patch from_trace(const SiteRef& site, const Trace& trace, const PyPatch& how, const TokenBatch& batch) {
+  Patch swapped = Patch::swap(site, trace);
+  if (!how.add) return swapped;
+  if (how.tokens) swapped = swapped.tokens(*how.tokens);
+  if (how.heads) swapped = swapped.heads(*how.heads);
+  return {site, [site, swapped, batch](const at::Tensor& x) {
+            return x + models::by_rows(swapped(models::packed_again(x, batch, site.site), batch), batch, site.site);
+          }};
+}
+
 at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
   try {
     return py::module_::import("torch").attr("as_tensor")(value).cast<at::Tensor>();
@@ -35,29 +48,33 @@ at::Tensor number_or_tensor(const SiteRef& site, const py::object& value) {
   }
 }
 
-Patch patch_of(const SiteRef& site, const py::object& value, bool add) {
-  if (py::isinstance<PyTrace>(value)) return Patch::swap(site, value.cast<const PyTrace&>().trace);
+Patch patch_of(const SiteRef& site, const PyPatch& how, const TokenBatch& batch) {
+  const py::object& value = how.value;
+  if (py::isinstance<PyTrace>(value)) return from_trace(site, value.cast<const PyTrace&>().trace, how, batch);
+  // Tensors can be called for other reasons than being functions.
+  const bool is_function = PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr());
+  if (how.add && (is_function || py::isinstance<py::str>(value)))
+    refuse({"patch at " + to_string(site), "add=True with " + std::string(is_function ? "a function" : "a word"),
+            "a tensor, a number or a Trace to add", is_function ? "a function can add by itself" : ""});
   if (py::isinstance<py::str>(value)) {
     const auto name = value.cast<std::string>();
     if (name == "zero") return Patch::zero(site);
     if (name == "mean") return Patch::mean(site);
     refuse({"patch at " + to_string(site), "\"" + name + "\"", "\"zero\" or \"mean\"", ""});
   }
-  // Tensors can be called for other reasons than being functions.
-  if (PyCallable_Check(value.ptr()) != 0 && !THPVariable_Check(value.ptr()))
-    return {site, hook_of(value.cast<py::function>())};
+  if (is_function) return {site, hook_of(value.cast<py::function>())};
   const at::Tensor tensor = number_or_tensor(site, value);
-  return add ? Patch::add(site, tensor) : Patch::set(site, tensor);
+  return how.add ? Patch::add(site, tensor) : Patch::set(site, tensor);
 }
 
-void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::object& value) {
+void append_patches(std::vector<Patch>& patches, const SiteRef& site, const py::object& value,
+                    const TokenBatch& batch) {
   if (py::isinstance<py::list>(value)) {
-    for (const auto& each : value) append_patches(patches, site, py::reinterpret_borrow<py::object>(each));
+    for (const auto& each : value) append_patches(patches, site, py::reinterpret_borrow<py::object>(each), batch);
     return;
   }
-  if (!py::isinstance<PyPatch>(value)) return patches.push_back(patch_of(site, value, false));
-  const auto& given = value.cast<const PyPatch&>();
-  Patch patch = patch_of(site, given.value, given.add);
+  const PyPatch given = py::isinstance<PyPatch>(value) ? value.cast<const PyPatch&>() : PyPatch{value, false, {}, {}};
+  Patch patch = patch_of(site, given, batch);
   if (given.tokens) patch = patch.tokens(*given.tokens);
   if (given.heads) patch = patch.heads(*given.heads);
   patches.push_back(std::move(patch));
@@ -75,10 +92,11 @@ std::unique_ptr<PyTrace> trace(const Model& model, const py::object& inputs, con
   } else {
     for (const auto& name : sites) refs.push_back(site_of(name));
   }
+  const models::Prompts prompts = prompts_of(inputs);
+  const auto batch = edit.empty() ? TokenBatch() : TokenBatch::from_rows(rows_of(model, prompts));
   std::vector<Patch> patches;
   for (const auto& [site, value] : edit)
-    append_patches(patches, site_of(site), py::reinterpret_borrow<py::object>(value));
-  const models::Prompts prompts = prompts_of(inputs);
+    append_patches(patches, site_of(site), py::reinterpret_borrow<py::object>(value), batch);
   auto made = std::make_unique<PyTrace>();
   made->single = py::isinstance<py::str>(inputs);
   const py::gil_scoped_release unlocked;
@@ -122,7 +140,9 @@ void bind_model_methods(py::module_& module) {
   model.def("next_tokens", &next_tokens, py::arg("inputs"), py::arg("count") = 10,
             "The likeliest tokens behind a text, the likeliest first: (text, probability, id).");
   model.def(
-      "project", [](const Model& self, const at::Tensor& hidden) { return self.project(hidden); }, py::arg("hidden"),
+      "project",
+      [](const Model& self, const at::Tensor& hidden) { return unlocked([&] { return self.project(hidden); }); },
+      py::arg("hidden"),
       "Final norm and head on [rows, width] of the residual stream: logits, as if it were the last layer's.");
   model.def("embedding", &Model::embedding, "The table of token embeddings; shares memory with the model.");
   model.def(
@@ -144,7 +164,7 @@ void bind_traces(py::module_& module) {
            py::arg("add") = false,
            "value: \"zero\", \"mean\", a function, a tensor or number, or a Trace to take the value from.\n"
            "tokens: positions in each row, negative ones from its end. heads: heads, or experts.\n"
-           "add: a tensor is added instead of put there.");
+           "add: a tensor, a number or what a Trace had is added instead of put there.");
   py::class_<PyTrace>(
       module, "Trace",
       "What Model.trace showed. Tensors begin with [rows, tokens]: hidden states [rows, tokens, width], what has heads "
@@ -159,6 +179,16 @@ void bind_traces(py::module_& module) {
           "__getitem__",
           [](const PyTrace& self, const std::string& site) { return self.trace[hooks::parse_site(site)]; },
           py::arg("site"))
+      .def(
+          "__contains__",
+          [](const PyTrace& self, const py::object& site) { return py::cast(captured_sites(self)).contains(site); },
+          py::arg("site"))
+      .def("__iter__", [](const PyTrace& self) { return py::iter(py::cast(captured_sites(self))); })
+      .def("__repr__",
+           [](const PyTrace& self) {
+             return "<emend.Trace of " + counted(self.trace.tokens.size(), "row") + ": " +
+                    shorten(join(captured_sites(self)), 200) + ">";
+           })
       .def(
           "at",
           [](const PyTrace& self, const std::string& site, int64_t row, int64_t token) {

@@ -40,7 +40,7 @@ def __dir__():
 def edit(model, facts, editor="", *, allow_conflicts=False, **options):
     """Writes facts into a model and returns the Session, which can undo, go on, or save the edit.
 
-    options are those of Session: hparams, overrides, corpus, statistics_tokens, cache, seed, engine, progress; allow_conflicts edits facts that cannot be true together.
+    options are those of Session: hparams, overrides, corpus, statistics_tokens, cache, seed, engine, compute_dtype, progress; allow_conflicts edits facts that cannot be true together.
     """
     from . import Session
     session = Session(model, editor, **options)

@@ -11,5 +11,5 @@ from ._html import diff as diff
 __version__: str
 
 def edit(model: Model, facts: Facts, editor: str = "", *, allow_conflicts: bool = False, hparams: Optional[Path] = None, overrides: Optional[dict[str, Any]] = None,
-         corpus: Path = "", statistics_tokens: int = 0, cache: Optional[Path] = "", seed: int = 0, engine: str = "fast",
+         corpus: Path = "", statistics_tokens: int = 0, cache: Optional[Path] = "", seed: int = 0, engine: str = "fast", compute_dtype: str = "",
          progress: Optional[Progress] = True) -> Session: ...

@@ -56,30 +56,41 @@ def _run(run):
 
 
 class Diff:
-    """How two models of one shape differ: .weights is [(name, change's norm, share of the weight's norm)]."""
+    """How two models differ: .weights is [(name, change's norm, share of the weight's norm)]; .others those that cannot be
+    compared, [(name, shape before, shape after)], None where a model has no such weight."""
 
     def __init__(self, before, after):
         for name, model in (("before", before), ("after", after)):
             if not hasattr(model, "parameters"):
                 got, expected = f"{name} is {type(model).__name__}", "a model that emend.load gave"
                 raise ArgumentError(f"diff: {got}; expected {expected}", "invalid argument", "diff", got, expected)
-        theirs = after.parameters()
-        self.weights = []
-        for name, old in before.parameters().items():
+        ours, theirs = before.parameters(), after.parameters()
+        self.weights, self.others = [], []
+        for name in {**ours, **theirs}:
+            shapes = [list(each[name].shape) if name in each else None for each in (ours, theirs)]
+            if shapes[0] != shapes[1]:
+                self.others.append((name, *shapes))
+                continue
+            old = ours[name]
             change = (theirs[name].detach().to(device="cpu", copy=True).double() - old.detach().cpu().double()).norm().item()
             if change:
                 self.weights.append((name, change, change / max(old.detach().cpu().double().norm().item(), 1e-30)))
 
+    def _rows(self):
+        return [*((name, f"{change:.4g}", f"{share:.2%}") for name, change, share in self.weights),
+                *((name, "of another shape" if before and after else "in one model alone", f"{before or 'none'}, {after or 'none'}")
+                  for name, before, after in self.others)]
+
     def __repr__(self):
-        return "\n".join(f"{name}: {change:.4g} ({share:.2%})" for name, change, share in self.weights) or "no difference"
+        return "\n".join(f"{name}: {change} ({share})" for name, change, share in self._rows()) or "no difference"
 
     def _repr_html_(self):
-        rows = [(name, f"{change:.4g}", f"{share:.2%}") for name, change, share in self.weights]
+        rows = self._rows()
         return _table(["weight", "change", "of its norm"], rows) if rows else "no difference"
 
 
 def diff(before, after):
-    """The weights in which two loaded models differ, and by how much."""
+    """The weights in which two loaded models differ, and by how much; those of other shapes or names are listed."""
     return Diff(before, after)
 
 
