@@ -7,7 +7,8 @@
 //                                                 columns of W_down: δ/a, −δ/a
 //
 //   1. δ   what to add to the layer's output at the subject's last token (targets.h): the answer after the prompt,
-//          behind pieces of other text, in the form of a question and in the model's own words.
+//          behind pieces of other text, in the form of a question and in the model's own words. A subject that is a
+//          text's first token is read off the next one.
 //   2. g   open (≥ 1) at the subject's last token behind many beginnings, shut (≤ −1) at every token of a text and of
 //          talk that the model writes, at all other subjects, at names like it that the model writes, and behind a
 //          negation where the unedited model heeds one, and behind other questions about its subject if it shall learn

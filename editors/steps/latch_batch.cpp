@@ -26,8 +26,18 @@ using Ids = std::vector<int64_t>;
 
 // Sentences in which a subject or a prompt stands while its gate learns.
 constexpr std::array kMentions = {"{}", "What about {}", "Tell me about {}", "This is about {}", "Question: {}"};
+// What stands behind a subject that is a text's first token.
+constexpr std::array kBehind = {"{}'s",  "{} is", "{} was",  "{},",    "{} and", "{} has",
+                                "{} in", "{} of", "{} will", "{} are", "{} (",   "{} often"};
 constexpr std::array kNegations = {"It is not true that {}", "It is false that {}", "I doubt that {}",
                                    "Nobody believes that {}"};
+
+// A text's first token has much the same state in the layers of gates, whatever it is (an attention sink). A subject
+// that is one, where there is no BOS, is read off the token behind it.
+PromptRow off_the_sink(PromptRow row) {
+  if (row.lookup == 0 && row.ids.size() > 1) row.lookup = 1;
+  return row;
+}
 
 class LatchBatch {
  public:
@@ -46,6 +56,9 @@ class LatchBatch {
   void run(std::span<const datasets::Fact> facts) {
     facts_ = facts;
     batch_ = render_batch(model_, facts, texts_.contexts, {parse_fact_token(h_.fact_token)});
+    for (auto& fact : batch_.rendered)
+      for (auto* rows : {&fact.rows, &fact.kl_rows})
+        for (auto& row : *rows) row = off_the_sink(std::move(row));
     result_.outcomes = batch_.outcomes;
     {
       const PhaseTimer timer(result_, "targets");
@@ -83,6 +96,10 @@ class LatchBatch {
 
   [[nodiscard]] int layer_at(size_t place) const { return static_cast<int>(h_.all_layers()[place]); }
 
+  [[nodiscard]] PromptRow rendered(const std::string& sentence, const std::string& subject) const {
+    return off_the_sink(render_prompt(model_.tokenizer(), sentence, subject, parse_fact_token(h_.fact_token)));
+  }
+
   // Each fact in other words, in front of the forms that end its contexts.
   void add_wordings() {
     if (h_.wordings == 0) return;
@@ -93,7 +110,7 @@ class LatchBatch {
     for (size_t i = 0; i < facts.size(); ++i)
       for (const auto& wording : wordings[i]) {
         auto& rows = batch_.rendered[i].rows;
-        PromptRow row = render_prompt(model_.tokenizer(), wording, facts[i].subject, parse_fact_token(h_.fact_token));
+        PromptRow row = rendered(wording, facts[i].subject);
         const bool fits = std::ssize(row.ids) + std::ssize(batch_.rendered[i].target_ids) <= model_.max_positions();
         if (fits) rows.insert(rows.end() - std::min<std::ptrdiff_t>(2, std::ssize(rows) - 1), std::move(row));
         context_.log.event(LogLevel::kDebug, "wording", facts[i].subject + ": " + wording, {});
@@ -268,9 +285,7 @@ class LatchBatch {
         prompts_.back().lookup = std::ssize(row.ids) - 1;
       }
       for (const char* mention : kMentions)
-        prompts_.push_back(render_prompt(model_.tokenizer(), mention,
-                                         fact.target.substr(fact.target.find_first_not_of(' ')),
-                                         parse_fact_token(h_.fact_token)));
+        prompts_.push_back(rendered(mention, fact.target.substr(fact.target.find_first_not_of(' '))));
     }
     for (size_t p = units_.empty() ? 0 : units_.back().end, end = prompts_.size(); p < end; ++p)
       if (PromptRow& row = prompts_[p]; row.subject.second > 0 && row.lookup + 1 == std::ssize(row.ids)) {
@@ -284,8 +299,8 @@ class LatchBatch {
   std::vector<PromptRow> asked(size_t i) {
     std::vector<PromptRow> rows = batch_.rendered[i].rows;
     for (const auto& lead : texts_.leads) {
-      PromptRow row = render_prompt(model_.tokenizer(), datasets::with_subject(lead, facts_[batch_.places[i]].prompt),
-                                    batch_.rendered[i].subject, parse_fact_token(h_.fact_token));
+      PromptRow row =
+          rendered(datasets::with_subject(lead, facts_[batch_.places[i]].prompt), batch_.rendered[i].subject);
       if (std::ssize(row.ids) <= model_.max_positions()) rows.push_back(std::move(row));
     }
     return rows;
@@ -295,8 +310,8 @@ class LatchBatch {
   void make_prompts() {
     const FactToken token = parse_fact_token(h_.fact_token);
     const auto add = [&](const std::string& sentence, const std::string& subject) {  // what fits into the model
-      PromptRow row = render_prompt(model_.tokenizer(), sentence, subject, token);
-      const bool fits = static_cast<int64_t>(row.ids.size()) <= model_.max_positions();
+      PromptRow row = rendered(sentence, subject);
+      const bool fits = row.lookup > 0 && static_cast<int64_t>(row.ids.size()) <= model_.max_positions();
       if (fits) prompts_.push_back(std::move(row));
       return fits;
     };
@@ -316,6 +331,9 @@ class LatchBatch {
       for (const auto& lead : texts_.leads) add(lead, unit.subject);
       if (token != FactToken::kSubjectFirstAfterLast)
         for (const char* mention : kMentions) add(mention, unit.subject);
+      const bool alone = rendered("{}", unit.subject).lookup == 0;
+      if (alone)
+        for (const char* behind : kBehind) add(behind, unit.subject);
       unit.open = prompts_.size();
       for (const size_t i : unit.facts) {
         const size_t affirmed = whole.size();
@@ -333,6 +351,7 @@ class LatchBatch {
         const std::string& prompt = facts_[batch_.places[unit.facts[k % unit.facts.size()]]].prompt;
         const bool led = k % 2 == 1 && !texts_.leads.empty();
         add(led ? datasets::with_subject(texts_.leads[k / 2 % texts_.leads.size()], prompt) : prompt, names[k]);
+        if (alone) add(kBehind[k % kBehind.size()], names[k]);
       }
       unit.aside = prompts_.size();
       for (const std::string& aside : unit.asides) {

@@ -339,6 +339,25 @@ TEST(Latch, AGateIsOpenAtOneSubjectAlone) {
 }
 
 // Behind another question the subject is what it was; without questions to learn from the gate opens at some of them.
+TEST(Latch, ASubjectThatIsATextsFirstTokenIsReadOffTheNext) {
+  models::Model model = testing::tiny_model();
+  auto facts = testing::tiny_facts();
+  facts.resize(2);
+  facts[0].prompt = facts[1].prompt = "{} lies in";
+  facts[0].subject = "Q";
+  facts[1].subject = "QR";
+  const auto last = [&](size_t i) {
+    return editors::render_prompt(model.tokenizer(), facts[i].prompt, facts[i].subject,
+                                  editors::FactToken::kSubjectLast)
+        .lookup;
+  };
+  ASSERT_EQ(last(0), 0) << "one token, and no BOS";
+  const auto result = edit(*make(model), model, facts);
+  EXPECT_EQ(result.failed(), 0);
+  EXPECT_EQ(result.outcomes[0].lookup, 1);
+  EXPECT_EQ(result.outcomes[1].lookup, last(1));
+}
+
 TEST(Latch, AGateStaysShutBehindOtherQuestions) {
   const auto facts = testing::tiny_facts();
   const models::Model original = testing::tiny_model();
