@@ -46,8 +46,7 @@ EditorInfo make_rlsedit() {
           .unused("nullspace_threshold", "belongs to AlphaEdit")
           .unused("L2", "belongs to AlphaEdit")
           .unused("weight_reg", "read by no code of the reference")
-          .unused("solve_method", "a Cholesky factorisation in every case")
-          .check("rounds", one_round);
+          .unused("solve_method", "a Cholesky factorisation in every case");
   return locate_entry(
       "rlsedit", "many batches as one least-squares problem, anchored to the unedited weights",
       "Wang et al., Beyond Hard Writes and Rigid Preservation: Soft Recursive Least-Squares for Lifelong LLM Editing, "
