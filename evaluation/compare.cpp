@@ -82,7 +82,7 @@ json difference_row(const std::string& family, const MetricField& field, const P
   // Shares that all differ alike still leave open how many of further cases would (at least q: Clopper and Pearson),
   // and the others may differ the other way.
   if (!range && field.share() && mean->value != 0) {
-    const double q = std::pow(0.025, 1 / static_cast<double>(mean->n));
+    const double q = exact_share_interval(mean->n, mean->n).first;
     const double least = q * mean->value - (1 - q) * (mean->value > 0 ? 1 : -1);
     range = std::minmax(least, mean->value);
   }

@@ -39,8 +39,8 @@ void add_model_options(Options& o, ModelOptions& options);
                                        const ModelOptions& options, const Common& common);
 
 /// Adds --compute-dtype: in which arithmetic the frozen layers run. `text` keeps what was given: auto, float32, tf32 or
-/// bfloat16; `shown`: the default, for the help.
-void add_compute_option(OptionGroup group, std::string& text, const std::string& shown);
+/// bfloat16; `shown`: what the help says instead of its default.
+void add_compute_option(OptionGroup group, std::string& text, const std::string& shown = "");
 
 struct ComputeChoice {
   std::optional<at::ScalarType> dtype;  ///< EditSettings::compute_dtype

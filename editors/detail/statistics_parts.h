@@ -43,6 +43,12 @@ class RowSource {
 /// The layer's moment. Throws Error(kInvalidArgument) if it was not prepared.
 [[nodiscard]] const SecondMoment& prepared(const std::map<int, SecondMoment>& moments, int layer);
 
+/// Adds c·k·kᵀ of every row k, in the rows' dtype, to the lower triangle of a sum (and what the blocks on the diagonal
+/// have above it). Its columns are added in blocks, each from its diagonal down: a little more than half of the
+/// arithmetic of the whole square. weight_N: c; undefined: 1.
+void add_products(const at::Tensor& sum_FF, const at::Tensor& keys_NF, const at::Tensor& weight_N = {},
+                  int64_t block = 384);
+
 /// What has been added up.
 struct Sums {
   std::map<int, at::Tensor> sums_FF;  ///< a layer; float64, on the layers' devices; the lower triangle

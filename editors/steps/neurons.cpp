@@ -3,6 +3,7 @@
 #include <emend/core/mapped.h>
 #include <emend/devices/cores.h>
 #include <emend/devices/route.h>
+#include <emend/editors/detail/statistics_parts.h>
 #include <emend/editors/steps/locate.h>
 #include <emend/editors/steps/neurons.h>
 #include <emend/hooks/hook_session.h>
@@ -158,19 +159,7 @@ void write_neurons(const MlpWeights& weights, const NewNeurons& neurons, EditTra
 
 namespace {
 
-// Adds Σ c x xᵀ to the lower triangle of a matrix in float64, products in the rows' dtype: by panels of columns, each
-// from its diagonal down.
-void add_gram(const at::Tensor& sum_DD, const at::Tensor& x_ND, const at::Tensor& c_N) {
-  constexpr int64_t kPanel = 192;
-  const int64_t d = x_ND.size(1);
-  const at::Tensor x_DN = x_ND.t().contiguous(), scaled_DN = x_DN * c_N.to(x_ND.scalar_type());
-  for (int64_t begin = 0; begin < d; begin += kPanel) {
-    const int64_t count = std::min(kPanel, d - begin);
-    sum_DD.narrow(0, begin, d - begin)
-        .narrow(1, begin, count)
-        .add_(models::product(x_DN.narrow(0, begin, d - begin), scaled_DN.narrow(0, begin, count)));
-  }
-}
+constexpr int64_t kGateBlock = 192;  // of add_products
 
 at::Tensor solve(const at::Tensor& chol_DD, const at::Tensor& b_D) {
   return at::cholesky_solve(b_D.unsqueeze(1), chol_DD).squeeze(1);
@@ -216,7 +205,7 @@ GateFit::GateFit(at::Tensor rows_ND, at::Tensor usual_N, ThinnedText start, doub
     start_.usual_N.narrow(0, 0, text_of_start()).mul_(start_scale());
   }
   start_.a_DD = start_.usual_N.new_zeros({start_.x_ND.size(1), start_.x_ND.size(1)});
-  add_gram(start_.a_DD, start_.x_ND, start_.usual_N);
+  detail::add_products(start_.a_DD, start_.x_ND, start_.usual_N, kGateBlock);
   start_.sum_D = weighted_sum(start_.x_ND, start_.usual_N);
   ridge_DD_ = at::eye(start_.a_DD.size(0), start_.a_DD.options()) * (start_.a_DD.diagonal().mean() * ridge);
   chol_DD_ = at::linalg_cholesky(start_.a_DD + ridge_DD_);
@@ -252,14 +241,14 @@ struct GateFit::Search {
     counted_N = at::zeros_like(counted_N);
   }
   // Only what came into the margin, or left it, since the last step; from nothing, where fewer rows are within it.
-  void count(const Rows& rows, const at::Tensor& now_N, const at::Tensor& ridge_DD, int64_t within) {
+  void count(const Rows& rows, const at::Tensor& now_N, const at::Tensor& ridge_DD, const at::Tensor& within) {
     at::Tensor index = (now_N != counted_N).nonzero().squeeze(1);
-    if (index.size(0) > within) {
+    if (index.size(0) > within.size(0)) {
       begin_anew(ridge_DD);
-      index = now_N.nonzero().squeeze(1);
+      index = within;
     }
     const at::Tensor x_ND = rows.x_ND.index_select(0, index), change_N = (now_N - counted_N).index_select(0, index);
-    add_gram(left_DD, x_ND, change_N);
+    detail::add_products(left_DD, x_ND, change_N, kGateBlock);
     sum_D.add_(weighted_sum(x_ND, change_N * sign_N.index_select(0, index)));
     counted_N = now_N;
   }
@@ -289,11 +278,11 @@ at::Tensor GateFit::minimum(const Rows& rows, Search& search, const at::Tensor& 
     const at::Tensor gram_NN = x.mm(x.t()) + at::diag(ridge_DD_[0][0] / now_N.index_select(0, index));
     return x.t().mv(solve(at::linalg_cholesky(gram_NN), search.sign_N.index_select(0, index)));
   }
-  search.count(rows, now_N, ridge_DD_, index.size(0));
+  search.count(rows, now_N, ridge_DD_, index);
   const auto [chol_DD, failed] = at::linalg_cholesky_ex(search.left_DD);
   if (failed.item<int64_t>() == 0) return solve(chol_DD, search.sum_D);
   search.begin_anew(ridge_DD_);  // rounding: the sums anew
-  search.count(rows, now_N, ridge_DD_, index.size(0));
+  search.count(rows, now_N, ridge_DD_, index);
   return solve(at::linalg_cholesky(search.left_DD), search.sum_D);
 }
 

@@ -24,21 +24,6 @@ at::Tensor counted_tokens(const models::TokenBatch& batch) {
   return at::tensor(tokens, at::kLong);
 }
 
-// The columns of a sum are added in blocks of about this width, each from its diagonal down: a little more than half of
-// the arithmetic of the whole square.
-constexpr int64_t kBlockWidth = 384;
-
-// Adds k·kᵀ of every row, to the lower triangle (and what the blocks on the diagonal have above it).
-void add_products(at::Tensor& sum_FF, const at::Tensor& keys_NF) {
-  const at::Tensor keys_FN = keys_NF.t().contiguous();
-  const int64_t width = keys_FN.size(0);
-  for (int64_t begin = 0; begin < width; begin += kBlockWidth) {
-    const at::Tensor columns = keys_FN.narrow(0, begin, std::min(kBlockWidth, width - begin));
-    const at::Tensor rows = keys_FN.narrow(0, begin, width - begin);
-    sum_FF.narrow(0, begin, rows.size(0)).narrow(1, begin, columns.size(0)).add_(models::product(rows, columns));
-  }
-}
-
 void add_to_half(const models::Model& model, const std::vector<const std::vector<int64_t>*>& rows,
                  const std::vector<int>& layers, const StatisticsOptions& options, devices::Collectives* group,
                  Sums& sums, const std::function<void(int64_t)>& seen) {
@@ -89,6 +74,17 @@ void add_to_half(const models::Model& model, const std::vector<const std::vector
 }
 
 }  // namespace
+
+void add_products(const at::Tensor& sum_FF, const at::Tensor& keys_NF, const at::Tensor& weight_N, int64_t block) {
+  const at::Tensor keys_FN = keys_NF.t().contiguous();
+  const at::Tensor weighted_FN = weight_N.defined() ? keys_FN * weight_N.to(keys_FN.scalar_type()) : keys_FN;
+  const int64_t width = keys_FN.size(0);
+  for (int64_t begin = 0; begin < width; begin += block) {
+    const at::Tensor columns = weighted_FN.narrow(0, begin, std::min(block, width - begin));
+    const at::Tensor rows = keys_FN.narrow(0, begin, width - begin);
+    sum_FF.narrow(0, begin, rows.size(0)).narrow(1, begin, columns.size(0)).add_(models::product(rows, columns));
+  }
+}
 
 std::string name_of(FirstToken first) {
   return first == FirstToken::kCount ? "count" : "skip";

@@ -108,7 +108,7 @@ VerbRun setup_plan(Options& o) {
         {.type = "MACHINE"})
       .add("--layers", &options.layers, "edited layers; default: five in the first third",
            {.limits = kNonNegative, .list = true});
-  add_compute_option(o.group(""), options.compute_dtype, options.compute_dtype);
+  add_compute_option(o.group(""), options.compute_dtype);
   o.add("--rows", &work.rows, "rows of a batch", {.limits = {1, 1e4}})
       .add("--tokens", &work.tokens, "tokens of a row", {.limits = {1, 1e6}})
       .add("--facts", &work.facts, "facts of a batch", {.limits = {1, 1e9}});
