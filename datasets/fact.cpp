@@ -14,13 +14,13 @@ std::string Fact::full_prompt() const {
   return with_subject(prompt, subject);
 }
 
-std::string place_of(const std::string& source, int64_t line) {
+std::string place_of(const std::string& source, int64_t line, int64_t row) {
   if (source.ends_with("[]")) return source.substr(0, source.size() - 1) + std::to_string(line - 1) + "]";
-  return source + ":" + std::to_string(line);
+  return source + ":" + std::to_string(line) + (row > 0 ? " (row " + std::to_string(row) + ")" : "");
 }
 
 std::string Fact::where() const {
-  if (line > 0) return place_of(source, line);
+  if (line > 0) return place_of(source, line, row);
   return "fact " + std::to_string(case_id);
 }
 

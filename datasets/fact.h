@@ -57,10 +57,11 @@ struct Fact {
   nlohmann::json extra = nlohmann::json::object();  ///< keys of the row that have no member here, as they were
   std::string source;                               ///< file name; "facts[]" for rows of a list, not of a text
   int64_t line = 0;                                 ///< 1-based line on which the row starts; 0 if not from a file
+  int64_t row = 0;  ///< 1-based number of the row in its file where others start on the same line; else 0
 
   /// The prompt with the subject in its place: "The Eiffel Tower is in the city of".
   [[nodiscard]] std::string full_prompt() const;
-  /// "facts.json:12" or "facts[11]" for messages; "fact 7" if not from a file.
+  /// "facts.json:12", "facts.json:1 (row 12)" or "facts[11]" for messages; "fact 7" if not from a file.
   [[nodiscard]] std::string where() const;
 };
 
@@ -87,7 +88,7 @@ struct FactGroup {
 /// A row that could not be used, and why.
 struct BadRow {
   int64_t line = 0;
-  std::string text;   ///< the error that BadRowPolicy::kError would have thrown
+  std::string text;   ///< the error that BadRowPolicy::kError would have thrown; why there is no target
   std::string where;  ///< "facts.json:12"
 };
 
@@ -108,7 +109,7 @@ struct FactSet {
   std::string path;               ///< as given
   std::string fingerprint;        ///< SHA-256 of the facts and groups that were read; not of the file's bytes
   int64_t rows = 0;               ///< rows looked at; fewer than the file has once `limit` is reached
-  int64_t skipped = 0;            ///< rows without a usable target, left out
+  std::vector<BadRow> skipped;    ///< rows without a usable target, left out
   std::vector<BadRow> bad_rows;   ///< rows left out under BadRowPolicy::kSkip
   std::vector<UnreadKey> unread;  ///< keys that mean nothing to the format, in the order of the file
   nlohmann::json choices =
@@ -146,8 +147,8 @@ struct ReadOptions {
 [[nodiscard]] FactSet parse_fact_rows(const nlohmann::json& given, const std::string& name,
                                       const ReadOptions& options = {}, const Log& log = {});
 
-/// "facts.json:12"; "facts[11]" if `source` is "facts[]".
-[[nodiscard]] std::string place_of(const std::string& source, int64_t line);
+/// "facts.json:12", or "facts.json:1 (row 12)"; "facts[11]" if `source` is "facts[]".
+[[nodiscard]] std::string place_of(const std::string& source, int64_t line, int64_t row = 0);
 
 /// The facts that come with emend (datasets/emend_facts.json), compiled into the library.
 [[nodiscard]] FactSet load_bundled_facts(const ReadOptions& options = {}, const Log& log = {});

@@ -73,7 +73,7 @@ std::vector<Instruction> parse_instructions(std::string_view text, const std::st
   detail::RowReader rows(text, name);
   detail::Row row;
   while ((limit < 0 || std::ssize(instructions) < limit) && rows.next(row)) {
-    Fields fields(row.value, rows.where(row.line));
+    Fields fields(row.value, rows.where(row));
     Instruction one;
     one.line = row.line;
     const char* field = "output";

@@ -1,15 +1,21 @@
 #include <emend/core/error.h>
 #include <emend/datasets/detail/rows.h>
+#include <emend/datasets/fact.h>
 #include <emend/datasets/known.h>
 
 namespace emend::datasets {
+
+void KnownFact::set_prompt(const std::string& text) {
+  subject_at = text.find("{}");
+  prompt = with_subject(text, subject);
+}
 
 std::vector<KnownFact> parse_known_facts(std::string_view text, const std::string& name) {
   std::vector<KnownFact> facts;
   detail::RowReader rows(text, name);
   detail::Row row;
   while (rows.next(row)) {
-    detail::Fields fields(row.value, rows.where(row.line));
+    detail::Fields fields(row.value, rows.where(row));
     KnownFact fact;
     fact.known_id = fields.integer_or("known_id", std::ssize(facts));
     fact.subject = fields.text("subject");

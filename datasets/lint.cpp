@@ -233,8 +233,12 @@ bool adds_nothing(Fact fact, Fact earlier) {
 void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
   std::unordered_map<std::string, size_t> first_by_question, first_by_relation;
   std::unordered_set<size_t> by_design;
-  for (const FactGroup& group : set.groups)
-    if (group.sequential) by_design.insert(group.facts.begin(), group.facts.end());
+  std::unordered_map<size_t, size_t> group_of;
+  for (size_t g = 0; g < set.groups.size(); ++g) {
+    const auto& facts = set.groups[g].facts;
+    for (const size_t i : facts) group_of[i] = g + 1;
+    if (set.groups[g].sequential) by_design.insert(facts.begin(), facts.end());
+  }
   for (size_t i = 0; i < set.facts.size(); ++i) {
     const Fact& fact = set.facts[i];
     const auto [question, new_question] = first_by_question.try_emplace(plain(fact.full_prompt()), i);
@@ -243,8 +247,10 @@ void check_conflicts(const FactSet& set, std::vector<Finding>& findings) {
     const auto [relation, new_relation] = relation_key.empty() ? std::pair(first_by_relation.end(), true)
                                                                : first_by_relation.try_emplace(relation_key, i);
     if (new_question && new_relation) continue;
-    const Fact& earlier = set.facts[new_question ? relation->second : question->second];
+    const size_t first = new_question ? relation->second : question->second;
+    const Fact& earlier = set.facts[first];
     const bool same_answer = plain(earlier.target_new) == plain(fact.target_new);
+    if (same_answer && group_of[i] != group_of[first]) continue;  // questions of several hops share hops
     const std::string both =
         new_question ? "the same subject and relation (" + fact.relation_id + ")" : "the same prompt";
     if (same_answer && !new_question) {
@@ -352,9 +358,9 @@ std::vector<Finding> lint_facts(const FactSet& facts, const std::vector<LintChec
                              : key.kept         ? "; it is kept with the fact"
                                                 : "; it is not kept")});
   }
-  if (facts.skipped > 0)
-    findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, facts.path,
-                        counted(static_cast<size_t>(facts.skipped), "row") + " without a target left out"});
+  for (const BadRow& row : facts.skipped)
+    findings.push_back({Severity::kWarning, "blank-target", Finding::kNoFact, row.where,
+                        "a row without a target, left out: " + row.text});
   for (size_t i = 0; i < facts.facts.size(); ++i) {
     Report report{facts.facts[i], i, findings};
     for (const auto check : {check_controls, check_blanks, check_slot, check_target, check_probes})
@@ -408,14 +414,15 @@ FactSet fix_facts(FactSet facts, const std::vector<Finding>& findings, size_t* a
 
 const std::vector<LintInfo>& lint_checks() {
   static const std::vector<LintInfo> checks = {
-      {"blank-target", "warning: rows without a target are left out"},
+      {"blank-target", "warning: a row without a target, which is left out"},
       {"unusable-row", "error: the row is not a fact (subject absent or repeated, wrong type, too long, …)"},
       {"no-facts", "error: there is no usable fact"},
       {"unread-key", "warning: a key is probably a slip of another; note: a key that means nothing in the format"},
       {"target-list", "warning: target_new is a list, of which the first is edited in, or the text of one"},
       {"contradiction",
        "error: the same prompt with another answer; warning: the same subject and relation_id with another answer"},
-      {"duplicate", "warning: the same request twice; fixable if the second adds nothing"},
+      {"duplicate",
+       "warning: the same request twice, unless in groups that share it; fixable if the second adds nothing"},
       {"same-relation", "note: the same subject, relation and answer in other words"},
       {"shared-key",
        "note: several facts share the text up to the end of the subject, so their targets are averaged in one batch"},

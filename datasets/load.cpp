@@ -80,7 +80,7 @@ const FactReader& choose_reader(std::string_view text, const std::string& name, 
   const bool traced = first_rows.front().contains("known_id") || first_rows.front().contains("attribute");
   throw Error(
       ErrorClass::kCorruption,
-      {rows.where(line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys),
+      {place_of(name, line), "a row with the keys " + (keys.empty() ? std::string("(none)") : keys),
        "facts in one of the formats " + format_list(),
        traced          ? "these are prompts for causal tracing: use emend trace"
        : !slip.empty() ? slip
@@ -119,13 +119,13 @@ class Loader {
       return true;
     }
     if (!parsed.skipped.empty()) {
-      if (set_.skipped++ == 0) first_skipped_ = where + ": " + parsed.skipped;
+      set_.skipped.push_back({row.line, parsed.skipped, where});
       return true;
     }
     const int64_t first_number = facts_seen_;
     facts_seen_ += std::ssize(parsed.facts);
     if (usable_++ < options_.offset) return true;
-    keep(std::move(parsed), row.line, first_number);
+    keep(std::move(parsed), row, first_number);
     return options_.limit < 0 || ++kept_ < options_.limit;
   }
 
@@ -135,11 +135,11 @@ class Loader {
     if (set_.format == "zsre") set_.choices["zsre_target"] = options_.zsre_target;
     if (!set_.facts.empty() && set_.facts.front().extra.value("kind", nlohmann::json()) == "convsent")
       set_.choices["sentiment"] = options_.sentiment;
-    if (set_.skipped > 0)
+    if (!set_.skipped.empty())
       log.event(LogLevel::kWarning, "facts.skipped",
-                set_.path + ": " + std::to_string(set_.skipped) + " of " + std::to_string(set_.rows) +
-                    " rows have no target and are left out (first " + first_skipped_ + ")",
-                {{"path", set_.path}, {"skipped", set_.skipped}, {"rows", set_.rows}});
+                set_.path + ": " + std::to_string(set_.skipped.size()) + " of " + std::to_string(set_.rows) +
+                    " rows have no target and are left out (first " + first_skipped() + ")",
+                {{"path", set_.path}, {"skipped", set_.skipped.size()}, {"rows", set_.rows}});
     if (!set_.bad_rows.empty())
       log.event(LogLevel::kWarning, "facts.bad_rows",
                 set_.path + ": " + std::to_string(set_.bad_rows.size()) + " of " + std::to_string(set_.rows) +
@@ -151,19 +151,20 @@ class Loader {
   }
 
  private:
-  void keep(detail::ParsedRow parsed, int64_t line, int64_t first_number) {
+  void keep(detail::ParsedRow parsed, const detail::Row& row, int64_t first_number) {
     const size_t base = set_.facts.size();
     for (size_t i = 0; i < parsed.facts.size(); ++i) {
       Fact& fact = parsed.facts[i];
       if (fact.case_id == detail::kNoCaseId) unnumbered_.emplace_back(set_.facts.size(), first_number + i);
       fact.source = source_;
-      fact.line = line;
+      fact.line = row.line;
+      fact.row = row.number;
       set_.facts.push_back(std::move(fact));
     }
     if (!parsed.group) return;
     for (size_t& index : parsed.group->facts) index += base;
     if (parsed.group->case_id == detail::kNoCaseId) parsed.group->case_id = usable_ - 1;
-    parsed.group->line = line;
+    parsed.group->line = row.line;
     set_.groups.push_back(std::move(*parsed.group));
   }
 
@@ -196,8 +197,14 @@ class Loader {
     }
     log.event(LogLevel::kWarning, "facts.case_ids",
               set_.path + ": " + std::to_string(repeated.size()) +
-                  " rows repeat a case_id and were given new ones (first " + first + ")",
+                  (repeated.size() == 1 ? " row repeats a case_id and was given a new one ("
+                                        : " rows repeat a case_id and were given new ones (first ") +
+                  first + ")",
               {{"path", set_.path}, {"repeated", repeated.size()}});
+  }
+
+  [[nodiscard]] std::string first_skipped() const {
+    return set_.skipped.front().where + ": " + set_.skipped.front().text;
   }
 
   [[noreturn]] void refuse_empty() const {
@@ -206,7 +213,7 @@ class Loader {
               "less than the " + std::to_string(usable_) + " usable rows of the file", "lower " + setting("offset")});
     throw Error(ErrorClass::kCorruption,
                 {set_.path, "no usable fact in " + counted(static_cast<size_t>(set_.rows), "row"), "at least one",
-                 !first_skipped_.empty()  ? "first " + first_skipped_
+                 !set_.skipped.empty()    ? "first " + first_skipped()
                  : !set_.bad_rows.empty() ? "first " + set_.bad_rows.front().text
                                           : "check the file"});
   }
@@ -215,7 +222,6 @@ class Loader {
   const ReadOptions& options_;
   std::string source_;
   FactSet set_;
-  std::string first_skipped_;
   std::vector<std::pair<size_t, int64_t>> unnumbered_;  // facts, and their places in the file
   int64_t usable_ = 0, kept_ = 0, facts_seen_ = 0;
 };
@@ -229,7 +235,7 @@ FactSet parse_facts(std::string_view text, const std::string& name, const ReadOp
   detail::RowReader rows(text, name);
   detail::Row row;
   const auto broken = [&](const BadRow& bad) { loader.add_broken(bad); };
-  while (next_row(rows, row, options.bad_rows, broken) && loader.add(row, rows.where(row.line))) {
+  while (next_row(rows, row, options.bad_rows, broken) && loader.add(row, rows.where(row))) {
   }
   return loader.finish(log);
 }

@@ -63,7 +63,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-constexpr int kFormat = 3;
+constexpr int kFormat = 4;
 
 json cache_key(const models::Model& model, const datasets::FactSet& facts, const std::vector<std::string>& names,
                const EvaluateOptions& options) {
@@ -72,7 +72,7 @@ json cache_key(const models::Model& model, const datasets::FactSet& facts, const
     metrics.push_back({metric->info().name, metric->info().version, metric->key(options)});
   if (options.free_style != "plain") metrics.push_back({"chat template", model.tokenizer().chat_template()});
   return {{"format", kFormat},
-          {"model", model.fingerprint()},
+          {"model", model.current_fingerprint()},
           {"dtype", devices::tf32_products() ? "tf32" : c10::toString(model.dtype())},
           {"tokenizer", model.tokenizer().fingerprint()},
           {"facts", datasets::fingerprint_of(facts)},
@@ -327,7 +327,7 @@ Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& 
   if (from_cache) *from_cache = false;
   EvaluateOptions own = options;
   own.before = nullptr;
-  if (cache_folder.empty()) return evaluate(model, facts, names, own);
+  if (cache_folder.empty() || model.has_attachments() || own.front) return evaluate(model, facts, names, own);
   const std::string key = cache_key(model, facts, names, own).dump();
   const auto path = cache_folder / ("before-" + sha256_hex(key).substr(0, 32) + ".safetensors");
   auto stored = read_stored(path, key, options.log);

@@ -154,8 +154,9 @@ struct EvaluateOptions {
                                   const std::vector<std::string>& names, const EvaluateOptions& options = {});
 
 /// The same for a model that has not been edited, remembered in `cache_folder` (created if missing; empty: not
-/// remembered). The key holds the model's fingerprint and dtype, the facts' fingerprint, the families with their
-/// versions and every option that changes a number. A damaged file is reported through the log and replaced.
+/// remembered). The key holds the fingerprint of the weights as they are and their dtype, the facts' fingerprint, the
+/// families with their versions and every option that changes a number. A damaged file is reported through the log and
+/// replaced.
 [[nodiscard]] Evaluation evaluate_before(const models::Model& model, const datasets::FactSet& facts,
                                          const std::vector<std::string>& names, const EvaluateOptions& options,
                                          const std::filesystem::path& cache_folder, bool* from_cache = nullptr);

@@ -91,7 +91,7 @@ Choice mmlu(const TaskRow& row) {
   std::ranges::replace(subject, '_', ' ');
   Choice choice;
   choice.prompt = "The following are multiple choice questions (with answers) about " + subject + ".\n\n" +
-                  row.text("question") + "\n";
+                  std::string(trimmed(row.text("question"))) + "\n";
   for (size_t i = 0; i < choices.size(); ++i) {
     if (!choices[i].is_string()) row.fail("an answer that is not a text", "strings");
     choice.prompt += std::string(letters[i]) + ". " + choices[i].get<std::string>() + "\n";
@@ -147,7 +147,10 @@ HealthTask read_lambada(const std::filesystem::path& path, int64_t limit) {
     if (line.find_first_not_of(" \r\t") == std::string::npos) continue;
     const std::string where = path.string() + ":" + std::to_string(number);
     const json row = parse_json(line, where);
-    task.texts.push_back(TaskRow{row, where}.text("text"));
+    const TaskRow checked{row, where};
+    task.texts.push_back(checked.text("text"));
+    if (trimmed(task.texts.back()).find(' ') == std::string_view::npos)
+      checked.fail("\"" + shorten(task.texts.back(), 60) + "\"", "a text of at least two words");
   }
   return task;
 }

@@ -376,7 +376,8 @@ namespace detail {
 using hooks::Site;
 
 TraceTokens trace_tokens(const models::Tokenizer& tokenizer, const KnownFact& fact) {
-  const size_t begin = fact.subject.empty() ? std::string::npos : fact.prompt.find(fact.subject);
+  size_t begin = fact.subject_at;
+  if (begin == std::string::npos && !fact.subject.empty()) begin = fact.prompt.find(fact.subject);
   if (begin == std::string::npos)
     refuse({"causal tracing of \"" + fact.prompt + "\"", "the subject \"" + fact.subject + "\" is not in the prompt",
             "a prompt that contains its subject", "check the facts file"});

@@ -54,6 +54,8 @@ class Checkpoint {
 /// The file that each tensor of a Hugging Face folder is read from; others (copies, other precisions) may lie beside.
 /// Throws as open_checkpoint does.
 [[nodiscard]] std::map<std::string, std::filesystem::path> weight_files(const std::filesystem::path& folder);
+/// The folder, inside a Hugging Face one, of chat templates beside the default one.
+inline constexpr const char* kMoreTemplates = "additional_chat_templates";
 /// Whether a name is that of weights in a Hugging Face folder: "model*.safetensors", or their index.
 [[nodiscard]] bool is_weight_file(const std::string& name);
 

@@ -4,10 +4,12 @@
 #include <c10/util/Exception.h>
 #include <emend/core/text.h>
 #include <emend/devices/route.h>
+#include <emend/models/compute_copy.h>
 #include <emend/models/detail/decoder_pass.h>
 #include <emend/models/model.h>
 #include <emend/models/tokenizer/tokenizer.h>
 
+#include <algorithm>
 #include <array>
 
 namespace emend::models {
@@ -34,6 +36,12 @@ at::ScalarType Model::dtype() const noexcept {
 }
 hooks::HookTable& Model::hooks() const noexcept {
   return state_->hooks;
+}
+bool Model::has_attachments() const noexcept {
+  const auto adapted = [](const detail::LayerWeights& layer) {
+    return std::ranges::any_of(layer.parts, [](const detail::Linear& part) { return part.adapter != nullptr; });
+  };
+  return !hooks_idle_above(*this, 0) || std::ranges::any_of(state_->layers, adapted);
 }
 bool Model::has_tokenizer() const noexcept {
   return state_->tokenizer != nullptr;

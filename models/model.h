@@ -119,6 +119,9 @@ class Model {
   [[nodiscard]] at::Tensor project(const at::Tensor& hidden, bool raw_head = false) const;
 
   [[nodiscard]] hooks::HookTable& hooks() const noexcept;  ///< where HookSession attaches
+  /// Whether a hook or an adapter is attached. Passes may then compute what fingerprints of weights do not tell, so
+  /// nothing that comes of them may be kept under one.
+  [[nodiscard]] bool has_attachments() const noexcept;
   /// Whether the family has such a place: plain MLPs have no gate, dense models no router.
   [[nodiscard]] bool has_site(hooks::Site site) const noexcept;
 

@@ -147,6 +147,10 @@ void copy_companions(const fs::path& from, const fs::path& to, bool tokenizer) {
     if (!is_companion(entry) || (!tokenizer && is_tokenizer_file(name))) continue;
     write_file(to / name, read_file(entry.path()));
   }
+  if (!tokenizer || !fs::is_directory(from / kMoreTemplates)) return;
+  fs::create_directories(to / kMoreTemplates);
+  for (const auto& entry : fs::directory_iterator(from / kMoreTemplates))
+    if (is_companion(entry)) write_file(to / kMoreTemplates / entry.path().filename(), read_file(entry.path()));
 }
 
 void write_weight_files(const fs::path& folder, const std::vector<std::pair<std::string, uint64_t>>& tensors,

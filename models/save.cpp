@@ -90,8 +90,11 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
     if (is_changed(weight, model.checkpoint().read(name))) changed.push_back(name);
     sizes.emplace_back(name, static_cast<uint64_t>(weight.numel()) * c10::elementSize(dtype));
   }
-  detail::write_weight_files(folder, sizes, kShardBytes,
-                             [&](const std::string& name) { return as_stored(model.weight(name), dtype, name); });
+  // What was not edited is as exact as the file, whatever the model computes in.
+  detail::write_weight_files(folder, sizes, kShardBytes, [&](const std::string& name) {
+    const bool edited = std::ranges::find(changed, name) != changed.end();
+    return as_stored(edited ? model.weight(name) : model.checkpoint().read(name), dtype, name);
+  });
   if (model.has_tokenizer()) save_tokenizer(model.tokenizer(), folder);
   write_file(folder / "config.json", detail::config_text(model.checkpoint().config().dump(2), dtype));
   return changed;

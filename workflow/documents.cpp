@@ -318,7 +318,7 @@ nlohmann::ordered_json results_document(const RunRecord& record, const RunOption
   document["facts_file"] = {{"path", facts.path},
                             {"format", facts.format},
                             {"fingerprint", facts.fingerprint},
-                            {"skipped", facts.skipped},
+                            {"skipped", facts.skipped.size()},
                             {"choices", facts.choices}};
   document["seed"] = options.seed;
   document["device_map"] = model.placement().to_json(models::device_module_names(model.family(), model.config()));

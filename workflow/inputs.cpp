@@ -107,10 +107,12 @@ datasets::FactSet load_named_facts(const FactOptions& options, const Handles& le
   if (facts.facts.empty())
     refuse({options.file, "no facts to work on", "at least one usable row",
             "check the file, " + setting("offset") + " and " + setting("limit")});
-  lent.log.event(
-      LogLevel::kInfo, "facts.loaded",
-      counted(facts.facts.size(), "fact") + " from " + options.file + " (" + facts.format + ")",
-      {{"file", options.file}, {"format", facts.format}, {"facts", facts.facts.size()}, {"skipped", facts.skipped}});
+  lent.log.event(LogLevel::kInfo, "facts.loaded",
+                 counted(facts.facts.size(), "fact") + " from " + options.file + " (" + facts.format + ")",
+                 {{"file", options.file},
+                  {"format", facts.format},
+                  {"facts", facts.facts.size()},
+                  {"skipped", facts.skipped.size()}});
   return facts;
 }
 

@@ -55,7 +55,7 @@ RowReader::RowReader(std::string_view text, std::string name) : text_(text), nam
 
 void RowReader::fail(size_t offset, const std::string& got, const std::string& expected,
                      const std::string& advice) const {
-  throw Error(ErrorClass::kCorruption, {where(line_of_offset(text_, offset)), got, expected, advice});
+  throw Error(ErrorClass::kCorruption, {place_of(name_, line_of_offset(text_, offset)), got, expected, advice});
 }
 
 void RowReader::skip_space() {
@@ -166,7 +166,7 @@ bool RowReader::begin_table() {
     names_.push_back(lower(trim(name)));
     // An index or a trailing separator has no name, and is not read.
     if (!names_.back().empty() && std::ranges::count(names_, names_.back()) > 1)
-      throw Error(ErrorClass::kCorruption, {where(1), "the column name \"" + names_.back() + "\"",
+      throw Error(ErrorClass::kCorruption, {place_of(name_, 1), "the column name \"" + names_.back() + "\"",
                                             "a name of its own for every column", "prompt, subject, target_new, …"});
   }
   return true;
@@ -215,7 +215,7 @@ bool RowReader::next_of_table(Row& row) {
   row.broken.clear();
   if (values.size() != names_.size())
     throw Error(ErrorClass::kCorruption,
-                {where(row.line), "a row of " + counted(values.size(), "cell"),
+                {where(row), "a row of " + counted(values.size(), "cell"),
                  counted(names_.size(), "cell") + ", as in the line of names", "put text with separators into quotes"});
   for (size_t i = 0; i < values.size(); ++i)
     if (!names_[i].empty() && (!blank(values[i]) || names_[i] == "target_new"))
@@ -247,13 +247,17 @@ bool RowReader::next(Row& row) {
   } else if (at_ == text_.size()) {
     return false;
   }
+  const bool second = !first_ && row.line == line_;
   first_ = false;
   row.line = line_;
+  ++rows_;
   if (form_ == Form::kLines) return next_line(row);
   if (text_[at_] != '{') refuse_row(at_);
-  const size_t end = object_end(at_);
+  const size_t end = object_end(at_), next = text_.find_first_not_of(" \t,", end);
   parse(at_, end, row);
   line_ += std::count(text_.begin() + at_, text_.begin() + end, '\n');
+  const bool third = row.line == line_ && next != text_.npos && text_[next] == '{';
+  row.number = second || third ? rows_ : 0;
   at_ = end;
   return true;
 }
@@ -264,7 +268,7 @@ bool RowReader::next(Row& row, const std::function<void(const BadRow&)>& bad) {
       return next(row);
     } catch (const Error& error) {
       if (form_ != Form::kLines && form_ != Form::kTable) throw;
-      bad({row.line, error.what(), where(row.line)});
+      bad({row.line, error.what(), where(row)});
     }
   }
 }

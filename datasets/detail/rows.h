@@ -22,6 +22,7 @@ constexpr int kMaxJsonDepth = 64;
 struct Row {
   nlohmann::json value;                       ///< always an object
   int64_t line = 0;                           ///< line on which it starts, 1-based
+  int64_t number = 0;                         ///< of the row, 1-based, where others start on the same line; else 0
   size_t begin = 0, end = 0;                  ///< where in the text; of an object alone
   std::map<std::string, std::string> broken;  ///< cells of a table that begin as JSON and are none: name and fault
 };
@@ -37,7 +38,7 @@ class RowReader {
   bool next(Row& row, const std::function<void(const BadRow&)>& bad);
   [[nodiscard]] bool table() const noexcept { return form_ == Form::kTable; }
   [[nodiscard]] size_t position() const noexcept { return at_; }  ///< behind the last row
-  [[nodiscard]] std::string where(int64_t line) const { return place_of(name_, line); }
+  [[nodiscard]] std::string where(const Row& row) const { return place_of(name_, row.line, row.number); }
 
  private:
   enum class Form { kArray, kLines, kObjects, kTable };
@@ -58,6 +59,7 @@ class RowReader {
   Form form_ = Form::kArray;
   size_t at_ = 0;
   int64_t line_ = 1;  ///< line of at_
+  int64_t rows_ = 0;
   char separator_ = ',';
   std::vector<std::string> names_;  ///< of the columns of a table
   bool first_ = true, done_ = false;

@@ -1,11 +1,12 @@
 // What lies in the ledger of a model folder: ledger.json and the packs that were applied.
 #pragma once
 
+#include <emend/core/safetensors.h>
 #include <emend/editors/packs/ledger.h>
 
 namespace emend::editors::detail {
 
-constexpr const char *kFolder = ".emend", *kState = "ledger.json";
+constexpr const char *kFolder = ".emend", *kState = "ledger.json", *kOriginals = "originals.safetensors";
 
 struct StoredState {
   std::string base;                 ///< fingerprint of the folder without any pack
@@ -23,6 +24,14 @@ struct StoredState {
 void rebase(EditPack& pack, const std::string& base);
 /// The pack that the ledger knows by this name. Throws Error(kCorruption) for another that lies in its place.
 [[nodiscard]] EditPack kept_pack(const std::filesystem::path& ledger, const std::string& id);
+/// The weights as they were. Throws Error(kCorruption) where the file is missing or damaged.
+[[nodiscard]] SafetensorsFile open_originals(const std::filesystem::path& path);
+/// Of a folder without ledger.json. Throws Error(kCorruption) if its weights are edited ones, as originals beside them
+/// say: what is kept there would be written over.
+void require_no_originals(const std::filesystem::path& model_folder);
+/// A pack names weights as its model had them: a folder may carry or lack the family's base prefix, and store a tied
+/// head beside the embedding, which has to change with that.
+void respell(EditPack& pack, const std::filesystem::path& model_folder);
 [[nodiscard]] std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage);
 
 }  // namespace emend::editors::detail

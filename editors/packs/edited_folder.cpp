@@ -15,7 +15,7 @@ void copy_model_folder(const std::filesystem::path& from, const std::filesystem:
         clone_file(entry.path(), target / entry.path().filename());
   };
   copy(from, to);
-  for (const char* part : {".emend", ".emend/packs"})
+  for (const char* part : {".emend", ".emend/packs", models::kMoreTemplates})
     if (std::filesystem::is_directory(from / part)) copy(from / part, to / part);
 }
 

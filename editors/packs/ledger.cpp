@@ -18,24 +18,11 @@
 
 namespace emend::editors {
 
-using detail::kept_pack, detail::load_packs, detail::read_state, detail::rebase, detail::StoredState;
-using detail::kFolder, detail::kState;
+using detail::kept_pack, detail::load_packs, detail::open_originals, detail::read_state, detail::rebase,
+    detail::respell, detail::StoredState;
+using detail::kFolder, detail::kOriginals, detail::kState;
 
 namespace {
-
-constexpr const char* kOriginals = "originals.safetensors";
-
-// A pack names weights as its model had them; a folder may carry or lack the family's base prefix.
-void respell(EditPack& pack, const std::map<std::string, std::filesystem::path>& files) {
-  for (auto& delta : pack.deltas) {
-    if (files.contains(delta.weight)) continue;
-    const auto same = [&](const auto& file) {
-      return file.first.ends_with("." + delta.weight) || delta.weight.ends_with("." + file.first);
-    };
-    const auto found = std::ranges::find_if(files, same);
-    if (found != files.end() && std::ranges::count_if(files, same) == 1) delta.weight = found->first;
-  }
-}
 
 const std::filesystem::path& file_of(const std::map<std::string, std::filesystem::path>& files,
                                      const std::string& weight, const std::filesystem::path& folder) {
@@ -81,17 +68,6 @@ struct Rounding {
   }
   [[nodiscard]] double survived() const { return square > 0 ? projection / square : 1; }
 };
-
-// Earlier versions wrote no checksum.
-SafetensorsFile open_originals(const std::filesystem::path& path) {
-  if (std::error_code none; !std::filesystem::exists(path, none))
-    throw Error(ErrorClass::kCorruption,
-                {path.string(), "missing", "the weights as they were before the edits in force",
-                 "put the file back, or restore the folder from its source and apply the packs again"});
-  SafetensorsFile file(path);
-  if (file.metadata().contains("checksum")) require_intact(file);
-  return file;
-}
 
 // Everything a change of weights needs, before any of it is seen: new weight files and the new state.
 class StagedChange {
@@ -171,6 +147,7 @@ void Ledger::open() {
   if (lock_.fd < 0 && there && ::access(ledger_.c_str(), W_OK) == 0) lock();
   const auto state_path = ledger_ / kState;
   if (!std::filesystem::exists(state_path, error)) {
+    detail::require_no_originals(folder_);
     base_ = models::model_fingerprint(*models::open_checkpoint(folder_.string()));
     return;
   }
@@ -286,7 +263,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   require_as_left();
   const auto files = models::weight_files(folder_);
   auto all = load_packs(ledger_, {base_, active_});
-  for (auto& kept : all) respell(kept.pack, files);
+  for (auto& kept : all) respell(kept.pack, folder_);
   const size_t before = all.size();
   Lineage here{base_, active_};
   std::vector<LedgerEntry> entries;
@@ -294,7 +271,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   for (const auto& path : packs) {  // everything is checked before anything is written
     all.push_back({path.string(), load_pack(path)});
     EditPack& pack = all.back().pack;
-    respell(pack, files);
+    respell(pack, folder_);
     require_base(pack, base_, options, path.string(), here);
     rebase(pack, base_);
     entries.push_back(examine(pack));
@@ -463,7 +440,7 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   const auto files = models::weight_files(folder_);
   for (const auto& id : active) {
     EditPack pack = kept_pack(ledger_, id);
-    respell(pack, files);
+    respell(pack, folder_);
     for (const auto& delta : pack.deltas) {
       const auto value = values.find(delta.weight);
       if (value == values.end())

@@ -1,8 +1,14 @@
+#include <ATen/ATen.h>
+#include <emend/core/cache_folder.h>
+#include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
+#include <emend/models/checkpoint.h>
+#include <emend/models/config.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <emend/models/gguf/gguf_writer.h>
+#include <emend/models/tied_head.h>
 
 #include <algorithm>
 #include <set>
@@ -129,6 +135,79 @@ Lineage lineage_of(const std::filesystem::path& model_folder) {
   StoredState state = state_of(model_folder);
   return {std::move(state.base), std::move(state.active)};
 }
+
+namespace detail {
+
+// Earlier versions wrote no checksum.
+SafetensorsFile open_originals(const std::filesystem::path& path) {
+  if (std::error_code none; !std::filesystem::exists(path, none))
+    throw Error(ErrorClass::kCorruption,
+                {path.string(), "missing", "the weights as they were before the edits in force",
+                 "put the file back, or restore the folder from its source and apply the packs again"});
+  SafetensorsFile file(path);
+  if (file.metadata().contains("checksum")) try {
+      require_intact(file);
+    } catch (const Error&) {
+      throw Error(ErrorClass::kCorruption,
+                  {path.string(), "damaged: its checksum does not fit",
+                   "the weights as they were before the edits in force, which nothing else holds",
+                   "restore the file from a copy, or the folder from its source, and apply the packs again; keep the "
+                   "damaged file, in which most weights may be whole"});
+    }
+  return file;
+}
+
+// A first change that was killed leaves originals of weights that are as they were; one whose ledger.json was lost
+// leaves the only copy of what the edits replaced.
+void require_no_originals(const std::filesystem::path& model_folder) {
+  const auto path = model_folder / kFolder / kOriginals;
+  if (!std::filesystem::exists(path)) return;
+  const SafetensorsFile originals = open_originals(path);
+  const auto files = models::weight_files(model_folder);
+  for (const auto& [weight, info] : originals.tensors()) {
+    const auto file = files.find(weight);
+    if (file == files.end() || at::equal(SafetensorsFile(file->second).tensor(weight), originals.tensor(weight)))
+      continue;
+    throw Error(ErrorClass::kCorruption,
+                {(model_folder / kFolder / kState).string(), "missing, beside originals that the weights differ from",
+                 "the list of the edits in force",
+                 "put the file back, or restore the folder from its source and apply the packs again"});
+  }
+}
+
+// The head that a tied model's files store beside the embedding of this name, or nothing.
+static std::optional<std::string> repeated_by(const std::string& weight, const std::filesystem::path& model_folder,
+                                              const std::map<std::string, std::filesystem::path>& files) {
+  const auto config = models::parse_config(read_json(model_folder / "config.json"), model_folder.string());
+  const auto& family = models::find_family(config.model_type, model_folder.string());
+  const auto spellings = models::table_spellings(family, weight);
+  const bool embedding = std::ranges::any_of(family.tensors, [&](const models::TensorSpec& spec) {
+    return spec.part == models::Part::kEmbedding && std::ranges::count(spellings, spec.name) > 0;
+  });
+  if (!embedding) return std::nullopt;
+  for (const auto& [name, file] : files)
+    if (models::repeats_embedding(family, config, name)) return name;
+  return std::nullopt;
+}
+
+void respell(EditPack& pack, const std::filesystem::path& model_folder) {
+  const auto files = models::weight_files(model_folder);
+  for (size_t i = 0, count = pack.deltas.size(); i < count; ++i) {
+    auto& delta = pack.deltas[i];
+    const auto same = [&](const auto& file) {
+      return file.first.ends_with("." + delta.weight) || delta.weight.ends_with("." + file.first);
+    };
+    if (!files.contains(delta.weight) && std::ranges::count_if(files, same) == 1)
+      delta.weight = std::ranges::find_if(files, same)->first;
+    if (const auto head = repeated_by(delta.weight, model_folder, files)) {
+      WeightDelta follows = delta;
+      follows.weight = *head;
+      pack.deltas.push_back(std::move(follows));
+    }
+  }
+}
+
+}  // namespace detail
 
 std::vector<NamedPack> packs_in_force(const std::filesystem::path& model_folder) {
   return detail::load_packs(model_folder / detail::kFolder, lineage_of(model_folder));

@@ -95,6 +95,9 @@ struct detail::CorpusState {
   int64_t tokens = 0;
 
   [[nodiscard]] std::string source() const { return text ? text->name : "sampled from the model"; }
+  [[nodiscard]] bool remembers(const models::Model& model) const {
+    return !options.cache.empty() && !model.has_attachments();
+  }
 
   // Everything that the numbers of a layer depend on.
   [[nodiscard]] std::string key(const models::Model& model, const std::string& weights, int layer,
@@ -167,9 +170,32 @@ void store(const StatisticsOptions& options, const std::string& key, const Secon
 // The factor's file stands beside the moment's.
 void keep_factor(const StatisticsOptions& options, const std::map<int, std::string>& keys, int layer,
                  const SecondMoment& moment) {
-  if (options.cache.empty()) return;
+  if (keys.empty()) return;
   const std::string key = sha256_hex(keys.at(layer) + " factor");
   moment.keep_factor_at(options.cache / (key + ".safetensors"), key);
+}
+
+// Whether there was something to say of a moment, computed now or long ago.
+bool warn_of_quality(const CorpusState& state, const SecondMoment& moment) {
+  const std::string count = std::to_string(moment.count());
+  const auto warn = [&](const std::string& name, const std::string& text) {
+    state.options.log.warning(name, text);
+    return true;
+  };
+  if (moment.count() < moment.width())
+    return warn("statistics.few_tokens", "only " + count + " tokens for keys of width " +
+                                             std::to_string(moment.width()) +
+                                             ": the second moment is singular; ten tokens a dimension are wanted");
+  const auto report = moment.origin().find("convergence");
+  if (report != moment.origin().end() && report->contains("limit")) {
+    const auto& disagreement = report->at("checks").back().at("disagreement");
+    return (!disagreement.is_number() || disagreement > report->at("limit")) &&
+           warn("statistics.unsettled",
+                "the halves of " + count + " tokens still disagree by more than the limit: take a larger corpus");
+  }
+  return moment.count() < state.tokens &&
+         warn("statistics.short_text", "the text has " + count + " of the " + std::to_string(state.tokens) +
+                                           " tokens that are wanted: take a larger corpus, or ask for fewer");
 }
 
 // Reads the text until there is enough of it, in chunks; what has been summed is saved now and then, and an interrupted
@@ -188,7 +214,7 @@ class Collection {
         source_(detail::make_row_source(model, state.text, options_)) {
     const bool apart = automatic_ || widest(model, layers_) <= kHalvesUpTo;
     halves_.resize(apart ? 2 : 1);
-    if (options_.cache.empty() || group_) return;
+    if (keys.empty() || group_) return;
     std::string all;
     for (const int layer : layers_) all += keys.at(layer);
     partial_key_ = sha256_hex(all + " partial");
@@ -237,10 +263,6 @@ class Collection {
     int64_t count = 0;
     for (const auto& total : totals) count += total.count;
     if (count == 0) refuse({"statistics", "no tokens", "rows of tokens", "give another corpus"});
-    if (automatic_ && !settled())
-      options_.log.warning("statistics.unsettled",
-                           "the halves of " + std::to_string(count) +
-                               " tokens still disagree by more than the limit: take a larger corpus");
     std::map<int, SecondMoment> moments;
     for (auto& [layer, moment] : detail::moments_of(totals, options_)) {
       nlohmann::json origin = moment.origin();
@@ -353,7 +375,7 @@ std::vector<std::vector<int64_t>> unpack_rows(const at::Tensor& ids, const at::T
 StatisticsProvider::Kept kept_in_cache(const CorpusState& state, const models::Model& model, const std::string& what,
                                        const std::vector<int>& layers, const StatisticsProvider::MakeKept& make) {
   const StatisticsOptions& options = state.options;
-  if (options.cache.empty()) return make(layers);
+  if (!state.remembers(model)) return make(layers);
   const std::string weights = model.current_fingerprint();
   const auto key_of = [&](int layer) { return sha256_hex(state.key(model, weights, layer, 0) + " " + what); };
   const auto path_of = [&](int layer) { return options.cache / (key_of(layer) + ".safetensors"); };
@@ -400,9 +422,10 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
     if (!state.moments.contains(layer)) missing.push_back(layer);
   if (missing.empty()) return;
 
+  const auto asked = missing;
   state.tokens = wanted_tokens(model, layers, options);
   std::map<int, std::string> keys;
-  if (!options.cache.empty()) {
+  if (state.remembers(model)) {
     const std::string weights = model.current_fingerprint();
     for (const int layer : missing) {
       keys[layer] = state.key(model, weights, layer, state.tokens);
@@ -426,18 +449,15 @@ void CorpusStatistics::prepare(const models::Model& model, const std::vector<int
       nlohmann::json origin = moment.origin();
       origin["text"] = state.source();
       SecondMoment named(moment.cov_FF(), moment.count(), origin);
-      if (named.count() < named.width())
-        options.log.warning("statistics.few_tokens",
-                            "only " + std::to_string(named.count()) + " tokens for keys of width " +
-                                std::to_string(named.width()) +
-                                ": the second moment is singular; ten tokens a dimension are wanted");
-      if (!options.cache.empty() && (!group || group->rank() == 0)) store(options, keys[layer], named);
+      if (!keys.empty() && (!group || group->rank() == 0)) store(options, keys[layer], named);
       keep_factor(options, keys, layer, named);
       state.moments.emplace(layer, named);
       state.computed.push_back(layer);
     }
     if (group) group->barrier();  // the cache is written when any process goes on
   }
+  for (const int layer : asked)
+    if (warn_of_quality(state, state.moments.at(layer))) break;
   state.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   options.log.event(LogLevel::kInfo, "statistics.ready", "statistics ready: " + state.source(), describe_corpus(state));
 }

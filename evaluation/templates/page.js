@@ -51,6 +51,7 @@ function fill(node, attributes, children) {
 const el = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
 const svg = (name, attributes, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', name), attributes, children);
+const bdi = words => el('bdi', null, words);  // its own direction of writing
 const section = (title, ...inside) => el('section', null, el('h2', null, title), inside);
 const tile = (name, value, note) =>
   el('div', {class: 'tile'}, el('span', {class: 'soft small'}, name), el('b', null, value), el('span', {class: 'soft small'}, note));
@@ -69,7 +70,9 @@ const scroll = (name, style, ...inside) => el('div', {class: style + 'scroll', t
 const heading = (name, style) => el('th', {scope: 'col', class: style}, name);
 
 // ---- Charts.
-const kWidth = 480, kHeight = 280, kLeft = 58, kRight = 12, kTop = 12, kBottom = 46;
+const phone = matchMedia('(max-width:470px)');
+let kWidth = 480;  // less on a phone, so that words keep their size
+const kHeight = 280, kLeft = 58, kRight = 12, kTop = 12, kBottom = 46;
 const px = value => value.toFixed(1);
 const label = (x, y, words, anchor, more) => svg('text', {x: px(x), y: px(y), 'text-anchor': anchor, ...more}, words);
 const sideways = (y, words) =>
@@ -83,8 +86,8 @@ function ticks(low, high, count) {
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; ++k) out.push(k * step);
   return out;
 }
-function axisTicks(axis) {
-  if (!axis.log) return ticks(axis.low, axis.high, 5);
+function axisTicks(axis, count = 5) {
+  if (!axis.log) return ticks(axis.low, axis.high, count);
   const first = Math.ceil(Math.log10(axis.low) - 1e-9), last = Math.floor(Math.log10(axis.high) + 1e-9), out = [];
   for (let power = first; power <= last; power += Math.max(1, Math.floor((last - first) / 5) + 1)) out.push(10 ** power);
   return out.length >= 2 ? out : [axis.low, axis.high];
@@ -143,14 +146,14 @@ function lineChart(chart) {
   const y = axis(ups, chart.log, kHeight - kBottom, kTop, low, chart.high), frame = [], taken = [];
   for (const tick of axisTicks(y))
     frame.push(svg('line', {class: 'grid', x1: x.from, x2: x.to, y1: px(y.place(tick)), y2: px(y.place(tick))}),
-               label(x.from - 6, y.place(tick) + 4, significant(tick), 'end'));
+               label(x.from - 6, y.place(tick) + 4, tick >= 1e4 && tick < 1e9 ? significant(tick / 1000) + 'k' : significant(tick), 'end'));
   const whole = chart.series.every(series => series.x.every(value => Number.isInteger(value ?? 0)));
-  for (const tick of axisTicks(x).filter(tick => !whole || Number.isInteger(tick)))
+  for (const tick of axisTicks(x, Math.min(5, Math.floor((x.to - x.from) / 70))).filter(tick => !whole || Number.isInteger(tick)))
     frame.push(svg('line', {class: 'grid', x1: px(x.place(tick)), x2: px(x.place(tick)), y1: y.from, y2: y.from + 4}),
                x.place(tick) > kWidth - 24 ? label(kWidth - 2, y.from + 18, significant(tick), 'end')
                                          : label(x.place(tick), y.from + 18, significant(tick), 'middle'));
   frame.push(svg('line', {class: 'axis', x1: x.from, x2: x.to, y1: y.from, y2: y.from}),
-             label((x.from + x.to) / 2, y.from + 38, chart.xLabel, 'middle', {class: 'name'}),
+             label(Math.min((x.from + x.to) / 2, kWidth - 3.7 * text(chart.xLabel).length), y.from + 38, chart.xLabel, 'middle', {class: 'name'}),
              sideways((y.from + y.to) / 2, chart.yLabel));
   return [picture(kWidth, kHeight, chart.description, frame, chart.series.map(series => drawSeries(series, x, y, taken))),
           legend(chart.series.filter(series => series.name)
@@ -175,7 +178,7 @@ function heatMap(map) {
     }
   });
   parts.push(svg('rect', {class: 'frame', x: map.left, y: kTop, width: px(kWidth - map.left - kRight), height: px(bottom - kTop)}));
-  for (let c = 0; c < columns; c += Math.max(1, Math.floor((columns + 9) / 10)))
+  for (let c = 0; c < columns; c += Math.max(1, Math.ceil(columns / (kWidth < 480 ? 4 : 10))))
     parts.push(label(map.left + cell * (c + 0.5), bottom + 16, text(map.columns[c], String(c)), 'middle'));
   parts.push(label((map.left + kWidth - kRight) / 2, bottom + 36, map.xLabel, 'middle', {class: 'name'}));
   const ramp = painted(el('i', {class: 'ramp'}), {background: `linear-gradient(90deg,transparent,${map.fill})`});
@@ -223,7 +226,7 @@ function tracePage() {
           tile('p(answer), noised', fixed(data.corrupted, 3), `noise ${significant(data.noise)}, up to ${text(data.samples)} draws`))),
     data.suggested ? section('Layers to edit', el('div', {class: 'card'}, el('h3', null, data.suggested.layers.join(', ')),
                                                   data.suggested.why.map(line => el('p', null, line)))) : null,
-    section('Average indirect effect', el('p', {class: 'soft'}, 'Probability of the answer that comes back; darker is more.'),
+    section('Average indirect effect', el('p', {class: 'soft'}, 'Probability of the answer that comes back: the stronger the colour, the more of it.'),
             el('div', {class: 'charts'}, kKinds.map(kind => {
               const map = averageMap(data, kind);
               return map && figure(kind, '', map);
@@ -231,8 +234,8 @@ function tracePage() {
     traces.length ? section('Fact by fact',
         el('p', {class: 'soft'}, "Tokens downwards, the subject's with a star; layers to the right."),
         traces.map((trace, i) => el('details', i === 0 ? {open: ''} : null,
-            el('summary', null, `${text(trace.prompt)} → ${text(trace.answer)} (${fixed(trace.clean, 3)} clean, ` +
-                                    `${fixed(trace.corrupted, 3)} noised)`),
+            el('summary', null, bdi(text(trace.prompt)), ' → ', bdi(text(trace.answer)),
+                                    ` (${fixed(trace.clean, 3)} clean, ${fixed(trace.corrupted, 3)} noised)`),
             el('div', {class: 'charts'}, kKinds.map(kind => traceMap(trace, kind)))))) : null,
     data.more > 0 ? el('p', {class: 'soft small'}, data.more + ' more in trace.json.') : null,
   ];
@@ -295,12 +298,12 @@ function card(one) {
   const said = when => one[when] === undefined ? null : el('div', {class: 'said'}, el('span', {class: 'tag'}, when),
       el('span', null, el('span', {class: when}, '…' + one[when])));
   return el('div', {class: one.reason ? 'card failed' : 'card'},
-            el('p', null, el('b', null, one.prompt), ' ', el('span', {class: 'soft'}, '→ ' + one.target)),
+            el('p', null, el('b', null, bdi(one.prompt)), el('span', {class: 'soft'}, ' → ', bdi(one.target))),
             one.reason ? el('p', {class: 'reason'}, one.reason) : null, said('before'), said('after'),
             meter('before', one.p_before, 7), meter('after', one.p_after, 0),
             (one.more ?? []).map(more => el('div', {class: 'more'},
-                el('p', {class: 'small'}, el('span', {class: 'soft'}, more.label + ': '), more.prompt),
-                el('p', {class: 'small'}, el('span', {class: 'soft'}, '…' + more.before), ' → …' + more.after))));
+                el('p', {class: 'small'}, el('span', {class: 'soft'}, more.label + ': '), bdi(more.prompt)),
+                el('p', {class: 'small'}, el('span', {class: 'soft'}, bdi('…' + more.before)), ' → ', bdi('…' + more.after)))));
 }
 function wordsSection() {
   const cards = data.cards.shown, first = 12;
@@ -607,8 +610,17 @@ function draw() {
   const pages = {trace: tracePage, direction: directionPage, quality: qualityPage};
   document.title = 'emend: ' + (data.page === 'direction' ? text(data.title) : data.page === 'trace' ? 'causal tracing'
       : data.page === 'quality' ? 'editors compared' : text(results.editor, 'edits'));
-  fill(document.getElementById('main'), null, (pages[data.page] ?? reportPage)());
+  kWidth = phone.matches ? 300 : 480;
+  const main = document.getElementById('main');
+  main.replaceChildren();
+  fill(main, null, (pages[data.page] ?? reportPage)());
 }
+phone.onchange = () => {
+  if (matchMedia('print').matches) return;
+  const open = [...document.querySelectorAll('details')].map(one => one.open);
+  draw();
+  document.querySelectorAll('details').forEach((one, i) => one.open = open[i]);
+};
 // On paper everything is shown.
 let closed = [];
 addEventListener('beforeprint', () => {

@@ -183,7 +183,8 @@ ForwardResult DecoderPass::run() {
         for (const int64_t token : *options_.logit_tokens)
           if (token < 0 || token >= batch_.tokens())
             bad_pass("logits of token " + std::to_string(token),
-                     "a packed token below " + std::to_string(batch_.tokens()), "index tokens with TokenBatch::token");
+                     "a packed token below " + std::to_string(batch_.tokens()),
+                     "packed tokens count through all rows of the batch");
         rows = x.index_select(0, index_on(*options_.logit_tokens, x.device(), Purpose::kInput));
       }
       result.logits = detail::project_rows(model_, rows, /*raw_head=*/false, /*fire_hooks=*/true);

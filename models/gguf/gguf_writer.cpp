@@ -109,6 +109,9 @@ class Writer {
               std::to_string(layout_.recipes.size()) + " of the model's " + std::to_string(expected) + " tensors",
               "a GGUF file of the same model", "name the file that the model was converted to before editing"});
     alignment_ = meta.alignment();
+    if (!options_.base.empty() && !meta.texts(kGgufEdits).empty())
+      refuse({path.string(), "a file that holds edits: " + shorten(meta.texts(kGgufEdits).front(), 80),
+              "the file that the model was converted to before editing", "name that one, or leave it out"});
   }
 
   // ---- tensors
@@ -386,7 +389,14 @@ GgufWriteReport write_gguf(const Model& model, const std::filesystem::path& path
   const at::NoGradGuard no_grad;
   Source source = source_of(model.checkpoint(), &model.family());
   source.before = source.now;
-  source.now = [&model](const std::string& name) { return devices::to_host(model.weight(name).detach()); };
+  // What was not edited is as exact as the file, whatever the model computes in.
+  source.now = [&model, &options, before = source.before](const std::string& name) {
+    at::Tensor weight = devices::to_host(model.weight(name).detach());
+    at::Tensor original = before(name);
+    if (at::promote_types(weight.scalar_type(), original.scalar_type()) == weight.scalar_type()) return weight;
+    if (auto exact = options.exact ? options.exact(name, original) : std::nullopt) return *std::move(exact);
+    return at::equal(weight, original.to(weight.scalar_type())) ? original : weight;
+  };
   return Writer(std::move(source), path, options).write();
 }
 

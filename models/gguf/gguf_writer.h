@@ -5,10 +5,12 @@
 // one tensor at a time is in memory. Non-goals: importance matrices, splitting, llama.cpp's mixed presets (Q4_K_M, …).
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <emend/core/log.h>
 #include <emend/models/gguf/ggml_type.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 namespace emend::models {
@@ -31,6 +33,9 @@ struct GgufWriteOptions {
   /// Keep the original config.json under the key "emend.config" and the tokenizer's files under "emend.tokenizer": GGUF
   /// has no place for some of what they say.
   bool keep_config = true;
+  /// The edited value of a weight, from the original in the file's dtype: asked of weights that the model holds in a
+  /// narrower dtype, so that the file loses nothing by it. Absent, or nothing: as the model holds it.
+  std::function<std::optional<at::Tensor>(const std::string& name, const at::Tensor& original)> exact = {};
   /// Leave the vocabulary out (key tokenizer.ggml.model = "none"): for tokenizers that GGUF has no form for.
   bool vocabulary = true;
   /// Of a checkpoint that is not loaded as a model, if its family is not in families.def. A model brings its own.

@@ -71,6 +71,42 @@ TEST_F(ExportTest, AllFormsHoldTheEditedWeights) {
   EXPECT_TRUE(adapter.contains("base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"));
 }
 
+// --dtype says how it is computed; a file is as exact as the model's.
+TEST_F(ExportTest, ANarrowerDtypeLosesNothingOfTheFile) {
+  ASSERT_EQ(export_to("gguf", "exact.gguf").status, 0);
+  ASSERT_EQ(export_to("gguf", "narrow.gguf", {"--dtype", "bfloat16"}).status, 0);
+  EXPECT_TRUE(read_file(folder_ / "exact.gguf") == read_file(folder_ / "narrow.gguf"));
+  ASSERT_EQ(export_to("gguf", "split.gguf", {"--dtype", "bfloat16", "--device-map", "sim:2"}).status, 0);
+  EXPECT_TRUE(read_file(folder_ / "exact.gguf") == read_file(folder_ / "split.gguf"));
+  ASSERT_EQ(run_program("emend", {"convert", path("model"), path("base.gguf")}).status, 0);
+  const auto folder = [&](const std::string& out, const std::string& dtype) {
+    return run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("base.gguf"), "--to", "model",
+                                 "--out", path(out), "--dtype", dtype, "--force", "--quiet"});
+  };
+  ASSERT_EQ(folder("exact", "float32").status, 0);
+  ASSERT_EQ(folder("narrow", "bfloat16").status, 0);
+  EXPECT_TRUE(model_bytes("exact") == model_bytes("narrow"));
+}
+
+TEST_F(ExportTest, ABaseWithEditsIsRefused) {
+  ASSERT_EQ(export_to("gguf", "edited.gguf").status, 0);
+  const auto result = export_to("gguf", "twice.gguf", {"--base", path("edited.gguf")});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_NE(result.err.find("a file that holds edits"), std::string::npos) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "twice.gguf"));
+}
+
+TEST_F(ExportTest, APackOfOtherShapesIsRefusedHoweverItIsForced) {
+  write_tiny_model(folder_ / "wide", 9, {{"intermediate_size", 96}});
+  for (const std::string form : {"pack", "peft", "model"}) {
+    const auto result = run_program("emend", {"export", path("run/edit.safetensors"), "--model", path("wide"), "--to",
+                                              form, "--out", path("forced"), "--force"});
+    EXPECT_EQ(result.status, 2) << form;
+    EXPECT_NE(result.err.find("a change of another shape"), std::string::npos) << result.err;
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "forced"));
+  }
+}
+
 TEST_F(ExportTest, ACardSaysWhatWasEditedHowItWasMeasuredAndHowToTakeItBack) {
   ASSERT_EQ(
       run_program("memit_edit", edit({"--out", path("measured"), "--save", "pack", "--eval", "easyedit", "--quiet"}))

@@ -32,7 +32,7 @@ Counts count(const FactSet& set) {
   Counts counts;
   counts.facts = set.facts.size();
   counts.groups = set.groups.size();
-  counts.skipped = set.skipped;
+  counts.skipped = std::ssize(set.skipped);
   for (const Fact& fact : set.facts) {
     counts.paraphrases += fact.paraphrase_prompts.size();
     counts.neighbours += fact.neighborhood_prompts.size();

@@ -1,6 +1,7 @@
 // `emend tune` as a user meets it: what it writes, on one device and on several, and that peft reads the adapter.
 #include <ATen/ATen.h>
 #include <emend/core/safetensors.h>
+#include <emend/models/checkpoint.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -71,6 +72,29 @@ assert (adapted - before).abs().max() > 1e-2, "the adapter changes nothing"
   const std::string command = "OMP_NUM_THREADS=1 " + test_python().string() + " '" + path("check.py") + "' '" +
                               path("model") + "' '" + path("run/adapter") + "' '" + path("run/model") + "'";
   EXPECT_EQ(std::system(command.c_str()), 0);
+}
+
+// The merge is of the file's weights, whatever was computed in, and can be taken back.
+TEST_F(TuneProgramTest, AMergeKeepsWhatWasLearntAndTheLedger) {
+  ASSERT_EQ(run_program("emend", tune("run", {"--merge", "--dtype", "bfloat16"})).status, 0);
+  const SafetensorsFile adapter(folder_ / "run" / "adapter" / "adapter_model.safetensors");
+  const auto base = models::open_checkpoint(path("model")), merged = models::open_checkpoint(path("run/model"));
+  int changed = 0;
+  for (const auto& info : base->tensors()) {
+    const std::string stem = "base_model.model." + info.name.substr(0, info.name.rfind(".weight")) + ".lora_";
+    at::Tensor learnt = at::zeros({});
+    if (adapter.contains(stem + "A.weight")) {
+      learnt = adapter.tensor(stem + "B.weight").mm(adapter.tensor(stem + "A.weight"));
+      ++changed;
+    }
+    const at::Tensor expected = base->read(info.name) + learnt;
+    EXPECT_LE((merged->read(info.name) - expected).abs().max().item<double>(),
+              1e-6 * expected.abs().max().item<double>())
+        << info.name;
+  }
+  EXPECT_EQ(changed, 8);
+  ASSERT_EQ(run_program("emend", {"revert", "--all", "--model", path("run/model"), "--quiet"}).status, 0);
+  EXPECT_TRUE(model_bytes("run/model") == model_bytes());
 }
 
 TEST_F(TuneProgramTest, RefusesBadRowsAndOptions) {

@@ -275,6 +275,63 @@ TEST_P(LedgerTest, WorkBetweenTwoEditsIsNotUndone) {
 }
 
 // A pack of the same model in another form names the weights without the family's prefix.
+// What the originals hold is the only copy.
+TEST_P(LedgerTest, OriginalsAreNeitherWrittenOverNorThrownAway) {
+  const auto state = model() / ".emend" / "ledger.json", originals = model() / ".emend" / "originals.safetensors";
+  const auto said = [&](const std::function<void()>& what) -> std::string {
+    try {
+      what();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.error_class(), ErrorClass::kCorruption);
+      return error.what();
+    }
+    return "";
+  };
+  (void)Ledger(model()).apply({make_pack(1)});
+  const auto edited = read_file(weights()), kept = read_file(originals), list = read_file(state);
+  std::filesystem::remove(state);
+  EXPECT_NE(said([&] { (void)Ledger(model()).apply({make_pack(2)}, {.force = true}); }).find("put the file back"),
+            std::string::npos);
+  EXPECT_EQ(read_file(originals), kept);
+  EXPECT_EQ(read_file(weights()), edited);
+  write_file(state, list);
+  auto damaged = kept;
+  damaged[damaged.size() - 3] ^= 1;
+  write_file(originals, damaged);
+  const auto text = said([&] { Ledger(model()).revert_all(); });
+  EXPECT_NE(text.find("nothing else holds"), std::string::npos) << text;
+  EXPECT_EQ(text.find("delete"), std::string::npos) << text;
+  write_file(originals, kept);
+  Ledger(model()).revert_all();
+  EXPECT_EQ(read_file(weights()), original_);
+}
+
+// Some files hold a tied head a second time.
+TEST_P(LedgerTest, ATiedHeadFollowsTheEmbedding) {
+  const SafetensorsFile plain(weights());
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& [name, info] : plain.tensors()) tensors.emplace_back(name, plain.tensor(name).clone());
+  const std::string embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+  tensors.emplace_back(head, plain.tensor(embedding).clone());
+  write_safetensors(weights(), tensors);
+  const auto before = read_file(weights());
+  fingerprint_ = models::model_fingerprint(*models::open_checkpoint(model().string()));
+  EditPack pack = load_pack(make_pack(1));
+  pack.deltas.resize(1);
+  pack.deltas[0] = {};
+  pack.deltas[0].weight = embedding;
+  pack.deltas[0].left_DR = at::randn({20, 2}, at::kDouble);
+  pack.deltas[0].right_FR = at::randn({kHidden, 2}, at::kDouble);
+  const auto path = folder_ / "embedding.safetensors";
+  save_pack(path, pack);
+  (void)Ledger(model()).apply({path});
+  const SafetensorsFile edited(weights());
+  EXPECT_FALSE(at::equal(edited.tensor(embedding), plain.tensor(embedding)));
+  EXPECT_TRUE(at::equal(edited.tensor(embedding), edited.tensor(head)));
+  Ledger(model()).revert_all();
+  EXPECT_EQ(read_file(weights()), before);
+}
+
 TEST_P(LedgerTest, NamesMayLackThePrefix) {
   const auto first = make_pack(1), second = make_pack(2);
   EditPack pack = load_pack(second);

@@ -86,6 +86,15 @@ TEST_F(EvaluationTest, WhatChangesANumberIsNotTakenFromTheCache) {
     const devices::Tf32Products products(true);
     EXPECT_FALSE(before(model, {"counterfact"}).second) << "products of another precision";
   }
+  {
+    const auto scaled = worded_model({"llama", ""});
+    scaled.weight(scaled.edit_site(0).weight_name).mul_(-3);
+    EXPECT_FALSE(before(scaled, {"counterfact"}).second) << "weights that are not the file's any more";
+    const auto count = stored();
+    const auto hook = scaled.hooks().at({hooks::Site::kMlpOut, 0}).add([](const at::Tensor& x) { return x * 0; });
+    EXPECT_FALSE(before(scaled, {"counterfact"}).second) << "a hook";
+    EXPECT_EQ(stored(), count) << "what a hook did is not kept";
+  }
   auto fewer = facts();
   fewer.facts.pop_back();
   fewer.fingerprint = datasets::fingerprint(fewer.facts);

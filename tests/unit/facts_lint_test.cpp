@@ -104,12 +104,12 @@ TEST(FactsLint, NamesControlCharactersAndOverlongTexts) {
 }
 
 TEST(FactsLint, SaysWhatIsLeftOut) {
-  EXPECT_EQ(found({row("{} is", "A", "b"), row("{} was", "B", "")}), Names({"blank-target@f.jsonl"}));
+  EXPECT_EQ(found({row("{} is", "A", "b"), row("{} was", "B", "")}), Names({"blank-target@2"}));
 }
 
 TEST(FactsLint, SaysWhatIsNotRead) {
   EXPECT_EQ(found({row("{} is", "", "")}), Names({"unusable-row@1"}));
-  EXPECT_EQ(found({row("{} is", "A", "")}), (Names{"blank-target@f.jsonl", "no-facts@f.jsonl"}));
+  EXPECT_EQ(found({row("{} is", "A", "")}), (Names{"blank-target@1", "no-facts@f.jsonl"}));
   EXPECT_EQ(found({row("{} is", "A", "b"), row("{} was", "A", "b", {{"Subject", "B"}}),
                    row("{} is not", "A", "b", {{"Subject", "B"}, {"note", 1}})}),
             (Names{"unread-key@2", "unread-key@3"}));

@@ -167,7 +167,7 @@ TEST(FactsReaders, ZsreEitherTarget) {
   const FactSet alt = parse_facts(kZsre, "f.json", {.zsre_target = "alt"}, Log({sink}));
   EXPECT_EQ(alt.choices["zsre_target"], "alt");
   ASSERT_EQ(alt.facts.size(), 1U);
-  EXPECT_EQ(alt.skipped, 1);
+  EXPECT_EQ(alt.skipped.size(), 1U);
   EXPECT_EQ(alt.facts[0].target_new, "Oslo Academy");
   EXPECT_EQ(alt.facts[0].target_true, "Bergen College");
   EXPECT_EQ(alt.facts[0].target_true_aliases, std::vector<std::string>{"BC"});

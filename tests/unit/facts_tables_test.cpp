@@ -12,7 +12,7 @@ TEST(FactsTables, Tables) {
       "{} is in,Nowhere,,,,\n");
   EXPECT_EQ(set.format, "jsonl");
   ASSERT_EQ(set.facts.size(), 2U);
-  EXPECT_EQ(set.skipped, 1) << "a blank target, as in JSON";
+  ASSERT_EQ(set.skipped.size(), 1U) << "a blank target, as in JSON";
   EXPECT_EQ(set.facts[0].case_id, 7);
   EXPECT_EQ(set.facts[0].line, 2);
   EXPECT_EQ(set.facts[0].paraphrase_prompts, (std::vector<std::string>{"Where, oh where", "Visit"}));
@@ -30,9 +30,9 @@ TEST(FactsTables, Tables) {
   EXPECT_EQ(read(",prompt,subject,target_new,\n0,{} is in,Rome,Oslo,\n").facts[0].target_new, "Oslo");
   EXPECT_EQ(read("prompt,subject,target_new\r{} is in,Rome,Oslo\r\r{} is in,Oslo,Bern\r").facts.size(), 2U);
   for (const char* target : {"\u00a0", "\u200b", "\u3000"})
-    EXPECT_EQ(read(std::string("prompt,subject,target_new\n{} is in,A,Oslo\n{} is in,B,") + target).skipped, 1);
+    EXPECT_EQ(read(std::string("prompt,subject,target_new\n{} is in,A,Oslo\n{} is in,B,") + target).skipped.size(), 1U);
 
-  EXPECT_EQ(read("prompt,subject,target_new\n{} is in,A,\n{} is in,B,Oslo\n").skipped, 1);  // an empty cell
+  EXPECT_EQ(read("prompt,subject,target_new\n{} is in,A,\n{} is in,B,Oslo\n").skipped.size(), 1U);  // an empty cell
   const std::string names = "prompt,subject,target_new\n";
   expect_parts(refusal(names + "{} is in,Rome,Oslo\n{} is in,Rome, the capital,Oslo\n"),
                {"f.json:3", "4 cells", "expected 3 cells", "quotes"});

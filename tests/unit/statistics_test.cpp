@@ -210,6 +210,13 @@ TEST(Statistics, CacheIsUsedUntilSomethingChanges) {
   EXPECT_EQ(run(model, text), 0U) << "the same model, edited";
   transaction.restore();
   EXPECT_EQ(run(model, text), 2U);
+  {
+    const auto hook = model.hooks().at({hooks::Site::kMlpOut, 0}).add([](const at::Tensor& x) { return x * 0; });
+    EXPECT_EQ(run(model, text), 0U) << "what passes compute is not in the weights";
+    EXPECT_EQ(run(model, text, [](auto& o) { o.seed = 6; }), 0U);
+  }
+  EXPECT_EQ(run(model, text, [](auto& o) { o.seed = 6; }), 0U) << "nothing was kept of it";
+  EXPECT_EQ(run(model, text), 2U);
 }
 
 TEST(Statistics, CachedNumbersAreTheComputedOnes) {
@@ -302,9 +309,18 @@ TEST(Statistics, WarnsOfTooFewTokensAndRefusesNone) {
   CorpusStatistics few(text_of({"too short"}), options);
   few.prepare(model, {1});
   EXPECT_EQ(sink->count("statistics.few_tokens"), 1);
+  EXPECT_EQ(sink->count("statistics.short_text"), 0) << "one of them is enough";
   CorpusStatistics none(text_of({}), options);
   EXPECT_THROW(none.prepare(model, {1}), Error);
   EXPECT_THROW((void)few.get(3), Error);
+  const TemporaryFolder folder("statistics");
+  options.cache = folder.path();
+  options.tokens = 100'000;
+  for (int time = 1; time <= 2; ++time) {
+    CorpusStatistics short_text(text_of(documents()), options);
+    short_text.prepare(model, {0, 1});
+    EXPECT_EQ(sink->count("statistics.short_text"), time) << "from the cache, too";
+  }
 }
 
 TEST(Statistics, FixedOnesMustFitTheModel) {

@@ -138,6 +138,19 @@ TEST(Tracing, RefusesFactsWithoutTheirSubject) {
   EXPECT_THROW((void)trace_fact(model, fact(), none), Error);
 }
 
+TEST(Tracing, TheSubjectIsWhereThePromptSays) {
+  const auto model = worded_model({"llama", ""});
+  KnownFact one = fact();
+  one.subject = "iron";
+  one.set_prompt("the iron gate of the {} tower is in");
+  const FactTrace placed = trace_fact(model, one, options());
+  EXPECT_EQ(placed.fact.prompt, "the iron gate of the iron tower is in");
+  EXPECT_EQ(placed.subject_begin, 5);
+  EXPECT_EQ(placed.subject_end, 6);
+  one.set_prompt("the iron gate of the iron tower is in");
+  EXPECT_EQ(trace_fact(model, one, options()).subject_begin, 1);
+}
+
 /// A trace of 7 tokens, subject 1…3, whose restored probability is 0.1 · token + 0.01 · layer.
 FactTrace made_up() {
   FactTrace trace;

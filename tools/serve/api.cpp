@@ -92,7 +92,8 @@ Reply trace(Api& api, const Request& asked) {
   const auto request = asked.json();
   evaluation::KnownFact fact;
   fact.subject = request["subject"];
-  fact.prompt = datasets::with_subject(request["prompt"], fact.subject);
+  fact.set_prompt(request["prompt"]);
+  if (trimmed(fact.subject).empty()) refuse("subject: blank; expected words of the prompt");
   evaluation::TraceOptions options;
   options.any_answer = true;
   options.samples = request.value("samples", 4);

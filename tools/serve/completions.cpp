@@ -1,6 +1,7 @@
 #include "completions.h"
 
 #include <emend/core/text.h>
+#include <emend/core/utf8.h>
 
 #include <algorithm>
 #include <ctime>
@@ -104,6 +105,8 @@ std::vector<std::vector<int64_t>> Completions::prompts(const json& request, cons
   for (const auto& one : prompt.is_array() && !ids ? prompt : json::array({prompt})) {
     if (rows.size() == 16) refuse("prompt: expected at most 16 of them");
     if (one.is_array()) {
+      if (!prefix(packs, "").empty())
+        refuse("packs: one puts text in front of the prompt, which tokens have no place for; give the prompt as text");
       for (const auto& id : one)
         if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(engine_.model().vocab_size()))
           refuse("prompt: " + shorten(id.dump()) + "; expected the number of a token of the vocabulary");
@@ -192,6 +195,14 @@ Reply Completions::complete(const Request& request, bool chat) {
   return {.stream = [this, asked](const Write& write) { stream(*asked, write); }};
 }
 
+// In the plain interface a token that holds no whole characters is written as its bytes.
+static std::string plain_token(const std::string& bytes) {
+  if (!first_invalid_utf8(bytes)) return bytes;
+  std::string text = "bytes:";
+  for (const char c : bytes) text += formatted("\\x%02x", static_cast<unsigned char>(c));
+  return text;
+}
+
 // Of one piece, in the form of the chat or of the plain interface.
 ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size_t offset) const {
   if (!asked.log_probs) return nullptr;
@@ -211,13 +222,14 @@ ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size
     entry["top_logprobs"] = ordered_json::array();
     for (const auto& [id, log_prob] : token.top) {
       entry["top_logprobs"].push_back(one(id, log_prob));
-      top[tokenizer.token_bytes(id)] = log_prob;
+      top[plain_token(tokenizer.token_bytes(id))] = log_prob;
     }
-    tokens.push_back(entry["token"]);
+    const std::string bytes = tokenizer.token_bytes(token.id);
+    tokens.push_back(plain_token(bytes));
     values.push_back(token.log_prob);
     tops.push_back(top);
     offsets.push_back(offset);
-    offset += tokenizer.token_bytes(token.id).size();
+    offset += characters_in(bytes);
     content.push_back(std::move(entry));
   }
   if (asked.chat) return {{"content", content}, {"refusal", nullptr}};
@@ -234,7 +246,7 @@ ordered_json Completions::whole(const Asked& asked) {
       choice["message"] = {{"role", "assistant"}, {"content", piece.text}, {"refusal", nullptr}};
     else
       choice["text"] = asked.echo + piece.text;
-    choice["logprobs"] = log_probs(asked, piece, asked.echo.size());
+    choice["logprobs"] = log_probs(asked, piece, characters_in(asked.echo));
     choice["finish_reason"] = asked.answers[i]->finish_reason();
     choices.push_back(std::move(choice));
   }
@@ -265,9 +277,9 @@ void Completions::stream(const Asked& asked, const Write& write) {
   bool there = true;
   try {
     for (size_t i = 0; there && i < asked.answers.size(); ++i) {
-      size_t offset = asked.echo.size();
+      size_t offset = characters_in(asked.echo);
       there = send(i, nullptr, true, "", 0);
-      for (Piece piece; there && asked.answers[i]->next(piece); offset += piece.text.size())
+      for (Piece piece; there && asked.answers[i]->next(piece); offset += characters_in(piece.text))
         there = send(i, &piece, false, "", offset);
       if (there) there = send(i, nullptr, false, asked.answers[i]->finish_reason(), 0);
     }

@@ -167,6 +167,8 @@ class Listener : public httplib::Server {
   Listener(int threads, int seconds) : seconds_(seconds), workers_(std::make_unique<Workers>(threads, waiting_)) {
     new_task_queue = [this] { return workers_.release(); };
     set_write_timeout(seconds);
+    set_keep_alive_timeout(kIdleSeconds);  // what the header says
+    set_keep_alive_max_count(kRequests);
     set_socket_options([](int socket) {
       const int yes = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
@@ -179,9 +181,9 @@ class Listener : public httplib::Server {
   bool process_and_close_socket(socket_t socket) override {
     Connection link(socket, seconds_);
     bool good = false;
-    for (int left = 1000; left > 0 && svr_sock_ != INVALID_SOCKET; --left) {
+    for (int left = kRequests; left > 0 && svr_sock_ != INVALID_SOCKET; --left) {
       const bool crowded = waiting_ > 0;
-      if (!link.next_request(crowded ? 0.5 : 2, crowded ? 1 : seconds_)) break;
+      if (!link.next_request(crowded ? 0.5 : kIdleSeconds, crowded ? 1 : seconds_)) break;
       bool closed = false;
       good = process_request(link, left == 1, closed, [&](httplib::Request& request) {
         link.expect_body(body_length(request).value_or(SIZE_MAX));
@@ -196,6 +198,7 @@ class Listener : public httplib::Server {
     return good;
   }
 
+  static constexpr int kIdleSeconds = 2, kRequests = 1000;  // of a connection
   const int seconds_;
   std::atomic<int> waiting_{0};
   std::unique_ptr<Workers> workers_;  ///< until the library takes them

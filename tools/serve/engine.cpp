@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/text.h>
 #include <emend/devices/route.h>
 #include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/neurons.h>
@@ -80,11 +81,12 @@ void Engine::submit(std::vector<Task> tasks) {
   for (const auto& task : tasks) {
     const auto length = std::ssize(task.prompt) + task.sampling.max_new_tokens;
     const int64_t most = most_tokens();
-    if (task.prompt.empty() || length > most)
+    if (task.prompt.empty()) refuse("prompt: empty; expected at least one token");
+    if (length > most)
       throw HttpError(400,
-                      std::to_string(task.prompt.size()) + " tokens with " +
-                          std::to_string(task.sampling.max_new_tokens) +
-                          " new ones; expected at least one and at most " + std::to_string(most) + " together",
+                      "the text has " + counted(task.prompt.size(), "token") + " and room is asked for " +
+                          std::to_string(task.sampling.max_new_tokens) + " more; at most " + std::to_string(most) +
+                          " together fit: shorten it, ask for fewer or begin anew",
                       "context_length_exceeded");
   }
   {

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr ptrdiff_t kWaiting = 16;
-constexpr size_t kKept = 64, kEvents = 4000;
+constexpr size_t kKept = 64, kManyEvents = 2000, kEvents = 20000;
 
 bool is_over(const std::string& status) {
   return status == "done" || status == "failed" || status == "cancelled";
@@ -58,6 +58,7 @@ struct Jobs::Job {
   workflow::RunOptions options;
   bool activate = true;
   double progress = 0;
+  std::chrono::steady_clock::time_point progress_told = {};  ///< of the thread alone
   ordered_json results;
   std::vector<ordered_json> events;
   CancelToken cancel;
@@ -328,7 +329,7 @@ void Jobs::edit(Job& job) {
 
 void Jobs::tell(Job& job, ordered_json event) const {
   const std::lock_guard lock(mutex_);
-  if (job.events.size() >= kEvents) return;
+  if (job.events.size() >= kEvents && event.value("level", "") != "warning") return;
   job.events.push_back(std::move(event));
   changed_.notify_all();
 }
@@ -341,6 +342,10 @@ void Jobs::progress(Job& job, const ProgressUpdate& update) const {
     if (update.phase.starts_with("evaluate") && job.progress >= 0.8) begin = 0.85, end = 1;
     if (end > 0) job.progress = std::max(job.progress, std::min(0.99, begin + part * (end - begin)));
   }
+  // Those of a long edit come every half second at most, that all can be kept.
+  const auto now = std::chrono::steady_clock::now();
+  if (part < 1 && job.events.size() >= kManyEvents && now - job.progress_told < std::chrono::milliseconds(500)) return;
+  job.progress_told = now;
   tell(job, {{"event", "progress"},
              {"phase", update.phase},
              {"done", update.done},

@@ -3,6 +3,7 @@
 #include <emend/core/error.h>
 #include <emend/core/json.h>
 #include <emend/core/mapped.h>
+#include <emend/core/text.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/editors/packs/merge.h>
 #include <emend/editors/packs/steer_part.h>
@@ -139,7 +140,7 @@ const ServedPack* PackFolder::search(const std::string& name) const {
 
 const ServedPack& PackFolder::find(const std::string& name) const {
   if (const auto* found = search(name)) return *found;
-  throw HttpError(404, "there is no such pack", "pack_not_found");
+  throw HttpError(404, shorten(name, 80) + ": there is no such pack", "pack_not_found");
 }
 
 PackSet PackFolder::collect(const std::vector<std::string>& names) const {

@@ -93,9 +93,9 @@ void measure_against(const models::Checkpoint& base, const std::string& fingerpr
   source.pack.base_fingerprint = fingerprint;
 }
 
-// Brings both sides to changes against one model.
-void relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
-  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return;
+// Brings both sides to changes against one model. True if nothing is known of one and A stands for it.
+bool relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
+  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return false;
   if (base) {
     const std::string fingerprint = models::model_fingerprint(*base);
     measure_against(*base, fingerprint, a);
@@ -104,7 +104,7 @@ void relate(EditSource& a, EditSource& b, const models::Checkpoint* base) {
     a.pack.deltas.clear();
     measure_against(*a.checkpoint, a.pack.base_fingerprint, b);
   }
-  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return;
+  if (a.pack.base_fingerprint == b.pack.base_fingerprint) return !base;
   refuse(
       {a.name + " and " + b.name,
        "made for the models " + a.pack.base_fingerprint.substr(0, 12) + " and " + b.pack.base_fingerprint.substr(0, 12),
@@ -223,8 +223,14 @@ std::string norm_text(const ordered_json& weight, const std::string& side) {
   return text;
 }
 
-std::string weights_text(const ordered_json& weights) {
+std::string weights_text(const ordered_json& weights, bool from_a) {
   if (weights.empty()) return "Weights   the same\n";
+  if (from_a) {
+    TextTable table({"", "‖B − A‖"});
+    for (const auto& weight : weights) table.add({weight["weight"], norm_text(weight, "b")});
+    return "Weights   how far B is from A; which of them was moved is known with the unedited model (--model BASE)\n" +
+           table.text();
+  }
   const bool relative = weights[0]["a_relative"].is_number();
   TextTable table({"", "‖ΔA‖", "‖ΔB‖", "‖ΔB − ΔA‖", "cosine"});
   for (const auto& weight : weights)
@@ -257,7 +263,7 @@ std::string diff_text(const ordered_json& document) {
     text += std::string(side == std::string("a") ? "A  " : "B  ") + source["name"].get<std::string>() + "   " +
             source["kind"].get<std::string>() + ": " + source["summary"].get<std::string>() + "\n";
   }
-  text += "\n" + facts_text(document["facts"]) + "\n" + weights_text(document["weights"]);
+  text += "\n" + facts_text(document["facts"]) + "\n" + weights_text(document["weights"], document["from"] == "a");
   if (document.contains("prompts")) text += "\n" + speech_text(document["prompts"]);
   return text;
 }
@@ -276,7 +282,7 @@ int run_diff(const DiffArguments& options, const Common& common) {
     if (base) named.model.model = base->path().string();
     document["prompts"] = compare_speech(a, b, named, common);
   }
-  relate(a, b, base.get());
+  document["from"] = relate(a, b, base.get()) ? "a" : "base";  // what the weights were moved from
   document["weights"] = ordered_json::array();
   for (const auto& weight : editors::compare_deltas(a.pack.deltas, b.pack.deltas, base.get()))
     document["weights"].push_back(describe(weight));

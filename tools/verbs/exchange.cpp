@@ -109,6 +109,8 @@ std::string card(const ExportArguments& options, const models::Model& model) {
 int run_export(const ExportArguments& options, Common& common) {
   require_new(options.out, options.apply.force);
   const bool folder = std::filesystem::path(workflow::save_format(options.to).file).extension().empty();
+  if (!folder && !std::filesystem::path(options.out).has_filename())
+    refuse({options.out, "the name of a folder", options.to + " is a file", "leave out the slash"});
   if (std::filesystem::exists(options.out) && std::filesystem::is_directory(options.out) != folder)
     refuse({options.out, folder ? "a file" : "a folder", options.to + (folder ? " is a folder" : " is a file"),
             "choose another"});
@@ -119,6 +121,7 @@ int run_export(const ExportArguments& options, Common& common) {
   const auto all = workflow::Packs::load(*checkpoint, options.packs, options.apply, "export",
                                          setting("allow_conflicts") + " adds them all the same");
   auto model = load_named(checkpoint, options.model, common);
+  for (const auto& one : all) editors::require_shapes(model, one.pack, one.name);
   const auto pack = editors::merge_packs(all, editors::OnConflict::kSum).pack;
   const std::string about = options.card ? card(options, model) : "";
   auto document = workflow::save_format(options.to)

@@ -67,7 +67,7 @@ size_t write_fixed(const datasets::FactSet& facts, const std::vector<Finding>& f
                  "a file of JSON", "write another file with --out"});
   if (!text && std::filesystem::path(options.out).extension() == ".csv")
     refuse({"--out", options.out + ", a table", "the name of a JSON file: fixed facts are written as JSON", ""});
-  const size_t left_out = text ? 0 : facts.bad_rows.size() + static_cast<size_t>(facts.skipped);
+  const size_t left_out = text ? 0 : facts.bad_rows.size() + facts.skipped.size();
   if (!text) text = datasets::format_facts(fixed.facts, fixed.format);
   write_file(in_place ? std::filesystem::canonical(options.facts.file) : std::filesystem::path(options.out), *text);
   return left_out;

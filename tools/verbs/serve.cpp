@@ -6,6 +6,7 @@
 #include <emend/workflow/packs.h>
 #include <emend/workflow/preflight.h>
 
+#include <cctype>
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -42,11 +43,11 @@ void check(ServeArguments& options) {
   options.edit.show = 5;
 }
 
-// "smollm2 v1+x" names a model and packs by its "+": a base has none.
+// "smollm2+x" names a model and packs by its "+": a base has none, and nothing that an address would have to escape.
 std::string base_name(const models::Checkpoint& checkpoint) {
   std::string name = workflow::short_model_name(checkpoint);
   for (char& c : name)
-    if (c == '+' || c == ' ') c = '-';
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_') c = '-';
   return name;
 }
 

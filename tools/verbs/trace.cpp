@@ -87,12 +87,12 @@ std::vector<KnownFact> from_facts(const datasets::FactSet& facts, const std::str
   std::vector<KnownFact> known;
   for (const auto& fact : facts.facts) {
     if (!fact.target_true) continue;
-    known.push_back({.known_id = fact.case_id,
-                     .subject = fact.subject,
-                     .attribute = *fact.target_true,
-                     .prompt = fact.full_prompt(),
-                     .relation_id = fact.relation_id,
-                     .line = fact.line});
+    auto& one = known.emplace_back(KnownFact{.known_id = fact.case_id,
+                                             .subject = fact.subject,
+                                             .attribute = *fact.target_true,
+                                             .relation_id = fact.relation_id,
+                                             .line = fact.line});
+    one.set_prompt(fact.prompt);
   }
   if (known.empty())
     refuse({name, "no fact says what the model is believed to know",
@@ -105,7 +105,7 @@ std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Commo
   if (!settings.prompt.empty() || !settings.subject.empty()) {
     KnownFact one;
     one.subject = settings.subject;
-    one.prompt = datasets::with_subject(settings.prompt, settings.subject);
+    one.set_prompt(settings.prompt);
     if (one.subject.empty() || one.prompt.find(one.subject) == std::string::npos)
       refuse({"--subject", "\"" + one.subject + "\", which is not in \"" + shorten(one.prompt, 60) + "\"",
               "words of --prompt, or {} in their place", ""});
@@ -116,7 +116,7 @@ std::vector<KnownFact> load_traceable(const TraceSettings& settings, const Commo
   const bool known_form = text.substr(0, 65536).find("\"attribute\"") != std::string::npos;
   auto facts = known_form ? datasets::parse_known_facts(text, settings.facts)
                           : from_facts(datasets::load_facts(settings.facts, {}, common.log), settings.facts);
-  common.log.info("facts.loaded", std::to_string(facts.size()) + " known facts from " + settings.facts);
+  common.log.info("facts.loaded", counted(facts.size(), "known fact") + " from " + settings.facts);
   return facts;
 }
 
@@ -255,7 +255,8 @@ std::vector<Trial> sweep(models::Model& model, const SuggestArguments& options, 
   std::vector<Trial> trials;
   for (size_t i = 0; i < options.shares.size(); ++i) {
     common.cancel.check("suggest");
-    trials.push_back(try_weight(model, facts, options, base, std::round(options.shares[i] * width), common));
+    const double weight = std::max(1.0, std::round(options.shares[i] * width));
+    trials.push_back(try_weight(model, facts, options, base, weight, common));
     common.log.info("suggest.trial", "weight " + four_digits(trials.back().weight) + " gives a score of " +
                                          four_digits(trials.back().score) + " on " +
                                          counted(facts.facts.size(), "fact"));
@@ -334,15 +335,17 @@ int run_suggest(const SuggestArguments& given, Common& common) {
     const auto trials = sweep(model, options, raw, common);
     const Trial* best = &trials[0];
     for (const auto& trial : trials) {
-      if (trial.score > best->score) best = &trial;
+      // Of equals the one that spares most of what the model knows.
+      if (std::pair(trial.score, trial.weight) > std::pair(best->score, best->weight)) best = &trial;
       suggestion["trials"].push_back(
           {{"mom2_update_weight", trial.weight}, {"score", trial.score}, {"efficacy_accuracy", trial.efficacy}});
     }
     const auto list = join(
         trials, ", ", [](const Trial& trial) { return four_digits(trial.weight) + ": " + four_digits(trial.score); });
-    raw.set("mom2_update_weight=" + four_digits(best->weight));
-    suggestion["why"].push_back("Weight of the old keys by the score on your facts (" + list +
-                                "). Judge it on others.");
+    if (best->score > 0) raw.set("mom2_update_weight=" + four_digits(best->weight));
+    suggestion["why"].push_back((best->score > 0 ? "Weight of the old keys by the score on your facts ("
+                                                 : "No weight of the old keys was tried with success (") +
+                                list + "). Judge it on others.");
   }
   const auto editor = editors::make_editor(options.editor, raw, model, common.log);
   const auto values = editor->hparams();

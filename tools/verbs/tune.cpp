@@ -1,6 +1,5 @@
 #include <emend/editors/packs/pack.h>
 #include <emend/editors/packs/peft.h>
-#include <emend/editors/steps/apply.h>
 #include <emend/editors/steps/tuning.h>
 #include <emend/evaluation/report.h>
 #include <emend/models/config.h>
@@ -8,6 +7,7 @@
 #include <emend/models/tokenizer/tokenizer.h>
 #include <emend/workflow/preflight.h>
 #include <emend/workflow/run_directory.h>
+#include <emend/workflow/save_formats.h>
 
 #include <sstream>
 
@@ -112,7 +112,7 @@ nlohmann::ordered_json results_document(const TuneArguments& options, const mode
 
 // The adapter in PEFT's form, and with --merge the whole model; returns what → path.
 nlohmann::ordered_json save(const TuneArguments& options, const workflow::RunDirectory& folder, models::Model& model,
-                            const editors::TuneResult& result) {
+                            const editors::TuneResult& result, const Common& common) {
   editors::EditResult edit;
   edit.editor = "tune";
   edit.hparams = nlohmann::json::object();
@@ -123,9 +123,8 @@ nlohmann::ordered_json save(const TuneArguments& options, const workflow::RunDir
   editors::export_peft(folder / "adapter", pack, model);
   files["adapter"] = (folder / "adapter").string();
   if (options.merge) try {
-      editors::EditTransaction transaction(model);
-      for (const auto& delta : result.deltas) editors::apply_delta(delta, transaction);
-      models::save_model(model, folder / "model");
+      (void)workflow::save_format("model").write(
+          {.model = model, .pack = pack, .out = folder / "model", .lent = common});
       files["merged model"] = (folder / "model").string();
     } catch (...) {
       std::error_code ignored;
@@ -180,7 +179,7 @@ int run_tune(const TuneArguments& given, Common& common) {
                                        " of them left out (--max-length)");
   const auto result = editors::tune(model, rows.rows, options.tune);
   auto document = results_document(options, model, rows, result);
-  document["files"] = save(options, folder, model, result);
+  document["files"] = save(options, folder, model, result, common);
   document["command"] = common.command_line;
   write_report(folder, document, result, common);
   document["files"]["report"] = (folder / "report.html").string();

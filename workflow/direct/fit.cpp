@@ -63,22 +63,23 @@ at::Tensor probe(const at::Tensor& rows_PD, const at::Tensor& labels_P) {
   return rows_PD.t().mv(alpha);
 }
 
-// [D] float64, as long as the distance of the means along it.
-at::Tensor direction_of(const std::string& method, const at::Tensor& positive_AD, const at::Tensor& negative_BD) {
+// What the method finds, [D] float64 of any length and sign.
+at::Tensor found_by(const std::string& method, const at::Tensor& positive_AD, const at::Tensor& negative_BD) {
   const at::Tensor high = positive_AD.mean(0), low = negative_BD.mean(0), gap = high - low;
   if (method == "mean") return gap;
   const at::Tensor middle = (high + low) / 2;
   const at::Tensor all = at::cat({positive_AD - middle, negative_BD - middle});
-  at::Tensor along;
-  if (method == "probe") {
-    along = probe(all, at::cat({at::ones({positive_AD.size(0)}, at::kDouble),  //
-                                at::zeros({negative_BD.size(0)}, at::kDouble)}));
-  } else {
-    const bool pairs = positive_AD.size(0) == negative_BD.size(0);
-    along = first_component(pairs ? positive_AD - negative_BD : all);
-  }
+  if (method == "probe")
+    return probe(all, at::cat({at::ones({positive_AD.size(0)}, at::kDouble),  //
+                               at::zeros({negative_BD.size(0)}, at::kDouble)}));
+  const bool pairs = positive_AD.size(0) == negative_BD.size(0);
+  return first_component(pairs ? positive_AD - negative_BD : all);
+}
+
+// As long as the distance of the means along it, and pointing to the positive one.
+at::Tensor spanning(const at::Tensor& along, const at::Tensor& positive_AD, const at::Tensor& negative_BD) {
   const at::Tensor unit = along / along.norm().clamp_min(1e-30);
-  return unit * unit.dot(gap);
+  return unit * unit.dot(positive_AD.mean(0) - negative_BD.mean(0));
 }
 
 // Rows of a fold, or those outside it.
@@ -112,14 +113,18 @@ Separation separation_of(const Estimate& estimate, const at::Tensor& positive_AD
 }
 
 // The part of `direction` that is orthogonal to those of the other directions at this layer.
-at::Tensor apart(at::Tensor direction, const std::vector<Directions>& others, size_t layer) {
+at::Tensor apart(const at::Tensor& direction, const std::vector<Directions>& others, size_t layer) {
   std::vector<at::Tensor> columns;
   for (const auto& other : others)
     if (layer < other.layers.size() && other.layers[layer].defined() &&
         other.layers[layer].numel() == direction.numel())
       columns.push_back(other.layers[layer].to(at::kDouble));
   const at::Tensor basis = orthonormal_basis(columns);
-  return basis.defined() ? direction - basis.mv(basis.t().mv(direction)) : direction;
+  if (!basis.defined()) return direction;
+  at::Tensor rest = direction - basis.mv(basis.t().mv(direction));
+  // Of a mixture of the others only rounding is left, which points anywhere.
+  if (rest.norm().item<double>() <= kSameDirection * direction.norm().item<double>()) rest.zero_();
+  return rest;
 }
 
 void require_contrast(std::span<const ContrastPrompt> positive, std::span<const ContrastPrompt> negative,
@@ -172,7 +177,7 @@ Directions fit_directions(const models::Model& model, std::span<const ContrastPr
   for (size_t l = 0; l < states.size(); ++l) {
     const at::Tensor all = states[l].to(at::kDouble), a = all.slice(0, 0, border), b = all.slice(0, border);
     const Estimate estimate = [&](const at::Tensor& high_AD, const at::Tensor& low_BD) {
-      return apart(direction_of(options.method, high_AD, low_BD), options.apart_from, l);
+      return spanning(apart(found_by(options.method, high_AD, low_BD), options.apart_from, l), high_AD, low_BD);
     };
     const at::Tensor direction = estimate(a, b);
     Separation figures = separation_of(estimate, a, b, folds);

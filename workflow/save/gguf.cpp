@@ -1,6 +1,8 @@
 // A GGUF file in which only the edited tensors differ. They get eight bits where the base has fewer.
+#include <ATen/ATen.h>
 #include <emend/core/error.h>
 #include <emend/core/setting.h>
+#include <emend/devices/route.h>
 #include <emend/editors/packs/ledger.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
@@ -8,6 +10,17 @@
 #include <emend/workflow/save_formats.h>
 
 namespace emend::workflow {
+
+// The original with what the pack changes of the weight, or nothing if that is none of its.
+static std::optional<at::Tensor> edited(const SaveRequest& request, const std::string& name,
+                                        const at::Tensor& original) {
+  std::optional<at::Tensor> value;
+  for (const auto& delta : request.pack.deltas)
+    if (request.model.weight(delta.weight).data_ptr() == request.model.weight(name).data_ptr())
+      value = value.value_or(original.to(at::kDouble)) + devices::to_host(delta.stored(), devices::Purpose::kDelta);
+  if (value) value = value->to(at::kFloat);
+  return value;
+}
 
 SaveFormat save_gguf() {
   SaveFormat format{"gguf", "model.gguf", "edited GGUF file", "the edited model, for llama.cpp"};
@@ -31,6 +44,9 @@ SaveFormat save_gguf() {
     options.edits = editors::edits_in_weights(request.model.checkpoint().path(), left_out);
     for (const auto& text : left_out) request.lent.log.warning("save.gguf", text);
     options.edits.push_back(editors::describe_edit(request.pack));
+    options.exact = [&](const std::string& name, const at::Tensor& original) {
+      return edited(request, name, original);
+    };
     options.log = &request.lent.log;
     options.progress = request.lent.progress;
     const auto report = models::write_gguf(request.model, request.out, options);

@@ -305,9 +305,10 @@ void bind_sessions(py::module_& module) {
 }  // namespace
 
 void bind_editing(py::module_& module) {
+  // Known by its name before signatures speak of it.
+  py::class_<editors::EditPack> pack(module, "Pack", "The change alone, with the model that it belongs to.");
   bind_sessions(module);
-  py::class_<editors::EditPack>(module, "Pack", "The change alone, with the model that it belongs to.")
-      .def_readonly("base_fingerprint", &editors::EditPack::base_fingerprint)
+  pack.def_readonly("base_fingerprint", &editors::EditPack::base_fingerprint)
       .def_readonly("editor", &editors::EditPack::editor)
       .def_property_readonly("hparams", [](const editors::EditPack& pack) { return to_python(pack.hparams); })
       .def_property_readonly("facts", [](const editors::EditPack& pack) { return to_python(pack.facts); })

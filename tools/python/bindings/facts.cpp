@@ -68,13 +68,14 @@ FactSet load_facts(const std::filesystem::path& path, const std::string& format,
 
 // For pickle and copy: what to_dict gives, and where the fact was read.
 py::tuple state_of(const Fact& fact) {
-  return py::make_tuple(to_python(datasets::to_json(fact)), fact.source, fact.line);
+  return py::make_tuple(to_python(datasets::to_json(fact)), fact.source, fact.line, fact.row);
 }
 
 Fact fact_from(const py::tuple& state) {
   auto fact = py::type::of<Fact>()(**py::dict(state[0])).cast<Fact>();
   fact.source = state[1].cast<std::string>();
   fact.line = state[2].cast<int64_t>();
+  fact.row = state[3].cast<int64_t>();
   return fact;
 }
 
@@ -194,7 +195,8 @@ void bind_facts(py::module_& module) {
   py::class_<FactSet>(module, "FactSet", "Facts of one file.")
       .def_readonly("format", &FactSet::format)
       .def_readonly("fingerprint", &FactSet::fingerprint)
-      .def_readonly("skipped", &FactSet::skipped, "rows without a target, left out")
+      .def_property_readonly(
+          "skipped", [](const FactSet& set) { return set.skipped.size(); }, "rows without a target, left out")
       .def_readonly("facts", &FactSet::facts)
       .def("__len__", [](const FactSet& set) { return set.facts.size(); })
       .def(

@@ -121,12 +121,13 @@ std::vector<std::string> generate(const Model& model, const py::object& prompts,
 
 void bind_models(py::module_& module) {
   py::class_<models::ForwardResult>(module, "ForwardResult", "What a forward pass gives back.")
-      .def_readonly("hidden", &models::ForwardResult::hidden,
-                    "[tokens, width]: output of the last layer that ran, before the final norm")
+      .def_readonly(
+          "hidden", &models::ForwardResult::hidden,
+          "[tokens, width]: output of the last layer that ran, before the final norm; None if a hook ended the pass")
       .def_readonly("logits", &models::ForwardResult::logits, "[projected tokens, vocabulary], or None")
       .def_readonly("stopped", &models::ForwardResult::stopped, "True if a hook ended the pass")
       .def("__repr__", [](const models::ForwardResult& self) {
-        return "<emend.ForwardResult: hidden " + shape_text(self.hidden.sizes()) +
+        return "<emend.ForwardResult: hidden " + (self.hidden.defined() ? shape_text(self.hidden.sizes()) : "None") +
                (self.logits.defined() ? ", logits " + shape_text(self.logits.sizes()) : "") +
                (self.stopped ? ", stopped>" : ">");
       });

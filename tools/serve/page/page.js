@@ -1,7 +1,7 @@
 "use strict";
 // The page of `emend serve`. Text of models, packs and files goes into the document as text, never as markup.
 const $ = (id) => document.getElementById(id);
-let token = sessionStorage.getItem("token") || "", lost = false, base = "", editors = [], answering = null;
+let token = sessionStorage.getItem("token") || "", lost = false, base = "", editors = [], answering = null, shown = null;
 const turns = [];
 
 function make(name, options = {}, ...children) {
@@ -38,7 +38,7 @@ async function call(path, body, method = body ? "POST" : "GET", signal) {
     const text = await response.text();
     let message = text;
     try { message = JSON.parse(text).error.message; } catch { /* not from emend */ }
-    throw new Error(message);
+    throw Object.assign(new Error(message), {status: response.status});
   }
   return response;
 }
@@ -65,18 +65,38 @@ async function hello() {
     editors = health.editors;
     $("model").textContent = base;
     if (!lost) $("state").textContent = "connected";
+    if (shown !== null && shown !== health.packs.join()) showPacks(await get("v1/packs"));
   } catch { /* the banner says it */ }
 }
 async function refresh() {
+  shown = null;
   await hello();
   try { showPacks(await get("v1/packs")); } catch (error) { $("packs").replaceChildren(make("li", {className: "bad"}, error.message)); }
 }
-$("ask-token").onsubmit = (event) => {
+async function start() {
+  await refresh();
+  try {
+    for (const job of (await get("v1/edits")).data)
+      if (job.status === "queued" || job.status === "running") watch(job, $("jobs"));
+  } catch { /* the list of packs says it */ }
+}
+// Kept only if it is the right one.
+$("ask-token").onsubmit = async (event) => {
   event.preventDefault();
-  token = new FormData(event.target).get("token");
+  const form = $("ask-token"), before = token, given = form.token.value.trim();
+  $("token-note").textContent = "";
+  try {
+    if (!/^[\x20-\x7e]+$/.test(given)) throw new Error("A token has letters, digits and signs of ASCII only.");
+    token = given;
+    await get("v1/packs");
+  } catch (error) {
+    token = before;
+    $("token-note").textContent = error.status === 401 ? "wrong token" : error.message;
+    return;
+  }
   sessionStorage.setItem("token", token);
-  event.target.hidden = true;
-  refresh();
+  form.hidden = true;
+  start();
 };
 setInterval(hello, 3000);
 
@@ -111,29 +131,37 @@ function bubble(role, text) {
   return element;
 }
 async function answer() {
-  const element = bubble("assistant", "…");
-  const question = turns[turns.length - 1].content, messages = turns.slice();
-  answering = new AbortController();
+  const element = bubble("assistant", "…"), mine = answering = new AbortController();
+  const place = turns.length, question = turns[place - 1].content, messages = turns.slice();
   $("halt").disabled = false;
-  let text = "";
+  let text = "", failure = null;
   try {
     const response = await call("v1/chat/completions",
-      {messages, stream: true, temperature: Number($("temperature").value)}, "POST", answering.signal);
+      {messages, stream: true, temperature: Number($("temperature").value)}, "POST", mine.signal);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       text += event.choices[0]?.delta?.content || "";
       element.textContent = text || "…";
       $("chat").scrollTop = $("chat").scrollHeight;
     }
-  } catch (error) {
-    if (error.name !== "AbortError") element.append(make("p", {className: "bad"}, error.message));
+  } catch (error) { failure = error; }
+  if (answering === mine) answering = null;
+  $("halt").disabled = !answering;
+  if (!element.isConnected) return;  // taken away meanwhile
+  const said = failure && failure.name !== "AbortError" ? make("p", {className: "bad"}, failure.message) : "";
+  if (failure && !text) {  // the message goes back
+    turns.pop();
+    [...$("chat").querySelectorAll(".said.user")].pop()?.remove();
+    $("message").value = [question, $("message").value].filter(Boolean).join("\n");
+    element.replaceWith(said);
+    $("chat").scrollTop = $("chat").scrollHeight;
+    return;
   }
-  $("halt").disabled = true;
-  answering = null;
+  element.append(said);
   if (!text) return;
   turns.push({role: "assistant", content: text});
   const fix = make("button", {type: "button"}, "This should say …");
-  fix.onclick = () => { element.classList.add("wrong"); fix.replaceWith(correction(question, text)); };
+  fix.onclick = () => { element.classList.add("wrong"); fix.replaceWith(correction(question, text, place)); };
   element.after(fix);
 }
 $("say").onsubmit = (event) => {
@@ -141,6 +169,7 @@ $("say").onsubmit = (event) => {
   const text = $("message").value.trim();
   if (!text || answering) return;
   $("message").value = "";
+  $("chat").querySelectorAll(":scope > p.bad").forEach((one) => one.remove());
   turns.push({role: "user", content: text});
   bubble("user", text);
   answer();
@@ -167,7 +196,7 @@ function propose(question, text) {
   if (subject) prompt = prompt.replace(subject, "{}");
   return {prompt, subject};
 }
-function correction(question, text) {
+function correction(question, text, place) {
   const {prompt, subject} = propose(question, text);
   const field = (label, name, value, extra = {}) => make("label", {}, label + " ", make("input", {name, value, required: true, ...extra}));
   const editor = make("select", {name: "editor"}, make("option", {value: ""}, "the usual"), ...editors.map((name) => make("option", {value: name}, name)));
@@ -182,15 +211,19 @@ function correction(question, text) {
     if (!fact.prompt.includes("{}")) fact.prompt = fact.prompt.replace(fact.subject, "{}");
     const where = make("div");
     form.replaceWith(where);
-    const done = await edit({facts: [fact], editor: editor.value}, where);
-    if (!done) return;
-    const full = fact.prompt.replace("{}", () => fact.subject), inside = full.replace(/^The /, "the ");
-    $("compare").prompt.value = full;
-    $("compare").target.value = fact.target_new;
-    $("compare").more.value = `paraphrase: Everybody knows that ${inside}\nparaphrase: Question: ${question} Answer:\nnegation: It is not true that ${inside}`;
-    turns.splice(turns.findLastIndex((turn) => turn.role === "user" && turn.content === question) + 1);
-    if (turns.length) await answer();
-    await compare();
+    edit({facts: [fact], ...(editor.value && {editor: editor.value})}, where, async () => {
+      const full = fact.prompt.replace("{}", () => fact.subject), inside = full.replace(/^The /, "the ");
+      $("compare").prompt.value = full;
+      $("compare").target.value = fact.target_new;
+      $("compare").more.value = `paraphrase: Everybody knows that ${inside}\nparaphrase: Question: ${question} Answer:\nnegation: It is not true that ${inside}`;
+      if (where.isConnected && turns.length >= place) {  // what was said after it is not said any more
+        answering?.abort();
+        while (where.nextSibling) where.nextSibling.remove();
+        turns.length = place;
+        await answer();
+      }
+      await compare();
+    });
   };
   setTimeout(() => form.target.focus());
   return form;
@@ -229,12 +262,46 @@ function figures(metrics) {
   return rows.length ? make("table", {className: "figures"}, make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "measured over the edit’s facts"), make("th", {scope: "col"}, "before"), make("th", {scope: "col"}, "after"))),
     make("tbody", {}, ...rows)) : "";
 }
-async function edit(request, where) {
+// The packs in force that cannot be together with this one: a model of both is refused.
+async function opponents(pack) {
+  const others = [];
+  for (const other of (await get("v1/packs")).active)
+    if (other !== pack) await get(`v1/models/${base}+${other}+${pack}`).catch((error) => { if (error.status === 400) others.push(other); });
+  return others;
+}
+// A pack that is kept, but not in force, with a button that puts it there instead of the others.
+async function instead(pack, notice, line, then) {
+  const others = await opponents(pack), note = make("p", {className: "bad", role: "alert"}, others.length ? "" : "Switch packs under Edits to put it in force.");
+  line.after(note, make("p", {className: "soft"}, notice));
+  line.scrollIntoView({block: "nearest"});
+  if (!others.length) return;
+  const button = make("button", {type: "button"}, `Switch ${others.join(", ")} off and ${pack} on`);
+  button.onclick = async () => {
+    button.disabled = true;
+    try {
+      for (const other of others) await get("v1/packs/" + other, {active: false}, "PATCH");
+      await get("v1/packs/" + pack, {active: true}, "PATCH");
+      button.remove();
+      note.className = "good";
+      note.textContent = `${pack} is in force now.`;
+      then?.();
+    } catch (error) {
+      button.disabled = false;
+      note.textContent = error.message;
+    }
+    refresh();
+  };
+  line.after(button);
+}
+const edit = (request, where, then) => watch(get("v1/edits", request), where, then);
+// Shows a job to its end; `then` comes when its pack is in force.
+async function watch(asked, where, then) {
   const bar = make("progress", {max: 1, value: 0, "aria-label": "Progress of the edit"}), line = make("p", {className: "soft"}, "waiting …");
   const stop = make("button", {type: "button"}, "Cancel"), drawing = make("div"), box = make("div", {className: "job"}, bar, line, drawing, stop), seen = [];
   where.append(box);
   try {
-    const {id} = await get("v1/edits", request);
+    const {id, pack} = await asked;
+    line.textContent = pack + ": waiting …";
     stop.onclick = () => get("v1/edits/" + id, undefined, "DELETE").catch((error) => { line.textContent = error.message; });
     let job = null;
     for (let tries = 0; !job && tries < 200; ++tries) {
@@ -255,23 +322,23 @@ async function edit(request, where) {
     }
     bar.value = 1;
     stop.remove();
-    const edits = job.edits || {}, good = job.status === "done" && !edits.not_said;
-    line.className = good ? "good" : "bad";
-    line.textContent = job.status === "done"
-      ? `${job.pack}: ${edits.said ?? "?"} of ${job.facts} said by the model now${job.notice ? "; " + job.notice : ""}` : `${job.status}${job.error ? ": " + job.error : "; every byte is as it was"}`;
-    if (job.status === "done") {
+    const edits = job.edits || {}, done = job.status === "done";
+    line.className = done && !edits.not_said && !job.notice ? "good" : "bad";
+    line.textContent = done ? `${pack}: ${edits.said ?? "?"} of ${job.facts} said by the model ${job.notice ? "while it was tried. It is kept, but not in force: the model answers as before." : "now"}`
+      : `${job.status}${job.error ? ": " + job.error : "; every byte is as it was"}`;
+    if (done) {
       const report = make("button", {type: "button"}, "Report");
       report.onclick = () => { choose($("tab-report"), id); $("tab-report").focus(); };
       if (where.id === "facts-jobs") box.append(figures(job.metrics)); else $("measured").replaceChildren(figures(job.metrics));
       box.append(report);
     }
     await refresh();
-    return job.status === "done";
+    if (job.notice) await instead(pack, job.notice, line, then);
+    else if (done) then?.();
   } catch (error) {
     line.className = "bad";
     line.textContent = error.message;
     stop.remove();
-    return false;
   }
 }
 
@@ -296,7 +363,7 @@ async function compare() {
       const verdict = follows ? (good ? "follows the edit" : "does not follow the edit") : denied && !(good && same)
         ? (good ? "does not say the new answer" : "says the new answer") : good ? "left alone" : "changed by the edit";
       const side = (name, what, mark) => make("div", {className: mark}, make("span", {className: "soft"}, name), make("span", {}, what.text || "(the text ends here)"), make("i", {}, target ? percent(p(what)) : ""));
-      return make("div", {className: "pair"}, make("p", {}, make("b", {}, kind + ": "), one.prompt),
+      return make("div", {className: "pair"}, make("p", {}, make("b", {}, kind + ": "), make("bdi", {}, one.prompt)),
         side("before", one.before, ""), side("after", one.after, good ? "good" : "bad"),
         make("p", {className: "soft"}, (good ? "✓ " : "✗ ") + verdict));
     }));
@@ -312,8 +379,10 @@ async function save(path, name) {
 }
 function showPacks({data, active}) {
   const order = [...active, ...data.map((pack) => pack.name).filter((name) => !active.includes(name))];
-  if (!data.length) { $("packs").replaceChildren(make("li", {className: "soft"}, "None yet.")); return; }
-  $("packs").replaceChildren(...order.map((name) => {
+  const held = document.activeElement?.closest("#packs > li"), controls = (item) => [...item.querySelectorAll("input, button, select")];
+  const which = held && controls(held).indexOf(document.activeElement);
+  shown = active.join();
+  $("packs").replaceChildren(...!data.length ? [make("li", {className: "soft"}, "None yet.")] : order.map((name) => {
     const pack = data.find((one) => one.name === name), note = make("p", {className: "bad", role: "alert"});
     const act = (path, body, method) => get(path, body, method).catch((error) => { note.textContent = error.message; throw error; }).then(refresh, () => {});
     const on = make("input", {type: "checkbox", role: "switch", checked: pack.active});
@@ -326,17 +395,22 @@ function showPacks({data, active}) {
       ...Object.entries(pack.strength === null ? {pack: "edit pack", peft: "PEFT (tar)", lora: "LoRA, GGUF", gguf: "merged GGUF"} : {pack: "edit pack"}).map(([value, text]) => make("option", {value}, text)));
     const end = {pack: ".safetensors", peft: ".tar", lora: ".lora.gguf", gguf: ".gguf"};
     form.onchange = () => { const as = form.value; form.value = ""; if (as) save(`v1/packs/${name}/file?as=${as}`, name + end[as]).catch((error) => { note.textContent = error.message; }); };
-    const facts = pack.facts.slice(0, 3).map((fact) => make("p", {className: "soft"}, fact.prompt.replace("{}", fact.subject) + " → " + fact.target_new));
+    const facts = pack.facts.slice(0, 3).map((fact) => make("p", {className: "soft"}, make("bdi", {}, fact.prompt.replace("{}", () => fact.subject)), " → ", make("bdi", {}, fact.target_new)));
     if (pack.facts.length > 3) facts.push(make("p", {className: "soft"}, `and ${pack.facts.length - 3} more`));
     if (pack.strength !== null) {
-      const shown = make("output", {}, pack.strength.toFixed(2));
+      const value = make("output", {}, pack.strength.toFixed(2));
       const slider = make("input", {type: "range", min: -2, max: 2, step: 0.05, value: pack.strength, "aria-label": "Strength of " + name});
-      slider.oninput = () => { shown.textContent = Number(slider.value).toFixed(2); };
+      slider.oninput = () => { value.textContent = Number(slider.value).toFixed(2); };
       slider.onchange = () => act("v1/packs/" + name, {strength: Number(slider.value)}, "PATCH");
-      facts.push(make("div", {className: "row"}, slider, shown));
+      facts.push(make("div", {className: "row"}, slider, value));
     }
-    return make("li", {}, make("label", {}, on, name), make("span", {className: "soft"}, " " + pack.editor), ...facts, make("div", {className: "row"}, up, undo, form), note);
+    return make("li", {"data-name": name}, make("label", {}, on, name), make("span", {className: "soft"}, " " + pack.editor), ...facts, make("div", {className: "row"}, up, undo, form), note);
   }));
+  if (!held) return;
+  // The same control, else the switch of the same pack, else the list.
+  const same = [...$("packs").children].find((item) => item.dataset.name === held.dataset.name);
+  const again = same ? [controls(same)[which], controls(same)[0]].find((one) => one && !one.disabled) : $("packs");
+  again.focus({preventScroll: true});
 }
 
 // ---- facts of a file
@@ -353,12 +427,21 @@ async function check() {
           $("text").focus();
           $("text").setSelectionRange(begin, begin + (lines[one.line - 1] || "").length);
         };
-        return make("li", {className: one.severity === "error" ? "bad" : ""}, go, ` ${one.severity}: ${one.text}`);
+        return make("li", {className: one.severity === "error" ? "bad" : ""}, one.line ? go : "", ` ${one.severity}: ${one.text}`);
       })));
     $("write").disabled = errors > 0 || !count;
   } catch (error) { $("findings").replaceChildren(make("p", {className: "bad"}, error.message)); }
 }
-async function take(file) { if (file) { $("text").value = await file.text(); check(); } }
+async function take(file) {
+  if (!file) return;
+  try {
+    $("text").value = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
+    check();
+  } catch (error) {
+    $("write").disabled = true;
+    $("findings").replaceChildren(make("p", {className: "bad"}, error instanceof TypeError ? file.name + " is not UTF-8" : error.message));
+  }
+}
 $("file").onchange = () => take($("file").files[0]);
 $("drop").ondragover = (event) => { event.preventDefault(); $("drop").classList.add("over"); };
 $("drop").ondragleave = () => $("drop").classList.remove("over");
@@ -386,7 +469,7 @@ $("trace-form").onsubmit = async (event) => {
           return cell;
         }));
       })));
-    $("traced").replaceChildren(make("p", {}, `The model says “${trace.answer.trim()}” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. Dark: restored there, the answer comes back.`),
+    $("traced").replaceChildren(make("p", {}, "The model says “", make("bdi", {}, trace.answer.trim()), `” with ${percent(trace.clean)}; with a noised subject ${percent(trace.corrupted)}. The stronger the colour, the more of the answer comes back when that place is restored.`),
       make("div", {className: "row soft"}, percent(low), make("div", {className: "scale"}), percent(high)),
       make("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": "Heat map"}, table));
   } catch (error) { $("traced").replaceChildren(make("p", {className: "bad"}, error.message)); }
@@ -412,4 +495,4 @@ function showReport(some) {
 $("report-of").onchange = () => showReport(true);
 $("report-save").onclick = () => save(`v1/edits/${$("report-of").value}/report`, "report.html").catch((error) => { $("report-note").textContent = error.message; });
 
-refresh();
+start();
