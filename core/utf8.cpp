@@ -155,11 +155,6 @@ size_t incomplete_tail(std::string_view bytes) noexcept {
   return 0;
 }
 
-size_t characters_in(std::string_view bytes) noexcept {
-  return static_cast<size_t>(
-      std::ranges::count_if(bytes, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 int64_t line_of_offset(std::string_view text, size_t offset) noexcept {
   return 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(offset, text.size())), '\n');
 }

@@ -16,9 +16,6 @@ namespace emend {
 /// `bytes` with every maximal broken sequence replaced by U+FFFD.
 [[nodiscard]] std::string repair_utf8(std::string_view bytes);
 
-/// Characters (code points) that begin in the bytes: the sum over pieces is that of the whole.
-[[nodiscard]] size_t characters_in(std::string_view bytes) noexcept;
-
 /// `text` of others as people may see it: what would steer a terminal or turn the direction of the text (control
 /// characters, escape sequences, C1 codes, bidirectional marks and overrides, line and paragraph separators) becomes
 /// "\u001b", a byte that is not UTF-8 "\xff". Tabs stay, and line breaks unless `lines` is false. JSON text stays the

@@ -1,6 +1,7 @@
 #include <emend/core/text.h>
 #include <emend/models/family.h>
 #include <emend/models/model.h>
+#include <emend/models/tied_head.h>
 
 #include <algorithm>
 #include <map>
@@ -143,6 +144,17 @@ bool repeats_embedding(const FamilySpec& family, const ModelConfig& config, cons
   return std::ranges::any_of(family.tensors, [&](const TensorSpec& spec) {
     return spec.part == Part::kHead && !is_bias(spec) && std::ranges::count(spellings, spec.name) > 0;
   });
+}
+
+TiedNames tied_names(const FamilySpec& family, const ModelConfig& config, const std::vector<std::string>& names) {
+  TiedNames tied;
+  for (const auto& name : names) {
+    const auto spellings = table_spellings(family, name);
+    for (const TensorSpec& spec : family.tensors)
+      if (spec.part == Part::kEmbedding && std::ranges::count(spellings, spec.name) > 0) tied.embedding = name;
+    if (repeats_embedding(family, config, name)) tied.heads.push_back(name);
+  }
+  return tied;
 }
 
 bool is_ignored(const FamilySpec& family, const std::string& name) {

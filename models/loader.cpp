@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <emend/core/error.h>
+#include <emend/core/mapped.h>
 #include <emend/devices/cores.h>
 #include <emend/devices/doctor.h>
 #include <emend/devices/route.h>
@@ -166,14 +167,7 @@ void tie_head(Model::State& state, const Resolution& resolution) {
 
 void require_tied(const Checkpoint& checkpoint, const FamilySpec& family, const ModelConfig& config) {
   if (!config.tied_head) return;
-  std::string embedding;
-  std::vector<std::string> heads;
-  for (const TensorInfo& info : checkpoint.tensors()) {
-    const auto spellings = table_spellings(family, info.name);
-    for (const TensorSpec& spec : family.tensors)
-      if (spec.part == Part::kEmbedding && std::ranges::count(spellings, spec.name) > 0) embedding = info.name;
-    if (repeats_embedding(family, config, info.name)) heads.push_back(info.name);
-  }
+  const auto [embedding, heads] = tied_names(family, config, mapped(checkpoint.tensors(), &TensorInfo::name));
   if (heads.empty() || embedding.empty()) return;
   const at::NoGradGuard no_grad;
   const at::Tensor expected = checkpoint.read(embedding);

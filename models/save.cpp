@@ -91,9 +91,10 @@ std::vector<std::string> save_from_other(const Model& model, const fs::path& fol
     sizes.emplace_back(name, static_cast<uint64_t>(weight.numel()) * c10::elementSize(dtype));
   }
   // What was not edited is as exact as the file, whatever the model computes in.
+  const bool narrow = c10::elementSize(model.dtype()) < 4;
   detail::write_weight_files(folder, sizes, kShardBytes, [&](const std::string& name) {
-    const bool edited = std::ranges::find(changed, name) != changed.end();
-    return as_stored(edited ? model.weight(name) : model.checkpoint().read(name), dtype, name);
+    const bool original = narrow && std::ranges::count(changed, name) == 0;
+    return as_stored(original ? model.checkpoint().read(name) : model.weight(name), dtype, name);
   });
   if (model.has_tokenizer()) save_tokenizer(model.tokenizer(), folder);
   write_file(folder / "config.json", detail::config_text(model.checkpoint().config().dump(2), dtype));

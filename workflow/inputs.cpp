@@ -193,12 +193,11 @@ evaluation::EvaluateOptions evaluate_options(const models::Model& model, const M
 }
 
 evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
-                                         const std::vector<std::string>& names, const MetricOptions& options,
-                                         const Handles& lent, uint64_t seed, bool* from_cache) {
-  const auto folder =
-      options.cache.empty() ? std::filesystem::path() : std::filesystem::path(options.cache) / "evaluations";
-  return evaluation::evaluate_before(model, facts, names, evaluate_options(model, options, lent, seed), folder,
-                                     from_cache);
+                                         const std::vector<std::string>& names,
+                                         const evaluation::EvaluateOptions& options, const std::string& cache,
+                                         bool* from_cache) {
+  const auto folder = cache.empty() ? std::filesystem::path() : std::filesystem::path(cache) / "evaluations";
+  return evaluation::evaluate_before(model, facts, names, options, folder, from_cache);
 }
 
 models::PlaceOptions place_options(const ModelOptions& options, const Log& log) {

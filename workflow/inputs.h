@@ -45,11 +45,11 @@ inline constexpr int64_t kPassTokens = 2048;
 /// What is lent goes with it.
 [[nodiscard]] evaluation::EvaluateOptions evaluate_options(const models::Model& model, const MetricOptions& options,
                                                            const Handles& lent, uint64_t seed);
-/// The evaluation of an unedited model, from the options' cache where it is there.
+/// The evaluation of an unedited model, from the cache folder where it is there.
 [[nodiscard]] evaluation::Evaluation evaluate_unedited(const models::Model& model, const datasets::FactSet& facts,
                                                        const std::vector<std::string>& names,
-                                                       const MetricOptions& options, const Handles& lent, uint64_t seed,
-                                                       bool* from_cache = nullptr);
+                                                       const evaluation::EvaluateOptions& options,
+                                                       const std::string& cache, bool* from_cache = nullptr);
 
 /// --device-map, --max-memory and --dtype as models/placing.h takes them.
 [[nodiscard]] models::PlaceOptions place_options(const ModelOptions& options, const Log& log = {});

@@ -199,16 +199,13 @@ void Run::work() {
 void Run::evaluate_before() {
   const PhaseTimer timer(record_.seconds, "evaluate");
   if (!record_.metrics.empty()) {
+    auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
     bool cached = false;
-    record_.before =
-        evaluate_unedited(*model_, facts_, record_.metrics, options_.metrics, lent_, options_.seed, &cached);
+    record_.before = evaluate_unedited(*model_, facts_, record_.metrics, evaluate, options_.metrics.cache, &cached);
     lent_.log.info("evaluate.before",
                    cached ? "evaluation of the unedited model taken from the cache" : "evaluated the unedited model");
-  }
-  if (options_.single() && !record_.metrics.empty()) {
-    auto evaluate = evaluate_options(*model_, options_.metrics, lent_, options_.seed);
     evaluate.before = &*record_.before;
-    alone_.emplace(facts_, record_.metrics, evaluate);
+    if (options_.single()) alone_.emplace(facts_, record_.metrics, evaluate);
   }
   if (options_.lifelong()) neutral_PV_ = evaluation::next_token_log_probs(*model_, evaluation::probe_prompts());
   if (options_.show > 0) record_.text_before = evaluation::continue_facts(*model_, shown_facts(), 12, lent_.cancel);

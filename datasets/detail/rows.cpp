@@ -247,7 +247,7 @@ bool RowReader::next(Row& row) {
   } else if (at_ == text_.size()) {
     return false;
   }
-  const bool second = !first_ && row.line == line_;
+  const bool follows = !first_ && row.line == line_;
   first_ = false;
   row.line = line_;
   ++rows_;
@@ -256,8 +256,8 @@ bool RowReader::next(Row& row) {
   const size_t end = object_end(at_), next = text_.find_first_not_of(" \t,", end);
   parse(at_, end, row);
   line_ += std::count(text_.begin() + at_, text_.begin() + end, '\n');
-  const bool third = row.line == line_ && next != text_.npos && text_[next] == '{';
-  row.number = second || third ? rows_ : 0;
+  const bool followed = row.line == line_ && next != text_.npos && text_[next] == '{';
+  row.number = follows || followed ? rows_ : 0;
   at_ = end;
   return true;
 }

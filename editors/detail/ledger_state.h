@@ -3,6 +3,7 @@
 
 #include <emend/core/safetensors.h>
 #include <emend/editors/packs/ledger.h>
+#include <emend/models/tied_head.h>
 
 namespace emend::editors::detail {
 
@@ -29,9 +30,15 @@ void rebase(EditPack& pack, const std::string& base);
 /// Of a folder without ledger.json. Throws Error(kCorruption) if its weights are edited ones, as originals beside them
 /// say: what is kept there would be written over.
 void require_no_originals(const std::filesystem::path& model_folder);
+/// The weights of a model folder.
+struct FolderWeights {
+  explicit FolderWeights(const std::filesystem::path& model_folder);
+  std::map<std::string, std::filesystem::path> files;  ///< by the weights' names
+  models::TiedNames tied;
+};
 /// A pack names weights as its model had them: a folder may carry or lack the family's base prefix, and store a tied
 /// head beside the embedding, which has to change with that.
-void respell(EditPack& pack, const std::filesystem::path& model_folder);
+void respell(EditPack& pack, const FolderWeights& weights);
 [[nodiscard]] std::vector<NamedPack> load_packs(const std::filesystem::path& ledger, const Lineage& lineage);
 
 }  // namespace emend::editors::detail

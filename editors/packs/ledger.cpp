@@ -261,9 +261,9 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
                                        const ApplyPackOptions& options) {
   begin_change();
   require_as_left();
-  const auto files = models::weight_files(folder_);
+  const detail::FolderWeights there(folder_);
   auto all = load_packs(ledger_, {base_, active_});
-  for (auto& kept : all) respell(kept.pack, folder_);
+  for (auto& kept : all) respell(kept.pack, there);
   const size_t before = all.size();
   Lineage here{base_, active_};
   std::vector<LedgerEntry> entries;
@@ -271,7 +271,7 @@ std::vector<std::string> Ledger::apply(const std::vector<std::filesystem::path>&
   for (const auto& path : packs) {  // everything is checked before anything is written
     all.push_back({path.string(), load_pack(path)});
     EditPack& pack = all.back().pack;
-    respell(pack, folder_);
+    respell(pack, there);
     require_base(pack, base_, options, path.string(), here);
     rebase(pack, base_);
     entries.push_back(examine(pack));
@@ -437,10 +437,10 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
   const SafetensorsFile originals = open_originals(ledger_ / kOriginals);
   std::map<std::string, at::Tensor> values;
   for (const auto& weight : weights) values[weight] = originals.tensor(weight);
-  const auto files = models::weight_files(folder_);
+  const detail::FolderWeights there(folder_);
   for (const auto& id : active) {
     EditPack pack = kept_pack(ledger_, id);
-    respell(pack, folder_);
+    respell(pack, there);
     for (const auto& delta : pack.deltas) {
       const auto value = values.find(delta.weight);
       if (value == values.end())
@@ -451,7 +451,7 @@ std::map<std::filesystem::path, std::map<std::string, at::Tensor>> Ledger::rebui
     }
   }
   for (auto& [weight, value] : values)
-    by_file[file_of(files, weight, folder_)][weight] =
+    by_file[file_of(there.files, weight, folder_)][weight] =
         storable(value, originals.tensor(weight).scalar_type(), weight, folder_);
   return by_file;
 }

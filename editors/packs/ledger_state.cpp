@@ -2,13 +2,13 @@
 #include <emend/core/cache_folder.h>
 #include <emend/core/error.h>
 #include <emend/core/json.h>
+#include <emend/core/mapped.h>
 #include <emend/core/text.h>
 #include <emend/editors/detail/ledger_state.h>
 #include <emend/models/checkpoint.h>
 #include <emend/models/config.h>
 #include <emend/models/gguf/gguf_file.h>
 #include <emend/models/gguf/gguf_writer.h>
-#include <emend/models/tied_head.h>
 
 #include <algorithm>
 #include <set>
@@ -175,36 +175,27 @@ void require_no_originals(const std::filesystem::path& model_folder) {
   }
 }
 
-// The head that a tied model's files store beside the embedding of this name, or nothing.
-static std::optional<std::string> repeated_by(const std::string& weight, const std::filesystem::path& model_folder,
-                                              const std::map<std::string, std::filesystem::path>& files) {
+FolderWeights::FolderWeights(const std::filesystem::path& model_folder) : files(models::weight_files(model_folder)) {
   const auto config = models::parse_config(read_json(model_folder / "config.json"), model_folder.string());
-  const auto& family = models::find_family(config.model_type, model_folder.string());
-  const auto spellings = models::table_spellings(family, weight);
-  const bool embedding = std::ranges::any_of(family.tensors, [&](const models::TensorSpec& spec) {
-    return spec.part == models::Part::kEmbedding && std::ranges::count(spellings, spec.name) > 0;
-  });
-  if (!embedding) return std::nullopt;
-  for (const auto& [name, file] : files)
-    if (models::repeats_embedding(family, config, name)) return name;
-  return std::nullopt;
+  tied = models::tied_names(models::find_family(config.model_type, model_folder.string()), config,
+                            mapped(files, &decltype(files)::value_type::first));
 }
 
-void respell(EditPack& pack, const std::filesystem::path& model_folder) {
-  const auto files = models::weight_files(model_folder);
-  for (size_t i = 0, count = pack.deltas.size(); i < count; ++i) {
-    auto& delta = pack.deltas[i];
+void respell(EditPack& pack, const FolderWeights& weights) {
+  const auto& [files, tied] = weights;
+  for (auto& delta : pack.deltas) {
     const auto same = [&](const auto& file) {
       return file.first.ends_with("." + delta.weight) || delta.weight.ends_with("." + file.first);
     };
     if (!files.contains(delta.weight) && std::ranges::count_if(files, same) == 1)
       delta.weight = std::ranges::find_if(files, same)->first;
-    if (const auto head = repeated_by(delta.weight, model_folder, files)) {
-      WeightDelta follows = delta;
-      follows.weight = *head;
-      pack.deltas.push_back(std::move(follows));
-    }
   }
+  for (const auto& head : tied.heads)
+    for (size_t i = 0, count = pack.deltas.size(); i < count; ++i)
+      if (pack.deltas[i].weight == tied.embedding) {
+        pack.deltas.push_back(WeightDelta(pack.deltas[i]));
+        pack.deltas.back().weight = head;
+      }
 }
 
 }  // namespace detail

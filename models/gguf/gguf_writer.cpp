@@ -392,8 +392,8 @@ GgufWriteReport write_gguf(const Model& model, const std::filesystem::path& path
   // What was not edited is as exact as the file, whatever the model computes in.
   source.now = [&model, &options, before = source.before](const std::string& name) {
     at::Tensor weight = devices::to_host(model.weight(name).detach());
+    if (weight.element_size() >= 4) return weight;
     at::Tensor original = before(name);
-    if (at::promote_types(weight.scalar_type(), original.scalar_type()) == weight.scalar_type()) return weight;
     if (auto exact = options.exact ? options.exact(name, original) : std::nullopt) return *std::move(exact);
     return at::equal(weight, original.to(weight.scalar_type())) ? original : weight;
   };

@@ -85,9 +85,7 @@ void add_tokens(const GgufVocabulary& source, PipelineSpec& spec) {
 // A vocabulary of single characters has no merges; any other one needs them.
 void require_merges(const GgufVocabulary& source) {
   for (size_t id = 0; source.merges.empty() && id < source.tokens.size(); ++id) {
-    const auto is_first_byte = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
-    if (type_of(source, id) == kNormal &&
-        std::count_if(source.tokens[id].begin(), source.tokens[id].end(), is_first_byte) > 1)
+    if (type_of(source, id) == kNormal && width_of(source.tokens[id]) > 1)
       damaged(source, "merges", "no merges", "the list of merges that \"gpt2\" vocabularies have");
   }
 }

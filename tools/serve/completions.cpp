@@ -229,7 +229,7 @@ ordered_json Completions::log_probs(const Asked& asked, const Piece& piece, size
     values.push_back(token.log_prob);
     tops.push_back(top);
     offsets.push_back(offset);
-    offset += characters_in(bytes);
+    offset += width_of(bytes);
     content.push_back(std::move(entry));
   }
   if (asked.chat) return {{"content", content}, {"refusal", nullptr}};
@@ -246,7 +246,7 @@ ordered_json Completions::whole(const Asked& asked) {
       choice["message"] = {{"role", "assistant"}, {"content", piece.text}, {"refusal", nullptr}};
     else
       choice["text"] = asked.echo + piece.text;
-    choice["logprobs"] = log_probs(asked, piece, characters_in(asked.echo));
+    choice["logprobs"] = log_probs(asked, piece, width_of(asked.echo));
     choice["finish_reason"] = asked.answers[i]->finish_reason();
     choices.push_back(std::move(choice));
   }
@@ -277,9 +277,9 @@ void Completions::stream(const Asked& asked, const Write& write) {
   bool there = true;
   try {
     for (size_t i = 0; there && i < asked.answers.size(); ++i) {
-      size_t offset = characters_in(asked.echo);
+      size_t offset = width_of(asked.echo);
       there = send(i, nullptr, true, "", 0);
-      for (Piece piece; there && asked.answers[i]->next(piece); offset += characters_in(piece.text))
+      for (Piece piece; there && asked.answers[i]->next(piece); offset += width_of(piece.text))
         there = send(i, &piece, false, "", offset);
       if (there) there = send(i, nullptr, false, asked.answers[i]->finish_reason(), 0);
     }

@@ -30,17 +30,16 @@ int evaluate_named(const EvalArguments& options, Common& common) {
   auto model = load_named(checkpoint, options.model, common);
   auto evaluate = workflow::evaluate_options(model, options.metrics, common, options.seed);
   workflow::Packs packs(model);
-  evaluate.front = [&](std::string_view prompt) { return packs.runtime().prefix(prompt); };
-  // What lies beside the weights is not in the model's fingerprint: such a state is not kept.
-  const auto before = packs.runtime().empty()
-                          ? workflow::evaluate_unedited(model, facts, names, options.metrics, common, options.seed)
-                          : evaluation::evaluate(model, facts, names, evaluate);
+  const auto front = [&](std::string_view prompt) { return packs.runtime().prefix(prompt); };
+  if (!packs.runtime().empty()) evaluate.front = front;  // of the folder's own edits
+  const auto before = workflow::evaluate_unedited(model, facts, names, evaluate, options.metrics.cache);
   std::vector<std::pair<std::string, nlohmann::json>> states = {{"before", before.summary}};
   nlohmann::ordered_json document = {
       {"facts", facts.facts.size()}, {"format", facts.format}, {"metrics", before.summary}};
   if (!options.packs.empty()) {
     for (const auto& [name, pack] : given) packs.add(model, pack, name);
     evaluate.before = &before;
+    evaluate.front = front;
     const auto after = evaluation::evaluate(model, facts, names, evaluate);
     states.emplace_back("after", after.summary);
     document["metrics"] = {{"pre", before.summary}, {"post", after.summary}};
